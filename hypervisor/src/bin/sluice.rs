@@ -1,0 +1,3 @@
+//! To be written.
+
+fn main() {}

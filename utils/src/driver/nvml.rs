@@ -1,0 +1,95 @@
+//! Types and constants of NVML (`nvml.h`).
+
+use core::ffi::{c_uint, c_void};
+
+/// `nvmlReturn_t`
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub struct NvmlReturn(pub c_uint);
+
+impl NvmlReturn {
+    /// `NVML_SUCCESS`
+    pub const SUCCESS: Self = Self(0);
+    /// `NVML_ERROR_UNINITIALIZED`
+    pub const UNINITIALIZED: Self = Self(1);
+    /// `NVML_ERROR_INVALID_ARGUMENT`
+    pub const INVALID_ARGUMENT: Self = Self(2);
+    /// `NVML_ERROR_NOT_SUPPORTED`
+    pub const NOT_SUPPORTED: Self = Self(3);
+    /// `NVML_ERROR_NO_PERMISSION`
+    pub const NO_PERMISSION: Self = Self(4);
+    /// `NVML_ERROR_NOT_FOUND`
+    pub const NOT_FOUND: Self = Self(6);
+    /// `NVML_ERROR_INSUFFICIENT_SIZE`
+    pub const INSUFFICIENT_SIZE: Self = Self(7);
+    /// `NVML_ERROR_ARGUMENT_VERSION_MISMATCH`
+    pub const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+    /// `NVML_ERROR_UNKNOWN`
+    pub const UNKNOWN: Self = Self(999);
+
+    /// Whether the call succeeded.
+    #[must_use]
+    pub const fn is_ok(self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// `nvmlDevice_t`
+pub type NvmlDevice = *mut c_void;
+
+/// `nvmlMemory_t`, in bytes. `used` includes what the driver reserves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Physical memory.
+    pub total: u64,
+    /// Unallocated.
+    pub free: u64,
+    /// Reserved and allocated.
+    pub used: u64,
+}
+
+/// `nvmlMemory_v2_t`, in bytes. `used` excludes `reserved`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryV2 {
+    /// [`MEMORY_V2_VERSION`], set by the caller.
+    pub version: c_uint,
+    /// Physical memory.
+    pub total: u64,
+    /// Held by driver and firmware.
+    pub reserved: u64,
+    /// Unallocated.
+    pub free: u64,
+    /// Allocated.
+    pub used: u64,
+}
+
+/// `nvmlMemory_v2`: `NVML_STRUCT_VERSION(Memory, 2)`.
+#[allow(clippy::cast_possible_truncation, reason = "40 bytes")]
+pub const MEMORY_V2_VERSION: c_uint = size_of::<MemoryV2>() as c_uint | (2 << 24);
+
+/// `nvmlProcessInfo_v1_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessInfoV1 {
+    /// Process id as the driver's host sees it.
+    pub pid: c_uint,
+    /// Device memory in bytes.
+    pub used_gpu_memory: u64,
+}
+
+/// `nvmlProcessInfo_v2_t`, also what the `_v3` functions fill.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessInfoV2 {
+    /// Process id as the driver's host sees it.
+    pub pid: c_uint,
+    /// Device memory in bytes.
+    pub used_gpu_memory: u64,
+    /// MIG instance, `0xFFFFFFFF` without MIG.
+    pub gpu_instance_id: c_uint,
+    /// MIG instance, `0xFFFFFFFF` without MIG.
+    pub compute_instance_id: c_uint,
+}

@@ -1,0 +1,19 @@
+//! The environment variables by which the parts of Sluice find each other. What users set to
+//! limit a program is in the limiter's own table.
+
+/// Directory of the session whose pages a process shares; made by `sluice run`.
+pub const SESSION_DIR: &str = "SLUICE_SESSION_DIR";
+/// Path of the daemon's Unix socket; unset or empty: no daemon, each session keeps its own account.
+pub const DAEMON_SOCKET: &str = "SLUICE_DAEMON";
+/// Compute policy: `fixed` (default) or `none`.
+pub const POLICY: &str = "SLUICE_POLICY";
+/// What happens to CUDA calls when the limiter itself fails: `closed` (default) or `open`.
+pub const ON_FAILURE: &str = "SLUICE_ON_FAILURE";
+/// Log level of the limiter: `off` (default), `error`, `warn`, `info`, `debug`, `trace`.
+pub const LOG: &str = "SLUICE_LOG";
+/// JSON object, key = GPU UUID or device index, value = percent of GPU time.
+pub const COMPUTE_LIMIT: &str = "TENSOR_FUSION_CUDA_UP_LIMIT";
+/// JSON object, key = GPU UUID or device index, value = bytes.
+pub const MEMORY_LIMIT: &str = "TENSOR_FUSION_CUDA_MEM_LIMIT";
+/// Path of the file that holds the fake node; the simulated driver's own variable.
+pub const FAKE_NODE: &str = "SLUICE_FAKE_NODE";

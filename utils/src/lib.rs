@@ -1,0 +1,5 @@
+//! Building blocks shared by the limiter and the hypervisor.
+
+pub mod driver;
+pub mod env;
+pub mod protocol;
