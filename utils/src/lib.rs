@@ -3,3 +3,4 @@
 pub mod driver;
 pub mod env;
 pub mod protocol;
+pub mod units;
