@@ -1,1 +1,83 @@
-//! To be written.
+//! `libadd_path.so`: preloaded into a process, it adds to `PATH`, `LD_PRELOAD` and
+//! `LD_LIBRARY_PATH` what `TF_PATH`, `TF_LD_PRELOAD`, `TF_LD_LIBRARY_PATH` (at the end) and
+//! `TF_PREPEND_PATH`, `TF_PREPEND_LD_PRELOAD`, `TF_PREPEND_LD_LIBRARY_PATH` (at the front) name.
+//!
+//! The loader has read its own variables before any constructor runs, so a changed `LD_PRELOAD`
+//! or `LD_LIBRARY_PATH` acts on the programs that the process starts; `PATH` acts at once.
+//!
+//! The library prints nothing and exports nothing. Where a variable can not be set the process
+//! runs on with the old value.
+
+use core::ffi::CStr;
+use std::ffi::CString;
+
+mod merge;
+
+use merge::{Place, Separators, merge};
+
+/// One variable that can be added to, and where the additions come from.
+struct Rule {
+    target: &'static CStr,
+    front: &'static CStr,
+    back: &'static CStr,
+    separators: Separators,
+}
+
+const RULES: [Rule; 3] = [
+    Rule {
+        target: c"PATH",
+        front: c"TF_PREPEND_PATH",
+        back: c"TF_PATH",
+        separators: Separators::Colon,
+    },
+    Rule {
+        target: c"LD_PRELOAD",
+        front: c"TF_PREPEND_LD_PRELOAD",
+        back: c"TF_LD_PRELOAD",
+        separators: Separators::ColonOrSpace,
+    },
+    Rule {
+        target: c"LD_LIBRARY_PATH",
+        front: c"TF_PREPEND_LD_LIBRARY_PATH",
+        back: c"TF_LD_LIBRARY_PATH",
+        separators: Separators::ColonOrSemicolon,
+    },
+];
+
+#[ctor::ctor(unsafe)]
+fn add_paths() {
+    for rule in &RULES {
+        // The front first: an entry named in both variables shall take precedence.
+        add(rule, rule.front, Place::Front);
+        add(rule, rule.back, Place::Back);
+    }
+}
+
+fn add(rule: &Rule, source: &CStr, place: Place) {
+    let Some(additions) = read(source) else { return };
+    let current = read(rule.target).unwrap_or_default();
+    if let Some(value) = merge(&current, &additions, place, rule.separators) {
+        write(rule.target, value);
+    }
+}
+
+/// A copy of the variable's value, `None` if it is not set.
+fn read(name: &CStr) -> Option<Vec<u8>> {
+    // SAFETY: `name` is NUL-terminated. The loader runs constructors of preloaded libraries
+    // before `main`, while no other thread can change the environment.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: getenv gave a NUL-terminated string that stays until the variable is next changed;
+    // it is copied before that.
+    Some(unsafe { CStr::from_ptr(value) }.to_bytes().to_vec())
+}
+
+fn write(name: &CStr, value: Vec<u8>) {
+    // The parts came out of C strings, so there is no NUL inside.
+    let Ok(value) = CString::new(value) else { return };
+    // SAFETY: both are NUL-terminated and are copied by setenv; no other thread reads the
+    // environment yet (see `read`). A failure (no memory) leaves the old value in place.
+    unsafe { libc::setenv(name.as_ptr(), value.as_ptr(), 1) };
+}

@@ -1,0 +1,140 @@
+//! Adding entries to a list variable, as plain text work.
+
+/// Where new entries go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Before the existing ones.
+    Front,
+    /// After the existing ones.
+    Back,
+}
+
+/// What separates the entries of a variable. New ones are always joined with a colon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Separators {
+    /// `PATH`
+    Colon,
+    /// `LD_PRELOAD`, by ld.so(8)
+    ColonOrSpace,
+    /// `LD_LIBRARY_PATH`, by ld.so(8)
+    ColonOrSemicolon,
+}
+
+impl Separators {
+    fn splits(self, byte: u8) -> bool {
+        byte == b':'
+            || match self {
+                Self::Colon => false,
+                Self::ColonOrSpace => byte == b' ',
+                Self::ColonOrSemicolon => byte == b';',
+            }
+    }
+
+    /// The entries of `value`. Empty ones are left out: added to a search path they would name
+    /// the current directory, which nobody asks for by leaving a variable empty.
+    fn entries(self, value: &[u8]) -> impl Iterator<Item = &[u8]> {
+        value.split(move |&byte| self.splits(byte)).filter(|entry| !entry.is_empty())
+    }
+}
+
+/// `current` with those entries of `additions` that it does not hold yet, in their order, or
+/// `None` where there is nothing to add. What is in `current` stays as it is, byte for byte.
+pub(crate) fn merge(
+    current: &[u8],
+    additions: &[u8],
+    place: Place,
+    separators: Separators,
+) -> Option<Vec<u8>> {
+    let mut new: Vec<&[u8]> = Vec::new();
+    for entry in separators.entries(additions) {
+        if !new.contains(&entry) && !separators.entries(current).any(|held| held == entry) {
+            new.push(entry);
+        }
+    }
+    if new.is_empty() {
+        return None;
+    }
+    if !current.is_empty() {
+        match place {
+            Place::Front => new.push(current),
+            Place::Back => new.insert(0, current),
+        }
+    }
+    Some(new.join(&b':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(
+        current: &str,
+        additions: &str,
+        place: Place,
+        separators: Separators,
+    ) -> Option<String> {
+        merge(current.as_bytes(), additions.as_bytes(), place, separators)
+            .map(|bytes| String::from_utf8(bytes).unwrap())
+    }
+
+    #[test]
+    fn adds_at_either_end() {
+        let at = |place| text("/a:/b", "/x:/y", place, Separators::Colon);
+        assert_eq!(at(Place::Back).as_deref(), Some("/a:/b:/x:/y"));
+        assert_eq!(at(Place::Front).as_deref(), Some("/x:/y:/a:/b"));
+    }
+
+    #[test]
+    fn starts_an_empty_variable_without_a_stray_separator() {
+        for place in [Place::Front, Place::Back] {
+            assert_eq!(text("", "/x", place, Separators::Colon).as_deref(), Some("/x"));
+        }
+    }
+
+    #[test]
+    fn compares_whole_entries() {
+        let back = |current, add| text(current, add, Place::Back, Separators::Colon);
+        assert_eq!(back("/a/bin:/b", "/a"), Some("/a/bin:/b:/a".into()));
+        assert_eq!(back("/a", "/a/bin"), Some("/a:/a/bin".into()));
+        assert_eq!(back("/a:/b", "/b"), None);
+        assert_eq!(back("/b", "/x:/b:/x"), Some("/b:/x".into()));
+    }
+
+    #[test]
+    fn nothing_to_add_changes_nothing() {
+        for additions in ["", ":", "::", "/a"] {
+            assert_eq!(text("/a:", additions, Place::Front, Separators::Colon), None);
+        }
+    }
+
+    #[test]
+    fn keeps_what_is_there() {
+        // An empty entry in PATH means the current directory; it is the user's to decide.
+        let kept = text("/a::/b:", "/x", Place::Front, Separators::Colon);
+        assert_eq!(kept.as_deref(), Some("/x:/a::/b:"));
+    }
+
+    #[test]
+    fn separators_of_the_loader() {
+        let preload = |current, add| text(current, add, Place::Back, Separators::ColonOrSpace);
+        assert_eq!(preload("/a.so /b.so", "/b.so"), None);
+        assert_eq!(preload("/a.so /b.so", "/a.so /c.so").as_deref(), Some("/a.so /b.so:/c.so"));
+        let library = text("/a;/b", "/b:/c", Place::Back, Separators::ColonOrSemicolon);
+        assert_eq!(library.as_deref(), Some("/a;/b:/c"));
+        // A blank is an ordinary character of a directory in PATH.
+        let path = text("/my tools", "/my", Place::Back, Separators::Colon);
+        assert_eq!(path.as_deref(), Some("/my tools:/my"));
+    }
+
+    #[test]
+    fn a_second_pass_adds_nothing() {
+        for separators in
+            [Separators::Colon, Separators::ColonOrSpace, Separators::ColonOrSemicolon]
+        {
+            for place in [Place::Front, Place::Back] {
+                let once = text("/a:/b", "/x:/y:/a", place, separators).unwrap();
+                assert_eq!(text(&once, "/x:/y:/a", place, separators), None);
+            }
+        }
+    }
+}
