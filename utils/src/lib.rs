@@ -3,4 +3,5 @@
 pub mod driver;
 pub mod env;
 pub mod protocol;
+pub mod quota;
 pub mod units;
