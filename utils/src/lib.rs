@@ -2,6 +2,8 @@
 
 pub mod driver;
 pub mod env;
+pub mod hook;
+pub mod loader;
 pub mod protocol;
 pub mod quota;
 pub mod units;

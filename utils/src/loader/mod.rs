@@ -1,0 +1,153 @@
+//! The dynamic loader's own list of libraries, and a way to be told when it changes.
+//!
+//! Everything here works on the loader's public debugger interface (`struct r_debug`,
+//! `link_map`; see `link.h` and "System V ABI, Dynamic Linking"). Nothing is called in the libraries
+//! found: at the time of a notification a new one may not be relocated yet.
+
+mod elf;
+mod watch;
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr;
+
+pub use elf::Symbol;
+pub use watch::{WatchError, watch};
+
+/// `struct link_map`, the public part.
+#[repr(C)]
+struct LinkMap {
+    l_addr: usize,
+    l_name: *const c_char,
+    l_ld: *const elf::Dyn,
+    l_next: *const LinkMap,
+    l_prev: *const LinkMap,
+}
+
+/// `struct r_debug`, followed by `r_next` where `r_version` is at least 2.
+#[repr(C)]
+struct RDebug {
+    r_version: c_int,
+    r_map: *const LinkMap,
+    r_brk: usize,
+    r_state: c_int,
+    r_ldbase: usize,
+    r_next: *const RDebug,
+}
+
+/// `RT_CONSISTENT`: the list is complete, nothing is being added or removed.
+const RT_CONSISTENT: c_int = 0;
+
+unsafe extern "C" {
+    // Exported by the loader for debuggers.
+    static _r_debug: RDebug;
+}
+
+/// A library in the loader's list.
+///
+/// Valid as long as the library stays loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Library {
+    base: usize,
+    dynamic: *const elf::Dyn,
+    name: *const c_char,
+}
+
+impl Library {
+    /// Tells one load of a library from another: the same file loaded again may get another one.
+    #[must_use]
+    pub fn key(&self) -> (usize, usize) {
+        (self.base, self.dynamic as usize)
+    }
+
+    /// The path it was loaded from, empty for the program itself.
+    #[must_use]
+    pub fn path(&self) -> &str {
+        if self.name.is_null() {
+            return "";
+        }
+        // SAFETY: the loader keeps a C string here for as long as the library is loaded.
+        unsafe { CStr::from_ptr(self.name) }.to_str().unwrap_or("")
+    }
+
+    /// Its `DT_SONAME`.
+    #[must_use]
+    pub fn soname(&self) -> Option<&str> {
+        // SAFETY: the library is loaded, so its dynamic section is mapped.
+        unsafe { elf::Tables::read(self.base, self.dynamic) }?.soname()
+    }
+
+    /// Calls `visit` with each function it defines.
+    pub fn functions(&self, visit: &mut dyn FnMut(Symbol<'_>)) {
+        // SAFETY: as in `soname`.
+        if let Some(tables) = unsafe { elf::Tables::read(self.base, self.dynamic) } {
+            tables.functions(visit);
+        }
+    }
+}
+
+/// Calls `visit` with every loaded library of every namespace.
+///
+/// # Safety
+/// The list must not change meanwhile: call it from a [`watch`] callback or from a library's
+/// constructor.
+pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
+    let mut debug: *const RDebug = &raw const _r_debug;
+    while !debug.is_null() {
+        // SAFETY: the head is the loader's own; the rest come from it. Only the first part is
+        // read before the version is known.
+        let (version, mut map) = unsafe { ((*debug).r_version, (*debug).r_map) };
+        while !map.is_null() {
+            // SAFETY: the caller vouches that the list is at rest.
+            let entry = unsafe { &*map };
+            visit(Library { base: entry.l_addr, dynamic: entry.l_ld, name: entry.l_name });
+            map = entry.l_next;
+        }
+        debug = if version >= 2 {
+            // SAFETY: `r_next` exists from version 2.
+            unsafe { (*debug).r_next }
+        } else {
+            ptr::null()
+        };
+    }
+}
+
+/// The loader's notification function and whether the list is at rest.
+fn notification() -> (*const c_void, bool) {
+    let debug: *const RDebug = &raw const _r_debug;
+    // SAFETY: the loader's own structure lives as long as the process. Volatile, because the
+    // loader changes it behind the compiler's back.
+    let (brk, state) = unsafe {
+        (
+            ptr::read_volatile(&raw const (*debug).r_brk),
+            ptr::read_volatile(&raw const (*debug).r_state),
+        )
+    };
+    (brk as *const c_void, state == RT_CONSISTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_library_is_listed_with_its_functions() {
+        let mut found = None;
+        // SAFETY: the test process loads nothing meanwhile.
+        unsafe {
+            libraries(&mut |library| {
+                if library.soname() == Some("libc.so.6") {
+                    found = Some(library);
+                }
+            });
+        }
+        let library = found.unwrap();
+        assert!(library.path().ends_with("libc.so.6"));
+        let mut getpid = 0;
+        library.functions(&mut |symbol| {
+            if symbol.name == "getpid" {
+                getpid = symbol.address as usize;
+            }
+        });
+        assert_eq!(getpid, libc::getpid as *const () as usize);
+    }
+}
