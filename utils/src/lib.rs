@@ -3,7 +3,10 @@
 pub mod driver;
 pub mod env;
 pub mod hook;
+pub mod ledger;
 pub mod loader;
+pub mod page;
 pub mod protocol;
 pub mod quota;
 pub mod units;
+pub mod uuid;

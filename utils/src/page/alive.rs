@@ -1,0 +1,66 @@
+//! Telling the living from the dead.
+//!
+//! Each process locks the byte of the page's file that its slot stands for (`fcntl(2)`, record
+//! locks). The kernel drops the lock when the process ends, however it ends, and no other process,
+//! child or namespace can hold it in its stead. A program that closes descriptors it does not know
+//! would drop it too, so a slot without a lock is dead only if `/proc` agrees.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+fn record(slot: usize) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: libc::off_t::try_from(slot).unwrap_or(libc::off_t::MAX),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Locks a slot's byte for the rest of this process's life; `false`: another process has it.
+pub(super) fn sit(file: &File, slot: usize) -> io::Result<bool> {
+    let lock = record(slot);
+    // SAFETY: a valid descriptor and a record that lives through the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) } == 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error() {
+        error if matches!(error.raw_os_error(), Some(libc::EACCES | libc::EAGAIN)) => Ok(false),
+        error => Err(error),
+    }
+}
+
+/// Unlocks a slot's byte.
+pub(super) fn stand_up(file: &File, slot: usize) {
+    let mut lock = record(slot);
+    lock.l_type = libc::F_UNLCK as libc::c_short;
+    // SAFETY: as in `sit`. A failure leaves the byte locked, which is safe.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+}
+
+/// Whether another process sits on a slot. Not to be asked of one's own slot: the kernel does not
+/// count the asker's locks.
+pub(super) fn is_alive(file: &File, slot: usize, pid: u32, start_time: u64) -> bool {
+    let mut lock = record(slot);
+    // SAFETY: as in `sit`.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+    if asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short {
+        return true;
+    }
+    process_start(pid) == Some(start_time)
+}
+
+/// Start time of a process of this namespace in clock ticks since boot; `None` if there is none or it
+/// has ended (`proc_pid_stat(5)`, fields 3 and 22).
+pub(super) fn process_start(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything, spaces and parentheses included.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
