@@ -1,1 +1,38 @@
-//! To be written.
+//! Proc-macros that turn one declaration of a driver function into everything a detour needs.
+
+#![forbid(unsafe_code)]
+
+mod declaration;
+mod expand;
+
+use proc_macro::TokenStream;
+
+/// Declares driver functions and the handlers that stand in for them.
+///
+/// ```ignore
+/// macros::detours! {
+///     /// CUDA driver API, Memory Management.
+///     library Cuda;
+///
+///     /// Linear memory.
+///     fn cuMemAlloc_v2(dptr: *mut DevicePtr, bytesize: usize) -> CuResult = linear;
+///     fn cuLaunchKernel | cuLaunchKernel_ptsz (f: Function, stream: Stream) -> CuResult = launch;
+/// }
+/// ```
+///
+/// For each function it makes, in the module where it stands:
+/// * a type alias of the function's own name in the module `signature`: the C function pointer;
+/// * a `Slot` for the way back into the original;
+/// * an `extern "C"` detour that calls the handler with a `Call` (the original and what the name
+///   says) followed by the arguments, and that lets no panic out;
+/// * a row in `TABLE`, a `&[Detour]`, with the symbol, its library and its documentation.
+///
+/// Alternatives after `|` are further symbols of the same signature and handler. The names `Call`,
+/// `Detour`, `Library` and `guard` are taken from `crate::detours`, `Slot` from `utils::hook`.
+#[proc_macro]
+pub fn detours(input: TokenStream) -> TokenStream {
+    match syn::parse::<declaration::Declarations>(input) {
+        Ok(declarations) => expand::expand(&declarations).into(),
+        Err(error) => error.to_compile_error().into(),
+    }
+}

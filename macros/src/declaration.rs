@@ -1,0 +1,102 @@
+//! The grammar of `detours!`.
+
+use proc_macro2::Ident;
+use syn::parse::{Parse, ParseStream};
+use syn::punctuated::Punctuated;
+use syn::{Attribute, FnArg, Pat, PatType, Path, Result, Token, Type, parenthesized};
+
+mod keyword {
+    syn::custom_keyword!(library);
+}
+
+/// Everything between the braces.
+pub(crate) struct Declarations {
+    pub(crate) section: Vec<Attribute>,
+    pub(crate) library: Ident,
+    pub(crate) functions: Vec<Function>,
+}
+
+/// One `fn …;`
+pub(crate) struct Function {
+    pub(crate) attributes: Vec<Attribute>,
+    pub(crate) symbols: Punctuated<Ident, Token![|]>,
+    pub(crate) arguments: Vec<(Ident, Type)>,
+    pub(crate) result: Type,
+    pub(crate) handler: Path,
+}
+
+impl Parse for Declarations {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let section = input.call(Attribute::parse_outer)?;
+        input.parse::<keyword::library>()?;
+        let library = input.parse()?;
+        input.parse::<Token![;]>()?;
+        let mut functions = Vec::new();
+        while !input.is_empty() {
+            functions.push(input.parse()?);
+        }
+        Ok(Self { section, library, functions })
+    }
+}
+
+impl Parse for Function {
+    fn parse(input: ParseStream<'_>) -> Result<Self> {
+        let attributes = input.call(Attribute::parse_outer)?;
+        input.parse::<Token![fn]>()?;
+        let symbols = Punctuated::parse_separated_nonempty(input)?;
+        let content;
+        parenthesized!(content in input);
+        let arguments = Punctuated::<FnArg, Token![,]>::parse_terminated(&content)?
+            .into_iter()
+            .map(argument)
+            .collect::<Result<_>>()?;
+        input.parse::<Token![->]>()?;
+        let result = input.parse()?;
+        input.parse::<Token![=]>()?;
+        let handler = input.parse()?;
+        input.parse::<Token![;]>()?;
+        Ok(Self { attributes, symbols, arguments, result, handler })
+    }
+}
+
+fn argument(argument: FnArg) -> Result<(Ident, Type)> {
+    match argument {
+        FnArg::Typed(PatType { pat, ty, .. }) => match *pat {
+            Pat::Ident(name) => Ok((name.ident, *ty)),
+            other => Err(syn::Error::new_spanned(other, "an argument needs a plain name")),
+        },
+        FnArg::Receiver(receiver) => {
+            Err(syn::Error::new_spanned(receiver, "driver functions have no self"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_symbols_share_a_declaration() {
+        let parsed: Declarations = syn::parse_str(
+            "/// Section\nlibrary Cuda;\n/// Doc\nfn cuA | cuA_ptsz (x: u32, y: *mut u8) -> CuResult = a::b;\nfn cuB() -> CuResult = c;",
+        )
+        .unwrap();
+        assert_eq!(parsed.library, "Cuda");
+        assert_eq!(parsed.functions.len(), 2);
+        assert_eq!(parsed.functions[0].symbols.len(), 2);
+        assert_eq!(parsed.functions[0].arguments.len(), 2);
+        assert!(parsed.functions[1].arguments.is_empty());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for text in [
+            "fn cuA() -> CuResult = a;",
+            "library Cuda; fn cuA(self) -> CuResult = a;",
+            "library Cuda; fn cuA() = a;",
+            "library Cuda; fn cuA() -> CuResult",
+        ] {
+            assert!(syn::parse_str::<Declarations>(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! From declarations to code.
+
+use crate::declaration::{Declarations, Function};
+use proc_macro2::{Ident, TokenStream};
+use quote::{format_ident, quote};
+use syn::{Attribute, Expr, ExprLit, Lit, Meta};
+
+pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
+    let Declarations { section, library, functions } = declarations;
+    let section = text(section);
+    let mut aliases = TokenStream::new();
+    let mut items = TokenStream::new();
+    let mut rows = TokenStream::new();
+    for function in functions {
+        let mut doc = text(&function.attributes);
+        if doc.is_empty() {
+            doc.clone_from(&section);
+        }
+        for symbol in &function.symbols {
+            aliases.extend(alias(function, symbol));
+            items.extend(detour(function, symbol));
+            let name = symbol.to_string();
+            let (entry, slot) = names(symbol);
+            rows.extend(quote! {
+                crate::detours::Detour {
+                    library: crate::detours::Library::#library,
+                    symbol: #name,
+                    doc: #doc,
+                    entry: #entry as *const ::core::ffi::c_void,
+                    slot: &#slot,
+                },
+            });
+        }
+    }
+    quote! {
+        /// The functions' C signatures, by symbol.
+        #[allow(non_camel_case_types, dead_code)]
+        pub(crate) mod signature {
+            use super::*;
+            #aliases
+        }
+        #items
+        /// One row for each symbol declared here.
+        pub(crate) static TABLE: &[crate::detours::Detour] = &[#rows];
+    }
+}
+
+fn names(symbol: &Ident) -> (Ident, Ident) {
+    (format_ident!("detour_{symbol}"), format_ident!("SLOT_{symbol}"))
+}
+
+fn alias(function: &Function, symbol: &Ident) -> TokenStream {
+    let types = function.arguments.iter().map(|(_, ty)| ty);
+    let result = &function.result;
+    quote! {
+        pub(crate) type #symbol = unsafe extern "C" fn(#(#types),*) -> #result;
+    }
+}
+
+fn detour(function: &Function, symbol: &Ident) -> TokenStream {
+    let (entry, slot) = names(symbol);
+    let name = symbol.to_string();
+    let per_thread = name.ends_with("_ptsz") || name.ends_with("_ptds");
+    let arguments = function.arguments.iter().map(|(name, ty)| quote!(#name: #ty));
+    let passed = function.arguments.iter().map(|(name, _)| name);
+    let Function { result, handler, .. } = function;
+    quote! {
+        #[allow(non_upper_case_globals)]
+        static #slot: ::utils::hook::Slot = ::utils::hook::Slot::new();
+
+        #[allow(non_snake_case, clippy::too_many_arguments)]
+        unsafe extern "C" fn #entry(#(#arguments),*) -> #result {
+            crate::detours::guard(#name, || {
+                // SAFETY: the slot is filled before the first caller can arrive here, with the way
+                // back into the function of this name, whose signature is the declared one.
+                let original = unsafe {
+                    ::core::mem::transmute::<*const ::core::ffi::c_void, signature::#symbol>(
+                        #slot.get(),
+                    )
+                };
+                #handler(
+                    crate::detours::Call { original, symbol: #name, per_thread: #per_thread },
+                    #(#passed),*
+                )
+            })
+        }
+    }
+}
+
+/// The text of the doc comments, in one line.
+fn text(attributes: &[Attribute]) -> String {
+    let mut text = String::new();
+    for attribute in attributes {
+        if let Meta::NameValue(pair) = &attribute.meta
+            && pair.path.is_ident("doc")
+            && let Expr::Lit(ExprLit { lit: Lit::Str(line), .. }) = &pair.value
+        {
+            if !text.is_empty() {
+                text.push(' ');
+            }
+            text.push_str(line.value().trim());
+        }
+    }
+    text
+}
