@@ -1,1 +1,5 @@
-//! To be written.
+//! The node's daemon and the user's command.
+
+#![forbid(unsafe_code)]
+
+pub mod sluice;

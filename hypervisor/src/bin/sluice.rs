@@ -1,3 +1,12 @@
-//! To be written.
+//! `sluice`: runs programs under limits on the GPU.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use hypervisor::sluice;
+
+fn main() -> ExitCode {
+    sluice::main(sluice::cli::Cli::parse())
+}

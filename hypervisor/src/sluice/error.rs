@@ -1,0 +1,106 @@
+//! What can go wrong before the program runs, and the exit status that tells it.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// The exit statuses of `sluice` itself. `sluice run` otherwise ends with the status of the
+/// program, or with 128 + n when signal n killed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// `sluice demo` or `sluice hooks`: what was checked does not hold.
+    CheckFailed = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// There is no NVIDIA driver, or it knows no GPU.
+    NoDriver = 3,
+    /// A file that belongs to Sluice is missing.
+    PartMissing = 4,
+    /// The operating system refused something that Sluice needs.
+    System = 70,
+    /// The program was found but could not be run, as a shell says it.
+    CannotExecute = 126,
+    /// The program was not found, as a shell says it.
+    NotFound = 127,
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        Self::from(status as u8)
+    }
+}
+
+/// Why `sluice` did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An option, or a combination of options, that cannot be meant.
+    #[error("{0}")]
+    Usage(String),
+    /// NVML cannot be loaded or refuses to work.
+    #[error(
+        "no NVIDIA driver: {0}; limits need a GPU (--fake-gpu runs on one simulated in software)"
+    )]
+    NoDriver(String),
+    /// NVML works and lists nothing.
+    #[error("the NVIDIA driver knows no GPU (--fake-gpu runs on one simulated in software)")]
+    NoDevice,
+    /// A file that belongs to Sluice is not where it is looked for.
+    #[error("{name} is missing: looked for {}", looked_for.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    PartMissing {
+        /// Its file name.
+        name: &'static str,
+        /// The places, in order.
+        looked_for: Vec<PathBuf>,
+    },
+    /// A directory that someone else could write to.
+    #[error(
+        "{} must be a directory that belongs to user {uid} with mode 0700, but is {found}", path.display()
+    )]
+    UnsafeDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// The user who runs Sluice.
+        uid: u32,
+        /// What is there instead.
+        found: String,
+    },
+    /// A failed system call.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried, with the path.
+        what: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The program cannot be started.
+    #[error("cannot run '{program}': {source}")]
+    Spawn {
+        /// As given on the command line.
+        program: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Describes a failed system call.
+    pub fn system(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::System { what: what.into(), source: source.into() }
+    }
+
+    /// The exit status that goes with it.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        match self {
+            Self::Usage(_) => Status::Usage,
+            Self::NoDriver(_) | Self::NoDevice => Status::NoDriver,
+            Self::PartMissing { .. } => Status::PartMissing,
+            Self::UnsafeDirectory { .. } | Self::System { .. } => Status::System,
+            Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Status::NotFound
+            }
+            Self::Spawn { .. } => Status::CannotExecute,
+        }
+    }
+}

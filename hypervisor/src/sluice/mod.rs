@@ -1,0 +1,38 @@
+//! The user's command: runs programs under limits, shows that the limits hold, and lists what is
+//! patched.
+
+pub mod child;
+pub mod cli;
+pub mod daemon_link;
+pub mod devices;
+pub mod environment;
+pub mod error;
+pub mod limits;
+pub mod parts;
+pub mod run;
+pub mod session;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+pub use error::{Error, Status};
+
+/// Runs what the command line asks for.
+#[must_use]
+pub fn main(cli: cli::Cli) -> ExitCode {
+    let outcome = match cli.command {
+        cli::Command::Run(arguments) => run::run(&arguments),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            say(&error.to_string());
+            error.status().into()
+        }
+    }
+}
+
+/// One line on stderr. A closed stderr is no reason to stop.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "sluice: {line}");
+}

@@ -1,0 +1,110 @@
+//! `sluice run`
+
+use std::env::var_os;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use utils::env;
+
+use super::cli::RunArgs;
+use super::environment::Membership;
+use super::limits::Limits;
+use super::parts::{self, Parts};
+use super::session::Session;
+use super::{Error, child, daemon_link, devices, say};
+
+/// Runs the program and gives its exit status.
+///
+/// # Errors
+/// [`Error`] when the program was not run.
+pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
+    let mut command = program(arguments)?;
+    if var_os(env::SESSION_DIR).is_some_and(|value| !value.is_empty()) {
+        return Err(within_session(arguments, command));
+    }
+    let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
+    let limiter = parts.limiter()?;
+    let limits =
+        Limits { memory: arguments.mem, compute: arguments.compute, policy: arguments.policy };
+    let devices = chosen_devices(arguments, &limits, &parts)?;
+    let daemon = daemon_link::choose(
+        arguments.daemon.as_deref(),
+        var_os(env::DAEMON_SOCKET).as_deref(),
+        &daemon_link::default_sockets(),
+    );
+    let session = Session::create()?;
+    let membership = Membership {
+        session: session.path().to_owned(),
+        limiter: session.preloadable(limiter)?,
+        fake_driver: arguments.fake_gpu.then(|| session.fake_driver(&parts)).transpose()?,
+        limits,
+        devices,
+        only_these: !arguments.device.is_empty(),
+        daemon: daemon.socket,
+    };
+    if let Some(notice) = daemon.notice {
+        say(&notice);
+    }
+    membership.apply(&mut command);
+    child::run(command)
+}
+
+fn program(arguments: &RunArgs) -> Result<Command, Error> {
+    let (program, rest) = arguments
+        .command
+        .split_first()
+        .ok_or_else(|| Error::Usage("the program is missing: sluice run … -- CMD".to_owned()))?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    Ok(command)
+}
+
+/// Limits within limits would need a session within a session. Without options there is nothing to
+/// add, and the program simply stays in the session it is in.
+fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
+    if arguments.any_option() {
+        return Error::Usage(format!(
+            "already inside a session ({} is set): its limits hold for every program in it, and \
+             'sluice run' within it takes no options",
+            env::SESSION_DIR
+        ));
+    }
+    let program = command.get_program().display().to_string();
+    Error::Spawn { program, source: command.exec() }
+}
+
+/// Only limits and choices need the driver: without them a program runs where there is none, too.
+fn chosen_devices(
+    arguments: &RunArgs,
+    limits: &Limits,
+    parts: &Parts,
+) -> Result<Vec<devices::Device>, Error> {
+    // What is wrong whatever the devices are is told first.
+    limits.check(&[])?;
+    if limits.memory.is_none() && limits.compute.is_none() && arguments.device.is_empty() {
+        return Ok(Vec::new());
+    }
+    let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
+    let all = devices::list(fake.as_deref())?;
+    let chosen = devices::select(&all, &arguments.device)?;
+    limits.check(&chosen)?;
+    Ok(chosen)
+}
+
+impl Membership {
+    /// Gives `command` the session's environment, over this process's own.
+    pub fn apply(&self, command: &mut Command) {
+        for (name, value) in self.variables(|name| var_os(name)) {
+            set(command, name, value);
+        }
+    }
+}
+
+fn set(command: &mut Command, name: &str, value: Option<OsString>) {
+    match value {
+        Some(value) => command.env(name, value),
+        None => command.env_remove(name),
+    };
+}
