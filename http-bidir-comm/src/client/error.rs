@@ -1,0 +1,57 @@
+//! What can go wrong with a call.
+
+use std::time::Duration;
+
+use super::socket::Endpoint;
+use super::transport::TransportError;
+
+/// Why a call was not answered.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody answers there: no connection could be made, or it broke before an answer came.
+    #[error("{endpoint} can not be reached: {source}")]
+    Connect {
+        /// Where the server was looked for.
+        endpoint: String,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// The time given was over before the answer came. The server may have acted on the call.
+    #[error("{endpoint} did not answer within {after:?}")]
+    Timeout {
+        /// Where the server was called.
+        endpoint: String,
+        /// The time that the call was given.
+        after: Duration,
+    },
+    /// The server understood the call and will not do it.
+    #[error("refused ({status}): {message}")]
+    Refused {
+        /// HTTP status, 300 or more.
+        status: u16,
+        /// The server's own words.
+        message: String,
+    },
+    /// What came back is not an answer to the call: not HTTP, not JSON, too large, or of another
+    /// shape than expected.
+    #[error("{endpoint} answered in an unexpected way: {what}")]
+    Protocol {
+        /// Where the server was called.
+        endpoint: String,
+        /// What was unexpected.
+        what: String,
+    },
+}
+
+pub(super) fn classify(error: ureq::Error, endpoint: &Endpoint, after: Duration) -> ClientError {
+    let endpoint = endpoint.to_string();
+    match error {
+        ureq::Error::Timeout(_) => ClientError::Timeout { endpoint, after },
+        ureq::Error::Io(source) => ClientError::Connect { endpoint, source },
+        ureq::Error::Other(other) => match other.downcast::<TransportError>() {
+            Ok(transport) => ClientError::Connect { endpoint, source: transport.into_io() },
+            Err(other) => ClientError::Protocol { endpoint, what: other.to_string() },
+        },
+        other => ClientError::Protocol { endpoint, what: other.to_string() },
+    }
+}

@@ -1,0 +1,177 @@
+//! The calling side.
+//!
+//! Made for a library that lives in another program's process: it starts no thread, installs no
+//! signal handler, can not raise SIGPIPE, writes nothing to stdout or stderr, ignores proxy
+//! variables of the environment, and its sockets do not survive an exec. Signals that interrupt
+//! a wait do not shorten or lengthen it.
+
+mod error;
+mod socket;
+mod transport;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use ureq::Agent;
+
+pub use error::ClientError;
+pub use socket::Endpoint;
+
+use crate::{BODY_LIMIT, Refusal};
+use transport::{AnyAddress, SocketConnector};
+
+/// Connections kept open while nobody calls; more than this many calls at once work, but the
+/// surplus connections are closed afterwards.
+const IDLE_CONNECTIONS: usize = 8;
+const IDLE_AGE: Duration = Duration::from_secs(300);
+
+/// Calls a server and waits for its answer. Connections are made when needed and kept.
+///
+/// May be shared by threads: calls at the same time use connections of their own. After a fork the
+/// child must make a client of its own: a lock may have been held when it was copied.
+pub struct BlockingHttpClient {
+    agent: Agent,
+    endpoint: Arc<Endpoint>,
+    base: String,
+    authorization: Option<String>,
+}
+
+// Derived, it would show the token.
+impl fmt::Debug for BlockingHttpClient {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("BlockingHttpClient")
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+impl BlockingHttpClient {
+    /// A client of the server at `endpoint`. Does not connect yet, and does not fail.
+    pub fn new(endpoint: Endpoint) -> Self {
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .proxy(None)
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .max_idle_connections(IDLE_CONNECTIONS)
+            .max_idle_connections_per_host(IDLE_CONNECTIONS)
+            .max_idle_age(IDLE_AGE)
+            .max_response_header_size(16 * 1024)
+            .input_buffer_size(16 * 1024)
+            .output_buffer_size(16 * 1024)
+            .build();
+        let (base, authorization) = match &endpoint {
+            Endpoint::Unix(_) => ("http://localhost".to_owned(), None),
+            Endpoint::Tcp { host, port, token } => {
+                (authority(host, *port), token.as_ref().map(|token| format!("Bearer {token}")))
+            }
+        };
+        let endpoint = Arc::new(endpoint);
+        let connector = SocketConnector::new(Arc::clone(&endpoint));
+        let agent = Agent::with_parts(config, connector, AnyAddress);
+        Self { agent, endpoint, base, authorization }
+    }
+
+    /// Where this client calls.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Posts `request` to `path` (`/v1/...`) and waits for the answer, at most `timeout` in all.
+    ///
+    /// A kept connection that turns out to be closed (the server was restarted) is replaced once,
+    /// without the caller noticing: the server that held it is gone and with it whatever the first
+    /// attempt may have done there.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn call<Req, Res>(
+        &self,
+        path: &str,
+        request: &Req,
+        timeout: Duration,
+    ) -> Result<Res, ClientError>
+    where
+        Req: Serialize + ?Sized,
+        Res: DeserializeOwned,
+    {
+        let body = serde_json::to_vec(request)
+            .map_err(|error| self.protocol(format!("the request can not be encoded: {error}")))?;
+        let started = Instant::now();
+        let answer = match self.post(path, &body, timeout) {
+            Err(error) if transport::is_stale(&error) => {
+                self.post(path, &body, timeout.saturating_sub(started.elapsed()))
+            }
+            other => other,
+        };
+        let (status, bytes) =
+            answer.map_err(|error| error::classify(error, &self.endpoint, timeout))?;
+        if !(200..300).contains(&status) {
+            return Err(ClientError::Refused { status, message: refusal_text(&bytes) });
+        }
+        serde_json::from_slice(&bytes).map_err(|error| {
+            self.protocol(format!("the answer to {path} is not understood: {error}"))
+        })
+    }
+
+    fn post(
+        &self,
+        path: &str,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<(u16, Vec<u8>), ureq::Error> {
+        let mut request = self
+            .agent
+            .post(format!("{}{path}", self.base))
+            .header("content-type", "application/json");
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        let mut answer = request.config().timeout_global(Some(timeout)).build().send(body)?;
+        let bytes = answer.body_mut().with_config().limit(BODY_LIMIT as u64).read_to_vec()?;
+        Ok((answer.status().as_u16(), bytes))
+    }
+
+    fn protocol(&self, what: String) -> ClientError {
+        ClientError::Protocol { endpoint: self.endpoint.to_string(), what }
+    }
+}
+
+/// `http://host:port`, with the brackets that an IPv6 address needs.
+fn authority(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("http://[{host}]:{port}")
+    } else {
+        format!("http://{host}:{port}")
+    }
+}
+
+/// The server's reason, or the beginning of whatever it sent instead.
+fn refusal_text(bytes: &[u8]) -> String {
+    match serde_json::from_slice::<Refusal>(bytes) {
+        Ok(refusal) => refusal.error,
+        Err(_) => String::from_utf8_lossy(bytes).chars().take(200).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_become_authorities() {
+        assert_eq!(authority("10.0.0.1", 80), "http://10.0.0.1:80");
+        assert_eq!(authority("::1", 80), "http://[::1]:80");
+        assert_eq!(authority("[::1]", 80), "http://[::1]:80");
+    }
+
+    #[test]
+    fn a_refusal_that_is_not_json_is_shown_as_it_is() {
+        assert_eq!(refusal_text(br#"{"error":"no"}"#), "no");
+        assert_eq!(refusal_text(b"not found"), "not found");
+        assert_eq!(refusal_text(&[b'x'; 5000]).len(), 200);
+    }
+}
