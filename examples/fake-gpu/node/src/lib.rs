@@ -1,1 +1,27 @@
-//! To be written.
+//! The simulated GPU node: devices shared by every process of the machine, kept in one mapped
+//! file.
+//!
+//! It is a discrete-event simulation that any process can carry forward. The queues of every
+//! process lie in the shared file; whoever calls next advances the simulation to the current
+//! time under one robust lock. There is no thread and no server: results depend on the clock
+//! alone, never on when somebody happened to wake up.
+//!
+//! * [`layout`] is the shared data, [`schedule`] and [`queue`] the rules (pure: time is an
+//!   argument), [`memory`] and [`usage`] the accounts.
+//! * [`node`] maps the file, takes the lock, reads the clock and sleeps: the one module that
+//!   needs `unsafe`.
+
+pub mod config;
+pub mod layout;
+pub mod memory;
+pub mod node;
+pub mod process;
+pub mod queue;
+pub mod schedule;
+pub mod usage;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::Config;
+pub use node::{Node, NodeError};

@@ -1,0 +1,130 @@
+//! What the node looks like: read from the environment by the process that creates it.
+
+use crate::layout::MAX_DEVICES;
+
+/// The node's fixed properties.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Number of devices, 1 to [`MAX_DEVICES`].
+    pub devices: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
+    /// Memory of each device in bytes.
+    pub memory: u64,
+    /// What one context takes, in bytes.
+    pub context: u64,
+    /// How long a process keeps the device while another one wants it, in nanoseconds.
+    pub slice_ns: u64,
+    /// Cost of taking the device from a process that still has work, in nanoseconds.
+    pub switch_ns: u64,
+    /// Cost of a switch away from a process that has nothing to run, in nanoseconds.
+    pub yield_ns: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            devices: 2,
+            reserved: 0,
+            memory: 16 << 30,
+            context: 512 << 20,
+            slice_ns: 2_000_000,
+            switch_ns: 200_000,
+            yield_ns: 20_000,
+        }
+    }
+}
+
+/// A variable that could not be understood.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{variable}='{value}': expected {expected}")]
+pub struct ConfigError {
+    /// Its name.
+    pub variable: &'static str,
+    /// What it was set to.
+    pub value: String,
+    /// What would be accepted.
+    pub expected: String,
+}
+
+impl Config {
+    /// Reads `SLUICE_FAKE_DEVICES`, `_MEMORY`, `_CONTEXT`, `_SLICE_US`, `_SWITCH_US` and
+    /// `_YIELD_US` through `lookup`.
+    ///
+    /// # Errors
+    /// The first variable that cannot be parsed or is out of range.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let mut config = Self::default();
+        let number =
+            |variable: &'static str, low: u64, high: u64, default: u64| match lookup(variable) {
+                None => Ok(default),
+                Some(value) => match value.trim().parse::<u64>() {
+                    Ok(number) if (low..=high).contains(&number) => Ok(number),
+                    _ => Err(ConfigError {
+                        variable,
+                        value,
+                        expected: format!("a whole number from {low} to {high}"),
+                    }),
+                },
+            };
+        let size = |variable: &'static str, default: u64| match lookup(variable) {
+            None => Ok(default),
+            Some(value) => utils::units::parse_size(&value).map_err(|error| ConfigError {
+                variable,
+                value: value.clone(),
+                expected: error.to_string(),
+            }),
+        };
+        let most = MAX_DEVICES as u64;
+        config.devices = number("SLUICE_FAKE_DEVICES", 1, most, config.devices.into())? as u32;
+        config.memory = size("SLUICE_FAKE_MEMORY", config.memory)?;
+        config.context = size("SLUICE_FAKE_CONTEXT", config.context)?;
+        let micros = |variable, low, default: u64| {
+            number(variable, low, 1_000_000, default / 1000).map(|us| us * 1000)
+        };
+        config.slice_ns = micros("SLUICE_FAKE_SLICE_US", 1, config.slice_ns)?;
+        config.switch_ns = micros("SLUICE_FAKE_SWITCH_US", 0, config.switch_ns)?;
+        config.yield_ns = micros("SLUICE_FAKE_YIELD_US", 0, config.yield_ns)?;
+        Ok(config)
+    }
+
+    /// Reads the process's environment.
+    ///
+    /// # Errors
+    /// See [`Config::from_lookup`].
+    pub fn from_env() -> Result<Self, ConfigError> {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_and_suffixes() {
+        assert_eq!(Config::from_lookup(|_| None), Ok(Config::default()));
+        let config = Config::from_lookup(|name| match name {
+            "SLUICE_FAKE_MEMORY" => Some("1GiB".into()),
+            "SLUICE_FAKE_DEVICES" => Some("4".into()),
+            "SLUICE_FAKE_SLICE_US" => Some("500".into()),
+            _ => None,
+        })
+        .unwrap();
+        assert_eq!((config.memory, config.devices, config.slice_ns), (1 << 30, 4, 500_000));
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        for (name, value) in [
+            ("SLUICE_FAKE_DEVICES", "0"),
+            ("SLUICE_FAKE_DEVICES", "17"),
+            ("SLUICE_FAKE_MEMORY", "lots"),
+            ("SLUICE_FAKE_SLICE_US", "-1"),
+        ] {
+            let error = Config::from_lookup(|n| (n == name).then(|| value.to_owned())).unwrap_err();
+            assert_eq!((error.variable, error.value.as_str()), (name, value));
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The shared data: plain numbers at fixed places, valid for any process that maps the file.
+//!
+//! References between records are slot numbers with a generation, never addresses. What can be
+//! derived (lists, sums) is rebuilt by [`State::rebuild`] after a process died while it held the
+//! lock.
+
+use crate::config::Config;
+
+/// Devices that a node can have.
+pub const MAX_DEVICES: usize = 16;
+/// Processes that can use the node at the same time.
+pub const MAX_PROCESSES: usize = 1024;
+/// Streams of all processes together.
+pub const MAX_STREAMS: usize = 4096;
+/// Events of all processes together.
+pub const MAX_EVENTS: usize = 65_536;
+/// Operations that a stream can have outstanding before a launch blocks, as on the real driver.
+pub const QUEUE_DEPTH: u64 = 1024;
+/// "No slot".
+pub const NONE: u32 = u32::MAX;
+/// Utilisation is sampled this often (6 times a second, as NVML does).
+pub const SAMPLE_NS: u64 = 1_000_000_000 / 6;
+/// Sampling periods that are remembered.
+pub const SAMPLES: usize = 8;
+
+/// What an operation in a stream does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Kind {
+    /// Holds the device and counts as utilisation.
+    Kernel = 1,
+    /// Holds the device (a copy or a fill).
+    Copy = 2,
+    /// Stores the time in an event.
+    Record = 3,
+    /// Blocks its stream until another stream has got to a position.
+    Wait = 4,
+}
+
+/// One queued operation.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    /// Order of submission over all streams.
+    pub seq: u64,
+    /// Kernel, copy: nanoseconds left. Record: the event's record number. Wait: the position.
+    pub value: u64,
+    /// [`Kind`] as a number.
+    pub kind: u32,
+    /// Record: event slot. Wait: stream slot.
+    pub target: u32,
+    /// Generation of `target`.
+    pub generation: u32,
+    /// Whether it has begun to run.
+    pub started: u32,
+}
+
+impl Op {
+    /// Work that holds the device for `ns`.
+    #[must_use]
+    pub fn work(kind: Kind, ns: u64) -> Self {
+        Self { seq: 0, value: ns, kind: kind as u32, target: NONE, generation: 0, started: 0 }
+    }
+
+    /// Whether it holds the device.
+    #[must_use]
+    pub fn is_work(&self) -> bool {
+        self.kind == Kind::Kernel as u32 || self.kind == Kind::Copy as u32
+    }
+}
+
+/// A stream's relation to its context's legacy stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Order {
+    /// Waits for the legacy stream and is waited for by it.
+    Blocking = 0,
+    /// Is the legacy stream.
+    Legacy = 1,
+    /// Independent of it.
+    NonBlocking = 2,
+}
+
+/// A stream; its queue is in [`State::queues`], so that looking through streams stays cheap.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Stream {
+    /// 0 free, 1 in use, 2 destroyed with work left.
+    pub state: u32,
+    /// Counts the uses of this slot.
+    pub generation: u32,
+    /// Slot of the owner.
+    pub process: u32,
+    /// Device ordinal on the node.
+    pub device: u32,
+    /// The owner's own number for the context.
+    pub context: u64,
+    /// [`Order`] as a number.
+    pub order: u32,
+    /// Lower runs first.
+    pub priority: i32,
+    /// Next stream with work of the same client; next free slot while free.
+    pub next: u32,
+    /// Whether it is in its client's list.
+    pub listed: u32,
+    /// Operations finished so far.
+    pub head: u64,
+    /// Operations submitted so far.
+    pub tail: u64,
+}
+
+/// A stream's operations, at position modulo [`QUEUE_DEPTH`].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Queue {
+    /// A ring.
+    pub ops: [Op; QUEUE_DEPTH as usize],
+}
+
+/// An event.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Event {
+    /// 0 free, 1 in use.
+    pub state: u32,
+    /// Counts the uses of this slot.
+    pub generation: u32,
+    /// Slot of the owner.
+    pub process: u32,
+    /// Next free slot.
+    pub next: u32,
+    /// How often it was recorded.
+    pub records: u64,
+    /// Stream of the last record.
+    pub stream: u32,
+    /// Generation of that stream.
+    pub stream_generation: u32,
+    /// The stream's position after that record.
+    pub position: u64,
+    /// When the last record was reached.
+    pub time: u64,
+}
+
+/// Time used within one sampling period.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Sample {
+    /// Which period.
+    pub period: u64,
+    /// Nanoseconds in which a kernel ran.
+    pub busy: u64,
+}
+
+/// One process on one device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Client {
+    /// Bytes of device memory.
+    pub memory: u64,
+    /// Contexts.
+    pub contexts: u32,
+    /// First stream that has work.
+    pub first: u32,
+    /// The stream whose head runs (or would run) next.
+    pub choice: u32,
+    /// Whether `choice` has to be found anew.
+    pub dirty: u32,
+    /// Utilisation.
+    pub samples: [Sample; SAMPLES],
+}
+
+/// A process that uses the node.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Process {
+    /// 0 free, 1 in use.
+    pub state: u32,
+    /// Process id.
+    pub pid: u32,
+    /// Start time in clock ticks since boot (tells a reused id apart).
+    pub start: u64,
+    /// Per device.
+    pub clients: [Client; MAX_DEVICES],
+}
+
+/// A device.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Device {
+    /// Bytes taken by all clients.
+    pub used: u64,
+    /// End of the current client's slice.
+    pub slice_end: u64,
+    /// End of the switch under way; nothing runs before.
+    pub ready_at: u64,
+    /// Slot of the process whose work is on the device.
+    pub current: u32,
+    /// Length of `queue`.
+    pub queued: u32,
+    /// Processes with work, in the order in which they came.
+    pub queue: [u32; MAX_PROCESSES],
+    /// Utilisation of all together.
+    pub samples: [Sample; SAMPLES],
+}
+
+/// Everything. An all-zero value becomes valid by [`State::init`].
+#[repr(C)]
+pub struct State {
+    /// Fixed properties.
+    pub config: Config,
+    /// The simulation has been carried to this time (`CLOCK_MONOTONIC`, nanoseconds).
+    pub now: u64,
+    /// When dead processes were last looked for.
+    pub reaped: u64,
+    /// Submissions so far.
+    pub seq: u64,
+    /// First free stream slot below the mark.
+    pub free_streams: u32,
+    /// First free event slot below the mark.
+    pub free_events: u32,
+    /// Stream slots that were ever used: nothing beyond this mark needs looking at.
+    pub stream_mark: u32,
+    /// Event slots that were ever used.
+    pub event_mark: u32,
+    /// Process slots that were ever used.
+    pub process_mark: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
+    /// Devices.
+    pub devices: [Device; MAX_DEVICES],
+    /// Processes.
+    pub processes: [Process; MAX_PROCESSES],
+    /// Events.
+    pub events: [Event; MAX_EVENTS],
+    /// Streams.
+    pub streams: [Stream; MAX_STREAMS],
+    /// Their operations; pages of streams that never were used are never touched.
+    pub queues: [Queue; MAX_STREAMS],
+}
+
+/// Names a stream for as long as it exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StreamId {
+    /// Slot number.
+    pub slot: u32,
+    /// Generation of the slot.
+    pub generation: u32,
+}
+
+/// Names an event for as long as it exists.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EventId {
+    /// Slot number.
+    pub slot: u32,
+    /// Generation of the slot.
+    pub generation: u32,
+}
+
+impl State {
+    /// Makes an all-zero value a node at rest at time `now`.
+    pub fn init(&mut self, config: Config, now: u64) {
+        self.config = config;
+        self.now = now;
+        self.rebuild();
+    }
+
+    /// Derives every list and sum again from the processes, streams and events themselves.
+    pub fn rebuild(&mut self) {
+        for device in &mut self.devices {
+            device.queued = 0;
+            device.used = 0;
+        }
+        for slot in 0..self.process_mark as usize {
+            let live = self.processes[slot].state == 1;
+            for device in 0..MAX_DEVICES {
+                let client = &mut self.processes[slot].clients[device];
+                client.first = NONE;
+                client.choice = NONE;
+                client.dirty = 1;
+                if live {
+                    self.devices[device].used += client.memory;
+                }
+            }
+        }
+        self.free_events = NONE;
+        for slot in (0..self.event_mark as usize).rev() {
+            let owner = self.events[slot].process as usize;
+            if self.events[slot].state == 1 && self.processes[owner].state == 1 {
+                continue;
+            }
+            let event = &mut self.events[slot];
+            event.state = 0;
+            event.next = self.free_events;
+            self.free_events = slot as u32;
+        }
+        self.free_streams = NONE;
+        for slot in (0..self.stream_mark as usize).rev() {
+            let stream = &mut self.streams[slot];
+            stream.listed = 0;
+            let owned = stream.state != 0 && self.processes[stream.process as usize].state == 1;
+            if owned && !(stream.state == 2 && stream.head == stream.tail) {
+                if stream.head != stream.tail {
+                    self.enlist(slot as u32);
+                }
+                continue;
+            }
+            if stream.state != 0 {
+                stream.state = 0;
+                stream.generation = stream.generation.wrapping_add(1);
+            }
+            stream.next = self.free_streams;
+            self.free_streams = slot as u32;
+        }
+        for device in &mut self.devices {
+            let current = device.current as usize;
+            if current >= MAX_PROCESSES || self.processes[current].state != 1 {
+                device.current = NONE;
+            }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! The mapped file: opening it, locking it, and waiting for what the simulation will do.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::config::{Config, ConfigError};
+use crate::layout::{Op, QUEUE_DEPTH, State, StreamId};
+use crate::memory::OutOfMemory;
+use crate::process::start_time;
+use crate::queue::QueueError;
+
+/// Changes whenever the layout does: the size tells most differences, this the others.
+const MAGIC: u64 = 0x534c_5543_4500_0001;
+/// Dead processes are looked for this often.
+const REAP_NS: u64 = 50_000_000;
+/// A sleep may end this much late; the rest of a wait is spent polling the clock.
+const SLEEP_SLACK_NS: u64 = 60_000;
+/// Free places that a caller waits for when a queue is full (or for 1 ms), so that it is not woken
+/// for each single one.
+const REFILL: u64 = 64;
+
+/// Why the node cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The environment holds nonsense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The file cannot be made, mapped or locked.
+    #[error("cannot use the fake node {path}: {source}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+#[repr(C)]
+struct Shared {
+    magic: u64,
+    size: u64,
+    lock: libc::pthread_mutex_t,
+    state: State,
+}
+
+/// The simulated node, mapped into this process for its whole life.
+pub struct Node {
+    shared: *mut Shared,
+    config: Config,
+}
+
+// SAFETY: the mapping is never unmapped, and what is behind the pointer is only touched through
+// `Node::lock`, which holds a process-shared mutex.
+unsafe impl Send for Node {}
+// SAFETY: as above.
+unsafe impl Sync for Node {}
+
+/// The state, advanced to the present, for as long as this guard lives.
+pub struct Guard<'a> {
+    node: &'a Node,
+}
+
+impl Deref for Guard<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        // SAFETY: the guard holds the mutex, so nobody else has a reference; any bytes are a valid
+        // `State` (plain integers).
+        unsafe { &(*self.node.shared).state }
+    }
+}
+
+impl DerefMut for Guard<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        // SAFETY: as for `deref`, and `self` is borrowed exclusively.
+        unsafe { &mut (*self.node.shared).state }
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this guard's construction locked the mutex on this thread.
+        unsafe { libc::pthread_mutex_unlock(&raw mut (*self.node.shared).lock) };
+    }
+}
+
+/// `CLOCK_MONOTONIC` in nanoseconds: the simulation's clock.
+#[must_use]
+pub fn clock() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is a valid place for the result; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Sleeps for about `ns`, to the point: most of it asleep, the end polling the clock.
+fn pause(ns: u64) {
+    let until = clock() + ns;
+    if ns > 2 * SLEEP_SLACK_NS {
+        std::thread::sleep(Duration::from_nanos(ns - SLEEP_SLACK_NS));
+    }
+    while clock() < until {
+        std::thread::yield_now();
+    }
+}
+
+/// The node's file: `SLUICE_FAKE_NODE`, or one per user in `/dev/shm`.
+#[must_use]
+pub fn default_path() -> PathBuf {
+    match std::env::var_os(utils::env::FAKE_NODE) {
+        Some(path) if !path.is_empty() => path.into(),
+        // SAFETY: getuid has no preconditions and cannot fail.
+        _ => format!("/dev/shm/sluice-fake-node-{}", unsafe { libc::getuid() }).into(),
+    }
+}
+
+impl Node {
+    /// Opens the node of this process's environment, making it on first use.
+    ///
+    /// # Errors
+    /// A variable that cannot be understood, or a file that cannot be used.
+    pub fn open() -> Result<Self, NodeError> {
+        Self::open_at(&default_path(), Config::from_env()?)
+    }
+
+    /// Opens the node kept in `path`. `config` counts only for a node that is made now; a file of
+    /// another version is replaced.
+    ///
+    /// # Errors
+    /// [`NodeError::File`].
+    pub fn open_at(path: &Path, config: Config) -> Result<Self, NodeError> {
+        Self::map(path, config).map_err(|source| NodeError::File { path: path.to_owned(), source })
+    }
+
+    fn map(path: &Path, config: Config) -> io::Result<Self> {
+        let size = size_of::<Shared>() as u64;
+        for _ in 0..100 {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+                .open(path)?;
+            // SAFETY: a valid descriptor; the lock goes with it.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let seen = file.metadata()?;
+            // Somebody may have replaced the file between opening and locking it.
+            match std::fs::metadata(path) {
+                Ok(named) if named.ino() == seen.ino() && named.dev() == seen.dev() => {}
+                _ => continue,
+            }
+            let fresh = seen.len() == 0;
+            if !fresh && seen.len() != size {
+                std::fs::remove_file(path)?;
+                continue;
+            }
+            if fresh {
+                file.set_len(size)?;
+            }
+            let shared = map_file(&file)?;
+            // SAFETY: mapped in full just now; initialisation happens under the file lock.
+            unsafe {
+                if fresh || (*shared).magic == 0 {
+                    init_mutex(&raw mut (*shared).lock)?;
+                    (*shared).state.init(config, clock());
+                    (*shared).size = size;
+                    (*shared).magic = MAGIC;
+                } else if (*shared).magic != MAGIC || (*shared).size != size {
+                    libc::munmap(shared.cast(), size_of::<Shared>());
+                    std::fs::remove_file(path)?;
+                    continue;
+                }
+                return Ok(Self { shared, config: (*shared).state.config });
+            }
+        }
+        Err(io::Error::other("the file kept being replaced"))
+    }
+
+    /// The node's fixed properties.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Locks the node and advances it to the present. Dead processes are dropped, looked for at
+    /// least every 50 ms of use.
+    #[must_use]
+    pub fn lock(&self) -> Guard<'_> {
+        let mut guard = self.lock_unmoved();
+        let now = clock();
+        guard.advance(now);
+        if now.saturating_sub(guard.reaped) > REAP_NS {
+            reap(&mut guard, now);
+        }
+        guard
+    }
+
+    /// Like [`Node::lock`], with dead processes looked for now.
+    #[must_use]
+    pub fn lock_reaped(&self) -> Guard<'_> {
+        let mut guard = self.lock_unmoved();
+        let now = clock();
+        guard.advance(now);
+        reap(&mut guard, now);
+        guard
+    }
+
+    fn lock_unmoved(&self) -> Guard<'_> {
+        // SAFETY: the mutex was initialised before the magic number was written.
+        let outcome = unsafe { libc::pthread_mutex_lock(&raw mut (*self.shared).lock) };
+        let mut guard = Guard { node: self };
+        if outcome == libc::EOWNERDEAD {
+            // The owner died half-way: its own records go, the derived ones are made anew.
+            // SAFETY: this thread now holds the mutex.
+            unsafe { libc::pthread_mutex_consistent(&raw mut (*self.shared).lock) };
+            let now = clock();
+            reap(&mut guard, now);
+            guard.rebuild();
+        }
+        guard
+    }
+
+    /// Registers this process and returns its slot. What an earlier program of the same process
+    /// (before exec) had is dropped.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSlot`].
+    pub fn attach(&self) -> Result<u32, QueueError> {
+        let pid = std::process::id();
+        let start = start_time(pid).unwrap_or(0);
+        let mut guard = self.lock_reaped();
+        let mark = guard.process_mark;
+        for slot in 0..mark {
+            let process = &guard.processes[slot as usize];
+            if process.state == 1 && process.pid == pid {
+                guard.drop_process(slot);
+            }
+        }
+        guard.add_process(pid, start)
+    }
+
+    /// Takes device memory.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`], after what dead processes held was collected.
+    pub fn take(&self, process: u32, device: u32, bytes: u64) -> Result<(), OutOfMemory> {
+        let first = self.lock().take(process, device, bytes);
+        match first {
+            Ok(()) => Ok(()),
+            Err(_) => self.lock_reaped().take(process, device, bytes),
+        }
+    }
+
+    /// Queues work, waiting (asleep, unlocked) for a place while the queue is full.
+    ///
+    /// # Errors
+    /// [`QueueError::Gone`].
+    pub fn submit(&self, stream: StreamId, op: Op) -> Result<u64, QueueError> {
+        self.retry_while_full(stream, |state| state.push(stream, op))
+    }
+
+    /// Does something that may find the queue of `stream` full, and waits for room until it can.
+    ///
+    /// # Errors
+    /// What `action` returns, except for [`QueueError::Full`].
+    pub fn retry_while_full<T>(
+        &self,
+        stream: StreamId,
+        mut action: impl FnMut(&mut State) -> Result<T, QueueError>,
+    ) -> Result<T, QueueError> {
+        loop {
+            let pause_ns = {
+                let mut guard = self.lock();
+                match action(&mut guard) {
+                    Err(QueueError::Full) => {
+                        let head = guard.end_of(stream)? - QUEUE_DEPTH;
+                        let one = guard.least_time(stream, head + 1);
+                        let more = guard.least_time(stream, head + REFILL);
+                        one.max(more.min(1_000_000))
+                    }
+                    outcome => return outcome,
+                }
+            };
+            pause(pause_ns.clamp(5_000, 10_000_000));
+        }
+    }
+
+    /// Waits until a stream has got to `position` (or is gone).
+    pub fn wait_for(&self, stream: StreamId, position: u64) {
+        loop {
+            let left = {
+                let guard = self.lock();
+                if guard.passed(stream.slot, stream.generation, position) {
+                    return;
+                }
+                guard.least_time(stream, position)
+            };
+            pause(left.clamp(5_000, 20_000_000));
+        }
+    }
+
+    /// Drops a process that ends in an orderly way.
+    pub fn detach(&self, process: u32) {
+        self.lock().drop_process(process);
+    }
+}
+
+fn reap(guard: &mut Guard<'_>, now: u64) {
+    guard.reaped = now;
+    for slot in 0..guard.process_mark {
+        let process = &guard.processes[slot as usize];
+        if process.state == 1 && start_time(process.pid) != Some(process.start) {
+            guard.drop_process(slot);
+        }
+    }
+}
+
+fn map_file(file: &File) -> io::Result<*mut Shared> {
+    // SAFETY: a new mapping at an address of the system's choice; the file has this size.
+    let address = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            size_of::<Shared>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(address.cast())
+}
+
+/// # Safety
+/// `lock` is in the shared mapping and nobody uses it yet.
+unsafe fn init_mutex(lock: *mut libc::pthread_mutex_t) -> io::Result<()> {
+    let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
+    let attributes = attributes.as_mut_ptr();
+    // SAFETY: the attributes are initialised first and destroyed last; `lock` by this function's
+    // own condition.
+    let failed = unsafe {
+        let failed = libc::pthread_mutexattr_init(attributes)
+            | libc::pthread_mutexattr_setpshared(attributes, libc::PTHREAD_PROCESS_SHARED)
+            | libc::pthread_mutexattr_setrobust(attributes, libc::PTHREAD_MUTEX_ROBUST)
+            | libc::pthread_mutex_init(lock, attributes);
+        libc::pthread_mutexattr_destroy(attributes);
+        failed
+    };
+    if failed == 0 { Ok(()) } else { Err(io::Error::other("cannot make a shared mutex")) }
+}

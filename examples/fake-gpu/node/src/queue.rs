@@ -1,0 +1,380 @@
+//! Streams, events and what is put into them. Every function takes the state as it is now; the
+//! caller advances it to the current time first.
+
+use crate::layout::{
+    Event, EventId, Kind, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NONE, Op, Order, Process,
+    QUEUE_DEPTH, State, StreamId,
+};
+
+/// Why something could not be queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum QueueError {
+    /// The stream has [`QUEUE_DEPTH`] operations outstanding.
+    #[error("the stream's queue is full")]
+    Full,
+    /// The stream or event does not exist (any more).
+    #[error("no such stream or event")]
+    Gone,
+    /// No slot is left on the node.
+    #[error("the node has no slot left for another process, stream or event")]
+    NoSlot,
+}
+
+/// What an event knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventState {
+    /// Never recorded.
+    Fresh,
+    /// The recorded position has not been reached.
+    Pending,
+    /// Reached at this time (nanoseconds).
+    Reached(u64),
+}
+
+impl State {
+    /// Adds a process.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSlot`].
+    pub fn add_process(&mut self, pid: u32, start: u64) -> Result<u32, QueueError> {
+        let slot = self.processes.iter().position(|p| p.state == 0).ok_or(QueueError::NoSlot)?;
+        self.process_mark = self.process_mark.max(slot as u32 + 1);
+        let process: &mut Process = &mut self.processes[slot];
+        process.pid = pid;
+        process.start = start;
+        for client in &mut process.clients {
+            client.memory = 0;
+            client.contexts = 0;
+            client.first = NONE;
+            client.choice = NONE;
+            client.dirty = 0;
+            for sample in &mut client.samples {
+                sample.busy = 0;
+            }
+        }
+        process.state = 1;
+        Ok(slot as u32)
+    }
+
+    /// Forgets a process with everything it had; its queued work is never run.
+    pub fn drop_process(&mut self, slot: u32) {
+        let index = slot as usize;
+        if index < MAX_PROCESSES && self.processes[index].state == 1 {
+            self.processes[index].state = 0;
+            self.rebuild();
+        }
+    }
+
+    /// Makes a stream.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSlot`].
+    pub fn create_stream(
+        &mut self,
+        process: u32,
+        device: u32,
+        context: u64,
+        order: Order,
+        priority: i32,
+    ) -> Result<StreamId, QueueError> {
+        let slot = match self.free_streams {
+            NONE if (self.stream_mark as usize) < MAX_STREAMS => {
+                self.stream_mark += 1;
+                self.stream_mark - 1
+            }
+            NONE => return Err(QueueError::NoSlot),
+            slot => {
+                self.free_streams = self.streams[slot as usize].next;
+                slot
+            }
+        };
+        let stream = &mut self.streams[slot as usize];
+        stream.process = process;
+        stream.device = device;
+        stream.context = context;
+        stream.order = order as u32;
+        stream.priority = priority;
+        stream.next = NONE;
+        stream.listed = 0;
+        stream.head = 0;
+        stream.tail = 0;
+        stream.state = 1;
+        Ok(StreamId { slot, generation: stream.generation })
+    }
+
+    /// Gives a stream up. What it still has queued runs to the end.
+    ///
+    /// # Errors
+    /// [`QueueError::Gone`].
+    pub fn destroy_stream(&mut self, id: StreamId) -> Result<(), QueueError> {
+        self.find_stream(id)?;
+        let stream = &mut self.streams[id.slot as usize];
+        stream.state = 2;
+        if stream.head == stream.tail {
+            self.release_stream(id.slot);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release_stream(&mut self, slot: u32) {
+        let next = self.free_streams;
+        let stream = &mut self.streams[slot as usize];
+        stream.state = 0;
+        stream.generation = stream.generation.wrapping_add(1);
+        stream.next = next;
+        self.free_streams = slot;
+    }
+
+    fn find_stream(&self, id: StreamId) -> Result<(), QueueError> {
+        let stream = self.streams.get(id.slot as usize).ok_or(QueueError::Gone)?;
+        if stream.state == 1 && stream.generation == id.generation {
+            Ok(())
+        } else {
+            Err(QueueError::Gone)
+        }
+    }
+
+    /// Makes an event.
+    ///
+    /// # Errors
+    /// [`QueueError::NoSlot`].
+    pub fn create_event(&mut self, process: u32) -> Result<EventId, QueueError> {
+        let slot = match self.free_events {
+            NONE if (self.event_mark as usize) < MAX_EVENTS => {
+                self.event_mark += 1;
+                self.event_mark - 1
+            }
+            NONE => return Err(QueueError::NoSlot),
+            slot => {
+                self.free_events = self.events[slot as usize].next;
+                slot
+            }
+        };
+        let event = &mut self.events[slot as usize];
+        let generation = event.generation.wrapping_add(1);
+        *event = Event {
+            state: 1,
+            generation,
+            process,
+            next: NONE,
+            records: 0,
+            stream: NONE,
+            stream_generation: 0,
+            position: 0,
+            time: 0,
+        };
+        Ok(EventId { slot, generation })
+    }
+
+    /// Gives an event up.
+    ///
+    /// # Errors
+    /// [`QueueError::Gone`].
+    pub fn destroy_event(&mut self, id: EventId) -> Result<(), QueueError> {
+        self.event(id)?;
+        let next = self.free_events;
+        let event = &mut self.events[id.slot as usize];
+        event.state = 0;
+        event.next = next;
+        self.free_events = id.slot;
+        Ok(())
+    }
+
+    fn event(&self, id: EventId) -> Result<&Event, QueueError> {
+        match self.events.get(id.slot as usize) {
+            Some(event) if event.state == 1 && event.generation == id.generation => Ok(event),
+            _ => Err(QueueError::Gone),
+        }
+    }
+
+    /// Queues an operation and returns the stream's position behind it.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`] or [`QueueError::Gone`].
+    pub fn push(&mut self, id: StreamId, op: Op) -> Result<u64, QueueError> {
+        self.find_stream(id)?;
+        let seq = self.seq + 1;
+        let stream = &mut self.streams[id.slot as usize];
+        if stream.tail - stream.head >= QUEUE_DEPTH {
+            return Err(QueueError::Full);
+        }
+        self.seq = seq;
+        self.queues[id.slot as usize].ops[(stream.tail % QUEUE_DEPTH) as usize] = Op { seq, ..op };
+        stream.tail += 1;
+        let (tail, listed) = (stream.tail, stream.listed);
+        if listed == 0 {
+            self.enlist(id.slot);
+        } else if tail - stream.head == 1 {
+            let (process, device) = (stream.process as usize, stream.device as usize);
+            self.processes[process].clients[device].dirty = 1;
+        }
+        Ok(tail)
+    }
+
+    /// Queues the record of an event.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`] or [`QueueError::Gone`].
+    pub fn record(&mut self, stream: StreamId, event: EventId) -> Result<(), QueueError> {
+        let records = self.event(event)?.records + 1;
+        let position = self.push(
+            stream,
+            Op {
+                seq: 0,
+                value: records,
+                kind: Kind::Record as u32,
+                target: event.slot,
+                generation: event.generation,
+                started: 0,
+            },
+        )?;
+        let event = &mut self.events[event.slot as usize];
+        event.records = records;
+        event.stream = stream.slot;
+        event.stream_generation = stream.generation;
+        event.position = position;
+        Ok(())
+    }
+
+    /// Makes a stream wait for the last record of an event; nothing for an event that was never
+    /// recorded.
+    ///
+    /// # Errors
+    /// [`QueueError::Full`] or [`QueueError::Gone`].
+    pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<(), QueueError> {
+        let event = *self.event(event)?;
+        self.find_stream(stream)?;
+        if event.records == 0 || self.passed(event.stream, event.stream_generation, event.position)
+        {
+            return Ok(());
+        }
+        self.push(
+            stream,
+            Op {
+                seq: 0,
+                value: event.position,
+                kind: Kind::Wait as u32,
+                target: event.stream,
+                generation: event.stream_generation,
+                started: 0,
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Whether a stream has finished everything up to `position`.
+    #[must_use]
+    pub fn passed(&self, slot: u32, generation: u32, position: u64) -> bool {
+        match self.streams.get(slot as usize) {
+            Some(stream) => stream.generation != generation || stream.head >= position,
+            None => true,
+        }
+    }
+
+    /// The position behind everything that a stream has been given.
+    ///
+    /// # Errors
+    /// [`QueueError::Gone`].
+    pub fn end_of(&self, id: StreamId) -> Result<u64, QueueError> {
+        self.find_stream(id)?;
+        Ok(self.streams[id.slot as usize].tail)
+    }
+
+    /// What an event knows.
+    ///
+    /// # Errors
+    /// [`QueueError::Gone`].
+    pub fn event_state(&self, id: EventId) -> Result<EventState, QueueError> {
+        let event = self.event(id)?;
+        Ok(if event.records == 0 {
+            EventState::Fresh
+        } else if self.passed(event.stream, event.stream_generation, event.position) {
+            EventState::Reached(event.time)
+        } else {
+            EventState::Pending
+        })
+    }
+
+    /// Stream and position of an event's last record.
+    ///
+    /// # Errors
+    /// [`QueueError::Gone`].
+    pub fn event_position(&self, id: EventId) -> Result<(StreamId, u64), QueueError> {
+        let event = self.event(id)?;
+        let stream = StreamId { slot: event.stream, generation: event.stream_generation };
+        Ok((stream, event.position))
+    }
+
+    /// The least time, in nanoseconds, that a stream needs to get to `position`: the work in front
+    /// of it if nothing else wanted the device.
+    #[must_use]
+    pub fn least_time(&self, id: StreamId, position: u64) -> u64 {
+        self.least_time_through(id, position, 3)
+    }
+
+    fn least_time_through(&self, id: StreamId, position: u64, depth: u32) -> u64 {
+        if self.passed(id.slot, id.generation, position) {
+            return 0;
+        }
+        let stream = &self.streams[id.slot as usize];
+        let mut work = 0_u64;
+        let mut blocked = 0;
+        for at in stream.head..position.min(stream.tail) {
+            let op = &self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize];
+            if op.is_work() {
+                work = work.saturating_add(op.value);
+            } else if op.kind == Kind::Wait as u32 && depth > 0 {
+                let other = StreamId { slot: op.target, generation: op.generation };
+                blocked = blocked.max(self.least_time_through(other, op.value, depth - 1));
+            }
+        }
+        work.max(blocked)
+    }
+
+    /// Puts a stream with work into its client's list, and the client into its device's queue.
+    pub(crate) fn enlist(&mut self, slot: u32) {
+        let stream = &mut self.streams[slot as usize];
+        let (process, device) = (stream.process, stream.device as usize);
+        let client = &mut self.processes[process as usize].clients[device];
+        if client.first == NONE {
+            let device = &mut self.devices[device];
+            device.queue[device.queued as usize] = process;
+            device.queued += 1;
+        }
+        stream.next = client.first;
+        stream.listed = 1;
+        client.first = slot;
+        client.dirty = 1;
+    }
+
+    /// Takes a stream without work out of the lists.
+    pub(crate) fn delist(&mut self, slot: u32) {
+        let (process, device, next) = {
+            let stream = &mut self.streams[slot as usize];
+            stream.listed = 0;
+            (stream.process, stream.device as usize, stream.next)
+        };
+        let client = &mut self.processes[process as usize].clients[device];
+        if client.first == slot {
+            client.first = next;
+        } else {
+            let mut at = client.first;
+            while at != NONE && self.streams[at as usize].next != slot {
+                at = self.streams[at as usize].next;
+            }
+            if at != NONE {
+                self.streams[at as usize].next = next;
+            }
+        }
+        if client.first == NONE {
+            client.choice = NONE;
+            client.dirty = 0;
+            let device = &mut self.devices[device];
+            let queued = device.queued as usize;
+            if let Some(at) = device.queue[..queued].iter().position(|&p| p == process) {
+                device.queue.copy_within(at + 1..queued, at);
+                device.queued -= 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The devices' clockwork: what runs when. Pure arithmetic on [`State`].
+//!
+//! * A stream's operations run in order; a kernel or copy fills the device, so one runs at a time.
+//! * Among a process's streams the one whose head was submitted first runs next (a more urgent
+//!   priority goes before).
+//! * Processes that want the device at the same time are time-sliced. Taking the device from a
+//!   process in the middle of its work costs `switch_ns`, during which nothing runs; leaving a
+//!   process that has nothing to run costs `yield_ns`.
+//! * Event records take no time and happen exactly when the work before them ends.
+
+use crate::layout::{Kind, MAX_DEVICES, NONE, Op, Order, QUEUE_DEPTH, State};
+
+impl State {
+    /// Carries the simulation to `target` (nanoseconds); does not go back.
+    pub fn advance(&mut self, target: u64) {
+        let devices = (self.config.devices as usize).min(MAX_DEVICES);
+        loop {
+            self.settle(devices);
+            let mut next = u64::MAX;
+            for device in 0..devices {
+                if self.devices[device].queued > 0 {
+                    self.dispatch(device);
+                    next = next.min(self.next_event(device));
+                }
+            }
+            let to = next.min(target).max(self.now);
+            for device in 0..devices {
+                if self.devices[device].queued > 0 {
+                    self.run(device, to);
+                }
+            }
+            self.now = to;
+            if next > target {
+                return;
+            }
+            for device in 0..devices {
+                if self.devices[device].queued > 0 {
+                    self.complete(device);
+                }
+            }
+        }
+    }
+
+    fn head(&self, slot: u32) -> Option<&Op> {
+        let stream = &self.streams[slot as usize];
+        (stream.head < stream.tail)
+            .then(|| &self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize])
+    }
+
+    fn head_mut(&mut self, slot: u32) -> &mut Op {
+        let stream = &self.streams[slot as usize];
+        &mut self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize]
+    }
+
+    /// Does everything that takes no time, and finds what each client would run.
+    fn settle(&mut self, devices: usize) {
+        loop {
+            let mut again = false;
+            for device in 0..devices {
+                let mut at = 0;
+                while at < self.devices[device].queued as usize {
+                    let process = self.devices[device].queue[at];
+                    let client = &self.processes[process as usize].clients[device];
+                    if client.dirty != 0 {
+                        again |= self.settle_client(process, device);
+                    }
+                    // A client that ran out of work has left the queue.
+                    if self.devices[device].queue[at] == process {
+                        at += 1;
+                    }
+                }
+            }
+            if !again {
+                return;
+            }
+        }
+    }
+
+    /// True if an operation ended (others may have waited for it).
+    fn settle_client(&mut self, process: u32, device: usize) -> bool {
+        self.processes[process as usize].clients[device].dirty = 0;
+        let mut ended = false;
+        let mut slot = self.processes[process as usize].clients[device].first;
+        while slot != NONE {
+            let next = self.streams[slot as usize].next;
+            while self.pass_instant(slot) {
+                ended = true;
+            }
+            slot = next;
+        }
+        let choice = self.choose(process, device);
+        self.processes[process as usize].clients[device].choice = choice;
+        if ended {
+            self.touch(process);
+        }
+        ended
+    }
+
+    /// Ends the head of a stream if it takes no time and may go ahead.
+    fn pass_instant(&mut self, slot: u32) -> bool {
+        let Some(&op) = self.head(slot) else { return false };
+        if op.is_work() || !self.in_turn(slot, op.seq) {
+            return false;
+        }
+        if op.kind == Kind::Wait as u32 {
+            if !self.passed(op.target, op.generation, op.value) {
+                return false;
+            }
+        } else {
+            let now = self.now;
+            let event = &mut self.events[op.target as usize];
+            if event.state == 1 && event.generation == op.generation && event.records == op.value {
+                event.time = now;
+            }
+        }
+        self.pop(slot);
+        true
+    }
+
+    /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` go ahead.
+    fn in_turn(&self, slot: u32, seq: u64) -> bool {
+        let stream = &self.streams[slot as usize];
+        if stream.order == Order::NonBlocking as u32 {
+            return true;
+        }
+        let legacy = stream.order == Order::Legacy as u32;
+        let mut at = self.processes[stream.process as usize].clients[stream.device as usize].first;
+        while at != NONE {
+            let other = &self.streams[at as usize];
+            let opposed = if legacy {
+                other.order == Order::Blocking as u32
+            } else {
+                other.order == Order::Legacy as u32
+            };
+            if opposed
+                && other.context == stream.context
+                && self.head(at).is_some_and(|op| op.seq < seq)
+            {
+                return false;
+            }
+            at = other.next;
+        }
+        true
+    }
+
+    fn choose(&self, process: u32, device: usize) -> u32 {
+        let mut best = NONE;
+        let mut rank = (i32::MAX, u64::MAX);
+        let mut slot = self.processes[process as usize].clients[device].first;
+        while slot != NONE {
+            if let Some(op) = self.head(slot)
+                && op.is_work()
+            {
+                if op.started != 0 {
+                    return slot;
+                }
+                let own = (self.streams[slot as usize].priority, op.seq);
+                if (best == NONE || own < rank) && self.in_turn(slot, op.seq) {
+                    best = slot;
+                    rank = own;
+                }
+            }
+            slot = self.streams[slot as usize].next;
+        }
+        best
+    }
+
+    fn pop(&mut self, slot: u32) {
+        let stream = &mut self.streams[slot as usize];
+        stream.head += 1;
+        if stream.head == stream.tail {
+            let destroyed = stream.state == 2;
+            self.delist(slot);
+            if destroyed {
+                self.release_stream(slot);
+            }
+        }
+    }
+
+    /// Something of this process ended: what it can run next has to be found again.
+    fn touch(&mut self, process: u32) {
+        for client in &mut self.processes[process as usize].clients {
+            if client.first != NONE {
+                client.dirty = 1;
+            }
+        }
+    }
+
+    fn choice(&self, device: usize, process: u32) -> u32 {
+        if process == NONE {
+            return NONE;
+        }
+        self.processes[process as usize].clients[device].choice
+    }
+
+    /// The next process after `current`, in turn, that has something to run.
+    fn next_runnable(&self, device: usize, current: u32) -> u32 {
+        let queue = &self.devices[device].queue[..self.devices[device].queued as usize];
+        let start = queue.iter().position(|&p| p == current).map_or(0, |at| at + 1);
+        (0..queue.len())
+            .map(|step| queue[(start + step) % queue.len()])
+            .find(|&p| p != current && self.choice(device, p) != NONE)
+            .unwrap_or(NONE)
+    }
+
+    /// Decides who has the device now.
+    fn dispatch(&mut self, device: usize) {
+        let now = self.now;
+        let slice = self.config.slice_ns;
+        let Device { current, mut slice_end, .. } = Device::of(self, device);
+        if now > slice_end {
+            // Nobody else wanted the device then, or this would have been looked at in time: the
+            // slices of the one that has it follow each other.
+            slice_end += (now - slice_end).div_ceil(slice) * slice;
+            self.devices[device].slice_end = slice_end;
+        }
+        let runnable = self.choice(device, current) != NONE;
+        if runnable && now < slice_end {
+            return;
+        }
+        let next = self.next_runnable(device, current);
+        if next == NONE {
+            return;
+        }
+        let cost = match (current, runnable) {
+            (NONE, _) => 0,
+            (_, true) => self.config.switch_ns,
+            (_, false) => self.config.yield_ns,
+        };
+        let state = &mut self.devices[device];
+        state.current = next;
+        state.ready_at = now + cost;
+        state.slice_end = now + cost + slice;
+    }
+
+    /// When something next happens on a device by itself.
+    fn next_event(&self, device: usize) -> u64 {
+        let Device { current, slice_end, ready_at } = Device::of(self, device);
+        let choice = self.choice(device, current);
+        if choice == NONE {
+            return u64::MAX;
+        }
+        let left = self.head(choice).map_or(0, |op| op.value);
+        let end = self.now.max(ready_at).saturating_add(left);
+        if slice_end < end && self.next_runnable(device, current) != NONE {
+            slice_end.max(self.now)
+        } else {
+            end
+        }
+    }
+
+    /// Lets the device work from now to `to`.
+    fn run(&mut self, device: usize, to: u64) {
+        let Device { current, ready_at, .. } = Device::of(self, device);
+        let choice = self.choice(device, current);
+        let from = self.now.max(ready_at);
+        if choice == NONE || to <= from {
+            return;
+        }
+        let op = self.head_mut(choice);
+        op.value = op.value.saturating_sub(to - from);
+        op.started = 1;
+        if op.kind == Kind::Kernel as u32 {
+            self.count_busy(device, current, from, to);
+        }
+    }
+
+    /// Ends what has no time left.
+    fn complete(&mut self, device: usize) {
+        let Device { current, ready_at, .. } = Device::of(self, device);
+        let choice = self.choice(device, current);
+        if choice == NONE || self.now < ready_at {
+            return;
+        }
+        if self.head(choice).is_some_and(|op| op.value == 0) {
+            self.pop(choice);
+            self.touch(current);
+        }
+    }
+}
+
+/// The few numbers that the decisions above need.
+struct Device {
+    current: u32,
+    slice_end: u64,
+    ready_at: u64,
+}
+
+impl Device {
+    fn of(state: &State, device: usize) -> Self {
+        let device = &state.devices[device];
+        Self { current: device.current, slice_end: device.slice_end, ready_at: device.ready_at }
+    }
+}

@@ -1,0 +1,319 @@
+//! The rules, with a virtual clock.
+
+use std::alloc::{Layout, alloc_zeroed};
+
+use proptest::prelude::*;
+
+use crate::config::Config;
+use crate::layout::{Kind, Op, Order, QUEUE_DEPTH, SAMPLE_NS, State, StreamId};
+use crate::queue::{EventState, QueueError};
+
+const MS: u64 = 1_000_000;
+
+fn node() -> Box<State> {
+    // SAFETY: the layout is not empty, and all-zero bytes are a valid `State` (plain integers).
+    let mut state = unsafe { Box::from_raw(alloc_zeroed(Layout::new::<State>()).cast::<State>()) };
+    state.init(Config::default(), 0);
+    state
+}
+
+fn kernel(ns: u64) -> Op {
+    Op::work(Kind::Kernel, ns)
+}
+
+fn stream(state: &mut State, process: u32, order: Order) -> StreamId {
+    state.create_stream(process, 0, 1, order, 0).unwrap()
+}
+
+fn reached(state: &mut State, process: u32, on: StreamId) -> crate::layout::EventId {
+    let event = state.create_event(process).unwrap();
+    state.record(on, event).unwrap();
+    event
+}
+
+#[test]
+fn a_stream_is_in_order_and_events_are_exact() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let st = stream(&mut s, p, Order::Blocking);
+    s.advance(10);
+    let start = reached(&mut s, p, st);
+    s.push(st, kernel(2 * MS)).unwrap();
+    let middle = reached(&mut s, p, st);
+    s.push(st, kernel(3 * MS)).unwrap();
+    let end = reached(&mut s, p, st);
+    s.advance(10 + 2 * MS - 1);
+    assert_eq!(s.event_state(start), Ok(EventState::Reached(10)));
+    assert_eq!(s.event_state(middle), Ok(EventState::Pending));
+    s.advance(100 * MS);
+    assert_eq!(s.event_state(middle), Ok(EventState::Reached(10 + 2 * MS)));
+    assert_eq!(s.event_state(end), Ok(EventState::Reached(10 + 5 * MS)));
+}
+
+#[test]
+fn streams_of_a_process_share_the_device_in_order_of_submission() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = stream(&mut s, p, Order::NonBlocking);
+    s.push(a, kernel(MS)).unwrap();
+    s.push(b, kernel(MS)).unwrap();
+    s.push(a, kernel(MS)).unwrap();
+    let end_a = reached(&mut s, p, a);
+    let end_b = reached(&mut s, p, b);
+    s.advance(10 * MS);
+    assert_eq!(s.event_state(end_b), Ok(EventState::Reached(2 * MS)));
+    assert_eq!(s.event_state(end_a), Ok(EventState::Reached(3 * MS)));
+}
+
+#[test]
+fn the_legacy_stream_waits_for_blocking_streams_and_they_for_it() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let legacy = stream(&mut s, p, Order::Legacy);
+    let blocking = stream(&mut s, p, Order::Blocking);
+    let free = stream(&mut s, p, Order::NonBlocking);
+    s.push(blocking, kernel(4 * MS)).unwrap();
+    let on_legacy = reached(&mut s, p, legacy);
+    s.push(legacy, kernel(MS)).unwrap();
+    let after = reached(&mut s, p, blocking);
+    let apart = reached(&mut s, p, free);
+    s.advance(20 * MS);
+    assert_eq!(s.event_state(apart), Ok(EventState::Reached(0)));
+    assert_eq!(s.event_state(on_legacy), Ok(EventState::Reached(4 * MS)));
+    assert_eq!(s.event_state(after), Ok(EventState::Reached(5 * MS)));
+}
+
+#[test]
+fn a_wait_holds_its_stream_across_devices() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = s.create_stream(p, 1, 2, Order::NonBlocking, 0).unwrap();
+    s.push(a, kernel(3 * MS)).unwrap();
+    let done = reached(&mut s, p, a);
+    s.wait(b, done).unwrap();
+    s.push(b, kernel(MS)).unwrap();
+    let end = reached(&mut s, p, b);
+    assert_eq!(s.least_time(b, s.end_of(b).unwrap()), 3 * MS);
+    s.advance(10 * MS);
+    assert_eq!(s.event_state(end), Ok(EventState::Reached(4 * MS)));
+}
+
+#[test]
+fn a_wait_refers_to_the_record_of_its_time() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = stream(&mut s, p, Order::NonBlocking);
+    let event = s.create_event(p).unwrap();
+    s.push(a, kernel(MS)).unwrap();
+    s.record(a, event).unwrap();
+    s.wait(b, event).unwrap();
+    let passed = reached(&mut s, p, b);
+    s.push(a, kernel(5 * MS)).unwrap();
+    s.record(a, event).unwrap();
+    s.advance(20 * MS);
+    assert_eq!(s.event_state(passed), Ok(EventState::Reached(MS)));
+    assert_eq!(s.event_state(event), Ok(EventState::Reached(6 * MS)));
+}
+
+#[test]
+fn two_dense_processes_are_sliced_fairly_with_a_loss() {
+    let mut s = node();
+    let mut last = Vec::new();
+    for pid in 1..=2 {
+        let p = s.add_process(pid, 1).unwrap();
+        let st = stream(&mut s, p, Order::NonBlocking);
+        for _ in 0..QUEUE_DEPTH {
+            s.push(st, kernel(2 * MS + MS / 2)).unwrap();
+        }
+        last.push(st);
+    }
+    s.advance(1000 * MS);
+    let left: Vec<f64> =
+        last.iter().map(|&st| s.least_time(st, QUEUE_DEPTH) as f64 / MS as f64).collect();
+    let done: Vec<f64> = left.iter().map(|l| 2.5 * QUEUE_DEPTH as f64 - l).collect();
+    assert!((done[0] - done[1]).abs() <= 2.0, "{done:?}");
+    let total = done[0] + done[1];
+    assert!((total - 1000.0 * 2.0 / 2.2).abs() < 2.0, "{total}");
+}
+
+#[test]
+fn an_idle_process_gives_the_device_up_at_once() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let q = s.add_process(2, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = stream(&mut s, q, Order::NonBlocking);
+    s.push(a, kernel(MS)).unwrap();
+    s.push(b, kernel(MS)).unwrap();
+    let end = reached(&mut s, q, b);
+    s.advance(10 * MS);
+    assert_eq!(s.event_state(end), Ok(EventState::Reached(2 * MS + 20_000)));
+}
+
+#[test]
+fn a_full_queue_refuses() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let st = stream(&mut s, p, Order::NonBlocking);
+    for _ in 0..QUEUE_DEPTH {
+        s.push(st, kernel(MS)).unwrap();
+    }
+    assert_eq!(s.push(st, kernel(MS)), Err(QueueError::Full));
+    s.advance(MS);
+    assert!(s.push(st, kernel(MS)).is_ok());
+    assert_eq!(s.push(st, kernel(MS)), Err(QueueError::Full));
+}
+
+#[test]
+fn a_dropped_process_leaves_nothing_behind() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let q = s.add_process(2, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = stream(&mut s, q, Order::NonBlocking);
+    let event = reached(&mut s, p, a);
+    s.take(p, 0, 5 << 30).unwrap();
+    s.push(a, kernel(1000 * MS)).unwrap();
+    s.push(b, kernel(5 * MS)).unwrap();
+    let end = reached(&mut s, q, b);
+    s.advance(MS);
+    s.drop_process(p);
+    s.advance(20 * MS);
+    assert_eq!(s.free_memory(0), 16 << 30);
+    assert_eq!(s.event_state(end), Ok(EventState::Reached(6 * MS)));
+    assert_eq!(s.event_state(event), Err(QueueError::Gone));
+    assert_eq!(s.push(a, kernel(1)), Err(QueueError::Gone));
+    assert!(s.passed(a.slot, a.generation, 1));
+}
+
+#[test]
+fn a_destroyed_stream_finishes_its_work() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    s.push(a, kernel(MS)).unwrap();
+    let event = reached(&mut s, p, a);
+    s.destroy_stream(a).unwrap();
+    assert_eq!(s.push(a, kernel(MS)), Err(QueueError::Gone));
+    assert_eq!(s.event_state(event), Ok(EventState::Pending));
+    s.advance(2 * MS);
+    assert_eq!(s.event_state(event), Ok(EventState::Reached(MS)));
+    let b = stream(&mut s, p, Order::NonBlocking);
+    assert_eq!(b.slot, a.slot);
+    assert_ne!(b.generation, a.generation);
+}
+
+#[test]
+fn memory_stops_at_the_last_byte() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    s.take(p, 0, (16 << 30) - 512).unwrap();
+    assert_eq!(s.take(p, 0, 1024).unwrap_err().free, 512);
+    s.take(p, 0, 512).unwrap();
+    assert!(s.take(p, 0, 1).is_err());
+    s.take(p, 1, 1).unwrap();
+    s.give_back(p, 0, 16 << 30);
+    assert_eq!(s.free_memory(0), 16 << 30);
+}
+
+#[test]
+fn utilisation_is_of_the_last_full_period() {
+    let mut s = node();
+    let p = s.add_process(7, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    s.push(a, kernel(SAMPLE_NS / 2)).unwrap();
+    s.advance(SAMPLE_NS - 1);
+    assert_eq!(s.utilization(0), 0);
+    s.advance(SAMPLE_NS);
+    assert_eq!(s.utilization(0), 50);
+    let samples = s.process_samples(0, 0);
+    assert_eq!(samples.len(), 1);
+    assert_eq!((samples[0].pid, samples[0].percent, samples[0].end_ns), (7, 50, SAMPLE_NS));
+    assert!(s.process_samples(0, SAMPLE_NS).is_empty());
+    s.advance(2 * SAMPLE_NS);
+    assert_eq!(s.utilization(0), 0);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push { process: usize, stream: usize, us: u64 },
+    Wait { process: usize, from: usize, to: usize },
+    Pass { us: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3_usize, 0..3_usize, 1..4000_u64)
+            .prop_map(|(process, stream, us)| Step::Push { process, stream, us }),
+        1 => (0..3_usize, 0..3_usize, 0..3_usize)
+            .prop_map(|(process, from, to)| Step::Wait { process, from, to }),
+        3 => (1..3000_u64).prop_map(|us| Step::Pass { us }),
+    ]
+}
+
+fn play(steps: &[Step], chop: bool) -> (Vec<u64>, u64) {
+    let mut s = node();
+    let orders = [Order::Legacy, Order::Blocking, Order::NonBlocking];
+    let mut streams = Vec::new();
+    for pid in 0..3 {
+        let p = s.add_process(pid, 1).unwrap();
+        streams.push((p, orders.map(|order| stream(&mut s, p, order))));
+    }
+    let mut now = 0;
+    let mut events = Vec::new();
+    let mut work = 0;
+    for step in steps {
+        match *step {
+            Step::Push { process, stream, us } => {
+                let (p, of) = &streams[process];
+                work += us * 1000;
+                s.push(of[stream], kernel(us * 1000)).unwrap();
+                events.push(reached(&mut s, *p, of[stream]));
+            }
+            Step::Wait { process, from, to } => {
+                let (p, of) = &streams[process];
+                let event = reached(&mut s, *p, of[from]);
+                s.wait(of[to], event).unwrap();
+            }
+            Step::Pass { us } => {
+                let end = now + us * 1000;
+                if chop {
+                    while now < end {
+                        now = end.min(now + 37_000);
+                        s.advance(now);
+                    }
+                }
+                now = end;
+                s.advance(now);
+            }
+        }
+    }
+    s.advance(now + 10 * work + 1);
+    let times = events
+        .iter()
+        .map(|&event| match s.event_state(event) {
+            Ok(EventState::Reached(time)) => time,
+            other => panic!("work is stuck: {other:?}"),
+        })
+        .collect();
+    (times, work)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// When and how often the simulation is carried forward makes no difference, all work ends,
+    /// and no two kernels overlap (the last one ends no sooner than the sum).
+    #[test]
+    fn results_depend_on_the_clock_alone(steps in proptest::collection::vec(step(), 1..60)) {
+        let (whole, work) = play(&steps, false);
+        let (chopped, _) = play(&steps, true);
+        prop_assert_eq!(&whole, &chopped);
+        if let Some(&last) = whole.iter().max() {
+            prop_assert!(last >= work);
+        }
+    }
+}
