@@ -1,3 +1,55 @@
-//! To be written.
+//! `tenant`: a small CUDA workload for the demo, the tests and the benchmarks. It reaches the
+//! driver as a program with a static CUDA runtime does, and runs on a real GPU and on the
+//! software one alike. Each run ends with one JSON line on stdout.
+//!
+//! Exit status: 0 when the run ended as designed (a refused allocation is a result), 1 with one
+//! line on stderr when it could not, 2 for wrong usage.
+#![deny(unsafe_code)]
 
-fn main() {}
+mod calibrate;
+mod cli;
+mod costs;
+mod dense;
+#[allow(unsafe_code, reason = "the one place that calls the driver")]
+mod driver;
+mod mem;
+mod report;
+mod stats;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use driver::DriverError;
+
+/// Why a run could not be done.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The driver or the device.
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    /// Stdout is gone.
+    #[error("cannot write the result: {0}")]
+    Output(#[from] std::io::Error),
+    /// The system gave no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    /// Arrays come in whole rows.
+    #[error("--chunk {chunk} is too small for --api {api}: expected at least {least} bytes")]
+    Chunk { chunk: u64, api: String, least: usize },
+}
+
+fn main() -> ExitCode {
+    let outcome = match cli::Cli::parse().command {
+        cli::Command::Dense(options) => dense::run(&options),
+        cli::Command::Mem(options) => mem::run(&options),
+        cli::Command::LaunchCost(options) => costs::launches(&options),
+        cli::Command::AllocCost(options) => costs::allocations(&options),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("tenant: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

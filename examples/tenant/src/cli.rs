@@ -1,0 +1,157 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::driver::MemoryApi;
+
+/// A small CUDA workload: keeps a GPU busy, or takes its memory, and tells how that went.
+#[derive(Parser, Debug)]
+#[command(version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Launch kernels that fill the device, back to back, and report how many were completed
+    Dense(Dense),
+    /// Allocate until refused, and report how much was granted
+    Mem(Mem),
+    /// Measure the host-side cost of launching an empty kernel into an idle queue
+    LaunchCost(LaunchCost),
+    /// Measure the cost of cuMemAlloc with cuMemFree, and of cuMemGetInfo
+    AllocCost(AllocCost),
+}
+
+/// Which device, and how the driver's functions are asked for.
+#[derive(Args, Debug, Clone, Copy)]
+pub(crate) struct Target {
+    /// Device number, as CUDA counts in this process
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub(crate) device: u32,
+    /// Use the per-thread default stream: the driver's _ptsz functions
+    #[arg(long)]
+    pub(crate) ptsz: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Dense {
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us)]
+    pub(crate) kernel_us: f64,
+    /// How long to launch, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) seconds: f64,
+    /// How the kernels are launched
+    #[arg(long, value_enum, default_value = "kernel")]
+    pub(crate) pattern: Pattern,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    /// Print the number of completed kernels as a JSON line, four times a second
+    #[arg(long)]
+    pub(crate) progress: bool,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+/// How kernels are launched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Pattern {
+    /// cuLaunchKernel into the default stream
+    Kernel,
+    /// cuLaunchKernelEx into the default stream
+    Ex,
+    /// cuLaunchCooperativeKernel into the default stream
+    Coop,
+    /// cuGraphLaunch of a captured graph of eight kernels
+    Graph,
+    /// cuLaunchKernel into four streams in turn
+    Multistream,
+    /// cuLaunchKernel from four threads, each with its own stream
+    Threads,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Mem {
+    /// Which calls allocate
+    #[arg(long, value_enum)]
+    pub(crate) api: MemoryApi,
+    /// Size of one allocation, such as 64MiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) chunk: u64,
+    /// Stop once this much is granted
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) cap: u64,
+    /// Keep everything for this long after the result is printed, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) hold: Option<f64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LaunchCost {
+    /// How many launches to time
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub(crate) launches: u64,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct AllocCost {
+    /// How many allocations to time
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub(crate) pairs: u64,
+    /// Size of one allocation
+    #[arg(long, default_value = "4MiB", value_name = "SIZE", value_parser = size)]
+    pub(crate) size: u64,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    match utils::units::parse_size(text) {
+        Ok(0) => Err("expected a size above 0".to_owned()),
+        Ok(bytes) => Ok(bytes),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn kernel_us(text: &str) -> Result<f64, String> {
+    number(text, 1e7)
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    number(text, 86_400.0)
+}
+
+fn number(text: &str, most: f64) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= most => Ok(value),
+        _ => Err(format!("expected a number above 0 and up to {most}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        for text in ["0", "-1", "nan", "inf", "ten", ""] {
+            assert!(kernel_us(text).is_err(), "{text}");
+        }
+        assert_eq!(kernel_us("2500"), Ok(2500.0));
+        assert!(size("0").is_err());
+        assert_eq!(size("64MiB"), Ok(64 << 20));
+    }
+}

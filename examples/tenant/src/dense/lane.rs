@@ -1,0 +1,126 @@
+//! One stream, kept busy.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::plan::{GRAPH_KERNELS, Plan};
+use crate::cli::Pattern;
+use crate::driver::{Context, DriverError, Event, Graph, Kernels, LaunchCall, Spin, Stream};
+
+/// What one launch puts into the stream.
+enum Unit<'c> {
+    Kernel(LaunchCall),
+    Graph(Graph<'c>),
+}
+
+/// A stream with a bounded number of launches in flight. After each group of launches an event
+/// is recorded; the oldest is waited for when too many are outstanding.
+pub(super) struct Lane<'c> {
+    context: &'c Context,
+    kernels_to_launch: &'c Kernels<'c>,
+    spin: Spin,
+    plan: Plan,
+    unit: Unit<'c>,
+    in_flight: VecDeque<Event<'c>>,
+    spare: Vec<Event<'c>>,
+    /// The event passed last: where the next gap begins.
+    last: Event<'c>,
+    /// Kernels completed so far.
+    pub(super) kernels: u64,
+    /// For each group, the time since the one before it, divided by its kernels.
+    pub(super) gaps_ms: Vec<f64>,
+    // Last, so that graph and events go first.
+    stream: Stream<'c>,
+}
+
+impl<'c> Lane<'c> {
+    pub(super) fn new(
+        context: &'c Context,
+        kernels: &'c Kernels<'c>,
+        pattern: Pattern,
+        ptsz: bool,
+        spin: Spin,
+        plan: Plan,
+    ) -> Result<Self, DriverError> {
+        let stream = match super::uses_default_stream(pattern, ptsz) {
+            true => Stream::default_of(context),
+            false => Stream::create(context)?,
+        };
+        let unit = match pattern {
+            Pattern::Graph => Unit::Graph(Graph::capture(context, &stream, || {
+                (0..GRAPH_KERNELS)
+                    .try_for_each(|_| kernels.launch_spin(LaunchCall::Kernel, spin, &stream))
+            })?),
+            Pattern::Ex => Unit::Kernel(LaunchCall::Ex),
+            Pattern::Coop => Unit::Kernel(LaunchCall::Cooperative),
+            Pattern::Kernel | Pattern::Multistream | Pattern::Threads => {
+                Unit::Kernel(LaunchCall::Kernel)
+            }
+        };
+        Ok(Self {
+            context,
+            kernels_to_launch: kernels,
+            spin,
+            plan,
+            unit,
+            in_flight: VecDeque::new(),
+            spare: Vec::new(),
+            last: Event::create(context)?,
+            kernels: 0,
+            gaps_ms: Vec::new(),
+            stream,
+        })
+    }
+
+    /// The point that the first gap is measured from.
+    pub(super) fn mark_start(&mut self) -> Result<(), DriverError> {
+        self.last.record(&self.stream)
+    }
+
+    /// Launches one group; takes note of what is complete; waits if too much is outstanding.
+    pub(super) fn step(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
+        for _ in 0..self.plan.launches_per_group {
+            match &self.unit {
+                Unit::Kernel(call) => {
+                    self.kernels_to_launch.launch_spin(*call, self.spin, &self.stream)?;
+                }
+                Unit::Graph(graph) => graph.launch(&self.stream)?,
+            }
+        }
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => Event::create(self.context)?,
+        };
+        event.record(&self.stream)?;
+        self.in_flight.push_back(event);
+        while let Some(oldest) = self.in_flight.front() {
+            if self.in_flight.len() >= self.plan.groups_ahead {
+                oldest.synchronize()?;
+            } else if !oldest.is_done()? {
+                break;
+            }
+            self.retire(completed)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for everything outstanding.
+    pub(super) fn drain(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
+        while let Some(oldest) = self.in_flight.front() {
+            oldest.synchronize()?;
+            self.retire(completed)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the oldest group, which is complete.
+    fn retire(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
+        let Some(event) = self.in_flight.pop_front() else { return Ok(()) };
+        let kernels = self.plan.kernels_per_group();
+        self.gaps_ms.push(event.ms_since(&self.last)? / kernels as f64);
+        self.spare.push(std::mem::replace(&mut self.last, event));
+        self.kernels += kernels;
+        completed.fetch_add(kernels, Ordering::Relaxed);
+        Ok(())
+    }
+}

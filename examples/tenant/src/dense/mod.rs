@@ -1,0 +1,171 @@
+//! `tenant dense`: kernels that fill the device, back to back, for a stated time.
+
+mod lane;
+mod plan;
+mod progress;
+
+use std::sync::Barrier;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::calibrate::{self, Calibrated};
+use crate::cli::{Dense, Pattern};
+use crate::driver::{Context, DriverError, Kernels, Spin, Stream};
+use crate::stats::Samples;
+use crate::{Failure, report};
+use lane::Lane;
+use plan::Plan;
+
+/// The result.
+#[derive(Serialize)]
+struct Outcome {
+    pattern: String,
+    /// Kernels that the device completed.
+    kernels: u64,
+    /// From the first launch to the last completion, on the host's clock.
+    seconds: f64,
+    /// Completed kernels a second.
+    rate: f64,
+    /// Time between completions in one stream, by the device's clock, for each kernel; averaged
+    /// over the few kernels between two events. Half of the time it was not longer.
+    p50_ms: f64,
+    /// As `p50_ms`, for 99 % of the time between completions.
+    p99_ms: f64,
+    /// Rounds of arithmetic in a kernel; for --iterations of a later run.
+    iterations: u64,
+    /// The kernel's length as measured, none where --iterations was given.
+    kernel_us: Option<f64>,
+    device: String,
+    uuid: String,
+    driver: i32,
+}
+
+/// What one thread did.
+struct Work {
+    start: Instant,
+    end: Instant,
+    kernels: u64,
+    gaps_ms: Vec<f64>,
+}
+
+pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
+    let context = Context::open(options.target.device, options.target.ptsz)?;
+    let kernels = Kernels::load(&context)?;
+    let (spin, kernel_us) = prepare(options, &context, &kernels)?;
+    let plan = Plan::new(options.pattern, options.kernel_us);
+    let completed = AtomicU64::new(0);
+    let (barrier, length) = (Barrier::new(plan.threads), Duration::from_secs_f64(options.seconds));
+    let work = || {
+        let lanes = context.make_current().and_then(|()| {
+            (0..plan.lanes)
+                .map(|_| {
+                    Lane::new(&context, &kernels, options.pattern, options.target.ptsz, spin, plan)
+                })
+                .collect::<Result<Vec<_>, _>>()
+        });
+        // Every thread gets here, so that none waits for one that failed.
+        barrier.wait();
+        launch_for(length, lanes?, &completed)
+    };
+    let works = std::thread::scope(|scope| -> Result<Vec<Work>, Failure> {
+        let reporter = match options.progress {
+            true => Some(progress::start(scope, &completed).map_err(Failure::Thread)?),
+            false => None,
+        };
+        let others: Vec<_> = (1..plan.threads).map(|_| scope.spawn(work)).collect();
+        let mut works = vec![work()];
+        for other in others {
+            works.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        drop(reporter);
+        Ok(works.into_iter().collect::<Result<_, _>>()?)
+    })?;
+    report::line(&outcome(options, &context, works, spin, kernel_us)?)
+}
+
+/// The kernel to launch, and its length in microseconds if it was measured.
+fn prepare(
+    options: &Dense,
+    context: &Context,
+    kernels: &Kernels<'_>,
+) -> Result<(Spin, Option<f64>), DriverError> {
+    let stream = Stream::default_of(context);
+    calibrate::warm_up(kernels, &stream)?;
+    if let Some(iterations) = options.iterations {
+        let ns = ((options.kernel_us * 1000.0).round() as u64).max(1);
+        return Ok((Spin { ns, iterations }, None));
+    }
+    let Calibrated { spin, measured_us } =
+        calibrate::calibrate(context, kernels, &stream, options.kernel_us)?;
+    Ok((spin, Some(measured_us)))
+}
+
+/// Launches into the lanes in turn until `length` is over, then waits for what is outstanding.
+fn launch_for(
+    length: Duration,
+    mut lanes: Vec<Lane<'_>>,
+    completed: &AtomicU64,
+) -> Result<Work, DriverError> {
+    let start = Instant::now();
+    for lane in &mut lanes {
+        lane.mark_start()?;
+    }
+    while start.elapsed() < length {
+        for lane in &mut lanes {
+            lane.step(completed)?;
+        }
+    }
+    let (mut kernels, mut gaps_ms) = (0, Vec::new());
+    for lane in &mut lanes {
+        lane.drain(completed)?;
+        kernels += lane.kernels;
+        gaps_ms.append(&mut lane.gaps_ms);
+    }
+    Ok(Work { start, end: Instant::now(), kernels, gaps_ms })
+}
+
+fn outcome(
+    options: &Dense,
+    context: &Context,
+    works: Vec<Work>,
+    spin: Spin,
+    kernel_us: Option<f64>,
+) -> Result<Outcome, DriverError> {
+    let start = works.iter().map(|work| work.start).min();
+    let end = works.iter().map(|work| work.end).max();
+    let seconds = match (start, end) {
+        (Some(start), Some(end)) => (end - start).as_secs_f64(),
+        _ => 0.0,
+    };
+    let kernels: u64 = works.iter().map(|work| work.kernels).sum();
+    let gaps = Samples::new(works.into_iter().flat_map(|work| work.gaps_ms).collect());
+    let pattern = options.pattern.to_possible_value();
+    Ok(Outcome {
+        pattern: pattern.map_or_else(String::new, |value| value.get_name().to_owned()),
+        kernels,
+        seconds,
+        rate: if seconds > 0.0 { kernels as f64 / seconds } else { 0.0 },
+        p50_ms: gaps.percentile(50.0),
+        p99_ms: gaps.percentile(99.0),
+        iterations: spin.iterations,
+        kernel_us,
+        device: context.device_name()?,
+        uuid: context.device_uuid()?,
+        driver: context.driver_version()?,
+    })
+}
+
+/// Whether the pattern launches into the default stream, as unchanged programs do, or into
+/// streams that it makes.
+fn uses_default_stream(pattern: Pattern, ptsz: bool) -> bool {
+    match pattern {
+        Pattern::Kernel | Pattern::Ex | Pattern::Coop => true,
+        // The legacy stream can not be captured.
+        Pattern::Graph | Pattern::Multistream => false,
+        // With _ptsz functions each thread's default stream is its own.
+        Pattern::Threads => ptsz,
+    }
+}

@@ -1,0 +1,50 @@
+//! The number of completed kernels, four times a second.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{Builder, Scope};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::report;
+
+const EVERY: Duration = Duration::from_millis(250);
+
+#[derive(Serialize)]
+struct Progress {
+    /// Seconds since the first launch was about to begin.
+    elapsed: f64,
+    /// Kernels that the device completed since then.
+    kernels: u64,
+}
+
+/// Keeps the reporter going; it ends when this is dropped.
+pub(super) struct Reporter {
+    _running: Sender<()>,
+}
+
+/// Starts the thread that prints.
+pub(super) fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    completed: &'scope AtomicU64,
+) -> std::io::Result<Reporter> {
+    let (running, ended) = channel();
+    let start = Instant::now();
+    let print = move || {
+        for tick in 1.. {
+            let wait = (EVERY * tick).saturating_sub(start.elapsed());
+            if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            let elapsed = start.elapsed().as_secs_f64();
+            let kernels = completed.load(Ordering::Relaxed);
+            // Who reads this may leave early; the result at the end still reports that.
+            if report::line(&Progress { elapsed, kernels }).is_err() {
+                return;
+            }
+        }
+    };
+    Builder::new().name("progress".into()).spawn_scoped(scope, print)?;
+    Ok(Reporter { _running: running })
+}

@@ -1,0 +1,145 @@
+//! The embedded kernels and the three ways to launch one.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use utils::driver::cuda::{Function, LaunchConfig, Module};
+
+use super::{Context, DriverError, Stream};
+
+/// PTX text, NUL-terminated as the driver expects it.
+const IMAGE: &str = concat!(include_str!("../kernels.ptx"), "\0");
+/// Threads per block: the most that every device takes.
+const BLOCK: c_uint = 1024;
+
+/// The driver function that launches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LaunchCall {
+    /// `cuLaunchKernel`
+    Kernel,
+    /// `cuLaunchKernelEx`
+    Ex,
+    /// `cuLaunchCooperativeKernel`
+    Cooperative,
+}
+
+/// How long the kernel `spin` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spin {
+    /// On the software GPU: nanoseconds.
+    pub(crate) ns: u64,
+    /// On a real one: rounds of arithmetic in each thread.
+    pub(crate) iterations: u64,
+}
+
+/// The loaded module. Its grid fills every multiprocessor exactly once.
+pub(crate) struct Kernels<'c> {
+    context: &'c Context,
+    module: Module,
+    spin: Function,
+    empty: Function,
+    blocks: c_uint,
+}
+
+// SAFETY: modules and functions belong to the context and may be used from any thread.
+unsafe impl Sync for Kernels<'_> {}
+
+impl<'c> Kernels<'c> {
+    /// Loads the module into the context.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`]
+    pub(crate) fn load(context: &'c Context) -> Result<Self, DriverError> {
+        let null = core::ptr::null_mut();
+        let mut kernels = Self { context, module: null, spin: null, empty: null, blocks: 0 };
+        let mut per_multiprocessor = 0;
+        // SAFETY: the image and the names are NUL-terminated; results go to live variables; the
+        // functions are looked up in the module that was just loaded.
+        unsafe {
+            context.table.cuModuleLoadData(&mut kernels.module, IMAGE.as_ptr().cast())?;
+            for (function, name) in [(&mut kernels.spin, c"spin"), (&mut kernels.empty, c"empty")] {
+                context.table.cuModuleGetFunction(function, kernels.module, name.as_ptr())?;
+            }
+            context.table.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut per_multiprocessor,
+                kernels.spin,
+                BLOCK as c_int,
+                0,
+            )?;
+        }
+        let per_multiprocessor = c_uint::try_from(per_multiprocessor).unwrap_or(1).max(1);
+        kernels.blocks = context.multiprocessors()?.max(1) * per_multiprocessor;
+        Ok(kernels)
+    }
+
+    /// Launches `spin` on the whole device.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`]
+    pub(crate) fn launch_spin(
+        &self,
+        call: LaunchCall,
+        spin: Spin,
+        stream: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        self.launch(call, self.spin, self.blocks, [spin.ns, spin.iterations, 0], stream)
+    }
+
+    /// Launches one block of `empty` with `cuLaunchKernel`.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`]
+    pub(crate) fn launch_empty(&self, stream: &Stream<'_>) -> Result<(), DriverError> {
+        self.launch(LaunchCall::Kernel, self.empty, 1, [0; 3], stream)
+    }
+
+    fn launch(
+        &self,
+        call: LaunchCall,
+        function: Function,
+        blocks: c_uint,
+        mut arguments: [u64; 3],
+        stream: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        let [ns, iterations, sink] = &mut arguments;
+        let mut params: [*mut c_void; 3] = [
+            core::ptr::from_mut(ns).cast(),
+            core::ptr::from_mut(iterations).cast(),
+            core::ptr::from_mut(sink).cast(),
+        ];
+        let (params, table) = (params.as_mut_ptr(), &self.context.table);
+        let extra = core::ptr::null_mut();
+        // SAFETY: both kernels take at most these three 64-bit arguments, which the driver copies
+        // during the call; neither writes to memory (`sink` is unused by construction, see
+        // kernels.ptx); function and stream belong to the current context.
+        unsafe {
+            match call {
+                LaunchCall::Kernel => table.cuLaunchKernel(
+                    function, blocks, 1, 1, BLOCK, 1, 1, 0, stream.raw, params, extra,
+                ),
+                LaunchCall::Cooperative => table.cuLaunchCooperativeKernel(
+                    function, blocks, 1, 1, BLOCK, 1, 1, 0, stream.raw, params,
+                ),
+                LaunchCall::Ex => {
+                    let config = LaunchConfig {
+                        grid: [blocks, 1, 1],
+                        block: [BLOCK, 1, 1],
+                        shared_mem_bytes: 0,
+                        stream: stream.raw,
+                        attrs: core::ptr::null_mut(),
+                        num_attrs: 0,
+                    };
+                    table.cuLaunchKernelEx(&config, function, params, extra)
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Kernels<'_> {
+    fn drop(&mut self) {
+        if !self.module.is_null() {
+            // SAFETY: loaded once, unloaded once; the launches were waited for or failed.
+            let _ = unsafe { self.context.table.cuModuleUnload(self.module) };
+        }
+    }
+}

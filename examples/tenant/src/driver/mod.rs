@@ -1,0 +1,33 @@
+//! The CUDA driver with a safe face: every `unsafe` of this program is in this folder.
+
+mod context;
+mod graph;
+mod kernel;
+mod memory;
+mod stream;
+mod table;
+
+pub(crate) use context::Context;
+pub(crate) use graph::Graph;
+pub(crate) use kernel::{Kernels, LaunchCall, Spin};
+pub(crate) use memory::{ARRAY_ROW, Allocator, MemoryApi};
+pub(crate) use stream::{Event, Stream};
+
+use utils::driver::cuda::CuResult;
+
+/// Why something could not be done with the driver.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DriverError {
+    /// There is no driver.
+    #[error("cannot load libcuda.so.1: {0}")]
+    Load(String),
+    /// The driver is older than what this program needs.
+    #[error("the CUDA driver has no {0}: it is too old")]
+    Missing(&'static str),
+    /// No such device.
+    #[error("device {index} does not exist: expected a number below {count}")]
+    NoSuchDevice { index: u32, count: i32 },
+    /// A driver call failed.
+    #[error("{call} failed: {result}")]
+    Call { call: &'static str, result: CuResult },
+}

@@ -1,0 +1,119 @@
+//! `tenant dense` and the cost measurements on the software GPU.
+
+use crate::node::{Node, text};
+use serde_json::Value;
+
+fn number(result: &Value, key: &str) -> f64 {
+    result[key].as_f64().unwrap_or_else(|| panic!("{key} is not a number: {result}"))
+}
+
+/// What every run must satisfy. The device can not do more than one second of kernels a second;
+/// how much less it does depends on the machine.
+fn check_dense(node: &Node, kernel_us: f64, arguments: &str) -> Value {
+    let result = node.result(&format!("dense --kernel-us {kernel_us} {arguments}"));
+    let (kernels, seconds) = (number(&result, "kernels"), number(&result, "seconds"));
+    assert!(kernels >= 1.0, "{result}");
+    assert!((number(&result, "rate") - kernels / seconds).abs() < 1.0, "{result}");
+    assert!(kernels * kernel_us * 1e-6 <= seconds * 1.02 + 0.002, "more than possible: {result}");
+    assert!(number(&result, "p50_ms") <= number(&result, "p99_ms"), "{result}");
+    assert!(number(&result, "p99_ms") > 0.0, "{result}");
+    result
+}
+
+#[test]
+fn every_pattern_counts_what_the_device_completed() {
+    for pattern in ["kernel", "ex", "coop", "graph", "multistream", "threads"] {
+        let node = Node::new("1GiB");
+        let result = check_dense(&node, 2000.0, &format!("--seconds 0.4 --pattern {pattern}"));
+        assert_eq!(result["pattern"], pattern);
+        assert!(number(&result, "seconds") >= 0.4, "{result}");
+        if pattern == "graph" {
+            assert_eq!(number(&result, "kernels") % 8.0, 0.0, "{result}");
+        }
+    }
+}
+
+#[test]
+fn every_pattern_runs_with_per_thread_streams() {
+    for pattern in ["kernel", "ex", "coop", "graph", "multistream", "threads"] {
+        let node = Node::new("1GiB");
+        check_dense(&node, 1000.0, &format!("--seconds 0.2 --ptsz --pattern {pattern}"));
+    }
+}
+
+#[test]
+fn short_and_long_kernels() {
+    let node = Node::new("1GiB");
+    for kernel_us in [15.0, 130.0, 20_000.0] {
+        check_dense(&node, kernel_us, "--seconds 0.3");
+    }
+}
+
+#[test]
+fn iterations_of_an_earlier_run_replace_the_calibration() {
+    let node = Node::new("1GiB");
+    let first = check_dense(&node, 2000.0, "--seconds 0.1");
+    assert!(number(&first, "kernel_us") > 0.0, "{first}");
+    let iterations = number(&first, "iterations");
+    let again = check_dense(&node, 2000.0, &format!("--seconds 0.1 --iterations {iterations}"));
+    assert_eq!(number(&again, "iterations"), iterations);
+    assert_eq!(again["kernel_us"], Value::Null);
+}
+
+#[test]
+fn progress_counts_completed_kernels() {
+    let node = Node::new("1GiB");
+    let lines = node.lines("dense --kernel-us 2000 --seconds 1.5 --progress");
+    let (last, progress) = lines.split_last().unwrap();
+    assert!(progress.len() >= 2, "{lines:?}");
+    for pair in progress.windows(2) {
+        assert!(number(&pair[0], "kernels") <= number(&pair[1], "kernels"), "{lines:?}");
+        assert!(number(&pair[0], "elapsed") < number(&pair[1], "elapsed"), "{lines:?}");
+    }
+    let shown = progress.last().unwrap();
+    assert!(number(shown, "kernels") <= number(last, "kernels"), "{lines:?}");
+    assert!(number(shown, "kernels") > 0.0, "{lines:?}");
+}
+
+#[test]
+fn costs_of_single_calls() {
+    let node = Node::new("1GiB");
+    let launches = node.result("launch-cost --launches 2000");
+    assert_eq!(number(&launches, "launches"), 2000.0);
+    for cost in [&launches, &node.result("alloc-cost --pairs 50")["alloc_free"]] {
+        assert!(number(cost, "median_ns") > 0.0, "{cost}");
+        assert!(number(cost, "p1_ns") <= number(cost, "median_ns"), "{cost}");
+        assert!(number(cost, "median_ns") <= number(cost, "p99_ns"), "{cost}");
+    }
+}
+
+#[test]
+fn without_a_driver_one_line_tells_so() {
+    let empty = tempfile::tempdir().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tenant"))
+        .args(["mem", "--api", "alloc", "--chunk", "1MiB", "--cap", "1GiB"])
+        .env("LD_LIBRARY_PATH", empty.path())
+        .output()
+        .unwrap();
+    if output.status.success() {
+        // A machine with a driver of its own.
+        return;
+    }
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    assert!(output.stdout.is_empty(), "{}", text(&output));
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(err.starts_with("tenant: cannot load libcuda.so.1: "), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+}
+
+#[test]
+fn wrong_input_is_named() {
+    let node = Node::new("1GiB");
+    let output = node.tenant("dense --kernel-us 100 --seconds 1 --device 7").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(err.contains("device 7 does not exist: expected a number below 1"), "{err}");
+    for wrong in ["dense --kernel-us -5 --seconds 1", "mem --api alloc --chunk 0 --cap 1GiB"] {
+        assert_eq!(node.tenant(wrong).output().unwrap().status.code(), Some(2), "{wrong}");
+    }
+}

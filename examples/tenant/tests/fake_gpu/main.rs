@@ -1,0 +1,8 @@
+//! `tenant` on the software GPU. The driver's libraries have to be built first:
+//! `cargo build -p fake-cuda -p fake-nvml`.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+mod dense;
+mod mem;
+mod node;

@@ -1,0 +1,75 @@
+//! A software GPU of the test's own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A node that no other test uses, and the directory through which programs find its driver.
+pub(crate) struct Node {
+    dir: TempDir,
+}
+
+impl Node {
+    /// A node with one device of this much memory and 64 MiB for each context.
+    pub(crate) fn new(memory: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, built) in
+            [("libcuda.so.1", "libfake_cuda.so"), ("libnvidia-ml.so.1", "libfake_nvml.so")]
+        {
+            std::os::unix::fs::symlink(library(built), dir.path().join(name)).unwrap();
+        }
+        std::fs::write(dir.path().join("memory"), memory).unwrap();
+        Self { dir }
+    }
+
+    /// `tenant` on this node.
+    pub(crate) fn tenant(&self, arguments: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenant"));
+        command
+            .args(arguments.split_whitespace())
+            .env("LD_LIBRARY_PATH", self.dir.path())
+            .env("SLUICE_FAKE_NODE", self.dir.path().join("node"))
+            .env("SLUICE_FAKE_DEVICES", "1")
+            .env("SLUICE_FAKE_CONTEXT", "64MiB")
+            .env(
+                "SLUICE_FAKE_MEMORY",
+                std::fs::read_to_string(self.dir.path().join("memory")).unwrap(),
+            );
+        command
+    }
+
+    /// Runs `tenant` to its end; every line that it printed.
+    pub(crate) fn lines(&self, arguments: &str) -> Vec<Value> {
+        let output = self.tenant(arguments).output().unwrap();
+        assert!(output.status.success(), "tenant {arguments}: {}", text(&output));
+        let out = String::from_utf8(output.stdout).unwrap();
+        out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// Runs `tenant` to its end; its one line.
+    pub(crate) fn result(&self, arguments: &str) -> Value {
+        let mut lines = self.lines(arguments);
+        assert_eq!(lines.len(), 1, "tenant {arguments}: {lines:?}");
+        lines.remove(0)
+    }
+}
+
+/// Everything that a program said.
+pub(crate) fn text(output: &Output) -> String {
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    format!("{}\n{out}\n{err}", output.status)
+}
+
+/// A library of the workspace, beside the tenant binary.
+fn library(name: &str) -> PathBuf {
+    let beside = Path::new(env!("CARGO_BIN_EXE_tenant")).with_file_name(name);
+    assert!(
+        beside.exists(),
+        "{} is missing: run `cargo build -p fake-cuda -p fake-nvml` first",
+        beside.display()
+    );
+    beside
+}
