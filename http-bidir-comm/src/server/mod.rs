@@ -1,1 +1,16 @@
-//! Placeholder until the server side exists.
+//! The answering side: what a Poem server needs for callers on a Unix socket that wait.
+//!
+//! A handler that waits is dropped when its caller goes away or stops waiting. What it must undo
+//! then belongs into an [`OnDrop`] that lives as long as the wait.
+
+mod json;
+mod listener;
+mod mailbox;
+mod peer;
+mod waiting;
+
+pub use json::{Answer, ApiError, Body, error_to_json};
+pub use listener::{BindError, PeerAcceptor, PeerListener};
+pub use mailbox::{Mailbox, MailboxFull, Numbered};
+pub use peer::Peer;
+pub use waiting::{OnDrop, wait_up_to};
