@@ -13,6 +13,7 @@ use poem::listener::{Acceptor, Listener};
 use poem::web::{LocalAddr, RemoteAddr};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::hang_up::HangUp;
 use super::peer::Peer;
 
 /// After a failed accept (mostly: out of file descriptors) wait this long instead of spinning.
@@ -102,13 +103,13 @@ pub struct PeerAcceptor {
 }
 
 impl Acceptor for PeerAcceptor {
-    type Io = UnixStream;
+    type Io = HangUp<UnixStream>;
 
     fn local_addr(&self) -> Vec<LocalAddr> {
         vec![self.local.clone()]
     }
 
-    async fn accept(&mut self) -> io::Result<(UnixStream, LocalAddr, RemoteAddr, Scheme)> {
+    async fn accept(&mut self) -> io::Result<(HangUp<UnixStream>, LocalAddr, RemoteAddr, Scheme)> {
         let accepted = self.listener.accept().await;
         let (stream, _) = match accepted {
             Ok(accepted) => accepted,
@@ -119,7 +120,7 @@ impl Acceptor for PeerAcceptor {
         };
         let credentials = stream.peer_cred()?;
         let peer = Peer { pid: credentials.pid().unwrap_or(0), uid: credentials.uid() };
-        Ok((stream, self.local.clone(), peer.to_address(), Scheme::HTTP))
+        Ok((HangUp::new(stream), self.local.clone(), peer.to_address(), Scheme::HTTP))
     }
 }
 

@@ -1,0 +1,63 @@
+//! Noticing at once that a caller has gone.
+//!
+//! hyper reports the end of a connection while a handler is still busy, but Poem 3.1 then goes on
+//! to wait for that handler, which for a long poll may take as long as the poll. A connection whose
+//! reading side has ended therefore refuses to be written to as well: hyper fails a second time,
+//! Poem lets go, and the handler is dropped.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// A connection that is over when its peer has finished sending.
+#[derive(Debug)]
+pub struct HangUp<S> {
+    stream: S,
+    ended: bool,
+}
+
+impl<S> HangUp<S> {
+    pub(super) fn new(stream: S) -> Self {
+        Self { stream, ended: false }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if self.ended { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for HangUp<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let asked = buffer.remaining() > 0;
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        self.ended |= asked && buffer.filled().len() == before;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for HangUp<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check()?;
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
