@@ -19,6 +19,44 @@ pub struct Cli {
 pub enum Command {
     /// Run a program under a memory limit and a share of GPU time.
     Run(RunArgs),
+    /// Show two programs sharing one GPU, each held to its memory and its share of GPU time.
+    Demo(DemoArgs),
+    /// List every function of the driver that Sluice names, and whether it is patched.
+    Hooks(HooksArgs),
+    /// Loads NVML and ends: a part of 'hooks'.
+    #[command(hide = true)]
+    LoadNvml,
+}
+
+/// Arguments of `sluice hooks`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Exit status: 0 when every function that the driver has is patched, 1 when one is not; others as for
+'sluice run'.")]
+pub struct HooksArgs {
+    /// Look at the driver simulated in software.
+    #[arg(long)]
+    pub fake_gpu: bool,
+}
+
+/// Arguments of `sluice demo`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Uses the first GPU, or one simulated in software where there is none. Exit status: 0 when every
+limit held (shares within 3 points, memory stopped at the limit), 1 when one did not; others as for
+'sluice run'.")]
+pub struct DemoArgs {
+    /// How long both programs run side by side, in seconds.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+
+    /// Print nothing but the result, as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Use a GPU simulated in software even where there is a real one.
+    #[arg(long)]
+    pub fake_gpu: bool,
 }
 
 /// Arguments of `sluice run`.
@@ -122,7 +160,7 @@ mod tests {
     fn everything_after_the_dashes_is_the_program() {
         let cli = Cli::try_parse_from(["sluice", "run", "--mem", "1g", "--", "ls", "--mem", "2g"])
             .unwrap();
-        let Command::Run(arguments) = cli.command;
+        let Command::Run(arguments) = cli.command else { unreachable!() };
         assert_eq!(arguments.mem, Some(1 << 30));
         assert_eq!(arguments.command, ["ls", "--mem", "2g"]);
     }

@@ -52,7 +52,10 @@ fn absolute(path: &OsStr) -> PathBuf {
 }
 
 /// Asks for nothing in particular: any HTTP answer will do.
-fn answers(socket: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Why `socket` is not a daemon's, or not of one that is alive.
+pub fn answers(socket: &Path) -> io::Result<()> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

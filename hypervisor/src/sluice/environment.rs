@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use utils::env;
 
@@ -54,6 +55,16 @@ impl Membership {
         let limits = self.limits.variables(&self.devices);
         variables.extend(limits.into_iter().map(|(name, value)| (name, Some(value.into()))));
         variables
+    }
+
+    /// Gives `command` these variables, over the environment that `current` reads.
+    pub fn apply(&self, command: &mut Command, current: impl Fn(&str) -> Option<OsString>) {
+        for (name, value) in self.variables(current) {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 /// The exit statuses of `sluice` itself. `sluice run` otherwise ends with the status of the
 /// program, or with 128 + n when signal n killed it.
@@ -23,12 +22,6 @@ pub enum Status {
     CannotExecute = 126,
     /// The program was not found, as a shell says it.
     NotFound = 127,
-}
-
-impl From<Status> for ExitCode {
-    fn from(status: Status) -> Self {
-        Self::from(status as u8)
-    }
 }
 
 /// Why `sluice` did not do what it was asked.
@@ -73,6 +66,20 @@ pub enum Error {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// A program of Sluice's own failed at its part.
+    #[error("{name} failed: {problem}")]
+    Helper {
+        /// Its file name.
+        name: &'static str,
+        /// How it ended and what it said.
+        problem: String,
+    },
+    /// A signal asked `sluice` itself to end.
+    #[error("interrupted")]
+    Interrupted {
+        /// Its number.
+        signal: u8,
+    },
     /// The program cannot be started.
     #[error("cannot run '{program}': {source}")]
     Spawn {
@@ -91,16 +98,20 @@ impl Error {
 
     /// The exit status that goes with it.
     #[must_use]
-    pub fn status(&self) -> Status {
-        match self {
+    pub fn exit_code(&self) -> u8 {
+        let status = match self {
+            Self::Interrupted { signal } => return signal.saturating_add(128),
             Self::Usage(_) => Status::Usage,
             Self::NoDriver(_) | Self::NoDevice => Status::NoDriver,
             Self::PartMissing { .. } => Status::PartMissing,
-            Self::UnsafeDirectory { .. } | Self::System { .. } => Status::System,
+            Self::UnsafeDirectory { .. } | Self::System { .. } | Self::Helper { .. } => {
+                Status::System
+            }
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Status::NotFound
             }
             Self::Spawn { .. } => Status::CannotExecute,
-        }
+        };
+        status as u8
     }
 }

@@ -4,9 +4,11 @@
 pub mod child;
 pub mod cli;
 pub mod daemon_link;
+pub mod demo;
 pub mod devices;
 pub mod environment;
 pub mod error;
+pub mod hooks;
 pub mod limits;
 pub mod parts;
 pub mod run;
@@ -22,12 +24,15 @@ pub use error::{Error, Status};
 pub fn main(cli: cli::Cli) -> ExitCode {
     let outcome = match cli.command {
         cli::Command::Run(arguments) => run::run(&arguments),
+        cli::Command::Demo(arguments) => demo::run(&arguments),
+        cli::Command::Hooks(arguments) => hooks::run(&arguments),
+        cli::Command::LoadNvml => hooks::load_nvml(),
     };
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             say(&error.to_string());
-            error.status().into()
+            ExitCode::from(error.exit_code())
         }
     }
 }

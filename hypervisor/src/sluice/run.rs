@@ -1,7 +1,6 @@
 //! `sluice run`
 
 use std::env::var_os;
-use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +12,7 @@ use super::environment::Membership;
 use super::limits::Limits;
 use super::parts::{self, Parts};
 use super::session::Session;
-use super::{Error, child, daemon_link, devices, say};
+use super::{Error, child, daemon_link, devices, say, session};
 
 /// Runs the program and gives its exit status.
 ///
@@ -21,7 +20,7 @@ use super::{Error, child, daemon_link, devices, say};
 /// [`Error`] when the program was not run.
 pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let mut command = program(arguments)?;
-    if var_os(env::SESSION_DIR).is_some_and(|value| !value.is_empty()) {
+    if session::is_inside() {
         return Err(within_session(arguments, command));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
@@ -47,7 +46,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(notice) = daemon.notice {
         say(&notice);
     }
-    membership.apply(&mut command);
+    membership.apply(&mut command, |name| var_os(name));
     child::run(command)
 }
 
@@ -91,20 +90,4 @@ fn chosen_devices(
     let chosen = devices::select(&all, &arguments.device)?;
     limits.check(&chosen)?;
     Ok(chosen)
-}
-
-impl Membership {
-    /// Gives `command` the session's environment, over this process's own.
-    pub fn apply(&self, command: &mut Command) {
-        for (name, value) in self.variables(|name| var_os(name)) {
-            set(command, name, value);
-        }
-    }
-}
-
-fn set(command: &mut Command, name: &str, value: Option<OsString>) {
-    match value {
-        Some(value) => command.env(name, value),
-        None => command.env_remove(name),
-    };
 }

@@ -20,6 +20,12 @@ use super::parts::{self, Parts};
 
 const LOCK: &str = "owner";
 
+/// Whether this process is itself a member of a session.
+#[must_use]
+pub fn is_inside() -> bool {
+    std::env::var_os(env::SESSION_DIR).is_some_and(|value| !value.is_empty())
+}
+
 /// A session's directory; removed when dropped, unless a process of the session is left over.
 #[derive(Debug)]
 pub struct Session {

@@ -1,0 +1,166 @@
+//! What the demo found, and whether the limits held.
+
+use std::fmt::Write;
+
+use serde::Serialize;
+
+/// How far a delivered share may be from its limit, in either direction.
+pub(super) const TOLERANCE: f64 = 0.03;
+
+/// The result, as `--json` prints it.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Report {
+    pub(super) device: DeviceReport,
+    pub(super) tenants: Vec<TenantReport>,
+    /// Kernels a second of the load alone, without limits.
+    pub(super) native_rate: f64,
+    /// Sum of the tenants' rates over the native rate.
+    pub(super) aggregate: f64,
+}
+
+/// The device.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct DeviceReport {
+    /// `fake` or `real`.
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+}
+
+/// One tenant.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct TenantReport {
+    pub(super) name: &'static str,
+    /// Share of the device's time, 0 to 1.
+    pub(super) compute_limit: f64,
+    /// The tenant's rate over the native rate.
+    pub(super) compute_delivered: f64,
+    pub(super) mem_limit_bytes: u64,
+    pub(super) mem_granted_bytes: u64,
+    /// The driver's error that ended the taking of memory.
+    pub(super) mem_stop: String,
+}
+
+impl TenantReport {
+    fn compute_holds(&self) -> bool {
+        (self.compute_delivered - self.compute_limit).abs() <= TOLERANCE
+    }
+
+    /// Stopped by the limit: with the error that programs expect, not above it, and not far below
+    /// it either (the context, which also counts, takes about half a GiB).
+    fn memory_holds(&self) -> bool {
+        let fair = self.mem_limit_bytes / 4..=self.mem_limit_bytes;
+        self.mem_stop == "CUDA_ERROR_OUT_OF_MEMORY" && fair.contains(&self.mem_granted_bytes)
+    }
+}
+
+impl Report {
+    /// Whether every limit held.
+    pub(super) fn holds(&self) -> bool {
+        self.tenants.iter().all(|tenant| tenant.compute_holds() && tenant.memory_holds())
+    }
+
+    /// The table for people.
+    pub(super) fn table(&self) -> String {
+        let mut text = String::new();
+        let _ = writeln!(
+            text,
+            "            GPU time                       memory\n            \
+             limit  delivered                 limit     granted  stopped by"
+        );
+        for tenant in &self.tenants {
+            let _ = writeln!(
+                text,
+                "  {:<9} {:>4.0} %     {:>5.1} %  {:<6}  {:>9}  {:>10}  {}  {}",
+                tenant.name,
+                tenant.compute_limit * 100.0,
+                tenant.compute_delivered * 100.0,
+                mark(tenant.compute_holds()),
+                mebibytes(tenant.mem_limit_bytes),
+                mebibytes(tenant.mem_granted_bytes),
+                tenant.mem_stop,
+                mark(tenant.memory_holds()),
+            );
+        }
+        let _ = writeln!(
+            text,
+            "  together            {:>5.1} %  of the load alone",
+            self.aggregate * 100.0
+        );
+        let _ = writeln!(
+            text,
+            "{}",
+            if self.holds() {
+                format!(
+                    "Every limit held: shares within {:.0} points, memory never above the limit.",
+                    TOLERANCE * 100.0
+                )
+            } else {
+                format!(
+                    "A LIMIT DID NOT HOLD (shares may be off by {:.0} points).",
+                    TOLERANCE * 100.0
+                )
+            }
+        );
+        text
+    }
+}
+
+fn mark(holds: bool) -> &'static str {
+    if holds { "ok" } else { "FAILED" }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(delivered: f64, granted: u64, stop: &str) -> Report {
+        Report {
+            device: DeviceReport { kind: "fake", name: "Test".to_owned() },
+            tenants: vec![TenantReport {
+                name: "tenant-a",
+                compute_limit: 0.25,
+                compute_delivered: delivered,
+                mem_limit_bytes: 2 << 30,
+                mem_granted_bytes: granted,
+                mem_stop: stop.to_owned(),
+            }],
+            native_rate: 400.0,
+            aggregate: delivered,
+        }
+    }
+
+    const OOM: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+
+    #[test]
+    fn the_line_has_the_promised_fields() {
+        assert_eq!(
+            serde_json::to_string(&report(0.5, 7, OOM)).unwrap(),
+            concat!(
+                r#"{"device":{"kind":"fake","name":"Test"},"tenants":[{"name":"tenant-a","#,
+                r#""compute_limit":0.25,"compute_delivered":0.5,"mem_limit_bytes":2147483648,"#,
+                r#""mem_granted_bytes":7,"mem_stop":"CUDA_ERROR_OUT_OF_MEMORY"}],"#,
+                r#""native_rate":400.0,"aggregate":0.5}"#
+            )
+        );
+    }
+
+    #[test]
+    fn a_limit_holds_only_if_all_of_it_does() {
+        assert!(report(0.27, 3 << 29, OOM).holds());
+        for broken in [
+            report(0.29, 3 << 29, OOM),
+            report(0.21, 3 << 29, OOM),
+            report(f64::NAN, 3 << 29, OOM),
+            report(0.25, (2 << 30) + 1, OOM),
+            report(0.25, 0, OOM),
+            report(0.25, 3 << 29, "CUDA_ERROR_UNKNOWN"),
+        ] {
+            assert!(!broken.holds(), "{broken:?}");
+            assert!(broken.table().contains("FAILED"), "{}", broken.table());
+        }
+    }
+}
