@@ -1,0 +1,184 @@
+"""Runs programs with time limits and keeps what was found."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+NEEDED = ["sluice", "hypervisor", "tenant", "libcuda_limiter.so"]
+NEEDED_FAKE = ["libfake_cuda.so", "libfake_nvml.so"]
+
+
+class StepFailed(Exception):
+    """A step can not go on; the text says why."""
+
+
+@dataclasses.dataclass
+class Finished:
+    """A program that has ended, or was ended when its time was over."""
+
+    command: list
+    status: int
+    out: str
+    err: str
+    seconds: float
+    timed_out: bool
+
+    @property
+    def ok(self):
+        return self.status == 0 and not self.timed_out
+
+    def why(self):
+        """One line on what went wrong."""
+        if self.timed_out:
+            return f"not done after {self.seconds:.0f} s"
+        lines = [line for line in (self.err or self.out).splitlines() if line.strip()]
+        last = lines[-1] if lines else "nothing printed"
+        return f"exit status {self.status}: {last[:200]}"
+
+    def json(self):
+        """The JSON object in the last line of stdout that holds one."""
+        for line in reversed(self.out.splitlines()):
+            if line.startswith("{"):
+                try:
+                    return json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+        return None
+
+
+class Harness:
+    """The binaries, the time that is left, and the criteria that were checked."""
+
+    def __init__(self, binaries, out, fake, budget):
+        self.binaries = binaries
+        self.out = out
+        self.fake = fake
+        self.started = time.monotonic()
+        self.deadline = self.started + budget
+        self.criteria = []
+        self.data = {}
+        self.step = "setup"
+        out.mkdir(parents=True, exist_ok=True)
+        self.log_file = open(out / "gpu-proof.log", "w", encoding="utf-8")
+        self.environment = self._environment()
+
+    def _environment(self):
+        environment = dict(os.environ)
+        # Settings of the caller's shell must not act on what is measured.
+        for name in list(environment):
+            if name.startswith(("SLUICE_", "TENSOR_FUSION_", "CUDA_MEM_", "CUDA_CORE_")):
+                if not name.startswith("SLUICE_FAKE_"):
+                    del environment[name]
+        if self.fake:
+            driver = self.out / "fake-driver"
+            driver.mkdir(exist_ok=True)
+            for name, built in [("libcuda.so.1", "libfake_cuda.so"), ("libnvidia-ml.so.1", "libfake_nvml.so")]:
+                link = driver / name
+                link.unlink(missing_ok=True)
+                link.symlink_to((self.binaries / built).resolve())
+            before = environment.get("LD_LIBRARY_PATH")
+            environment["LD_LIBRARY_PATH"] = str(driver.resolve()) + (f":{before}" if before else "")
+            environment["SLUICE_FAKE_NODE"] = f"/dev/shm/sluice-proof-{os.getpid()}"
+        return environment
+
+    def close(self):
+        if self.fake:
+            pathlib.Path(self.environment["SLUICE_FAKE_NODE"]).unlink(missing_ok=True)
+        self.log_file.close()
+
+    # --- programs
+
+    def tool(self, name):
+        return str(self.binaries / name)
+
+    def limited(self, options, command, daemon=None):
+        """`command` under `sluice run` with `options`."""
+        line = [self.tool("sluice"), "run", *options, "--daemon", str(daemon or "none")]
+        if self.fake:
+            line.append("--fake-gpu")
+        return [*line, "--", *command]
+
+    def tenant(self, *arguments):
+        return [self.tool("tenant"), *(str(argument) for argument in arguments)]
+
+    def start(self, command, env=None):
+        """Starts a program in a process group of its own."""
+        self.log(f"$ {' '.join(map(str, command))}")
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**self.environment, **(env or {})},
+            start_new_session=True,
+        )
+
+    def run(self, command, timeout, env=None):
+        """Runs a program to its end, but not past `timeout` seconds or the whole run's end."""
+        timeout = min(timeout, self.left())
+        if timeout < 1:
+            raise StepFailed("no time left")
+        begun = time.monotonic()
+        process = self.start(command, env)
+        try:
+            out, err = process.communicate(timeout=timeout)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            kill_group(process)
+            out, err = process.communicate()
+            timed_out = True
+        seconds = time.monotonic() - begun
+        finished = Finished(command, process.returncode, out, err, seconds, timed_out)
+        self.log(f"  status {finished.status} after {seconds:.2f} s" + (" TIMED OUT" if timed_out else ""))
+        for name, text in [("out", out), ("err", err)]:
+            if text.strip():
+                self.log(f"  {name}: " + text.strip()[-3000:].replace("\n", "\n       "))
+        return finished
+
+    def result(self, command, timeout, env=None):
+        """Runs a program that ends with a JSON line; that object."""
+        finished = self.run(command, timeout, env)
+        result = finished.json()
+        if not finished.ok or result is None:
+            name = pathlib.Path(command[0]).name
+            raise StepFailed(f"{name}: {finished.why()}")
+        return result
+
+    # --- time
+
+    def left(self):
+        return self.deadline - time.monotonic()
+
+    def elapsed(self):
+        return time.monotonic() - self.started
+
+    # --- findings
+
+    def check(self, what, ok, measured, wanted):
+        """Takes note of a criterion; `ok` is None for what is only reported."""
+        self.criteria.append(
+            {"step": self.step, "what": what, "ok": ok, "measured": measured, "wanted": wanted}
+        )
+        self.log(f"  {verdict(ok)} {what}: {measured} (wanted: {wanted})")
+
+    def log(self, text):
+        self.log_file.write(f"[{self.elapsed():7.2f}] {text}\n")
+        self.log_file.flush()
+
+
+def verdict(ok):
+    return {True: "PASS", False: "FAIL", None: "info"}[ok]
+
+
+def kill_group(process):
+    """Ends a program that this run started, with everything that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Proves Sluice on a real GPU, from prebuilt binaries.
+
+Each step has time limits of its own and does not stop the others. Exit status: 0 if every
+criterion passed, 1 if one failed, 2 for wrong usage.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+import report  # noqa: E402
+import steps  # noqa: E402
+from harness import NEEDED, NEEDED_FAKE, Harness, StepFailed  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def arguments():
+    names = ", ".join(name for name, _, _ in steps.ALL)
+    parser = argparse.ArgumentParser(prog="gpu-proof.sh", description=__doc__)
+    parser.add_argument("binaries", nargs="?", help="directory with sluice, hypervisor, tenant and libcuda_limiter.so, or with bin/ that holds them")
+    parser.add_argument("--only", metavar="STEPS", help=f"comma list of the steps to run: {names}")
+    parser.add_argument("--fake", action="store_true", help="on the GPU simulated in software; the Python frameworks are left out")
+    parser.add_argument("--budget", type=float, default=530, metavar="SECONDS", help="steps that do not fit any more are not run (default: 530)")
+    given = parser.parse_args()
+    known = [name for name, _, _ in steps.ALL]
+    chosen = given.only.split(",") if given.only else known
+    for name in chosen:
+        if name not in known:
+            parser.error(f"--only {name}: expected some of {names}")
+    given.chosen = chosen
+    needed = NEEDED + (NEEDED_FAKE if given.fake else [])
+    root = HERE.parent.parent
+    around = [HERE.parent / "bin", root / "bin", root / "target/release", root / "target/debug"]
+    tried = [pathlib.Path(given.binaries), pathlib.Path(given.binaries) / "bin"] if given.binaries else around
+    for folder in tried:
+        if all((folder / name).is_file() for name in needed):
+            given.binaries = folder.resolve()
+            return given
+    parser.error(f"no directory holds all of {', '.join(needed)}; looked in {', '.join(map(str, tried))}; build them with 'cargo build --release'")
+
+
+def machine(fake):
+    """What the figures were measured on; nothing that names the host."""
+    found = {"device": "simulated GPU" if fake else "unknown GPU", "driver": "simulated" if fake else "unknown"}
+    found.update(cpus=os.cpu_count(), kernel=f"{platform.system()} {platform.release()}", python=platform.python_version())
+    if not fake and shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        try:
+            out = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
+        except subprocess.TimeoutExpired:
+            out = ""
+        fields = [field.strip() for field in out.splitlines()[0].split(",")] if out else []
+        if len(fields) == 3:
+            found.update(device=fields[0], driver=fields[1], memory=fields[2])
+    return found
+
+
+def main():
+    given = arguments()
+    out = pathlib.Path(os.environ.get("OUT") or "gpu-proof-out")
+    proof = Harness(given.binaries, out, given.fake, given.budget)
+    result = {"date": datetime.date.today().isoformat(), "machine": machine(given.fake), "steps": {}}
+    for name, about, step in steps.ALL:
+        if name not in given.chosen:
+            continue
+        proof.step = name
+        begun = time.monotonic()
+        print(f"{proof.elapsed():5.0f} s  {name} ...", flush=True)
+        proof.log(f"== {name}")
+        try:
+            if proof.left() < about * 0.6:
+                raise StepFailed(f"not run: {proof.left():.0f} s left, about {about} s needed")
+            step(proof)
+        except StepFailed as failure:
+            proof.check(f"{name}: ran to the end", False, str(failure), "no failure")
+        except Exception as error:  # one broken step must not hide what the others found
+            proof.check(f"{name}: ran to the end", False, f"{type(error).__name__}: {error}", "no failure")
+        result["steps"][name] = {"seconds": time.monotonic() - begun}
+    result.update(seconds=proof.elapsed(), criteria=proof.criteria, data=proof.data)
+    (out / "gpu-proof.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    text = report.text(result)
+    (out / "gpu-proof.txt").write_text(text, encoding="utf-8")
+    proof.close()
+    print("\n" + text, end="", flush=True)
+    return 1 if any(one["ok"] is False for one in proof.criteria) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The tables at the end."""
+
+from harness import verdict
+
+WIDTHS = [4, 56, 58]
+
+
+def compute_table(data):
+    rows = data.get("compute", [])
+    if not rows:
+        return []
+    lines = ["delivered share of native, in percent", f"  {'kernel':>9} {'native/s':>10} {'25':>7} {'50':>7} {'75':>7}"]
+    for row in rows:
+        cells = "".join(
+            f" {row['limited'][p]['delivered']:7.2f}" if p in row["limited"] else f" {'-':>7}" for p in (25, 50, 75)
+        )
+        lines.append(f"  {row['kernel_us']:>6} us {row['native_rate']:>10.1f}{cells}")
+    return lines + [""]
+
+
+def pair_table(data):
+    rows = data.get("pairs", [])
+    if not rows:
+        return []
+    lines = ["two tenants, each and the sum, in percent of one alone"]
+    for row in rows:
+        for name, found in [("without Sluice", row["without_sluice"]), *row["daemon"].items()]:
+            each = " + ".join(f"{100 * got:5.1f}" for got in found["each"])
+            lines.append(f"  {row['kernel_us']:>6} us {name:>15}: {each} = {100 * found['sum']:5.1f}")
+    return lines + [""]
+
+
+def criteria_table(criteria):
+    lines = [f"{'':{WIDTHS[0]}} {'criterion':{WIDTHS[1]}} {'measured':{WIDTHS[2]}} wanted"]
+    for one in criteria:
+        cells = [verdict(one["ok"]), one["what"], str(one["measured"])]
+        line = " ".join(f"{cell[:width]:{width}}" for cell, width in zip(cells, WIDTHS))
+        lines.append(f"{line} {one['wanted'][:48]}".rstrip())
+    return lines
+
+
+def text(result):
+    """Everything for a reader, within about 10,000 characters."""
+    machine = result["machine"]
+    lines = [
+        f"Sluice GPU proof, {result['date']}",
+        f"{machine['device']}, driver {machine['driver']}, {machine['cpus']} CPUs, {machine['kernel']}, {result['seconds']:.0f} s",
+        "",
+        *compute_table(result["data"]),
+        *pair_table(result["data"]),
+        *criteria_table(result["criteria"]),
+        "",
+    ]
+    passed = sum(one["ok"] is True for one in result["criteria"])
+    failed = [one for one in result["criteria"] if one["ok"] is False]
+    lines.append(f"{passed} passed, {len(failed)} failed" + (":" if failed else ""))
+    lines += [f"  FAIL {one['step']}: {one['what']}: {str(one['measured'])[:150]}" for one in failed]
+    return "\n".join(lines) + "\n"

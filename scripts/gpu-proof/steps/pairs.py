@@ -1,0 +1,163 @@
+"""Two tenants under the daemon: each gets its share, and together they lose little."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+
+from harness import StepFailed, kill_group
+from steps import dense
+
+TOLERANCE_POINTS = 3.0
+LEAST_SUM = 0.96
+KERNELS = [2500, 130]
+SHARES = [(50, 50), (75, 25)]
+SECONDS = 6
+
+
+def run(proof):
+    rows = proof.data["pairs"] = []
+    # Not under $OUT: the path of a socket has to be short.
+    folder = tempfile.mkdtemp(prefix="sluice-proof-")
+    try:
+        measure(proof, rows, pathlib.Path(folder) / "hypervisor.sock")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure(proof, rows, socket):
+    for kernel_us in KERNELS:
+        native = dense.native(proof, kernel_us, 3)
+        tenant = proof.tenant(*dense.again(kernel_us, SECONDS, native["iterations"], "--progress"))
+        sliced = together(proof, [tenant, tenant])
+        row = {"kernel_us": kernel_us, "native": native, "without_sluice": relative(sliced, native), "daemon": {}}
+        rows.append(row)
+        proof.check(
+            f"two tenants without Sluice, kernels of {kernel_us} us",
+            None,
+            describe(row["without_sluice"]),
+            "the hardware's own time slicing",
+        )
+        for shares in SHARES:
+            with Daemon(proof, socket):
+                commands = [proof.limited(["--compute", f"{share}%"], tenant, daemon=socket) for share in shares]
+                found = relative(together(proof, commands), native)
+            row["daemon"][f"{shares[0]}/{shares[1]}"] = found
+            close = all(abs(100 * got - share) <= TOLERANCE_POINTS for got, share in zip(found["each"], shares))
+            name = f"two tenants at {shares[0]}/{shares[1]}, kernels of {kernel_us} us"
+            proof.check(f"{name}: each", close, describe(found), f"within {TOLERANCE_POINTS:g} points")
+            proof.check(f"{name}: sum", found["sum"] >= LEAST_SUM, f"{found['sum']:.3f} of one alone", f"at least {LEAST_SUM}")
+
+
+def relative(rates, native):
+    each = [rate / native["rate"] for rate in rates]
+    return {"each": each, "sum": sum(each), "rates": rates}
+
+
+def describe(found):
+    return " + ".join(f"{100 * got:.1f}" for got in found["each"]) + f" = {100 * found['sum']:.1f} % of one alone"
+
+
+def together(proof, commands):
+    """Runs the programs at once; the rate of each over the time in which all of them ran."""
+    runs = [Run(proof, command) for command in commands]
+    give_up = time.monotonic() + min(SECONDS * 4 + dense.STARTUP, proof.left())
+    try:
+        for run_ in runs:
+            run_.wait(give_up)
+    finally:
+        for run_ in runs:
+            run_.end()
+    begin = max(run_.lines[0][0] for run_ in runs)
+    end = min(run_.lines[-1][0] for run_ in runs)
+    return [run_.rate(begin, end) for run_ in runs]
+
+
+class Run:
+    """A tenant that tells its progress, each line with the time when it came."""
+
+    def __init__(self, proof, command):
+        self.proof = proof
+        self.lines = []
+        self.process = proof.start(command)
+        self.errors = []
+        self.readers = [
+            threading.Thread(target=self._read_out, daemon=True),
+            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
+        ]
+        for reader in self.readers:
+            reader.start()
+
+    def _read_out(self):
+        for line in self.process.stdout:
+            try:
+                progress = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if "elapsed" in progress:
+                self.lines.append((time.monotonic(), progress["elapsed"], progress["kernels"]))
+
+    def wait(self, give_up):
+        try:
+            status = self.process.wait(max(give_up - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            raise StepFailed("a tenant of the pair did not end") from None
+        for reader in self.readers:
+            reader.join(5)
+        text = "".join(self.errors).strip()
+        self.proof.log(f"  status {status}, {len(self.lines)} progress lines; err: {text[-2000:]}")
+        if status != 0:
+            raise StepFailed(f"a tenant of the pair: exit status {status}: {text[-200:]}")
+        if len(self.lines) < 4:
+            raise StepFailed("a tenant of the pair told no progress")
+
+    def end(self):
+        """Ends it if it still runs, because it or the other one failed."""
+        if self.process.poll() is None:
+            kill_group(self.process)
+            self.process.wait()
+
+    def rate(self, begin, end):
+        within = [(elapsed, kernels) for at, elapsed, kernels in self.lines if begin <= at <= end]
+        if len(within) < 4:
+            raise StepFailed("the two tenants did not run at the same time")
+        (e0, k0), (e1, k1) = within[0], within[-1]
+        return (k1 - k0) / (e1 - e0)
+
+
+class Daemon:
+    """A `hypervisor daemon` for as long as the block runs."""
+
+    def __init__(self, proof, socket):
+        self.proof = proof
+        self.socket = socket
+
+    def __enter__(self):
+        self.socket.unlink(missing_ok=True)
+        command = [self.proof.tool("hypervisor"), "daemon", "--socket", str(self.socket)]
+        self.process = self.proof.start(command)
+        for stream in (self.process.stdout, self.process.stderr):
+            threading.Thread(target=self._log, args=(stream,), daemon=True).start()
+        for _ in range(100):
+            if self.process.poll() is not None:
+                raise StepFailed(f"hypervisor daemon ended with status {self.process.returncode}")
+            if self.socket.exists():
+                return self
+            time.sleep(0.05)
+        self.__exit__()
+        raise StepFailed(f"hypervisor daemon made no socket at {self.socket}")
+
+    def _log(self, stream):
+        for line in stream:
+            self.proof.log(f"  daemon: {line.rstrip()}")
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            kill_group(self.process)
+            self.process.wait()
