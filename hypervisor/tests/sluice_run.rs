@@ -1,5 +1,7 @@
 //! `sluice run` as a user meets it: what it refuses, what the program gets, what is left behind.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
 mod sluice_support;
 
 use std::fs;

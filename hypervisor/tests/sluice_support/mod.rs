@@ -1,6 +1,7 @@
 //! What the tests of `sluice` share: a clean environment, and the built files.
 
 #![allow(dead_code, reason = "each test file uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
