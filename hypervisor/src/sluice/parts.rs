@@ -1,5 +1,6 @@
 //! Where the other parts of Sluice are: beside this executable, or in `../lib` next to it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::Error;
@@ -59,13 +60,23 @@ impl Parts {
     ///
     /// # Errors
     /// [`Error::PartMissing`]; a wrong [`LIBRARY`] is not silently replaced by another file.
+    /// [`Error::System`] for one that cannot be read: the loader would run the program without it.
     pub fn limiter(&self) -> Result<PathBuf, Error> {
-        match &self.limiter {
-            None => self.find(LIMITER),
+        let path = match &self.limiter {
+            None => self.find(LIMITER)?,
             Some(path) => match path.canonicalize() {
-                Ok(absolute) if absolute.is_file() => Ok(absolute),
-                _ => Err(Error::PartMissing { name: LIMITER, looked_for: vec![path.clone()] }),
+                Ok(absolute) if absolute.is_file() => absolute,
+                _ => {
+                    return Err(Error::PartMissing {
+                        name: LIMITER,
+                        looked_for: vec![path.clone()],
+                    });
+                }
             },
+        };
+        match File::open(&path) {
+            Ok(_) => Ok(path),
+            Err(e) => Err(Error::system(format!("cannot read {}", path.display()), e)),
         }
     }
 }
