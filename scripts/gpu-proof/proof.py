@@ -54,7 +54,7 @@ def arguments():
 def machine(fake):
     """What the figures were measured on; nothing that names the host."""
     found = {"device": "simulated GPU" if fake else "unknown GPU", "driver": "simulated" if fake else "unknown"}
-    found.update(cpus=os.cpu_count(), kernel=f"{platform.system()} {platform.release()}", python=platform.python_version())
+    found.update(cpus=os.cpu_count(), kernel=f"{platform.system()} {platform.release().split('-')[0]}", python=platform.python_version())
     if not fake and shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         try:
@@ -71,7 +71,8 @@ def main():
     given = arguments()
     out = pathlib.Path(os.environ.get("OUT") or "gpu-proof-out")
     proof = Harness(given.binaries, out, given.fake, given.budget)
-    result = {"date": datetime.date.today().isoformat(), "machine": machine(given.fake), "steps": {}}
+    version = proof.run([proof.tool("sluice"), "--version"], timeout=10).out.strip()
+    result = {"date": datetime.date.today().isoformat(), "sluice": version, "machine": machine(given.fake), "steps": {}}
     for name, about, step in steps.ALL:
         if name not in given.chosen:
             continue

@@ -10,6 +10,10 @@ STEPS, WARM_UP, WIDTH, LENGTH, BATCH, WORDS = 300, 20, 256, 128, 32, 512
 
 torch.manual_seed(7)
 torch.backends.cuda.matmul.allow_tf32 = False
+# The faster forms of attention add up their gradients in changing order.
+torch.backends.cuda.enable_flash_sdp(False)
+torch.backends.cuda.enable_mem_efficient_sdp(False)
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 class Model(nn.Module):

@@ -5,7 +5,8 @@ import pathlib
 import sys
 
 PROGRAMS = pathlib.Path(__file__).parent.parent / "programs"
-OPTIONS = ["--compute", "50%", "--mem", "20GiB"]
+MEMORY_GIB = 20
+OPTIONS = ["--compute", "50%", "--mem", f"{MEMORY_GIB}GiB"]
 # name, file, largest relative difference of the results, seconds for one run
 RUNS = [
     ("PyTorch training", "torch_train.py", 1e-3, 60),
@@ -44,10 +45,15 @@ def run(proof):
             f"difference {difference:.1e}; {rates[0]:.1f} -> {rates[1]:.1f} {row['native']['unit']} ({rates[1] / rates[0]:.2f} of native)",
             wanted,
         )
+        if "memory_total" in row["limited"]:
+            shown = row["limited"]["memory_total"] >> 20
+            proof.check(f"{name}: the memory that it sees", shown == MEMORY_GIB << 10, f"{shown} MiB", f"{MEMORY_GIB << 10} MiB")
 
 
 def largest_difference(a, b):
-    """The largest relative difference of two lists of numbers; infinite if they do not match."""
-    if len(a) != len(b) or not all(map(math.isfinite, a + b)):
+    """The largest difference of two lists of numbers, relative to the largest number in them;
+    infinite if they do not match at all."""
+    if len(a) != len(b) or not a or not all(map(math.isfinite, a + b)):
         return math.inf
-    return max((abs(x - y) / max(abs(x), abs(y), 1e-9) for x, y in zip(a, b)), default=math.inf)
+    scale = max(map(abs, a + b)) or 1.0
+    return max(abs(x - y) for x, y in zip(a, b)) / scale

@@ -45,7 +45,7 @@ def nvidia_smi(proof):
         return
     finished = proof.run(proof.limited(["--mem", LIMIT_TEXT], ["nvidia-smi"]), timeout=30)
     shown = re.findall(r"(\d+)MiB\s*/\s*(\d+)MiB", finished.out)
-    proof.data["nvidia_smi"] = finished.out.splitlines()
+    proof.data["nvidia_smi"] = [" / ".join(pair) for pair in shown]
     ok = finished.ok and bool(shown) and all(total == "1024" for _, total in shown)
     text = ", ".join(f"{used}MiB / {total}MiB" for used, total in shown) or finished.why()
     proof.check("nvidia-smi under --mem shows the limit", ok, text, "1024MiB")
@@ -62,3 +62,4 @@ def pytorch(proof):
     message = result["message"]
     ok = result["error"] == "OutOfMemoryError" and bool(re.search(r"total capacity of 1(024\.00 MiB|\.00 GiB)", message))
     proof.check("PyTorch raises torch.OutOfMemoryError", ok, message[:110] or result["error"], "a total of 1024 MiB in its message")
+    proof.check("PyTorch goes on after the refusal", result["works_afterwards"], result["works_afterwards"], "memory given back is usable")
