@@ -1,1 +1,32 @@
-//! To be written.
+//! `libcuda_limiter.so`: holds a CUDA program to its share of a GPU.
+//!
+//! Preloaded into a process, it waits for the driver's libraries to be loaded and patches their
+//! functions in memory; it exports no function of its own. Until the first call into a patched
+//! function nothing else happens: no thread, no network, no output. The rooms:
+//!
+//! * [`patch`]: noticing the libraries, patching them, saying what was patched
+//! * [`detours`]: one declaration for each driver function, and thin handlers
+//! * [`config`]: from environment variables to limits
+//! * [`runtime`], [`device`]: the process-wide state and a device's part of it
+//! * [`memory`]: reserve, call, commit
+//! * [`compute`]: the gate, the lanes that launches go through, the governor that opens and closes
+//! * [`own`]: the driver functions that the limiter itself calls
+//! * [`report`]: what the limiter says, and where
+
+mod compute;
+#[allow(dead_code, reason = "the whole table is parsed, whatever is used")]
+mod config;
+mod detours;
+mod device;
+mod memory;
+mod own;
+mod patch;
+mod report;
+mod runtime;
+
+/// Runs when the library is loaded: starts the watch for the driver's libraries.
+#[ctor::ctor(unsafe)]
+fn start() {
+    // SAFETY: a constructor, so the loader's list is at rest.
+    unsafe { patch::start() };
+}

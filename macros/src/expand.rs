@@ -78,7 +78,8 @@ fn detour(function: &Function, symbol: &Ident) -> TokenStream {
                         #slot.get(),
                     )
                 };
-                #handler(
+                // By path: an argument may have the handler's name.
+                self::#handler(
                     crate::detours::Call { original, symbol: #name, per_thread: #per_thread },
                     #(#passed),*
                 )

@@ -9,7 +9,7 @@ use proc_macro::TokenStream;
 
 /// Declares driver functions and the handlers that stand in for them.
 ///
-/// ```ignore
+/// ```text
 /// macros::detours! {
 ///     /// CUDA driver API, Memory Management.
 ///     library Cuda;

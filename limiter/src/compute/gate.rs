@@ -1,0 +1,140 @@
+//! The gate of a device in this process.
+
+use super::governor;
+use super::lane::Lane;
+use crate::device::Device;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::time::Duration;
+use rustix::thread::futex;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Open or closed, and the lanes that lead through it.
+pub(crate) struct Gate {
+    /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
+    word: AtomicU32,
+    /// Number of threads that wait.
+    waiting: AtomicU32,
+    /// Changes when a thread begins to wait; the governor sleeps on it.
+    bell: AtomicU32,
+    /// Whether the device's time is limited at all.
+    active: bool,
+    governed: AtomicBool,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+}
+
+/// The thread that opens gates cannot be started.
+#[derive(Debug, thiserror::Error)]
+#[error("the thread that obtains GPU time cannot be started: {0}; launches fail")]
+pub(crate) struct NoGovernor(std::io::Error);
+
+const fn is_open(word: u32) -> bool {
+    word & 1 == 1
+}
+
+impl Gate {
+    /// A closed gate; `active`: whether anybody has to pass it.
+    pub(crate) const fn new(active: bool) -> Self {
+        Self {
+            word: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
+            bell: AtomicU32::new(0),
+            active,
+            governed: AtomicBool::new(false),
+            lanes: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Whether the device's time is limited.
+    pub(crate) const fn is_active(&self) -> bool {
+        self.active
+    }
+
+    /// The lease under way, `None` while closed.
+    pub(super) fn lease(&self) -> Option<u32> {
+        let word = self.word.load(Ordering::Acquire);
+        is_open(word).then_some(word)
+    }
+
+    /// Whether `lease` is under way.
+    #[inline]
+    pub(super) fn admits(&self, lease: u32) -> bool {
+        self.word.load(Ordering::Acquire) == lease
+    }
+
+    pub(super) fn open(&self) {
+        self.word.fetch_or(1, Ordering::Release);
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+    }
+
+    pub(super) fn close(&self) {
+        let word = self.word.load(Ordering::Relaxed);
+        if is_open(word) {
+            self.word.store(word.wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// Opens for good.
+    pub(super) fn stand_open(&self) {
+        self.open();
+    }
+
+    /// In a forked child: no lane of the parent may pass.
+    pub(crate) fn abandon(&self) {
+        let word = self.word.load(Ordering::Relaxed);
+        self.word.store((word | 1).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Waits until the gate opens.
+    pub(super) fn wait(&self, device: &'static Device) -> Result<(), NoGovernor> {
+        if !self.governed.swap(true, Ordering::AcqRel)
+            && let Err(error) = governor::start(device)
+        {
+            self.governed.store(false, Ordering::Release);
+            return Err(NoGovernor(error));
+        }
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        self.bell.fetch_add(1, Ordering::Release);
+        let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
+        loop {
+            let word = self.word.load(Ordering::Acquire);
+            if is_open(word) {
+                break;
+            }
+            // Interrupted or woken: look again.
+            let _ = futex::wait(&self.word, futex::Flags::PRIVATE, word, None);
+        }
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Whether a thread waits.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+    }
+
+    /// Sleeps until a thread waits, or until `limit` has passed.
+    pub(super) fn await_demand(&self, limit: Option<Duration>) {
+        let bell = self.bell.load(Ordering::Acquire);
+        if self.is_wanted() {
+            return;
+        }
+        let limit = limit.and_then(|limit| limit.try_into().ok());
+        let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, bell, limit.as_ref());
+    }
+
+    /// Adds a lane.
+    pub(super) fn add(&self, lane: Arc<Lane>) {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
+    }
+
+    /// The lanes as they are now.
+    pub(super) fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Removes and gives back the lanes that nobody will use again.
+    pub(super) fn remove_abandoned(&self) -> Vec<Arc<Lane>> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.extract_if(.., |lane| lane.is_abandoned()).collect()
+    }
+}

@@ -1,0 +1,322 @@
+//! A lane: the launches of one thread into one stream.
+//!
+//! Only its thread launches in it, so that counting needs no read-modify-write. Every batch of
+//! launches ends with an event; two events take turns, and a batch is begun only when the one before
+//! the last is done. The size of a batch follows the speed of the kernels, so that one batch keeps
+//! the GPU busy for about a millisecond.
+
+use super::{clock, own, undisturbing};
+use crate::device::Device;
+use crate::runtime;
+use core::cell::{Cell, RefCell};
+use core::ptr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::Arc;
+use utils::driver::cuda::{Context, CuResult, EVENT_DISABLE_TIMING, Event, Stream};
+
+/// The time for which one batch should keep the GPU busy.
+const BATCH_NS: u64 = 1_000_000;
+/// The largest batch: what is outstanding at most if kernels suddenly become slow.
+const MAX_BATCH: u32 = 64;
+/// Kernels longer than this are not queued behind each other: the GPU idles for tens of
+/// microseconds between them, which is little, and half as much is outstanding.
+const LONG_NS: u64 = 5_000_000;
+/// Streams that a thread finds without a search.
+const SHORTCUTS: usize = 8;
+/// A batch size that no launch fits in: the lane's context is gone.
+const CLOSED: u32 = 0;
+
+/// See the module.
+pub(crate) struct Lane {
+    stream: usize,
+    context: usize,
+    /// Launches since the last event.
+    uncovered: AtomicU32,
+    /// Launches that end with an event, or [`CLOSED`].
+    batch: AtomicU32,
+    events: [AtomicPtr<core::ffi::c_void>; 2],
+    /// Number of the last event recorded, and of the last known to be done. Event `n` is
+    /// `events[n % 2]`.
+    recorded: AtomicU64,
+    done: AtomicU64,
+    /// When the last batch was seen to begin or end.
+    mark: AtomicU64,
+    /// GPU time of a launch, as far as seen.
+    launch_ns: AtomicU64,
+    abandoned: AtomicBool,
+}
+
+/// What a thread remembers about a stream that it launches into.
+struct Shortcut {
+    stream: Cell<usize>,
+    lease: Cell<u32>,
+    ordinal: Cell<i32>,
+    gate: Cell<*const super::Gate>,
+    lane: Cell<*const Lane>,
+}
+
+impl Shortcut {
+    const fn new() -> Self {
+        Self {
+            stream: Cell::new(0),
+            lease: Cell::new(0),
+            ordinal: Cell::new(-1),
+            gate: Cell::new(ptr::null()),
+            lane: Cell::new(ptr::null()),
+        }
+    }
+}
+
+thread_local! {
+    static SHORTCUTS_OF_THREAD: [Shortcut; SHORTCUTS] = const { [const { Shortcut::new() }; SHORTCUTS] };
+    static LANES_OF_THREAD: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
+}
+
+/// The lanes of a thread. They stay allocated as long as a shortcut may point to them: a lane is
+/// dropped by the governor, and only after its thread has ended.
+struct Lanes(Vec<(*const super::Gate, Arc<Lane>)>);
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        let _ = SHORTCUTS_OF_THREAD.try_with(|shortcuts| {
+            for shortcut in shortcuts {
+                shortcut.lane.set(ptr::null());
+            }
+        });
+        for (_, lane) in &self.0 {
+            lane.abandoned.store(true, Release);
+        }
+    }
+}
+
+fn with_shortcut<R>(stream: usize, body: impl FnOnce(&Shortcut) -> R) -> Option<R> {
+    SHORTCUTS_OF_THREAD
+        .try_with(|shortcuts| body(&shortcuts[(stream ^ (stream >> 6)) % SHORTCUTS]))
+        .ok()
+}
+
+/// Whether the calling thread may launch into `stream` right away. Counts the launch if so.
+#[inline]
+pub(super) fn pass(stream: usize) -> bool {
+    with_shortcut(stream, |shortcut| {
+        if shortcut.stream.get() != stream || shortcut.lane.get().is_null() {
+            return false;
+        }
+        // SAFETY: the gate is part of a device, which is never freed; the lane is held by this
+        // thread's list until the thread ends.
+        let (gate, lane) = unsafe { (&*shortcut.gate.get(), &*shortcut.lane.get()) };
+        gate.admits(shortcut.lease.get())
+            && (runtime::single_device() || is_current(shortcut.ordinal.get()))
+            && !lane.count_launch()
+    })
+    .unwrap_or(false)
+}
+
+/// Whether the calling thread's context is of a device.
+fn is_current(ordinal: i32) -> bool {
+    let mut current = -1;
+    own::ctx_get_device(&raw mut current).is_ok() && current == ordinal
+}
+
+/// Goes through the device's gate if it is open, and remembers the way.
+pub(super) fn enter(device: &'static Device, stream: usize, lane: Option<&Lane>) -> bool {
+    let Some(lease) = device.gate().lease() else { return false };
+    let Some(lane) = lane else { return true };
+    let _ = with_shortcut(stream, |shortcut| {
+        if !ptr::eq(shortcut.lane.get(), lane) || shortcut.lease.get() != lease {
+            lane.mark.store(clock::now(), Relaxed);
+            let mut ordinal = -1;
+            let _ = own::ctx_get_device(&raw mut ordinal);
+            shortcut.ordinal.set(ordinal);
+            shortcut.stream.set(stream);
+            shortcut.lease.set(lease);
+            shortcut.gate.set(device.gate());
+            shortcut.lane.set(lane);
+        }
+    });
+    true
+}
+
+/// The calling thread's lane for a stream of the current context, made if need be. `None` where
+/// there cannot be one: the launch then passes the gate without being followed.
+pub(super) fn of_this_thread(device: &'static Device, stream: usize) -> Option<Arc<Lane>> {
+    let mut context: Context = ptr::null_mut();
+    if !own::ctx_get_current(&raw mut context).is_ok() || context.is_null() {
+        return None;
+    }
+    let context = context as usize;
+    let gate: *const super::Gate = device.gate();
+    LANES_OF_THREAD
+        .try_with(|lanes| {
+            let mut lanes = lanes.try_borrow_mut().ok()?;
+            let known = lanes.0.iter().find(|(of, lane)| {
+                ptr::eq(*of, gate)
+                    && lane.stream == stream
+                    && lane.context == context
+                    && lane.batch.load(Relaxed) != CLOSED
+            });
+            if let Some((_, lane)) = known {
+                return Some(Arc::clone(lane));
+            }
+            let lane = Arc::new(Lane::new(stream, context)?);
+            device.gate().add(Arc::clone(&lane));
+            lanes.0.push((gate, Arc::clone(&lane)));
+            Some(lane)
+        })
+        .ok()
+        .flatten()
+}
+
+impl Lane {
+    fn new(stream: usize, context: usize) -> Option<Self> {
+        let mut events: [Event; 2] = [ptr::null_mut(); 2];
+        let made = undisturbing(|| {
+            events
+                .iter_mut()
+                .all(|event| own::event_create(&raw mut *event, EVENT_DISABLE_TIMING).is_ok())
+        });
+        made.then(|| Self {
+            stream,
+            context,
+            uncovered: AtomicU32::new(0),
+            batch: AtomicU32::new(1),
+            events: events.map(AtomicPtr::new),
+            recorded: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            mark: AtomicU64::new(clock::now()),
+            launch_ns: AtomicU64::new(0),
+            abandoned: AtomicBool::new(false),
+        })
+    }
+
+    /// Counts a launch; `true`: with it the batch is full.
+    #[inline]
+    pub(super) fn count_launch(&self) -> bool {
+        let count = self.uncovered.load(Relaxed) + 1;
+        if count >= self.batch.load(Relaxed) {
+            return true;
+        }
+        self.uncovered.store(count, Relaxed);
+        false
+    }
+
+    /// Ends the batch, full or not, with an event. The stream must not be capturing.
+    pub(super) fn cover(&self) {
+        if self.batch.load(Relaxed) == CLOSED
+            || !self.is_done(self.recorded.load(Relaxed).max(1) - 1)
+        {
+            return;
+        }
+        let number = self.recorded.load(Relaxed) + 1;
+        let event = self.event(number);
+        if undisturbing(|| own::event_record(event, self.stream as Stream)).is_ok() {
+            self.recorded.store(number, Release);
+            self.uncovered.store(0, Release);
+        }
+    }
+
+    fn event(&self, number: u64) -> Event {
+        self.events[usize::from(number % 2 == 1)].load(Relaxed)
+    }
+
+    /// Asks the driver whether event `number` has happened. An error counts as "yes": the work that it
+    /// stood for is gone.
+    fn is_done(&self, number: u64) -> bool {
+        if self.done.load(Acquire) >= number {
+            return true;
+        }
+        let done = own::event_query(self.event(number)) != CuResult::NOT_READY;
+        if done {
+            self.done.fetch_max(number, Release);
+        }
+        done
+    }
+
+    /// Waits until so little is outstanding that the next batch may be launched, and learns from it
+    /// how large that should be.
+    pub(super) fn pace(&self) {
+        let recorded = self.recorded.load(Relaxed);
+        let batch = self.batch.load(Relaxed);
+        let launch_ns = self.launch_ns.load(Relaxed);
+        let alone = batch == 1 && launch_ns > LONG_NS;
+        let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
+        if undisturbing(|| self.is_done(awaited)) {
+            self.mark.store(clock::now(), Relaxed);
+            // The GPU is ahead of the program.
+            self.resize(batch.saturating_mul(2));
+            return;
+        }
+        let nap = (launch_ns * u64::from(batch) / 8).clamp(30_000, 500_000);
+        loop {
+            clock::sleep(nap);
+            if undisturbing(|| self.is_done(awaited)) {
+                break;
+            }
+        }
+        let now = clock::now();
+        let took = now.saturating_sub(self.mark.swap(now, Relaxed)).max(1);
+        self.launch_ns.store(took / u64::from(batch.max(1)), Relaxed);
+        let fitting = u64::from(batch) * BATCH_NS / took;
+        self.resize(u32::try_from(fitting).unwrap_or(MAX_BATCH).min(batch.saturating_mul(2)));
+    }
+
+    fn resize(&self, batch: u32) {
+        let batch = batch.clamp(1, MAX_BATCH);
+        // Not over CLOSED, which another thread may have set meanwhile.
+        let _ = self.batch.fetch_update(Relaxed, Relaxed, |old| (old != CLOSED).then_some(batch));
+    }
+
+    /// A number that changes whenever something is launched.
+    pub(super) fn activity(&self) -> u64 {
+        (self.recorded.load(Acquire) << 8).wrapping_add(u64::from(self.uncovered.load(Acquire)))
+    }
+
+    /// Whether everything launched has been done, as far as can be known. Launches that no event
+    /// covers yet, because their thread is busy elsewhere, are taken to need as long as such launches
+    /// usually do from `since` on. To be called by the governor, pinned.
+    pub(super) fn is_drained(&self, since: u64, now: u64) -> bool {
+        if self.batch.load(Relaxed) == CLOSED {
+            return true;
+        }
+        let recorded = self.recorded.load(Acquire);
+        if self.done.load(Acquire) < recorded && !self.in_context(|| self.is_done(recorded)) {
+            return false;
+        }
+        let uncovered = u64::from(self.uncovered.load(Acquire));
+        let estimate = uncovered * self.launch_ns.load(Relaxed).max(1_000);
+        now.saturating_sub(since) >= estimate.min(2 * BATCH_NS)
+    }
+
+    /// Runs driver calls in the lane's context, from a thread that has none of its own.
+    fn in_context<R>(&self, calls: impl FnOnce() -> R) -> R {
+        let entered = own::ctx_push_current(self.context as Context).is_ok();
+        let result = calls();
+        if entered {
+            let mut context = ptr::null_mut();
+            let _ = own::ctx_pop_current(&raw mut context);
+        }
+        result
+    }
+
+    /// The lane's context is going away.
+    pub(super) fn context_ends(&self, context: usize) {
+        if self.context == context {
+            self.batch.store(CLOSED, Relaxed);
+        }
+    }
+
+    /// Whether its thread has ended.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Acquire)
+    }
+
+    /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
+    pub(super) fn destroy_events(&self) {
+        if self.batch.load(Relaxed) != CLOSED {
+            for event in &self.events {
+                let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));
+            }
+        }
+    }
+}

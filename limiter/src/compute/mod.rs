@@ -1,0 +1,122 @@
+//! A device's time: launches pass a gate, a governor opens and closes it.
+//!
+//! A launch on its way to the driver (`launch`): the thread finds its lane for the stream, sees that
+//! the gate is open and that the lane's batch is not full, and goes on. That is the whole cost of most
+//! launches. At the end of a batch the lane records an event, and waits until the batch before has
+//! been done, so that little is outstanding whenever the gate closes. At a closed gate the thread
+//! waits; the governor of the device obtains the next lease, from the daemon or from the session's own
+//! account, and opens.
+
+mod account;
+mod clock;
+mod gate;
+mod governor;
+mod lane;
+mod pins;
+
+pub(crate) use gate::Gate;
+
+use crate::own;
+use crate::runtime::{self, Verdict};
+use core::ffi::c_uint;
+use core::sync::atomic::{AtomicU8, Ordering};
+use utils::driver::cuda::{
+    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
+};
+
+/// Whether any device of this process has a gate: not known yet, no, yes.
+static GATED: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const NO: u8 = 1;
+const YES: u8 = 2;
+
+/// Says whether launches have to be looked at; `None`: to be found out.
+pub(crate) fn set_gated(gated: Option<bool>) {
+    let state = match gated {
+        None => UNKNOWN,
+        Some(false) => NO,
+        Some(true) => YES,
+    };
+    GATED.store(state, Ordering::Relaxed);
+}
+
+/// Runs a call that gives work to a stream, when the device's time is there for it.
+#[inline]
+pub(crate) fn launch(
+    stream: Stream,
+    per_thread: bool,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    if GATED.load(Ordering::Relaxed) == NO {
+        return call();
+    }
+    let stream = match stream as usize {
+        0 if per_thread => STREAM_PER_THREAD,
+        0 => STREAM_LEGACY,
+        handle => handle,
+    };
+    if lane::pass(stream) { call() } else { launch_slowly(stream, call) }
+}
+
+#[cold]
+fn launch_slowly(stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+    let device = match runtime::get().current_device() {
+        Verdict::Limited(device) if device.gate().is_active() => device,
+        Verdict::Limited(_) | Verdict::Free => return call(),
+        Verdict::Denied => return CuResult::NOT_PERMITTED,
+    };
+    let lane = lane::of_this_thread(device, stream);
+    while !lane::enter(device, stream, lane.as_deref()) {
+        // What is being captured runs later, under the launch of the graph.
+        if is_capturing(stream) {
+            return call();
+        }
+        if let Some(lane) = &lane {
+            lane.cover();
+        }
+        if let Err(error) = device.gate().wait(device) {
+            crate::report::once(format_args!("{error}"));
+            return CuResult::OPERATING_SYSTEM;
+        }
+    }
+    let Some(lane) = lane else { return call() };
+    if !lane.count_launch() {
+        return call();
+    }
+    let result = call();
+    if result.is_ok() && !is_capturing(stream) {
+        lane.cover();
+        lane.pace();
+    }
+    result
+}
+
+/// Whether a stream is being captured. The default stream beside another stream's capture counts: an
+/// event must not be recorded there either.
+fn is_capturing(stream: usize) -> bool {
+    let mut status: c_uint = CAPTURE_STATUS_NONE;
+    !own::stream_is_capturing(stream as Stream, &raw mut status).is_ok()
+        || status != CAPTURE_STATUS_NONE
+}
+
+/// Runs driver calls of the limiter's own so that no capture of the program is disturbed by them
+/// (`cuThreadExchangeStreamCaptureMode`).
+fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
+    let mut mode = CAPTURE_MODE_RELAXED;
+    let exchanged = own::exchange_capture_mode(&raw mut mode).is_ok();
+    let result = calls();
+    if exchanged {
+        let _ = own::exchange_capture_mode(&raw mut mode);
+    }
+    result
+}
+
+/// A context is about to end: its events must not be asked about any more.
+pub(crate) fn context_ends(gate: &Gate, context: usize) {
+    if context != 0 && gate.is_active() {
+        let _alone = pins::exclude();
+        for lane in gate.lanes() {
+            lane.context_ends(context);
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Arrays and mipmapped arrays.
+
+use super::Call;
+use crate::memory::{self, Handle};
+use crate::runtime::{self, Verdict};
+use core::ffi::c_uint;
+use utils::driver::cuda::{Array, Array3dDescriptor, ArrayDescriptor, CuResult, MipmappedArray};
+use utils::page::layout::Kind;
+
+macros::detours! {
+    /// CUDA driver API, Memory Management: arrays.
+    library Cuda;
+
+    fn cuArrayCreate_v2(array: *mut Array, descriptor: *const ArrayDescriptor) -> CuResult = create;
+    fn cuArray3DCreate_v2(array: *mut Array, descriptor: *const Array3dDescriptor) -> CuResult = create_3d;
+    fn cuMipmappedArrayCreate(array: *mut MipmappedArray, descriptor: *const Array3dDescriptor, levels: c_uint) -> CuResult = create_mipmapped;
+    fn cuArrayDestroy(array: Array) -> CuResult = destroy;
+    fn cuMipmappedArrayDestroy(array: MipmappedArray) -> CuResult = destroy_mipmapped;
+}
+
+fn charged(
+    bytes: u64,
+    original: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> Handle,
+) -> CuResult {
+    match runtime::get().current_device() {
+        Verdict::Limited(device) if device.has_memory_limit() => {
+            memory::allocate(device, Kind::Array, bytes, original, handle)
+        }
+        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+fn create(
+    call: Call<signature::cuArrayCreate_v2>,
+    array: *mut Array,
+    descriptor: *const ArrayDescriptor,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(array, descriptor) };
+    // SAFETY: null, or what the driver is about to read.
+    let Some(flat) = (unsafe { descriptor.as_ref() }) else { return original() };
+    let descriptor = Array3dDescriptor {
+        width: flat.width,
+        height: flat.height,
+        depth: 0,
+        format: flat.format,
+        num_channels: flat.num_channels,
+        flags: 0,
+    };
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || Handle::Array(unsafe { *array } as usize);
+    charged(memory::array_bytes(&descriptor), original, handle)
+}
+
+fn create_3d(
+    call: Call<signature::cuArray3DCreate_v2>,
+    array: *mut Array,
+    descriptor: *const Array3dDescriptor,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(array, descriptor) };
+    // SAFETY: null, or what the driver is about to read.
+    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || Handle::Array(unsafe { *array } as usize);
+    charged(memory::array_bytes(descriptor), original, handle)
+}
+
+fn create_mipmapped(
+    call: Call<signature::cuMipmappedArrayCreate>,
+    array: *mut MipmappedArray,
+    descriptor: *const Array3dDescriptor,
+    levels: c_uint,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(array, descriptor, levels) };
+    // SAFETY: null, or what the driver is about to read.
+    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || Handle::MipmappedArray(unsafe { *array } as usize);
+    charged(memory::mipmapped_bytes(descriptor, levels), original, handle)
+}
+
+fn destroy(call: Call<signature::cuArrayDestroy>, array: Array) -> CuResult {
+    // SAFETY: the program's own arguments.
+    memory::free(Handle::Array(array as usize), || unsafe { (call.original)(array) })
+}
+
+fn destroy_mipmapped(
+    call: Call<signature::cuMipmappedArrayDestroy>,
+    array: MipmappedArray,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    memory::free(Handle::MipmappedArray(array as usize), || unsafe { (call.original)(array) })
+}

@@ -1,0 +1,171 @@
+//! Initialisation, primary contexts and contexts.
+
+use super::Call;
+use crate::memory::contexts;
+use crate::runtime::{self, Verdict};
+use crate::{compute, own};
+use core::ffi::{c_int, c_uint, c_void};
+use utils::driver::cuda::{Context, CuResult, Device};
+
+macros::detours! {
+    /// CUDA driver API, Initialization / Primary Context Management / Context Management.
+    library Cuda;
+
+    /// Nothing works in a process whose limits cannot be kept.
+    fn cuInit(flags: c_uint) -> CuResult = init;
+
+    /// A context takes device memory.
+    fn cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) -> CuResult = primary_retain;
+    fn cuDevicePrimaryCtxRelease | cuDevicePrimaryCtxRelease_v2 (device: Device) -> CuResult = primary_release;
+    fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2 (device: Device) -> CuResult = primary_reset;
+    fn cuCtxCreate | cuCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create;
+    fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: c_uint, device: Device) -> CuResult = create_v3;
+    fn cuCtxCreate_v4(context: *mut Context, params: *mut c_void, flags: c_uint, device: Device) -> CuResult = create_v4;
+    fn cuCtxDestroy | cuCtxDestroy_v2 (context: Context) -> CuResult = destroy;
+}
+
+/// Reads a handle that the driver has just written.
+fn written(context: *mut Context) -> usize {
+    // SAFETY: the driver accepted the pointer and stored the handle there.
+    if context.is_null() { 0 } else { unsafe { *context as usize } }
+}
+
+fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
+    if let Verdict::Denied = runtime::get().cuda() {
+        return CuResult::NOT_PERMITTED;
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(flags) }
+}
+
+fn primary_is_active(device: Device) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    own::primary_ctx_get_state(device, &raw mut flags, &raw mut active).is_ok() && active != 0
+}
+
+fn primary_retain(
+    call: Call<signature::cuDevicePrimaryCtxRetain>,
+    context: *mut Context,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(context, device) };
+    match runtime::get().device(device) {
+        Verdict::Limited(limited)
+            if limited.contexts.primary() != 0 && primary_is_active(device) =>
+        {
+            original()
+        }
+        Verdict::Limited(limited) => {
+            let result = contexts::create(
+                limited,
+                original,
+                || written(context),
+                || {
+                    let _ = own::primary_ctx_release(device);
+                },
+            );
+            if result.is_ok() {
+                limited.contexts.set_primary(written(context));
+            }
+            result
+        }
+        Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Device) -> CuResult {
+    end_primary(device, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(device) }
+    })
+}
+
+fn primary_reset(call: Call<signature::cuDevicePrimaryCtxReset>, device: Device) -> CuResult {
+    end_primary(device, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(device) }
+    })
+}
+
+fn end_primary(device: Device, original: impl FnOnce() -> CuResult) -> CuResult {
+    let Verdict::Limited(limited) = runtime::get().device(device) else { return original() };
+    let handle = limited.contexts.primary();
+    compute::context_ends(limited.gate(), handle);
+    let result = original();
+    if result.is_ok() && handle != 0 && !primary_is_active(device) {
+        limited.contexts.set_primary(0);
+        contexts::ended(limited, handle);
+    }
+    result
+}
+
+fn create_on(
+    device: Device,
+    context: *mut Context,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
+    match runtime::get().device(device) {
+        Verdict::Limited(limited) => contexts::create(
+            limited,
+            original,
+            || written(context),
+            || {
+                let _ = own::ctx_destroy(written(context) as Context);
+            },
+        ),
+        Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+fn create(
+    call: Call<signature::cuCtxCreate>,
+    context: *mut Context,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    create_on(device, context, || unsafe { (call.original)(context, flags, device) })
+}
+
+fn create_v3(
+    call: Call<signature::cuCtxCreate_v3>,
+    context: *mut Context,
+    affinity: *mut c_void,
+    count: c_int,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    create_on(device, context, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(context, affinity, count, flags, device) }
+    })
+}
+
+fn create_v4(
+    call: Call<signature::cuCtxCreate_v4>,
+    context: *mut Context,
+    params: *mut c_void,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    create_on(device, context, || unsafe { (call.original)(context, params, flags, device) })
+}
+
+fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
+    let handle = context as usize;
+    let device = runtime::existing()
+        .and_then(|runtime| runtime.devices().into_iter().find(|d| d.contexts.has(handle)));
+    if let Some(device) = device {
+        compute::context_ends(device.gate(), handle);
+    }
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(context) };
+    if let (true, Some(device)) = (result.is_ok(), device) {
+        contexts::ended(device, handle);
+    }
+    result
+}

@@ -1,0 +1,129 @@
+//! Calls that give the GPU work.
+
+use super::Call;
+use crate::compute;
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr;
+use utils::driver::cuda::{CuResult, Function, GraphExec, LaunchConfig, LaunchParams, Stream};
+
+macros::detours! {
+    /// CUDA driver API, Execution Control / Graph Management.
+    library Cuda;
+
+    fn cuLaunchKernel | cuLaunchKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel;
+    fn cuLaunchKernelEx | cuLaunchKernelEx_ptsz (config: *const LaunchConfig, f: Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel_ex;
+    fn cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void) -> CuResult = cooperative;
+    /// Passes the gate of the current device only.
+    fn cuLaunchCooperativeKernelMultiDevice(list: *mut LaunchParams, count: c_uint, flags: c_uint) -> CuResult = cooperative_multi;
+    fn cuGraphLaunch | cuGraphLaunch_ptsz (graph: GraphExec, stream: Stream) -> CuResult = graph;
+    /// The forms of CUDA 2.
+    fn cuLaunch(f: Function) -> CuResult = legacy;
+    fn cuLaunchGrid(f: Function, width: c_int, height: c_int) -> CuResult = legacy_grid;
+    fn cuLaunchGridAsync(f: Function, width: c_int, height: c_int, stream: Stream) -> CuResult = legacy_grid_async;
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+fn kernel(
+    call: Call<signature::cuLaunchKernel>,
+    f: Function,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: Stream,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CuResult {
+    compute::launch(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra) }
+    })
+}
+
+fn kernel_ex(
+    call: Call<signature::cuLaunchKernelEx>,
+    config: *const LaunchConfig,
+    f: Function,
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> CuResult {
+    // SAFETY: null, or what the driver is about to read.
+    let stream = unsafe { config.as_ref() }.map_or(ptr::null_mut(), |config| config.stream);
+    compute::launch(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(config, f, params, extra) }
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+fn cooperative(
+    call: Call<signature::cuLaunchCooperativeKernel>,
+    f: Function,
+    gx: c_uint,
+    gy: c_uint,
+    gz: c_uint,
+    bx: c_uint,
+    by: c_uint,
+    bz: c_uint,
+    shared: c_uint,
+    stream: Stream,
+    params: *mut *mut c_void,
+) -> CuResult {
+    compute::launch(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params) }
+    })
+}
+
+fn cooperative_multi(
+    call: Call<signature::cuLaunchCooperativeKernelMultiDevice>,
+    list: *mut LaunchParams,
+    count: c_uint,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: null, or what the driver is about to read, if the list is not empty.
+    let first = if count == 0 { None } else { unsafe { list.as_ref() } };
+    let stream = first.map_or(ptr::null_mut(), |first| first.stream);
+    compute::launch(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(list, count, flags) }
+    })
+}
+
+fn graph(call: Call<signature::cuGraphLaunch>, graph: GraphExec, stream: Stream) -> CuResult {
+    compute::launch(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(graph, stream) }
+    })
+}
+
+fn legacy(call: Call<signature::cuLaunch>, f: Function) -> CuResult {
+    // SAFETY: the program's own arguments.
+    compute::launch(ptr::null_mut(), false, || unsafe { (call.original)(f) })
+}
+
+fn legacy_grid(
+    call: Call<signature::cuLaunchGrid>,
+    f: Function,
+    width: c_int,
+    height: c_int,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    compute::launch(ptr::null_mut(), false, || unsafe { (call.original)(f, width, height) })
+}
+
+fn legacy_grid_async(
+    call: Call<signature::cuLaunchGridAsync>,
+    f: Function,
+    width: c_int,
+    height: c_int,
+    stream: Stream,
+) -> CuResult {
+    compute::launch(stream, false, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(f, width, height, stream) }
+    })
+}

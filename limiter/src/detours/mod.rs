@@ -1,0 +1,113 @@
+//! The patched functions: declarations, grouped as in the driver's documentation, and handlers.
+//!
+//! A handler decides nothing itself. It asks [`crate::memory`] or [`crate::compute`], and calls the
+//! original.
+
+mod arrays;
+mod context;
+mod info;
+mod launch;
+mod linear;
+mod nvml;
+mod pool;
+mod virtual_memory;
+
+use core::ffi::c_void;
+use core::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use utils::driver::cuda::CuResult;
+use utils::driver::nvml::NvmlReturn;
+use utils::hook::Slot;
+
+/// Which library a function belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Library {
+    /// `libcuda.so.1`
+    Cuda,
+    /// `libnvidia-ml.so.1`
+    Nvml,
+}
+
+impl Library {
+    /// The name that programs link against.
+    pub(crate) const fn soname(self) -> &'static str {
+        match self {
+            Self::Cuda => "libcuda.so.1",
+            Self::Nvml => "libnvidia-ml.so.1",
+        }
+    }
+}
+
+/// A row of the table that `detours!` makes.
+pub(crate) struct Detour {
+    /// Where the function lives.
+    pub(crate) library: Library,
+    /// Its exported name.
+    pub(crate) symbol: &'static str,
+    /// What it is patched for.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for docs/hooks.md"))]
+    pub(crate) doc: &'static str,
+    /// What runs instead.
+    pub(crate) entry: *const c_void,
+    /// The way back.
+    pub(crate) slot: &'static Slot,
+}
+
+// SAFETY: the entry is the address of a function.
+unsafe impl Sync for Detour {}
+
+/// What a handler is told about the call.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<F> {
+    /// The driver's own function.
+    pub(crate) original: F,
+    /// The name it was called by.
+    pub(crate) symbol: &'static str,
+    /// Whether a null stream means the calling thread's default stream.
+    pub(crate) per_thread: bool,
+}
+
+impl<F> fmt::Debug for Call<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.symbol)
+    }
+}
+
+/// A result type with a value for "the limiter itself failed".
+pub(crate) trait Outcome {
+    /// That value.
+    const FAILED: Self;
+}
+
+impl Outcome for CuResult {
+    const FAILED: Self = Self::UNKNOWN;
+}
+
+impl Outcome for NvmlReturn {
+    const FAILED: Self = Self::UNKNOWN;
+}
+
+/// Runs a handler; a panic in it ends here, as an error of the call.
+#[inline]
+pub(crate) fn guard<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
+    panic::catch_unwind(AssertUnwindSafe(handler)).unwrap_or_else(|_| {
+        crate::report::once(format_args!("internal error in {symbol}; the call fails"));
+        R::FAILED
+    })
+}
+
+/// Every function that is patched where it exists.
+pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
+    [
+        context::TABLE,
+        info::TABLE,
+        linear::TABLE,
+        pool::TABLE,
+        virtual_memory::TABLE,
+        arrays::TABLE,
+        launch::TABLE,
+        nvml::TABLE,
+    ]
+    .into_iter()
+    .flatten()
+}

@@ -1,0 +1,160 @@
+//! A device that has a limit in this process.
+
+use crate::compute::Gate;
+use crate::config::{Config, Identity, Limits};
+use crate::memory::{Contexts, Tracker};
+use crate::own;
+use crate::runtime::Refused;
+use core::ffi::c_uint;
+use std::ffi::CString;
+use std::fs::{self, DirBuilder};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use utils::page::layout::NO_LIMIT;
+use utils::page::{Page, Seat};
+use utils::protocol::Policy;
+use utils::quota::WHOLE;
+use utils::uuid::DeviceUuid;
+
+/// What this process keeps about a device.
+pub(crate) struct Device {
+    uuid: DeviceUuid,
+    seat: Seat,
+    has_memory_limit: bool,
+    gate: Gate,
+    /// What this process has taken.
+    pub(crate) tracker: Tracker,
+    /// The contexts among it.
+    pub(crate) contexts: Contexts,
+}
+
+impl Device {
+    pub(crate) fn new(
+        uuid: DeviceUuid,
+        limits: &Limits,
+        session_dir: &Path,
+        config: &Config,
+    ) -> Result<Self, Refused> {
+        let refused = |error: utils::page::PageError| Refused(error.to_string());
+        let share = match config.policy {
+            Policy::Fixed => limits.share_ppm,
+            Policy::None => None,
+        };
+        let page = Page::open(
+            session_dir,
+            uuid,
+            limits.memory_bytes.unwrap_or(NO_LIMIT),
+            share.unwrap_or(WHOLE),
+        )
+        .map_err(refused)?;
+        Ok(Self {
+            uuid,
+            seat: Seat::claim(page).map_err(refused)?,
+            has_memory_limit: limits.memory_bytes.is_some(),
+            gate: Gate::new(share.is_some()),
+            tracker: Tracker::default(),
+            contexts: Contexts::default(),
+        })
+    }
+
+    pub(crate) const fn uuid(&self) -> DeviceUuid {
+        self.uuid
+    }
+
+    /// This process's place in the session's book.
+    pub(crate) const fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
+    /// The gate that launches pass.
+    pub(crate) const fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Whether a memory limit was configured.
+    pub(crate) const fn has_memory_limit(&self) -> bool {
+        self.has_memory_limit
+    }
+}
+
+/// The directory of this process's session: the one that `sluice run` made, else one for all
+/// processes of this user, pid namespace (container) and pod that carry the same limits.
+pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, Refused> {
+    if let Some(dir) = &config.session_dir {
+        return if dir.is_dir() {
+            Ok(dir.clone())
+        } else {
+            Err(Refused(format!(
+                "{}={}: not a directory; it has to be the one that `sluice run` made",
+                utils::env::SESSION_DIR,
+                dir.display()
+            )))
+        };
+    }
+    let user = rustix::process::geteuid().as_raw();
+    let base = PathBuf::from(format!("/dev/shm/sluice-{user}"));
+    let dir = base.join(format!("env-{:016x}", implicit_session(config)));
+    for dir in [&base, &dir] {
+        private_directory(dir, user)
+            .map_err(|error| Refused(format!("session directory {}: {error}", dir.display())))?;
+    }
+    Ok(dir)
+}
+
+/// Tells one implicit session from another.
+fn implicit_session(config: &Config) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let Identity { .. } = &config.identity;
+    config.identity.hash(&mut hasher);
+    config.limits_fingerprint().hash(&mut hasher);
+    if let Ok(namespace) = fs::metadata("/proc/self/ns/pid") {
+        namespace.ino().hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+/// Makes a directory that only this user can enter, or checks that it is one.
+fn private_directory(path: &Path, user: u32) -> std::io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        other => return other,
+    }
+    let metadata = fs::symlink_metadata(path)?;
+    if !metadata.is_dir() || metadata.uid() != user || metadata.mode() & 0o077 != 0 {
+        return Err(std::io::Error::other("it has to be a directory of this user's, mode 0700"));
+    }
+    Ok(())
+}
+
+/// Loads NVML into this process, if it is not there, and starts it; `false` where that fails.
+///
+/// Not to be called with a lock held: the library's constructors run.
+pub(crate) fn load_nvml() -> bool {
+    use std::sync::OnceLock;
+    static LOADED: OnceLock<bool> = OnceLock::new();
+    *LOADED.get_or_init(|| {
+        // SAFETY: a fixed name; the handle is kept for the rest of the process.
+        let handle = unsafe {
+            libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL)
+        };
+        !handle.is_null() && own::nvml_init().is_ok()
+    })
+}
+
+/// NVML's handle of a device.
+pub(crate) fn nvml_handle(uuid: DeviceUuid) -> Option<utils::driver::nvml::NvmlDevice> {
+    if !load_nvml() {
+        return None;
+    }
+    let text = CString::new(uuid.to_string()).ok()?;
+    let mut handle = core::ptr::null_mut();
+    own::nvml_by_uuid(text.as_ptr(), &raw mut handle).is_ok().then_some(handle)
+}
+
+/// A device's index on the host, as `nvidia-smi` counts.
+pub(crate) fn host_index(uuid: DeviceUuid) -> Option<u32> {
+    let handle = nvml_handle(uuid)?;
+    let mut index: c_uint = 0;
+    own::nvml_index(handle, &raw mut index).is_ok().then_some(index)
+}

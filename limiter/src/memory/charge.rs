@@ -1,0 +1,75 @@
+//! Reserve, call, commit.
+
+use super::tracker::{Allocation, Handle};
+use crate::device::Device;
+use utils::driver::cuda::{Context, CuResult};
+use utils::page::layout::Kind;
+
+/// Runs an allocating call of the driver for `bytes` of a device's memory.
+///
+/// The bytes are reserved first, so that no other process can take them meanwhile; no lock is held
+/// while the driver works. `handle` says, after success, by what the memory will be freed.
+pub(crate) fn allocate(
+    device: &'static Device,
+    kind: Kind,
+    bytes: u64,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> Handle,
+) -> CuResult {
+    if !reserve(device, kind, bytes) {
+        return CuResult::OUT_OF_MEMORY;
+    }
+    let result = call();
+    if result.is_ok() {
+        let context = current_context();
+        device.tracker.insert(handle(), Allocation { kind, bytes, context });
+    } else {
+        release(device, kind, bytes);
+    }
+    result
+}
+
+/// Reserves; where it does not fit, gives back what dead processes left and tries once more.
+pub(super) fn reserve(device: &Device, kind: Kind, bytes: u64) -> bool {
+    let seat = device.seat();
+    let refusal = match seat.book().reserve(seat.slot(), kind, bytes) {
+        Ok(()) => return true,
+        Err(refusal) => refusal,
+    };
+    if seat.reap() > 0 && seat.book().reserve(seat.slot(), kind, bytes).is_ok() {
+        return true;
+    }
+    tracing::debug!("device {}: {refusal}", device.uuid());
+    false
+}
+
+/// Gives bytes back to the session.
+pub(super) fn release(device: &Device, kind: Kind, bytes: u64) {
+    let seat = device.seat();
+    if let Err(damaged) = seat.book().release(seat.slot(), kind, bytes) {
+        crate::report::once(format_args!("device {}: {damaged}", device.uuid()));
+    }
+}
+
+/// Runs a freeing call of the driver and gives the bytes back.
+///
+/// The record is taken out before the call: from the moment the driver has freed it, another thread
+/// may get the same address for a new allocation.
+pub(crate) fn free(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
+    let Some((device, allocation)) = super::tracker::take(handle) else {
+        return call();
+    };
+    let result = call();
+    if result.is_ok() {
+        release(device, allocation.kind, allocation.bytes);
+    } else {
+        device.tracker.insert(handle, allocation);
+    }
+    result
+}
+
+/// The calling thread's context, as a number; zero for none.
+pub(super) fn current_context() -> usize {
+    let mut context: Context = core::ptr::null_mut();
+    if crate::own::ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
+}

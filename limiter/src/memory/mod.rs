@@ -1,0 +1,39 @@
+//! Device memory: reserve, call, commit; and what was taken, so that it can be given back.
+
+mod charge;
+pub(crate) mod contexts;
+mod size;
+mod tracker;
+
+pub(crate) use charge::{allocate, free};
+pub(crate) use contexts::Contexts;
+pub(crate) use size::{array_bytes, linear_bytes, mipmapped_bytes};
+pub(crate) use tracker::{Handle, Tracker};
+
+use crate::device::Device;
+
+/// What a program is to see of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct View {
+    /// The limit, or the device's size where that is smaller.
+    pub(crate) total: u64,
+    /// What the limit and the device both leave.
+    pub(crate) free: u64,
+    /// What the session uses.
+    pub(crate) used: u64,
+}
+
+/// Fits the driver's figures into the session's limit; `None` where there is no memory limit.
+pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<View> {
+    if !device.has_memory_limit() {
+        return None;
+    }
+    // What the dead held is free.
+    device.seat().reap();
+    let (limit, used) = {
+        let book = device.seat().book();
+        (book.limit(), book.used())
+    };
+    let total = limit.min(real_total);
+    Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })
+}

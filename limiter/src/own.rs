@@ -1,0 +1,86 @@
+//! The driver functions that the limiter itself calls, past its own detours.
+//!
+//! Addresses are found when a library is patched. A function that a driver lacks answers
+//! `CUDA_ERROR_NOT_FOUND`, so that callers need one kind of error handling only.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use utils::driver::cuda::{Context, CuResult, Device, Event, Stream, Uuid};
+use utils::driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
+use utils::hook::Slot;
+
+macro_rules! own_calls {
+    ($(#[doc = $doc:literal] $symbol:literal => fn $name:ident($($arg:ident: $ty:ty),*) -> $result:ident else $missing:ident;)*) => {
+        mod slot {
+            $(#[allow(non_upper_case_globals)] pub(super) static $name: utils::hook::Slot = utils::hook::Slot::new();)*
+        }
+
+        /// Symbol and slot of each.
+        pub(crate) static CALLS: &[(&str, &Slot)] = &[$(($symbol, &slot::$name)),*];
+
+        $(
+            #[doc = $doc]
+            ///
+            /// Pointers are the driver's to check or, where it does not, the caller's to get right.
+            pub(crate) fn $name($($arg: $ty),*) -> $result {
+                let address = slot::$name.get();
+                if address.is_null() {
+                    return $result::$missing;
+                }
+                // SAFETY: the slot holds the address of the function of this name, or the way back
+                // into it, and this is its signature.
+                unsafe {
+                    core::mem::transmute::<*const c_void, unsafe extern "C" fn($($ty),*) -> $result>(
+                        address,
+                    )($($arg),*)
+                }
+            }
+        )*
+    };
+}
+
+own_calls! {
+    /// Device of the current context.
+    "cuCtxGetDevice" => fn ctx_get_device(device: *mut Device) -> CuResult else NOT_FOUND;
+    /// The current context.
+    "cuCtxGetCurrent" => fn ctx_get_current(context: *mut Context) -> CuResult else NOT_FOUND;
+    /// Makes a context current.
+    "cuCtxPushCurrent_v2" => fn ctx_push_current(context: Context) -> CuResult else NOT_FOUND;
+    /// Undoes `ctx_push_current`.
+    "cuCtxPopCurrent_v2" => fn ctx_pop_current(context: *mut Context) -> CuResult else NOT_FOUND;
+    /// Number of devices that the program sees.
+    "cuDeviceGetCount" => fn device_get_count(count: *mut c_int) -> CuResult else NOT_FOUND;
+    /// A device's UUID.
+    "cuDeviceGetUuid_v2" => fn device_get_uuid_v2(uuid: *mut Uuid, device: Device) -> CuResult else NOT_FOUND;
+    /// A device's UUID, in drivers before 11.4.
+    "cuDeviceGetUuid" => fn device_get_uuid(uuid: *mut Uuid, device: Device) -> CuResult else NOT_FOUND;
+    /// Whether the primary context exists.
+    "cuDevicePrimaryCtxGetState" => fn primary_ctx_get_state(device: Device, flags: *mut c_uint, active: *mut c_int) -> CuResult else NOT_FOUND;
+    /// Gives a reference to the primary context back.
+    "cuDevicePrimaryCtxRelease_v2" => fn primary_ctx_release(device: Device) -> CuResult else NOT_FOUND;
+    /// Destroys a context.
+    "cuCtxDestroy_v2" => fn ctx_destroy(context: Context) -> CuResult else NOT_FOUND;
+    /// Makes an event.
+    "cuEventCreate" => fn event_create(event: *mut Event, flags: c_uint) -> CuResult else NOT_FOUND;
+    /// Records an event.
+    "cuEventRecord" => fn event_record(event: Event, stream: Stream) -> CuResult else NOT_FOUND;
+    /// Whether an event has happened.
+    "cuEventQuery" => fn event_query(event: Event) -> CuResult else NOT_FOUND;
+    /// Gives an event back.
+    "cuEventDestroy_v2" => fn event_destroy(event: Event) -> CuResult else NOT_FOUND;
+    /// Whether a stream is being captured.
+    "cuStreamIsCapturing" => fn stream_is_capturing(stream: Stream, status: *mut c_uint) -> CuResult else NOT_FOUND;
+    /// Changes the calling thread's rules about captures in other threads.
+    "cuThreadExchangeStreamCaptureMode" => fn exchange_capture_mode(mode: *mut c_uint) -> CuResult else NOT_FOUND;
+    /// Starts NVML.
+    "nvmlInit_v2" => fn nvml_init() -> NvmlReturn else NOT_FOUND;
+    /// A device by UUID.
+    "nvmlDeviceGetHandleByUUID" => fn nvml_by_uuid(uuid: *const c_char, device: *mut NvmlDevice) -> NvmlReturn else NOT_FOUND;
+    /// A device's UUID.
+    "nvmlDeviceGetUUID" => fn nvml_uuid(device: NvmlDevice, uuid: *mut c_char, length: c_uint) -> NvmlReturn else NOT_FOUND;
+    /// A device's index on the host.
+    "nvmlDeviceGetIndex" => fn nvml_index(device: NvmlDevice, index: *mut c_uint) -> NvmlReturn else NOT_FOUND;
+    /// A device's memory.
+    "nvmlDeviceGetMemoryInfo" => fn nvml_memory(device: NvmlDevice, memory: *mut Memory) -> NvmlReturn else NOT_FOUND;
+    /// The processes that have a context on a device.
+    "nvmlDeviceGetComputeRunningProcesses_v3" => fn nvml_processes(device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV2) -> NvmlReturn else NOT_FOUND;
+}

@@ -1,0 +1,144 @@
+//! Noticing that a driver library has been loaded, and patching it before anybody can call it.
+
+use crate::detours::{self, Library};
+use crate::own;
+use core::ffi::c_void;
+use std::collections::{HashMap, HashSet};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+use utils::hook::{self, HookEngine, Slot};
+use utils::loader;
+
+/// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
+const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
+
+/// What has been seen in the loader's list.
+#[derive(Default)]
+struct Seen {
+    libraries: HashSet<(usize, usize)>,
+    patched: [Option<(usize, usize)>; 2],
+}
+
+static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
+
+/// The first function that exists and could not be patched, with the reason.
+static FAILURE: Mutex<Option<String>> = Mutex::new(None);
+
+/// What could not be patched: limits cannot be kept then.
+pub(crate) fn failure() -> Option<String> {
+    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+fn failed(message: String) {
+    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(message);
+}
+
+/// Starts the watch, and patches what is loaded already.
+///
+/// # Safety
+/// To be called from a constructor.
+pub(crate) unsafe fn start() {
+    let mut engine = hook::engine();
+    // SAFETY: the caller is a constructor.
+    if let Err(error) = unsafe { loader::watch(engine.as_mut(), on_change) } {
+        crate::report::once(format_args!("{error}; CUDA programs are not limited in this process"));
+    }
+}
+
+/// The loader's lock is held: nothing here may load a library or wait for another thread.
+fn on_change() {
+    // The loader's lock keeps other threads out; a signal handler that loads libraries while this
+    // runs is turned away.
+    let Ok(mut seen) = SEEN.try_lock() else { return };
+    let seen = seen.get_or_insert_default();
+    let mut present = HashSet::with_capacity(seen.libraries.len() + 1);
+    let mut fresh = Vec::new();
+    // SAFETY: called by the watch only, when the list is at rest.
+    unsafe {
+        loader::libraries(&mut |library| {
+            present.insert(library.key());
+            if !seen.libraries.contains(&library.key()) {
+                fresh.push(library);
+            }
+        });
+    }
+    seen.libraries = present;
+    for key in &mut seen.patched {
+        if key.is_some_and(|key| !seen.libraries.contains(&key)) {
+            *key = None;
+        }
+    }
+    for library in fresh {
+        let kind = match library.soname() {
+            Some(name) if name == Library::Cuda.soname() => Library::Cuda,
+            Some(name) if name == Library::Nvml.soname() => Library::Nvml,
+            _ => continue,
+        };
+        let slot = &mut seen.patched[kind as usize];
+        if slot.is_some() {
+            failed(format!("a second {} was loaded from {}", kind.soname(), library.path()));
+            continue;
+        }
+        *slot = Some(library.key());
+        patch(kind, library);
+    }
+}
+
+fn patch(kind: Library, library: loader::Library) {
+    let wanted: HashMap<&str, &detours::Detour> = detours::all()
+        .filter(|detour| detour.library == kind)
+        .map(|detour| (detour.symbol, detour))
+        .collect();
+    let own: HashMap<&str, &Slot> = own::CALLS.iter().copied().collect();
+    let mut engine = hook::engine();
+    let mut states: HashMap<&str, String> = HashMap::new();
+    library.functions(&mut |symbol| {
+        if let Some(slot) = own.get(symbol.name) {
+            slot.set(symbol.address);
+        }
+        if let Some(detour) = wanted.get(symbol.name) {
+            let state = match install(engine.as_mut(), symbol.address, detour) {
+                Ok(()) => {
+                    if let Some(slot) = own.get(symbol.name) {
+                        slot.set(detour.slot.get());
+                    }
+                    "patched".to_owned()
+                }
+                Err(error) => {
+                    failed(format!("{}: {error}", detour.symbol));
+                    format!("failed:{}", error.reason)
+                }
+            };
+            states.insert(detour.symbol, state);
+        }
+    });
+    write_report(kind, &states);
+}
+
+fn install(
+    engine: &mut dyn HookEngine,
+    target: *const c_void,
+    detour: &detours::Detour,
+) -> Result<(), hook::HookError> {
+    // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
+    // detour repeats the driver's signature.
+    unsafe { engine.install(target, detour.entry, detour.slot) }
+}
+
+fn write_report(kind: Library, states: &HashMap<&str, String>) {
+    let Some(path) = std::env::var_os(REPORT_FILE).filter(|path| !path.is_empty()) else { return };
+    let mut text = String::new();
+    for detour in detours::all().filter(|detour| detour.library == kind) {
+        let state = states.get(detour.symbol).map_or("absent", String::as_str);
+        text.push_str(&format!("{}\t{}\t{state}\n", kind.soname(), detour.symbol));
+    }
+    let written = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(text.as_bytes()));
+    if let Err(error) = written {
+        crate::report::once(format_args!("{REPORT_FILE}={}: {error}", path.display()));
+    }
+}

@@ -1,0 +1,276 @@
+//! The state of the limiter in this process: made at the first call into a patched function, made
+//! anew in a forked child.
+
+use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
+use crate::device::{self, Device};
+use crate::{compute, own, report};
+use core::ptr;
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use utils::driver::cuda;
+use utils::uuid::DeviceUuid;
+
+/// Devices that one process can see. The driver itself stops at 64.
+const MAX_DEVICES: usize = 64;
+
+/// Why the limiter cannot do its work; the program's CUDA calls fail then, or pass, as configured.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Refused(pub(crate) String);
+
+/// What a call may do.
+#[derive(Clone, Copy)]
+pub(crate) enum Verdict<T> {
+    /// There is a limit: `T` keeps it.
+    Limited(T),
+    /// There is nothing to limit, or the limiter is configured to let calls pass when it fails.
+    Free,
+    /// The limiter cannot do its work and is configured to let nothing pass.
+    Denied,
+}
+
+/// The process-wide state.
+pub(crate) struct Runtime {
+    config: Result<Config, Refused>,
+    on_failure: OnFailure,
+    session_dir: Mutex<Option<PathBuf>>,
+    devices: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
+    by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
+}
+
+static RUNTIME: AtomicPtr<Runtime> = AtomicPtr::new(ptr::null_mut());
+static MAKING: Mutex<()> = Mutex::new(());
+
+/// Number of devices that the program sees.
+static COUNT: AtomicI32 = AtomicI32::new(UNKNOWN_COUNT);
+const UNKNOWN_COUNT: i32 = -1;
+
+/// The state, made now if need be.
+pub(crate) fn get() -> &'static Runtime {
+    if let Some(runtime) = existing() {
+        return runtime;
+    }
+    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = existing() {
+        return runtime;
+    }
+    let runtime = Box::leak(Box::new(Runtime::new()));
+    RUNTIME.store(runtime, Ordering::Release);
+    runtime
+}
+
+/// The state, if it has been made.
+pub(crate) fn existing() -> Option<&'static Runtime> {
+    // SAFETY: null, or leaked and never freed.
+    unsafe { RUNTIME.load(Ordering::Acquire).as_ref() }
+}
+
+/// In a forked child: nothing that the parent had is ours. The memory stays allocated, because
+/// threads of the parent may have been in the middle of using it.
+extern "C" fn after_fork() {
+    if let Some(runtime) = existing() {
+        for cell in &runtime.by_ordinal {
+            // SAFETY: null, or leaked and never freed.
+            if let Some(device) = unsafe { cell.load(Ordering::Relaxed).as_ref() } {
+                device.gate().abandon();
+            }
+        }
+    }
+    compute::set_gated(None);
+    RUNTIME.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// Registers `after_fork`, once.
+fn watch_forks() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handler only stores to memory.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+    });
+}
+
+impl Runtime {
+    fn new() -> Self {
+        watch_forks();
+        let config = Config::from_env(&ProcessEnvironment).map_err(|error| {
+            report::once(format_args!("{error}"));
+            Refused(error.to_string())
+        });
+        let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
+        if let Ok(config) = &config {
+            report::enable_log(config.log.tracing());
+            for warning in &config.warnings {
+                report::once(format_args!("{warning}"));
+            }
+        }
+        let config = config.and_then(|config| match crate::patch::failure() {
+            Some(failure) if config.limits_anything() => Err(Refused(failure)),
+            _ => Ok(config),
+        });
+        // A configuration that cannot be read is for the slow path to deny.
+        compute::set_gated(Some(config.as_ref().map_or(true, |config| {
+            config.limits_anything() && config.cuda_hooks && !config.control_disabled
+        })));
+        Self {
+            config,
+            on_failure,
+            session_dir: Mutex::new(None),
+            devices: Mutex::new(HashMap::new()),
+            by_ordinal: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
+        }
+    }
+
+    /// Whether calls of the CUDA family are to be handled at all.
+    pub(crate) fn cuda(&self) -> Verdict<()> {
+        match &self.config {
+            Ok(config) if config.cuda_hooks && !config.control_disabled => Verdict::Limited(()),
+            Ok(_) => Verdict::Free,
+            Err(refused) => self.fail(refused),
+        }
+    }
+
+    /// Whether calls of the NVML family are to be handled at all.
+    pub(crate) fn nvml(&self) -> Verdict<()> {
+        match &self.config {
+            Ok(config) if config.nvml_hooks && !config.control_disabled => Verdict::Limited(()),
+            Ok(_) => Verdict::Free,
+            Err(refused) => self.fail(refused),
+        }
+    }
+
+    fn fail<T>(&self, refused: &Refused) -> Verdict<T> {
+        match self.on_failure {
+            OnFailure::Closed => {
+                report::once(format_args!("{refused}; GPU calls of this process fail"));
+                Verdict::Denied
+            }
+            OnFailure::Open => {
+                report::once(format_args!("{refused}; GPU calls of this process are NOT limited"));
+                Verdict::Free
+            }
+        }
+    }
+
+    /// The configuration. Only for what comes after [`Self::cuda`] said yes.
+    pub(crate) fn config(&self) -> Option<&Config> {
+        self.config.as_ref().ok()
+    }
+
+    /// A device by the ordinal that the program uses.
+    pub(crate) fn device(&self, ordinal: cuda::Device) -> Verdict<&'static Device> {
+        match self.cuda() {
+            Verdict::Limited(()) => {}
+            Verdict::Free => return Verdict::Free,
+            Verdict::Denied => return Verdict::Denied,
+        }
+        let Some(cell) = usize::try_from(ordinal).ok().and_then(|i| self.by_ordinal.get(i)) else {
+            // Not an ordinal: the driver says so better.
+            return Verdict::Free;
+        };
+        // SAFETY: null, or leaked and never freed.
+        if let Some(device) = unsafe { cell.load(Ordering::Acquire).as_ref() } {
+            return Verdict::Limited(device);
+        }
+        let Some(uuid) = uuid_of(ordinal) else { return Verdict::Free };
+        let verdict = self.device_by_uuid(uuid, u32::try_from(ordinal).ok());
+        if let Verdict::Limited(device) = verdict {
+            cell.store(ptr::from_ref(device).cast_mut(), Ordering::Release);
+        }
+        verdict
+    }
+
+    /// A device by UUID. `visible_index`: the ordinal, where it is known.
+    pub(crate) fn device_by_uuid(
+        &self,
+        uuid: DeviceUuid,
+        visible_index: Option<u32>,
+    ) -> Verdict<&'static Device> {
+        let config = match &self.config {
+            Ok(config) => config,
+            Err(refused) => return self.fail(refused),
+        };
+        if !config.limits_anything() {
+            return Verdict::Free;
+        }
+        // NVML is loaded before the lock is taken: loading runs other people's code.
+        let host_index = config.needs_host_index().then(|| device::host_index(uuid)).flatten();
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = devices.entry(uuid).or_insert_with(|| {
+            let identity = DeviceIdentity {
+                uuid,
+                host_index: host_index.or(visible_index),
+                visible_index: visible_index.or(host_index),
+            };
+            let limits = config.limits_for(&identity);
+            tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
+            if limits.memory_bytes.is_none() && limits.share_ppm.is_none() {
+                return Ok(None);
+            }
+            let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
+            let dir = match dir.as_ref() {
+                Some(dir) => dir.clone(),
+                None => dir.insert(device::session_dir(config)?).clone(),
+            };
+            Device::new(uuid, &limits, &dir, config)
+                .map(|device| Some(&*Box::leak(Box::new(device))))
+        });
+        match made {
+            Ok(Some(device)) => Verdict::Limited(device),
+            Ok(None) => Verdict::Free,
+            Err(refused) => self.fail(refused),
+        }
+    }
+
+    /// The devices that have a limit and have been used.
+    pub(crate) fn devices(&self) -> Vec<&'static Device> {
+        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.values().filter_map(|made| made.as_ref().ok().copied().flatten()).collect()
+    }
+
+    /// The device of the calling thread's current context; `Free` where there is none.
+    pub(crate) fn current_device(&self) -> Verdict<&'static Device> {
+        let mut ordinal = 0;
+        if own::ctx_get_device(&raw mut ordinal).is_ok() {
+            self.device(ordinal)
+        } else {
+            // Without a context the driver's own error is the right answer.
+            Verdict::Free
+        }
+    }
+
+    /// The session's name: the last part of its directory.
+    pub(crate) fn session_name(&self) -> String {
+        let dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
+        dir.as_ref()
+            .and_then(|dir| dir.file_name())
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    }
+}
+
+/// Whether the program sees exactly one device, so that every launch goes there.
+#[inline]
+pub(crate) fn single_device() -> bool {
+    match COUNT.load(Ordering::Relaxed) {
+        UNKNOWN_COUNT => count_devices() == 1,
+        count => count == 1,
+    }
+}
+
+#[cold]
+fn count_devices() -> i32 {
+    let mut count = UNKNOWN_COUNT;
+    if own::device_get_count(&raw mut count).is_ok() {
+        COUNT.store(count, Ordering::Relaxed);
+    }
+    count
+}
+
+/// A device's UUID by ordinal.
+fn uuid_of(ordinal: cuda::Device) -> Option<DeviceUuid> {
+    let mut uuid = cuda::Uuid::default();
+    let found = own::device_get_uuid_v2(&raw mut uuid, ordinal).is_ok()
+        || own::device_get_uuid(&raw mut uuid, ordinal).is_ok();
+    found.then(|| uuid.into())
+}
