@@ -1,0 +1,71 @@
+//! `docs/environment.md`, written from the table.
+
+use super::variables::{IndexSpace, Meaning, System, VARIABLES, Variable};
+
+const INTRODUCTION: &str = "\
+# Environment variables
+
+The limiter reads these. The native variables come first; the others are those of earlier systems,
+so that an existing deployment works by replacing its library.
+
+* An empty variable counts as unset. A value that cannot be read is an error that names the variable,
+  the value and the accepted form; it never means \"unlimited\".
+* Sizes are bytes, or a number with a suffix in any case: `k`, `m`, `g`, `t` and `KiB` to `TiB` count in
+  1024, `KB` to `TB` in 1000.
+* `NAME[_<i>]` holds for one device with the index and for every device without it. *Host* indices count
+  devices as `nvidia-smi -L` lists them, *visible* ones as the program does.
+* Where several variables set a limit for one device, the earlier system holds: Sluice and vgpu.rs
+  (native), VGPU-Controller, libvgpu, vcuda-hook. Within one system a GPU UUID comes before an index, and an
+  index before a value for every device. Of the other settings, the upper row of this table holds. What
+  is overruled is named in the effective configuration, which is logged at level `info`.
+
+| variable | system | index | accepted | meaning |
+|---|---|---|---|---|
+";
+
+/// The whole document.
+pub(super) fn documentation() -> String {
+    let rows: String = VARIABLES.iter().map(line).collect();
+    format!("{INTRODUCTION}{rows}")
+}
+
+fn line(variable: &Variable) -> String {
+    let system = match variable.system {
+        System::Sluice => "Sluice (native)",
+        System::VgpuRs => "vgpu.rs (native)",
+        System::VgpuController => "VGPU-Controller",
+        System::Libvgpu => "libvgpu",
+        System::VcudaHook => "vcuda-hook",
+    };
+    let index = match variable.index {
+        IndexSpace::None => "",
+        IndexSpace::Host => "host",
+        IndexSpace::Visible => "visible",
+    };
+    let (name, purpose) = (variable.name, variable.purpose);
+    let suffix = if variable.takes_suffix() { "[_<i>]" } else { "" };
+    let meaning = match variable.meaning {
+        Meaning::WithoutEffect => format!("accepted without effect, with a warning: {purpose}"),
+        Meaning::Ignored => format!("accepted and ignored: {purpose}"),
+        _ => purpose.to_owned(),
+    };
+    let accepted = match variable.meaning {
+        Meaning::AddPath => "entries as in the variable added to",
+        _ => variable.format.accepted(),
+    };
+    format!("| `{name}{suffix}` | {system} | {index} | {accepted} | {meaning} |\n")
+}
+
+#[test]
+fn the_document_is_the_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environment.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, documentation()).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap();
+    assert_eq!(
+        written,
+        documentation(),
+        "docs/environment.md differs from the table; run this test with UPDATE_DOCS=1"
+    );
+}

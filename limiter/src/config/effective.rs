@@ -1,0 +1,97 @@
+//! The configuration as it holds, in one line.
+
+use super::error::Shown;
+use super::{Config, DaemonAddress, DeviceIdentity, Limits, OnFailure};
+use core::fmt;
+use utils::protocol::Policy;
+use utils::units::PPM_PER_PERCENT;
+
+/// Bytes in the largest unit that holds them exactly.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            if self.0 != 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}B", self.0)
+    }
+}
+
+impl fmt::Display for DaemonAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => Shown(&path.to_string_lossy()).fmt(f),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, Limits)]) -> String {
+    let policy = match config.policy {
+        Policy::Fixed => "fixed",
+        Policy::None => "none",
+    };
+    let on_failure = match config.on_failure {
+        OnFailure::Closed => "closed",
+        OnFailure::Open => "open",
+    };
+    let mut parts = vec![format!("policy {policy}"), format!("on failure {on_failure}")];
+    parts.push(match &config.daemon {
+        Some(daemon) => format!("daemon {daemon}"),
+        None => "no daemon".to_owned(),
+    });
+    if let Some(dir) = &config.session_dir {
+        parts.push(format!("session {}", Shown(&dir.to_string_lossy())));
+    }
+    for (enabled, what) in [
+        (config.cuda_hooks, "CUDA left alone"),
+        (config.nvml_hooks, "NVML left alone"),
+        (!config.control_disabled, "all limits off"),
+    ] {
+        if !enabled {
+            parts.push(what.to_owned());
+        }
+    }
+    parts.extend(devices.iter().map(|(device, limits)| describe(device, limits)));
+    let mut overruled: Vec<String> = Vec::new();
+    let of_devices = devices.iter().flat_map(|(_, limits)| &limits.overruled);
+    for one in config.overruled.iter().chain(of_devices) {
+        let text = one.to_string();
+        if !overruled.contains(&text) {
+            overruled.push(text);
+        }
+    }
+    if !overruled.is_empty() {
+        parts.push(format!("overruled: {}", overruled.join(", ")));
+    }
+    parts.join("; ")
+}
+
+fn describe(device: &DeviceIdentity, limits: &Limits) -> String {
+    let source = |name: &Option<String>| match name {
+        Some(name) => format!(" ({name})"),
+        None => String::new(),
+    };
+    let memory = match limits.memory_bytes {
+        Some(bytes) => Size(bytes).to_string(),
+        None => "unlimited".to_owned(),
+    };
+    let share = match limits.share_ppm {
+        Some(ppm) => format!("{}%", f64::from(ppm) / f64::from(PPM_PER_PERCENT)),
+        None => "unlimited".to_owned(),
+    };
+    let unresolved = if limits.unresolved.is_empty() {
+        String::new()
+    } else {
+        format!(", undecided for want of the device's index: {}", limits.unresolved.join(", "))
+    };
+    format!(
+        "{}: memory {memory}{}, compute {share}{}{unresolved}",
+        device.uuid,
+        source(&limits.memory_source),
+        source(&limits.share_source),
+    )
+}

@@ -1,0 +1,69 @@
+//! Where the variables are read from.
+
+use std::ffi::OsString;
+
+/// A set of environment variables.
+pub(crate) trait Environment {
+    /// The names of all variables.
+    fn names(&self) -> Vec<String>;
+
+    /// The value of a variable, if it is set and is text.
+    fn get(&self, name: &str) -> Option<String>;
+
+    /// Whether a variable is set to something that is not UTF-8.
+    fn is_not_text(&self, _name: &str) -> bool {
+        false
+    }
+}
+
+/// The variables of this process.
+pub(crate) struct ProcessEnvironment;
+
+impl Environment for ProcessEnvironment {
+    fn names(&self) -> Vec<String> {
+        // A name that is not text can still look like an indexed variable: shown, then refused.
+        std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
+    }
+
+    fn get(&self, name: &str) -> Option<String> {
+        std::env::var_os(name).and_then(|value| OsString::into_string(value).ok())
+    }
+
+    fn is_not_text(&self, name: &str) -> bool {
+        std::env::var_os(name).is_some_and(|value| value.to_str().is_none())
+    }
+}
+
+#[cfg(test)]
+pub(super) mod fake {
+    use super::Environment;
+    use std::collections::BTreeMap;
+
+    /// Variables made up by a test.
+    #[derive(Default)]
+    pub(crate) struct FakeEnvironment {
+        pub(crate) values: BTreeMap<String, String>,
+        pub(crate) not_text: Option<&'static str>,
+    }
+
+    impl<'a, const N: usize> From<[(&'a str, &'a str); N]> for FakeEnvironment {
+        fn from(pairs: [(&'a str, &'a str); N]) -> Self {
+            let values = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            Self { values: values.into(), not_text: None }
+        }
+    }
+
+    impl Environment for FakeEnvironment {
+        fn names(&self) -> Vec<String> {
+            self.values.keys().cloned().chain(self.not_text.map(str::to_owned)).collect()
+        }
+
+        fn get(&self, name: &str) -> Option<String> {
+            self.values.get(name).cloned()
+        }
+
+        fn is_not_text(&self, name: &str) -> bool {
+            self.not_text == Some(name)
+        }
+    }
+}

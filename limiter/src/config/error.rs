@@ -1,0 +1,73 @@
+//! What can be wrong with the configuration.
+
+use core::fmt;
+
+/// Characters of a value that an error shows.
+const SHOWN: usize = 160;
+
+/// A variable whose value cannot be used. Displayed as one line, whatever the value holds.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The value has another form than the variable's.
+    #[error("{}={}: {problem}; accepted is {accepted}", Shown(variable), Shown(value))]
+    Value {
+        /// Name as set, index included.
+        variable: String,
+        /// The value.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+        /// What would be right.
+        accepted: &'static str,
+    },
+    /// The value is not UTF-8.
+    #[error("{}: the value is not UTF-8 text; accepted is {accepted}", Shown(variable))]
+    NotText {
+        /// Name as set, index included.
+        variable: String,
+        /// What would be right.
+        accepted: &'static str,
+    },
+    /// A name that starts as an indexed variable does and ends in no index.
+    #[error(
+        "{}: '{}' is not a device index; accepted are {base} and {base}_0, {base}_1, ...",
+        Shown(variable),
+        Shown(index)
+    )]
+    Index {
+        /// Name as set.
+        variable: String,
+        /// What follows the base.
+        index: String,
+        /// Name without index.
+        base: &'static str,
+    },
+    /// One of two variables that only make sense together.
+    #[error("{set} is set and {missing} is not: set both, or neither")]
+    Incomplete {
+        /// The one that is set.
+        set: &'static str,
+        /// The one that is not.
+        missing: &'static str,
+    },
+}
+
+/// Shows a text on one line: control characters escaped, long texts cut.
+pub(super) struct Shown<'a>(pub(super) &'a str);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (count, c) in self.0.chars().enumerate() {
+            if count == SHOWN {
+                return f.write_str("...");
+            }
+            // Format characters (text direction and the like) can garble a terminal as well.
+            if c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}') {
+                write!(f, "{}", c.escape_default())?;
+            } else {
+                write!(f, "{c}")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,259 @@
+//! From environment variables to limits.
+//!
+//! [`variables`] is the one table of what is read; [`settings`] reads the environment by it, in the
+//! forms of [`value`]; [`limits`] decides what holds for a device. Nothing that is set is dropped
+//! silently: a value that cannot be read is an error, one that another variable overrules is in
+//! the effective line, one that has no effect is in the warnings.
+
+mod device_map;
+#[cfg(test)]
+mod documentation;
+mod effective;
+mod environment;
+mod error;
+mod limits;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod value;
+mod variables;
+
+pub(crate) use environment::{Environment, ProcessEnvironment};
+pub(crate) use error::ConfigError;
+pub(crate) use limits::{DeviceIdentity, Limits, Overruled};
+pub(crate) use value::{LogLevel, OnFailure};
+
+use limits::Rules;
+use settings::Setting;
+use std::path::PathBuf;
+use utils::env;
+use utils::protocol::Policy;
+use value::Value;
+use variables::{Meaning, VARIABLES};
+
+/// Where the daemon listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DaemonAddress {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp {
+        /// IP address or host name.
+        host: String,
+        /// Port.
+        port: u16,
+    },
+}
+
+/// Who the process says it is. Hints that anybody can set, in any characters: good for telling
+/// sessions apart, not for trust and not as parts of a path.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Identity {
+    /// UID of the pod.
+    pub(crate) pod_uid: Option<String>,
+    /// Namespace of the pod.
+    pub(crate) pod_namespace: Option<String>,
+    /// Name of the pod.
+    pub(crate) pod_name: Option<String>,
+    /// Name of the container.
+    pub(crate) container: Option<String>,
+}
+
+/// The configuration of this process.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// How compute shares are meant; `None` only where no device can have one.
+    pub(crate) policy: Policy,
+    /// What happens to CUDA calls when the limiter itself fails.
+    pub(crate) on_failure: OnFailure,
+    /// Whether CUDA's functions are to be acted on.
+    pub(crate) cuda_hooks: bool,
+    /// Whether NVML's functions are to be acted on.
+    pub(crate) nvml_hooks: bool,
+    /// Whether all limits are switched off.
+    pub(crate) control_disabled: bool,
+    /// Where the daemon listens, if one is to be used.
+    pub(crate) daemon: Option<DaemonAddress>,
+    /// Directory of the session, if there is one.
+    pub(crate) session_dir: Option<PathBuf>,
+    /// Who the process says it is.
+    pub(crate) identity: Identity,
+    /// How much to log.
+    pub(crate) log: LogLevel,
+    /// What was accepted and has no effect, and what lifts limits; one line each.
+    pub(crate) warnings: Vec<String>,
+    overruled: Vec<Overruled>,
+    rules: Rules,
+}
+
+impl Config {
+    /// Reads all variables.
+    ///
+    /// # Errors
+    /// [`ConfigError`] for the first that cannot be used.
+    pub(crate) fn from_env(environment: &dyn Environment) -> Result<Self, ConfigError> {
+        let settings = settings::read(environment)?;
+        let mut chooser = Chooser { settings: &settings, overruled: Vec::new() };
+        let policy_setting = chooser.first(Meaning::ComputePolicy);
+        let no_share =
+            policy_setting.filter(|setting| setting.value == Value::Policy(Policy::None));
+        let mut rules = Rules::new(&settings, no_share);
+        let policy = rules.policy(no_share);
+
+        let daemon = chooser.daemon()?;
+        let session_dir = chooser.path(Meaning::SessionDir);
+        let mut warnings = without_effect(&settings);
+        // Only a process that nobody put into a session may lift its own limits.
+        let free = daemon.is_none() && session_dir.is_none();
+        let mut lifts = |meaning, lifting: bool, effect: &str| {
+            let setting = chooser.first(meaning)?;
+            if setting.value != Value::Flag(lifting) {
+                return None;
+            }
+            let name = setting.variable.name;
+            warnings.push(if free {
+                format!("{name}={lifting}: {effect}")
+            } else {
+                format!(
+                    "{name}={lifting} is not honoured: the process belongs to a session or a daemon"
+                )
+            });
+            free.then_some(name)
+        };
+        let off = lifts(Meaning::ControlDisabled, true, "no limit holds in this process");
+        let no_cuda = lifts(Meaning::CudaHooks, false, "CUDA calls are not limited");
+        let no_nvml = lifts(Meaning::NvmlHooks, false, "NVML shows the device, not the limits");
+        if let Some(name) = off {
+            rules.switch_off(name.to_owned());
+        }
+        Ok(Self {
+            policy,
+            on_failure: match chooser.value(Meaning::OnFailure) {
+                Some(Value::OnFailure(on_failure)) => *on_failure,
+                _ => OnFailure::default(),
+            },
+            cuda_hooks: no_cuda.is_none(),
+            nvml_hooks: no_nvml.is_none(),
+            control_disabled: off.is_some(),
+            daemon,
+            session_dir,
+            identity: Identity {
+                pod_uid: chooser.text(Meaning::PodUid),
+                pod_namespace: chooser.text(Meaning::PodNamespace),
+                pod_name: chooser.text(Meaning::PodName),
+                container: chooser.text(Meaning::ContainerName),
+            },
+            log: match chooser.value(Meaning::Log) {
+                Some(Value::Level(level)) => *level,
+                _ => LogLevel::default(),
+            },
+            warnings,
+            overruled: chooser.overruled,
+            rules,
+        })
+    }
+
+    /// What holds for a device. To be used only where [`Limits::unresolved`] is empty.
+    pub(crate) fn limits_for(&self, device: &DeviceIdentity) -> Limits {
+        self.rules.decide(device)
+    }
+
+    /// Whether a limit is keyed by host index, so that [`DeviceIdentity::host_index`] matters.
+    pub(crate) fn needs_host_index(&self) -> bool {
+        self.rules.need_host_index()
+    }
+
+    /// Whether any device can have a limit.
+    pub(crate) fn limits_anything(&self) -> bool {
+        self.rules.limit_anything(self.policy)
+    }
+
+    /// The same text for processes whose limits are set alike, and only for them.
+    pub(crate) fn limits_fingerprint(&self) -> String {
+        self.rules.fingerprint()
+    }
+
+    /// The configuration as it holds for these devices, in one line that names what is overruled.
+    pub(crate) fn effective_line(&self, devices: &[(DeviceIdentity, Limits)]) -> String {
+        effective::line(self, devices)
+    }
+}
+
+/// Picks the setting that holds for each meaning and notes the others.
+struct Chooser<'a> {
+    settings: &'a [Setting],
+    overruled: Vec<Overruled>,
+}
+
+impl<'a> Chooser<'a> {
+    fn first(&mut self, meaning: Meaning) -> Option<&'a Setting> {
+        let mut set = self.settings.iter().filter(|setting| setting.variable.meaning == meaning);
+        let first = set.next()?;
+        for other in set.filter(|other| other.value != first.value) {
+            let (variable, by) = (other.name.clone(), first.name.clone());
+            self.overruled.push(Overruled { variable, by });
+        }
+        Some(first)
+    }
+
+    fn value(&mut self, meaning: Meaning) -> Option<&'a Value> {
+        self.first(meaning).map(|setting| &setting.value)
+    }
+
+    fn text(&mut self, meaning: Meaning) -> Option<String> {
+        match self.value(meaning)? {
+            Value::Text(text) => Some(text.clone()),
+            _ => None,
+        }
+    }
+
+    fn path(&mut self, meaning: Meaning) -> Option<PathBuf> {
+        match self.value(meaning)? {
+            Value::Path(path) => Some(path.clone()),
+            _ => None,
+        }
+    }
+
+    fn daemon(&mut self) -> Result<Option<DaemonAddress>, ConfigError> {
+        let host = self.first(Meaning::DaemonHost);
+        let port = self.first(Meaning::DaemonPort);
+        let tcp = match (host.map(|setting| &setting.value), port.map(|setting| &setting.value)) {
+            (Some(Value::Text(host)), Some(Value::Port(port))) => {
+                Some(DaemonAddress::Tcp { host: host.clone(), port: *port })
+            }
+            (Some(_), _) => return Err(incomplete(Meaning::DaemonHost, Meaning::DaemonPort)),
+            (_, Some(_)) => return Err(incomplete(Meaning::DaemonPort, Meaning::DaemonHost)),
+            (None, None) => None,
+        };
+        let Some(socket) = self.path(Meaning::DaemonSocket) else { return Ok(tcp) };
+        for setting in host.into_iter().chain(port) {
+            let (variable, by) = (setting.name.clone(), env::DAEMON_SOCKET.to_owned());
+            self.overruled.push(Overruled { variable, by });
+        }
+        Ok(Some(DaemonAddress::Unix(socket)))
+    }
+}
+
+fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
+    let name = |meaning| {
+        VARIABLES.iter().find(|variable| variable.meaning == meaning).map_or("", |row| row.name)
+    };
+    ConfigError::Incomplete { set: name(set), missing: name(missing) }
+}
+
+/// A line for each variable that asks for something that will not be done.
+fn without_effect(settings: &[Setting]) -> Vec<String> {
+    let asks = |setting: &&Setting| {
+        setting.variable.meaning == Meaning::WithoutEffect
+            && !matches!(setting.value, Value::Flag(false) | Value::Checked { neutral: true })
+    };
+    let asking: Vec<&Setting> = settings.iter().filter(asks).collect();
+    asking
+        .chunk_by(|a, b| a.variable.name == b.variable.name)
+        .map(|group| {
+            let names: Vec<&str> = group.iter().map(|setting| setting.name.as_str()).collect();
+            let purpose = group.first().map_or("", |setting| setting.variable.purpose);
+            format!("{} has no effect: {purpose}", names.join(", "))
+        })
+        .collect()
+}

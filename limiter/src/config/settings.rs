@@ -1,0 +1,120 @@
+//! From the environment to values, driven by the table.
+
+use super::device_map::Key;
+use super::environment::Environment;
+use super::error::ConfigError;
+use super::value::{Value, index};
+use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
+use utils::uuid::DeviceUuid;
+
+/// Which devices a value is for. In order of priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scope {
+    Uuid(DeviceUuid),
+    HostIndex(u32),
+    VisibleIndex(u32),
+    Every,
+}
+
+/// A variable that is set, or one device's part of it.
+#[derive(Clone, Debug)]
+pub(super) struct Setting {
+    pub(super) variable: &'static Variable,
+    /// As set: with its index, or with the key inside its object.
+    pub(super) name: String,
+    pub(super) scope: Scope,
+    pub(super) value: Value,
+}
+
+/// All that is set, in the order of the table.
+///
+/// # Errors
+/// The first value or index that cannot be read.
+pub(super) fn read(environment: &dyn Environment) -> Result<Vec<Setting>, ConfigError> {
+    let names = environment.names();
+    let mut settings = Vec::new();
+    for variable in VARIABLES.iter().filter(|variable| variable.meaning != Meaning::AddPath) {
+        if variable.takes_suffix() {
+            for (number, name) in indexed(environment, &names, variable)? {
+                if let Some(value) = value(environment, variable, &name)? {
+                    let scope = by_index(variable.index, number);
+                    settings.push(Setting { variable, name, scope, value });
+                }
+            }
+        }
+        let name = variable.name.to_owned();
+        match value(environment, variable, &name)? {
+            None => {}
+            Some(Value::Map(devices)) => {
+                settings.extend(devices.into_iter().map(|(key, value)| Setting {
+                    variable,
+                    name: format!("{name}[{key}]"),
+                    scope: match key {
+                        Key::Uuid(uuid) => Scope::Uuid(uuid),
+                        Key::Index(number) => by_index(variable.index, number),
+                    },
+                    value,
+                }));
+            }
+            Some(value) => {
+                settings.push(Setting { variable, name, scope: Scope::Every, value });
+            }
+        }
+    }
+    Ok(settings)
+}
+
+const fn by_index(space: IndexSpace, number: u32) -> Scope {
+    match space {
+        IndexSpace::Host => Scope::HostIndex(number),
+        IndexSpace::Visible => Scope::VisibleIndex(number),
+        IndexSpace::None => Scope::Every,
+    }
+}
+
+/// The indexed forms of a variable that are set, by index.
+fn indexed(
+    environment: &dyn Environment,
+    names: &[String],
+    variable: &Variable,
+) -> Result<Vec<(u32, String)>, ConfigError> {
+    let mut found = Vec::new();
+    for name in names {
+        let suffix = name.strip_prefix(variable.name).and_then(|rest| rest.strip_prefix('_'));
+        let Some(suffix) = suffix else { continue };
+        match index(suffix) {
+            Some(number) => found.push((number, name.clone())),
+            None if environment.get(name).is_some_and(|value| value.is_empty()) => {}
+            None => {
+                return Err(ConfigError::Index {
+                    variable: name.clone(),
+                    index: suffix.to_owned(),
+                    base: variable.name,
+                });
+            }
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+fn value(
+    environment: &dyn Environment,
+    variable: &Variable,
+    name: &str,
+) -> Result<Option<Value>, ConfigError> {
+    let accepted = variable.format.accepted();
+    if environment.is_not_text(name) {
+        return Err(ConfigError::NotText { variable: name.to_owned(), accepted });
+    }
+    let Some(text) = environment.get(name).filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    match variable.format.read(&text) {
+        Ok(value) => Ok(Some(value)),
+        Err(problem) => {
+            Err(ConfigError::Value { variable: name.to_owned(), value: text, problem, accepted })
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! The settings that are not limits.
+
+use super::super::{ConfigError, DaemonAddress, LogLevel, OnFailure};
+use super::{UUID, config, device, limits};
+use std::path::Path;
+use utils::protocol::Policy;
+
+#[test]
+fn nothing_set_is_nothing_limited() {
+    let config = config([]).unwrap();
+    assert!(!config.limits_anything() && !config.needs_host_index());
+    assert_eq!(config.policy, Policy::Fixed);
+    assert_eq!(config.on_failure, OnFailure::Closed);
+    assert_eq!(config.log, LogLevel::Off);
+    assert_eq!(config.log.tracing(), None);
+    assert!(config.cuda_hooks && config.nvml_hooks && !config.control_disabled);
+    assert_eq!((&config.daemon, &config.session_dir), (&None, &None));
+    assert!(config.warnings.is_empty());
+    assert_eq!(limits([]), super::Limits::default());
+}
+
+#[test]
+fn the_daemon_is_a_socket_or_a_port() {
+    let unix = config([("SLUICE_DAEMON", "/run/sluice/hypervisor.sock")]).unwrap();
+    let socket = DaemonAddress::Unix("/run/sluice/hypervisor.sock".into());
+    assert_eq!(unix.daemon.as_ref(), Some(&socket));
+    let pair = [("HYPERVISOR_IP", "10.0.0.1"), ("HYPERVISOR_PORT", "8000")];
+    let tcp = DaemonAddress::Tcp { host: "10.0.0.1".to_owned(), port: 8000 };
+    assert_eq!(config(pair).unwrap().daemon, Some(tcp));
+    let both =
+        config([pair[0], pair[1], ("SLUICE_DAEMON", "/run/sluice/hypervisor.sock")]).unwrap();
+    assert_eq!(both.daemon, Some(socket));
+    assert!(both.effective_line(&[]).contains("HYPERVISOR_IP by SLUICE_DAEMON"));
+}
+
+#[test]
+fn half_an_address_is_an_error() {
+    for (set, missing, value) in
+        [("HYPERVISOR_IP", "HYPERVISOR_PORT", "::1"), ("HYPERVISOR_PORT", "HYPERVISOR_IP", "80")]
+    {
+        let expected = ConfigError::Incomplete { set, missing };
+        assert_eq!(config([(set, value)]).unwrap_err(), expected);
+        assert_eq!(config([(set, value), (missing, "")]).unwrap_err(), expected);
+        assert_eq!(config([(set, value), ("SLUICE_DAEMON", "/x")]).unwrap_err(), expected);
+    }
+}
+
+#[test]
+fn single_settings() {
+    let config = config([
+        ("SLUICE_SESSION_DIR", "/dev/shm/sluice-0/a"),
+        ("SLUICE_ON_FAILURE", "open"),
+        ("SLUICE_POLICY", "none"),
+    ])
+    .unwrap();
+    assert_eq!(config.session_dir.as_deref(), Some(Path::new("/dev/shm/sluice-0/a")));
+    assert_eq!(config.on_failure, OnFailure::Open);
+    assert_eq!(config.policy, Policy::None);
+    let line = config.effective_line(&[]);
+    assert_eq!(line, "policy none; on failure open; no daemon; session /dev/shm/sluice-0/a");
+}
+
+#[test]
+fn log_levels() {
+    for (name, value, level) in [
+        ("SLUICE_LOG", "trace", LogLevel::Trace),
+        ("SLUICE_LOG", "off", LogLevel::Off),
+        ("VCUDA_LOG_LEVEL", "WARN", LogLevel::Warn),
+        ("LIBCUDA_LOG_LEVEL", "0", LogLevel::Error),
+        ("LIBCUDA_LOG_LEVEL", "2", LogLevel::Warn),
+        ("LIBCUDA_LOG_LEVEL", "3", LogLevel::Info),
+        ("LIBCUDA_LOG_LEVEL", "4", LogLevel::Debug),
+        ("LOGGER_LEVEL", "0", LogLevel::Error),
+        ("LOGGER_LEVEL", "2", LogLevel::Warn),
+        ("LOGGER_LEVEL", "3", LogLevel::Info),
+        ("LOGGER_LEVEL", "5", LogLevel::Trace),
+        ("LOGGER_LEVEL", "INFO", LogLevel::Info),
+    ] {
+        assert_eq!(config([(name, value)]).unwrap().log, level, "{name}={value}");
+    }
+    let order = ["SLUICE_LOG", "VCUDA_LOG_LEVEL", "LIBCUDA_LOG_LEVEL", "LOGGER_LEVEL"];
+    for pair in order.windows(2) {
+        let config = config([(pair[0], "debug"), (pair[1], "error")]).unwrap();
+        assert_eq!(config.log, LogLevel::Debug, "{pair:?}");
+        assert!(config.effective_line(&[]).contains(&format!("{} by {}", pair[1], pair[0])));
+    }
+    assert_eq!(LogLevel::Trace.tracing(), Some(tracing::Level::TRACE));
+}
+
+#[test]
+fn identity_hints() {
+    let aliases = config([
+        ("VGPU_POD_UID", "u"),
+        ("VGPU_POD_NAMESPACE", "ns"),
+        ("VGPU_POD_NAME", "pod"),
+        ("VGPU_CONTAINER_NAME", "c"),
+    ])
+    .unwrap()
+    .identity;
+    let names = [&aliases.pod_uid, &aliases.pod_namespace, &aliases.pod_name, &aliases.container];
+    assert_eq!(names.map(Option::as_deref), [Some("u"), Some("ns"), Some("pod"), Some("c")]);
+    let native = config([
+        ("POD_NAMESPACE", "n1"),
+        ("VGPU_POD_NAMESPACE", "n2"),
+        ("POD_NAME", "p1"),
+        ("VGPU_POD_NAME", "p2"),
+        ("CONTAINER_NAME", "c1"),
+        ("VGPU_CONTAINER_NAME", "c2"),
+    ])
+    .unwrap();
+    let identity = &native.identity;
+    let names = [&identity.pod_namespace, &identity.pod_name, &identity.container];
+    assert_eq!(names.map(Option::as_deref), [Some("n1"), Some("p1"), Some("c1")]);
+    assert!(native.effective_line(&[]).contains("VGPU_POD_NAME by POD_NAME"));
+}
+
+#[test]
+fn limits_can_be_lifted_only_outside_of_sessions_and_without_a_daemon() {
+    let memory = ("CUDA_MEM_LIMIT", "1g");
+    for lift in [
+        ("CUDA_DISABLE_CONTROL", "true"),
+        ("ENABLE_CUDA_HOOKS", "false"),
+        ("ENABLE_NVML_HOOKS", "0"),
+    ] {
+        let of = |other: (&str, &str)| {
+            let config = config([memory, lift, other]).unwrap();
+            let all_on = config.cuda_hooks && config.nvml_hooks && !config.control_disabled;
+            assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
+            assert!(config.warnings[0].starts_with(lift.0), "{:?}", config.warnings);
+            let held = config.limits_for(&device(UUID, 0, 0)).memory_bytes;
+            (all_on, config.warnings[0].contains("is not honoured"), held, config)
+        };
+        for guard in [
+            ("SLUICE_SESSION_DIR", "/dev/shm/sluice-0/a"),
+            ("SLUICE_DAEMON", "/run/sluice/hypervisor.sock"),
+        ] {
+            let (all_on, refused, held, config) = of(guard);
+            assert!(all_on && refused && held == Some(1 << 30), "{lift:?} {guard:?}");
+            assert!(config.limits_anything());
+        }
+        let (all_on, refused, held, config) = of(("SLUICE_LOG", "off"));
+        assert!(!all_on && !refused, "{lift:?}");
+        let off = lift.0 == "CUDA_DISABLE_CONTROL";
+        assert_eq!((held.is_none(), config.control_disabled), (off, off));
+        assert_eq!(config.limits_anything(), !off);
+        if off {
+            let limits = config.limits_for(&device(UUID, 0, 0));
+            let line = config.effective_line(&[(device(UUID, 0, 0), limits)]);
+            assert!(line.contains("CUDA_MEM_LIMIT by CUDA_DISABLE_CONTROL"), "{line}");
+        }
+    }
+    for leave in [
+        ("CUDA_DISABLE_CONTROL", "false"),
+        ("ENABLE_CUDA_HOOKS", "true"),
+        ("ENABLE_NVML_HOOKS", "1"),
+    ] {
+        let config = config([memory, leave]).unwrap();
+        assert!(config.cuda_hooks && config.nvml_hooks && !config.control_disabled);
+        assert!(config.warnings.is_empty());
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_said_once_and_only_where_it_asks_for_something() {
+    for (name, value) in [
+        ("CUDA_MEM_RATIO", "1.5"),
+        ("CUDA_MEM_OVERSOLD", "true"),
+        ("CUDA_OVERSUBSCRIBE", "true"),
+        ("CUDA_CORE_SOFT_LIMIT", "50"),
+        ("CUDA_TASK_PRIORITY", "0"),
+    ] {
+        let config = config([(name, value)]).unwrap();
+        assert_eq!(config.warnings.len(), 1, "{name}");
+        assert!(config.warnings[0].starts_with(&format!("{name} has no effect: ")));
+        assert!(!config.limits_anything());
+    }
+    for (name, value) in [
+        ("CUDA_MEM_RATIO", "1.00"),
+        ("CUDA_MEM_OVERSOLD_0", "false"),
+        ("CUDA_OVERSUBSCRIBE", "false"),
+        ("GPU_DEVICES_UUID", UUID),
+        ("MANAGER_VISIBLE_DEVICES", UUID),
+        ("ENV_COMPATIBILITY_MODE", "102"),
+        ("MANAGER_COMPATIBILITY_MODE", "2"),
+        ("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/tmp/cache"),
+        ("TF_PATH", "/opt/bin"),
+    ] {
+        assert!(config([(name, value)]).unwrap().warnings.is_empty(), "{name}");
+    }
+    let many = [("CUDA_MEM_RATIO_0", "2"), ("CUDA_MEM_RATIO_10", "2"), ("CUDA_MEM_RATIO_2", "2")];
+    let warnings = config(many).unwrap().warnings;
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("CUDA_MEM_RATIO_0, CUDA_MEM_RATIO_2, CUDA_MEM_RATIO_10 has"));
+}
+
+#[test]
+fn the_effective_line_says_what_holds_and_why() {
+    let config = config([
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"0\": 8589934592}"),
+        ("CUDA_MEM_LIMIT_0", "1g"),
+        ("CUDA_CORE_LIMIT", "12.5"),
+        ("SLUICE_DAEMON", "/run/a\nb"),
+    ])
+    .unwrap();
+    let device = device(UUID, 0, 0);
+    let line = config.effective_line(&[(device, config.limits_for(&device))]);
+    assert_eq!(
+        line,
+        "policy fixed; on failure closed; daemon /run/a\\nb; \
+         GPU-3430f778-7a25-704c-9090-8b0bb2478114: memory 8GiB (TENSOR_FUSION_CUDA_MEM_LIMIT[0]), \
+         compute 12.5% (CUDA_CORE_LIMIT); \
+         overruled: CUDA_MEM_LIMIT_0 by TENSOR_FUSION_CUDA_MEM_LIMIT[0]"
+    );
+}

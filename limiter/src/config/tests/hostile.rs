@@ -1,0 +1,151 @@
+//! Values that somebody made to do harm: each variable takes each, and answers with one short line
+//! or with a configuration that holds no limit nobody could mean.
+
+use super::super::variables::VARIABLES;
+use super::super::{Config, Environment, ProcessEnvironment};
+use super::{FakeEnvironment, UUID, device};
+
+fn values() -> Vec<String> {
+    let mut values: Vec<String> = [
+        " ",
+        "\t",
+        "\0",
+        "\n",
+        "\r\n0",
+        "-",
+        "--",
+        "-0",
+        "+0",
+        "0",
+        "00",
+        "-1",
+        "1e400",
+        "1e-400",
+        "NaN",
+        "-inf",
+        "0x7fffffffffffffff",
+        "18446744073709551615",
+        "18446744073709551616",
+        "340282366920938463463374607431768211456",
+        "9223372036854775807T",
+        "0.000000001",
+        "1..2",
+        "1,5",
+        "50 %%",
+        "%",
+        "100.0000001",
+        "99.9999999999",
+        "１００",
+        "٣",
+        "१GiB",
+        "1 GiB",
+        "GiB",
+        "$(id)",
+        "`id`",
+        "%s%n",
+        "../../etc/passwd",
+        "/../..",
+        "\u{202e}001",
+        "\u{1b}[2J",
+        "é",
+        "null",
+        "true",
+        "[]",
+        "{}",
+        "{",
+        "}",
+        "\"",
+        "{\"\":\"\"}",
+        "{\"0\":}",
+        "{\"0\":01}",
+        "{\"0\":1e999}",
+        "{\"0\":-0}",
+        "{\"0\":0.0}",
+        "{\"0\":\"0\"}",
+        "{\"0\":\" 1 \"}",
+        "{\"0\":1,}",
+        "{\"0\":1}{\"0\":2}",
+        "{\"0\\n\":1}",
+        "{\"0\":\"\\u001b[2J\"}",
+        "{\"__proto__\":1}",
+        "{\"-0\":1}",
+        "{\"1.0\":1}",
+        "{\"GPU-\":1}",
+        "{\"*\":1}",
+        "{\"\\ud800\":1}",
+        "{\"0\":1,\"0 \":2}",
+        "{'0':1}",
+        "{\"0\":NaN}",
+        "{\"0\":[{\"0\":1}]}",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    values.push("9".repeat(100_000));
+    values.push("x".repeat(100_000));
+    values.push("[".repeat(100_000));
+    values.push("{\"0\":".repeat(100_000));
+    values.push(format!("{{\"{}\": 1}}", "9".repeat(50_000)));
+    values.push(format!("{{\"{UUID}\\u0000\": 1}}"));
+    values.push(format!("0.{}", "0".repeat(50_000)));
+    values
+}
+
+#[test]
+fn every_variable_stands_every_value() {
+    let mut refused = 0;
+    for variable in VARIABLES {
+        let suffixes: &[&str] = if variable.takes_suffix() { &["", "_0"] } else { &[""] };
+        for suffix in suffixes {
+            for value in values() {
+                let name = format!("{}{suffix}", variable.name);
+                match Config::from_env(&FakeEnvironment::from([(name.as_str(), value.as_str())])) {
+                    Ok(config) => {
+                        let device = device(UUID, 0, 0);
+                        let limits = config.limits_for(&device);
+                        assert_ne!(limits.memory_bytes, Some(0), "{name}={value}");
+                        assert!(limits.share_ppm.is_none_or(|ppm| (1..=1_000_000).contains(&ppm)));
+                        let line = config.effective_line(&[(device, limits)]);
+                        assert!(!line.contains(char::is_control), "{line:?}");
+                    }
+                    Err(error) => {
+                        refused += 1;
+                        let line = error.to_string();
+                        assert!(line.starts_with("HYPERVISOR_") || line.starts_with(&name));
+                        assert!(line.len() < 1500, "{} bytes for {name}", line.len());
+                        let harmful = |c: char| c.is_control() || c == '\u{202e}';
+                        assert!(!line.contains(harmful), "{line:?}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(refused > 1000, "{refused}");
+}
+
+#[test]
+fn every_index_stands_every_text() {
+    for variable in VARIABLES.iter().filter(|row| row.takes_suffix()) {
+        for index in values() {
+            let name = format!("{}_{index}", variable.name);
+            let environment = FakeEnvironment::from([(name.as_str(), "1")]);
+            let error = match Config::from_env(&environment) {
+                Ok(_) => {
+                    assert!(index == "0", "{name}");
+                    continue;
+                }
+                Err(error) => error.to_string(),
+            };
+            assert!(error.len() < 1500 && !error.contains(char::is_control), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn the_process_environment_is_read() {
+    // Set for every test by cargo.
+    let name = "CARGO_MANIFEST_DIR";
+    assert!(ProcessEnvironment.names().iter().any(|known| known == name));
+    assert_eq!(ProcessEnvironment.get(name), Some(env!("CARGO_MANIFEST_DIR").to_owned()));
+    assert!(!ProcessEnvironment.is_not_text(name));
+    assert_eq!(ProcessEnvironment.get("SLUICE_NO_SUCH_VARIABLE"), None);
+}

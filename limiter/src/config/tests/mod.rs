@@ -1,0 +1,29 @@
+//! What each variable does, which one holds, and that nothing hostile is let through.
+
+mod choices;
+mod hostile;
+mod priority;
+mod rows;
+
+use super::environment::fake::FakeEnvironment;
+use super::{Config, ConfigError, DeviceIdentity, Limits};
+
+pub(super) const UUID: &str = "GPU-3430f778-7a25-704c-9090-8b0bb2478114";
+pub(super) const OTHER: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
+
+pub(super) fn config<const N: usize>(pairs: [(&str, &str); N]) -> Result<Config, ConfigError> {
+    Config::from_env(&FakeEnvironment::from(pairs))
+}
+
+pub(super) fn device(uuid: &str, host: u32, visible: u32) -> DeviceIdentity {
+    DeviceIdentity {
+        uuid: uuid.parse().unwrap(),
+        host_index: Some(host),
+        visible_index: Some(visible),
+    }
+}
+
+/// Host index 3, visible index 1.
+pub(super) fn limits<const N: usize>(pairs: [(&str, &str); N]) -> Limits {
+    config(pairs).unwrap().limits_for(&device(UUID, 3, 1))
+}

@@ -1,0 +1,248 @@
+//! Which of several limits holds.
+
+use super::super::DeviceIdentity;
+use super::{OTHER, UUID, config, device, limits};
+use utils::protocol::Policy;
+
+const GIB: u64 = 1 << 30;
+
+#[test]
+fn each_memory_variable_limits_memory() {
+    for (name, value) in [
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"3\": 1073741824}"),
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"3\": \"1GiB\"}"),
+        (
+            "TENSOR_FUSION_CUDA_MEM_LIMIT",
+            "{\"GPU-3430F778-7A25-704C-9090-8B0BB2478114\": 1073741824}",
+        ),
+        (
+            "TENSOR_FUSION_CUDA_MEM_LIMIT",
+            "{\"gpu-3430f778-7a25-704c-9090-8b0bb2478114\": 1073741824}",
+        ),
+        ("CUDA_MEM_LIMIT_3", "1024m"),
+        ("CUDA_MEM_LIMIT", "1024m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", "1g"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "1g"),
+        ("VCUDA_MEMORY_LIMIT", "1073741824"),
+    ] {
+        let limits = limits([(name, value)]);
+        assert_eq!(limits.memory_bytes, Some(GIB), "{name}={value}");
+        assert!(limits.memory_source.unwrap().starts_with(name));
+        assert_eq!((limits.share_ppm, limits.share_source), (None, None));
+        assert!(config([(name, value)]).unwrap().limits_anything());
+    }
+}
+
+#[test]
+fn each_compute_variable_limits_the_share() {
+    for (name, value) in [
+        ("TENSOR_FUSION_CUDA_UP_LIMIT", "{\"3\": 12.5}"),
+        (
+            "TENSOR_FUSION_CUDA_UP_LIMIT",
+            "{\"gpu-3430f778-7a25-704c-9090-8b0bb2478114\": \"12.5%\"}",
+        ),
+        ("CUDA_CORE_LIMIT_3", "12.5"),
+        ("CUDA_CORE_LIMIT", "12.5"),
+        ("CUDA_DEVICE_SM_LIMIT_1", "12.5"),
+        ("CUDA_DEVICE_SM_LIMIT", "12.5"),
+    ] {
+        let limits = limits([(name, value)]);
+        assert_eq!(limits.share_ppm, Some(125_000), "{name}={value}");
+        assert!(limits.share_source.unwrap().starts_with(name));
+        assert_eq!((limits.memory_bytes, limits.memory_source), (None, None));
+    }
+}
+
+#[test]
+fn an_index_counts_in_its_own_space() {
+    // The device has host index 3 and visible index 1.
+    for (name, holds) in [
+        ("CUDA_MEM_LIMIT_3", true),
+        ("CUDA_MEM_LIMIT_1", false),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", true),
+        ("CUDA_DEVICE_MEMORY_LIMIT_3", false),
+    ] {
+        assert_eq!(limits([(name, "1g")]).memory_bytes.is_some(), holds, "{name}");
+    }
+    assert!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"1\": 1}")]).memory_bytes.is_none());
+    for (name, host) in [
+        ("CUDA_MEM_LIMIT_0", true),
+        ("CUDA_CORE_LIMIT_0", true),
+        ("CUDA_MEM_LIMIT", false),
+        ("CUDA_DEVICE_SM_LIMIT_0", false),
+        ("CUDA_MEM_RATIO_0", false),
+    ] {
+        assert_eq!(config([(name, "1")]).unwrap().needs_host_index(), host, "{name}");
+    }
+    let by_key = |key: &str| {
+        let json = format!("{{\"{key}\": 1}}");
+        config([("TENSOR_FUSION_CUDA_UP_LIMIT", &json)]).unwrap().needs_host_index()
+    };
+    assert!(by_key("0") && !by_key(UUID));
+}
+
+#[test]
+fn the_earlier_system_holds_and_the_others_are_named() {
+    // In order of priority; each time the first is taken away.
+    let json = format!("{{\"3\": 2, \"{UUID}\": 1, \"{OTHER}\": 99}}");
+    let all = [
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", json.as_str(), Some(1)),
+        ("CUDA_MEM_LIMIT_3", "3", Some(3)),
+        ("CUDA_MEM_LIMIT", "4", Some(4)),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", "5", Some(5)),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "6", Some(6)),
+        ("VCUDA_MEMORY_LIMIT", "7", Some(7)),
+    ];
+    for skip in 0..all.len() {
+        let set: Vec<_> = all[skip..].iter().map(|(name, value, _)| (*name, *value)).collect();
+        let mut environment = super::FakeEnvironment::default();
+        for (name, value) in &set {
+            environment.values.insert((*name).to_owned(), (*value).to_owned());
+        }
+        let config = super::Config::from_env(&environment).unwrap();
+        let limits = config.limits_for(&device(UUID, 3, 1));
+        assert_eq!(limits.memory_bytes, all[skip].2, "{set:?}");
+        let holds = limits.memory_source.clone().unwrap();
+        assert!(limits.overruled.iter().all(|overruled| overruled.by == holds));
+        let overruled: Vec<&str> =
+            limits.overruled.iter().map(|overruled| overruled.variable.as_str()).collect();
+        let mut expected: Vec<&str> = set[1..].iter().map(|(name, _)| *name).collect();
+        if skip == 0 {
+            expected.insert(0, "TENSOR_FUSION_CUDA_MEM_LIMIT[3]");
+        }
+        assert_eq!(overruled, expected);
+        let line = config.effective_line(&[(device(UUID, 3, 1), limits)]);
+        for name in expected {
+            assert!(line.contains(&format!("{name} by {holds}")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn what_agrees_is_not_called_overruled() {
+    let limits = limits([("CUDA_MEM_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT", "1024m")]);
+    assert_eq!((limits.memory_bytes, limits.overruled), (Some(GIB), vec![]));
+}
+
+#[test]
+fn other_devices_keep_what_is_set_for_every_device() {
+    let config = config([
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"0\": 1024}"),
+        ("CUDA_MEM_LIMIT", "2k"),
+        ("CUDA_CORE_LIMIT_1", "10"),
+    ])
+    .unwrap();
+    assert_eq!(config.limits_for(&device(UUID, 0, 0)).memory_bytes, Some(1024));
+    assert_eq!(config.limits_for(&device(OTHER, 1, 1)).memory_bytes, Some(2048));
+    assert_eq!(config.limits_for(&device(UUID, 0, 0)).share_ppm, None);
+    assert_eq!(config.limits_for(&device(OTHER, 1, 1)).share_ppm, Some(100_000));
+}
+
+#[test]
+fn one_device_twice_in_an_object_is_an_error() {
+    let lower = UUID.to_lowercase();
+    for value in [
+        format!("{{\"{UUID}\": 1, \"{lower}\": 1}}"),
+        format!("{{\"{UUID}\": 1, \"{lower}\": 2}}"),
+        "{\"0\": 1, \"0\": 2}".to_owned(),
+        "{\"0\": \"1:\", \"0\": 2}".to_owned(),
+        "{\"0\": 1, \"\\u0030\": 2}".to_owned(),
+    ] {
+        for name in ["TENSOR_FUSION_CUDA_MEM_LIMIT", "TENSOR_FUSION_CUDA_UP_LIMIT"] {
+            let error = config([(name, value.as_str())]).expect_err(&value).to_string();
+            assert!(error.starts_with(name), "{error}");
+        }
+    }
+}
+
+#[test]
+fn libvgpu_can_say_that_there_is_no_compute_limit() {
+    for value in ["0", "100", "100%"] {
+        let config = config([("CUDA_DEVICE_SM_LIMIT", value)]).unwrap();
+        assert_eq!(config.limits_for(&device(UUID, 0, 0)).share_ppm, None);
+        assert!(!config.limits_anything(), "{value}");
+    }
+    // As in that library: 100 for one device lifts what is set for all, 0 leaves it.
+    for (value, share) in [("100", None), ("0", Some(500_000)), ("30", Some(300_000))] {
+        let limits = limits([("CUDA_DEVICE_SM_LIMIT", "50"), ("CUDA_DEVICE_SM_LIMIT_1", value)]);
+        assert_eq!(limits.share_ppm, share, "{value}");
+    }
+}
+
+#[test]
+fn the_policy_lifts_shares_by_the_same_priority() {
+    let case = |pairs: &[(&str, &str)]| {
+        let mut environment = super::FakeEnvironment::default();
+        for (name, value) in pairs {
+            environment.values.insert((*name).to_owned(), (*value).to_owned());
+        }
+        let config = super::Config::from_env(&environment).unwrap();
+        let limits = config.limits_for(&device(UUID, 3, 1));
+        let line = config.effective_line(&[(device(UUID, 3, 1), limits.clone())]);
+        (config.policy, limits.share_ppm, config.limits_anything(), line)
+    };
+    let native = ("TENSOR_FUSION_CUDA_UP_LIMIT", "{\"3\": 25}");
+    let sm = ("CUDA_DEVICE_SM_LIMIT_1", "50");
+    let disable = ("GPU_CORE_UTILIZATION_POLICY", "disable");
+
+    let (policy, share, anything, line) = case(&[native, ("SLUICE_POLICY", "none")]);
+    assert_eq!((policy, share, anything), (Policy::None, None, false));
+    assert!(line.contains("TENSOR_FUSION_CUDA_UP_LIMIT[3] by SLUICE_POLICY"), "{line}");
+
+    let (policy, share, anything, _) = case(&[sm, disable]);
+    assert_eq!((policy, share, anything), (Policy::None, None, false));
+    for keeps in ["default", "force"] {
+        let (policy, share, ..) = case(&[sm, ("GPU_CORE_UTILIZATION_POLICY", keeps)]);
+        assert_eq!((policy, share), (Policy::Fixed, Some(500_000)));
+    }
+
+    // Another system's policy does not lift a native limit ...
+    let (policy, share, anything, _) = case(&[native, sm, disable]);
+    assert_eq!((policy, share, anything), (Policy::Fixed, Some(250_000), true));
+    // ... and a native policy overrules that of another system.
+    let (policy, share, _, line) = case(&[sm, disable, ("SLUICE_POLICY", "fixed")]);
+    assert_eq!((policy, share), (Policy::Fixed, Some(500_000)));
+    assert!(line.contains("GPU_CORE_UTILIZATION_POLICY by SLUICE_POLICY"), "{line}");
+    // Memory is not touched by it.
+    let limits = limits([("SLUICE_POLICY", "none"), ("CUDA_MEM_LIMIT", "1k")]);
+    assert_eq!(limits.memory_bytes, Some(1024));
+}
+
+#[test]
+fn an_unknown_index_is_never_taken_for_no_limit() {
+    let unknown =
+        DeviceIdentity { uuid: UUID.parse().unwrap(), host_index: None, visible_index: None };
+    let unresolved = |pairs: [(&str, &str); 2]| {
+        let config = config(pairs).unwrap();
+        let limits = config.limits_for(&unknown);
+        let line = config.effective_line(&[(unknown, limits.clone())]);
+        for name in &limits.unresolved {
+            assert!(line.contains(name), "{line}");
+        }
+        (limits.memory_bytes, limits.unresolved)
+    };
+    let json = format!("{{\"{UUID}\": 9, \"0\": 8}}");
+    assert_eq!(
+        unresolved([("CUDA_MEM_LIMIT_0", "1k"), ("VCUDA_MEMORY_LIMIT", "2k")]),
+        (Some(2048), vec!["CUDA_MEM_LIMIT_0".to_owned()])
+    );
+    assert_eq!(
+        unresolved([("CUDA_DEVICE_SM_LIMIT_0", "10"), ("VCUDA_MEMORY_LIMIT", "2k")]),
+        (Some(2048), vec!["CUDA_DEVICE_SM_LIMIT_0".to_owned()])
+    );
+    // What comes later than the limit that holds does not matter.
+    assert_eq!(
+        unresolved([("TENSOR_FUSION_CUDA_MEM_LIMIT", &json), ("CUDA_MEM_LIMIT_0", "1k")]),
+        (Some(9), vec![])
+    );
+}
+
+#[test]
+fn fingerprints_tell_limits_apart() {
+    let print = |pairs: [(&str, &str); 2]| config(pairs).unwrap().limits_fingerprint();
+    let one = print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "10")]);
+    assert_eq!(one, print([("CUDA_MEM_LIMIT", "1024m"), ("CUDA_CORE_LIMIT", "10.0%")]));
+    assert_ne!(one, print([("CUDA_MEM_LIMIT", "2g"), ("CUDA_CORE_LIMIT", "10")]));
+    assert_ne!(one, print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "11")]));
+    assert_ne!(one, print([("CUDA_MEM_LIMIT_0", "1g"), ("CUDA_CORE_LIMIT", "10")]));
+}

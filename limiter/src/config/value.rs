@@ -1,0 +1,306 @@
+//! The forms that values are written in.
+
+use super::device_map::{self, Key};
+use core::net::IpAddr;
+use std::path::PathBuf;
+use utils::protocol::Policy;
+use utils::units::{PPM_ONE, parse_percent, parse_size};
+use utils::uuid::DeviceUuid;
+
+/// Longest accepted name, host or hint.
+const MAX_NAME: usize = 253;
+
+/// What happens to CUDA calls when the limiter itself fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum OnFailure {
+    /// They fail.
+    #[default]
+    Closed,
+    /// They pass unlimited.
+    Open,
+}
+
+/// How much the limiter logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum LogLevel {
+    /// Nothing beyond warnings about the configuration.
+    #[default]
+    Off,
+    /// Failures.
+    Error,
+    /// And what was decided otherwise than asked.
+    Warn,
+    /// And the effective configuration.
+    Info,
+    /// And each decision.
+    Debug,
+    /// And each call.
+    Trace,
+}
+
+impl LogLevel {
+    /// The level as the logger names it; `None` is off.
+    pub(crate) const fn tracing(self) -> Option<tracing::Level> {
+        match self {
+            Self::Off => None,
+            Self::Error => Some(tracing::Level::ERROR),
+            Self::Warn => Some(tracing::Level::WARN),
+            Self::Info => Some(tracing::Level::INFO),
+            Self::Debug => Some(tracing::Level::DEBUG),
+            Self::Trace => Some(tracing::Level::TRACE),
+        }
+    }
+}
+
+/// A compute limit as set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Share {
+    /// Parts per million of the device's time.
+    Ppm(u32),
+    /// Explicitly without a limit.
+    Unlimited,
+    /// Says nothing: what is set for every device holds, if anything is.
+    Unsaid,
+}
+
+/// A value that has been read.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    Bytes(u64),
+    Share(Share),
+    /// Per device; each value as it would be read alone.
+    Map(Vec<(Key, Value)>),
+    Flag(bool),
+    Policy(Policy),
+    OnFailure(OnFailure),
+    Level(LogLevel),
+    Path(PathBuf),
+    Port(u16),
+    Text(String),
+    /// Read only to be checked. `neutral`: it asks for nothing that would have to be done.
+    Checked {
+        neutral: bool,
+    },
+}
+
+/// How a value is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Bytes, or a number with a suffix; above 0.
+    Size,
+    /// JSON object of sizes by device.
+    SizesByDevice,
+    /// Percent above 0 up to 100.
+    Percent,
+    /// JSON object of percents by device.
+    PercentsByDevice,
+    /// As `Percent`; 100 is no limit, and 0 says nothing.
+    PercentOrNoLimit,
+    /// A decimal above 0.
+    Ratio,
+    /// true, false, 1 or 0.
+    Flag,
+    /// fixed or none.
+    Policy,
+    /// default, force or disable.
+    UtilizationPolicy,
+    /// closed or open.
+    OnFailure,
+    /// Names of levels.
+    LogName,
+    /// libvgpu's numbers, or names.
+    LogLibvgpu,
+    /// VGPU-Controller's numbers, or names.
+    LogVgpuController,
+    /// 0 or 1.
+    Priority,
+    /// Comma list of GPU UUIDs.
+    Uuids,
+    /// VGPU-Controller's numbers for where it runs.
+    CompatibilityMode,
+    /// A path from the root.
+    AbsolutePath,
+    /// IP address or host name.
+    Host,
+    /// TCP port.
+    Port,
+    /// Text of one line.
+    Text,
+}
+
+impl Format {
+    /// What is accepted, for people.
+    pub(super) const fn accepted(self) -> &'static str {
+        match self {
+            Self::Size => "a size above 0, such as 1073741824, 1024m, 512MiB or 8GiB",
+            Self::SizesByDevice => {
+                "a JSON object from GPU UUID or device index to a size above 0, such as {\"0\": 1073741824} or {\"GPU-3430f778-7a25-704c-9090-8b0bb2478114\": \"8GiB\"}"
+            }
+            Self::Percent => "a percentage above 0 and up to 100, such as 25 or 12.5",
+            Self::PercentsByDevice => {
+                "a JSON object from GPU UUID or device index to a percentage above 0 and up to 100, such as {\"0\": 25} or {\"GPU-3430f778-7a25-704c-9090-8b0bb2478114\": 12.5}"
+            }
+            Self::PercentOrNoLimit => {
+                "a percentage from 0 to 100, such as 25 or 12.5 (0 and 100: no compute limit)"
+            }
+            Self::Ratio => "a decimal above 0, such as 1 or 1.5",
+            Self::Flag => "true, false, 1 or 0",
+            Self::Policy => "fixed or none",
+            Self::UtilizationPolicy => "default, force or disable",
+            Self::OnFailure => "closed or open",
+            Self::LogName => "off, error, warn, info, debug or trace",
+            Self::LogLibvgpu => {
+                "a number from 0 (errors) to 9 (everything), or off, error, warn, info, debug or trace"
+            }
+            Self::LogVgpuController => {
+                "a number from 0 (errors) to 5 (everything), or off, error, warn, info, debug or trace"
+            }
+            Self::Priority => "0 (high) or 1 (low)",
+            Self::Uuids => {
+                "a comma-separated list of GPU UUIDs, such as GPU-3430f778-7a25-704c-9090-8b0bb2478114"
+            }
+            Self::CompatibilityMode => {
+                "0 (host), 1 (cgroup v1), 2 (cgroup v2), 100 (open kernel modules), 200 (client registration) or a sum of these"
+            }
+            Self::AbsolutePath => "a path that starts with /",
+            Self::Host => "an IP address or a host name",
+            Self::Port => "a port from 1 to 65535",
+            Self::Text => "one line of at most 253 characters",
+        }
+    }
+
+    /// Reads a value.
+    ///
+    /// # Errors
+    /// What is wrong with it, to be followed by what is accepted.
+    pub(super) fn read(self, text: &str) -> Result<Value, String> {
+        let invalid = || "not valid".to_owned();
+        match self {
+            Self::SizesByDevice => device_map::read(text, Self::Size).map(Value::Map),
+            Self::PercentsByDevice => device_map::read(text, Self::Percent).map(Value::Map),
+            // Spaces can be part of these.
+            Self::AbsolutePath | Self::Text => self.scalar(text).ok_or_else(invalid),
+            _ => self.scalar(text.trim()).ok_or_else(invalid),
+        }
+    }
+
+    fn scalar(self, text: &str) -> Option<Value> {
+        let lower = text.to_ascii_lowercase();
+        Some(match self {
+            Self::Size => Value::Bytes(parse_size(text).ok().filter(|bytes| *bytes > 0)?),
+            Self::Percent => Value::Share(Share::Ppm(parse_percent(text).ok()?)),
+            Self::PercentOrNoLimit => Value::Share(match lower.as_str() {
+                "0" | "0%" => Share::Unsaid,
+                _ => match parse_percent(text).ok()? {
+                    PPM_ONE => Share::Unlimited,
+                    ppm => Share::Ppm(ppm),
+                },
+            }),
+            Self::Ratio => Value::Checked { neutral: ratio_is_one(text)? },
+            Self::Flag => Value::Flag(flag(&lower)?),
+            Self::Policy => Value::Policy(match lower.as_str() {
+                "fixed" => Policy::Fixed,
+                "none" => Policy::None,
+                _ => return None,
+            }),
+            Self::UtilizationPolicy => Value::Policy(match lower.as_str() {
+                "default" | "force" => Policy::Fixed,
+                "disable" => Policy::None,
+                _ => return None,
+            }),
+            Self::OnFailure => Value::OnFailure(match lower.as_str() {
+                "closed" => OnFailure::Closed,
+                "open" => OnFailure::Open,
+                _ => return None,
+            }),
+            Self::LogName => Value::Level(level_name(&lower)?),
+            Self::LogLibvgpu => Value::Level(match lower.as_str() {
+                "0" => LogLevel::Error,
+                "1" | "2" => LogLevel::Warn,
+                "3" => LogLevel::Info,
+                "4" | "5" | "6" | "7" | "8" | "9" => LogLevel::Debug,
+                name => level_name(name)?,
+            }),
+            // Two numberings are in use; where they differ, the quieter reading holds.
+            Self::LogVgpuController => Value::Level(match lower.as_str() {
+                "0" | "1" => LogLevel::Error,
+                "2" => LogLevel::Warn,
+                "3" => LogLevel::Info,
+                "4" => LogLevel::Debug,
+                "5" => LogLevel::Trace,
+                name => level_name(name)?,
+            }),
+            Self::Priority => {
+                matches!(text, "0" | "1").then_some(Value::Checked { neutral: false })?
+            }
+            Self::Uuids => {
+                let mut uuids = text.split(',').map(str::trim).filter(|uuid| !uuid.is_empty());
+                let listed = !text.is_empty() && uuids.clone().next().is_some();
+                let valid = listed && uuids.all(|uuid| uuid.parse::<DeviceUuid>().is_ok());
+                valid.then_some(Value::Checked { neutral: true })?
+            }
+            Self::CompatibilityMode => {
+                let mode = index(text)?;
+                let valid = mode % 100 <= 2 && mode / 100 <= 3;
+                valid.then_some(Value::Checked { neutral: true })?
+            }
+            Self::AbsolutePath => {
+                (text.starts_with('/')).then(|| Value::Path(PathBuf::from(text)))?
+            }
+            Self::Host => is_host(text).then(|| Value::Text(text.to_owned()))?,
+            Self::Port => Value::Port(u16::try_from(index(text)?).ok().filter(|port| *port > 0)?),
+            Self::Text => {
+                let valid = !text.chars().any(char::is_control) && text.chars().count() <= MAX_NAME;
+                valid.then(|| Value::Text(text.to_owned()))?
+            }
+            Self::SizesByDevice | Self::PercentsByDevice => return None,
+        })
+    }
+}
+
+/// A number without sign, spaces or leading zeros.
+pub(super) fn index(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    let canonical = text == "0" || !text.starts_with('0');
+    (digits && canonical).then(|| text.parse().ok())?
+}
+
+fn flag(lower: &str) -> Option<bool> {
+    match lower {
+        "true" | "1" => Some(true),
+        "false" | "0" => Some(false),
+        _ => None,
+    }
+}
+
+fn level_name(lower: &str) -> Option<LogLevel> {
+    Some(match lower {
+        "off" => LogLevel::Off,
+        "error" => LogLevel::Error,
+        "warn" | "warning" => LogLevel::Warn,
+        "info" => LogLevel::Info,
+        "debug" => LogLevel::Debug,
+        "trace" => LogLevel::Trace,
+        _ => return None,
+    })
+}
+
+/// Whether a ratio is 1; `None`: not a decimal above 0.
+fn ratio_is_one(text: &str) -> Option<bool> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
+    if !digits(whole) || !digits(fraction) {
+        return None;
+    }
+    let (whole, fraction) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
+    (!whole.is_empty() || !fraction.is_empty()).then_some(whole == "1" && fraction.is_empty())
+}
+
+fn is_host(text: &str) -> bool {
+    let name = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'-' | b'_');
+    text.parse::<IpAddr>().is_ok()
+        || (!text.is_empty()
+            && text.len() <= MAX_NAME
+            && !text.starts_with(['-', '.'])
+            && text.bytes().all(name))
+}

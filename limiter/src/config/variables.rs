@@ -1,0 +1,445 @@
+//! The table of all environment variables, from which they are read and documented.
+
+use super::value::Format;
+use utils::env;
+
+/// Whose variable it is. In order of priority: where two systems set a limit, the earlier holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum System {
+    Sluice,
+    VgpuRs,
+    VgpuController,
+    Libvgpu,
+    VcudaHook,
+}
+
+/// What the index of a variable (`NAME_<i>`, or a number as key) counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum IndexSpace {
+    /// The variable takes no index.
+    None,
+    /// Devices as `nvidia-smi -L` lists them.
+    Host,
+    /// Devices as the program counts them.
+    Visible,
+}
+
+/// What a variable sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meaning {
+    MemoryLimit,
+    ComputeLimit,
+    ComputePolicy,
+    OnFailure,
+    SessionDir,
+    DaemonSocket,
+    DaemonHost,
+    DaemonPort,
+    PodUid,
+    PodNamespace,
+    PodName,
+    ContainerName,
+    CudaHooks,
+    NvmlHooks,
+    ControlDisabled,
+    Log,
+    /// Checked; a warning says that nothing follows from it.
+    WithoutEffect,
+    /// Checked, and rightly of no consequence.
+    Ignored,
+    /// Read by `libadd_path.so`, not here.
+    AddPath,
+}
+
+/// A row of the table.
+#[derive(Debug)]
+pub(super) struct Variable {
+    pub(super) name: &'static str,
+    pub(super) system: System,
+    pub(super) meaning: Meaning,
+    pub(super) format: Format,
+    pub(super) index: IndexSpace,
+    /// For people: what it is for; for one without effect, why.
+    pub(super) purpose: &'static str,
+}
+
+impl Variable {
+    /// Whether `NAME_<i>` is read besides `NAME`.
+    pub(super) fn takes_suffix(&self) -> bool {
+        let map = matches!(self.format, Format::SizesByDevice | Format::PercentsByDevice);
+        self.index != IndexSpace::None && !map
+    }
+}
+
+const fn row(
+    name: &'static str,
+    system: System,
+    meaning: Meaning,
+    format: Format,
+    index: IndexSpace,
+    purpose: &'static str,
+) -> Variable {
+    Variable { name, system, meaning, format, index, purpose }
+}
+
+/// All variables. The rows of one meaning stand together in order of priority.
+pub(super) static VARIABLES: &[Variable] = {
+    use Format as F;
+    use IndexSpace as I;
+    use Meaning as M;
+    use System as S;
+    &[
+        row(
+            env::MEMORY_LIMIT,
+            S::VgpuRs,
+            M::MemoryLimit,
+            F::SizesByDevice,
+            I::Host,
+            "memory limit of each device",
+        ),
+        row(
+            "CUDA_MEM_LIMIT",
+            S::VgpuController,
+            M::MemoryLimit,
+            F::Size,
+            I::Host,
+            "memory limit of one device, or without index of every device",
+        ),
+        row(
+            "CUDA_DEVICE_MEMORY_LIMIT",
+            S::Libvgpu,
+            M::MemoryLimit,
+            F::Size,
+            I::Visible,
+            "memory limit of one device, or without index of every device",
+        ),
+        row(
+            "VCUDA_MEMORY_LIMIT",
+            S::VcudaHook,
+            M::MemoryLimit,
+            F::Size,
+            I::None,
+            "memory limit of every device",
+        ),
+        row(
+            env::COMPUTE_LIMIT,
+            S::VgpuRs,
+            M::ComputeLimit,
+            F::PercentsByDevice,
+            I::Host,
+            "share of each device's time",
+        ),
+        row(
+            "CUDA_CORE_LIMIT",
+            S::VgpuController,
+            M::ComputeLimit,
+            F::Percent,
+            I::Host,
+            "share of one device's time, or without index of every device's",
+        ),
+        row(
+            "CUDA_DEVICE_SM_LIMIT",
+            S::Libvgpu,
+            M::ComputeLimit,
+            F::PercentOrNoLimit,
+            I::Visible,
+            "share of one device's time, or without index of every device's; 100 for one device lifts the limit of all, 0 leaves it",
+        ),
+        row(
+            env::POLICY,
+            S::Sluice,
+            M::ComputePolicy,
+            F::Policy,
+            I::None,
+            "how the share is meant: `fixed` (default), never above it; `none`, no compute limit",
+        ),
+        row(
+            "GPU_CORE_UTILIZATION_POLICY",
+            S::Libvgpu,
+            M::ComputePolicy,
+            F::UtilizationPolicy,
+            I::None,
+            "`default` and `force` keep the share, `disable` lifts CUDA_DEVICE_SM_LIMIT",
+        ),
+        row(
+            env::ON_FAILURE,
+            S::Sluice,
+            M::OnFailure,
+            F::OnFailure,
+            I::None,
+            "what happens to CUDA calls when the limiter itself fails: `closed` (default), they fail; `open`, they pass",
+        ),
+        row(
+            env::SESSION_DIR,
+            S::Sluice,
+            M::SessionDir,
+            F::AbsolutePath,
+            I::None,
+            "directory of the session whose limits a process shares, made by `sluice run`",
+        ),
+        row(
+            env::DAEMON_SOCKET,
+            S::Sluice,
+            M::DaemonSocket,
+            F::AbsolutePath,
+            I::None,
+            "socket of the daemon; unset: each session keeps its own account",
+        ),
+        row(
+            "HYPERVISOR_IP",
+            S::VgpuRs,
+            M::DaemonHost,
+            F::Host,
+            I::None,
+            "where the daemon listens, with HYPERVISOR_PORT",
+        ),
+        row(
+            "HYPERVISOR_PORT",
+            S::VgpuRs,
+            M::DaemonPort,
+            F::Port,
+            I::None,
+            "where the daemon listens, with HYPERVISOR_IP",
+        ),
+        row(
+            "VGPU_POD_UID",
+            S::VgpuController,
+            M::PodUid,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "POD_NAMESPACE",
+            S::VgpuRs,
+            M::PodNamespace,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "VGPU_POD_NAMESPACE",
+            S::VgpuController,
+            M::PodNamespace,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "POD_NAME",
+            S::VgpuRs,
+            M::PodName,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "VGPU_POD_NAME",
+            S::VgpuController,
+            M::PodName,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "CONTAINER_NAME",
+            S::VgpuRs,
+            M::ContainerName,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "VGPU_CONTAINER_NAME",
+            S::VgpuController,
+            M::ContainerName,
+            F::Text,
+            I::None,
+            "identity hint, never trusted by itself",
+        ),
+        row(
+            "ENABLE_CUDA_HOOKS",
+            S::VgpuRs,
+            M::CudaHooks,
+            F::Flag,
+            I::None,
+            "`false` leaves CUDA alone; honoured only without a session and without a daemon",
+        ),
+        row(
+            "ENABLE_NVML_HOOKS",
+            S::VgpuRs,
+            M::NvmlHooks,
+            F::Flag,
+            I::None,
+            "`false` leaves NVML alone; honoured only without a session and without a daemon",
+        ),
+        row(
+            "CUDA_DISABLE_CONTROL",
+            S::Libvgpu,
+            M::ControlDisabled,
+            F::Flag,
+            I::None,
+            "`true` lifts all limits; honoured only without a session and without a daemon",
+        ),
+        row(
+            env::LOG,
+            S::Sluice,
+            M::Log,
+            F::LogName,
+            I::None,
+            "how much the limiter logs on standard error (default `off`)",
+        ),
+        row(
+            "VCUDA_LOG_LEVEL",
+            S::VcudaHook,
+            M::Log,
+            F::LogName,
+            I::None,
+            "how much the limiter logs",
+        ),
+        row(
+            "LIBCUDA_LOG_LEVEL",
+            S::Libvgpu,
+            M::Log,
+            F::LogLibvgpu,
+            I::None,
+            "how much the limiter logs: 0 errors, 1 and 2 warnings, 3 infos, 4 and above debugging",
+        ),
+        row(
+            "LOGGER_LEVEL",
+            S::VgpuController,
+            M::Log,
+            F::LogVgpuController,
+            I::None,
+            "how much the limiter logs: 0 and 1 errors, 2 warnings, 3 infos, 4 debugging, 5 each call",
+        ),
+        row(
+            "CUDA_MEM_RATIO",
+            S::VgpuController,
+            M::WithoutEffect,
+            F::Ratio,
+            I::Host,
+            "oversubscription is not part of this version: the memory limit stays as it is",
+        ),
+        row(
+            "CUDA_MEM_OVERSOLD",
+            S::VgpuController,
+            M::WithoutEffect,
+            F::Flag,
+            I::Host,
+            "oversubscription is not part of this version: the memory limit stays as it is",
+        ),
+        row(
+            "CUDA_OVERSUBSCRIBE",
+            S::Libvgpu,
+            M::WithoutEffect,
+            F::Flag,
+            I::None,
+            "oversubscription is not part of this version: the memory limit stays as it is",
+        ),
+        row(
+            "CUDA_CORE_SOFT_LIMIT",
+            S::VgpuController,
+            M::WithoutEffect,
+            F::Percent,
+            I::Host,
+            "only the hard limit (CUDA_CORE_LIMIT) is enforced",
+        ),
+        row(
+            "CUDA_TASK_PRIORITY",
+            S::Libvgpu,
+            M::WithoutEffect,
+            F::Priority,
+            I::None,
+            "priorities are not part of this version",
+        ),
+        row(
+            "GPU_DEVICES_UUID",
+            S::VgpuController,
+            M::Ignored,
+            F::Uuids,
+            I::None,
+            "the devices of the container; the driver tells them itself",
+        ),
+        row(
+            "MANAGER_VISIBLE_DEVICES",
+            S::VgpuController,
+            M::Ignored,
+            F::Uuids,
+            I::None,
+            "the devices of the container; the driver tells them itself",
+        ),
+        row(
+            "ENV_COMPATIBILITY_MODE",
+            S::VgpuController,
+            M::Ignored,
+            F::CompatibilityMode,
+            I::None,
+            "how processes of a container are found; not needed here",
+        ),
+        row(
+            "MANAGER_COMPATIBILITY_MODE",
+            S::VgpuController,
+            M::Ignored,
+            F::CompatibilityMode,
+            I::None,
+            "how processes of a container are found; not needed here",
+        ),
+        row(
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+            S::Libvgpu,
+            M::Ignored,
+            F::AbsolutePath,
+            I::None,
+            "file that processes share; the session's pages take its place",
+        ),
+        row(
+            "TF_PATH",
+            S::VgpuRs,
+            M::AddPath,
+            F::Text,
+            I::None,
+            "read by libadd_path.so: appended to PATH",
+        ),
+        row(
+            "TF_LD_PRELOAD",
+            S::VgpuRs,
+            M::AddPath,
+            F::Text,
+            I::None,
+            "read by libadd_path.so: appended to LD_PRELOAD",
+        ),
+        row(
+            "TF_LD_LIBRARY_PATH",
+            S::VgpuRs,
+            M::AddPath,
+            F::Text,
+            I::None,
+            "read by libadd_path.so: appended to LD_LIBRARY_PATH",
+        ),
+        row(
+            "TF_PREPEND_PATH",
+            S::VgpuRs,
+            M::AddPath,
+            F::Text,
+            I::None,
+            "read by libadd_path.so: put before PATH",
+        ),
+        row(
+            "TF_PREPEND_LD_PRELOAD",
+            S::VgpuRs,
+            M::AddPath,
+            F::Text,
+            I::None,
+            "read by libadd_path.so: put before LD_PRELOAD",
+        ),
+        row(
+            "TF_PREPEND_LD_LIBRARY_PATH",
+            S::VgpuRs,
+            M::AddPath,
+            F::Text,
+            I::None,
+            "read by libadd_path.so: put before LD_LIBRARY_PATH",
+        ),
+    ]
+};
