@@ -168,6 +168,11 @@ impl Config {
         self.rules.limit_anything(self.policy)
     }
 
+    /// Whether any device's time can be limited.
+    pub(crate) fn limits_compute(&self) -> bool {
+        self.rules.limit_compute(self.policy)
+    }
+
     /// The same text for processes whose limits are set alike, and only for them.
     pub(crate) fn limits_fingerprint(&self) -> String {
         self.rules.fingerprint()

@@ -29,7 +29,8 @@ fn each_memory_variable_limits_memory() {
         assert_eq!(limits.memory_bytes, Some(GIB), "{name}={value}");
         assert!(limits.memory_source.unwrap().starts_with(name));
         assert_eq!((limits.share_ppm, limits.share_source), (None, None));
-        assert!(config([(name, value)]).unwrap().limits_anything());
+        let config = config([(name, value)]).unwrap();
+        assert!(config.limits_anything() && !config.limits_compute());
     }
 }
 
@@ -50,6 +51,10 @@ fn each_compute_variable_limits_the_share() {
         assert_eq!(limits.share_ppm, Some(125_000), "{name}={value}");
         assert!(limits.share_source.unwrap().starts_with(name));
         assert_eq!((limits.memory_bytes, limits.memory_source), (None, None));
+        let config_of = |pair| config([(name, value), pair]).unwrap();
+        assert!(config_of(("SLUICE_POLICY", "fixed")).limits_compute());
+        assert!(!config_of(("SLUICE_POLICY", "none")).limits_compute());
+        assert!(!config_of(("CUDA_DISABLE_CONTROL", "true")).limits_compute());
     }
 }
 
