@@ -27,7 +27,12 @@ pub struct Membership {
     pub only_these: bool,
     /// The daemon's socket.
     pub daemon: Option<PathBuf>,
+    /// Whether the user chose it, or none, so that no other variable may name one.
+    pub no_other_daemon: bool,
 }
+
+/// Where a daemon listens by TCP, in the variables of vgpu.rs.
+const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
 
 impl Membership {
     /// The variables to set (`Some`) or to remove (`None`), over the environment that `current`
@@ -51,6 +56,9 @@ impl Membership {
         if self.only_these {
             let uuids: Vec<_> = self.devices.iter().map(|device| device.uuid.as_str()).collect();
             variables.push(("CUDA_VISIBLE_DEVICES", Some(uuids.join(",").into())));
+        }
+        if self.no_other_daemon {
+            variables.extend(DAEMON_BY_TCP.map(|name| (name, None)));
         }
         let limits = self.limits.variables(&self.devices);
         variables.extend(limits.into_iter().map(|(name, value)| (name, Some(value.into()))));
@@ -103,6 +111,7 @@ mod tests {
             }],
             only_these: false,
             daemon: None,
+            no_other_daemon: false,
         }
     }
 
@@ -136,6 +145,9 @@ mod tests {
     #[test]
     fn without_a_daemon_its_variable_is_removed() {
         assert_eq!(value(&membership(), env::DAEMON_SOCKET, "/old"), Some(None));
+        assert_eq!(value(&membership(), "HYPERVISOR_IP", "10.0.0.1"), None);
+        let chosen = Membership { no_other_daemon: true, ..membership() };
+        assert_eq!(value(&chosen, "HYPERVISOR_IP", "10.0.0.1"), Some(None));
     }
 
     #[test]

@@ -54,6 +54,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
         devices,
         only_these: false,
         daemon: None,
+        no_other_daemon: true,
     };
     let mut cuda = Command::new(parts.find(parts::TENANT)?);
     cuda.args(["mem", "--api", "alloc", "--chunk", "1MiB", "--cap", "1MiB"]);

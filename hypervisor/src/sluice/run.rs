@@ -42,6 +42,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         devices,
         only_these: !arguments.device.is_empty(),
         daemon: daemon.socket,
+        no_other_daemon: arguments.daemon.is_some(),
     };
     if let Some(notice) = daemon.notice {
         say(&notice);

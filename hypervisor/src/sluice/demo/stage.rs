@@ -224,6 +224,7 @@ impl Stage {
             }],
             only_these: true,
             daemon: self.daemon.as_ref().map(|daemon| daemon.socket.clone()),
+            no_other_daemon: true,
         };
         let mut command = self.command(parts::TENANT)?;
         membership.apply(&mut command, |name| var_os(name).filter(|_| KEPT.contains(&name)));
