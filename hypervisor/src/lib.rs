@@ -2,5 +2,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod daemon;
 pub mod scheduler;
 pub mod sluice;

@@ -172,6 +172,11 @@ impl Scheduler {
         gone
     }
 
+    /// Whether no session is known.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
     /// The worker wants to use the device. A worker that asks while it holds a lease has lost the
     /// grant on its way (or has forgotten it): that lease ends now.
     ///
@@ -251,9 +256,7 @@ impl Scheduler {
     /// enough, or a lease that others wait for is to be revoked. `None`: not without an event.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         let waiting = || self.workers.values().filter(|worker| worker.asks);
-        if waiting().next().is_none() {
-            return None;
-        }
+        waiting().next()?;
         let overdue = self
             .workers
             .values()

@@ -1,0 +1,275 @@
+//! The daemon's one state, and those who wait on it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_bidir_comm::server::{Peer, wait_up_to};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+use utils::protocol::{Admission, Decision, Lease, Register, Registered};
+
+use super::limits::uuid_form;
+use super::node::Node;
+use super::refused::Refused;
+use super::status::Status;
+use super::watch::Watch;
+use crate::scheduler::{Grant, Tuning, WorkerId};
+
+/// The longest that a call may wait for a lease.
+const LONGEST_POLL: Duration = Duration::from_secs(10);
+/// How often sessions that nobody uses are looked for.
+const FORGET_EVERY: Duration = Duration::from_secs(5);
+
+/// Shared by all handlers.
+#[derive(Debug)]
+pub(super) struct Core {
+    state: Mutex<State>,
+    started: Instant,
+    /// The next deadline has come closer.
+    sooner: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    node: Node,
+    waiting: HashMap<(WorkerId, String), Waiter>,
+    watches: HashMap<WorkerId, AbortHandle>,
+    tickets: u64,
+    /// When the timer will next look.
+    alarm: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    ticket: u64,
+    answer: oneshot::Sender<Grant>,
+}
+
+impl Core {
+    pub(super) fn new(tuning: Tuning) -> Arc<Self> {
+        // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
+        let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
+        let state = State {
+            node: Node::new(tuning, first_worker),
+            waiting: HashMap::new(),
+            watches: HashMap::new(),
+            tickets: 0,
+            alarm: None,
+        };
+        Arc::new(Self { state: Mutex::new(state), started: Instant::now(), sooner: Notify::new() })
+    }
+
+    /// A process introduces itself.
+    pub(super) fn register(
+        self: &Arc<Self>,
+        peer: Peer,
+        register: &Register,
+    ) -> Result<Registered, Refused> {
+        let watch = Watch::start(peer.pid)
+            .map_err(|error| Refused::Unwatchable { pid: peer.pid, reason: error.to_string() })?;
+        let mut state = self.state();
+        let now = self.now();
+        let admitted = state.node.register(peer.pid, peer.uid, register, now)?;
+        let worker = admitted.worker;
+        if admitted.new {
+            let core = Arc::clone(self);
+            let watching = tokio::spawn(async move {
+                watch.ended().await;
+                core.ended(worker);
+            });
+            state.watches.insert(worker, watching.abort_handle());
+            let (session, pid) = (&register.session, peer.pid);
+            tracing::info!(worker = worker.0, pid, uid = peer.uid, session, "registered");
+        }
+        // Whoever waited for what it held may have it now.
+        self.decide_all(&mut state, now);
+        Ok(Registered { worker: worker.0 })
+    }
+
+    /// Takes a report, if there is one, and waits for a lease, if one is asked for.
+    pub(super) async fn admission(
+        self: &Arc<Self>,
+        peer: Peer,
+        admission: Admission,
+    ) -> Result<Decision, Refused> {
+        let uuid = uuid_form(&admission.uuid)?;
+        let worker = WorkerId(admission.worker);
+        let waiting = {
+            let mut state = self.state();
+            let now = self.now();
+            let device = state.node.device(worker, peer.pid, &uuid)?;
+            // None of these can fail: the worker is known to the device.
+            if let Some(report) = admission.report {
+                let held_ns = report.held_us.saturating_mul(1_000);
+                let lease = crate::scheduler::LeaseId(report.lease);
+                let _ = device.report(worker, lease, held_ns, now);
+            }
+            let waiting = match admission.ask {
+                Some(_) => {
+                    let _ = device.ask(worker, now);
+                    Some(self.wait(&mut state, worker, &uuid))
+                }
+                None => None,
+            };
+            self.decide(&mut state, &uuid, now);
+            waiting
+        };
+        let (Some(mut waiting), Some(asked_us)) = (waiting, admission.ask) else {
+            return Ok(Decision { lease: None });
+        };
+        let asked = Duration::from_micros(asked_us);
+        let granted = wait_up_to(asked, LONGEST_POLL, &mut waiting.answer).await;
+        let grant = match granted {
+            Some(answer) => {
+                waiting.settled = true;
+                answer.ok()
+            }
+            None => waiting.give_up(),
+        };
+        let lease =
+            grant.map(|grant| Lease { id: grant.lease.0, length_us: grant.length_ns / 1_000 });
+        Ok(Decision { lease })
+    }
+
+    pub(super) fn status(&self, peer: Peer) -> Status {
+        let own = rustix::process::geteuid().as_raw();
+        let only = (peer.uid != 0 && peer.uid != own).then_some(peer.uid);
+        let mut state = self.state();
+        let now = self.now();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_us: now / 1_000,
+            devices: state.node.status(only, now),
+        }
+    }
+
+    /// Acts when time alone makes a difference. Never returns.
+    pub(super) async fn keep_time(&self) {
+        let mut forget_at = Instant::now() + FORGET_EVERY;
+        loop {
+            let alarm = self.state().alarm;
+            let at = alarm.map(|ns| self.started + Duration::from_nanos(ns));
+            let at = at.map_or(forget_at, |at| at.min(forget_at));
+            tokio::select! {
+                () = tokio::time::sleep_until(at.into()) => {}
+                () = self.sooner.notified() => continue,
+            }
+            let mut state = self.state();
+            let now = self.now();
+            if Instant::now() >= forget_at {
+                state.node.forget_idle(now);
+                forget_at = Instant::now() + FORGET_EVERY;
+            }
+            state.alarm = None;
+            self.decide_all(&mut state, now);
+        }
+    }
+
+    fn ended(&self, worker: WorkerId) {
+        let mut state = self.state();
+        let now = self.now();
+        state.node.leave(worker, now);
+        state.watches.remove(&worker);
+        state.waiting.retain(|(waiting, _), _| *waiting != worker);
+        tracing::info!(worker = worker.0, "ended");
+        self.decide_all(&mut state, now);
+    }
+
+    /// From now on grants for this worker go to what is returned. An older call of the same worker
+    /// is answered without a lease.
+    fn wait(self: &Arc<Self>, state: &mut State, worker: WorkerId, uuid: &str) -> Waiting {
+        let (sender, answer) = oneshot::channel();
+        state.tickets += 1;
+        let ticket = state.tickets;
+        let key = (worker, uuid.to_owned());
+        state.waiting.insert(key.clone(), Waiter { ticket, answer: sender });
+        Waiting { core: Arc::clone(self), key, ticket, answer, settled: false }
+    }
+
+    fn decide_all(&self, state: &mut State, now: u64) {
+        for uuid in state.node.uuids() {
+            self.decide(state, &uuid, now);
+        }
+    }
+
+    /// Hands out what can be granted. A grant that nobody takes is given back, and the next
+    /// decision made; each round has one waiting worker less.
+    fn decide(&self, state: &mut State, uuid: &str, now: u64) {
+        loop {
+            let mut refused = false;
+            for grant in state.node.decide(uuid, now) {
+                let waiter = state.waiting.remove(&(grant.worker, uuid.to_owned()));
+                let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
+                if !taken {
+                    state.node.give_back(uuid, grant.worker, grant.lease, now);
+                    refused = true;
+                }
+            }
+            if !refused {
+                break;
+            }
+        }
+        let next = state.node.next_deadline(now);
+        if let Some(next) = next
+            && state.alarm.is_none_or(|alarm| next < alarm)
+        {
+            state.alarm = Some(next);
+            self.sooner.notify_one();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// A call that waits for a grant. If it is dropped (its caller has gone), it stops asking, and a
+/// grant that is on its way is given back.
+struct Waiting {
+    core: Arc<Core>,
+    key: (WorkerId, String),
+    ticket: u64,
+    answer: oneshot::Receiver<Grant>,
+    settled: bool,
+}
+
+impl Waiting {
+    /// The time is over. Grants are sent under the lock, so after this either there was one or there
+    /// will be none.
+    fn give_up(&mut self) -> Option<Grant> {
+        self.settled = true;
+        let core = Arc::clone(&self.core);
+        let mut state = core.state();
+        self.stop_asking(&mut state);
+        self.answer.try_recv().ok()
+    }
+
+    fn stop_asking(&self, state: &mut State) {
+        // A later call of the same worker may have taken its place.
+        if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
+            state.waiting.remove(&self.key);
+            state.node.withdraw(&self.key.1, self.key.0);
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        if let Some(grant) = self.give_up() {
+            let core = Arc::clone(&self.core);
+            let mut state = core.state();
+            let now = core.now();
+            state.node.give_back(&self.key.1, self.key.0, grant.lease, now);
+            core.decide(&mut state, &self.key.1, now);
+        }
+    }
+}

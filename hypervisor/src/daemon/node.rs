@@ -1,0 +1,258 @@
+//! All that the daemon knows: sessions, their processes, and a scheduler per device. No I/O and no
+//! clock; times are nanoseconds since the daemon's start.
+
+use std::collections::BTreeMap;
+
+use utils::protocol::{Policy, Register};
+
+use super::limits::{self, Quota, SESSIONS, WORKERS};
+use super::refused::Refused;
+use super::status::{DeviceStatus, LeaseStatus, SessionStatus};
+use crate::scheduler::{DeviceView, Grant, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
+
+/// A session belongs to a user: no other user's process can join it by its name.
+type SessionKey = (u32, String);
+
+#[derive(Debug)]
+struct Session {
+    id: SessionId,
+    quotas: BTreeMap<String, Quota>,
+}
+
+#[derive(Debug)]
+struct Member {
+    pid: i32,
+    session: SessionKey,
+}
+
+/// What a registration led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Admitted {
+    pub(super) worker: WorkerId,
+    /// Whether the worker is new, and so has to be watched.
+    pub(super) new: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    tuning: Tuning,
+    sessions: BTreeMap<SessionKey, Session>,
+    members: BTreeMap<WorkerId, Member>,
+    devices: BTreeMap<String, Scheduler>,
+    last_session: u64,
+    last_worker: u64,
+}
+
+impl Node {
+    /// Workers are numbered from `first_worker`, so that a number from before a restart is not
+    /// taken for a present one.
+    pub(super) fn new(tuning: Tuning, first_worker: u64) -> Self {
+        Self {
+            tuning,
+            sessions: BTreeMap::new(),
+            members: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            last_session: 0,
+            last_worker: first_worker,
+        }
+    }
+
+    /// A process introduces itself, once or once per device. Whatever it held on the devices that
+    /// it names is over: it has forgotten it, or it is a new program under the same pid.
+    pub(super) fn register(
+        &mut self,
+        pid: i32,
+        uid: u32,
+        register: &Register,
+        now: u64,
+    ) -> Result<Admitted, Refused> {
+        let quotas = limits::check(register)?;
+        let key = (uid, register.session.clone());
+        self.check_conflict(&key, &quotas)?;
+        let present = self.members.iter().find(|(_, member)| member.pid == pid);
+        let present = present.map(|(&worker, member)| (worker, member.session == key));
+        let stays = match present {
+            Some((worker, true)) => Some(worker),
+            Some((worker, false)) => {
+                self.leave(worker, now);
+                None
+            }
+            None => None,
+        };
+        if stays.is_none() && self.members.len() >= WORKERS {
+            return Err(Refused::TooMany { what: "processes", limit: WORKERS });
+        }
+        if !self.sessions.contains_key(&key) && self.sessions.len() >= SESSIONS {
+            return Err(Refused::TooMany { what: "sessions", limit: SESSIONS });
+        }
+        let session = self.session(&key);
+        let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
+        for (uuid, quota) in quotas {
+            if quota.policy == Policy::Fixed {
+                let tuning = self.tuning;
+                let device =
+                    self.devices.entry(uuid.clone()).or_insert_with(|| Scheduler::new(tuning));
+                device.leave(worker, now);
+                // Neither can fail: the share was checked, and the session is there now.
+                let _ = device.set_session(session, quota.share_ppm, now);
+                let _ = device.join(worker, session);
+            }
+            if let Some(session) = self.sessions.get_mut(&key) {
+                session.quotas.insert(uuid, quota);
+            }
+        }
+        Ok(Admitted { worker, new: stays.is_none() })
+    }
+
+    /// The first registration decides a session's quota, as long as any of its processes lives.
+    fn check_conflict(
+        &self,
+        key: &SessionKey,
+        quotas: &BTreeMap<String, Quota>,
+    ) -> Result<(), Refused> {
+        let Some(session) = self.sessions.get(key) else { return Ok(()) };
+        if !self.members.values().any(|member| member.session == *key) {
+            return Ok(());
+        }
+        for (uuid, asked) in quotas {
+            if let Some(present) = session.quotas.get(uuid)
+                && present != asked
+            {
+                return Err(Refused::Conflict {
+                    session: key.1.clone(),
+                    uuid: uuid.clone(),
+                    asked: asked.to_string(),
+                    present: present.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn session(&mut self, key: &SessionKey) -> SessionId {
+        if let Some(session) = self.sessions.get(key) {
+            return session.id;
+        }
+        self.last_session += 1;
+        let id = SessionId(self.last_session);
+        self.sessions.insert(key.clone(), Session { id, quotas: BTreeMap::new() });
+        id
+    }
+
+    fn new_worker(&mut self, pid: i32, key: &SessionKey) -> WorkerId {
+        self.last_worker += 1;
+        let worker = WorkerId(self.last_worker);
+        self.members.insert(worker, Member { pid, session: key.clone() });
+        worker
+    }
+
+    /// A process has ended.
+    pub(super) fn leave(&mut self, worker: WorkerId, now: u64) {
+        self.members.remove(&worker);
+        for device in self.devices.values_mut() {
+            device.leave(worker, now);
+        }
+    }
+
+    /// Forgets sessions that nobody uses and that owe nothing.
+    pub(super) fn forget_idle(&mut self, now: u64) {
+        let mut kept: Vec<SessionId> = Vec::new();
+        for device in self.devices.values_mut() {
+            device.forget_idle(now);
+            kept.extend(device.view(now).sessions.iter().map(|view| view.session));
+        }
+        self.devices.retain(|_, device| !device.is_empty());
+        let members = &self.members;
+        self.sessions.retain(|key, session| {
+            kept.contains(&session.id) || members.values().any(|member| member.session == *key)
+        });
+    }
+
+    /// The scheduler that a worker's call is about.
+    pub(super) fn device(
+        &mut self,
+        worker: WorkerId,
+        pid: i32,
+        uuid: &str,
+    ) -> Result<&mut Scheduler, Refused> {
+        let member = self.members.get(&worker).ok_or(Refused::UnknownWorker(worker.0))?;
+        if member.pid != pid {
+            return Err(Refused::NotYours(worker.0));
+        }
+        let quota = self.sessions.get(&member.session).and_then(|session| session.quotas.get(uuid));
+        match quota.map(|quota| quota.policy) {
+            None => Err(Refused::UnknownDevice(uuid.to_owned())),
+            Some(Policy::None) => Err(Refused::NoLimit(uuid.to_owned())),
+            Some(Policy::Fixed) => {
+                self.devices.get_mut(uuid).ok_or_else(|| Refused::UnknownDevice(uuid.to_owned()))
+            }
+        }
+    }
+
+    pub(super) fn uuids(&self) -> Vec<String> {
+        self.devices.keys().cloned().collect()
+    }
+
+    pub(super) fn decide(&mut self, uuid: &str, now: u64) -> Vec<Grant> {
+        self.devices.get_mut(uuid).map(|device| device.decide(now)).unwrap_or_default()
+    }
+
+    /// A grant could not be delivered.
+    pub(super) fn give_back(&mut self, uuid: &str, worker: WorkerId, lease: LeaseId, now: u64) {
+        if let Some(device) = self.devices.get_mut(uuid) {
+            // An unknown worker has nothing to give back.
+            let _ = device.report(worker, lease, 0, now);
+        }
+    }
+
+    pub(super) fn withdraw(&mut self, uuid: &str, worker: WorkerId) {
+        if let Some(device) = self.devices.get_mut(uuid) {
+            device.withdraw(worker);
+        }
+    }
+
+    pub(super) fn next_deadline(&self, now: u64) -> Option<u64> {
+        self.devices.values().filter_map(|device| device.next_deadline(now)).min()
+    }
+
+    /// What a user may see: everything, or what is their own.
+    pub(super) fn status(&mut self, only: Option<u32>, now: u64) -> Vec<DeviceStatus> {
+        let views: Vec<(String, DeviceView)> = self
+            .devices
+            .iter_mut()
+            .map(|(uuid, device)| (uuid.clone(), device.view(now)))
+            .collect();
+        views.into_iter().map(|(uuid, view)| self.device_status(uuid, &view, only)).collect()
+    }
+
+    fn device_status(&self, uuid: String, view: &DeviceView, only: Option<u32>) -> DeviceStatus {
+        let seen = |key: &SessionKey| only.is_none_or(|uid| uid == key.0);
+        let name = |id: SessionId| {
+            let found = self.sessions.iter().find(|(_, session)| session.id == id);
+            found.map(|(key, _)| key).filter(|key| seen(key))
+        };
+        let sessions = view.sessions.iter().filter_map(|state| {
+            let key = name(state.session)?;
+            let mine = self.members.values().filter(|member| member.session == *key);
+            Some(SessionStatus {
+                uid: key.0,
+                session: key.1.clone(),
+                share_ppm: state.share_ppm,
+                balance_us: state.balance_ns / 1_000,
+                charged_us: state.charged_ns / 1_000,
+                asks: state.asks,
+                pids: mine.map(|member| member.pid).collect(),
+            })
+        });
+        let leases = view.leases.iter().filter_map(|lease| {
+            let key = name(lease.session)?;
+            Some(LeaseStatus {
+                session: key.1.clone(),
+                pid: self.members.get(&lease.worker).map_or(0, |member| member.pid),
+                held_us: lease.held_ns / 1_000,
+                revoked: lease.revoked,
+            })
+        });
+        DeviceStatus { sessions: sessions.collect(), leases: leases.collect(), uuid }
+    }
+}

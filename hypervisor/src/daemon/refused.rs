@@ -1,0 +1,102 @@
+//! Why a call is not granted.
+
+use http_bidir_comm::server::ApiError;
+use poem::http::StatusCode;
+use utils::protocol;
+
+/// A call that the daemon does not grant. Its text goes to the caller.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The caller speaks another version.
+    #[error("protocol {0} is not spoken here: {known} is", known = protocol::VERSION)]
+    Protocol(u32),
+    /// A session's name is not usable.
+    #[error("session name {0:?}: 1 to 253 bytes without control characters are accepted")]
+    SessionName(String),
+    /// Not the form of a device's UUID.
+    #[error(
+        "device {0:?}: a UUID as NVML prints it is accepted, gpu-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
+    )]
+    Uuid(String),
+    /// A share out of range.
+    #[error("device {uuid}: share_ppm {share_ppm}: 1 to 1000000 is accepted")]
+    Share {
+        /// The device.
+        uuid: String,
+        /// What was sent.
+        share_ppm: u32,
+    },
+    /// The same device twice in one registration.
+    #[error("device {0} is named twice")]
+    NamedTwice(String),
+    /// No device, or too many.
+    #[error("{0} devices: 1 to {limit} are accepted", limit = super::limits::DEVICES)]
+    DeviceCount(usize),
+    /// The session has another quota.
+    #[error(
+        "session {session}, device {uuid}: {asked} differs from {present}, \
+         with which the session was registered"
+    )]
+    Conflict {
+        /// The session.
+        session: String,
+        /// The device.
+        uuid: String,
+        /// The quota in this registration.
+        asked: String,
+        /// The quota in force.
+        present: String,
+    },
+    /// The daemon serves as many as it can.
+    #[error("there are already {limit} {what}, and no more are served")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many are served.
+        limit: usize,
+    },
+    /// No such worker: it never was, it has ended, or the daemon was restarted.
+    #[error("worker {0} is not known: register first")]
+    UnknownWorker(u64),
+    /// Another process's worker.
+    #[error("worker {0} belongs to another process")]
+    NotYours(u64),
+    /// The worker's session has no quota on that device.
+    #[error("device {0} was not named when this worker was registered")]
+    UnknownDevice(String),
+    /// There is nothing to ask for.
+    #[error("device {0}: the session has no compute limit there, so no lease is needed")]
+    NoLimit(String),
+    /// The process has ended, or can not be watched.
+    #[error("process {pid} can not be watched: {reason}")]
+    Unwatchable {
+        /// The caller's process.
+        pid: i32,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+impl Refused {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Protocol(_)
+            | Self::SessionName(_)
+            | Self::Uuid(_)
+            | Self::Share { .. }
+            | Self::NamedTwice(_)
+            | Self::DeviceCount(_)
+            | Self::NoLimit(_) => StatusCode::BAD_REQUEST,
+            Self::Conflict { .. } => StatusCode::CONFLICT,
+            Self::TooMany { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::UnknownWorker(_) | Self::UnknownDevice(_) => StatusCode::NOT_FOUND,
+            Self::NotYours(_) | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
+        }
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        ApiError::new(refused.status(), refused.to_string())
+    }
+}
