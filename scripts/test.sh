@@ -83,8 +83,8 @@ get_libclang() {
     printf '%s== installing libclang%s\n' "$bold" "$plain"
     local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq)
     "${apt[@]}" update || true
-    "${apt[@]}" install -y --no-install-recommends libclang-14-dev ||
-        "${apt[@]}" install -y --no-install-recommends libclang-dev || return 1
+    "${apt[@]}" install -y --no-install-recommends libclang-14-dev >/dev/null ||
+        "${apt[@]}" install -y --no-install-recommends libclang-dev >/dev/null || return 1
     have_libclang
 }
 
@@ -92,7 +92,8 @@ get_libclang() {
 # own. It patches the driver instead.
 exports_nothing_of_the_driver() {
     local exported
-    exported=$(nm -D --defined-only "$target/debug/libcuda_limiter.so" | awk '{ print $NF }')
+    exported=$(nm -D --defined-only "$target/debug/libcuda_limiter.so" | awk '{ print $NF }') ||
+        return 1
     if printf '%s\n' "$exported" | grep -E '^(cu[A-Z]|nvml|_?dl)'; then
         echo 'libcuda_limiter.so exports the names above; they belong to the driver or the loader.'
         return 1
