@@ -59,8 +59,9 @@ impl Report {
         self.tenants.iter().all(|tenant| tenant.compute_holds() && tenant.memory_holds())
     }
 
-    /// The table for people.
-    pub(super) fn table(&self) -> String {
+    /// The table for people, coloured or not.
+    pub(super) fn table(&self, coloured: bool) -> String {
+        let mark = |holds| mark(holds, coloured);
         let mut text = String::new();
         let _ = writeln!(
             text,
@@ -70,7 +71,7 @@ impl Report {
         for tenant in &self.tenants {
             let _ = writeln!(
                 text,
-                "  {:<9} {:>4.0} %     {:>5.1} %  {:<6}  {:>9}  {:>10}  {}  {}",
+                "  {:<9} {:>4.0} %     {:>5.1} %  {}  {:>9}  {:>10}  {}  {}",
                 tenant.name,
                 tenant.compute_limit * 100.0,
                 tenant.compute_delivered * 100.0,
@@ -105,8 +106,10 @@ impl Report {
     }
 }
 
-fn mark(holds: bool) -> &'static str {
-    if holds { "ok" } else { "FAILED" }
+fn mark(holds: bool, coloured: bool) -> String {
+    let (text, colour) = if holds { ("ok", "32") } else { ("FAILED", "31;1") };
+    // Padded inside: the columns line up whatever the terminal makes of the colour.
+    if coloured { format!("\x1b[{colour}m{text:<6}\x1b[m") } else { format!("{text:<6}") }
 }
 
 fn mebibytes(bytes: u64) -> String {
@@ -160,7 +163,7 @@ mod tests {
             report(0.25, 3 << 29, "CUDA_ERROR_UNKNOWN"),
         ] {
             assert!(!broken.holds(), "{broken:?}");
-            assert!(broken.table().contains("FAILED"), "{}", broken.table());
+            assert!(broken.table(false).contains("FAILED"), "{}", broken.table(false));
         }
     }
 }

@@ -115,7 +115,11 @@ impl View {
     pub(super) fn finish(&mut self, report: &Report) -> Result<(), Error> {
         let text = match self.style {
             Style::Json => serde_json::to_string(report).map(|line| line + "\n"),
-            _ => Ok(format!("\n{}", report.table())),
+            Style::Lines { .. } => Ok(format!("\n{}", report.table(false))),
+            Style::Terminal { .. } => {
+                let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+                Ok(format!("\n{}", report.table(!plain)))
+            }
         };
         text.map_err(io::Error::from)
             .and_then(|text| io::stdout().write_all(text.as_bytes()))
