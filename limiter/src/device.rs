@@ -158,3 +158,10 @@ pub(crate) fn host_index(uuid: DeviceUuid) -> Option<u32> {
     let mut index: c_uint = 0;
     own::nvml_index(handle, &raw mut index).is_ok().then_some(index)
 }
+
+/// Whether the program is to see only some of the host's devices, or in another order.
+pub(crate) fn is_narrowed_down() -> bool {
+    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"]
+        .iter()
+        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+}

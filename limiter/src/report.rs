@@ -3,7 +3,7 @@
 
 use core::fmt::{self, Write};
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
 
@@ -15,11 +15,9 @@ pub(crate) fn once(message: fmt::Arguments<'_>) {
     if writeln!(line, "sluice: {message}").is_err() {
         return;
     }
-    let first = SAID
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get_or_insert_default()
-        .insert(line.clone());
+    // Twice is better than never: after a fork the lock may belong to a thread that is not there.
+    let first =
+        SAID.try_lock().map_or(true, |mut said| said.get_or_insert_default().insert(line.clone()));
     if first {
         write_error(line.as_bytes());
     }

@@ -5,7 +5,8 @@ use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
 use crate::device::{self, Device};
 use crate::{compute, own, report};
 use core::ptr;
-use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use core::time::Duration;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -41,7 +42,9 @@ pub(crate) struct Runtime {
 }
 
 static RUNTIME: AtomicPtr<Runtime> = AtomicPtr::new(ptr::null_mut());
-static MAKING: Mutex<()> = Mutex::new(());
+/// Whether a thread is making the state. Not a mutex, because a forked child has to be able to take
+/// it away from a thread that it does not have.
+static MAKING: AtomicBool = AtomicBool::new(false);
 
 /// Number of devices that the program sees.
 static COUNT: AtomicI32 = AtomicI32::new(UNKNOWN_COUNT);
@@ -52,12 +55,16 @@ pub(crate) fn get() -> &'static Runtime {
     if let Some(runtime) = existing() {
         return runtime;
     }
-    let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(runtime) = existing() {
-        return runtime;
+    watch_forks();
+    while MAKING.swap(true, Ordering::Acquire) {
+        std::thread::sleep(Duration::from_micros(100));
     }
-    let runtime = Box::leak(Box::new(Runtime::new()));
-    RUNTIME.store(runtime, Ordering::Release);
+    let runtime = existing().unwrap_or_else(|| {
+        let runtime = Box::leak(Box::new(Runtime::new()));
+        RUNTIME.store(runtime, Ordering::Release);
+        runtime
+    });
+    MAKING.store(false, Ordering::Release);
     runtime
 }
 
@@ -79,6 +86,7 @@ extern "C" fn after_fork() {
         }
     }
     compute::set_gated(None);
+    MAKING.store(false, Ordering::Relaxed);
     RUNTIME.store(ptr::null_mut(), Ordering::Release);
 }
 
@@ -93,7 +101,6 @@ fn watch_forks() {
 
 impl Runtime {
     fn new() -> Self {
-        watch_forks();
         let config = Config::from_env(&ProcessEnvironment).map_err(|error| {
             report::once(format_args!("{error}"));
             Refused(error.to_string())
@@ -111,7 +118,7 @@ impl Runtime {
         });
         // A configuration that cannot be read is for the slow path to deny.
         compute::set_gated(Some(config.as_ref().map_or(true, |config| {
-            config.limits_anything() && config.cuda_hooks && !config.control_disabled
+            config.limits_compute() && config.cuda_hooks && !config.control_disabled
         })));
         Self {
             config,
@@ -196,14 +203,19 @@ impl Runtime {
         }
         // NVML is loaded before the lock is taken: loading runs other people's code.
         let host_index = config.needs_host_index().then(|| device::host_index(uuid)).flatten();
+        // Programs that are not narrowed down to some devices count them as the host does.
+        let visible_index = visible_index
+            .or_else(|| device::host_index(uuid).filter(|_| !device::is_narrowed_down()));
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let made = devices.entry(uuid).or_insert_with(|| {
-            let identity = DeviceIdentity {
-                uuid,
-                host_index: host_index.or(visible_index),
-                visible_index: visible_index.or(host_index),
-            };
+            let identity = DeviceIdentity { uuid, host_index, visible_index };
             let limits = config.limits_for(&identity);
+            if !limits.unresolved.is_empty() {
+                return Err(Refused(format!(
+                    "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known: {}",
+                    limits.unresolved.join(", ")
+                )));
+            }
             tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
             if limits.memory_bytes.is_none() && limits.share_ppm.is_none() {
                 return Ok(None);

@@ -71,6 +71,10 @@ impl Account {
     fn begin_own(&self) -> Option<Lease> {
         let seat = self.device.seat();
         loop {
+            // A process that died with a lease would go on being charged for.
+            if seat.layout().holders.load(Ordering::Relaxed) > 0 {
+                seat.reap();
+            }
             let now = clock::now();
             match seat.book().begin_lease(seat.slot(), now) {
                 Turn::Granted(length) => {
@@ -81,7 +85,6 @@ impl Account {
             if !self.device.gate().is_wanted() {
                 return None;
             }
-            seat.reap();
         }
     }
 

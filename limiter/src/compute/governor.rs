@@ -73,7 +73,14 @@ fn govern(device: &'static Device) {
         hold(device, &lease);
         gate.close();
         drain(device);
-        account.end(&lease, clock::now().saturating_sub(opened));
+        let now = clock::now();
+        tracing::trace!(
+            "device {}: lease of {} us held for {} us",
+            device.uuid(),
+            lease.end.saturating_sub(opened) / 1000,
+            now.saturating_sub(opened) / 1000,
+        );
+        account.end(&lease, now.saturating_sub(opened));
     }
 }
 

@@ -4,11 +4,14 @@
 //! with it, and a process that exits takes the whole driver: both wait until the governor is out of
 //! the driver, and the governor does not go in again.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 static PINS: RwLock<()> = RwLock::new(());
 static EXITING: AtomicBool = AtomicBool::new(false);
+/// The process whose governors have to be stopped: a forked child has none, and must not wait for a
+/// lock that a thread of its parent held.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Held by the governor around its driver calls; `None` when the process is about to end.
 pub(super) fn pin() -> Option<RwLockReadGuard<'static, ()>> {
@@ -25,6 +28,7 @@ pub(super) fn exclude() -> RwLockWriteGuard<'static, ()> {
 /// the opposite order of their registration, and the driver registered its own earlier.
 pub(super) fn watch_exit() {
     static ONCE: std::sync::Once = std::sync::Once::new();
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
     ONCE.call_once(|| {
         // SAFETY: the handler does not unwind.
         unsafe { libc::atexit(at_exit) };
@@ -32,6 +36,9 @@ pub(super) fn watch_exit() {
 }
 
 extern "C" fn at_exit() {
+    if PROCESS.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     // A thread may have been ended in the middle of a call; do not wait for it for ever.
     let mut tries = 0;
     let _alone = loop {

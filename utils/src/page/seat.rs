@@ -79,6 +79,8 @@ impl Seat {
             let seat = Self { page, slot, threads: Mutex::new(()) };
             let start = alive::process_start(pid).unwrap_or(0);
             seat.book().seat(slot, pid, start);
+            // Nobody may have been left to notice who died.
+            seat.reap();
             return Ok(seat);
         }
         Err(PageError::Full { path: page.path().to_owned() })
