@@ -1,0 +1,133 @@
+//! How long a device idles between two tenants: from the report of one holder to the arrival of the
+//! grant at the one that waits, through the real daemon and the real client.
+//!
+//! `cargo bench -p hypervisor --bench admission` prints the figures. One process is one worker, so
+//! the second tenant is this program once more.
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::panic)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use utils::protocol::{
+    Admission, Decision, DeviceQuota, Lease, LeaseReport, Policy, Register, Registered, VERSION,
+    path,
+};
+
+const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
+const HOLD: Duration = Duration::from_millis(2);
+const PATIENCE: Duration = Duration::from_secs(5);
+const PARTNER: &str = "ADMISSION_PARTNER";
+
+/// A report was sent, or a grant arrived; microseconds on the clock that all processes share.
+type Moment = (f64, bool);
+
+struct Tenant {
+    client: BlockingHttpClient,
+    worker: u64,
+}
+
+impl Tenant {
+    fn register(socket: &Path, session: &str) -> Self {
+        let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
+        let quota = DeviceQuota { uuid: GPU.into(), share_ppm: 1_000_000, policy: Policy::Fixed };
+        let register =
+            Register { protocol: VERSION, session: session.into(), devices: vec![quota] };
+        let start = Instant::now();
+        loop {
+            match client.call::<_, Registered>(path::REGISTER, &register, PATIENCE) {
+                Ok(registered) => return Self { client, worker: registered.worker },
+                Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn call(&self, report: Option<LeaseReport>, ask: Option<u64>) -> Option<Lease> {
+        let admission = Admission { worker: self.worker, uuid: GPU.into(), report, ask };
+        let decision: Decision = self.client.call(path::ADMISSION, &admission, PATIENCE).unwrap();
+        decision.lease
+    }
+
+    fn run(&self, length: Duration) -> Vec<Moment> {
+        let mut moments = Vec::new();
+        let mut report = None;
+        let start = Instant::now();
+        while start.elapsed() < length {
+            moments.push((now_us(), false));
+            let Some(lease) = self.call(report, Some(1_000_000)) else { continue };
+            moments.push((now_us(), true));
+            let held = Instant::now();
+            sleep(HOLD);
+            let held_us = held.elapsed().as_micros() as u64;
+            report = Some(LeaseReport { lease: lease.id, held_us });
+        }
+        if report.is_some() {
+            self.call(report, None);
+        }
+        moments
+    }
+}
+
+fn now_us() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 * 1e6 + now.tv_nsec as f64 / 1e3
+}
+
+fn show(what: &str, mut values: Vec<f64>) {
+    if values.is_empty() {
+        println!("{what:42} none");
+        return;
+    }
+    values.sort_by(f64::total_cmp);
+    let at = |q: f64| values[((values.len() - 1) as f64 * q) as usize];
+    let (p50, p90, p99) = (at(0.5), at(0.9), at(0.99));
+    println!("{what:42} p50 {p50:7.1}  p90 {p90:7.1}  p99 {p99:7.1} us  ({})", values.len());
+}
+
+fn main() {
+    let seconds = Duration::from_secs(5);
+    if let Ok(socket) = std::env::var(PARTNER) {
+        let moments = Tenant::register(Path::new(&socket), "partner").run(seconds);
+        println!("{}", serde_json::to_string(&moments).unwrap());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let socket: PathBuf = dir.path().join("socket");
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_hypervisor"))
+        .args(["daemon", "--log", "warn", "--socket"])
+        .arg(&socket)
+        .spawn()
+        .unwrap();
+    let tenant = Tenant::register(&socket, "bench");
+
+    let calls = (0..5_000).map(|_| {
+        let start = Instant::now();
+        tenant.call(None, None);
+        start.elapsed().as_secs_f64() * 1e6
+    });
+    show("a call that is answered at once", calls.collect());
+    let alone = tenant.run(seconds);
+    show("alone: from report to the next grant", hand_overs(&alone));
+
+    let partner = Command::new(std::env::current_exe().unwrap())
+        .env(PARTNER, &socket)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut moments = tenant.run(seconds);
+    let output = partner.wait_with_output().unwrap();
+    moments.extend(serde_json::from_slice::<Vec<Moment>>(&output.stdout).unwrap());
+    moments.sort_by(|a, b| a.0.total_cmp(&b.0));
+    show("two: from one's report to the other's grant", hand_overs(&moments));
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+}
+
+/// For each grant, the time since the last report of anyone.
+fn hand_overs(moments: &[Moment]) -> Vec<f64> {
+    let pairs = moments.iter().zip(moments.iter().skip(1));
+    pairs.filter(|(a, b)| !a.1 && b.1).map(|(a, b)| b.0 - a.0).collect()
+}
