@@ -12,6 +12,7 @@
 //!   needs `unsafe`.
 
 pub mod config;
+pub mod identity;
 pub mod layout;
 pub mod memory;
 pub mod node;

@@ -40,4 +40,23 @@ impl State {
         client.memory -= bytes;
         self.devices[device as usize].used -= bytes;
     }
+
+    /// Takes what a context needs.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`]; nothing is taken then.
+    pub fn add_context(&mut self, process: u32, device: u32) -> Result<(), OutOfMemory> {
+        self.take(process, device, self.config.context)?;
+        self.processes[process as usize].clients[device as usize].contexts += 1;
+        Ok(())
+    }
+
+    /// Returns what a context took.
+    pub fn remove_context(&mut self, process: u32, device: u32) {
+        let client = &mut self.processes[process as usize].clients[device as usize];
+        if client.contexts > 0 {
+            client.contexts -= 1;
+            self.give_back(process, device, self.config.context);
+        }
+    }
 }

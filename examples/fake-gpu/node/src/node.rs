@@ -260,6 +260,28 @@ impl Node {
         }
     }
 
+    /// Returns device memory.
+    pub fn give_back(&self, process: u32, device: u32, bytes: u64) {
+        self.lock().give_back(process, device, bytes);
+    }
+
+    /// Takes what a context needs.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`], after what dead processes held was collected.
+    pub fn add_context(&self, process: u32, device: u32) -> Result<(), OutOfMemory> {
+        let first = self.lock().add_context(process, device);
+        match first {
+            Ok(()) => Ok(()),
+            Err(_) => self.lock_reaped().add_context(process, device),
+        }
+    }
+
+    /// Returns what a context took.
+    pub fn remove_context(&self, process: u32, device: u32) {
+        self.lock().remove_context(process, device);
+    }
+
     /// Queues work, waiting (asleep, unlocked) for a place while the queue is full.
     ///
     /// # Errors

@@ -1,0 +1,411 @@
+//! Arrays and mipmapped arrays.
+
+use core::ffi::c_uint;
+
+use utils::driver::cuda::{self, ARRAY3D_CUBEMAP, Array3dDescriptor, ArrayDescriptor, CuResult};
+
+use crate::capture;
+use crate::context::device_of;
+use crate::ffi::{Api, In, Out, api, ensure, handle};
+use crate::memory::{self, rounded};
+use crate::state::{Driver, Inner, with, with_context};
+
+/// `CUDA_ARRAY3D_LAYERED`
+const LAYERED: c_uint = 1;
+/// Flags that are simulated: layered, surface, cubemap, gather, colour attachment.
+const FLAGS: c_uint = 0x2F;
+
+/// An array, or a level of a mipmapped one.
+pub(crate) struct Array {
+    context: u64,
+    device: u32,
+    descriptor: Array3dDescriptor,
+    base: u64,
+    size: u64,
+    /// Bytes that the device counts; 0 for a level.
+    taken: u64,
+    /// The mipmapped array that owns it.
+    owner: u64,
+}
+
+/// A mipmapped array.
+pub(crate) struct Mipmap {
+    context: u64,
+    device: u32,
+    levels: Vec<u64>,
+    base: u64,
+    size: u64,
+    taken: u64,
+}
+
+/// Bytes of one channel of a `CUarray_format`.
+fn channel_bytes(format: c_uint) -> Api<u64> {
+    match format {
+        0x01 | 0x08 => Ok(1),
+        0x02 | 0x09 | 0x10 => Ok(2),
+        0x03 | 0x0a | 0x20 => Ok(4),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+fn element_bytes(descriptor: &Array3dDescriptor) -> Api<u64> {
+    let channels = descriptor.num_channels;
+    ensure(matches!(channels, 1 | 2 | 4), CuResult::INVALID_VALUE)?;
+    Ok(channel_bytes(descriptor.format)? * u64::from(channels))
+}
+
+/// Size of one level, and of the array it would be alone.
+fn level_size(descriptor: &Array3dDescriptor, level: u32) -> Api<u64> {
+    let shrink = |length: usize| (length.max(1) as u64 >> level).max(1);
+    let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
+    let depth = if layered { descriptor.depth.max(1) as u64 } else { shrink(descriptor.depth) };
+    element_bytes(descriptor)?
+        .checked_mul(shrink(descriptor.width))
+        .and_then(|bytes| bytes.checked_mul(shrink(descriptor.height)))
+        .and_then(|bytes| bytes.checked_mul(depth))
+        .ok_or(CuResult::INVALID_VALUE)
+}
+
+fn check(descriptor: &Array3dDescriptor) -> Api {
+    ensure(descriptor.width > 0, CuResult::INVALID_VALUE)?;
+    ensure(descriptor.flags & !FLAGS == 0, CuResult::NOT_SUPPORTED)?;
+    let layered = descriptor.flags & LAYERED != 0;
+    if descriptor.flags & ARRAY3D_CUBEMAP != 0 {
+        let square = descriptor.width == descriptor.height;
+        let faces = if layered {
+            descriptor.depth > 0 && descriptor.depth % 6 == 0
+        } else {
+            descriptor.depth == 6
+        };
+        ensure(square && faces, CuResult::INVALID_VALUE)?;
+    } else if !layered {
+        // A depth without a height is no shape.
+        let shape = descriptor.depth == 0 || descriptor.height > 0;
+        ensure(shape, CuResult::INVALID_VALUE)?;
+    } else {
+        ensure(descriptor.depth > 0, CuResult::INVALID_VALUE)?;
+    }
+    element_bytes(descriptor).map(|_| ())
+}
+
+fn obtain(driver: &Driver, inner: &mut Inner, device: u32, size: u64) -> Api<(u64, u64)> {
+    capture::unsafe_call(inner)?;
+    ensure(size <= 1 << 46, CuResult::OUT_OF_MEMORY)?;
+    let taken = rounded(size);
+    memory::take(driver, inner, device, taken)?;
+    match memory::map(size, false) {
+        Ok(base) => Ok((base, taken)),
+        Err(error) => {
+            driver.node.give_back(driver.process, device, taken);
+            Err(error)
+        }
+    }
+}
+
+fn create_any(array: Out<cuda::Array>, descriptor: Array3dDescriptor) -> Api {
+    with_context(|driver, inner, context| {
+        array.required()?;
+        check(&descriptor)?;
+        let (_, device) = device_of(inner, context)?;
+        let size = level_size(&descriptor, 0)?;
+        let (base, taken) = obtain(driver, inner, device, size)?;
+        let key = inner.new_handle();
+        let made = Array { context, device, descriptor, base, size, taken, owner: 0 };
+        note(inner, &made);
+        inner.arrays.insert(key, made);
+        array.set(handle(key));
+        Ok(())
+    })
+}
+
+/// The bytes behind an array are known to copies, but are no address that could be freed.
+fn note(inner: &mut Inner, array: &Array) {
+    let allocation = memory::Allocation {
+        size: array.size,
+        taken: 0,
+        device: array.device,
+        context: 0,
+        kind: memory::Kind::Mapped { accessible: true },
+        ours: false,
+    };
+    inner.memory.insert(array.base, allocation);
+}
+
+pub(crate) extern "C" fn create(
+    array: Out<cuda::Array>,
+    descriptor: In<ArrayDescriptor>,
+) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        let flat = descriptor.get()?;
+        create_any(
+            array,
+            Array3dDescriptor {
+                width: flat.width,
+                height: flat.height,
+                depth: 0,
+                format: flat.format,
+                num_channels: flat.num_channels,
+                flags: 0,
+            },
+        )
+    })
+}
+
+pub(crate) extern "C" fn create_3d(
+    array: Out<cuda::Array>,
+    descriptor: In<Array3dDescriptor>,
+) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        create_any(array, descriptor.get()?)
+    })
+}
+
+/// The forms of CUDA 2, with 32-bit sizes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ArrayDescriptorV1 {
+    width: c_uint,
+    height: c_uint,
+    format: c_uint,
+    num_channels: c_uint,
+}
+
+/// As above.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Array3dDescriptorV1 {
+    width: c_uint,
+    height: c_uint,
+    depth: c_uint,
+    format: c_uint,
+    num_channels: c_uint,
+    flags: c_uint,
+}
+
+pub(crate) extern "C" fn create_v1(
+    array: Out<cuda::Array>,
+    descriptor: In<ArrayDescriptorV1>,
+) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        let flat = descriptor.get()?;
+        create_any(
+            array,
+            Array3dDescriptor {
+                width: flat.width as usize,
+                height: flat.height as usize,
+                depth: 0,
+                format: flat.format,
+                num_channels: flat.num_channels,
+                flags: 0,
+            },
+        )
+    })
+}
+
+pub(crate) extern "C" fn create_3d_v1(
+    array: Out<cuda::Array>,
+    descriptor: In<Array3dDescriptorV1>,
+) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        let old = descriptor.get()?;
+        create_any(
+            array,
+            Array3dDescriptor {
+                width: old.width as usize,
+                height: old.height as usize,
+                depth: old.depth as usize,
+                format: old.format,
+                num_channels: old.num_channels,
+                flags: old.flags,
+            },
+        )
+    })
+}
+
+fn release(driver: &Driver, inner: &mut Inner, array: Array) {
+    inner.memory.remove(&array.base);
+    if array.owner == 0 {
+        driver.node.give_back(driver.process, array.device, array.taken);
+        memory::unmap(array.base, array.size);
+    }
+}
+
+pub(crate) extern "C" fn destroy(array: cuda::Array) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let key = array as u64;
+            let found = inner.arrays.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
+            ensure(found.owner == 0, CuResult::INVALID_HANDLE)?;
+            capture::unsafe_call(inner)?;
+            if let Some(found) = inner.arrays.remove(&key) {
+                release(driver, inner, found);
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn descriptor(
+    descriptor: Out<ArrayDescriptor>,
+    array: cuda::Array,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            descriptor.required()?;
+            let found = inner.arrays.get(&(array as u64)).ok_or(CuResult::INVALID_HANDLE)?;
+            let full = &found.descriptor;
+            descriptor.set(ArrayDescriptor {
+                width: full.width,
+                height: full.height,
+                format: full.format,
+                num_channels: full.num_channels,
+            });
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn descriptor_3d(
+    descriptor: Out<Array3dDescriptor>,
+    array: cuda::Array,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            descriptor.required()?;
+            let found = inner.arrays.get(&(array as u64)).ok_or(CuResult::INVALID_HANDLE)?;
+            descriptor.set(found.descriptor);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn create_mipmap(
+    mipmap: Out<cuda::MipmappedArray>,
+    descriptor: In<Array3dDescriptor>,
+    levels: c_uint,
+) -> CuResult {
+    api(|| {
+        with_context(|driver, inner, context| {
+            mipmap.required()?;
+            let descriptor = descriptor.get()?;
+            check(&descriptor)?;
+            ensure(levels > 0, CuResult::INVALID_VALUE)?;
+            let longest = if descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0 {
+                descriptor.width.max(descriptor.height)
+            } else {
+                descriptor.width.max(descriptor.height).max(descriptor.depth)
+            };
+            let levels = levels.min(1 + longest.ilog2());
+            let mut sizes = Vec::new();
+            for level in 0..levels {
+                sizes.push(level_size(&descriptor, level)?);
+            }
+            let size = sizes.iter().try_fold(0_u64, |sum, &own| {
+                sum.checked_add(memory::round_up(own, 512)).ok_or(CuResult::INVALID_VALUE)
+            })?;
+            let (_, device) = device_of(inner, context)?;
+            let (base, taken) = obtain(driver, inner, device, size)?;
+            let key = inner.new_handle();
+            let mut at = base;
+            let mut handles = Vec::new();
+            for (level, &own) in sizes.iter().enumerate() {
+                let shrink = |length: usize| {
+                    if length == 0 { 0 } else { (length >> level).max(1) }
+                };
+                let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
+                let depth = if layered { descriptor.depth } else { shrink(descriptor.depth) };
+                let level = Array {
+                    context,
+                    device,
+                    descriptor: Array3dDescriptor {
+                        width: shrink(descriptor.width),
+                        height: shrink(descriptor.height),
+                        depth,
+                        ..descriptor
+                    },
+                    base: at,
+                    size: own,
+                    taken: 0,
+                    owner: key,
+                };
+                at += memory::round_up(own, 512);
+                note(inner, &level);
+                let level_key = inner.new_handle();
+                inner.arrays.insert(level_key, level);
+                handles.push(level_key);
+            }
+            let made = Mipmap { context, device, levels: handles, base, size, taken };
+            inner.mipmaps.insert(key, made);
+            mipmap.set(handle(key));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn mipmap_level(
+    array: Out<cuda::Array>,
+    mipmap: cuda::MipmappedArray,
+    level: c_uint,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            array.required()?;
+            let found = inner.mipmaps.get(&(mipmap as u64)).ok_or(CuResult::INVALID_HANDLE)?;
+            let &key = found.levels.get(level as usize).ok_or(CuResult::INVALID_VALUE)?;
+            array.set(handle(key));
+            Ok(())
+        })
+    })
+}
+
+fn release_mipmap(driver: &Driver, inner: &mut Inner, mipmap: Mipmap) {
+    for level in mipmap.levels {
+        if let Some(found) = inner.arrays.remove(&level) {
+            release(driver, inner, found);
+        }
+    }
+    driver.node.give_back(driver.process, mipmap.device, mipmap.taken);
+    memory::unmap(mipmap.base, mipmap.size);
+}
+
+pub(crate) extern "C" fn destroy_mipmap(mipmap: cuda::MipmappedArray) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let key = mipmap as u64;
+            ensure(inner.mipmaps.contains_key(&key), CuResult::INVALID_HANDLE)?;
+            capture::unsafe_call(inner)?;
+            if let Some(found) = inner.mipmaps.remove(&key) {
+                release_mipmap(driver, inner, found);
+            }
+            Ok(())
+        })
+    })
+}
+
+/// Base address and row length in bytes, for copies.
+pub(crate) fn rows(inner: &Inner, array: u64) -> Api<(u64, u64)> {
+    let found = inner.arrays.get(&array).ok_or(CuResult::INVALID_HANDLE)?;
+    Ok((found.base, found.descriptor.width as u64 * element_bytes(&found.descriptor)?))
+}
+
+/// A context goes away with its arrays.
+pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
+    let mipmaps: Vec<u64> =
+        inner.mipmaps.iter().filter(|(_, m)| m.context == context).map(|(&k, _)| k).collect();
+    for key in mipmaps {
+        if let Some(found) = inner.mipmaps.remove(&key) {
+            release_mipmap(driver, inner, found);
+        }
+    }
+    let arrays: Vec<u64> =
+        inner.arrays.iter().filter(|(_, a)| a.context == context).map(|(&k, _)| k).collect();
+    for key in arrays {
+        if let Some(found) = inner.arrays.remove(&key) {
+            release(driver, inner, found);
+        }
+    }
+}

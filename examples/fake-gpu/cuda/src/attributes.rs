@@ -1,0 +1,70 @@
+//! What the fake device says of itself: about an H200.
+
+use core::ffi::{c_int, c_uint};
+
+use fake_node::identity;
+
+/// Streaming multiprocessors.
+pub(crate) const MULTIPROCESSORS: c_int = 132;
+/// Threads that one of them holds.
+pub(crate) const THREADS_PER_MULTIPROCESSOR: c_int = 2048;
+/// Blocks that one of them holds.
+pub(crate) const BLOCKS_PER_MULTIPROCESSOR: c_int = 32;
+/// Threads in a block.
+pub(crate) const THREADS_PER_BLOCK: c_int = 1024;
+/// Shared memory that a block can have.
+pub(crate) const SHARED_OPTIN: c_int = 232_448;
+/// Compute capability.
+pub(crate) const COMPUTE_MAJOR: c_int = 9;
+/// Compute capability.
+pub(crate) const COMPUTE_MINOR: c_int = 0;
+/// Number of the first attribute that does not exist.
+const END: c_uint = 149;
+
+/// `CUdevice_attribute` -> value; `None` for a number that is none.
+pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
+    Some(match attribute {
+        0 => return None,
+        1 => THREADS_PER_BLOCK,
+        2 | 3 => 1024,
+        4 => 64,
+        5 => c_int::MAX,
+        6 | 7 => 65_535,
+        8 => 49_152,
+        9 => 65_536,
+        10 => 32,
+        11 => c_int::MAX,
+        12 => 65_536,
+        13 => 1_980_000,
+        14 => 512,
+        16 => MULTIPROCESSORS,
+        21..=26 => 16_384,
+        27 | 28 => 32_768,
+        29 => 2_048,
+        30 => 512,
+        33 => identity::pci_bus(device) as c_int,
+        36 => 3_201_000,
+        37 => 6_144,
+        38 => 62_914_560,
+        39 => THREADS_PER_MULTIPROCESSOR,
+        40 => 3,
+        51 => 32,
+        69 => 268_435_456,
+        75 => COMPUTE_MAJOR,
+        76 => COMPUTE_MINOR,
+        81 => 233_472,
+        82 => 65_536,
+        97 => SHARED_OPTIN,
+        106 => BLOCKS_PER_MULTIPROCESSOR,
+        108 => 39_321_600,
+        109 => 134_213_632,
+        111 => 1_024,
+        126 => 4,
+        134 | 131 => -1,
+        // What it can do: copies beside kernels, several kernels, host mapping, unified addresses,
+        // priorities, managed memory, cooperative launches, virtual memory, pools, clusters.
+        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 96 | 99 | 102 | 115 | 120 => 1,
+        other if other < END => 0,
+        _ => return None,
+    })
+}

@@ -1,0 +1,378 @@
+//! Graphs: nodes and their order.
+
+use core::ffi::{c_int, c_uint};
+
+use utils::driver::cuda::{
+    self, CuResult, GraphNodeParams, KernelNodeParams, MemAllocNodeParams, NODE_KERNEL,
+    NODE_MEM_ALLOC, NODE_MEM_FREE,
+};
+
+use crate::copy::Transfer;
+use crate::ffi::{Api, In, Out, api, ensure, handle};
+use crate::graph_exec;
+use crate::launch;
+use crate::state::{Inner, driver, with};
+
+/// `CU_GRAPH_NODE_TYPE_EMPTY`
+const NODE_EMPTY: c_uint = 5;
+
+/// What a node does.
+#[derive(Clone)]
+pub(crate) enum Work {
+    Empty,
+    /// Holds the device for so many nanoseconds.
+    Kernel(u64),
+    Transfer(Transfer),
+    /// Makes memory at this address usable.
+    Alloc(u64),
+    /// Ends its use.
+    Free(u64),
+    /// Another graph's nodes.
+    Child(Vec<Work>),
+}
+
+pub(crate) struct Node {
+    pub(crate) work: Work,
+    pub(crate) after: Vec<usize>,
+    pub(crate) handle: u64,
+}
+
+/// A graph; nodes are in an order that respects their dependencies.
+#[derive(Default)]
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<Node>,
+}
+
+/// Adds a node and returns its index.
+pub(crate) fn add_node(inner: &mut Inner, graph: u64, work: Work, after: &[usize]) -> Api<usize> {
+    let handle = inner.new_handle();
+    let found = inner.graphs.get_mut(&graph).ok_or(CuResult::INVALID_VALUE)?;
+    let index = found.nodes.len();
+    found.nodes.push(Node { work, after: after.to_vec(), handle });
+    inner.nodes.insert(handle, (graph, index));
+    Ok(index)
+}
+
+/// Whether every node of `tips` comes before one of `from` (or is one).
+pub(crate) fn reaches_all(inner: &Inner, graph: u64, from: &[usize], tips: &[usize]) -> bool {
+    let Some(found) = inner.graphs.get(&graph) else { return false };
+    let mut seen = vec![false; found.nodes.len()];
+    let mut todo = from.to_vec();
+    while let Some(index) = todo.pop() {
+        if !core::mem::replace(&mut seen[index], true) {
+            todo.extend(&found.nodes[index].after);
+        }
+    }
+    tips.iter().all(|&tip| seen[tip])
+}
+
+/// Forgets a graph.
+pub(crate) fn remove(inner: &mut Inner, graph: u64) -> Option<Graph> {
+    let found = inner.graphs.remove(&graph)?;
+    for node in &found.nodes {
+        inner.nodes.remove(&node.handle);
+    }
+    Some(found)
+}
+
+/// The indices of the nodes that a caller names.
+fn dependencies(
+    inner: &Inner,
+    graph: u64,
+    nodes: In<cuda::GraphNode>,
+    count: usize,
+) -> Api<Vec<usize>> {
+    ensure(inner.graphs.contains_key(&graph), CuResult::INVALID_VALUE)?;
+    ensure(count == 0 || !nodes.is_null(), CuResult::INVALID_VALUE)?;
+    nodes
+        .list(count)?
+        .into_iter()
+        .map(|node| match inner.nodes.get(&(node as u64)) {
+            Some(&(of, index)) if of == graph => Ok(index),
+            _ => Err(CuResult::INVALID_VALUE),
+        })
+        .collect()
+}
+
+fn add(
+    inner: &mut Inner,
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: (In<cuda::GraphNode>, usize),
+    work: impl FnOnce(&mut Inner) -> Api<Work>,
+) -> Api {
+    node.required()?;
+    let graph = graph as u64;
+    let after = dependencies(inner, graph, after.0, after.1)?;
+    let work = work(inner)?;
+    let index = add_node(inner, graph, work, &after)?;
+    node.set(handle(inner.graphs[&graph].nodes[index].handle));
+    Ok(())
+}
+
+pub(crate) extern "C" fn create(graph: Out<cuda::Graph>, flags: c_uint) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            graph.required()?;
+            ensure(flags == 0, CuResult::INVALID_VALUE)?;
+            let key = inner.new_handle();
+            inner.graphs.insert(key, Graph::default());
+            graph.set(handle(key));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn destroy(graph: cuda::Graph) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let found = remove(inner, graph as u64).ok_or(CuResult::INVALID_VALUE)?;
+            for node in &found.nodes {
+                graph_exec::disown(driver, inner, &node.work);
+            }
+            Ok(())
+        })
+    })
+}
+
+fn kernel_work(inner: &Inner, params: &KernelNodeParams) -> Api<Work> {
+    let function = if params.function.is_null() { params.kernel } else { params.function };
+    let shape =
+        launch::Shape { grid: params.grid, block: params.block, shared: params.shared_mem_bytes };
+    let arguments = launch::Arguments {
+        params: In::from_address(params.kernel_params as u64),
+        extra: In::from_address(params.extra as u64),
+    };
+    launch::duration(inner, function as u64, &shape, &arguments).map(Work::Kernel)
+}
+
+/// `CUDA_KERNEL_NODE_PARAMS_v1`: without kernel and context.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct KernelNodeParamsV1 {
+    function: cuda::Function,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    params: *mut *mut core::ffi::c_void,
+    extra: *mut *mut core::ffi::c_void,
+}
+
+pub(crate) extern "C" fn add_kernel_v1(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    params: In<KernelNodeParamsV1>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            let params = params.get()?;
+            let full = KernelNodeParams {
+                function: params.function,
+                grid: params.grid,
+                block: params.block,
+                shared_mem_bytes: params.shared,
+                kernel_params: params.params,
+                extra: params.extra,
+                kernel: core::ptr::null_mut(),
+                context: core::ptr::null_mut(),
+            };
+            add(inner, node, graph, (after, count), |inner| kernel_work(inner, &full))
+        })
+    })
+}
+
+pub(crate) extern "C" fn add_kernel(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    params: In<KernelNodeParams>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            let params = params.get()?;
+            add(inner, node, graph, (after, count), |inner| kernel_work(inner, &params))
+        })
+    })
+}
+
+pub(crate) extern "C" fn add_empty(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+) -> CuResult {
+    api(|| with(|_, inner| add(inner, node, graph, (after, count), |_| Ok(Work::Empty))))
+}
+
+pub(crate) extern "C" fn add_child(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    child: cuda::Graph,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            add(inner, node, graph, (after, count), |inner| {
+                let found = inner.graphs.get(&(child as u64)).ok_or(CuResult::INVALID_VALUE)?;
+                let works: Vec<Work> = found.nodes.iter().map(|n| n.work.clone()).collect();
+                let memory = |work: &Work| matches!(work, Work::Alloc(_) | Work::Free(_));
+                ensure(!works.iter().any(memory), CuResult::NOT_SUPPORTED)?;
+                Ok(Work::Child(works))
+            })
+        })
+    })
+}
+
+fn add_alloc_with(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: (In<cuda::GraphNode>, usize),
+    params: &mut MemAllocNodeParams,
+) -> Api {
+    with(|driver, inner| {
+        let mut address = 0;
+        add(inner, node, graph, after, |inner| {
+            address = graph_exec::reserve(driver, inner, params)?;
+            Ok(Work::Alloc(address))
+        })?;
+        params.dptr = address;
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn add_alloc(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    params: Out<MemAllocNodeParams>,
+) -> CuResult {
+    api(|| {
+        driver()?;
+        let mut wanted = params.get()?;
+        add_alloc_with(node, graph, (after, count), &mut wanted)?;
+        params.set(wanted);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn add_free(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    address: cuda::DevicePtr,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            add(inner, node, graph, (after, count), |inner| {
+                graph_exec::is_graph_memory(inner, address)?;
+                Ok(Work::Free(address))
+            })
+        })
+    })
+}
+
+fn add_any(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: (In<cuda::GraphNode>, usize),
+    params: Out<GraphNodeParams>,
+) -> Api {
+    driver()?;
+    let mut wanted = params.get()?;
+    match wanted.kind {
+        NODE_KERNEL => {
+            // SAFETY: `kind` says that the caller filled this member.
+            let kernel = unsafe { wanted.body.kernel };
+            with(|_, inner| add(inner, node, graph, after, |inner| kernel_work(inner, &kernel)))
+        }
+        NODE_EMPTY => with(|_, inner| add(inner, node, graph, after, |_| Ok(Work::Empty))),
+        NODE_MEM_ALLOC => {
+            // SAFETY: `kind` says that the caller filled this member.
+            let mut alloc = unsafe { wanted.body.alloc };
+            add_alloc_with(node, graph, after, &mut alloc)?;
+            wanted.body.alloc = alloc;
+            params.set(wanted);
+            Ok(())
+        }
+        NODE_MEM_FREE => {
+            // SAFETY: `kind` says that the caller filled this member.
+            let address = unsafe { wanted.body.free };
+            with(|_, inner| {
+                add(inner, node, graph, after, |inner| {
+                    graph_exec::is_graph_memory(inner, address)?;
+                    Ok(Work::Free(address))
+                })
+            })
+        }
+        _ => Err(CuResult::NOT_SUPPORTED),
+    }
+}
+
+pub(crate) extern "C" fn add_node_v1(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    params: Out<GraphNodeParams>,
+) -> CuResult {
+    api(|| add_any(node, graph, (after, count), params))
+}
+
+pub(crate) extern "C" fn add_node_v2(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    _edges: In<u64>,
+    count: usize,
+    params: Out<GraphNodeParams>,
+) -> CuResult {
+    api(|| add_any(node, graph, (after, count), params))
+}
+
+pub(crate) extern "C" fn nodes(
+    graph: cuda::Graph,
+    nodes: Out<cuda::GraphNode>,
+    count: Out<usize>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            let found = inner.graphs.get(&(graph as u64)).ok_or(CuResult::INVALID_VALUE)?;
+            if nodes.is_null() {
+                count.required()?.set(found.nodes.len());
+                return Ok(());
+            }
+            let room = count.get()?;
+            for index in 0..room {
+                let node = found.nodes.get(index).map_or(0, |node| node.handle);
+                nodes.set_at(index, handle(node));
+            }
+            count.set(room.min(found.nodes.len()));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn node_type(node: cuda::GraphNode, kind: Out<c_int>) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            kind.required()?;
+            let &(graph, index) = inner.nodes.get(&(node as u64)).ok_or(CuResult::INVALID_VALUE)?;
+            kind.set(match &inner.graphs[&graph].nodes[index].work {
+                Work::Kernel(_) => 0,
+                Work::Transfer(Transfer::Copy { .. }) => 1,
+                Work::Transfer(Transfer::Fill { .. }) => 2,
+                Work::Child(_) => 4,
+                Work::Empty => 5,
+                Work::Alloc(_) => 10,
+                Work::Free(_) => 11,
+            });
+            Ok(())
+        })
+    })
+}

@@ -1,0 +1,317 @@
+//! Device memory: the table of allocations, linear memory, and what is left.
+//!
+//! Addresses are real: every allocation is mapped (without reserving host memory), so that copies
+//! move bytes. What the device counts is what the real driver would take, not what was asked for.
+
+use core::ffi::{c_uint, c_void};
+
+use utils::driver::cuda::{CuResult, DevicePtr};
+
+use crate::context::device_of;
+use crate::ffi::{Api, Out, api, ensure};
+use crate::state::{Driver, Inner, with, with_context};
+use crate::{capture, graph_exec, managed, pool};
+
+/// Allocations from here on are taken in multiples of [`GRANULE`].
+const LARGE: u64 = 1 << 20;
+/// Granularity of smaller ones.
+const SMALL_GRANULE: u64 = 512;
+/// Granularity of device memory.
+pub(crate) const GRANULE: u64 = 2 << 20;
+/// Rows of pitched memory start at multiples of this.
+const PITCH: usize = 512;
+/// Nothing is as large as this.
+const LARGEST: u64 = 1 << 46;
+
+/// Where an allocation comes from, and so how it is freed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Linear,
+    /// Counted on the device only while it is resident there.
+    Managed {
+        resident: bool,
+    },
+    /// From this pool.
+    Pool(u64),
+    /// Of an allocation node; `owners` counts the graphs that can make it live.
+    Graph {
+        live: bool,
+        owners: u32,
+    },
+    Host,
+    Registered,
+    /// A mapped physical allocation of the virtual memory functions.
+    Mapped {
+        accessible: bool,
+    },
+}
+
+/// A piece of memory that the driver knows.
+#[derive(Clone, Copy)]
+pub(crate) struct Allocation {
+    /// Bytes asked for.
+    pub(crate) size: u64,
+    /// Bytes that the device counts for it.
+    pub(crate) taken: u64,
+    /// Device of the node.
+    pub(crate) device: u32,
+    pub(crate) context: u64,
+    pub(crate) kind: Kind,
+    /// Whether the driver made the mapping.
+    pub(crate) ours: bool,
+}
+
+/// The next multiple of `granule`.
+pub(crate) fn round_up(size: u64, granule: u64) -> u64 {
+    size.div_ceil(granule) * granule
+}
+
+/// What the driver takes for an allocation of `size` bytes.
+pub(crate) fn rounded(size: u64) -> u64 {
+    round_up(size, if size < LARGE { SMALL_GRANULE } else { GRANULE })
+}
+
+/// Maps fresh memory; `low` below 4 GiB, for the functions with 32-bit addresses.
+pub(crate) fn map(size: u64, low: bool) -> Api<u64> {
+    ensure(size <= LARGEST, CuResult::OUT_OF_MEMORY)?;
+    let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    if low {
+        flags |= libc::MAP_32BIT;
+    }
+    // SAFETY: a new anonymous mapping at an address of the system's choice.
+    let address = unsafe {
+        libc::mmap(
+            core::ptr::null_mut(),
+            size as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    ensure(address != libc::MAP_FAILED, CuResult::OUT_OF_MEMORY)?;
+    Ok(address as u64)
+}
+
+/// Ends a mapping made by [`map`].
+pub(crate) fn unmap(base: u64, size: u64) {
+    // SAFETY: the table of allocations says that this range is the driver's own mapping; whoever
+    // uses it after freeing it has broken the driver API's rules.
+    unsafe { libc::munmap(base as *mut c_void, size as usize) };
+}
+
+/// Takes bytes of a device, after giving up what this process can spare if need be.
+pub(crate) fn take(driver: &Driver, inner: &mut Inner, device: u32, bytes: u64) -> Api {
+    if bytes == 0 || driver.node.take(driver.process, device, bytes).is_ok() {
+        return Ok(());
+    }
+    reclaim(driver, inner, device);
+    driver.node.take(driver.process, device, bytes).map_err(|_| CuResult::OUT_OF_MEMORY)
+}
+
+/// Gives back what this process holds on a device without needing it: unused reservations of pools
+/// and graphs, and managed memory, which can live on the host.
+pub(crate) fn reclaim(driver: &Driver, inner: &mut Inner, device: u32) {
+    pool::trim_all(driver, inner, device);
+    graph_exec::trim(driver, inner, device);
+    managed::evict(driver, inner, device);
+}
+
+/// The allocation that holds an address, with its base.
+pub(crate) fn find(inner: &Inner, address: u64) -> Option<(u64, &Allocation)> {
+    let (&base, found) = inner.memory.range(..=address).next_back()?;
+    (address < base + found.size).then_some((base, found))
+}
+
+fn allocate(size: u64, low: bool) -> Api<u64> {
+    with_context(|driver, inner, context| {
+        ensure(size > 0, CuResult::INVALID_VALUE)?;
+        capture::unsafe_call(inner)?;
+        let (_, device) = device_of(inner, context)?;
+        let taken = rounded(size.min(LARGEST));
+        ensure(size <= LARGEST, CuResult::OUT_OF_MEMORY)?;
+        take(driver, inner, device, taken)?;
+        let base = match map(size, low) {
+            Ok(base) => base,
+            Err(error) => {
+                driver.node.give_back(driver.process, device, taken);
+                return Err(error);
+            }
+        };
+        let allocation =
+            Allocation { size, taken, device, context, kind: Kind::Linear, ours: true };
+        inner.memory.insert(base, allocation);
+        Ok(base)
+    })
+}
+
+pub(crate) extern "C" fn alloc(address: Out<DevicePtr>, size: usize) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        address.required()?.set(allocate(size as u64, false)?);
+        Ok(())
+    })
+}
+
+/// The form of CUDA 2, with 32-bit addresses.
+pub(crate) extern "C" fn alloc_v1(address: Out<c_uint>, size: c_uint) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        address.required()?.set(allocate(u64::from(size), true)? as c_uint);
+        Ok(())
+    })
+}
+
+fn allocate_pitch(width: usize, height: usize, element: c_uint, low: bool) -> Api<(u64, usize)> {
+    crate::state::driver()?;
+    ensure(matches!(element, 4 | 8 | 16), CuResult::INVALID_VALUE)?;
+    ensure(width > 0 && height > 0, CuResult::INVALID_VALUE)?;
+    let pitch = width.checked_next_multiple_of(PITCH).ok_or(CuResult::INVALID_VALUE)?;
+    let size = pitch.checked_mul(height).ok_or(CuResult::OUT_OF_MEMORY)?;
+    Ok((allocate(size as u64, low)?, pitch))
+}
+
+pub(crate) extern "C" fn alloc_pitch(
+    address: Out<DevicePtr>,
+    pitch: Out<usize>,
+    width: usize,
+    height: usize,
+    element: c_uint,
+) -> CuResult {
+    api(|| {
+        address.required()?;
+        pitch.required()?;
+        let (base, row) = allocate_pitch(width, height, element, false)?;
+        address.set(base);
+        pitch.set(row);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn alloc_pitch_v1(
+    address: Out<c_uint>,
+    pitch: Out<c_uint>,
+    width: c_uint,
+    height: c_uint,
+    element: c_uint,
+) -> CuResult {
+    api(|| {
+        address.required()?;
+        pitch.required()?;
+        let (base, row) = allocate_pitch(width as usize, height as usize, element, true)?;
+        address.set(base as c_uint);
+        pitch.set(row as c_uint);
+        Ok(())
+    })
+}
+
+/// Takes an allocation out of the table and returns its bytes.
+pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
+    let Some(found) = inner.memory.remove(&base) else { return };
+    match found.kind {
+        Kind::Linear | Kind::Managed { resident: true } => {
+            driver.node.give_back(driver.process, found.device, found.taken);
+        }
+        Kind::Pool(key) => pool::returned(inner, key, found.taken),
+        _ => {}
+    }
+    if found.ours {
+        unmap(base, found.size);
+    }
+}
+
+fn release(address: u64) -> Api {
+    with(|driver, inner| {
+        if address == 0 {
+            return Ok(());
+        }
+        let kind = inner.memory.get(&address).map(|found| found.kind);
+        match kind {
+            Some(Kind::Linear | Kind::Managed { .. } | Kind::Pool(_)) => {
+                capture::unsafe_call(inner)?;
+                discard(driver, inner, address);
+                Ok(())
+            }
+            Some(Kind::Graph { .. }) => {
+                capture::unsafe_call(inner)?;
+                graph_exec::free(inner, address)
+            }
+            _ => Err(CuResult::INVALID_VALUE),
+        }
+    })
+}
+
+pub(crate) extern "C" fn free(address: DevicePtr) -> CuResult {
+    api(|| release(address))
+}
+
+pub(crate) extern "C" fn free_v1(address: c_uint) -> CuResult {
+    api(|| release(u64::from(address)))
+}
+
+fn info_now() -> Api<(u64, u64)> {
+    with_context(|driver, inner, context| {
+        let (_, device) = device_of(inner, context)?;
+        let free = driver.node.lock_reaped().free_memory(device);
+        Ok((free, driver.node.config().memory))
+    })
+}
+
+pub(crate) extern "C" fn info(free: Out<usize>, total: Out<usize>) -> CuResult {
+    api(|| {
+        let (left, all) = info_now()?;
+        free.required()?;
+        total.required()?;
+        free.set(left as usize);
+        total.set(all as usize);
+        Ok(())
+    })
+}
+
+/// The form of CUDA 2: what does not fit into 32 bits shows as the largest value.
+pub(crate) extern "C" fn info_v1(free: Out<c_uint>, total: Out<c_uint>) -> CuResult {
+    api(|| {
+        let (left, all) = info_now()?;
+        free.required()?;
+        total.required()?;
+        free.set(u32::try_from(left).unwrap_or(u32::MAX));
+        total.set(u32::try_from(all).unwrap_or(u32::MAX));
+        Ok(())
+    })
+}
+
+/// A context goes away with what was allocated in it.
+pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
+    let gone: Vec<u64> = inner
+        .memory
+        .iter()
+        .filter(|(_, found)| {
+            found.context == context
+                && !matches!(found.kind, Kind::Mapped { .. } | Kind::Graph { .. })
+        })
+        .map(|(&base, _)| base)
+        .collect();
+    for base in gone {
+        discard(driver, inner, base);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_what_the_driver_takes() {
+        for (asked, taken) in [
+            (1, 512),
+            (512, 512),
+            (513, 1024),
+            (LARGE - 1, LARGE),
+            (LARGE, GRANULE),
+            (GRANULE, GRANULE),
+            (GRANULE + 1, 2 * GRANULE),
+        ] {
+            assert_eq!(rounded(asked), taken, "{asked}");
+        }
+    }
+}

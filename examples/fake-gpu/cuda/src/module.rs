@@ -1,0 +1,413 @@
+//! Modules, libraries and the kernels in them. An image is PTX text; a kernel is known by its
+//! `.entry` alone.
+
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::CString;
+
+use utils::driver::cuda::{self, CuResult, Device};
+
+use crate::attributes;
+use crate::capture;
+use crate::ffi::{Api, In, Out, Text, api, ensure, handle};
+use crate::ptx::{self, Entry};
+use crate::state::{Inner, driver, with, with_context};
+
+/// A module (of one context) or a library (`context` 0).
+pub(crate) struct Module {
+    pub(crate) context: u64,
+    entries: Vec<Entry>,
+    /// Handles that were given out, by entry.
+    functions: Vec<u64>,
+    /// For a library: the modules that stand for it, by context.
+    library: bool,
+}
+
+/// A kernel, of a module or of a library.
+pub(crate) struct Function {
+    pub(crate) context: u64,
+    pub(crate) module: u64,
+    pub(crate) timed: bool,
+    pub(crate) params: Vec<(usize, usize)>,
+    pub(crate) max_dynamic_shared: c_int,
+    name: CString,
+    /// What the functions of CUDA 2 (`cuFuncSetBlockShape`, `cuParamSet*`) have set.
+    pub(crate) block: [c_uint; 3],
+    pub(crate) shared: c_uint,
+    pub(crate) buffer: Vec<u8>,
+}
+
+fn load(inner: &mut Inner, image: Text, context: u64) -> Api<u64> {
+    let text = image.bytes()?;
+    let text = String::from_utf8(text).map_err(|_| CuResult::INVALID_IMAGE)?;
+    let entries = ptx::entries(&text).ok_or(CuResult::INVALID_IMAGE)?;
+    let functions = vec![0; entries.len()];
+    let key = inner.new_handle();
+    inner.modules.insert(key, Module { context, entries, functions, library: context == 0 });
+    Ok(key)
+}
+
+pub(crate) extern "C" fn load_data(module: Out<cuda::Module>, image: Text) -> CuResult {
+    api(|| {
+        with_context(|_, inner, context| {
+            module.required()?;
+            capture::unsafe_call(inner)?;
+            module.set(handle(load(inner, image, context)?));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn load_data_ex(
+    module: Out<cuda::Module>,
+    image: Text,
+    count: c_uint,
+    options: In<c_uint>,
+    _values: In<*mut c_void>,
+) -> CuResult {
+    if count > 0 && options.is_null() {
+        return CuResult::INVALID_VALUE;
+    }
+    load_data(module, image)
+}
+
+pub(crate) extern "C" fn unload(module: cuda::Module) -> CuResult {
+    api(|| remove(module, false))
+}
+
+pub(crate) extern "C" fn unload_library(library: cuda::Module) -> CuResult {
+    api(|| remove(library, true))
+}
+
+fn remove(module: cuda::Module, library: bool) -> Api {
+    with(|_, inner| {
+        let key = module as u64;
+        let found = inner.modules.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
+        ensure(found.library == library, CuResult::INVALID_HANDLE)?;
+        inner.modules.remove(&key);
+        inner.functions.retain(|_, function| function.module != key);
+        Ok(())
+    })
+}
+
+fn function(inner: &mut Inner, module: cuda::Module, name: Text, library: bool) -> Api<u64> {
+    let key = module as u64;
+    let name = name.bytes()?;
+    let found = inner.modules.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
+    ensure(found.library == library, CuResult::INVALID_HANDLE)?;
+    let index = found
+        .entries
+        .iter()
+        .position(|entry| entry.name.as_bytes() == name)
+        .ok_or(CuResult::NOT_FOUND)?;
+    if found.functions[index] != 0 {
+        return Ok(found.functions[index]);
+    }
+    let (context, entry) = (found.context, found.entries[index].clone());
+    let function = inner.new_handle();
+    inner.functions.insert(
+        function,
+        Function {
+            context,
+            module: key,
+            timed: entry.timed,
+            params: entry.params,
+            max_dynamic_shared: 49_152,
+            name: CString::new(entry.name).unwrap_or_default(),
+            block: [1; 3],
+            shared: 0,
+            buffer: Vec::new(),
+        },
+    );
+    if let Some(found) = inner.modules.get_mut(&key) {
+        found.functions[index] = function;
+    }
+    Ok(function)
+}
+
+pub(crate) extern "C" fn get_function(
+    to: Out<cuda::Function>,
+    module: cuda::Module,
+    name: Text,
+) -> CuResult {
+    api(|| {
+        with_context(|_, inner, _| {
+            to.required()?;
+            to.set(handle(function(inner, module, name, false)?));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn function_count(count: Out<c_uint>, module: cuda::Module) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            count.required()?;
+            let found = inner.modules.get(&(module as u64)).ok_or(CuResult::INVALID_HANDLE)?;
+            count.set(found.entries.len() as c_uint);
+            Ok(())
+        })
+    })
+}
+
+/// Images hold no global variables that anything could use here.
+pub(crate) extern "C" fn get_global(
+    _address: Out<u64>,
+    _size: Out<usize>,
+    module: cuda::Module,
+    name: Text,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            name.bytes()?;
+            let known = inner.modules.contains_key(&(module as u64));
+            ensure(known, CuResult::INVALID_HANDLE)?;
+            Err(CuResult::NOT_FOUND)
+        })
+    })
+}
+
+pub(crate) extern "C" fn loading_mode(mode: Out<c_uint>) -> CuResult {
+    api(|| {
+        driver()?;
+        mode.required()?.set(1);
+        Ok(())
+    })
+}
+
+/// `cuLibraryLoadData`; options are accepted and have no effect.
+#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
+pub(crate) extern "C" fn load_library(
+    library: Out<cuda::Module>,
+    image: Text,
+    _jit_options: In<c_uint>,
+    _jit_values: In<*mut c_void>,
+    _jit_count: c_uint,
+    _options: In<c_uint>,
+    _values: In<*mut c_void>,
+    _count: c_uint,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            library.required()?;
+            library.set(handle(load(inner, image, 0)?));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn library_kernel(
+    to: Out<cuda::Function>,
+    library: cuda::Module,
+    name: Text,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            to.required()?;
+            to.set(handle(function(inner, library, name, true)?));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn library_kernel_count(
+    count: Out<c_uint>,
+    library: cuda::Module,
+) -> CuResult {
+    function_count(count, library)
+}
+
+/// A kernel is used as a function in any context: the handle is the same.
+pub(crate) extern "C" fn kernel_function(
+    to: Out<cuda::Function>,
+    kernel: cuda::Function,
+) -> CuResult {
+    api(|| {
+        with_context(|_, inner, _| {
+            to.required()?;
+            known(inner, kernel)?;
+            to.set(kernel);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn kernel_library(to: Out<cuda::Module>, kernel: cuda::Function) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            to.required()?;
+            to.set(handle(known(inner, kernel)?.module));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) fn known(inner: &mut Inner, function: cuda::Function) -> Api<&mut Function> {
+    inner.functions.get_mut(&(function as u64)).ok_or(CuResult::INVALID_HANDLE)
+}
+
+pub(crate) extern "C" fn function_module(
+    to: Out<cuda::Module>,
+    function: cuda::Function,
+) -> CuResult {
+    kernel_library(to, function)
+}
+
+/// The text lives as long as the kernel's module.
+pub(crate) extern "C" fn function_name(
+    to: Out<*const c_char>,
+    function: cuda::Function,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            to.required()?;
+            to.set(known(inner, function)?.name.as_ptr());
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn param_info(
+    function: cuda::Function,
+    index: usize,
+    offset: Out<usize>,
+    size: Out<usize>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            offset.required()?;
+            let params = &known(inner, function)?.params;
+            let &(at, bytes) = params.get(index).ok_or(CuResult::INVALID_VALUE)?;
+            offset.set(at);
+            size.set(bytes);
+            Ok(())
+        })
+    })
+}
+
+fn attribute(inner: &mut Inner, attribute: c_uint, function: cuda::Function) -> Api<c_int> {
+    let function = known(inner, function)?;
+    Ok(match attribute {
+        0 => attributes::THREADS_PER_BLOCK,
+        4 => 16,
+        5 | 6 => 90,
+        8 => function.max_dynamic_shared,
+        9 => -1,
+        1..=3 | 7 | 10..=15 => 0,
+        _ => return Err(CuResult::INVALID_VALUE),
+    })
+}
+
+fn set_attribute(inner: &mut Inner, attribute: c_uint, value: c_int, f: cuda::Function) -> Api {
+    let function = known(inner, f)?;
+    match attribute {
+        8 => {
+            let fits = (0..=attributes::SHARED_OPTIN).contains(&value);
+            ensure(fits, CuResult::INVALID_VALUE)?;
+            function.max_dynamic_shared = value;
+            Ok(())
+        }
+        9 => ensure((-1..=100).contains(&value), CuResult::INVALID_VALUE),
+        11..=15 => Ok(()),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+pub(crate) extern "C" fn get_function_attribute(
+    value: Out<c_int>,
+    which: c_uint,
+    function: cuda::Function,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            value.required()?;
+            value.set(attribute(inner, which, function)?);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn set_function_attribute(
+    function: cuda::Function,
+    which: c_uint,
+    value: c_int,
+) -> CuResult {
+    api(|| with(|_, inner| set_attribute(inner, which, value, function)))
+}
+
+pub(crate) extern "C" fn get_kernel_attribute(
+    value: Out<c_int>,
+    which: c_uint,
+    kernel: cuda::Function,
+    device: Device,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            value.required()?;
+            driver.device(device)?;
+            value.set(attribute(inner, which, kernel)?);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn set_kernel_attribute(
+    which: c_uint,
+    value: c_int,
+    kernel: cuda::Function,
+    device: Device,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            driver.device(device)?;
+            set_attribute(inner, which, value, kernel)
+        })
+    })
+}
+
+pub(crate) extern "C" fn set_cache_config(function: cuda::Function, config: c_uint) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            ensure(config <= 3, CuResult::INVALID_VALUE)?;
+            known(inner, function).map(|_| ())
+        })
+    })
+}
+
+pub(crate) extern "C" fn occupancy(
+    blocks: Out<c_int>,
+    function: cuda::Function,
+    block_size: c_int,
+    shared: usize,
+) -> CuResult {
+    occupancy_with_flags(blocks, function, block_size, shared, 0)
+}
+
+pub(crate) extern "C" fn occupancy_with_flags(
+    blocks: Out<c_int>,
+    function: cuda::Function,
+    block_size: c_int,
+    shared: usize,
+    flags: c_uint,
+) -> CuResult {
+    api(|| {
+        with_context(|_, inner, _| {
+            blocks.required()?;
+            known(inner, function)?;
+            ensure(block_size > 0 && flags <= 1, CuResult::INVALID_VALUE)?;
+            blocks.set(blocks_per_multiprocessor(block_size as u32, shared as u64));
+            Ok(())
+        })
+    })
+}
+
+/// Blocks that one multiprocessor holds at a time.
+pub(crate) fn blocks_per_multiprocessor(threads: u32, shared: u64) -> c_int {
+    if threads > attributes::THREADS_PER_BLOCK as u32 {
+        return 0;
+    }
+    let by_threads = attributes::THREADS_PER_MULTIPROCESSOR / (threads.max(1) as c_int);
+    let by_shared = attributes::SHARED_OPTIN as u64 / shared.max(1);
+    by_threads
+        .min(attributes::BLOCKS_PER_MULTIPROCESSOR)
+        .min(c_int::try_from(by_shared).unwrap_or(c_int::MAX))
+}

@@ -1,0 +1,463 @@
+//! Stream-ordered allocation and memory pools.
+//!
+//! A pool takes device memory in chunks and keeps it: memory freed into it is used again by it
+//! alone. At a synchronisation it gives back what it does not need beyond its release threshold.
+
+use core::ffi::{c_int, c_uint, c_void};
+
+use utils::driver::cuda::{
+    self, ALLOCATION_PINNED, AccessDesc, CuResult, Device, DevicePtr, LOCATION_DEVICE, MemLocation,
+    POOL_RELEASE_THRESHOLD, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, PoolProps,
+};
+
+use crate::ffi::{Api, In, Out, api, ensure, handle};
+use crate::graph::Work;
+use crate::memory::{self, Allocation, GRANULE, Kind, round_up};
+use crate::state::{Driver, Inner, with};
+use crate::{capture, graph_exec, stream};
+
+/// Pools reserve this much at a time.
+const CHUNK: u64 = 32 << 20;
+/// Granularity of an allocation in a pool.
+const GRAIN: u64 = 512;
+
+/// A pool.
+#[derive(Clone, Copy)]
+pub(crate) struct Pool {
+    /// Device of the node.
+    device: u32,
+    default: bool,
+    /// Bytes taken from the device.
+    reserved: u64,
+    reserved_high: u64,
+    /// Bytes allocated.
+    used: u64,
+    used_high: u64,
+    threshold: u64,
+    limit: u64,
+    /// The three reuse switches.
+    reuse: [c_int; 3],
+    /// Destroyed with allocations left: goes away with the last of them.
+    destroyed: bool,
+}
+
+fn make(inner: &mut Inner, device: u32, default: bool, limit: u64) -> u64 {
+    let key = inner.new_handle();
+    let pool = Pool {
+        device,
+        default,
+        reserved: 0,
+        reserved_high: 0,
+        used: 0,
+        used_high: 0,
+        threshold: 0,
+        limit,
+        reuse: [1; 3],
+        destroyed: false,
+    };
+    inner.pools.insert(key, pool);
+    key
+}
+
+fn default_pool(inner: &mut Inner, device: u32) -> u64 {
+    let found = inner.pools.iter().find(|(_, p)| p.default && p.device == device);
+    match found {
+        Some((&key, _)) => key,
+        None => make(inner, device, true, 0),
+    }
+}
+
+/// The pool that `cuMemAllocAsync` uses on a device.
+fn current_pool(inner: &mut Inner, device: u32) -> u64 {
+    match inner.current_pools.get(&u64::from(device)) {
+        Some(&key) if inner.pools.contains_key(&key) => key,
+        _ => default_pool(inner, device),
+    }
+}
+
+fn shrink(driver: &Driver, pool: &mut Pool, keep: u64) {
+    let keep = round_up(pool.used.max(keep), GRANULE).min(pool.reserved);
+    let surplus = pool.reserved - keep;
+    if surplus > 0 {
+        pool.reserved = keep;
+        driver.node.give_back(driver.process, pool.device, surplus);
+    }
+}
+
+/// At a synchronisation: pools go down to their thresholds.
+pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
+    for pool in inner.pools.values_mut() {
+        if pool.reserved > pool.threshold {
+            let keep = round_up(pool.used, CHUNK).max(pool.threshold);
+            shrink(driver, pool, keep);
+        }
+    }
+    drop_empty(driver, inner);
+}
+
+/// Gives back everything that no pool on a device uses.
+pub(crate) fn trim_all(driver: &Driver, inner: &mut Inner, device: u32) {
+    for pool in inner.pools.values_mut().filter(|pool| pool.device == device) {
+        shrink(driver, pool, 0);
+    }
+}
+
+/// An allocation was freed into its pool.
+pub(crate) fn returned(inner: &mut Inner, key: u64, bytes: u64) {
+    if let Some(pool) = inner.pools.get_mut(&key) {
+        pool.used = pool.used.saturating_sub(bytes);
+    }
+}
+
+fn drop_empty(driver: &Driver, inner: &mut Inner) {
+    let gone: Vec<u64> = inner
+        .pools
+        .iter()
+        .filter(|(_, pool)| pool.destroyed && pool.used == 0)
+        .map(|(&key, _)| key)
+        .collect();
+    for key in gone {
+        if let Some(mut pool) = inner.pools.remove(&key) {
+            shrink(driver, &mut pool, 0);
+        }
+    }
+}
+
+fn grow(driver: &Driver, inner: &mut Inner, key: u64, bytes: u64) -> Api<Pool> {
+    let pool = inner.pools.get(&key).copied().ok_or(CuResult::INVALID_VALUE)?;
+    ensure(!pool.destroyed, CuResult::INVALID_VALUE)?;
+    let needed = pool.used + bytes;
+    ensure(pool.limit == 0 || needed <= pool.limit, CuResult::OUT_OF_MEMORY)?;
+    let missing = needed.saturating_sub(pool.reserved);
+    let mut more = round_up(missing, CHUNK);
+    if driver.node.take(driver.process, pool.device, more).is_err() {
+        // A whole chunk is not left: what is needed may be.
+        more = round_up(missing, GRANULE);
+        memory::take(driver, inner, pool.device, more)?;
+    }
+    let pool = inner.pools.get_mut(&key).ok_or(CuResult::INVALID_VALUE)?;
+    pool.reserved += more;
+    pool.used = needed;
+    pool.reserved_high = pool.reserved_high.max(pool.reserved);
+    pool.used_high = pool.used_high.max(pool.used);
+    Ok(*pool)
+}
+
+fn allocate<const P: bool>(
+    size: usize,
+    pool: Option<cuda::MemoryPool>,
+    stream: cuda::Stream,
+) -> Api<u64> {
+    with(|driver, inner| {
+        let target = stream::target::<P>(driver, inner, stream)?;
+        ensure(size > 0, CuResult::INVALID_VALUE)?;
+        let (ordinal, device) = crate::context::device_of(inner, target.context)?;
+        let key = match pool {
+            Some(pool) => pool as u64,
+            None => current_pool(inner, device),
+        };
+        ensure(inner.pools.contains_key(&key), CuResult::INVALID_VALUE)?;
+        let mut captured = 0;
+        let capturing = capture::add(inner, target, |inner, _| {
+            let params = cuda::MemAllocNodeParams {
+                pool_props: PoolProps {
+                    kind: ALLOCATION_PINNED,
+                    handle_types: 0,
+                    location: MemLocation { kind: LOCATION_DEVICE, id: ordinal },
+                    win32_security_attributes: core::ptr::null_mut(),
+                    max_size: 0,
+                    usage: 0,
+                    reserved: [0; 54],
+                },
+                access_descs: core::ptr::null(),
+                access_desc_count: 0,
+                bytesize: size,
+                dptr: 0,
+            };
+            captured = graph_exec::reserve(driver, inner, &params)?;
+            Ok(Work::Alloc(captured))
+        })?;
+        if capturing {
+            return Ok(captured);
+        }
+        let size = size as u64;
+        let base = memory::map(size, false)?;
+        let taken = round_up(size, GRAIN);
+        let pool = match grow(driver, inner, key, taken) {
+            Ok(pool) => pool,
+            Err(error) => {
+                memory::unmap(base, size);
+                return Err(error);
+            }
+        };
+        let allocation = Allocation {
+            size,
+            taken,
+            device: pool.device,
+            context: target.context,
+            kind: Kind::Pool(key),
+            ours: true,
+        };
+        inner.memory.insert(base, allocation);
+        Ok(base)
+    })
+}
+
+pub(crate) extern "C" fn alloc<const P: bool>(
+    address: Out<DevicePtr>,
+    size: usize,
+    stream: cuda::Stream,
+) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        address.required()?.set(allocate::<P>(size, None, stream)?);
+        Ok(())
+    })
+}
+
+pub(crate) extern "C" fn alloc_from_pool<const P: bool>(
+    address: Out<DevicePtr>,
+    size: usize,
+    pool: cuda::MemoryPool,
+    stream: cuda::Stream,
+) -> CuResult {
+    api(|| {
+        crate::state::driver()?;
+        address.required()?.set(allocate::<P>(size, Some(pool), stream)?);
+        Ok(())
+    })
+}
+
+/// The memory is back in its pool at once: the bytes behind it are never read by a kernel here.
+pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::Stream) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let target = stream::target::<P>(driver, inner, stream)?;
+            if address == 0 {
+                return Ok(());
+            }
+            let kind = inner.memory.get(&address).map(|found| found.kind);
+            match kind {
+                Some(Kind::Graph { .. }) => {
+                    if capture::add(inner, target, |_, _| Ok(Work::Free(address)))? {
+                        return Ok(());
+                    }
+                    graph_exec::free(inner, address)
+                }
+                Some(Kind::Pool(_) | Kind::Linear) => {
+                    if let Some(branch) = capture::enter(inner, target)? {
+                        // Memory that the graph did not allocate cannot be freed by it.
+                        capture::invalidate(inner, branch.capture);
+                        return Err(CuResult::INVALID_VALUE);
+                    }
+                    memory::discard(driver, inner, address);
+                    Ok(())
+                }
+                _ => Err(CuResult::INVALID_VALUE),
+            }
+        })
+    })
+}
+
+pub(crate) extern "C" fn create(pool: Out<cuda::MemoryPool>, props: In<PoolProps>) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            pool.required()?;
+            let props = props.get()?;
+            ensure(props.kind == ALLOCATION_PINNED, CuResult::INVALID_VALUE)?;
+            ensure(props.location.kind == LOCATION_DEVICE, CuResult::NOT_SUPPORTED)?;
+            ensure(props.handle_types == 0, CuResult::NOT_SUPPORTED)?;
+            let device = driver.device(props.location.id)?;
+            pool.set(handle(make(inner, device, false, props.max_size as u64)));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn destroy(pool: cuda::MemoryPool) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let found = inner.pools.get_mut(&(pool as u64)).ok_or(CuResult::INVALID_VALUE)?;
+            ensure(!found.default && !found.destroyed, CuResult::INVALID_VALUE)?;
+            found.destroyed = true;
+            inner.current_pools.retain(|_, current| *current != pool as u64);
+            drop_empty(driver, inner);
+            Ok(())
+        })
+    })
+}
+
+fn known(inner: &mut Inner, pool: cuda::MemoryPool) -> Api<&mut Pool> {
+    match inner.pools.get_mut(&(pool as u64)) {
+        Some(found) if !found.destroyed => Ok(found),
+        _ => Err(CuResult::INVALID_VALUE),
+    }
+}
+
+pub(crate) extern "C" fn get_attribute(
+    pool: cuda::MemoryPool,
+    attribute: c_uint,
+    value: Out<c_void>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            value.required()?;
+            let pool = known(inner, pool)?;
+            match attribute {
+                1..=3 => value.cast().set(pool.reuse[attribute as usize - 1]),
+                POOL_RELEASE_THRESHOLD => value.cast().set(pool.threshold),
+                POOL_RESERVED_CURRENT => value.cast().set(pool.reserved),
+                6 => value.cast().set(pool.reserved_high),
+                POOL_USED_CURRENT => value.cast().set(pool.used),
+                8 => value.cast().set(pool.used_high),
+                _ => return Err(CuResult::INVALID_VALUE),
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn set_attribute(
+    pool: cuda::MemoryPool,
+    attribute: c_uint,
+    value: In<c_void>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            let pool = known(inner, pool)?;
+            let wide = In::<u64>::from_address(value.address());
+            let narrow = In::<c_int>::from_address(value.address());
+            match attribute {
+                1..=3 => pool.reuse[attribute as usize - 1] = narrow.get()?,
+                POOL_RELEASE_THRESHOLD => pool.threshold = wide.get()?,
+                6 | 8 => {
+                    ensure(wide.get()? == 0, CuResult::INVALID_VALUE)?;
+                    if attribute == 6 {
+                        pool.reserved_high = pool.reserved;
+                    } else {
+                        pool.used_high = pool.used;
+                    }
+                }
+                _ => return Err(CuResult::INVALID_VALUE),
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn trim_to(pool: cuda::MemoryPool, keep: usize) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let pool = known(inner, pool)?;
+            shrink(driver, pool, keep as u64);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn set_access(
+    pool: cuda::MemoryPool,
+    access: In<AccessDesc>,
+    count: usize,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let on = known(inner, pool)?.device;
+            for access in access.list(count)? {
+                ensure(access.location.kind == LOCATION_DEVICE, CuResult::INVALID_VALUE)?;
+                let device = driver.device(access.location.id)?;
+                ensure(device != on || access.flags == 3, CuResult::INVALID_VALUE)?;
+            }
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn get_access(
+    flags: Out<c_uint>,
+    pool: cuda::MemoryPool,
+    location: In<MemLocation>,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            flags.required()?;
+            let on = known(inner, pool)?.device;
+            let device = driver.device(location.get()?.id)?;
+            flags.set(if device == on { 3 } else { 0 });
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn device_default(pool: Out<cuda::MemoryPool>, device: Device) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            pool.required()?;
+            let device = driver.device(device)?;
+            pool.set(handle(default_pool(inner, device)));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn device_current(pool: Out<cuda::MemoryPool>, device: Device) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            pool.required()?;
+            let device = driver.device(device)?;
+            pool.set(handle(current_pool(inner, device)));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn set_device_current(device: Device, pool: cuda::MemoryPool) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            let device = driver.device(device)?;
+            ensure(known(inner, pool)?.device == device, CuResult::INVALID_VALUE)?;
+            inner.current_pools.insert(u64::from(device), pool as u64);
+            Ok(())
+        })
+    })
+}
+
+fn device_at(location: In<MemLocation>, kind: c_uint) -> Api<Device> {
+    let location = location.get()?;
+    ensure(kind == ALLOCATION_PINNED, CuResult::NOT_SUPPORTED)?;
+    ensure(location.kind == LOCATION_DEVICE, CuResult::NOT_SUPPORTED)?;
+    Ok(location.id)
+}
+
+pub(crate) extern "C" fn location_default(
+    pool: Out<cuda::MemoryPool>,
+    location: In<MemLocation>,
+    kind: c_uint,
+) -> CuResult {
+    match device_at(location, kind) {
+        Ok(device) => device_default(pool, device),
+        Err(error) => error,
+    }
+}
+
+pub(crate) extern "C" fn location_current(
+    pool: Out<cuda::MemoryPool>,
+    location: In<MemLocation>,
+    kind: c_uint,
+) -> CuResult {
+    match device_at(location, kind) {
+        Ok(device) => device_current(pool, device),
+        Err(error) => error,
+    }
+}
+
+pub(crate) extern "C" fn set_location_current(
+    location: In<MemLocation>,
+    kind: c_uint,
+    pool: cuda::MemoryPool,
+) -> CuResult {
+    match device_at(location, kind) {
+        Ok(device) => set_device_current(device, pool),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,121 @@
+//! As much of PTX as is needed to know which kernels a module has.
+
+/// A kernel of a module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    /// Whether its first parameter is a 64-bit integer: the time that it takes, in nanoseconds.
+    pub(crate) timed: bool,
+    /// Sizes and offsets of its parameters in bytes.
+    pub(crate) params: Vec<(usize, usize)>,
+}
+
+/// The kernels that a PTX text declares; `None` if it is not PTX (no `.version` line).
+pub(crate) fn entries(text: &str) -> Option<Vec<Entry>> {
+    let text = without_comments(text);
+    if !text.trim_start().starts_with(".version") {
+        return None;
+    }
+    let mut found = Vec::new();
+    let mut rest = text.as_str();
+    while let Some(at) = rest.find(".entry") {
+        rest = &rest[at + ".entry".len()..];
+        let after = rest.trim_start();
+        let end = after
+            .find(|c: char| !(c.is_alphanumeric() || matches!(c, '_' | '$' | '%')))
+            .unwrap_or(after.len());
+        let (name, tail) = after.split_at(end);
+        if name.is_empty() {
+            continue;
+        }
+        let declared = tail
+            .trim_start()
+            .strip_prefix('(')
+            .and_then(|list| list.split_once(')'))
+            .map_or("", |(list, _)| list);
+        let params = parameters(declared);
+        let timed = declared.split(',').next().is_some_and(|first| {
+            first.split_whitespace().any(|word| matches!(word, ".u64" | ".b64" | ".s64"))
+                && !first.contains('[')
+        });
+        found.push(Entry { name: name.to_owned(), timed, params });
+    }
+    Some(found)
+}
+
+fn without_comments(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find('/') {
+        kept.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if rest.starts_with("//") {
+            rest = rest.find('\n').map_or("", |end| &rest[end..]);
+        } else if rest.starts_with("/*") {
+            rest = rest.find("*/").map_or("", |end| &rest[end + 2..]);
+        } else {
+            kept.push('/');
+            rest = &rest[1..];
+        }
+    }
+    kept.push_str(rest);
+    kept
+}
+
+fn parameters(list: &str) -> Vec<(usize, usize)> {
+    let mut offset = 0_usize;
+    let mut found = Vec::new();
+    for declaration in list.split(',').filter(|d| !d.trim().is_empty()) {
+        let mut size = 4;
+        let mut align = 0;
+        let mut words = declaration.split_whitespace();
+        while let Some(word) = words.next() {
+            match word {
+                ".u8" | ".s8" | ".b8" => size = 1,
+                ".u16" | ".s16" | ".b16" | ".f16" => size = 2,
+                ".u64" | ".s64" | ".b64" | ".f64" => size = 8,
+                ".align" => align = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                _ => {}
+            }
+        }
+        let count = declaration
+            .split_once('[')
+            .and_then(|(_, tail)| tail.split_once(']'))
+            .and_then(|(count, _)| count.trim().parse::<usize>().ok())
+            .unwrap_or(1);
+        let align: usize = if align == 0 { size } else { align };
+        offset = offset.next_multiple_of(align.max(1));
+        found.push((offset, size * count));
+        offset += size * count;
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "// made by hand: .entry commented(\n.version 8.0\n.target sm_70\n\
+        .address_size 64\n.visible .entry spin(\n  .param .u64 spin_ns,\n  .param .u32 x\n)\n{ ret; }\n\
+        /* .entry hidden() */ .entry other(.param .f32 a, .param .align 8 .b8 b[24]) { ret; }\n\
+        .entry bare() { ret; }\n.visible .entry plain { ret; }";
+
+    #[test]
+    fn finds_kernels() {
+        let found = entries(TEXT).unwrap();
+        let names: Vec<_> = found.iter().map(|e| e.name.as_str()).collect();
+        assert_eq!(names, ["spin", "other", "bare", "plain"]);
+        let timed: Vec<_> = found.iter().map(|e| e.timed).collect();
+        assert_eq!(timed, [true, false, false, false]);
+        assert_eq!(found[0].params, [(0, 8), (8, 4)]);
+        assert_eq!(found[1].params, [(0, 4), (8, 24)]);
+        assert!(found[2].params.is_empty());
+    }
+
+    #[test]
+    fn refuses_other_texts() {
+        for text in ["", "int main() {}", "\u{7f}ELF", "// .version 8.0"] {
+            assert_eq!(entries(text), None, "{text}");
+        }
+    }
+}

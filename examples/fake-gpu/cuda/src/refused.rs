@@ -1,0 +1,24 @@
+//! Functions of the real driver that are exported here and refused: a program that asks for them
+//! gets an answer, and a tool that patches them finds them.
+
+use utils::driver::cuda::CuResult;
+
+use crate::ffi::{Out, api};
+use crate::state::driver;
+
+/// Sharing memory between processes, host callbacks, external memory, green contexts: not
+/// simulated.
+pub(crate) extern "C" fn not_supported() -> CuResult {
+    api(|| {
+        driver()?;
+        Err(CuResult::NOT_SUPPORTED)
+    })
+}
+
+/// The undocumented tables of the real driver: there are none.
+pub(crate) extern "C" fn export_table(table: Out<*const core::ffi::c_void>) -> CuResult {
+    api(|| {
+        table.required()?.set(core::ptr::null());
+        Err(CuResult::NOT_FOUND)
+    })
+}

@@ -1,0 +1,210 @@
+//! What one process has.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{
+    AtomicPtr, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+use fake_node::Node;
+use fake_node::queue::QueueError;
+use utils::driver::cuda::CuResult;
+
+use crate::array::{Array, Mipmap};
+use crate::capture::Capture;
+use crate::context::{Context, Primary};
+use crate::device;
+use crate::event::Event;
+use crate::ffi::{Api, ensure};
+use crate::graph::Graph;
+use crate::graph_exec::{Exec, GraphMemory};
+use crate::memory::Allocation;
+use crate::module::{Function, Module};
+use crate::pool::Pool;
+use crate::stream::Stream;
+use crate::stub::{LIFE, TAKEN_DOWN};
+use crate::vmm::Vmm;
+use crate::{ffi, thread};
+
+/// Handles are small numbers: one multiplication spreads them well enough.
+#[derive(Default)]
+pub(crate) struct HandleHasher(u64);
+
+impl Hasher for HandleHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(self.0 ^ u64::from(byte));
+        }
+    }
+    fn write_u64(&mut self, value: u64) {
+        self.0 = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+}
+
+/// Objects by handle.
+pub(crate) type Table<T> = HashMap<u64, T, BuildHasherDefault<HandleHasher>>;
+
+/// The tables of this process.
+#[derive(Default)]
+pub(crate) struct Inner {
+    pub(crate) last_handle: u64,
+    pub(crate) contexts: Table<Context>,
+    pub(crate) primaries: Vec<Primary>,
+    pub(crate) streams: Table<Stream>,
+    pub(crate) events: Table<Event>,
+    pub(crate) modules: Table<Module>,
+    pub(crate) functions: Table<Function>,
+    pub(crate) captures: Table<Capture>,
+    pub(crate) graphs: Table<Graph>,
+    /// Node handle -> graph and index.
+    pub(crate) nodes: Table<(u64, usize)>,
+    pub(crate) execs: Table<Exec>,
+    /// Per device of the node.
+    pub(crate) graph_memory: Table<GraphMemory>,
+    /// Base address -> allocation: device, managed and host memory.
+    pub(crate) memory: BTreeMap<u64, Allocation>,
+    pub(crate) pools: Table<Pool>,
+    /// Device of the node -> pool set by `cuDeviceSetMemPool`.
+    pub(crate) current_pools: Table<u64>,
+    pub(crate) arrays: Table<Array>,
+    pub(crate) mipmaps: Table<Mipmap>,
+    pub(crate) vmm: Vmm,
+}
+
+impl Inner {
+    /// A handle that was never used.
+    pub(crate) fn new_handle(&mut self) -> u64 {
+        self.last_handle += 16;
+        0x5_0000_0000 + self.last_handle
+    }
+}
+
+/// The initialised driver of this process.
+pub(crate) struct Driver {
+    pub(crate) node: Node,
+    /// This process's slot on the node.
+    pub(crate) process: u32,
+    /// Ordinal -> device of the node (after `CUDA_VISIBLE_DEVICES`).
+    pub(crate) visible: Vec<u32>,
+    inner: Mutex<Inner>,
+}
+
+static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
+/// Counts forks: what belongs to an earlier count is the parent's.
+static FORKS: AtomicU64 = AtomicU64::new(1);
+static INIT: Mutex<()> = Mutex::new(());
+static AT_FORK: Once = Once::new();
+
+/// Changes in every forked child.
+pub(crate) fn life() -> u64 {
+    FORKS.load(Relaxed)
+}
+
+/// The driver, if `cuInit` was called in this process.
+pub(crate) fn driver() -> Api<&'static Driver> {
+    let driver = DRIVER.load(Acquire);
+    // SAFETY: null, or a box that was leaked by `init`; it is never freed.
+    unsafe { driver.as_ref() }.ok_or(CuResult::NOT_INITIALIZED)
+}
+
+impl Driver {
+    /// The tables, locked.
+    pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node's device behind an ordinal.
+    pub(crate) fn device(&self, ordinal: i32) -> Api<u32> {
+        usize::try_from(ordinal)
+            .ok()
+            .and_then(|index| self.visible.get(index).copied())
+            .ok_or(CuResult::INVALID_DEVICE)
+    }
+}
+
+/// Locks the tables of an initialised driver and runs `body`.
+pub(crate) fn with<T>(body: impl FnOnce(&'static Driver, &mut Inner) -> Api<T>) -> Api<T> {
+    let driver = driver()?;
+    body(driver, &mut driver.inner())
+}
+
+/// Like [`with`], for calls that need a usable current context, whose handle `body` gets.
+pub(crate) fn with_context<T>(
+    body: impl FnOnce(&'static Driver, &mut Inner, u64) -> Api<T>,
+) -> Api<T> {
+    with(|driver, inner| {
+        let context = current(inner)?;
+        body(driver, inner, context)
+    })
+}
+
+/// The current context, if it is usable.
+pub(crate) fn current(inner: &Inner) -> Api<u64> {
+    let context = thread::current();
+    ensure(context != 0, CuResult::INVALID_CONTEXT)?;
+    match inner.contexts.get(&context) {
+        Some(found) if found.active => Ok(context),
+        _ => Err(CuResult::CONTEXT_IS_DESTROYED),
+    }
+}
+
+/// A call that found the node in an unexpected state.
+pub(crate) fn queue_error(error: QueueError) -> CuResult {
+    match error {
+        QueueError::NoSlot => CuResult::OUT_OF_MEMORY,
+        QueueError::Gone | QueueError::Full => CuResult::INVALID_HANDLE,
+    }
+}
+
+/// `cuInit`
+pub(crate) extern "C" fn init(flags: u32) -> CuResult {
+    ffi::api(|| {
+        ensure(flags == 0, CuResult::INVALID_VALUE)?;
+        let _one_at_a_time = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+        if driver().is_ok() {
+            return Ok(());
+        }
+        let node = Node::open().map_err(|error| {
+            eprintln!("fake libcuda: {error}");
+            CuResult::OPERATING_SYSTEM
+        })?;
+        let visible = device::visible(node.config().devices);
+        ensure(!visible.is_empty(), CuResult::NO_DEVICE)?;
+        let process = node.attach().map_err(queue_error)?;
+        AT_FORK.call_once(|| {
+            // SAFETY: registers a function of this library, which is never unloaded (see the
+            // build script of whoever links it: drivers stay until the process ends).
+            unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        });
+        let mut inner = Inner::default();
+        inner.primaries.resize_with(visible.len(), Primary::default);
+        let driver = Box::new(Driver { node, process, visible, inner: Mutex::new(inner) });
+        DRIVER.store(Box::into_raw(driver), Release);
+        Ok(())
+    })
+}
+
+/// In a forked child: everything is the parent's; the child is as before `cuInit`. The parent's
+/// tables may be locked by a thread that does not exist here, so they are left alone.
+extern "C" fn forked() {
+    DRIVER.store(null_mut(), Release);
+    FORKS.fetch_add(1, Relaxed);
+}
+
+/// At process exit the node forgets this process at once, and later calls are refused.
+extern "C" fn take_down() {
+    if let Ok(driver) = driver() {
+        LIFE.store(TAKEN_DOWN, Release);
+        driver.node.detach(driver.process);
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = take_down;

@@ -1,0 +1,77 @@
+//! The shape of an exported function.
+//!
+//! The real driver's entry points are small stubs that begin with a frame and a comparison with a
+//! word of the library's own data (`81 3d disp32 imm32`), by which a driver that has been taken
+//! down at process exit answers `CUDA_ERROR_DEINITIALIZED`. The stubs here do the same, byte for
+//! byte up to the comparison, so that a tool that patches entry points meets what it will meet for
+//! real.
+
+use core::sync::atomic::AtomicU32;
+
+/// The value of [`LIFE`] after the driver has been taken down.
+pub(crate) const TAKEN_DOWN: u32 = 0x321c_ba00;
+
+/// Compared by every stub.
+pub(crate) static LIFE: AtomicU32 = AtomicU32::new(0);
+
+/// One exported function, for `cuGetProcAddress`.
+pub(crate) struct Entry {
+    /// The exported name.
+    #[cfg_attr(not(test), allow(dead_code, reason = "read by the tests"))]
+    pub(crate) name: &'static str,
+    /// The name without version and stream suffix.
+    pub(crate) base: &'static str,
+    /// CUDA version that introduced this form (1000 * major + 10 * minor).
+    pub(crate) since: i32,
+    /// Whether a null stream means the per-thread one here.
+    pub(crate) per_thread: bool,
+    /// The exported symbol.
+    pub(crate) function: unsafe extern "C" fn(),
+}
+
+/// Makes one exported stub for each line `exported = base since stream => implementation;`.
+macro_rules! exports {
+    (@stream legacy) => { false };
+    (@stream thread) => { true };
+    ($($name:ident = $base:ident $since:literal $stream:ident => $implementation:path;)*) => {
+        $(
+            #[allow(non_snake_case, reason = "the driver's own names")]
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "push rbp",
+                    "mov rbp, rsp",
+                    "push r12",
+                    "sub rsp, 8",
+                    "cmp dword ptr [rip + {life}], 0x321cba00",
+                    "je 2f",
+                    "add rsp, 8",
+                    "pop r12",
+                    "pop rbp",
+                    "jmp {implementation}",
+                    "2:",
+                    "mov eax, 4",
+                    "add rsp, 8",
+                    "pop r12",
+                    "pop rbp",
+                    "ret",
+                    life = sym $crate::stub::LIFE,
+                    implementation = sym $implementation,
+                )
+            }
+        )*
+
+        /// Every exported function.
+        pub(crate) static TABLE: &[$crate::stub::Entry] = &[
+            $($crate::stub::Entry {
+                name: stringify!($name),
+                base: stringify!($base),
+                since: $since,
+                per_thread: $crate::stub::exports!(@stream $stream),
+                function: $name,
+            },)*
+        ];
+    };
+}
+pub(crate) use exports;

@@ -1,0 +1,108 @@
+//! What one thread has: its stack of contexts and its capture mode.
+
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use utils::driver::cuda::{CAPTURE_MODE_GLOBAL, CuResult};
+
+use crate::ffi::{Api, ensure};
+use crate::state;
+
+/// Contexts that a thread can have pushed.
+const DEPTH: usize = 128;
+
+/// Plain data without a destructor, so that it can be used until the thread's very end.
+struct Local {
+    life: Cell<u64>,
+    id: Cell<u64>,
+    mode: Cell<u32>,
+    depth: Cell<usize>,
+    stack: [Cell<u64>; DEPTH],
+}
+
+thread_local! {
+    static LOCAL: Local = const {
+        Local {
+            life: Cell::new(0),
+            id: Cell::new(0),
+            mode: Cell::new(CAPTURE_MODE_GLOBAL),
+            depth: Cell::new(0),
+            stack: [const { Cell::new(0) }; DEPTH],
+        }
+    };
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// What a fork left behind belongs to the parent: a child starts with an empty stack.
+fn with<T>(body: impl FnOnce(&Local) -> T) -> T {
+    LOCAL.with(|local| {
+        let life = state::life();
+        if local.life.get() != life {
+            local.life.set(life);
+            local.id.set(NEXT.fetch_add(1, Relaxed));
+            local.mode.set(CAPTURE_MODE_GLOBAL);
+            local.depth.set(0);
+        }
+        body(local)
+    })
+}
+
+/// A number of this thread's own.
+pub(crate) fn id() -> u64 {
+    with(|local| local.id.get())
+}
+
+/// The current context's handle, 0 for none.
+pub(crate) fn current() -> u64 {
+    with(|local| match local.depth.get() {
+        0 => 0,
+        depth => local.stack[depth - 1].get(),
+    })
+}
+
+/// Replaces the top of the stack; 0 takes it away.
+pub(crate) fn set_current(context: u64) {
+    with(|local| {
+        let depth = local.depth.get();
+        if context == 0 {
+            local.depth.set(depth.saturating_sub(1));
+        } else if depth == 0 {
+            local.stack[0].set(context);
+            local.depth.set(1);
+        } else {
+            local.stack[depth - 1].set(context);
+        }
+    });
+}
+
+/// Puts a context on top.
+pub(crate) fn push(context: u64) -> Api {
+    with(|local| {
+        let depth = local.depth.get();
+        ensure(depth < DEPTH, CuResult::INVALID_VALUE)?;
+        local.stack[depth].set(context);
+        local.depth.set(depth + 1);
+        Ok(())
+    })
+}
+
+/// Takes the top away.
+pub(crate) fn pop() -> Api<u64> {
+    with(|local| {
+        let depth = local.depth.get();
+        ensure(depth > 0, CuResult::INVALID_CONTEXT)?;
+        local.depth.set(depth - 1);
+        Ok(local.stack[depth - 1].get())
+    })
+}
+
+/// The thread's stream capture mode.
+pub(crate) fn mode() -> u32 {
+    with(|local| local.mode.get())
+}
+
+/// Changes it and returns the old one.
+pub(crate) fn exchange_mode(mode: u32) -> u32 {
+    with(|local| local.mode.replace(mode))
+}
