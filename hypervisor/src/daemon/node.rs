@@ -256,3 +256,112 @@ impl Node {
         DeviceStatus { sessions: sessions.collect(), leases: leases.collect(), uuid }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use utils::protocol::{DeviceQuota, VERSION};
+
+    const MS: u64 = 1_000_000;
+    const GPUS: [&str; 2] =
+        ["gpu-5a1ce000-0000-4000-8000-000000000000", "gpu-5a1ce000-0000-4000-8000-000000000001"];
+
+    fn node() -> Node {
+        Node::new(Tuning::default(), 1_000)
+    }
+
+    fn register(session: &str, devices: &[(&str, u32)]) -> Register {
+        let quota = |&(uuid, share_ppm): &(&str, u32)| DeviceQuota {
+            uuid: uuid.to_owned(),
+            share_ppm,
+            policy: Policy::Fixed,
+        };
+        let devices = devices.iter().map(quota).collect();
+        Register { protocol: VERSION, session: session.to_owned(), devices }
+    }
+
+    #[test]
+    fn a_process_may_register_device_by_device() {
+        let mut node = node();
+        let first = node.register(7, 0, &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+        let second = node.register(7, 0, &register("a", &[(GPUS[1], 250_000)]), 0).unwrap();
+        assert!(first.new && !second.new);
+        assert_eq!(first.worker, second.worker);
+        for gpu in GPUS {
+            assert!(node.device(first.worker, 7, gpu).is_ok());
+        }
+        let stranger = node.device(first.worker, 8, GPUS[0]).map(|_| ());
+        assert_eq!(stranger, Err(Refused::NotYours(first.worker.0)));
+    }
+
+    #[test]
+    fn registering_again_ends_what_was_held_on_that_device() {
+        let mut node = node();
+        let message = register("a", &[(GPUS[0], 500_000)]);
+        let worker = node.register(7, 0, &message, 0).unwrap().worker;
+        node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
+        assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
+        node.register(7, 0, &message, 110 * MS).unwrap();
+        let status = node.status(None, 200 * MS);
+        assert!(status[0].leases.is_empty());
+        assert_eq!(status[0].sessions[0].charged_us, 10_000);
+    }
+
+    #[test]
+    fn the_first_registration_decides_while_any_process_lives() {
+        let mut node = node();
+        let half = register("a", &[(GPUS[0], 500_000)]);
+        let more = register("a", &[(GPUS[0], 900_000)]);
+        let worker = node.register(7, 0, &half, 0).unwrap().worker;
+        assert!(matches!(node.register(8, 0, &more, 0), Err(Refused::Conflict { .. })));
+        assert!(matches!(node.register(7, 0, &more, 0), Err(Refused::Conflict { .. })));
+        assert_eq!(node.members.len(), 1);
+        // Another user's session of the same name is another session.
+        assert!(node.register(9, 1000, &more, 0).unwrap().new);
+        assert_eq!(node.status(Some(1000), 0)[0].sessions.len(), 1);
+        assert_eq!(node.status(None, 0)[0].sessions.len(), 2);
+        node.leave(worker, MS);
+        assert!(node.register(8, 0, &more, MS).unwrap().new);
+    }
+
+    #[test]
+    fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
+        let mut node = node();
+        let first = node.register(7, 0, &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+        let second = node.register(7, 0, &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
+        assert!(second.new && first.worker != second.worker);
+        let gone = node.device(first.worker, 7, GPUS[0]).map(|_| ());
+        assert_eq!(gone, Err(Refused::UnknownWorker(first.worker.0)));
+    }
+
+    #[test]
+    fn sessions_are_forgotten_when_they_owe_nothing() {
+        let mut node = node();
+        let message = register("a", &[(GPUS[0], 500_000)]);
+        let worker = node.register(7, 0, &message, 0).unwrap().worker;
+        node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
+        assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
+        // Dies in a kernel of 500 ms.
+        node.leave(worker, 600 * MS);
+        node.forget_idle(600 * MS);
+        assert_eq!(node.sessions.len(), 1);
+        node.forget_idle(1_200 * MS);
+        assert!(node.sessions.is_empty() && node.devices.is_empty());
+    }
+
+    #[test]
+    fn there_is_a_limit_to_processes_and_sessions() {
+        let (mut node, mut other) = (node(), node());
+        let mut last = Ok(());
+        for pid in 1..=WORKERS as i32 + 1 {
+            last = node.register(pid, 0, &register("a", &[(GPUS[0], 1)]), 0).map(|_| ());
+        }
+        assert_eq!(last, Err(Refused::TooMany { what: "processes", limit: WORKERS }));
+        for pid in 1..=SESSIONS as i32 + 1 {
+            last =
+                other.register(pid, 0, &register(&pid.to_string(), &[(GPUS[0], 1)]), 0).map(|_| ());
+        }
+        assert_eq!(last, Err(Refused::TooMany { what: "sessions", limit: SESSIONS }));
+        assert_eq!(other.members.len(), SESSIONS);
+    }
+}
