@@ -87,7 +87,6 @@ fn govern(device: &'static Device) {
 /// Keeps the gate open until the lease ends or the program has stopped using it.
 fn hold(device: &Device, lease: &Lease) {
     let mut before = None;
-    let mut since = clock::now();
     loop {
         let now = clock::now();
         if now >= lease.end {
@@ -96,11 +95,9 @@ fn hold(device: &Device, lease: &Lease) {
         clock::sleep(LOOK_NS.min(lease.end - now));
         let lanes = device.gate().lanes();
         let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
-        let now = clock::now();
         if before != Some(activity) {
             before = Some(activity);
-            since = now;
-        } else if drained(&lanes, since, now) {
+        } else if drained(&lanes) {
             return;
         }
     }
@@ -108,13 +105,8 @@ fn hold(device: &Device, lease: &Lease) {
 
 /// Waits until the work launched under the lease is done.
 fn drain(device: &Device) {
-    let closed = clock::now();
-    loop {
-        // A thread that was on its way when the gate closed may have made a lane since.
-        let lanes = device.gate().lanes();
-        if drained(&lanes, closed, clock::now()) {
-            break;
-        }
+    // A thread that was on its way when the gate closed may have made a lane since: look each time.
+    while !drained(&device.gate().lanes()) {
         clock::sleep(DRAIN_POLL_NS);
     }
     let abandoned = device.gate().remove_abandoned();
@@ -125,9 +117,9 @@ fn drain(device: &Device) {
     }
 }
 
-fn drained(lanes: &[Arc<Lane>], since: u64, now: u64) -> bool {
+fn drained(lanes: &[Arc<Lane>]) -> bool {
     match pins::pin() {
-        Some(_pin) => lanes.iter().all(|lane| lane.is_drained(since, now)),
+        Some(_pin) => lanes.iter().all(|lane| lane.is_drained()),
         // The program is ending: nobody will ask again.
         None => loop {
             std::thread::sleep(Duration::from_secs(3600));

@@ -2,8 +2,9 @@
 //!
 //! Only its thread launches in it, so that counting needs no read-modify-write. Every batch of
 //! launches ends with an event; two events take turns, and a batch is begun only when the one before
-//! the last is done. The size of a batch follows the speed of the kernels, so that one batch keeps
-//! the GPU busy for about a millisecond.
+//! the last is done. The size of a batch follows the program's pace, so that there is about one event a
+//! millisecond. A third event is the governor's: it covers what the thread has launched since its
+//! last one, when the thread is busy elsewhere.
 
 use super::{clock, own, undisturbing};
 use crate::device::Device;
@@ -13,7 +14,9 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::Arc;
-use utils::driver::cuda::{Context, CuResult, EVENT_DISABLE_TIMING, Event, Stream};
+use utils::driver::cuda::{
+    Context, CuResult, EVENT_DISABLE_TIMING, Event, STREAM_PER_THREAD, Stream,
+};
 
 /// The time for which one batch should keep the GPU busy.
 const BATCH_NS: u64 = 1_000_000;
@@ -24,8 +27,10 @@ const MAX_BATCH: u32 = 64;
 const LONG_NS: u64 = 5_000_000;
 /// Streams that a thread finds without a search.
 const SHORTCUTS: usize = 8;
-/// A batch size that no launch fits in: the lane's context is gone.
+/// A batch size that no launch fits in: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
+/// Nothing has been covered by the governor.
+const NEVER: u64 = u64::MAX;
 
 /// See the module.
 pub(crate) struct Lane {
@@ -35,15 +40,20 @@ pub(crate) struct Lane {
     uncovered: AtomicU32,
     /// Launches that end with an event, or [`CLOSED`].
     batch: AtomicU32,
-    events: [AtomicPtr<core::ffi::c_void>; 2],
+    /// The context is gone, and the events with it.
+    lost: AtomicBool,
+    /// The thread's two events, and the governor's.
+    events: [AtomicPtr<core::ffi::c_void>; 3],
     /// Number of the last event recorded, and of the last known to be done. Event `n` is
     /// `events[n % 2]`.
     recorded: AtomicU64,
     done: AtomicU64,
     /// When the last batch was seen to begin or end.
     mark: AtomicU64,
-    /// GPU time of a launch, as far as seen.
+    /// Time between launches when the GPU was kept busy by them.
     launch_ns: AtomicU64,
+    /// [`Lane::activity`] at the time of the governor's event.
+    covered: AtomicU64,
     abandoned: AtomicBool,
 }
 
@@ -87,6 +97,24 @@ impl Drop for Lanes {
         for (_, lane) in &self.0 {
             lane.abandoned.store(true, Release);
         }
+    }
+}
+
+impl Lanes {
+    /// Gives up the lanes whose stream or context is gone, and the shortcuts to them.
+    fn forget_closed(&mut self) {
+        self.0.retain(|(_, lane)| {
+            let open = lane.batch.load(Relaxed) != CLOSED;
+            if !open {
+                let _ = with_shortcut(lane.stream, |shortcut| {
+                    if ptr::eq(shortcut.lane.get(), Arc::as_ptr(lane)) {
+                        shortcut.lane.set(ptr::null());
+                    }
+                });
+                lane.abandoned.store(true, Release);
+            }
+            open
+        });
     }
 }
 
@@ -150,11 +178,9 @@ pub(super) fn of_this_thread(device: &'static Device, stream: usize) -> Option<A
     LANES_OF_THREAD
         .try_with(|lanes| {
             let mut lanes = lanes.try_borrow_mut().ok()?;
+            lanes.forget_closed();
             let known = lanes.0.iter().find(|(of, lane)| {
-                ptr::eq(*of, gate)
-                    && lane.stream == stream
-                    && lane.context == context
-                    && lane.batch.load(Relaxed) != CLOSED
+                ptr::eq(*of, gate) && lane.stream == stream && lane.context == context
             });
             if let Some((_, lane)) = known {
                 return Some(Arc::clone(lane));
@@ -170,7 +196,7 @@ pub(super) fn of_this_thread(device: &'static Device, stream: usize) -> Option<A
 
 impl Lane {
     fn new(stream: usize, context: usize) -> Option<Self> {
-        let mut events: [Event; 2] = [ptr::null_mut(); 2];
+        let mut events: [Event; 3] = [ptr::null_mut(); 3];
         let made = undisturbing(|| {
             events
                 .iter_mut()
@@ -181,11 +207,13 @@ impl Lane {
             context,
             uncovered: AtomicU32::new(0),
             batch: AtomicU32::new(1),
+            lost: AtomicBool::new(false),
             events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
             done: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
             launch_ns: AtomicU64::new(0),
+            covered: AtomicU64::new(NEVER),
             abandoned: AtomicBool::new(false),
         })
     }
@@ -237,26 +265,21 @@ impl Lane {
     /// how large that should be.
     pub(super) fn pace(&self) {
         let recorded = self.recorded.load(Relaxed);
-        let batch = self.batch.load(Relaxed);
+        let batch = self.batch.load(Relaxed).max(1);
         let launch_ns = self.launch_ns.load(Relaxed);
         let alone = batch == 1 && launch_ns > LONG_NS;
         let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
-        if undisturbing(|| self.is_done(awaited)) {
-            self.mark.store(clock::now(), Relaxed);
-            // The GPU is ahead of the program.
-            self.resize(batch.saturating_mul(2));
-            return;
-        }
-        let nap = (launch_ns * u64::from(batch) / 8).clamp(30_000, 500_000);
-        loop {
+        let nap = (launch_ns.saturating_mul(u64::from(batch)) / 8).clamp(30_000, 500_000);
+        let mut waited = false;
+        while !undisturbing(|| self.is_done(awaited)) {
+            waited = true;
             clock::sleep(nap);
-            if undisturbing(|| self.is_done(awaited)) {
-                break;
-            }
         }
         let now = clock::now();
         let took = now.saturating_sub(self.mark.swap(now, Relaxed)).max(1);
-        self.launch_ns.store(took / u64::from(batch.max(1)), Relaxed);
+        if waited {
+            self.launch_ns.store(took / u64::from(batch), Relaxed);
+        }
         let fitting = u64::from(batch) * BATCH_NS / took;
         self.resize(u32::try_from(fitting).unwrap_or(MAX_BATCH).min(batch.saturating_mul(2)));
     }
@@ -272,20 +295,36 @@ impl Lane {
         (self.recorded.load(Acquire) << 8).wrapping_add(u64::from(self.uncovered.load(Acquire)))
     }
 
-    /// Whether everything launched has been done, as far as can be known. Launches that no event
-    /// covers yet, because their thread is busy elsewhere, are taken to need as long as such launches
-    /// usually do from `since` on. To be called by the governor, pinned.
-    pub(super) fn is_drained(&self, since: u64, now: u64) -> bool {
-        if self.batch.load(Relaxed) == CLOSED {
+    /// Whether everything launched has been done. Launches that no event covers yet, because their
+    /// thread is busy elsewhere, get the governor's event. To be called by the governor, pinned.
+    pub(super) fn is_drained(&self) -> bool {
+        if self.lost.load(Acquire) {
             return true;
         }
         let recorded = self.recorded.load(Acquire);
-        if self.done.load(Acquire) < recorded && !self.in_context(|| self.is_done(recorded)) {
-            return false;
+        let activity = self.activity();
+        let uncovered = self.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
+        if self.done.load(Acquire) >= recorded && !uncovered {
+            return true;
         }
-        let uncovered = u64::from(self.uncovered.load(Acquire));
-        let estimate = uncovered * self.launch_ns.load(Relaxed).max(1_000);
-        now.saturating_sub(since) >= estimate.min(2 * BATCH_NS)
+        self.in_context(|| {
+            if !self.is_done(recorded) {
+                return false;
+            }
+            // The calling thread cannot name another thread's default stream; what is in there and not
+            // covered is less than a batch.
+            if !uncovered || self.stream == STREAM_PER_THREAD {
+                return true;
+            }
+            let event = self.events[2].load(Relaxed);
+            if self.covered.load(Relaxed) != activity {
+                self.covered.store(activity, Relaxed);
+                // Work that is being captured does not run.
+                return super::is_capturing(self.stream)
+                    || !own::event_record(event, self.stream as Stream).is_ok();
+            }
+            own::event_query(event) != CuResult::NOT_READY
+        })
     }
 
     /// Runs driver calls in the lane's context, from a thread that has none of its own.
@@ -299,9 +338,17 @@ impl Lane {
         result
     }
 
-    /// The lane's context is going away.
+    /// A context is going away.
     pub(super) fn context_ends(&self, context: usize) {
         if self.context == context {
+            self.batch.store(CLOSED, Relaxed);
+            self.lost.store(true, Release);
+        }
+    }
+
+    /// A stream is going away; what is in it will still be done.
+    pub(super) fn stream_ends(&self, stream: usize) {
+        if self.stream == stream {
             self.batch.store(CLOSED, Relaxed);
         }
     }
@@ -313,7 +360,7 @@ impl Lane {
 
     /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
     pub(super) fn destroy_events(&self) {
-        if self.batch.load(Relaxed) != CLOSED {
+        if !self.lost.load(Acquire) {
             for event in &self.events {
                 let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));
             }

@@ -111,6 +111,20 @@ fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     result
 }
 
+/// A stream is about to end: nothing may be recorded into it any more.
+pub(crate) fn stream_ends(stream: Stream) {
+    if GATED.load(Ordering::Relaxed) != YES {
+        return;
+    }
+    let Some(runtime) = runtime::existing() else { return };
+    let _alone = pins::exclude();
+    for device in runtime.devices() {
+        for lane in device.gate().lanes() {
+            lane.stream_ends(stream as usize);
+        }
+    }
+}
+
 /// A context is about to end: its events must not be asked about any more.
 pub(crate) fn context_ends(gate: &Gate, context: usize) {
     if context != 0 && gate.is_active() {

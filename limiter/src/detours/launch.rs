@@ -16,6 +16,8 @@ macros::detours! {
     /// Passes the gate of the current device only.
     fn cuLaunchCooperativeKernelMultiDevice(list: *mut LaunchParams, count: c_uint, flags: c_uint) -> CuResult = cooperative_multi;
     fn cuGraphLaunch | cuGraphLaunch_ptsz (graph: GraphExec, stream: Stream) -> CuResult = graph;
+    /// Stream Management: nothing may be recorded into a stream that is gone.
+    fn cuStreamDestroy | cuStreamDestroy_v2 (stream: Stream) -> CuResult = stream_destroy;
     /// The forms of CUDA 2.
     fn cuLaunch(f: Function) -> CuResult = legacy;
     fn cuLaunchGrid(f: Function, width: c_int, height: c_int) -> CuResult = legacy_grid;
@@ -98,6 +100,12 @@ fn graph(call: Call<signature::cuGraphLaunch>, graph: GraphExec, stream: Stream)
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(graph, stream) }
     })
+}
+
+fn stream_destroy(call: Call<signature::cuStreamDestroy>, stream: Stream) -> CuResult {
+    compute::stream_ends(stream);
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(stream) }
 }
 
 fn legacy(call: Call<signature::cuLaunch>, f: Function) -> CuResult {
