@@ -184,7 +184,9 @@ fn two_sessions_alternate_by_weight_without_overlap() {
     let small = holder(&socket, "small", 250_000, length).spawn().unwrap();
     thread::sleep(Duration::from_secs(2));
     let status = daemon.status();
-    let names: Vec<&str> = status.devices[0].sessions.iter().map(|s| s.session.as_str()).collect();
+    let mut names: Vec<&str> =
+        status.devices[0].sessions.iter().map(|session| session.session.as_str()).collect();
+    names.sort_unstable();
     assert_eq!((status.devices[0].uuid.as_str(), names), (GPU, vec!["large", "small"]));
     let (large, small) = (finish(large), finish(small));
 
