@@ -194,6 +194,27 @@ fn refusals_carry_the_servers_words() {
 }
 
 #[test]
+fn a_refusal_that_comes_before_the_request_is_sent_is_heard() {
+    let place = place();
+    let listener = UnixListener::bind(&place.path).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut some = [0u8; 1024];
+            let _ = stream.read(&mut some);
+            answer(&mut stream, "413 Payload Too Large", r#"{"error":"too much"}"#);
+        }
+    });
+    let large = json!({"text": "x".repeat(1 << 20)});
+    for _ in 0..20 {
+        match client(&place).call::<_, Value>("/v1/x", &large, PATIENCE).unwrap_err() {
+            ClientError::Refused { status: 413, message } => assert_eq!(message, "too much"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
 fn nonsense_is_a_protocol_error() {
     for (status, body) in
         [("200 OK", "not json".to_owned()), ("200 OK", format!("\"{}\"", "x".repeat(100_000)))]

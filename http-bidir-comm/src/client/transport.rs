@@ -92,6 +92,7 @@ impl Connector for SocketConnector {
                 owner: std::process::id(),
                 exchange: Exchange::First,
                 unsent: Vec::new(),
+                send_failure: None,
                 receive_limit: None,
                 send_limit: None,
             })),
@@ -125,6 +126,9 @@ pub(super) struct SocketTransport {
     /// Head and body come from ureq one after the other; they are sent together, which wakes the
     /// server once instead of twice.
     unsent: Vec<u8>,
+    /// The server took no more. It may have answered before it closed (a request that is too
+    /// large, say), so this counts only if no answer comes.
+    send_failure: Option<Errno>,
     /// The time limits last set on the socket, to spare the system calls.
     receive_limit: Option<Duration>,
     send_limit: Option<Duration>,
@@ -173,7 +177,10 @@ impl SocketTransport {
             match send(&self.socket, rest, SendFlags::NOSIGNAL) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(self.broken(error.into())),
+                Err(error) => {
+                    self.send_failure = Some(error);
+                    break;
+                }
             }
         }
         self.unsent.clear();
@@ -191,6 +198,9 @@ impl Transport for SocketTransport {
             self.exchange = Exchange::Again;
         }
         let output = self.buffers.output().get(..amount).unwrap_or_default();
+        if self.send_failure.is_some() {
+            return Ok(());
+        }
         self.unsent.extend_from_slice(output);
         if self.unsent.len() < HELD_BACK { Ok(()) } else { self.flush(timeout) }
     }
@@ -204,9 +214,12 @@ impl Transport for SocketTransport {
             let received = recv(&self.socket, self.buffers.input_append_buf(), RecvFlags::empty());
             match received {
                 Ok((0, _)) => {
-                    return match self.exchange {
-                        Exchange::Again => Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
-                        Exchange::First | Exchange::Answered => Ok(false),
+                    return match (self.send_failure, self.exchange) {
+                        (Some(error), _) => Err(self.broken(error.into())),
+                        (None, Exchange::Again) => {
+                            Err(self.broken(io::ErrorKind::UnexpectedEof.into()))
+                        }
+                        (None, Exchange::First | Exchange::Answered) => Ok(false),
                     };
                 }
                 Ok((count, _)) => {
@@ -226,7 +239,9 @@ impl Transport for SocketTransport {
         // Open means: nothing to read, not even the end.
         let mut byte = [0u8];
         let quiet = recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        matches!(quiet, Err(Errno::AGAIN)) && self.owner == std::process::id()
+        matches!(quiet, Err(Errno::AGAIN))
+            && self.send_failure.is_none()
+            && self.owner == std::process::id()
     }
 }
 
