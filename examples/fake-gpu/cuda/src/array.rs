@@ -73,7 +73,7 @@ fn check(descriptor: &Array3dDescriptor) -> Api {
     if descriptor.flags & ARRAY3D_CUBEMAP != 0 {
         let square = descriptor.width == descriptor.height;
         let faces = if layered {
-            descriptor.depth > 0 && descriptor.depth % 6 == 0
+            descriptor.depth > 0 && descriptor.depth.is_multiple_of(6)
         } else {
             descriptor.depth == 6
         };

@@ -142,11 +142,11 @@ pub(crate) fn add(
 }
 
 fn advance(inner: &mut Inner, key: u64, branch: &Branch, after: Vec<usize>) {
-    if let Some(capture) = inner.captures.get_mut(&branch.capture) {
-        if capture.origin != key {
-            capture.tips.retain(|tip| !branch.after.contains(tip));
-            capture.tips.extend(&after);
-        }
+    if let Some(capture) = inner.captures.get_mut(&branch.capture)
+        && capture.origin != key
+    {
+        capture.tips.retain(|tip| !branch.after.contains(tip));
+        capture.tips.extend(&after);
     }
     if let Some(stream) = inner.streams.get_mut(&key) {
         stream.capture = Some(Branch { capture: branch.capture, after });

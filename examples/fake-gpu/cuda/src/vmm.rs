@@ -82,7 +82,7 @@ pub(crate) extern "C" fn reserve(
     api(|| {
         with(|_, inner| {
             address.required()?;
-            let whole = size > 0 && size as u64 % GRANULE == 0;
+            let whole = size > 0 && (size as u64).is_multiple_of(GRANULE);
             let aligned = alignment == 0 || alignment.is_power_of_two();
             ensure(whole && aligned && flags == 0, CuResult::INVALID_VALUE)?;
             let alignment = alignment.max(GRANULE as usize);
@@ -163,7 +163,10 @@ pub(crate) extern "C" fn create(
             let device = locate(driver, &prop)?;
             ensure(prop.handle_types & !HANDLE_TYPES == 0, CuResult::NOT_SUPPORTED)?;
             let size = size as u64;
-            ensure(size > 0 && size % GRANULE == 0 && flags == 0, CuResult::INVALID_VALUE)?;
+            ensure(
+                size > 0 && size.is_multiple_of(GRANULE) && flags == 0,
+                CuResult::INVALID_VALUE,
+            )?;
             ensure(size <= LARGEST as u64, CuResult::OUT_OF_MEMORY)?;
             if let Some(device) = device {
                 memory::take(driver, inner, device, size)?;
@@ -240,7 +243,7 @@ pub(crate) extern "C" fn map(
             let found = *known(inner, key)?;
             let size = size as u64;
             ensure(offset == 0 && flags == 0, CuResult::INVALID_VALUE)?;
-            ensure(size == found.size && address % GRANULE == 0, CuResult::INVALID_VALUE)?;
+            ensure(size == found.size && address.is_multiple_of(GRANULE), CuResult::INVALID_VALUE)?;
             let end = address.checked_add(size).ok_or(CuResult::INVALID_VALUE)?;
             let reserved = inner
                 .vmm

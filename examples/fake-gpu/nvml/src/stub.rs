@@ -1,0 +1,101 @@
+//! The exported functions and their shape: those of the real library save all registers and take
+//! an address relative to the instruction 17 bytes in; `nvmlInit_v2` is the exception, 7 bytes in
+//! all (`31 ff e9 rel32`). A tool that patches entry points meets the same here.
+
+use core::sync::atomic::AtomicU32;
+
+use crate::{device, processes, system, utilization};
+
+/// What the stubs take the address of.
+static LANDMARK: AtomicU32 = AtomicU32::new(0);
+
+macro_rules! exports {
+    ($($name:ident => $implementation:path;)*) => {
+        $(
+            #[allow(non_snake_case, reason = "the library's own names")]
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "push r15",
+                    "push r14",
+                    "push r13",
+                    "push r12",
+                    "push rbp",
+                    "push rbx",
+                    "sub rsp, 40",
+                    "mov r12, rdi",
+                    "lea rbx, [rip + {landmark}]",
+                    "mov rdi, r12",
+                    "add rsp, 40",
+                    "pop rbx",
+                    "pop rbp",
+                    "pop r12",
+                    "pop r13",
+                    "pop r14",
+                    "pop r15",
+                    "jmp {implementation}",
+                    landmark = sym LANDMARK,
+                    implementation = sym $implementation,
+                )
+            }
+        )*
+    };
+}
+
+#[allow(non_snake_case, reason = "the library's own name")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn nvmlInit_v2() {
+    core::arch::naked_asm!(
+        "xor edi, edi",
+        "jmp {implementation}",
+        implementation = sym system::init_with_flags,
+    )
+}
+
+exports! {
+    nvmlInit => system::init_v1;
+    nvmlInitWithFlags => system::init_with_flags;
+    nvmlShutdown => system::shutdown;
+    nvmlErrorString => system::error_string;
+    nvmlSystemGetDriverVersion => system::driver_version;
+    nvmlSystemGetNVMLVersion => system::nvml_version;
+    nvmlSystemGetCudaDriverVersion => system::cuda_version;
+    nvmlSystemGetCudaDriverVersion_v2 => system::cuda_version;
+    nvmlSystemGetProcessName => system::process_name;
+    nvmlDeviceGetCount => device::count;
+    nvmlDeviceGetCount_v2 => device::count;
+    nvmlDeviceGetHandleByIndex => device::by_index;
+    nvmlDeviceGetHandleByIndex_v2 => device::by_index;
+    nvmlDeviceGetHandleByUUID => device::by_uuid;
+    nvmlDeviceGetHandleByPciBusId => device::by_pci;
+    nvmlDeviceGetHandleByPciBusId_v2 => device::by_pci;
+    nvmlDeviceGetIndex => device::index;
+    nvmlDeviceGetMinorNumber => device::index;
+    nvmlDeviceGetUUID => device::uuid;
+    nvmlDeviceGetName => device::name;
+    nvmlDeviceGetBrand => device::brand;
+    nvmlDeviceGetPciInfo => device::pci;
+    nvmlDeviceGetPciInfo_v2 => device::pci;
+    nvmlDeviceGetPciInfo_v3 => device::pci;
+    nvmlDeviceGetCudaComputeCapability => device::compute_capability;
+    nvmlDeviceGetMemoryInfo => device::memory;
+    nvmlDeviceGetMemoryInfo_v2 => device::memory_v2;
+    nvmlDeviceGetComputeMode => device::off;
+    nvmlDeviceGetPersistenceMode => device::off;
+    nvmlDeviceGetMigMode => device::not_supported;
+    nvmlDeviceGetTemperature => device::not_supported;
+    nvmlDeviceGetPowerUsage => device::not_supported;
+    nvmlDeviceGetUtilizationRates => utilization::rates;
+    nvmlDeviceGetProcessUtilization => utilization::processes;
+    nvmlDeviceGetComputeRunningProcesses => processes::compute_v1;
+    nvmlDeviceGetComputeRunningProcesses_v2 => processes::compute;
+    nvmlDeviceGetComputeRunningProcesses_v3 => processes::compute;
+    nvmlDeviceGetGraphicsRunningProcesses => processes::none;
+    nvmlDeviceGetGraphicsRunningProcesses_v2 => processes::none;
+    nvmlDeviceGetGraphicsRunningProcesses_v3 => processes::none;
+    nvmlDeviceGetMPSComputeRunningProcesses => processes::none;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2 => processes::none;
+    nvmlDeviceGetMPSComputeRunningProcesses_v3 => processes::none;
+}
