@@ -1,5 +1,6 @@
 """Runs programs with time limits and keeps what was found."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -166,6 +167,14 @@ class Harness:
             {"step": self.step, "what": what, "ok": ok, "measured": measured, "wanted": wanted}
         )
         self.log(f"  {verdict(ok)} {what}: {measured} (wanted: {wanted})")
+
+    @contextlib.contextmanager
+    def guard(self, what, wanted):
+        """What fails within is a failed criterion of its own; what follows it still runs."""
+        try:
+            yield
+        except StepFailed as failure:
+            self.check(what, False, str(failure), wanted)
 
     def log(self, text):
         self.log_file.write(f"[{self.elapsed():7.2f}] {text}\n")
