@@ -5,8 +5,10 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 NEEDED = ["sluice", "hypervisor", "tenant", "libcuda_limiter.so"]
@@ -75,20 +77,18 @@ class Harness:
                 if not name.startswith("SLUICE_FAKE_"):
                     del environment[name]
         if self.fake:
-            driver = self.out / "fake-driver"
-            driver.mkdir(exist_ok=True)
+            driver = self.fake_driver = pathlib.Path(tempfile.mkdtemp(prefix="sluice-fake-driver-"))
             for name, built in [("libcuda.so.1", "libfake_cuda.so"), ("libnvidia-ml.so.1", "libfake_nvml.so")]:
-                link = driver / name
-                link.unlink(missing_ok=True)
-                link.symlink_to((self.binaries / built).resolve())
+                (driver / name).symlink_to((self.binaries / built).resolve())
             before = environment.get("LD_LIBRARY_PATH")
-            environment["LD_LIBRARY_PATH"] = str(driver.resolve()) + (f":{before}" if before else "")
+            environment["LD_LIBRARY_PATH"] = str(driver) + (f":{before}" if before else "")
             environment["SLUICE_FAKE_NODE"] = f"/dev/shm/sluice-proof-{os.getpid()}"
         return environment
 
     def close(self):
         if self.fake:
             pathlib.Path(self.environment["SLUICE_FAKE_NODE"]).unlink(missing_ok=True)
+            shutil.rmtree(self.fake_driver, ignore_errors=True)
         self.log_file.close()
 
     # --- programs
