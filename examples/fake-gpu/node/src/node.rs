@@ -148,7 +148,7 @@ impl Node {
                 .mode(0o600)
                 .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
                 .open(path)?;
-            // SAFETY: a valid descriptor; the lock goes with it.
+            // SAFETY: a valid descriptor.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -179,6 +179,8 @@ impl Node {
                     std::fs::remove_file(path)?;
                     continue;
                 }
+                // The mapping keeps the open file, and the lock on it, alive past the descriptor.
+                libc::flock(file.as_raw_fd(), libc::LOCK_UN);
                 return Ok(Self { shared, config: (*shared).state.config });
             }
         }
