@@ -11,7 +11,7 @@ mod track;
 mod verdict;
 mod view;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use utils::units::PPM_ONE;
 
@@ -123,6 +123,7 @@ fn share(
     for guest in guests {
         running.push(stage.start_load(guest.name, &guest.limits(), &native.uuid, &load)?);
     }
+    let start = Instant::now();
     loop {
         stage.check_interrupt()?;
         let tracks: Vec<_> = running.iter().map(tenant::Running::track).collect();
@@ -132,7 +133,7 @@ fn share(
             now: track.recent_rate() / native.rate,
         });
         view.live(&Live {
-            elapsed: tracks.iter().map(track::Track::length).fold(0.0, f64::max),
+            elapsed: start.elapsed().min(length).as_secs_f64(),
             length: length.as_secs_f64(),
             tenants: shown.collect(),
         });

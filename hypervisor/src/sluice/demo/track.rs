@@ -35,11 +35,6 @@ impl Track {
         }
     }
 
-    /// Seconds from the first point to the last.
-    pub(super) fn length(&self) -> f64 {
-        self.ends().map_or(0.0, |(first, last)| last - first)
-    }
-
     /// Kernels a second over the last moments, 0 before there are two points.
     pub(super) fn recent_rate(&self) -> f64 {
         let Some((first, last)) = self.ends() else { return 0.0 };
@@ -125,7 +120,7 @@ mod tests {
         let mut slow_then_fast = track(0.0, &[1.0, 1.0, 1.0, 50.0, 50.0, 0.0]);
         assert_eq!(slow_then_fast.recent_rate(), 50.0);
         slow_then_fast.push(Point { at: 1.0, kernels: 0.0 });
-        assert_eq!(slow_then_fast.length(), 5.0, "a late point changes nothing");
+        assert_eq!(slow_then_fast.recent_rate(), 50.0, "a late point changes nothing");
         assert_eq!(Track::default().recent_rate(), 0.0);
     }
 }

@@ -63,15 +63,16 @@ impl Report {
     pub(super) fn table(&self, coloured: bool) -> String {
         let mark = |holds| mark(holds, coloured);
         let mut text = String::new();
+        let _ = writeln!(text, "           GPU time                 memory");
         let _ = writeln!(
             text,
-            "            GPU time                       memory\n            \
-             limit  delivered                 limit     granted  stopped by"
+            "{:10}{:>6}{:>11}     {:>8}{:>10}  stopped by",
+            "", "limit", "delivered", "limit", "granted"
         );
         for tenant in &self.tenants {
             let _ = writeln!(
                 text,
-                "  {:<9} {:>4.0} %     {:>5.1} %  {}  {:>9}  {:>10}  {}  {}",
+                "{:<10}{:>4.0} %{:>9.1} % {} {:>9}{:>10}  {} {}",
                 tenant.name,
                 tenant.compute_limit * 100.0,
                 tenant.compute_delivered * 100.0,
@@ -84,12 +85,13 @@ impl Report {
         }
         let _ = writeln!(
             text,
-            "  together            {:>5.1} %  of the load alone",
+            "{:<16}{:>9.1} %    of the load alone",
+            "together",
             self.aggregate * 100.0
         );
         let _ = writeln!(
             text,
-            "{}",
+            "\n{}",
             if self.holds() {
                 format!(
                     "Every limit held: shares within {:.0} points, memory never above the limit.",
@@ -108,8 +110,7 @@ impl Report {
 
 fn mark(holds: bool, coloured: bool) -> String {
     let (text, colour) = if holds { ("ok", "32") } else { ("FAILED", "31;1") };
-    // Padded inside: the columns line up whatever the terminal makes of the colour.
-    if coloured { format!("\x1b[{colour}m{text:<6}\x1b[m") } else { format!("{text:<6}") }
+    if coloured { format!("\x1b[{colour}m{text}\x1b[m") } else { text.to_owned() }
 }
 
 fn mebibytes(bytes: u64) -> String {

@@ -90,17 +90,14 @@ impl View {
     pub(super) fn live(&mut self, live: &Live) {
         match &mut self.style {
             Style::Json => {}
-            Style::Terminal { bars, .. } => {
+            Style::Terminal { drawn, bars } => {
                 let text = table(live, *bars);
-                self.wipe();
-                print(&text);
-                if let Style::Terminal { drawn, .. } = &mut self.style {
-                    *drawn = text.lines().count();
-                }
+                // In one piece, so that nothing flickers.
+                print(&(wiped(*drawn) + &text));
+                *drawn = text.lines().count();
             }
             Style::Lines { last } => {
-                let due = last.is_none_or(|last| last.elapsed() >= LINE_EVERY);
-                if due && live.elapsed > 0.0 {
+                if last.get_or_insert_with(Instant::now).elapsed() >= LINE_EVERY {
                     *last = Some(Instant::now());
                     print(&line(live));
                 }
@@ -128,14 +125,17 @@ impl View {
 
     /// Removes what may be drawn over.
     fn wipe(&mut self) {
-        if let Style::Terminal { drawn, .. } = &mut self.style
-            && *drawn > 0
-        {
-            // Cursor to the first of the lines; erase to the end of the screen (ECMA-48 CPL, ED).
-            print(&format!("\x1b[{drawn}F\x1b[J"));
+        if let Style::Terminal { drawn, .. } = &mut self.style {
+            print(&wiped(*drawn));
             *drawn = 0;
         }
     }
+}
+
+/// Cursor to the first of the last `lines` lines, then erase to the end of the screen (ECMA-48 CPL,
+/// ED).
+fn wiped(lines: usize) -> String {
+    if lines == 0 { String::new() } else { format!("\x1b[{lines}F\x1b[J") }
 }
 
 /// Progress is not worth an error.
