@@ -128,11 +128,13 @@ fn grow(driver: &Driver, inner: &mut Inner, key: u64, bytes: u64) -> Api<Pool> {
     ensure(!pool.destroyed, CuResult::INVALID_VALUE)?;
     let needed = pool.used + bytes;
     ensure(pool.limit == 0 || needed <= pool.limit, CuResult::OUT_OF_MEMORY)?;
-    let missing = needed.saturating_sub(pool.reserved);
-    let mut more = round_up(missing, CHUNK);
+    let mut more = round_up(needed.saturating_sub(pool.reserved), CHUNK);
     if driver.node.take(driver.process, pool.device, more).is_err() {
-        // A whole chunk is not left: what is needed may be.
-        more = round_up(missing, GRANULE);
+        // A whole chunk is not left. What is needed may be, once nothing lies idle (in this pool
+        // neither, so that its size has to be looked at again).
+        memory::reclaim(driver, inner, pool.device);
+        let reserved = inner.pools.get(&key).map_or(0, |pool| pool.reserved);
+        more = round_up(needed.saturating_sub(reserved), GRANULE);
         memory::take(driver, inner, pool.device, more)?;
     }
     let pool = inner.pools.get_mut(&key).ok_or(CuResult::INVALID_VALUE)?;

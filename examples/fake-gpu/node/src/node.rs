@@ -138,7 +138,6 @@ impl Node {
     }
 
     fn map(path: &Path, config: Config) -> io::Result<Self> {
-        let size = size_of::<Shared>() as u64;
         for _ in 0..100 {
             let file = OpenOptions::new()
                 .read(true)
@@ -148,43 +147,50 @@ impl Node {
                 .mode(0o600)
                 .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
                 .open(path)?;
-            // SAFETY: a valid descriptor.
-            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let seen = file.metadata()?;
-            // Somebody may have replaced the file between opening and locking it.
-            match std::fs::metadata(path) {
-                Ok(named) if named.ino() == seen.ino() && named.dev() == seen.dev() => {}
-                _ => continue,
-            }
-            let fresh = seen.len() == 0;
-            if !fresh && seen.len() != size {
-                std::fs::remove_file(path)?;
-                continue;
-            }
-            if fresh {
-                file.set_len(size)?;
-            }
-            let shared = map_file(&file)?;
-            // SAFETY: mapped in full just now; initialisation happens under the file lock.
-            unsafe {
-                if fresh || (*shared).magic == 0 {
-                    init_mutex(&raw mut (*shared).lock)?;
-                    (*shared).state.init(config, clock());
-                    (*shared).size = size;
-                    (*shared).magic = MAGIC;
-                } else if (*shared).magic != MAGIC || (*shared).size != size {
-                    libc::munmap(shared.cast(), size_of::<Shared>());
-                    std::fs::remove_file(path)?;
-                    continue;
-                }
-                // The mapping keeps the open file, and the lock on it, alive past the descriptor.
-                libc::flock(file.as_raw_fd(), libc::LOCK_UN);
-                return Ok(Self { shared, config: (*shared).state.config });
+            flock(&file, libc::LOCK_EX)?;
+            let mapped = Self::map_locked(path, &file, config);
+            // The mapping keeps the open file alive, and with it the lock: closing would not end
+            // it.
+            flock(&file, libc::LOCK_UN)?;
+            if let Some(node) = mapped? {
+                return Ok(node);
             }
         }
         Err(io::Error::other("the file kept being replaced"))
+    }
+
+    /// `None` if the file is not (or no longer) the one to use.
+    fn map_locked(path: &Path, file: &File, config: Config) -> io::Result<Option<Self>> {
+        let size = size_of::<Shared>() as u64;
+        let seen = file.metadata()?;
+        // Somebody may have replaced the file between opening and locking it.
+        match std::fs::metadata(path) {
+            Ok(named) if named.ino() == seen.ino() && named.dev() == seen.dev() => {}
+            _ => return Ok(None),
+        }
+        let fresh = seen.len() == 0;
+        if !fresh && seen.len() != size {
+            std::fs::remove_file(path)?;
+            return Ok(None);
+        }
+        if fresh {
+            file.set_len(size)?;
+        }
+        let shared = map_file(file)?;
+        // SAFETY: mapped in full just now; initialisation happens under the file lock.
+        unsafe {
+            if fresh || (*shared).magic == 0 {
+                init_mutex(&raw mut (*shared).lock)?;
+                (*shared).state.init(config, clock());
+                (*shared).size = size;
+                (*shared).magic = MAGIC;
+            } else if (*shared).magic != MAGIC || (*shared).size != size {
+                libc::munmap(shared.cast(), size_of::<Shared>());
+                std::fs::remove_file(path)?;
+                return Ok(None);
+            }
+            Ok(Some(Self { shared, config: (*shared).state.config }))
+        }
     }
 
     /// The node's fixed properties.
@@ -345,6 +351,14 @@ fn reap(guard: &mut Guard<'_>, now: u64) {
         if process.state == 1 && start_time(process.pid) != Some(process.start) {
             guard.drop_process(slot);
         }
+    }
+}
+
+fn flock(file: &File, operation: libc::c_int) -> io::Result<()> {
+    // SAFETY: a valid descriptor.
+    match unsafe { libc::flock(file.as_raw_fd(), operation) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
