@@ -104,6 +104,12 @@ impl Report {
                 )
             }
         );
+        if self.tenants.iter().any(|t| t.compute_delivered < t.compute_limit - TOLERANCE) {
+            text.push_str(
+                "Less than the share: on a machine whose CPUs are busy with other work, turns are \
+                 handed over late.\n",
+            );
+        }
         text
     }
 }
@@ -150,6 +156,12 @@ mod tests {
                 r#""native_rate":400.0,"aggregate":0.5}"#
             )
         );
+    }
+
+    #[test]
+    fn a_missed_share_names_the_likely_reason() {
+        assert!(report(0.20, 3 << 29, OOM).table(false).contains("CPUs are busy"));
+        assert!(!report(0.30, 3 << 29, OOM).table(false).contains("CPUs are busy"));
     }
 
     #[test]
