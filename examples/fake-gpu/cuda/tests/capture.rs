@@ -1,5 +1,12 @@
 //! Stream capture: what is recorded, and what breaks it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
 mod support;
 
 use std::sync::mpsc;
@@ -91,7 +98,8 @@ fn unsafe_calls_break_a_global_capture_unless_relaxed() {
         ok(cuEventRecord(done, other));
         ok(cuEventSynchronize(done));
         let (other_address, done_address) = (other as usize, done as usize);
-        let calls: [(&str, Box<dyn Fn() -> u32 + Send + Sync>); 6] = [
+        type Call = Box<dyn Fn() -> u32 + Send + Sync>;
+        let calls: [(&str, Call); 6] = [
             ("cuEventQuery", Box::new(move || cuEventQuery(done_address as Ptr))),
             ("cuEventSynchronize", Box::new(move || cuEventSynchronize(done_address as Ptr))),
             ("cuStreamQuery", Box::new(move || cuStreamQuery(other_address as Ptr))),

@@ -1,5 +1,12 @@
 //! Device memory: exact to the byte, for every way to get it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
 mod support;
 
 use std::ffi::c_void;

@@ -1,5 +1,12 @@
 //! What the library exports, and how the functions begin.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
 mod support;
 
 use support::*;

@@ -1,5 +1,12 @@
 //! Time: kernels hold the device for as long as they say.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
 mod support;
 
 use std::ffi::c_void;

@@ -1,7 +1,7 @@
 //! Loads the built library and runs each test in a process of its own, over a node of its own.
 
 #![allow(dead_code, reason = "each test file uses a part")]
-#![allow(non_snake_case, reason = "the driver's own names")]
+#![allow(non_snake_case, clippy::too_many_arguments, reason = "the driver's own names and shapes")]
 
 use std::ffi::{CString, c_void};
 use std::path::PathBuf;
@@ -32,10 +32,15 @@ pub(crate) type Ptr = *mut c_void;
 
 /// The library beside the test (tests are in `deps`).
 pub(crate) fn library() -> PathBuf {
+    built("libfake_cuda.so")
+}
+
+/// A library of this workspace, built for the tests.
+pub(crate) fn built(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let deps = own.parent().unwrap();
-    let candidates = [deps.join("libfake_cuda.so"), deps.parent().unwrap().join("libfake_cuda.so")];
-    candidates.into_iter().find(|path| path.exists()).expect("libfake_cuda.so is not built")
+    let candidates = [deps.join(name), deps.parent().unwrap().join(name)];
+    candidates.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("no {name}"))
 }
 
 fn loaded() -> usize {
@@ -61,9 +66,9 @@ macro_rules! driver {
     ($($name:ident($($arg:ident: $kind:ty),* $(,)?);)*) => {$(
         pub(crate) fn $name($($arg: $kind),*) -> u32 {
             let address = symbol(stringify!($name)).expect(stringify!($name));
+            type Function = extern "C" fn($($kind),*) -> u32;
             // SAFETY: the signature is the one in cuda.h.
-            let function: extern "C" fn($($kind),*) -> u32 =
-                unsafe { std::mem::transmute(address) };
+            let function = unsafe { std::mem::transmute::<usize, Function>(address) };
             function($($arg),*)
         }
     )*};
