@@ -186,25 +186,6 @@ fn copies_take_time_on_the_device() {
     });
 }
 
-/// How many kernels of 500 us one process runs while others do the same, for a second.
-fn dense_part() -> u64 {
-    let gpu = Gpu::open();
-    let on = stream();
-    let begin = Instant::now();
-    let mut kernels = 0;
-    while begin.elapsed() < Duration::from_secs(1) {
-        gpu.launch(on, 500);
-        kernels += 1;
-    }
-    // What has not run does not count.
-    let end = event();
-    ok(cuEventRecord(end, on));
-    let rest = Instant::now();
-    ok(cuEventSynchronize(end));
-    let left = rest.elapsed().as_micros() as u64 / 500;
-    kernels - left.min(kernels)
-}
-
 #[test]
 fn two_processes_are_sliced_fairly_with_a_loss() {
     const NAME: &str = "two_processes_are_sliced_fairly_with_a_loss";
@@ -218,13 +199,14 @@ fn two_processes_are_sliced_fairly_with_a_loss() {
             ok(cuStreamSynchronize(on));
             println!("ready");
             std::io::stdin().read_exact(&mut [0]).unwrap();
+            let begun = uptime_ms();
             ok(cuEventRecord(start, on));
             for _ in 0..1000 {
                 gpu.launch(on, 500);
             }
             ok(cuEventRecord(end, on));
             ok(cuEventSynchronize(end));
-            println!("took {}", elapsed(start, end));
+            println!("took {} {begun}", elapsed(start, end));
             return;
         }
         let mut parts = [start_part(NAME, "a"), start_part(NAME, "b")];
@@ -233,21 +215,30 @@ fn two_processes_are_sliced_fairly_with_a_loss() {
             use std::io::Write;
             part.stdin.take().unwrap().write_all(b"g").unwrap();
         }
-        let took: Vec<f64> = parts
+        let figures: Vec<(f64, f64)> = parts
             .into_iter()
             .map(|part| {
                 let output = part.wait_with_output().unwrap();
                 let text = String::from_utf8(output.stdout).unwrap();
-                let figure = text.split("took ").nth(1).unwrap_or_else(|| panic!("{text}"));
-                figure.split_whitespace().next().unwrap().parse().unwrap()
+                let line = text.split("took ").nth(1).unwrap_or_else(|| panic!("{text}"));
+                let mut words = line.split_whitespace().map(|word| word.parse().unwrap());
+                (words.next().unwrap(), words.next().unwrap())
             })
             .collect();
-        // 500 ms of work each; together 1000 ms at 2.0 of 2.2.
-        for &ms in &took {
-            assert!((1000.0..1300.0).contains(&ms), "{took:?}");
+        // 500 ms of work each. While both are there each gets 2.0 of 4.4 ms; one is alone for as
+        // long as the other starts later.
+        let apart = (figures[0].1 - figures[1].1).abs();
+        assert!(apart < 400.0, "{figures:?}");
+        let expected = 500.0 * 2.2 - 1.2 * apart;
+        for (took, _) in &figures {
+            assert!((took / expected - 1.0).abs() < 0.08, "{figures:?}, expected {expected}");
         }
-        assert!(took.iter().any(|&ms| ms > 1050.0), "{took:?}");
     });
+}
+
+fn uptime_ms() -> f64 {
+    let text = std::fs::read_to_string("/proc/uptime").unwrap();
+    text.split(' ').next().unwrap().parse::<f64>().unwrap() * 1000.0
 }
 
 #[test]
@@ -294,10 +285,10 @@ fn fake_state(pid: u32) -> Option<String> {
     stat.rsplit(") ").next()?.split(' ').next().map(str::to_owned)
 }
 
+/// The figure to expect is a quarter of a microsecond; the bound leaves room for a busy machine.
 #[test]
-#[ignore = "a measurement: cargo test -p fake-cuda --release -- --ignored --nocapture launch_cost"]
-fn launch_cost() {
-    isolated("launch_cost", &[], || {
+fn a_launch_is_cheap() {
+    isolated("a_launch_is_cheap", &[], || {
         let gpu = Gpu::open();
         let on = stream();
         let mut best = f64::MAX;
@@ -310,12 +301,45 @@ fn launch_cost() {
             ok(cuStreamSynchronize(on));
         }
         eprintln!("cuLaunchKernel: {best:.0} ns");
-        assert!(best < 1500.0);
+        assert!(best < 10_000.0, "{best} ns");
     });
 }
 
 #[test]
-#[ignore = "a measurement of one process alone"]
-fn dense_alone() {
-    isolated("dense_alone", &[], || eprintln!("{} kernels of 500 us in a second", dense_part()));
+fn killed_at_any_moment_nothing_is_lost() {
+    const NAME: &str = "killed_at_any_moment_nothing_is_lost";
+    isolated(NAME, &[], || {
+        if part().is_some() {
+            let gpu = Gpu::open();
+            let on = stream();
+            loop {
+                let (mut address, one) = (0, event());
+                ok(cuMemAlloc_v2(&mut address, 64 << 20));
+                for _ in 0..20 {
+                    gpu.launch(on, 20);
+                }
+                ok(cuEventRecord(one, on));
+                ok(cuStreamSynchronize(on));
+                ok(cuEventDestroy_v2(one));
+                ok(cuMemFree_v2(address));
+            }
+        }
+        let gpu = Gpu::open();
+        let before = free_memory();
+        let mut seed = 12_345_u64;
+        for _ in 0..20 {
+            let mut children: Vec<_> = (0..4).map(|_| start_part(NAME, "worker")).collect();
+            for child in &mut children {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                std::thread::sleep(Duration::from_micros(seed >> 50));
+                child.kill().unwrap();
+                child.wait().unwrap();
+            }
+            assert_eq!(free_memory(), before);
+            let on = stream();
+            gpu.launch(on, 100);
+            ok(cuStreamSynchronize(on));
+            ok(cuStreamDestroy_v2(on));
+        }
+    });
 }

@@ -265,7 +265,7 @@ pub(crate) fn isolated(test: &str, variables: &[(&str, &str)], body: impl FnOnce
     }
     let directory = tempfile::tempdir_in(memory_directory()).unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(["--exact", test, "--nocapture", "--test-threads=1", "--include-ignored"])
         .env(BODY, test)
         .env("SLUICE_FAKE_NODE", directory.path().join("node"))
         .env_remove("CUDA_VISIBLE_DEVICES")
@@ -292,7 +292,7 @@ fn text(output: &Output) -> String {
 /// Starts another process on the same node, which plays `part` of the same test.
 pub(crate) fn start_part(test: &str, part: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .args(["--exact", test, "--nocapture", "--test-threads=1", "--include-ignored"])
         .env(PART, part)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
