@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use utils::page::layout::NO_LIMIT;
 use utils::page::{Page, Seat};
 use utils::protocol::Policy;
-use utils::quota::WHOLE;
+use utils::units::PPM_ONE;
 use utils::uuid::DeviceUuid;
 
 /// What this process keeps about a device.
@@ -45,7 +45,7 @@ impl Device {
             session_dir,
             uuid,
             limits.memory_bytes.unwrap_or(NO_LIMIT),
-            share.unwrap_or(WHOLE),
+            share.unwrap_or(PPM_ONE),
         )
         .map_err(refused)?;
         Ok(Self {

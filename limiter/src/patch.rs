@@ -1,7 +1,8 @@
 //! Noticing that a driver library has been loaded, and patching it before anybody can call it.
 
+use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::detours::{self, Library};
-use crate::own;
+use crate::{own, report};
 use core::ffi::c_void;
 use std::collections::{HashMap, HashSet};
 use std::fs::OpenOptions;
@@ -42,7 +43,7 @@ pub(crate) unsafe fn start() {
     let mut engine = hook::engine();
     // SAFETY: the caller is a constructor.
     if let Err(error) = unsafe { loader::watch(engine.as_mut(), on_change) } {
-        crate::report::once(format_args!("{error}; CUDA programs are not limited in this process"));
+        report::once(format_args!("{error}; CUDA programs are not limited in this process"));
     }
 }
 
@@ -77,7 +78,7 @@ fn on_change() {
         };
         let slot = &mut seen.patched[kind as usize];
         if slot.is_some() {
-            failed(format!("a second {} was loaded from {}", kind.soname(), library.path()));
+            further_copy(kind, &library);
             continue;
         }
         *slot = Some(library.key());
@@ -116,6 +117,39 @@ fn patch(kind: Library, library: loader::Library) {
     write_report(kind, &states);
 }
 
+/// A library is patched once in a process, because a detour has one way back. A further copy (another
+/// path, another namespace of the loader) must not be a way around the limits: its functions lead to
+/// the first copy, and since nothing can then initialise it, whatever else it has only fails.
+fn further_copy(kind: Library, library: &loader::Library) {
+    let config = Config::from_env(&ProcessEnvironment);
+    if config.as_ref().is_ok_and(|config| !config.limits_anything()) {
+        return;
+    }
+    let copy = format!("a second {} was loaded from {}", kind.soname(), library.path());
+    match kind {
+        // Its handles mean nothing to the first copy.
+        Library::Nvml => report::once(format_args!("{copy}: it shows the device, not the limits")),
+        Library::Cuda if config.is_ok_and(|config| config.on_failure == OnFailure::Open) => {
+            report::once(format_args!("{copy}: calls into it are NOT limited"));
+        }
+        Library::Cuda => {
+            report::once(format_args!("{copy}: calls into it go to the first, or fail"));
+            let mut engine = hook::engine();
+            library.functions(&mut |symbol| {
+                let detour = detours::all()
+                    .find(|detour| detour.library == kind && detour.symbol == symbol.name);
+                let Some(detour) = detour else { return };
+                // SAFETY: as in `install`; nobody calls the original.
+                let redirected =
+                    unsafe { engine.install(symbol.address, detour.entry, &Slot::new()) };
+                if let Err(error) = redirected {
+                    failed(format!("{copy}: {}: {error}", detour.symbol));
+                }
+            });
+        }
+    }
+}
+
 fn install(
     engine: &mut dyn HookEngine,
     target: *const c_void,
@@ -139,6 +173,6 @@ fn write_report(kind: Library, states: &HashMap<&str, String>) {
         .open(&path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     if let Err(error) = written {
-        crate::report::once(format_args!("{REPORT_FILE}={}: {error}", path.display()));
+        report::once(format_args!("{REPORT_FILE}={}: {error}", path.display()));
     }
 }

@@ -5,7 +5,8 @@
 //! die between any two stores: what the slots say is the truth, and sums are made from them.
 
 use crate::page::layout::{Kind, Layout, NO_LIMIT, Slot};
-use crate::quota::{Bucket, WHOLE};
+use crate::quota::Bucket;
+use crate::units::PPM_ONE;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// The largest balance that an idle session saves up: 100 ms of its share.
@@ -158,7 +159,7 @@ impl<'a> Book<'a> {
     }
 
     fn share(&self) -> u32 {
-        self.0.share_ppm.load(Relaxed).min(WHOLE)
+        self.0.share_ppm.load(Relaxed).min(PPM_ONE)
     }
 
     fn burst(&self) -> u64 {

@@ -98,10 +98,3 @@ pub struct Lease {
     /// From the reading of this message until launching has to stop, in microseconds.
     pub length_us: u64,
 }
-
-/// The body of every answer that is not a success.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// What was wrong with which value, and what would be accepted.
-    pub error: String,
-}

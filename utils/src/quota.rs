@@ -1,12 +1,11 @@
 //! The arithmetic of a time quota: a bucket that the clock fills and holding a device empties.
 //!
 //! Everything is in nanoseconds of one monotonic clock whose value the caller passes in. Shares
-//! are in millionths of wall time ([`WHOLE`] = 100 %). Sums are exact: what is refilled between
+//! are in millionths of wall time ([`PPM_ONE`] = 100 %). Sums are exact: what is refilled between
 //! two moments does not depend on how often the bucket was settled in between, so that an account
 //! does not drift however often it is looked at.
 
-/// The share that stands for all of a device's time, in millionths.
-pub const WHOLE: u32 = 1_000_000;
+use crate::units::PPM_ONE;
 
 /// The deepest debt an account remembers: 10 s. What is overrun beyond it is forgiven, so that one
 /// endless kernel does not lock a session out for as long as it ran.
@@ -65,11 +64,11 @@ impl Bucket {
     /// refilled meanwhile. `None`: nothing is left. A whole share never runs out (`u64::MAX`).
     pub fn lease_length(&self, share_ppm: u32) -> Option<u64> {
         let balance = u64::try_from(self.balance_ns).ok().filter(|&ns| ns > 0)?;
-        let drain_ppm = u64::from(WHOLE.saturating_sub(share_ppm));
+        let drain_ppm = u64::from(PPM_ONE.saturating_sub(share_ppm));
         if drain_ppm == 0 {
             return Some(u64::MAX);
         }
-        Some(narrow(u128::from(balance) * u128::from(WHOLE) / u128::from(drain_ppm)))
+        Some(narrow(u128::from(balance) * u128::from(PPM_ONE) / u128::from(drain_ppm)))
     }
 
     /// How long until the balance reaches `balance_ns` if the device is not held. `Some(0)`: it is
@@ -80,9 +79,9 @@ impl Bucket {
         let Some(missing) = u128::try_from(missing).ok().filter(|&ns| ns > 0) else {
             return Some(0);
         };
-        match share_ppm.min(WHOLE) {
+        match share_ppm.min(PPM_ONE) {
             0 => None,
-            share => Some(narrow((missing * u128::from(WHOLE)).div_ceil(u128::from(share)))),
+            share => Some(narrow((missing * u128::from(PPM_ONE)).div_ceil(u128::from(share)))),
         }
     }
 }
@@ -90,8 +89,8 @@ impl Bucket {
 /// The balance that lets the device be held for `length_ns`, counting what is refilled meanwhile:
 /// the inverse of [`Bucket::lease_length`], rounded up.
 pub fn balance_for(length_ns: u64, share_ppm: u32) -> u64 {
-    let drain_ppm = WHOLE.saturating_sub(share_ppm);
-    narrow((u128::from(length_ns) * u128::from(drain_ppm)).div_ceil(u128::from(WHOLE)))
+    let drain_ppm = PPM_ONE.saturating_sub(share_ppm);
+    narrow((u128::from(length_ns) * u128::from(drain_ppm)).div_ceil(u128::from(PPM_ONE)))
 }
 
 /// What a share earns in `length_ns`, rounded down.
@@ -102,8 +101,8 @@ pub fn earned(length_ns: u64, share_ppm: u32) -> u64 {
 /// Time earned since the clock's start, rounded down. Differences of it are what makes settling
 /// exact: the rounding of one settlement is undone by the next.
 fn earned_since_start(now_ns: u64, share_ppm: u32) -> u64 {
-    let (share, whole) = (u64::from(share_ppm.min(WHOLE)), u64::from(WHOLE));
-    // Equal to now * share / WHOLE without the intermediate overflow.
+    let (share, whole) = (u64::from(share_ppm.min(PPM_ONE)), u64::from(PPM_ONE));
+    // Equal to now * share / PPM_ONE without the intermediate overflow.
     now_ns / whole * share + now_ns % whole * share / whole
 }
 
@@ -159,11 +158,11 @@ mod tests {
     #[test]
     fn whole_and_zero_shares() {
         let bucket = Bucket { balance_ns: 1, settled_at_ns: 0 };
-        assert_eq!(bucket.lease_length(WHOLE), Some(u64::MAX));
-        assert_eq!(bucket.lease_length(WHOLE + 5), Some(u64::MAX));
+        assert_eq!(bucket.lease_length(PPM_ONE), Some(u64::MAX));
+        assert_eq!(bucket.lease_length(PPM_ONE + 5), Some(u64::MAX));
         assert_eq!(bucket.ready_in(2, 0), None);
         assert_eq!(bucket.ready_in(1, 0), Some(0));
-        assert_eq!(balance_for(5 * MS, WHOLE), 0);
+        assert_eq!(balance_for(5 * MS, PPM_ONE), 0);
         assert_eq!(balance_for(5 * MS, 0), 5 * MS);
     }
 
@@ -173,7 +172,7 @@ mod tests {
         fn no_drift(
             start in 0u64..u64::MAX / 2,
             steps in prop::collection::vec((0u64..3_000_000, any::<bool>()), 1..200),
-            share in 0u32..=WHOLE,
+            share in 0u32..=PPM_ONE,
         ) {
             let mut bucket = Bucket::empty_at(start);
             let (mut now, mut held) = (start, 0u64);
@@ -211,14 +210,14 @@ mod tests {
         #[test]
         fn ready_in_is_sufficient_and_not_late(
             balance in -1_000_000_000i64..1_000_000, want in 0u64..100_000_000,
-            at in 0u64..u64::MAX / 4, share in 1u32..=WHOLE,
+            at in 0u64..u64::MAX / 4, share in 1u32..=PPM_ONE,
         ) {
             let bucket = Bucket { balance_ns: balance, settled_at_ns: at };
             let wait = bucket.ready_in(want, share).unwrap();
             let mut later = bucket;
             later.settle(at + wait, share, UNCAPPED, false);
             prop_assert!(later.balance_ns >= want as i64);
-            let grain = 2 * u64::from(WHOLE).div_ceil(u64::from(share));
+            let grain = 2 * u64::from(PPM_ONE).div_ceil(u64::from(share));
             if wait > grain {
                 let mut early = bucket;
                 early.settle(at + wait - grain, share, UNCAPPED, false);
@@ -229,7 +228,7 @@ mod tests {
         /// Holding for the lease's length leaves nothing, and no more than rounding is overdrawn.
         #[test]
         fn a_lease_uses_up_the_balance(
-            balance in 1i64..1_000_000_000, at in 0u64..u64::MAX / 4, share in 0u32..WHOLE,
+            balance in 1i64..1_000_000_000, at in 0u64..u64::MAX / 4, share in 0u32..PPM_ONE,
         ) {
             let mut bucket = Bucket { balance_ns: balance, settled_at_ns: at };
             let length = bucket.lease_length(share).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use utils::protocol::{DeviceQuota, Policy, Register, VERSION};
-use utils::quota::WHOLE;
+use utils::units::PPM_ONE;
 
 use super::refused::Refused;
 
@@ -48,7 +48,7 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refu
     for DeviceQuota { uuid, share_ppm, policy } in &register.devices {
         let uuid = uuid_form(uuid)?;
         let (share_ppm, policy) = (*share_ppm, *policy);
-        if policy == Policy::Fixed && !(1..=WHOLE).contains(&share_ppm) {
+        if policy == Policy::Fixed && !(1..=PPM_ONE).contains(&share_ppm) {
             return Err(Refused::Share { uuid, share_ppm });
         }
         if quotas.insert(uuid.clone(), Quota { share_ppm, policy }).is_some() {

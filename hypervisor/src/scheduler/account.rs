@@ -1,6 +1,7 @@
 //! What one session has earned, used and owes on one device.
 
-use utils::quota::{Bucket, WHOLE};
+use utils::quota::Bucket;
+use utils::units::PPM_ONE;
 
 use super::tuning::Tuning;
 
@@ -85,7 +86,7 @@ impl Account {
 
     /// How long a turn that starts now may be.
     pub(super) fn lease_length(&self, tuning: &Tuning) -> u64 {
-        let affordable = if self.share_ppm >= WHOLE {
+        let affordable = if self.share_ppm >= PPM_ONE {
             u64::MAX
         } else {
             self.bucket.lease_length(self.share_ppm).unwrap_or(0)
@@ -94,6 +95,6 @@ impl Account {
     }
 
     fn weighted(&self, ns: u64) -> u128 {
-        u128::from(ns) * u128::from(WHOLE) / u128::from(self.share_ppm.max(1))
+        u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.share_ppm.max(1))
     }
 }

@@ -75,7 +75,7 @@ mod tests {
     #[test]
     fn every_share_can_reach_its_entry() {
         let tuning = Tuning::default();
-        for share in 1..=quota::WHOLE {
+        for share in 1..=utils::units::PPM_ONE {
             assert!(tuning.entry_ns(share) <= tuning.burst_ns(share), "{share}");
             assert!(tuning.shortest_ns <= tuning.longest_turn_ns(share), "{share}");
         }

@@ -5,13 +5,15 @@ use super::lane::Lane;
 use crate::device::Device;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::time::Duration;
+use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Open or closed, and the lanes that lead through it.
 pub(crate) struct Gate {
+    /// Alone in its cache line: every launch reads it.
     /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
-    word: AtomicU32,
+    word: CachePadded<AtomicU32>,
     /// Number of threads that wait.
     waiting: AtomicU32,
     /// Changes when a thread begins to wait; the governor sleeps on it.
@@ -35,7 +37,7 @@ impl Gate {
     /// A closed gate; `active`: whether anybody has to pass it.
     pub(crate) const fn new(active: bool) -> Self {
         Self {
-            word: AtomicU32::new(0),
+            word: CachePadded::new(AtomicU32::new(0)),
             waiting: AtomicU32::new(0),
             bell: AtomicU32::new(0),
             active,

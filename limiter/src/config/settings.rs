@@ -3,7 +3,7 @@
 use super::device_map::Key;
 use super::environment::Environment;
 use super::error::ConfigError;
-use super::value::{Value, index};
+use super::value::{Format, Value, index};
 use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
 use utils::uuid::DeviceUuid;
 
@@ -113,6 +113,8 @@ fn value(
     };
     match variable.format.read(&text) {
         Ok(value) => Ok(Some(value)),
+        // Other software uses that name too; a value of theirs says nothing to the limiter.
+        Err(_) if matches!(variable.format, Format::LogVgpuController) => Ok(None),
         Err(problem) => {
             Err(ConfigError::Value { variable: name.to_owned(), value: text, problem, accepted })
         }

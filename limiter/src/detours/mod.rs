@@ -5,6 +5,8 @@
 
 mod arrays;
 mod context;
+#[cfg(test)]
+mod documentation;
 mod info;
 mod launch;
 mod linear;

@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::runtime;
 use core::hash::{BuildHasher, Hash};
+use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
 use std::hash::RandomState;
 use std::sync::{Mutex, PoisonError};
@@ -37,14 +38,14 @@ pub(crate) struct Allocation {
 
 /// The allocations on one device.
 pub(crate) struct Tracker {
-    shards: [Mutex<HashMap<Handle, Allocation>>; SHARDS],
+    shards: [CachePadded<Mutex<HashMap<Handle, Allocation>>>; SHARDS],
     hasher: RandomState,
 }
 
 impl Default for Tracker {
     fn default() -> Self {
         Self {
-            shards: [const { None }; SHARDS].map(|_: Option<()>| Mutex::default()),
+            shards: [const { None }; SHARDS].map(|_: Option<()>| CachePadded::default()),
             hasher: RandomState::new(),
         }
     }

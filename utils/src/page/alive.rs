@@ -3,11 +3,13 @@
 //! Each process locks the byte of the page's file that its slot stands for (`fcntl(2)`, record
 //! locks). The kernel drops the lock when the process ends, however it ends, and no other process,
 //! child or namespace can hold it in its stead. A program that closes descriptors it does not know
-//! would drop it too, so a slot without a lock is dead only if `/proc` agrees.
+//! would drop it too, so a slot without a lock is dead only if `/proc` agrees: no such process, or one
+//! that has another program in its place (`execve(2)`) and the page no longer mapped.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
 fn record(slot: usize) -> libc::flock {
     libc::flock {
@@ -49,13 +51,22 @@ pub(super) fn is_alive(file: &File, slot: usize, pid: u32, start_time: u64) -> b
     if asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short {
         return true;
     }
-    process_start(pid) == Some(start_time)
+    // One process, one slot: this process on another slot is what it was before an exec.
+    pid != std::process::id() && process_start(pid) == Some(start_time) && maps(pid, file)
+}
+
+/// Whether a process has a file mapped; assumed where it cannot be told.
+fn maps(pid: u32, file: &File) -> bool {
+    let Ok(inode) = file.metadata().map(|metadata| metadata.ino().to_string()) else { return true };
+    let Ok(maps) = fs::read_to_string(format!("/proc/{pid}/maps")) else { return true };
+    // `proc_pid_maps(5)`: address, permissions, offset, device, inode, path.
+    maps.lines().any(|line| line.split_ascii_whitespace().nth(4) == Some(inode.as_str()))
 }
 
 /// Start time of a process of this namespace in clock ticks since boot; `None` if there is none or it
 /// has ended (`proc_pid_stat(5)`, fields 3 and 22).
 pub(super) fn process_start(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name in parentheses may hold anything, spaces and parentheses included.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
