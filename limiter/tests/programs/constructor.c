@@ -1,0 +1,13 @@
+/* A library that uses the driver while it is itself being loaded. With LINKED it is linked against
+ * the driver, else it opens it. */
+#include "driver.h"
+
+__attribute__((constructor)) static void use(void) {
+#ifdef LINKED
+    extern CUresult cuInit(unsigned);
+    ok(cuInit(0));
+#endif
+    struct driver d = driver_of(open_driver(RTLD_NOW));
+    start_driver(&d);
+    say_limit(&d);
+}

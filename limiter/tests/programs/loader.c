@@ -1,0 +1,134 @@
+/* Reaches the driver in the way that its first argument names, then says whether the limit holds. */
+#include "driver.h"
+#include <pthread.h>
+#include <sys/wait.h>
+
+static void use(void *library) {
+    struct driver d = driver_of(library);
+    start_driver(&d);
+    say_limit(&d);
+}
+
+/* Says what becomes of each step in a copy of the driver that may be unusable. */
+static void try_copy(void *library) {
+    struct driver d = driver_of(library);
+    CUdevice device = 0;
+    CUcontext context = NULL;
+    CUdeviceptr memory;
+    int init = d.init(0), get = d.device_get(&device, 0);
+    int create = d.ctx_create(&context, 0, device);
+    printf("init2=%d get2=%d create2=%d much2=%d\n", init, get, create,
+           d.mem_alloc(&memory, TOO_MUCH));
+}
+
+static pthread_barrier_t together;
+
+static void *rounds(void *unused) {
+    (void)unused;
+    pthread_barrier_wait(&together);
+    for (int round = 0; round < 100; round++) {
+        void *library = open_driver(RTLD_NOW);
+        struct driver d = driver_of(library);
+        size_t bytes = 0;
+        ok(d.init(0));
+        ok(d.total_mem(&bytes, 0));
+        if (bytes != 1024 * MIB)
+            exit(96);
+        dlclose(library);
+    }
+    return NULL;
+}
+
+static int child(void (*what)(void *), void *argument) {
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        what(argument);
+        fflush(NULL);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static void open_and_use(void *unused) {
+    (void)unused;
+    use(open_driver(RTLD_NOW));
+}
+
+int main(int argc, char **argv) {
+    const char *how = argc > 1 ? argv[1] : "";
+    if (!strcmp(how, "now")) {
+        use(open_driver(RTLD_NOW));
+    } else if (!strcmp(how, "lazy")) {
+        use(open_driver(RTLD_LAZY | RTLD_GLOBAL));
+    } else if (!strcmp(how, "library")) {
+        /* The library's constructor does it all. */
+        if (!dlopen(argv[2], RTLD_NOW)) {
+            fprintf(stderr, "%s\n", dlerror());
+            return 98;
+        }
+    } else if (!strcmp(how, "namespace")) {
+        use(dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW));
+    } else if (!strcmp(how, "second-copy")) {
+        use(open_driver(RTLD_NOW));
+        try_copy(dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW));
+    } else if (!strcmp(how, "two-copies")) {
+        void *first = open_driver(RTLD_NOW);
+        void *second = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
+        try_copy(second);
+        struct driver d = driver_of(first);
+        printf("init1=%d\n", d.init(0));
+    } else if (!strcmp(how, "reopen")) {
+        for (int i = 0; i < 50; i++)
+            dlclose(open_driver(RTLD_NOW));
+        use(open_driver(RTLD_NOW));
+    } else if (!strcmp(how, "threads")) {
+        pthread_t threads[8];
+        pthread_barrier_init(&together, NULL, 8);
+        for (int i = 0; i < 8; i++)
+            pthread_create(&threads[i], NULL, rounds, NULL);
+        for (int i = 0; i < 8; i++)
+            pthread_join(threads[i], NULL);
+        use(open_driver(RTLD_NOW));
+    } else if (!strcmp(how, "proc-address")) {
+        void *library = open_driver(RTLD_NOW);
+        struct driver d = driver_of(library);
+        CUresult (*get)(const char *, void **, int, uint64_t, int *);
+        *(void **)&get = need(library, "cuGetProcAddress_v2");
+        void *found = NULL;
+        ok(get("cuInit", &found, 2000, 0, NULL));
+        *(void **)&d.init = found;
+        ok(get("cuCtxCreate", &found, 4000, 0, NULL));
+        *(void **)&d.ctx_create = found;
+        ok(get("cuMemAlloc", &found, 3020, 0, NULL));
+        *(void **)&d.mem_alloc = found;
+        start_driver(&d);
+        say_limit(&d);
+    } else if (!strcmp(how, "fork-before-init")) {
+        void *library = open_driver(RTLD_NOW);
+        int status = child(use, library);
+        printf("status=%d\n", status);
+    } else if (!strcmp(how, "fork-before-load")) {
+        printf("status=%d\n", child(open_and_use, NULL));
+    } else if (!strcmp(how, "fork-after-init")) {
+        void *library = open_driver(RTLD_NOW);
+        struct driver d = driver_of(library);
+        start_driver(&d);
+        /* The real driver is unusable in such a child; whatever it answers, it must not be memory
+         * beyond the limit. */
+        int status = child(try_copy, library);
+        say_limit(&d);
+        printf("status=%d\n", status);
+    } else if (!strcmp(how, "exec")) {
+        execl("/proc/self/exe", argv[0], "now", NULL);
+    } else if (!strcmp(how, "exec-after-init")) {
+        struct driver d = driver_of(open_driver(RTLD_NOW));
+        start_driver(&d);
+        execl("/proc/self/exe", argv[0], "now", NULL);
+    } else {
+        return 64;
+    }
+    return 0;
+}
