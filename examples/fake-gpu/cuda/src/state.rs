@@ -193,6 +193,9 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
 /// In a forked child: everything is the parent's; the child is as before `cuInit`. The parent's
 /// tables may be locked by a thread that does not exist here, so they are left alone.
 extern "C" fn forked() {
+    if let Ok(driver) = driver() {
+        driver.node.abandon();
+    }
     DRIVER.store(null_mut(), Release);
     FORKS.fetch_add(1, Relaxed);
 }

@@ -10,6 +10,8 @@
 mod support;
 
 use std::ffi::c_void;
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use support::*;
@@ -381,6 +383,60 @@ fn a_forked_child_starts_clean() {
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(status, 0);
         assert_eq!(free_memory(), before);
+    });
+}
+
+#[test]
+fn a_child_does_not_keep_its_parents_memory() {
+    const NAME: &str = "a_child_does_not_keep_its_parents_memory";
+    isolated(NAME, SMALL, || {
+        if part().is_some() {
+            let _gpu = Gpu::open();
+            ok(alloc(100 * MIB).0);
+            // SAFETY: the child only sleeps; it ends with its own alarm.
+            if unsafe { libc::fork() } == 0 {
+                std::thread::sleep(std::time::Duration::from_secs(3));
+                // SAFETY: ends the child without running exit handlers.
+                unsafe { libc::_exit(0) };
+            }
+            println!("ready");
+            std::thread::sleep(std::time::Duration::from_secs(60));
+            return;
+        }
+        let _gpu = Gpu::open();
+        let before = free_memory();
+        let mut other = start_part(NAME, "other");
+        eventually(|| free_memory() == before - 228 * MIB);
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let begin = std::time::Instant::now();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        eventually(|| free_memory() == before);
+        assert!(begin.elapsed().as_millis() < 1000, "{:?}", begin.elapsed());
+    });
+}
+
+#[test]
+fn a_program_that_executes_another_one_is_gone() {
+    const NAME: &str = "a_program_that_executes_another_one_is_gone";
+    isolated(NAME, SMALL, || {
+        if part().is_some() {
+            let _gpu = Gpu::open();
+            ok(alloc(100 * MIB).0);
+            println!("ready");
+            std::io::stdin().read_exact(&mut [0]).unwrap();
+            let error = Command::new("sleep").arg("30").exec();
+            panic!("{error}");
+        }
+        let _gpu = Gpu::open();
+        let before = free_memory();
+        let mut child = start_part(NAME, "other");
+        eventually(|| free_memory() == before - 228 * MIB);
+        child.stdin.take().unwrap().write_all(b"g").unwrap();
+        eventually(|| free_memory() == before);
+        assert!(child.try_wait().unwrap().is_none(), "the process itself lives on");
+        child.kill().unwrap();
+        child.wait().unwrap();
     });
 }
 

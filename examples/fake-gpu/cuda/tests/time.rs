@@ -177,12 +177,12 @@ fn copies_take_time_on_the_device() {
         let gpu = Gpu::open();
         let on = stream();
         let mut address = 0;
-        ok(cuMemAlloc_v2(&mut address, 25_000_000));
-        let data = vec![1_u8; 25_000_000];
+        ok(cuMemAlloc_v2(&mut address, 2_500_000));
+        let data = vec![1_u8; 2_500_000];
         let ms = measured(on, &gpu, || {
             ok(cuMemcpyHtoDAsync_v2(address, data.as_ptr().cast(), data.len(), on));
         });
-        assert!((ms - 1.001).abs() < 1e-5, "{ms}");
+        assert!((ms - 0.101).abs() < 1e-5, "{ms}");
     });
 }
 
@@ -267,10 +267,8 @@ fn death_frees_the_device_and_the_memory() {
             }
             assert_eq!(before - free_memory(), 4 * GIB + 512 * MIB);
             child.kill().unwrap();
-            // Gone, though still to be collected.
-            eventually(|| fake_state(child.id()).is_none_or(|state| state == "Z" || state == "X"));
-            assert_eq!(free_memory(), before);
             let begin = Instant::now();
+            eventually(|| free_memory() == before);
             let on = stream();
             gpu.launch(on, 1000);
             ok(cuStreamSynchronize(on));
@@ -278,11 +276,6 @@ fn death_frees_the_device_and_the_memory() {
             child.wait().unwrap();
         }
     });
-}
-
-fn fake_state(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(") ").next()?.split(' ').next().map(str::to_owned)
 }
 
 /// The figure to expect is a quarter of a microsecond; the bound leaves room for a busy machine.

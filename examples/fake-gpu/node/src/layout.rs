@@ -212,6 +212,8 @@ pub struct State {
     pub now: u64,
     /// When dead processes were last looked for.
     pub reaped: u64,
+    /// When they were last looked for the thorough way.
+    pub checked: u64,
     /// Submissions so far.
     pub seq: u64,
     /// First free stream slot below the mark.

@@ -7,18 +7,23 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::config::{Config, ConfigError};
-use crate::layout::{Op, QUEUE_DEPTH, State, StreamId};
+use crate::layout::{NONE, Op, QUEUE_DEPTH, State, StreamId};
 use crate::memory::OutOfMemory;
 use crate::process::start_time;
 use crate::queue::QueueError;
 
 /// Changes whenever the layout does: the size tells most differences, this the others.
-const MAGIC: u64 = 0x534c_5543_4500_0001;
+const MAGIC: u64 = 0x534c_5543_4500_0002;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 50_000_000;
+/// ... and in `/proc` this often.
+const CHECK_NS: u64 = 1_000_000_000;
+/// Where the bytes lie (far beyond the file's end) that processes keep locked while they live.
+const LIFE_LOCKS: i64 = 1 << 40;
 /// A sleep may end this much late; the rest of a wait is spent polling the clock.
 const SLEEP_SLACK_NS: u64 = 60_000;
 /// Free places that a caller waits for when a queue is full (or for 1 ms), so that it is not woken
@@ -50,9 +55,17 @@ struct Shared {
 }
 
 /// The simulated node, mapped into this process for its whole life.
+///
+/// A process that takes part keeps one byte of the file locked, by an open file description of its
+/// own that nothing maps and no other program inherits: the system ends the lock when the process
+/// dies or executes another program, whatever the manner. That is what the others look at.
 pub struct Node {
     shared: *mut Shared,
     config: Config,
+    /// For the locks alone.
+    life: File,
+    /// This process's slot, [`NONE`] if it only looks.
+    own: AtomicU32,
 }
 
 // SAFETY: the mapping is never unmapped, and what is behind the pointer is only touched through
@@ -176,6 +189,11 @@ impl Node {
         if fresh {
             file.set_len(size)?;
         }
+        let life = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_CLOEXEC)
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
         let shared = map_file(file)?;
         // SAFETY: mapped in full just now; initialisation happens under the file lock.
         unsafe {
@@ -189,7 +207,8 @@ impl Node {
                 std::fs::remove_file(path)?;
                 return Ok(None);
             }
-            Ok(Some(Self { shared, config: (*shared).state.config }))
+            let config = (*shared).state.config;
+            Ok(Some(Self { shared, config, life, own: AtomicU32::new(NONE) }))
         }
     }
 
@@ -237,8 +256,7 @@ impl Node {
         guard
     }
 
-    /// Registers this process and returns its slot. What an earlier program of the same process
-    /// (before exec) had is dropped.
+    /// Registers this process and returns its slot.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
@@ -246,14 +264,34 @@ impl Node {
         let pid = std::process::id();
         let start = start_time(pid).unwrap_or(0);
         let mut guard = self.lock_reaped();
-        let mark = guard.process_mark;
-        for slot in 0..mark {
-            let process = &guard.processes[slot as usize];
-            if process.state == 1 && process.pid == pid {
-                guard.drop_process(slot);
-            }
+        let slot = guard.add_process(pid, start)?;
+        self.own.store(slot, Relaxed);
+        self.life_lock(libc::F_OFD_SETLK, slot, libc::F_WRLCK);
+        Ok(slot)
+    }
+
+    /// For a forked child: lets go of what it inherited, so that it does not keep the parent's
+    /// registration alive. The node must not be used through this value any more, and the value
+    /// must never be dropped.
+    pub fn abandon(&self) {
+        // SAFETY: closes this process's copy of the descriptor; the value is not used again.
+        unsafe { libc::close(self.life.as_raw_fd()) };
+    }
+
+    /// Sets or asks for the lock of a slot; returns the kind of lock found.
+    fn life_lock(&self, command: libc::c_int, slot: u32, kind: libc::c_int) -> libc::c_int {
+        // SAFETY: plain integers, all-zero is valid.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        lock.l_start = LIFE_LOCKS + i64::from(slot);
+        lock.l_len = 1;
+        // SAFETY: a valid descriptor and a valid place for the answer.
+        match unsafe { libc::fcntl(self.life.as_raw_fd(), command, &raw mut lock) } {
+            0 => libc::c_int::from(lock.l_type),
+            // Without an answer a process counts as alive.
+            _ => kind,
         }
-        guard.add_process(pid, start)
     }
 
     /// Takes device memory.
@@ -340,15 +378,30 @@ impl Node {
 
     /// Drops a process that ends in an orderly way.
     pub fn detach(&self, process: u32) {
-        self.lock().drop_process(process);
+        let mut guard = self.lock();
+        guard.drop_process(process);
+        self.own.store(NONE, Relaxed);
+        self.life_lock(libc::F_OFD_SETLK, process, libc::F_UNLCK);
     }
 }
 
+/// Drops the processes that are no more. The lock tells at once; a child that inherited its
+/// description unseen could keep it, so that `/proc` is asked now and then as well.
 fn reap(guard: &mut Guard<'_>, now: u64) {
+    let node = guard.node;
+    let own = node.own.load(Relaxed);
+    let thorough = now.saturating_sub(guard.checked) > CHECK_NS;
     guard.reaped = now;
+    if thorough {
+        guard.checked = now;
+    }
     for slot in 0..guard.process_mark {
         let process = &guard.processes[slot as usize];
-        if process.state == 1 && start_time(process.pid) != Some(process.start) {
+        if process.state != 1 || slot == own {
+            continue;
+        }
+        let unlocked = node.life_lock(libc::F_OFD_GETLK, slot, libc::F_WRLCK) == libc::F_UNLCK;
+        if unlocked || (thorough && start_time(process.pid) != Some(process.start)) {
             guard.drop_process(slot);
         }
     }
