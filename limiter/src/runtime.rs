@@ -101,10 +101,9 @@ fn watch_forks() {
 
 impl Runtime {
     fn new() -> Self {
-        let config = Config::from_env(&ProcessEnvironment).map_err(|error| {
-            report::once(format_args!("{error}"));
-            Refused(error.to_string())
-        });
+        // Said by the first call that fails for it.
+        let config =
+            Config::from_env(&ProcessEnvironment).map_err(|error| Refused(error.to_string()));
         let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
         if let Ok(config) = &config {
             report::enable_log(config.log.tracing());
