@@ -40,9 +40,8 @@ fn failed(message: String) {
 /// # Safety
 /// To be called from a constructor.
 pub(crate) unsafe fn start() {
-    let mut engine = hook::engine();
     // SAFETY: the caller is a constructor.
-    if let Err(error) = unsafe { loader::watch(engine.as_mut(), on_change) } {
+    if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
         report::once(format_args!("{error}; CUDA programs are not limited in this process"));
     }
 }

@@ -5,6 +5,7 @@
 //! found: at the time of a notification a new one may not be relocated yet.
 
 mod elf;
+mod plain_return;
 mod watch;
 
 use core::ffi::{CStr, c_char, c_int, c_void};

@@ -1,6 +1,6 @@
 //! Being told of every change of the loader's list, before a new library's constructors run.
 
-use super::notification;
+use super::{notification, plain_return};
 use crate::hook::{HookEngine, HookError, Slot};
 use core::ffi::c_void;
 use core::mem;
@@ -25,7 +25,8 @@ static ORIGINAL: Slot = Slot::new();
 /// The callback, as an address; zero means none.
 static CALLBACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Has `callback` called at every change of the list of libraries, and once now.
+/// Has `callback` called at every change of the list of libraries, and once now. The engine is made only
+/// where the loader's notification function does more than return.
 ///
 /// The callback runs with the loader's lock held, often inside somebody's `dlopen`: it must not
 /// load libraries, wait for other threads or call into a library just found. A panic in it stops
@@ -36,7 +37,10 @@ static CALLBACK: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Errors
 /// [`WatchError`]; nothing is watched then.
-pub unsafe fn watch(engine: &mut dyn HookEngine, callback: fn()) -> Result<(), WatchError> {
+pub unsafe fn watch(
+    engine: impl FnOnce() -> Box<dyn HookEngine>,
+    callback: fn(),
+) -> Result<(), WatchError> {
     let (function, _) = notification();
     if function.is_null() {
         return Err(WatchError::NoNotification);
@@ -45,9 +49,16 @@ pub unsafe fn watch(engine: &mut dyn HookEngine, callback: fn()) -> Result<(), W
     {
         return Err(WatchError::Twice);
     }
+    let detour = on_change as *const c_void;
     // SAFETY: the function takes no arguments and returns nothing (`_dl_debug_state`), and the
-    // caller vouches that the loader is at rest.
-    let patched = unsafe { engine.install(function, on_change as *const c_void, &ORIGINAL) };
+    // caller vouches that the loader is at rest. Functions are padded to 16 bytes.
+    let patched = unsafe {
+        if plain_return::redirect(function, detour) {
+            Ok(())
+        } else {
+            engine().install(function, detour, &ORIGINAL)
+        }
+    };
     if let Err(error) = patched {
         CALLBACK.store(0, Ordering::Release);
         return Err(error.into());
@@ -85,13 +96,13 @@ mod tests {
             CHANGES.fetch_add(1, Ordering::Relaxed);
         }
         // SAFETY: no other test of this crate loads libraries.
-        unsafe { watch(engine().as_mut(), count) }.unwrap();
+        unsafe { watch(engine, count) }.unwrap();
         assert_eq!(CHANGES.load(Ordering::Relaxed), 1);
         // SAFETY: a library of the C library's own.
         let handle = unsafe { libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW) };
         assert!(!handle.is_null());
         assert!(CHANGES.load(Ordering::Relaxed) >= 2);
         // SAFETY: as above.
-        assert!(matches!(unsafe { watch(engine().as_mut(), count) }, Err(WatchError::Twice)));
+        assert!(matches!(unsafe { watch(engine, count) }, Err(WatchError::Twice)));
     }
 }
