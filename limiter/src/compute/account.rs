@@ -76,7 +76,9 @@ impl Account {
                 seat.reap();
             }
             let now = clock::now();
-            match seat.book().begin_lease(seat.slot(), now) {
+            // Not within the match, which would keep the book open while this sleeps.
+            let turn = seat.book().begin_lease(seat.slot(), now);
+            match turn {
                 Turn::Granted(length) => {
                     return Some(Lease { end: now + length.min(LONGEST_LEASE_NS), id: None });
                 }

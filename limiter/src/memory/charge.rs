@@ -46,7 +46,8 @@ pub(super) fn reserve(device: &Device, kind: Kind, bytes: u64) -> bool {
 /// Gives bytes back to the session.
 pub(super) fn release(device: &Device, kind: Kind, bytes: u64) {
     let seat = device.seat();
-    if let Err(damaged) = seat.book().release(seat.slot(), kind, bytes) {
+    let released = seat.book().release(seat.slot(), kind, bytes);
+    if let Err(damaged) = released {
         crate::report::once(format_args!("device {}: {damaged}", device.uuid()));
     }
 }
