@@ -14,6 +14,10 @@ pub const BURST_PERIOD_NS: u64 = 100_000_000;
 /// The shortest lease worth opening a gate for.
 pub const SHORTEST_LEASE_NS: u64 = 10_000_000;
 
+/// How long past the end of its lease a process may hold up its siblings: one that is stopped, or that
+/// became another program, never says that it is done.
+pub const OVERDUE_NS: u64 = 2_000_000_000;
+
 /// A reservation that does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{asked} bytes do not fit: {used} of {limit} bytes are in use")]
@@ -186,6 +190,7 @@ impl<'a> Book<'a> {
     /// until [`Book::end_lease`]. A session of which another process holds already is joined.
     pub fn begin_lease(&mut self, slot: usize, now_ns: u64) -> Turn {
         let bucket = self.settle(now_ns);
+        self.end_overdue_leases(now_ns);
         let share = self.share();
         // Half a burst at most, or a small share could never save enough for one lease.
         let wanted = crate::quota::balance_for(SHORTEST_LEASE_NS, share).min(self.burst() / 2);
@@ -193,6 +198,7 @@ impl<'a> Book<'a> {
         match bucket.lease_length(share) {
             Some(length) if joining || bucket.ready_in(wanted, share) == Some(0) => {
                 if let Some(slot) = self.slot(slot) {
+                    slot.lease_end_ns.store(now_ns.saturating_add(length), Relaxed);
                     slot.holding.store(1, Relaxed);
                 }
                 self.recount();
@@ -201,6 +207,21 @@ impl<'a> Book<'a> {
             // While another process drains, time is being taken, not earned: look again soon.
             _ if joining => Turn::In(1_000_000),
             _ => Turn::In(bucket.ready_in(wanted, share).unwrap_or(u64::MAX)),
+        }
+    }
+
+    /// Stops charging for leases that ended long ago without a word.
+    fn end_overdue_leases(&mut self, now_ns: u64) {
+        let mut ended = false;
+        for slot in self.seated() {
+            let end = slot.lease_end_ns.load(Relaxed);
+            if slot.holding.load(Relaxed) == 1 && end.saturating_add(OVERDUE_NS) < now_ns {
+                slot.holding.store(0, Relaxed);
+                ended = true;
+            }
+        }
+        if ended {
+            self.recount();
         }
     }
 

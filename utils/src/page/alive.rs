@@ -6,10 +6,10 @@
 //! would drop it too, so a slot without a lock is dead only if `/proc` agrees: no such process, or one
 //! that has another program in its place (`execve(2)`) and the page no longer mapped.
 
-use std::fs::{self, File};
+use super::Page;
+use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 
 fn record(slot: usize) -> libc::flock {
     libc::flock {
@@ -22,7 +22,11 @@ fn record(slot: usize) -> libc::flock {
 }
 
 /// Locks a slot's byte for the rest of this process's life; `false`: another process has it.
-pub(super) fn sit(file: &File, slot: usize) -> io::Result<bool> {
+pub(super) fn sit(page: &Page, slot: usize) -> io::Result<bool> {
+    if !page.has_its_file() {
+        return Err(io::Error::other("the program has closed the page's descriptor"));
+    }
+    let file = page.file();
     let lock = record(slot);
     // SAFETY: a valid descriptor and a record that lives through the call.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) } == 0 {
@@ -35,7 +39,11 @@ pub(super) fn sit(file: &File, slot: usize) -> io::Result<bool> {
 }
 
 /// Unlocks a slot's byte.
-pub(super) fn stand_up(file: &File, slot: usize) {
+pub(super) fn stand_up(page: &Page, slot: usize) {
+    if !page.has_its_file() {
+        return;
+    }
+    let file = page.file();
     let mut lock = record(slot);
     lock.l_type = libc::F_UNLCK as libc::c_short;
     // SAFETY: as in `sit`. A failure leaves the byte locked, which is safe.
@@ -44,20 +52,21 @@ pub(super) fn stand_up(file: &File, slot: usize) {
 
 /// Whether another process sits on a slot. Not to be asked of one's own slot: the kernel does not
 /// count the asker's locks.
-pub(super) fn is_alive(file: &File, slot: usize, pid: u32, start_time: u64) -> bool {
-    let mut lock = record(slot);
-    // SAFETY: as in `sit`.
-    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    if asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short {
-        return true;
+pub(super) fn is_alive(page: &Page, slot: usize, pid: u32, start_time: u64) -> bool {
+    if page.has_its_file() {
+        let mut lock = record(slot);
+        // SAFETY: as in `sit`.
+        let asked = unsafe { libc::fcntl(page.file().as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+        if asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short {
+            return true;
+        }
     }
-    // One process, one slot: this process on another slot is what it was before an exec.
-    pid != std::process::id() && process_start(pid) == Some(start_time) && maps(pid, file)
+    process_start(pid) == Some(start_time) && maps(pid, page)
 }
 
-/// Whether a process has a file mapped; assumed where it cannot be told.
-fn maps(pid: u32, file: &File) -> bool {
-    let Ok(inode) = file.metadata().map(|metadata| metadata.ino().to_string()) else { return true };
+/// Whether a process has a page mapped; assumed where it cannot be told.
+fn maps(pid: u32, page: &Page) -> bool {
+    let inode = page.inode().to_string();
     let Ok(maps) = fs::read_to_string(format!("/proc/{pid}/maps")) else { return true };
     // `proc_pid_maps(5)`: address, permissions, offset, device, inode, path.
     maps.lines().any(|line| line.split_ascii_whitespace().nth(4) == Some(inode.as_str()))

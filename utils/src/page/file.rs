@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 pub struct Page {
     map: MmapRaw,
     file: File,
+    /// Device and inode.
+    identity: (u64, u64),
     path: PathBuf,
 }
 
@@ -55,7 +57,8 @@ impl Page {
             return Err(foreign(format!("it belongs to user {}", metadata.uid())));
         }
         let map = map(&file).map_err(io)?;
-        let page = Self { map, file, path: path.clone() };
+        let identity = (metadata.dev(), metadata.ino());
+        let page = Self { map, file, identity, path: path.clone() };
         let layout = page.layout();
         let (magic, version) = (layout.magic.load(Relaxed), layout.version.load(Relaxed));
         if magic != MAGIC || layout.slot_count.load(Relaxed) as usize != SLOTS {
@@ -81,6 +84,18 @@ impl Page {
     /// The file, for its locks.
     pub(super) fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Whether the descriptor still means the page's file: a program may close descriptors that it
+    /// does not know, and get the number for a file of its own.
+    pub(super) fn has_its_file(&self) -> bool {
+        rustix::fs::fstat(&self.file)
+            .is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity)
+    }
+
+    /// The file's inode.
+    pub(super) const fn inode(&self) -> u64 {
+        self.identity.1
     }
 
     /// Where the file is.
@@ -116,7 +131,13 @@ fn create(path: &Path, device: DeviceUuid, memory_limit: u64, share_ppm: u32) ->
         .custom_flags(libc::O_NOFOLLOW)
         .open(&draft)?;
     let made = (|| {
-        file.set_len(size_of::<Layout>() as u64)?;
+        // With its memory: a store to a page of a full tmpfs would end the process.
+        rustix::fs::fallocate(
+            &file,
+            rustix::fs::FallocateFlags::empty(),
+            0,
+            size_of::<Layout>() as u64,
+        )?;
         let map = map(&file)?;
         // SAFETY: as in `Page::layout`.
         let layout = unsafe { &*map.as_ptr().cast::<Layout>() };

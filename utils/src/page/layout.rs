@@ -47,6 +47,8 @@ pub struct Slot {
     pub start_time: AtomicU64,
     /// Bytes of device memory, by [`Kind`].
     pub bytes: [AtomicU64; 8],
+    /// When the lease held was to end, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub lease_end_ns: AtomicU64,
 }
 
 /// A session's book on one device.

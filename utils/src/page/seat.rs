@@ -5,19 +5,21 @@ use super::{Page, PageError, alive};
 use crate::ledger::Book;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::time::Duration;
+use rustix::thread::Timespec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Tries before the processor is given away, and before the owner is looked at.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 20;
-const NAP: Duration = Duration::from_micros(50);
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
 /// This process's slot in a page. One per process and page: see [`alive`](super::alive).
 #[derive(Debug)]
 pub struct Seat {
     page: Page,
     slot: usize,
+    /// Process id and start time.
+    identity: (u32, u64),
     /// Keeps the threads of this process apart, so that the owner in the page is always another
     /// process.
     threads: Mutex<()>,
@@ -58,11 +60,12 @@ impl Seat {
     /// [`PageError::Full`], or [`PageError::Io`] where the file's locks do not work.
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let pid = std::process::id();
+        let start = alive::process_start(pid).unwrap_or(0);
         let count = page.layout().slots.len();
         // Start at different places, so that processes that start together do not queue.
         let first = high_water(page.layout()).min(count - 1);
         for slot in (0..count).map(|offset| (first + offset) % count) {
-            match alive::sit(page.file(), slot) {
+            match alive::sit(&page, slot) {
                 Ok(true) => {}
                 Ok(false) => continue,
                 Err(source) => {
@@ -73,11 +76,10 @@ impl Seat {
             let (old_pid, old_start) = (old.pid.load(Relaxed), old.start_time.load(Relaxed));
             if old_pid != 0 && old_pid != pid && alive::process_start(old_pid) == Some(old_start) {
                 // Alive, but it has lost its lock.
-                alive::stand_up(page.file(), slot);
+                alive::stand_up(&page, slot);
                 continue;
             }
-            let seat = Self { page, slot, threads: Mutex::new(()) };
-            let start = alive::process_start(pid).unwrap_or(0);
+            let seat = Self { page, slot, identity: (pid, start), threads: Mutex::new(()) };
             seat.book().seat(slot, pid, start);
             // Nobody may have been left to notice who died.
             seat.reap();
@@ -119,11 +121,9 @@ impl Seat {
             } else if tries <= SPINS + YIELDS {
                 std::thread::yield_now();
             } else {
-                std::thread::sleep(NAP);
-                if owner != 0
-                    && !self.is_alive(owner as usize - 1)
-                    && layout.lock.compare_exchange(owner, me, Acquire, Relaxed).is_ok()
-                {
+                // Not a cancellation point, as the standard library's would be.
+                let _ = rustix::thread::nanosleep(&NAP);
+                if self.take_over(owner, me) {
                     break true;
                 }
             }
@@ -135,33 +135,46 @@ impl Seat {
         guard
     }
 
-    fn is_alive(&self, slot: usize) -> bool {
-        // Our own slot in the lock word: left by a former process in this slot, because the
-        // threads of this one are kept apart.
+    /// Takes the lock from an owner that has died with it. While this is tried the owner's slot is
+    /// kept from being taken anew: a new process there would own the lock by the same number.
+    fn take_over(&self, owner: u32, me: u32) -> bool {
+        let Some(slot) = (owner as usize).checked_sub(1) else { return false };
+        let taken = || self.layout().lock.compare_exchange(owner, me, Acquire, Relaxed).is_ok();
         if slot == self.slot {
+            // Left by a former process in this slot, because the threads of this one are kept apart.
+            return taken();
+        }
+        if self.is_alive(slot) || !matches!(alive::sit(&self.page, slot), Ok(true)) {
             return false;
         }
+        let taken = taken();
+        alive::stand_up(&self.page, slot);
+        taken
+    }
+
+    /// Whether a process sits on a slot. What was this process before an `exec` does not count.
+    fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.layout().slots.get(slot) else { return false };
-        let (pid, start) = (record.pid.load(Relaxed), record.start_time.load(Relaxed));
-        alive::is_alive(self.page.file(), slot, pid, start)
+        let identity = (record.pid.load(Relaxed), record.start_time.load(Relaxed));
+        if slot == self.slot || identity == self.identity {
+            return slot == self.slot;
+        }
+        alive::is_alive(&self.page, slot, identity.0, identity.1)
     }
 
     /// Gives back what dead processes left; tells how many there were.
     pub fn reap(&self) -> usize {
+        let is_dead = |slot: usize| {
+            let pid = self.layout().slots.get(slot).map_or(0, |record| record.pid.load(Relaxed));
+            pid != 0 && !self.is_alive(slot)
+        };
         let mut dead = 0;
-        for slot in 0..high_water(self.layout()) {
-            let Some(record) = self.layout().slots.get(slot) else { break };
-            let pid = record.pid.load(Relaxed);
-            if slot == self.slot || pid == 0 || self.is_alive(slot) {
-                continue;
-            }
-            // Sit down first: nobody else may take the slot while it is being cleared.
-            if matches!(alive::sit(self.page.file(), slot), Ok(true)) {
-                if record.pid.load(Relaxed) == pid {
-                    self.book().vacate(slot);
-                    dead += 1;
-                }
-                alive::stand_up(self.page.file(), slot);
+        for slot in (0..high_water(self.layout())).filter(|&slot| is_dead(slot)) {
+            // Asked again with the book open: the slot may have been cleared and taken anew since.
+            let mut book = self.book();
+            if is_dead(slot) {
+                book.vacate(slot);
+                dead += 1;
             }
         }
         dead
