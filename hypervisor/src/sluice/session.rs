@@ -180,13 +180,18 @@ fn owner(path: &Path) -> Option<(u32, u64)> {
     (random.len() == 16 && fields.next().is_none()).then_some(owner)
 }
 
-/// When a process started, in clock ticks since boot: field 22 of `/proc/<pid>/stat` (proc(5)).
+/// When a process started, in clock ticks since boot: field 22 of `/proc/<pid>/stat` (proc(5)). One
+/// that has ended and only waits to be noticed by its parent counts as gone.
 fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name, field 2, may hold anything, spaces and brackets included.
     let after_name = stat.rfind(')').and_then(|end| stat.get(end + 1..)).unwrap_or_default();
-    let field = after_name.split_ascii_whitespace().nth(19);
-    field
+    let mut fields = after_name.split_ascii_whitespace();
+    if matches!(fields.next(), Some("Z" | "X")) {
+        return Err(ErrorKind::NotFound.into());
+    }
+    fields
+        .nth(18)
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no start time"))
 }
@@ -278,8 +283,15 @@ mod tests {
     }
 
     #[test]
-    fn start_times_differ_from_nothing() {
+    fn the_ended_have_no_start_time() {
         assert!(start_time(std::process::id()).unwrap() > 0);
         assert!(start_time(u32::MAX).is_err());
+        let mut ended = Command::new("true").spawn().unwrap();
+        let start = std::time::Instant::now();
+        while start_time(ended.id()).is_ok() {
+            assert!(start.elapsed().as_secs() < 60, "a zombie still counts as living");
+            std::thread::yield_now();
+        }
+        ended.wait().unwrap();
     }
 }
