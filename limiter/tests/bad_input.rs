@@ -1,5 +1,7 @@
 //! What is wrong is said in one line, and nothing goes on unlimited because of it.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
 mod common;
 
 use common::{

@@ -1,5 +1,7 @@
 //! Whichever way a program comes to the driver, its limit holds from the first call.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
 mod common;
 
 use common::{MEMORY_LIMIT, Outcome, Stage, first_device, outcome};

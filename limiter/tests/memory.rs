@@ -1,5 +1,7 @@
 //! The memory limit, for every way to allocate and to ask.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
 mod common;
 
 use common::{

@@ -1,6 +1,8 @@
 //! What the library must not do: stand in for anybody's functions, or show itself in a process that
 //! never uses a GPU.
 
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
 mod common;
 
 use common::{COMPUTE_LIMIT, MEMORY_LIMIT, Stage, built, first_device, outcome};

@@ -1,0 +1,172 @@
+//! The share of a device's time, for every way to launch. One test at a time: they all measure.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod common;
+
+use common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, outcome, start};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// In points of 100.
+const TOLERANCE: f64 = 5.0;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn dense(command: &mut Command, seconds: &str, options: &[&str]) -> Outcome {
+    let dense = ["dense", "--kernel-us", "2000", "--seconds", seconds];
+    outcome(command.args(dense).args(options)).silent()
+}
+
+/// Kernels a second without the limiter, and the percentage of it that is reached under `percent`.
+fn delivered(stage: &Stage, percent: u32, options: &[&str]) -> f64 {
+    let native = dense(&mut stage.native(built("tenant")), "1", options).rate();
+    let mut command = stage.limited(built("tenant"));
+    command.env(COMPUTE_LIMIT, first_device(percent));
+    let limited = dense(&mut command, "3", options).rate();
+    println!("{percent} % {options:?}: {limited:.1} of {native:.1} kernels/s");
+    limited / native * 100.0
+}
+
+#[track_caller]
+fn is_near(delivered: f64, share: f64, what: &str) {
+    println!("{what}: {delivered:.2} of {share}");
+    assert!((delivered - share).abs() <= TOLERANCE, "{what}: {delivered:.1} instead of {share}");
+}
+
+#[test]
+fn a_quarter_and_three_quarters() {
+    let _alone = alone();
+    for percent in [25, 75] {
+        is_near(delivered(&Stage::new(), percent, &[]), f64::from(percent), "kernel");
+    }
+}
+
+#[test]
+fn half_for_every_way_to_launch() {
+    let _alone = alone();
+    for options in [
+        &["--pattern", "ex"][..],
+        &["--pattern", "coop"],
+        &["--pattern", "graph"],
+        &["--pattern", "multistream"],
+        &["--pattern", "threads"],
+        &["--pattern", "kernel", "--ptsz"],
+        &["--pattern", "ex", "--ptsz"],
+        &["--pattern", "graph", "--ptsz"],
+    ] {
+        is_near(delivered(&Stage::new(), 50, options), 50.0, &options.join(" "));
+    }
+}
+
+#[test]
+fn processes_of_a_session_share_its_part() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = dense(&mut stage.native(built("tenant")), "1", &[]).rate();
+    let tenant = format!("{} dense --kernel-us 2000 --seconds 3", built("tenant").display());
+    let script = format!("{tenant} & {tenant}; wait");
+    let both = outcome(stage.run(&["--compute", "50"]).args(["sh", "-c", &script])).silent();
+    let rates: Vec<f64> = both
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .map(|result| result["rate"].as_f64().unwrap())
+        .collect();
+    assert_eq!(rates.len(), 2, "{both:#?}");
+    // Both hold the device at the same time, and slicing it between them costs about a tenth.
+    is_near(rates.iter().sum::<f64>() / native * 100.0, 47.0, "two processes");
+    assert!(rates.iter().all(|&rate| rate / native > 0.1), "one starves: {rates:?} of {native}");
+}
+
+#[test]
+fn the_policy_none_lifts_the_limit() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = dense(&mut stage.native(built("tenant")), "1", &[]).rate();
+    let mut command = stage.limited(built("tenant"));
+    command.env(COMPUTE_LIMIT, first_device(25)).env("SLUICE_POLICY", "none");
+    is_near(dense(&mut command, "1", &[]).rate() / native * 100.0, 100.0, "policy none");
+}
+
+/// The program `time` under a limit.
+fn program(how: &str, seconds: &str, percent: u32) -> Outcome {
+    let stage = Stage::new();
+    let program = stage.compile("time.c", "time", &[]);
+    let mut command = stage.limited(&program);
+    outcome(command.args([how, seconds]).env(COMPUTE_LIMIT, first_device(percent))).silent()
+}
+
+#[track_caller]
+fn share_of(how: &str, percent: u32) {
+    let outcome = program(how, "3", percent);
+    is_near(outcome.value("permille") as f64 / 10.0, f64::from(percent), how);
+}
+
+/// Kernels that are each waited for: nothing is launched ahead that could be counted.
+#[test]
+fn long_kernels_one_at_a_time() {
+    let _alone = alone();
+    share_of("one-at-a-time", 25);
+}
+
+#[test]
+fn streams_that_are_gone_before_their_work_is_done() {
+    let _alone = alone();
+    share_of("streams", 25);
+}
+
+#[test]
+fn contexts_made_anew() {
+    let _alone = alone();
+    share_of("contexts", 50);
+}
+
+#[test]
+fn a_capture_beside_a_limited_thread_stays_valid() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let time = stage.compile("time.c", "time", &[]);
+    let native = outcome(stage.native(&time).args(["capture", "1"])).silent();
+    assert_eq!(native.value("failed"), 0, "the program itself is wrong: {native:#?}");
+    let limited = program("capture", "3", 25);
+    assert_eq!(limited.value("failed"), 0, "{limited:#?}");
+    assert!(limited.value("captures") > 20, "{limited:#?}");
+}
+
+#[test]
+fn a_program_ends_while_its_threads_wait() {
+    let _alone = alone();
+    let outcome = program("exit-while-waiting", "0.5", 1);
+    assert_eq!(outcome.value("leaving"), 1);
+    assert!(outcome.took < Duration::from_millis(2500), "{outcome:#?}");
+}
+
+#[test]
+fn a_program_that_is_killed_while_it_waits_ends_at_once() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let time = stage.compile("time.c", "time", &[]);
+    let mut command = stage.limited(&time);
+    command.args(["exit-while-waiting", "20"]).env(COMPUTE_LIMIT, first_device(1));
+    let running = start(&mut command);
+    std::thread::sleep(Duration::from_millis(700));
+    rustix::process::kill_process(running.pid(), rustix::process::Signal::TERM).unwrap();
+    let outcome = running.end();
+    assert_eq!(outcome.code(), 1015, "{outcome:#?}");
+    assert!(outcome.took < Duration::from_millis(2700), "{outcome:#?}");
+}
+
+#[test]
+fn launches_in_exit_handlers_do_not_hang() {
+    let _alone = alone();
+    for how in ["exit-handler", "exit-handler-before"] {
+        let outcome = program(how, "0.5", 10);
+        assert!(outcome.value("late_ms") < 3000, "{how}: {outcome:#?}");
+    }
+}

@@ -1,0 +1,281 @@
+//! Leases from the daemon, and what happens without it. One test at a time: they all measure.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod common;
+
+use common::{
+    COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually, first_device,
+    outcome, start,
+};
+use rustix::process::{Signal, kill_process};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// In points of 100.
+const TOLERANCE: f64 = 5.0;
+const DAEMON: &str = "SLUICE_DAEMON";
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn socket(stage: &Stage) -> PathBuf {
+    stage.folder().join("daemon.sock")
+}
+
+/// A daemon that listens.
+fn daemon(stage: &Stage) -> Daemon {
+    let path = socket(stage);
+    let mut command = stage.native(built("hypervisor"));
+    command.args(["daemon", "--log", "warn", "--socket"]).arg(&path);
+    let running = start(command.stdout(Stdio::null()));
+    eventually("the daemon listens", || UnixStream::connect(&path).is_ok());
+    Daemon(Some(running))
+}
+
+/// Ends with the test.
+struct Daemon(Option<Running>);
+
+impl Daemon {
+    fn kill(mut self) {
+        if let Some(running) = self.0.take() {
+            running.kill();
+            let _ = running.end();
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(running) = &self.0 {
+            running.kill();
+        }
+    }
+}
+
+/// `GET /v1/status`
+fn status(socket: &Path) -> Option<Value> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    stream
+        .write_all(b"GET /v1/status HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\r\n")
+        .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    let body = &answer[answer.find('{')?..=answer.rfind('}')?];
+    serde_json::from_str(body).ok()
+}
+
+/// Microseconds that a session has been charged by the daemon.
+fn charged(socket: &Path, session: &str) -> Option<u64> {
+    let status = status(socket)?;
+    let device = status["devices"]
+        .as_array()?
+        .iter()
+        .find(|device| device["uuid"].as_str() == Some(&UUIDS[0].to_lowercase()))?
+        .clone();
+    let session =
+        device["sessions"].as_array()?.iter().find(|one| one["session"] == session)?.clone();
+    session["charged_us"].as_u64()
+}
+
+fn dense(mut command: Command, seconds: &str) -> Running {
+    start(command.args(["dense", "--kernel-us", "2000", "--seconds", seconds, "--progress"]))
+}
+
+/// A session that gets its leases from `socket`.
+fn limited(stage: &Stage, session: &str, percent: u32, socket: &Path) -> Command {
+    let mut command = stage.limited(built("tenant"));
+    command
+        .env(SESSION_DIR, stage.session(session))
+        .env(COMPUTE_LIMIT, first_device(percent))
+        .env(DAEMON, socket);
+    command
+}
+
+fn native_rate(stage: &Stage) -> f64 {
+    let options = ["dense", "--kernel-us", "2000", "--seconds", "1"];
+    outcome(stage.native(built("tenant")).args(options)).silent().rate()
+}
+
+/// Kernels completed, four times a second.
+fn progress(outcome: &Outcome) -> Vec<u64> {
+    let line = |line: &str| serde_json::from_str::<Value>(line).ok()?["kernels"].as_u64();
+    let mut counts: Vec<u64> = outcome.stdout.lines().filter_map(line).collect();
+    // The last line is the result.
+    counts.pop();
+    counts
+}
+
+/// Percentage of `native` in a stretch of time, in quarters of a second.
+#[track_caller]
+fn between(outcome: &Outcome, from: usize, to: usize, native: f64) -> f64 {
+    let counts = progress(outcome);
+    assert!(counts.len() > to, "{outcome:#?}");
+    let seconds = (to - from) as f64 / 4.0;
+    (counts[to] - counts[from]) as f64 / seconds / native * 100.0
+}
+
+#[track_caller]
+fn is_near(delivered: f64, share: f64, what: &str) {
+    println!("{what}: {delivered:.2} of {share}");
+    assert!((delivered - share).abs() <= TOLERANCE, "{what}: {delivered:.1} instead of {share}");
+}
+
+#[test]
+fn two_sessions_share_the_device_without_slicing_it() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let native = native_rate(&stage);
+    let sessions =
+        ["one", "two"].map(|name| dense(limited(&stage, name, 50, &socket(&stage)), "4"));
+    // In the middle both are known, and charged.
+    std::thread::sleep(Duration::from_secs(2));
+    for name in ["one", "two"] {
+        assert!(charged(&socket(&stage), name) > Some(100_000), "{:?}", status(&socket(&stage)));
+    }
+    let shares = sessions.map(|session| session.end().silent().rate() / native * 100.0);
+    for share in shares {
+        is_near(share, 50.0, "a session of two");
+    }
+    assert!(shares.iter().sum::<f64>() >= 90.0, "{shares:?}");
+    daemon.kill();
+}
+
+#[test]
+fn sessions_of_different_weight() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let native = native_rate(&stage);
+    let sessions = [("one", 75), ("two", 25)]
+        .map(|(name, share)| (share, dense(limited(&stage, name, share, &socket(&stage)), "4")));
+    for (share, session) in sessions {
+        let rate = session.end().silent().rate();
+        is_near(rate / native * 100.0, f64::from(share), "a session of two");
+    }
+    daemon.kill();
+}
+
+#[test]
+fn one_session_alone_gets_its_share_and_no_more() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let native = native_rate(&stage);
+    let rate = dense(limited(&stage, "one", 30, &socket(&stage)), "3").end().silent().rate();
+    is_near(rate / native * 100.0, 30.0, "alone");
+    daemon.kill();
+}
+
+/// The daemon dies in the middle and comes back: neither stuck nor unlimited meanwhile, one line, and
+/// its leases are used again.
+#[test]
+fn a_daemon_that_dies_and_returns() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let first = daemon(&stage);
+    let native = native_rate(&stage);
+    let sessions =
+        ["one", "two"].map(|name| dense(limited(&stage, name, 30, &socket(&stage)), "9"));
+    std::thread::sleep(Duration::from_secs(2));
+    first.kill();
+    std::thread::sleep(Duration::from_secs(4));
+    let second = daemon(&stage);
+    eventually("leases come from the new daemon", || {
+        ["one", "two"].iter().all(|name| charged(&socket(&stage), name) > Some(100_000))
+    });
+    for session in sessions {
+        let outcome = session.end().succeeded();
+        assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+        assert!(outcome.stderr.contains("own account"), "{outcome:#?}");
+        assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
+        // From half a second after its death to its return.
+        is_near(between(&outcome, 10, 22, native), 30.0, "without the daemon");
+        is_near(outcome.rate() / native * 100.0, 30.0, "over all");
+    }
+    second.kill();
+}
+
+#[test]
+fn a_daemon_that_is_absent() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = native_rate(&stage);
+    let outcome = dense(limited(&stage, "one", 40, &socket(&stage)), "3").end().succeeded();
+    is_near(outcome.rate() / native * 100.0, 40.0, "absent");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+    assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
+}
+
+#[test]
+fn a_socket_that_nobody_answers() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = native_rate(&stage);
+    let listener = UnixListener::bind(socket(&stage)).unwrap();
+    let accepting = std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        while let Ok((stream, _)) = listener.accept() {
+            kept.push(stream);
+            if kept.len() > 64 {
+                break;
+            }
+        }
+    });
+    let outcome = dense(limited(&stage, "one", 40, &socket(&stage)), "4").end().succeeded();
+    is_near(outcome.rate() / native * 100.0, 40.0, "silent");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+    assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
+    drop(accepting);
+}
+
+/// Something that answers, and is not the daemon.
+#[test]
+fn a_socket_that_answers_nonsense() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = native_rate(&stage);
+    let listener = UnixListener::bind(socket(&stage)).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+        }
+    });
+    let outcome = dense(limited(&stage, "one", 40, &socket(&stage)), "3").end().succeeded();
+    is_near(outcome.rate() / native * 100.0, 40.0, "nonsense");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+}
+
+/// A process that dies while it holds a lease does not take it along.
+#[test]
+fn a_killed_session_leaves_its_time_to_the_others() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let native = native_rate(&stage);
+    let other = dense(limited(&stage, "other", 60, &socket(&stage)), "8");
+    let survivor = dense(limited(&stage, "survivor", 40, &socket(&stage)), "6");
+    std::thread::sleep(Duration::from_secs(1));
+    kill_process(other.pid(), Signal::KILL).unwrap();
+    let survivor = survivor.end().silent();
+    let _ = other.end();
+    is_near(between(&survivor, 8, 22, native), 40.0, "the survivor");
+    eventually("the daemon has noticed", || {
+        status(&socket(&stage)).is_some_and(|status| {
+            status["devices"][0]["leases"].as_array().is_some_and(Vec::is_empty)
+        })
+    });
+    daemon.kill();
+}

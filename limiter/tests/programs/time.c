@@ -1,0 +1,138 @@
+/* Uses the device's time in the way that its first argument names. */
+#include "driver.h"
+#include <pthread.h>
+
+static struct driver d;
+static CUcontext context;
+static CUfunction kernel;
+static CUstream other_stream;
+static volatile int stop;
+
+/* Kernels of `us` that are each waited for, for `seconds`; says the share of the time that they took. */
+static void one_at_a_time(unsigned us, double seconds) {
+    double start = now();
+    int done = 0;
+    while (now() - start < seconds) {
+        ok(spin(&d, kernel, us, NULL));
+        ok(d.ctx_synchronize());
+        done++;
+    }
+    printf("done=%d permille=%.0f\n", done, done * (us / 1e6) / (now() - start) * 1000);
+}
+
+/* A stream of its own for every few launches, gone before they are done. */
+static void streams(double seconds) {
+    double start = now();
+    int done = 0;
+    while (now() - start < seconds) {
+        CUstream stream;
+        ok(d.stream_create(&stream, 1));
+        for (int i = 0; i < 4; i++, done++)
+            ok(spin(&d, kernel, 1000, stream));
+        ok(d.stream_destroy(stream));
+        /* As many as fit in the queue would be launched ahead. */
+        ok(d.ctx_synchronize());
+    }
+    printf("done=%d permille=%.0f\n", done, done * 1e-3 / (now() - start) * 1000);
+}
+
+/* A context of its own for every few launches. */
+static void contexts(double seconds) {
+    double start = now();
+    int done = 0;
+    while (now() - start < seconds) {
+        for (int i = 0; i < 20; i++, done++)
+            ok(spin(&d, kernel, 2000, NULL));
+        ok(d.ctx_synchronize());
+        ok(d.ctx_destroy(context));
+        context = start_driver(&d);
+        kernel = spin_kernel(&d);
+    }
+    printf("done=%d permille=%.0f\n", done, done * 2e-3 / (now() - start) * 1000);
+}
+
+static void *launch_until_stopped(void *unused) {
+    (void)unused;
+    ok(d.ctx_set(context));
+    while (!stop) {
+        if (spin(&d, kernel, 500, other_stream) != 0)
+            return "a launch failed";
+        /* Waiting for the stream would be a wrong call. */
+        usleep(600);
+    }
+    return NULL;
+}
+
+/* Captures in GLOBAL mode, in which a wrong call of any other thread ends the capture, while another
+ * thread launches, which is allowed, and is made to wait. */
+static void capture(double seconds) {
+    pthread_t other;
+    CUstream stream;
+    double start = now();
+    int captures = 0;
+    ok(d.stream_create(&stream, 1));
+    ok(d.stream_create(&other_stream, 1));
+    pthread_create(&other, NULL, launch_until_stopped, NULL);
+    while (now() - start < seconds) {
+        CUgraph graph = NULL;
+        ok(d.begin_capture(stream, 0));
+        for (int i = 0; i < 20; i++) {
+            ok(spin(&d, kernel, 500, stream));
+            usleep(1000);
+        }
+        ok(d.end_capture(stream, &graph));
+        captures++;
+    }
+    stop = 1;
+    void *complaint;
+    pthread_join(other, &complaint);
+    printf("captures=%d failed=%d\n", captures, complaint != NULL);
+}
+
+static void *launch_for_ever(void *unused) {
+    (void)unused;
+    if (d.ctx_set(context) == 0)
+        while (spin(&d, kernel, 20000, NULL) == 0)
+            ;
+    return NULL;
+}
+
+static void launch_at_exit(void) {
+    double start = now();
+    for (int i = 0; i < 20; i++)
+        spin(&d, kernel, 5000, NULL);
+    d.ctx_synchronize();
+    printf("late_ms=%.0f\n", (now() - start) * 1000);
+}
+
+int main(int argc, char **argv) {
+    const char *how = argc > 1 ? argv[1] : "";
+    double seconds = argc > 2 ? atof(argv[2]) : 1;
+    if (!strcmp(how, "exit-handler-before"))
+        atexit(launch_at_exit);
+    d = driver_of(open_driver(RTLD_NOW));
+    context = start_driver(&d);
+    kernel = spin_kernel(&d);
+    if (!strcmp(how, "one-at-a-time")) {
+        one_at_a_time(20000, seconds);
+    } else if (!strcmp(how, "streams")) {
+        streams(seconds);
+    } else if (!strcmp(how, "contexts")) {
+        contexts(seconds);
+    } else if (!strcmp(how, "capture")) {
+        capture(seconds);
+    } else if (!strcmp(how, "exit-while-waiting")) {
+        pthread_t thread;
+        for (int i = 0; i < 6; i++)
+            pthread_create(&thread, NULL, launch_for_ever, NULL);
+        usleep((useconds_t)(seconds * 1e6));
+        printf("leaving=1\n");
+    } else if (!strcmp(how, "exit-handler") || !strcmp(how, "exit-handler-before")) {
+        if (!strcmp(how, "exit-handler"))
+            atexit(launch_at_exit);
+        one_at_a_time(5000, seconds);
+    } else {
+        return 64;
+    }
+    return 0;
+}
