@@ -8,10 +8,11 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use sluice_support::{Sluice, outcome, text};
 
 const FIRST: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
@@ -230,20 +231,53 @@ const PLAINLY: &str = "exec sleep 60";
 /// A shell that waits and runs its traps.
 const IN_A_SHELL: &str = "while :; do sleep 0.05; done";
 
-/// Starts a program that does `first`, tells its session and waits.
-fn waiting(sluice: &Sluice, first: &str, how: &str) -> (Child, PathBuf) {
-    let script = format!("{first}; echo \"$SLUICE_SESSION_DIR\"; {how}");
-    let mut child =
-        sluice.run(&[]).args(["--", "sh", "-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    let session = PathBuf::from(line.trim_end());
-    assert!(session.is_dir(), "{line}");
-    (child, session)
+/// A `sluice run` that goes on; ended with its program if a test fails.
+struct Running {
+    child: Child,
+    session: PathBuf,
 }
 
-fn send(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).unwrap();
+impl Running {
+    /// Starts a program that does `first`, tells its session and waits.
+    fn start(sluice: &Sluice, first: &str, how: &str) -> Self {
+        let script = format!("{first}; echo \"$SLUICE_SESSION_DIR\"; {how}");
+        let mut child = sluice
+            .run(&[])
+            .args(["--", "sh", "-c", &script])
+            .stdout(Stdio::piped())
+            // A group whose parent is elsewhere in the session: only there does SIGTSTP stop
+            // anything, however the tests themselves were started.
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let session = PathBuf::from(line.trim_end());
+        assert!(session.is_dir(), "{line}");
+        Self { child, session }
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+
+    /// As in `/proc/<pid>/stat`.
+    fn state(&self) -> char {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let group = Pid::from_child(&self.child);
+        let _ = kill_process_group(group, Signal::KILL);
+        let _ = self.child.wait();
+    }
 }
 
 #[test]
@@ -257,14 +291,14 @@ fn signals_reach_the_program_and_the_session_goes() {
         (Signal::USR1, 10),
         (Signal::USR2, 12),
     ] {
-        let (mut child, session) = waiting(&sluice, "ulimit -c 0", PLAINLY);
-        send(&child, signal);
-        assert_eq!(child.wait().unwrap().code(), Some(128 + number));
-        assert!(!session.exists(), "signal {number}");
+        let mut running = Running::start(&sluice, "ulimit -c 0", PLAINLY);
+        running.send(signal);
+        assert_eq!(running.exit_code(), Some(128 + number));
+        assert!(!running.session.exists(), "signal {number}");
     }
-    let (mut child, _) = waiting(&sluice, "trap 'exit 9' TERM", IN_A_SHELL);
-    send(&child, Signal::TERM);
-    assert_eq!(child.wait().unwrap().code(), Some(9), "the program decides");
+    let mut running = Running::start(&sluice, "trap 'exit 9' TERM", IN_A_SHELL);
+    running.send(Signal::TERM);
+    assert_eq!(running.exit_code(), Some(9), "the program decides");
 }
 
 #[test]
@@ -281,33 +315,29 @@ fn what_was_ignored_stays_ignored() {
 #[test]
 fn stopping_and_continuing_goes_along_with_the_program() {
     let sluice = Sluice::new();
-    let (mut child, _) = waiting(&sluice, "trap 'exit 9' USR1", IN_A_SHELL);
-    let state = |child: &Child| {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-        stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
-    };
-    send(&child, Signal::TSTP);
-    sluice_support::eventually("sluice stops with its program", || state(&child) == 'T');
-    send(&child, Signal::CONT);
-    sluice_support::eventually("sluice runs again", || state(&child) != 'T');
-    send(&child, Signal::USR1);
-    assert_eq!(child.wait().unwrap().code(), Some(9), "the program was continued, too");
+    let mut running = Running::start(&sluice, "trap 'exit 9' USR1", IN_A_SHELL);
+    running.send(Signal::TSTP);
+    sluice_support::eventually("sluice stops with its program", || running.state() == 'T');
+    running.send(Signal::CONT);
+    sluice_support::eventually("sluice runs again", || running.state() != 'T');
+    running.send(Signal::USR1);
+    assert_eq!(running.exit_code(), Some(9), "the program was continued, too");
 }
 
 #[test]
 fn a_killed_sluice_is_cleaned_up_after_its_program() {
     let sluice = Sluice::new();
-    let (mut child, session) = waiting(&sluice, "echo $$ > \"$PIDFILE\"", PLAINLY);
-    send(&child, Signal::KILL);
-    child.wait().unwrap();
+    let mut running = Running::start(&sluice, "echo $$ > \"$PIDFILE\"", PLAINLY);
+    running.send(Signal::KILL);
+    running.exit_code();
     let plain = || assert_eq!(outcome(sluice.run(&[]).args(["--", "true"])).0, 0);
     plain();
-    assert!(session.is_dir(), "the program still runs under its limits");
+    assert!(running.session.is_dir(), "the program still runs under its limits");
     let pid: i32 = fs::read_to_string(sluice.pid_file()).unwrap().trim().parse().unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     sluice_support::eventually("the leftover is removed", || {
         plain();
-        !session.exists()
+        !running.session.exists()
     });
 }
 
