@@ -80,8 +80,8 @@ fn an_interrupted_demo_leaves_nothing_behind() {
     let sluice = Sluice::new();
     let mut child = demo(&sluice, "60").stdout(Stdio::null()).spawn().unwrap();
     eventually("the demo starts a process", || traces_of(child.id()).len() > 1);
-    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143));
     assert_eq!(traces_of(child.id()), [""; 0]);
 }
 
