@@ -47,6 +47,8 @@ struct Daemon {
     report: Option<LeaseReport>,
     /// Not before this moment.
     retry_at: u64,
+    /// It could not be reached last time.
+    gone: bool,
 }
 
 impl Account {
@@ -134,6 +136,7 @@ impl Daemon {
             worker: None,
             report: None,
             retry_at: 0,
+            gone: false,
         })
     }
 
@@ -179,14 +182,19 @@ impl Daemon {
         let Registered { worker } = self.client.call(path::REGISTER, &message, GRACE)?;
         tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
         self.worker = Some(worker);
+        self.gone = false;
         Ok(worker)
     }
 
     fn lost(&mut self, error: &ClientError) {
-        report::once(format_args!(
-            "daemon at {}: {error}; continuing with this session's own account",
-            self.client.endpoint()
-        ));
+        // Once for each time that it goes, whatever the errors are until it is back.
+        if !self.gone {
+            report::once(format_args!(
+                "daemon at {}: {error}; continuing with this session's own account",
+                self.client.endpoint()
+            ));
+        }
+        self.gone = true;
         self.worker = None;
         self.report = None;
         self.retry_at = clock::now() + RETRY_NS;
