@@ -1,6 +1,7 @@
 //! The share of a device's time, for every way to launch. One test at a time: they all measure.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! The memory limit, for every way to allocate and to ask.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
 mod common;
 
