@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{MEMORY_LIMIT, Outcome, Stage, first_device, outcome};
+use common::{MEMORY_LIMIT, Outcome, Stage, built, first_device, outcome};
 use std::path::Path;
 
 fn limited(stage: &Stage, program: &Path, arguments: &[&str]) -> Outcome {
@@ -119,4 +119,24 @@ fn a_second_copy_of_the_driver_is_not_unlimited() {
         assert_ne!(outcome.value("much2"), 0, "{how}: {outcome:#?}");
         assert!(outcome.stderr.contains("second libcuda.so.1"), "{how}: {outcome:#?}");
     }
+}
+
+#[test]
+fn a_copy_of_the_driver_from_another_path_is_not_unlimited() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let copy = stage.folder().join("another-driver.so");
+    std::fs::copy(built("libfake_cuda.so"), &copy).unwrap();
+    let outcome = limited(&stage, &program, &["second-path", copy.to_str().unwrap()]).succeeded();
+    assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
+    assert!(outcome.stderr.contains(copy.to_str().unwrap()), "{outcome:#?}");
+}
+
+/// Without limits there is nothing to get around, and a program may have as many copies as it likes.
+#[test]
+fn a_second_copy_is_left_alone_where_nothing_is_limited() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let outcome = outcome(stage.limited(&program).arg("second-copy")).silent();
+    assert_eq!((outcome.value("much"), outcome.value("much2")), (0, 0), "{outcome:#?}");
 }

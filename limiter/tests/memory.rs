@@ -120,6 +120,22 @@ fn what_a_killed_process_held_is_free_within_a_second() {
     stopped_at(GIB, &again);
 }
 
+/// The new program has the old one's pid and start time, and nothing of its memory.
+#[test]
+fn what_a_program_held_before_exec_is_free() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let mut command = stage.limited(&program);
+    let sleeper = start(command.arg("exec-something-else").env(MEMORY_LIMIT, first_device("1GiB")));
+    let name = || std::fs::read_to_string(format!("/proc/{}/comm", sleeper.pid())).unwrap();
+    eventually("exec", || name().trim() == "sleep");
+    let mut command = stage.limited(built("tenant"));
+    stopped_at(GIB, &tenant(command.env(MEMORY_LIMIT, first_device("1GiB")), "alloc"));
+    assert_eq!(name().trim(), "sleep");
+    sleeper.kill();
+    let _ = sleeper.end();
+}
+
 /// What `sizes` says of a device must add up to its limit.
 #[track_caller]
 fn shows(outcome: &Outcome, device: u32, limit: u64) {

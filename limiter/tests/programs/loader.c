@@ -74,6 +74,9 @@ int main(int argc, char **argv) {
     } else if (!strcmp(how, "second-copy")) {
         use(open_driver(RTLD_NOW));
         try_copy(dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW));
+    } else if (!strcmp(how, "second-path")) {
+        use(open_driver(RTLD_NOW));
+        try_copy(dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));
     } else if (!strcmp(how, "two-copies")) {
         void *first = open_driver(RTLD_NOW);
         void *second = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
@@ -127,6 +130,9 @@ int main(int argc, char **argv) {
         struct driver d = driver_of(open_driver(RTLD_NOW));
         start_driver(&d);
         execl("/proc/self/exe", argv[0], "now", NULL);
+    } else if (!strcmp(how, "exec-something-else")) {
+        use(open_driver(RTLD_NOW));
+        execlp("sleep", "sleep", "20", NULL);
     } else {
         return 64;
     }
