@@ -6,6 +6,7 @@ use crate::memory::{Contexts, Tracker};
 use crate::own;
 use crate::runtime::Refused;
 use core::ffi::c_uint;
+use core::sync::atomic::{AtomicU8, Ordering};
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -129,17 +130,24 @@ fn private_directory(path: &Path, user: u32) -> std::io::Result<()> {
 
 /// Loads NVML into this process, if it is not there, and starts it; `false` where that fails.
 ///
-/// Not to be called with a lock held: the library's constructors run.
+/// Threads that come at the same time each do it (both steps are counted by the libraries): waiting for
+/// another thread here could wait for the loader's lock, which the caller may hold.
 pub(crate) fn load_nvml() -> bool {
-    use std::sync::OnceLock;
-    static LOADED: OnceLock<bool> = OnceLock::new();
-    *LOADED.get_or_init(|| {
-        // SAFETY: a fixed name; the handle is kept for the rest of the process.
-        let handle = unsafe {
-            libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL)
-        };
-        !handle.is_null() && own::nvml_init().is_ok()
-    })
+    const UNKNOWN: u8 = 0;
+    const MISSING: u8 = 1;
+    const LOADED: u8 = 2;
+    static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match STATE.load(Ordering::Acquire) {
+        MISSING => return false,
+        LOADED => return true,
+        _ => {}
+    }
+    // SAFETY: a fixed name; the handle is kept for the rest of the process.
+    let handle =
+        unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    let loaded = !handle.is_null() && own::nvml_init().is_ok();
+    STATE.store(if loaded { LOADED } else { MISSING }, Ordering::Release);
+    loaded
 }
 
 /// NVML's handle of a device.

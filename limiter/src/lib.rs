@@ -10,6 +10,7 @@
 //! * [`runtime`], [`device`]: the process-wide state and a device's part of it
 //! * [`memory`]: reserve, call, commit
 //! * [`compute`]: the gate, the lanes that launches go through, the governor that opens and closes
+//! * [`per_process`]: statics that survive a fork
 //! * [`own`]: the driver functions that the limiter itself calls
 //! * [`report`]: what the limiter says, and where
 
@@ -21,6 +22,7 @@ mod device;
 mod memory;
 mod own;
 mod patch;
+mod per_process;
 mod report;
 mod runtime;
 

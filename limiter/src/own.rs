@@ -5,7 +5,7 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use utils::driver::cuda::{Context, CuResult, Device, Event, Stream, Uuid};
-use utils::driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
+use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::hook::Slot;
 
 macro_rules! own_calls {
@@ -67,6 +67,8 @@ own_calls! {
     "cuEventQuery" => fn event_query(event: Event) -> CuResult else NOT_FOUND;
     /// Gives an event back.
     "cuEventDestroy_v2" => fn event_destroy(event: Event) -> CuResult else NOT_FOUND;
+    /// A stream's context.
+    "cuStreamGetCtx" => fn stream_get_ctx(stream: Stream, context: *mut Context) -> CuResult else NOT_FOUND;
     /// Whether a stream is being captured.
     "cuStreamIsCapturing" => fn stream_is_capturing(stream: Stream, status: *mut c_uint) -> CuResult else NOT_FOUND;
     /// Changes the calling thread's rules about captures in other threads.
@@ -79,8 +81,6 @@ own_calls! {
     "nvmlDeviceGetUUID" => fn nvml_uuid(device: NvmlDevice, uuid: *mut c_char, length: c_uint) -> NvmlReturn else NOT_FOUND;
     /// A device's index on the host.
     "nvmlDeviceGetIndex" => fn nvml_index(device: NvmlDevice, index: *mut c_uint) -> NvmlReturn else NOT_FOUND;
-    /// A device's memory.
-    "nvmlDeviceGetMemoryInfo" => fn nvml_memory(device: NvmlDevice, memory: *mut Memory) -> NvmlReturn else NOT_FOUND;
     /// The processes that have a context on a device.
     "nvmlDeviceGetComputeRunningProcesses_v3" => fn nvml_processes(device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV2) -> NvmlReturn else NOT_FOUND;
 }

@@ -2,12 +2,14 @@
 
 use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::detours::{self, Library};
+use crate::per_process::Turnstile;
 use crate::{own, report};
 use core::ffi::c_void;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::OnceLock;
 use utils::hook::{self, HookEngine, Slot};
 use utils::loader;
 
@@ -15,24 +17,26 @@ use utils::loader;
 const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 
 /// What has been seen in the loader's list.
-#[derive(Default)]
 struct Seen {
-    libraries: HashSet<(usize, usize)>,
+    libraries: BTreeSet<(usize, usize)>,
     patched: [Option<(usize, usize)>; 2],
 }
 
-static SEEN: Mutex<Option<Seen>> = Mutex::new(None);
+static SEEN: Turnstile<Seen> =
+    Turnstile::new(Seen { libraries: BTreeSet::new(), patched: [None; 2] });
 
 /// The first function that exists and could not be patched, with the reason.
-static FAILURE: Mutex<Option<String>> = Mutex::new(None);
+static FAILURE: OnceLock<String> = OnceLock::new();
 
 /// What could not be patched: limits cannot be kept then.
-pub(crate) fn failure() -> Option<String> {
-    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+pub(crate) fn failure() -> Option<&'static str> {
+    FAILURE.get().map(String::as_str)
 }
 
 fn failed(message: String) {
-    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(message);
+    let _ = FAILURE.set(message);
+    // Launches that are not limited in time must be looked at from now on.
+    crate::compute::set_gated(None);
 }
 
 /// Starts the watch, and patches what is loaded already.
@@ -40,6 +44,7 @@ fn failed(message: String) {
 /// # Safety
 /// To be called from a constructor.
 pub(crate) unsafe fn start() {
+    crate::runtime::watch_forks();
     // SAFETY: the caller is a constructor.
     if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
         report::once(format_args!("{error}; CUDA programs are not limited in this process"));
@@ -50,9 +55,11 @@ pub(crate) unsafe fn start() {
 fn on_change() {
     // The loader's lock keeps other threads out; a signal handler that loads libraries while this
     // runs is turned away.
-    let Ok(mut seen) = SEEN.try_lock() else { return };
-    let seen = seen.get_or_insert_default();
-    let mut present = HashSet::with_capacity(seen.libraries.len() + 1);
+    SEEN.pass(look);
+}
+
+fn look(seen: &mut Seen) {
+    let mut present = BTreeSet::new();
     let mut fresh = Vec::new();
     // SAFETY: called by the watch only, when the list is at rest.
     unsafe {
@@ -149,14 +156,20 @@ fn further_copy(kind: Library, library: &loader::Library) {
     }
 }
 
+/// Patches one function; a panic of the engine's is a failure of this function only.
 fn install(
     engine: &mut dyn HookEngine,
     target: *const c_void,
     detour: &detours::Detour,
 ) -> Result<(), hook::HookError> {
-    // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
-    // detour repeats the driver's signature.
-    unsafe { engine.install(target, detour.entry, detour.slot) }
+    let install = AssertUnwindSafe(|| {
+        // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
+        // detour repeats the driver's signature.
+        unsafe { engine.install(target, detour.entry, detour.slot) }
+    });
+    panic::catch_unwind(install).unwrap_or_else(|_| {
+        Err(hook::HookError { address: target as usize, reason: "the engine panicked".to_owned() })
+    })
 }
 
 fn write_report(kind: Library, states: &HashMap<&str, String>) {

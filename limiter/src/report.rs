@@ -23,10 +23,10 @@ pub(crate) fn once(message: fmt::Arguments<'_>) {
     }
 }
 
-/// Writes to standard error as one piece; a closed or full one is not this library's trouble.
+/// Writes to standard error as one piece, by the bare system call: no lock, no cancellation point. A
+/// closed or full one is not this library's trouble.
 fn write_error(bytes: &[u8]) {
-    // SAFETY: a valid buffer; no allocation, no lock of the standard library's.
-    unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+    let _ = rustix::io::write(rustix::stdio::stderr(), bytes);
 }
 
 /// Standard error without the locks of the standard library.

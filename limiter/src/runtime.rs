@@ -6,7 +6,6 @@ use crate::device::{self, Device};
 use crate::{compute, own, report};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
-use core::time::Duration;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -55,9 +54,8 @@ pub(crate) fn get() -> &'static Runtime {
     if let Some(runtime) = existing() {
         return runtime;
     }
-    watch_forks();
     while MAKING.swap(true, Ordering::Acquire) {
-        std::thread::sleep(Duration::from_micros(100));
+        compute::clock::sleep(100_000);
     }
     let runtime = existing().unwrap_or_else(|| {
         let runtime = Box::leak(Box::new(Runtime::new()));
@@ -85,18 +83,15 @@ extern "C" fn after_fork() {
             }
         }
     }
-    compute::set_gated(None);
+    compute::after_fork();
     MAKING.store(false, Ordering::Relaxed);
     RUNTIME.store(ptr::null_mut(), Ordering::Release);
 }
 
-/// Registers `after_fork`, once.
-fn watch_forks() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler only stores to memory.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-    });
+/// Registers `after_fork`. To be called once, from the constructor.
+pub(crate) fn watch_forks() {
+    // SAFETY: the handler only stores to memory.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
 }
 
 impl Runtime {
@@ -111,10 +106,6 @@ impl Runtime {
                 report::once(format_args!("{warning}"));
             }
         }
-        let config = config.and_then(|config| match crate::patch::failure() {
-            Some(failure) if config.limits_anything() => Err(Refused(failure)),
-            _ => Ok(config),
-        });
         // A configuration that cannot be read is for the slow path to deny.
         compute::set_gated(Some(config.as_ref().map_or(true, |config| {
             config.limits_compute() && config.cuda_hooks && !config.control_disabled
@@ -130,6 +121,11 @@ impl Runtime {
 
     /// Whether calls of the CUDA family are to be handled at all.
     pub(crate) fn cuda(&self) -> Verdict<()> {
+        if let Some(failure) = crate::patch::failure()
+            && self.config.as_ref().is_ok_and(Config::limits_anything)
+        {
+            return self.fail(&Refused(failure.to_owned()));
+        }
         match &self.config {
             Ok(config) if config.cuda_hooks && !config.control_disabled => Verdict::Limited(()),
             Ok(_) => Verdict::Free,

@@ -1,6 +1,5 @@
 //! The clock that all processes of the machine share.
 
-use core::time::Duration;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// `CLOCK_MONOTONIC` in nanoseconds.
@@ -9,7 +8,12 @@ pub(super) fn now() -> u64 {
     u64::try_from(tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(tv_nsec).unwrap_or(0)
 }
 
-/// Sleeps for some nanoseconds.
-pub(super) fn sleep(ns: u64) {
-    std::thread::sleep(Duration::from_nanos(ns));
+/// Sleeps for some nanoseconds, or until a signal. By the bare system call: the C library's is a
+/// cancellation point, and a thread of the program must not be unwound from in here.
+pub(crate) fn sleep(ns: u64) {
+    let time = Timespec {
+        tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
+    };
+    let _ = rustix::thread::nanosleep(&time);
 }

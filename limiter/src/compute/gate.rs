@@ -21,6 +21,8 @@ pub(crate) struct Gate {
     /// Whether the device's time is limited at all.
     active: bool,
     governed: AtomicBool,
+    /// The program is ending: nothing closes any more.
+    stands_open: AtomicBool,
     lanes: Mutex<Vec<Arc<Lane>>>,
 }
 
@@ -42,6 +44,7 @@ impl Gate {
             bell: AtomicU32::new(0),
             active,
             governed: AtomicBool::new(false),
+            stands_open: AtomicBool::new(false),
             lanes: Mutex::new(Vec::new()),
         }
     }
@@ -64,19 +67,23 @@ impl Gate {
     }
 
     pub(super) fn open(&self) {
-        self.word.fetch_or(1, Ordering::Release);
+        self.word.fetch_or(1, Ordering::SeqCst);
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
     pub(super) fn close(&self) {
         let word = self.word.load(Ordering::Relaxed);
         if is_open(word) {
-            self.word.store(word.wrapping_add(1), Ordering::Release);
+            self.word.store(word.wrapping_add(1), Ordering::SeqCst);
+        }
+        if self.stands_open.load(Ordering::SeqCst) {
+            self.open();
         }
     }
 
     /// Opens for good.
     pub(super) fn stand_open(&self) {
+        self.stands_open.store(true, Ordering::SeqCst);
         self.open();
     }
 

@@ -13,6 +13,11 @@ use utils::driver::cuda::CAPTURE_MODE_RELAXED;
 const LOOK_NS: u64 = 2_000_000;
 /// How often it asks whether the work is done, once the gate is closed.
 const DRAIN_POLL_NS: u64 = 30_000;
+/// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
+/// thread.
+const STUCK_NS: u64 = 1_000_000_000;
+/// How long the gate is then opened.
+const GLIMPSE_NS: u64 = 5_000_000;
 /// Enough for the calls that the thread makes.
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -104,10 +109,33 @@ fn hold(device: &Device, lease: &Lease) {
 }
 
 /// Waits until the work launched under the lease is done.
+///
+/// Work may wait for work that its program is about to launch (a stream that waits for a value, a
+/// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
+/// opened for a moment. The time goes on being charged.
 fn drain(device: &Device) {
-    // A thread that was on its way when the gate closed may have made a lane since: look each time.
-    while !drained(&device.gate().lanes()) {
+    let gate = device.gate();
+    let mut progress = 0;
+    let mut since = clock::now();
+    loop {
+        // A thread that was on its way when the gate closed may have made a lane since: look each
+        // time.
+        let lanes = gate.lanes();
+        if drained(&lanes) {
+            break;
+        }
         clock::sleep(DRAIN_POLL_NS);
+        let now = clock::now();
+        let done = lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()));
+        if done != progress {
+            progress = done;
+            since = now;
+        } else if now.saturating_sub(since) > STUCK_NS && gate.is_wanted() {
+            gate.open();
+            clock::sleep(GLIMPSE_NS);
+            gate.close();
+            since = clock::now();
+        }
     }
     let abandoned = device.gate().remove_abandoned();
     if let Some(_pin) = pins::pin() {

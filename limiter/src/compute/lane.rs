@@ -12,10 +12,10 @@ use crate::runtime;
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::Arc;
 use utils::driver::cuda::{
-    Context, CuResult, EVENT_DISABLE_TIMING, Event, STREAM_PER_THREAD, Stream,
+    Context, CuResult, EVENT_DISABLE_TIMING, Event, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
 };
 
 /// The time for which one batch should keep the GPU busy.
@@ -25,6 +25,8 @@ const MAX_BATCH: u32 = 64;
 /// Kernels longer than this are not queued behind each other: the GPU idles for tens of
 /// microseconds between them, which is little, and half as much is outstanding.
 const LONG_NS: u64 = 5_000_000;
+/// The longest wait for earlier work before a launch: that work may itself wait for the launch.
+const PATIENCE_NS: u64 = 200_000_000;
 /// Streams that a thread finds without a search.
 const SHORTCUTS: usize = 8;
 /// A batch size that no launch fits in: the lane's stream or context is gone.
@@ -136,9 +138,24 @@ pub(super) fn pass(stream: usize) -> bool {
         let (gate, lane) = unsafe { (&*shortcut.gate.get(), &*shortcut.lane.get()) };
         gate.admits(shortcut.lease.get())
             && (runtime::single_device() || is_current(shortcut.ordinal.get()))
+            && (!SEVERAL_CONTEXTS.load(Relaxed) || context_of(stream) == Some(lane.context))
             && !lane.count_launch()
     })
     .unwrap_or(false)
+}
+
+/// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
+static SEVERAL_CONTEXTS: AtomicBool = AtomicBool::new(false);
+/// The context of the first lane.
+static FIRST_CONTEXT: AtomicUsize = AtomicUsize::new(0);
+
+fn note_context(context: usize) {
+    if FIRST_CONTEXT
+        .compare_exchange(0, context, Relaxed, Relaxed)
+        .is_err_and(|first| first != context)
+    {
+        SEVERAL_CONTEXTS.store(true, Relaxed);
+    }
 }
 
 /// Whether the calling thread's context is of a device.
@@ -169,11 +186,7 @@ pub(super) fn enter(device: &'static Device, stream: usize, lane: Option<&Lane>)
 /// The calling thread's lane for a stream of the current context, made if need be. `None` where
 /// there cannot be one: the launch then passes the gate without being followed.
 pub(super) fn of_this_thread(device: &'static Device, stream: usize) -> Option<Arc<Lane>> {
-    let mut context: Context = ptr::null_mut();
-    if !own::ctx_get_current(&raw mut context).is_ok() || context.is_null() {
-        return None;
-    }
-    let context = context as usize;
+    let context = context_of(stream)?;
     let gate: *const super::Gate = device.gate();
     LANES_OF_THREAD
         .try_with(|lanes| {
@@ -186,12 +199,24 @@ pub(super) fn of_this_thread(device: &'static Device, stream: usize) -> Option<A
                 return Some(Arc::clone(lane));
             }
             let lane = Arc::new(Lane::new(stream, context)?);
+            note_context(context);
             device.gate().add(Arc::clone(&lane));
             lanes.0.push((gate, Arc::clone(&lane)));
             Some(lane)
         })
         .ok()
         .flatten()
+}
+
+/// The context of a stream: its own, or for the default streams the current one.
+fn context_of(stream: usize) -> Option<usize> {
+    let mut context: Context = ptr::null_mut();
+    let found = if matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD) {
+        own::ctx_get_current(&raw mut context)
+    } else {
+        own::stream_get_ctx(stream as Stream, &raw mut context)
+    };
+    (found.is_ok() && !context.is_null()).then_some(context as usize)
 }
 
 impl Lane {
@@ -231,17 +256,29 @@ impl Lane {
 
     /// Ends the batch, full or not, with an event. The stream must not be capturing.
     pub(super) fn cover(&self) {
-        if self.batch.load(Relaxed) == CLOSED
-            || !self.is_done(self.recorded.load(Relaxed).max(1) - 1)
-        {
+        if self.batch.load(Relaxed) == CLOSED || self.uncovered.load(Relaxed) == 0 {
             return;
         }
-        let number = self.recorded.load(Relaxed) + 1;
-        let event = self.event(number);
-        if undisturbing(|| own::event_record(event, self.stream as Stream)).is_ok() {
-            self.recorded.store(number, Release);
-            self.uncovered.store(0, Release);
-        }
+        undisturbing(|| {
+            let recorded = self.recorded.load(Relaxed);
+            // The event of two batches ago is needed again. If it has not happened yet, the batch goes
+            // on, and the governor covers it when the lease ends.
+            if !self.is_done(recorded.saturating_sub(1)) {
+                return;
+            }
+            let number = recorded + 1;
+            if own::event_record(self.event(number), self.stream as Stream).is_ok() {
+                self.recorded.store(number, Release);
+                self.uncovered.store(0, Release);
+            }
+        });
+    }
+
+    /// Ends a full batch: counts its last launch, and covers it.
+    pub(super) fn finish_batch(&self) {
+        self.uncovered.store(self.uncovered.load(Relaxed) + 1, Relaxed);
+        self.cover();
+        self.pace();
     }
 
     fn event(&self, number: u64) -> Event {
@@ -263,15 +300,19 @@ impl Lane {
 
     /// Waits until so little is outstanding that the next batch may be launched, and learns from it
     /// how large that should be.
-    pub(super) fn pace(&self) {
+    fn pace(&self) {
         let recorded = self.recorded.load(Relaxed);
         let batch = self.batch.load(Relaxed).max(1);
         let launch_ns = self.launch_ns.load(Relaxed);
         let alone = batch == 1 && launch_ns > LONG_NS;
         let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
         let nap = (launch_ns.saturating_mul(u64::from(batch)) / 8).clamp(30_000, 500_000);
+        let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
+        let begun = clock::now();
         let mut waited = false;
-        while !undisturbing(|| self.is_done(awaited)) {
+        while !undisturbing(|| self.is_done(awaited))
+            && clock::now().saturating_sub(begun) < patience
+        {
             waited = true;
             clock::sleep(nap);
         }
@@ -288,6 +329,11 @@ impl Lane {
         let batch = batch.clamp(1, MAX_BATCH);
         // Not over CLOSED, which another thread may have set meanwhile.
         let _ = self.batch.fetch_update(Relaxed, Relaxed, |old| (old != CLOSED).then_some(batch));
+    }
+
+    /// A number that changes whenever something is seen to be done.
+    pub(super) fn progress(&self) -> u64 {
+        self.done.load(Acquire)
     }
 
     /// A number that changes whenever something is launched.
@@ -307,7 +353,7 @@ impl Lane {
         if self.done.load(Acquire) >= recorded && !uncovered {
             return true;
         }
-        self.in_context(|| {
+        let asked = self.in_context(|| {
             if !self.is_done(recorded) {
                 return false;
             }
@@ -324,18 +370,24 @@ impl Lane {
                     || !own::event_record(event, self.stream as Stream).is_ok();
             }
             own::event_query(event) != CuResult::NOT_READY
+        });
+        // A context that cannot be entered is gone.
+        asked.unwrap_or_else(|| {
+            self.context_ends(self.context);
+            true
         })
     }
 
-    /// Runs driver calls in the lane's context, from a thread that has none of its own.
-    fn in_context<R>(&self, calls: impl FnOnce() -> R) -> R {
-        let entered = own::ctx_push_current(self.context as Context).is_ok();
-        let result = calls();
-        if entered {
-            let mut context = ptr::null_mut();
-            let _ = own::ctx_pop_current(&raw mut context);
+    /// Runs driver calls in the lane's context, from a thread that has none of its own; `None` where
+    /// it cannot be entered.
+    fn in_context<R>(&self, calls: impl FnOnce() -> R) -> Option<R> {
+        if !own::ctx_push_current(self.context as Context).is_ok() {
+            return None;
         }
-        result
+        let result = calls();
+        let mut context = ptr::null_mut();
+        let _ = own::ctx_pop_current(&raw mut context);
+        Some(result)
     }
 
     /// A context is going away.
@@ -343,6 +395,13 @@ impl Lane {
         if self.context == context {
             self.batch.store(CLOSED, Relaxed);
             self.lost.store(true, Release);
+        }
+    }
+
+    /// The context did not go away after all. The lane stays closed; its events are good.
+    pub(super) fn context_stays(&self, context: usize) {
+        if self.context == context {
+            self.lost.store(false, Release);
         }
     }
 

@@ -8,7 +8,7 @@
 //! account, and opens.
 
 mod account;
-mod clock;
+pub(crate) mod clock;
 mod gate;
 mod governor;
 mod lane;
@@ -38,6 +38,12 @@ pub(crate) fn set_gated(gated: Option<bool>) {
         Some(true) => YES,
     };
     GATED.store(state, Ordering::Relaxed);
+}
+
+/// In a forked child: nothing is known, and no governor runs.
+pub(crate) fn after_fork() {
+    set_gated(None);
+    pins::after_fork();
 }
 
 /// Runs a call that gives work to a stream, when the device's time is there for it.
@@ -85,8 +91,7 @@ fn launch_slowly(stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
     }
     let result = call();
     if result.is_ok() && !is_capturing(stream) {
-        lane.cover();
-        lane.pace();
+        lane.finish_batch();
     }
     result
 }
@@ -122,6 +127,13 @@ pub(crate) fn stream_ends(stream: Stream) {
         for lane in device.gate().lanes() {
             lane.stream_ends(stream as usize);
         }
+    }
+}
+
+/// A context that was about to end did not.
+pub(crate) fn context_stays(gate: &Gate, context: usize) {
+    for lane in gate.lanes() {
+        lane.context_stays(context);
     }
 }
 

@@ -4,24 +4,30 @@
 //! with it, and a process that exits takes the whole driver: both wait until the governor is out of
 //! the driver, and the governor does not go in again.
 
+use crate::per_process::PerProcess;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-static PINS: RwLock<()> = RwLock::new(());
+static PINS: PerProcess<RwLock<()>> = PerProcess::new();
 static EXITING: AtomicBool = AtomicBool::new(false);
 /// The process whose governors have to be stopped: a forked child has none, and must not wait for a
 /// lock that a thread of its parent held.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
+/// In a forked child: the governors stayed with the parent, and with them what they held.
+pub(super) fn after_fork() {
+    PINS.forget();
+}
+
 /// Held by the governor around its driver calls; `None` when the process is about to end.
 pub(super) fn pin() -> Option<RwLockReadGuard<'static, ()>> {
-    let pin = PINS.read().unwrap_or_else(PoisonError::into_inner);
+    let pin = PINS.get().read().unwrap_or_else(PoisonError::into_inner);
     (!EXITING.load(Ordering::Relaxed)).then_some(pin)
 }
 
 /// Waits until no governor is in the driver, and keeps them out while held.
 pub(super) fn exclude() -> RwLockWriteGuard<'static, ()> {
-    PINS.write().unwrap_or_else(PoisonError::into_inner)
+    PINS.get().write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Has the governors stop when the program exits, before the driver's own end: exit handlers run in
@@ -42,7 +48,7 @@ extern "C" fn at_exit() {
     // A thread may have been ended in the middle of a call; do not wait for it for ever.
     let mut tries = 0;
     let _alone = loop {
-        match PINS.try_write() {
+        match PINS.get().try_write() {
             Ok(alone) => break Some(alone),
             Err(_) if tries > 1000 => break None,
             Err(_) => {

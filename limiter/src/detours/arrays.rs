@@ -4,7 +4,10 @@ use super::Call;
 use crate::memory::{self, Handle};
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
-use utils::driver::cuda::{Array, Array3dDescriptor, ArrayDescriptor, CuResult, MipmappedArray};
+use utils::driver::cuda::{
+    Array, Array3dDescriptor, Array3dDescriptorV1, ArrayDescriptor, ArrayDescriptorV1, CuResult,
+    MipmappedArray,
+};
 use utils::page::layout::Kind;
 
 macros::detours! {
@@ -13,6 +16,10 @@ macros::detours! {
 
     fn cuArrayCreate_v2(array: *mut Array, descriptor: *const ArrayDescriptor) -> CuResult = create;
     fn cuArray3DCreate_v2(array: *mut Array, descriptor: *const Array3dDescriptor) -> CuResult = create_3d;
+    /// The 32-bit forms of CUDA 3.1.
+    fn cuArrayCreate(array: *mut Array, descriptor: *const ArrayDescriptorV1) -> CuResult = create_32;
+    /// The 32-bit forms of CUDA 3.1.
+    fn cuArray3DCreate(array: *mut Array, descriptor: *const Array3dDescriptorV1) -> CuResult = create_3d_32;
     fn cuMipmappedArrayCreate(array: *mut MipmappedArray, descriptor: *const Array3dDescriptor, levels: c_uint) -> CuResult = create_mipmapped;
     fn cuArrayDestroy(array: Array) -> CuResult = destroy;
     fn cuMipmappedArrayDestroy(array: MipmappedArray) -> CuResult = destroy_mipmapped;
@@ -32,26 +39,35 @@ fn charged(
     }
 }
 
+/// Charges an array by a descriptor of whatever form.
+fn described<D: Copy + Into<Array3dDescriptor>>(
+    array: *mut Array,
+    descriptor: *const D,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
+    // SAFETY: null, or what the driver is about to read.
+    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || Handle::Array(unsafe { *array } as usize);
+    charged(memory::array_bytes(&(*descriptor).into()), original, handle)
+}
+
 fn create(
     call: Call<signature::cuArrayCreate_v2>,
     array: *mut Array,
     descriptor: *const ArrayDescriptor,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    let original = || unsafe { (call.original)(array, descriptor) };
-    // SAFETY: null, or what the driver is about to read.
-    let Some(flat) = (unsafe { descriptor.as_ref() }) else { return original() };
-    let descriptor = Array3dDescriptor {
-        width: flat.width,
-        height: flat.height,
-        depth: 0,
-        format: flat.format,
-        num_channels: flat.num_channels,
-        flags: 0,
-    };
-    // SAFETY: read after success only, when the driver has written there.
-    let handle = || Handle::Array(unsafe { *array } as usize);
-    charged(memory::array_bytes(&descriptor), original, handle)
+    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
+}
+
+fn create_32(
+    call: Call<signature::cuArrayCreate>,
+    array: *mut Array,
+    descriptor: *const ArrayDescriptorV1,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
 }
 
 fn create_3d(
@@ -60,12 +76,16 @@ fn create_3d(
     descriptor: *const Array3dDescriptor,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    let original = || unsafe { (call.original)(array, descriptor) };
-    // SAFETY: null, or what the driver is about to read.
-    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
-    // SAFETY: read after success only, when the driver has written there.
-    let handle = || Handle::Array(unsafe { *array } as usize);
-    charged(memory::array_bytes(descriptor), original, handle)
+    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
+}
+
+fn create_3d_32(
+    call: Call<signature::cuArray3DCreate>,
+    array: *mut Array,
+    descriptor: *const Array3dDescriptorV1,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
 }
 
 fn create_mipmapped(

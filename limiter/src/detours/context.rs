@@ -1,6 +1,7 @@
 //! Initialisation, primary contexts and contexts.
 
 use super::Call;
+use crate::device::Device as LimitedDevice;
 use crate::memory::contexts;
 use crate::runtime::{self, Verdict};
 use crate::{compute, own};
@@ -21,7 +22,7 @@ macros::detours! {
     fn cuCtxCreate | cuCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create;
     fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: c_uint, device: Device) -> CuResult = create_v3;
     fn cuCtxCreate_v4(context: *mut Context, params: *mut c_void, flags: c_uint, device: Device) -> CuResult = create_v4;
-    fn cuCtxDestroy | cuCtxDestroy_v2 (context: Context) -> CuResult = destroy;
+    fn cuCtxDestroy | cuCtxDestroy_v2 | cuCtxDetach (context: Context) -> CuResult = destroy;
 }
 
 /// Reads a handle that the driver has just written.
@@ -51,14 +52,10 @@ fn primary_retain(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(context, device) };
     match runtime::get().device(device) {
-        Verdict::Limited(limited)
-            if limited.contexts.primary() != 0 && primary_is_active(device) =>
-        {
-            original()
-        }
         Verdict::Limited(limited) => {
             let result = contexts::create(
                 limited,
+                || limited.contexts.primary() != 0 && primary_is_active(device),
                 original,
                 || written(context),
                 || {
@@ -66,7 +63,7 @@ fn primary_retain(
                 },
             );
             if result.is_ok() {
-                limited.contexts.set_primary(written(context));
+                limited.contexts.primary_retained(written(context));
             }
             result
         }
@@ -76,27 +73,49 @@ fn primary_retain(
 }
 
 fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Device) -> CuResult {
-    end_primary(device, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(device) }
-    })
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device) };
+    match runtime::get().device(device) {
+        Verdict::Limited(limited) if limited.contexts.last_reference() => {
+            end_primary(device, limited, original)
+        }
+        Verdict::Limited(limited) => {
+            let result = original();
+            if result.is_ok() {
+                limited.contexts.primary_released();
+            }
+            result
+        }
+        Verdict::Free | Verdict::Denied => original(),
+    }
 }
 
 fn primary_reset(call: Call<signature::cuDevicePrimaryCtxReset>, device: Device) -> CuResult {
-    end_primary(device, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(device) }
-    })
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device) };
+    match runtime::get().device(device) {
+        Verdict::Limited(limited) => end_primary(device, limited, original),
+        Verdict::Free | Verdict::Denied => original(),
+    }
 }
 
-fn end_primary(device: Device, original: impl FnOnce() -> CuResult) -> CuResult {
-    let Verdict::Limited(limited) = runtime::get().device(device) else { return original() };
+/// Runs a call that may end the primary context.
+fn end_primary(
+    device: Device,
+    limited: &'static LimitedDevice,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
     let handle = limited.contexts.primary();
     compute::context_ends(limited.gate(), handle);
     let result = original();
-    if result.is_ok() && handle != 0 && !primary_is_active(device) {
-        limited.contexts.set_primary(0);
+    if handle == 0 {
+        return result;
+    }
+    if result.is_ok() && !primary_is_active(device) {
+        limited.contexts.primary_ended();
         contexts::ended(limited, handle);
+    } else {
+        compute::context_stays(limited.gate(), handle);
     }
     result
 }
@@ -109,6 +128,7 @@ fn create_on(
     match runtime::get().device(device) {
         Verdict::Limited(limited) => contexts::create(
             limited,
+            || false,
             original,
             || written(context),
             || {
@@ -155,6 +175,7 @@ fn create_v4(
     create_on(device, context, || unsafe { (call.original)(context, params, flags, device) })
 }
 
+/// Destroying a context, or giving up the only reference that a program can have to one it made.
 fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let handle = context as usize;
     let device = runtime::existing()
@@ -164,8 +185,12 @@ fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     }
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(context) };
-    if let (true, Some(device)) = (result.is_ok(), device) {
-        contexts::ended(device, handle);
+    if let Some(device) = device {
+        if result.is_ok() {
+            contexts::ended(device, handle);
+        } else {
+            compute::context_stays(device.gate(), handle);
+        }
     }
     result
 }

@@ -10,19 +10,30 @@ use crate::{own, report};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, PoisonError};
 use utils::driver::cuda::CuResult;
-use utils::driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
+use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::page::layout::Kind;
 
 /// Taken for granted where NVML cannot be asked: what a context takes on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;
+/// A measured size outside these bounds is not a context's.
+const LEAST_BYTES: u64 = 16 << 20;
+const MOST_BYTES: u64 = 4 << 30;
+/// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
+const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// The contexts of this process on a device, by handle.
 #[derive(Default)]
 pub(crate) struct Contexts {
     bytes: Mutex<HashMap<usize, u64>>,
     primary: AtomicUsize,
+    /// References to the primary context that the program holds.
+    references: AtomicUsize,
+    /// Held while a context is made: two that are made at once could not be told apart when they are
+    /// measured, and the driver makes them one after the other in any case.
+    making: Mutex<()>,
 }
 
 impl Contexts {
@@ -44,20 +55,42 @@ impl Contexts {
         self.primary.load(Relaxed)
     }
 
-    /// Remembers the primary context's handle; zero once it is gone.
-    pub(crate) fn set_primary(&self, handle: usize) {
+    /// The program has retained the primary context.
+    pub(crate) fn primary_retained(&self, handle: usize) {
+        self.references.fetch_add(1, Relaxed);
         self.primary.store(handle, Relaxed);
+    }
+
+    /// Whether the program's next release of the primary context is its last.
+    pub(crate) fn last_reference(&self) -> bool {
+        self.references.load(Relaxed) <= 1
+    }
+
+    /// The program has released the primary context, which is still there.
+    pub(crate) fn primary_released(&self) {
+        let _ = self.references.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+    }
+
+    /// The primary context is gone.
+    pub(crate) fn primary_ended(&self) {
+        self.references.store(0, Relaxed);
+        self.primary.store(0, Relaxed);
     }
 }
 
-/// Runs a call that makes a context; `handle` tells, after success, which one, and `undo` takes it
-/// down.
+/// Runs a call that makes a context, unless `exists` says that it would only find one. `handle`
+/// tells, after success, which context it is, and `undo` takes it down.
 pub(crate) fn create(
     device: &'static Device,
+    exists: impl FnOnce() -> bool,
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> usize,
     undo: impl FnOnce(),
 ) -> CuResult {
+    let _making = device.contexts.making.lock().unwrap_or_else(PoisonError::into_inner);
+    if exists() {
+        return call();
+    }
     if !device.has_memory_limit() {
         let result = call();
         if result.is_ok() {
@@ -66,9 +99,7 @@ pub(crate) fn create(
         return result;
     }
     let known = device.seat().layout().context_bytes.load(Relaxed);
-    let nvml = nvml_handle(device.uuid());
-    let before = nvml.and_then(used_by_this_process);
-    let device_before = nvml.and_then(used_on_device);
+    let before = Usage::now(device);
     if !reserve(device, Kind::Context, known) {
         return too_small(device, known);
     }
@@ -77,16 +108,15 @@ pub(crate) fn create(
         release(device, Kind::Context, known);
         return result;
     }
-    let took = nvml
-        .and_then(|nvml| match used_by_this_process(nvml) {
-            Some(after) => after.checked_sub(before.unwrap_or(0)),
-            // Inside a container NVML may not know this process by its own id.
-            None => used_on_device(nvml)?.checked_sub(device_before?),
-        })
-        .filter(|&bytes| bytes > 0)
-        .unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
-    let fits = took <= known || reserve(device, Kind::Context, took - known);
-    if !fits {
+    let took = Usage::now(device).since(&before);
+    if let Some(measured) = took {
+        // The smallest seen is the nearest to what a context takes by itself.
+        let cell = &device.seat().layout().context_bytes;
+        let _ = cell
+            .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
+    }
+    let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
+    if took > known && !reserve(device, Kind::Context, took - known) {
         undo();
         release(device, Kind::Context, known);
         return too_small(device, took);
@@ -94,7 +124,6 @@ pub(crate) fn create(
     if took < known {
         release(device, Kind::Context, known - took);
     }
-    device.seat().layout().context_bytes.fetch_max(took, Relaxed);
     device.contexts.set(handle(), took);
     tracing::debug!("device {}: a context took {took} bytes", device.uuid());
     result
@@ -107,6 +136,32 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
     }
     for allocation in device.tracker.end_context(handle) {
         release(device, allocation.kind, allocation.bytes);
+    }
+}
+
+/// What this process uses of a device at a moment.
+struct Usage {
+    /// As NVML sees it, where it can be asked.
+    seen: Option<u64>,
+    /// Other things than contexts, as far as this process has been charged for them.
+    charged: u64,
+}
+
+impl Usage {
+    fn now(device: &Device) -> Self {
+        let seen = nvml_handle(device.uuid()).and_then(used_by_this_process);
+        let slot = device.seat().layout().slots.get(device.seat().slot());
+        let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
+        let others = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Context);
+        Self { seen, charged: others.map(bytes).sum() }
+    }
+
+    /// What came in addition since `before`, other than what was charged meanwhile; `None` where it
+    /// cannot be told or cannot be.
+    fn since(&self, before: &Self) -> Option<u64> {
+        let more = self.seen?.checked_sub(before.seen.unwrap_or(0))?;
+        let took = more.checked_sub(self.charged.saturating_sub(before.charged))?;
+        (LEAST_BYTES..=MOST_BYTES).contains(&took).then_some(took)
     }
 }
 
@@ -128,6 +183,11 @@ fn too_small(device: &Device, context: u64) -> CuResult {
 
 /// Bytes that NVML sees this process use on a device.
 fn used_by_this_process(nvml: NvmlDevice) -> Option<u64> {
+    // NVML knows processes by the host's ids; inside a container this one's is another's.
+    let namespace = std::fs::metadata("/proc/self/ns/pid").ok()?;
+    if namespace.ino() != HOST_PID_NAMESPACE {
+        return None;
+    }
     let pid = std::process::id();
     // Room for processes that appear while asking.
     let mut list = vec![ProcessInfoV2::default(); 64];
@@ -149,10 +209,4 @@ fn used_by_this_process(nvml: NvmlDevice) -> Option<u64> {
             _ => return None,
         }
     }
-}
-
-/// Bytes in use on a device by anybody.
-fn used_on_device(nvml: NvmlDevice) -> Option<u64> {
-    let mut memory = Memory::default();
-    own::nvml_memory(nvml, &raw mut memory).is_ok().then_some(memory.used)
 }

@@ -379,6 +379,61 @@ pub struct Array3dDescriptor {
     pub flags: c_uint,
 }
 
+/// `CUDA_ARRAY_DESCRIPTOR_v1`, of CUDA 3.1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayDescriptorV1 {
+    /// Width in elements.
+    pub width: c_uint,
+    /// Height in elements, 0 for one-dimensional.
+    pub height: c_uint,
+    /// `CUarray_format`
+    pub format: c_uint,
+    /// 1, 2 or 4.
+    pub num_channels: c_uint,
+}
+
+/// `CUDA_ARRAY3D_DESCRIPTOR_v1`, of CUDA 3.1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Array3dDescriptorV1 {
+    /// Width in elements.
+    pub width: c_uint,
+    /// Height in elements, may be 0.
+    pub height: c_uint,
+    /// Depth in elements or layers, may be 0.
+    pub depth: c_uint,
+    /// `CUarray_format`
+    pub format: c_uint,
+    /// 1, 2 or 4.
+    pub num_channels: c_uint,
+    /// `CUDA_ARRAY3D_*`
+    pub flags: c_uint,
+}
+
+impl From<ArrayDescriptor> for Array3dDescriptor {
+    fn from(flat: ArrayDescriptor) -> Self {
+        let ArrayDescriptor { width, height, format, num_channels } = flat;
+        Self { width, height, depth: 0, format, num_channels, flags: 0 }
+    }
+}
+
+impl From<ArrayDescriptorV1> for Array3dDescriptor {
+    fn from(flat: ArrayDescriptorV1) -> Self {
+        let ArrayDescriptorV1 { width, height, format, num_channels } = flat;
+        let (width, height) = (width as usize, height as usize);
+        Self { width, height, depth: 0, format, num_channels, flags: 0 }
+    }
+}
+
+impl From<Array3dDescriptorV1> for Array3dDescriptor {
+    fn from(old: Array3dDescriptorV1) -> Self {
+        let Array3dDescriptorV1 { width, height, depth, format, num_channels, flags } = old;
+        let (width, height, depth) = (width as usize, height as usize, depth as usize);
+        Self { width, height, depth, format, num_channels, flags }
+    }
+}
+
 /// The driver's marker for an ordinal that names no device (`CU_DEVICE_INVALID`).
 pub const DEVICE_INVALID: Device = -2;
 
