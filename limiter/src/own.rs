@@ -4,7 +4,7 @@
 //! `CUDA_ERROR_NOT_FOUND`, so that callers need one kind of error handling only.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use utils::driver::cuda::{Context, CuResult, Device, Event, Stream, Uuid};
+use utils::driver::cuda::{Context, CuResult, Device, DevicePtr, Event, MemoryPool, Stream, Uuid};
 use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::hook::Slot;
 
@@ -73,6 +73,14 @@ own_calls! {
     "cuStreamIsCapturing" => fn stream_is_capturing(stream: Stream, status: *mut c_uint) -> CuResult else NOT_FOUND;
     /// Changes the calling thread's rules about captures in other threads.
     "cuThreadExchangeStreamCaptureMode" => fn exchange_capture_mode(mode: *mut c_uint) -> CuResult else NOT_FOUND;
+    /// The pool that a device's stream-ordered allocations come from.
+    "cuDeviceGetMemPool" => fn device_get_mem_pool(pool: *mut MemoryPool, device: Device) -> CuResult else NOT_FOUND;
+    /// A pool's figures.
+    "cuMemPoolGetAttribute" => fn pool_get_attribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult else NOT_FOUND;
+    /// Has a pool give back what it does not use.
+    "cuMemPoolTrimTo" => fn pool_trim_to(pool: MemoryPool, keep: usize) -> CuResult else NOT_FOUND;
+    /// Frees in the order of a stream.
+    "cuMemFreeAsync" => fn mem_free_async(pointer: DevicePtr, stream: Stream) -> CuResult else NOT_FOUND;
     /// Starts NVML.
     "nvmlInit_v2" => fn nvml_init() -> NvmlReturn else NOT_FOUND;
     /// A device by UUID.

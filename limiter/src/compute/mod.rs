@@ -106,7 +106,7 @@ fn is_capturing(stream: usize) -> bool {
 
 /// Runs driver calls of the limiter's own so that no capture of the program is disturbed by them
 /// (`cuThreadExchangeStreamCaptureMode`).
-fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
+pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     let mut mode = CAPTURE_MODE_RELAXED;
     let exchanged = own::exchange_capture_mode(&raw mut mode).is_ok();
     let result = calls();

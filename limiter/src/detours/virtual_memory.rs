@@ -1,18 +1,21 @@
 //! Physical memory of the virtual memory API.
 
 use super::Call;
-use crate::memory::{self, Handle};
+use crate::memory::physical;
 use crate::runtime::{self, Verdict};
-use utils::driver::cuda::{AllocationHandle, AllocationProp, CuResult, LOCATION_DEVICE};
-use utils::page::layout::Kind;
+use core::ffi::c_void;
+use utils::driver::cuda::{AllocationHandle, AllocationProp, CuResult, DevicePtr, LOCATION_DEVICE};
 
 macros::detours! {
     /// CUDA driver API, Virtual Memory Management: memory is taken by `cuMemCreate`, on the device
-    /// that the properties name, and not by mapping it.
+    /// that the properties name, and given back when neither handle nor mapping is left.
     library Cuda;
 
     fn cuMemCreate(handle: *mut AllocationHandle, bytes: usize, prop: *const AllocationProp, flags: u64) -> CuResult = create;
     fn cuMemRelease(handle: AllocationHandle) -> CuResult = release;
+    fn cuMemRetainAllocationHandle(handle: *mut AllocationHandle, address: *mut c_void) -> CuResult = retain;
+    fn cuMemMap(address: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64) -> CuResult = map;
+    fn cuMemUnmap(address: DevicePtr, bytes: usize) -> CuResult = unmap;
 }
 
 fn create(
@@ -35,8 +38,7 @@ fn create(
     match runtime::get().device(location.id) {
         Verdict::Limited(device) if device.has_memory_limit() => {
             // SAFETY: read after success only, when the driver has written there.
-            let key = || Handle::Physical(unsafe { *handle });
-            memory::allocate(device, Kind::Data, bytes as u64, original, key)
+            physical::create(device, bytes as u64, original, || unsafe { *handle })
         }
         Verdict::Limited(_) | Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -45,5 +47,35 @@ fn create(
 
 fn release(call: Call<signature::cuMemRelease>, handle: AllocationHandle) -> CuResult {
     // SAFETY: the program's own arguments.
-    memory::free(Handle::Physical(handle), || unsafe { (call.original)(handle) })
+    physical::release_handle(handle, || unsafe { (call.original)(handle) })
+}
+
+fn retain(
+    call: Call<signature::cuMemRetainAllocationHandle>,
+    handle: *mut AllocationHandle,
+    address: *mut c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(handle, address) };
+    // SAFETY: read after success only, when the driver has written there.
+    physical::retain(address as u64, original, || unsafe { *handle })
+}
+
+fn map(
+    call: Call<signature::cuMemMap>,
+    address: DevicePtr,
+    bytes: usize,
+    offset: usize,
+    handle: AllocationHandle,
+    flags: u64,
+) -> CuResult {
+    physical::map(address, bytes as u64, handle, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(address, bytes, offset, handle, flags) }
+    })
+}
+
+fn unmap(call: Call<signature::cuMemUnmap>, address: DevicePtr, bytes: usize) -> CuResult {
+    // SAFETY: the program's own arguments.
+    physical::unmap(address, bytes as u64, || unsafe { (call.original)(address, bytes) })
 }

@@ -1,8 +1,10 @@
 //! Reserve, call, commit.
 
+use super::pools;
 use super::tracker::{Allocation, Handle};
 use crate::device::Device;
 use utils::driver::cuda::{Context, CuResult};
+use utils::ledger::Refusal;
 use utils::page::layout::Kind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory.
@@ -17,7 +19,7 @@ pub(crate) fn allocate(
     handle: impl FnOnce() -> Handle,
 ) -> CuResult {
     if !reserve(device, kind, bytes) {
-        return CuResult::OUT_OF_MEMORY;
+        return refused(device, bytes);
     }
     let result = call();
     if result.is_ok() {
@@ -29,18 +31,31 @@ pub(crate) fn allocate(
     result
 }
 
-/// Reserves; where it does not fit, gives back what dead processes left and tries once more.
+/// Reserves; where it does not fit, has pools give back what they do not use and tries once more.
 pub(super) fn reserve(device: &Device, kind: Kind, bytes: u64) -> bool {
-    let seat = device.seat();
-    let refusal = match seat.book().reserve(seat.slot(), kind, bytes) {
-        Ok(()) => return true,
-        Err(refusal) => refusal,
-    };
-    if seat.reap() > 0 && seat.book().reserve(seat.slot(), kind, bytes).is_ok() {
+    if reserve_plainly(device, kind, bytes) {
         return true;
     }
+    pools::refresh(device, true);
+    reserve_plainly(device, kind, bytes)
+}
+
+/// Reserves; where it does not fit, gives back what dead processes left and tries once more.
+pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
+    let seat = device.seat();
+    let reserve = || seat.book().reserve(seat.slot(), kind, bytes).is_ok();
+    reserve() || (seat.reap() > 0 && reserve())
+}
+
+/// Notes a refusal, and is its result.
+pub(super) fn refused(device: &Device, asked: u64) -> CuResult {
+    let (used, limit) = {
+        let book = device.seat().book();
+        (book.used(), book.limit())
+    };
+    let refusal = Refusal { asked, used, limit };
     tracing::debug!("device {}: {refusal}", device.uuid());
-    false
+    CuResult::OUT_OF_MEMORY
 }
 
 /// Gives bytes back to the session.

@@ -2,6 +2,8 @@
 
 mod charge;
 pub(crate) mod contexts;
+pub(crate) mod physical;
+pub(crate) mod pools;
 mod size;
 mod tracker;
 
@@ -28,12 +30,19 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
     if !device.has_memory_limit() {
         return None;
     }
-    // What the dead held is free.
+    // What the dead held, and what pools have given back, is free.
     device.seat().reap();
+    pools::refresh(device, false);
     let (limit, used) = {
         let book = device.seat().book();
         (book.limit(), book.used())
     };
     let total = limit.min(real_total);
     Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })
+}
+
+/// In a forked child: nothing of the parent's is the child's.
+pub(crate) fn after_fork() {
+    physical::after_fork();
+    pools::after_fork();
 }

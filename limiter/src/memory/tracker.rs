@@ -17,8 +17,6 @@ const SHARDS: usize = 16;
 pub(crate) enum Handle {
     /// An address: `cuMemFree`, `cuMemFreeAsync`.
     Address(u64),
-    /// `cuMemRelease`
-    Physical(u64),
     /// `cuArrayDestroy`
     Array(usize),
     /// `cuMipmappedArrayDestroy`
@@ -68,13 +66,12 @@ impl Tracker {
         self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
 
-    /// Forgets everything that ended with a context, and tells what it was. Physical memory of the
-    /// virtual memory API belongs to no context and stays.
+    /// Forgets everything that ended with a context, and tells what it was.
     pub(crate) fn end_context(&self, context: usize) -> Vec<Allocation> {
         let mut ended = Vec::new();
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).retain(|handle, allocation| {
-                let ends = allocation.context == context && !matches!(handle, Handle::Physical(_));
+            shard.lock().unwrap_or_else(PoisonError::into_inner).retain(|_, allocation| {
+                let ends = allocation.context == context;
                 if ends {
                     ended.push(*allocation);
                 }
