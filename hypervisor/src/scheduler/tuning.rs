@@ -29,7 +29,7 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             period_ns: 100 * MS,
-            quantum_ns: 20 * MS,
+            quantum_ns: 30 * MS,
             shortest_ns: 2 * MS,
             comfortable_ns: 10 * MS,
             shortest_rest_ns: MS / 2,
