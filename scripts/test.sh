@@ -108,6 +108,7 @@ check 'build' cargo build --locked --workspace
 tests 'tests' cargo test --locked --workspace --all-targets --no-fail-fast
 tests 'documentation tests' cargo test --locked --workspace --doc --no-fail-fast
 check 'exported names' exports_nothing_of_the_driver
+check 'symbol lists' scripts/find-new-symbols.sh --check-lists
 if get_libclang; then
     check 'frida engine: utils' env DOCS_RS=1 \
         cargo clippy --locked -p utils --features frida -- -D warnings
