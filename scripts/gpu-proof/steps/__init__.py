@@ -8,7 +8,7 @@ ALL = [
     ("memory", 25, memory.run),
     ("compute", 100, compute.run),
     ("pairs", 70, pairs.run),
-    ("launch", 45, launch.run),
+    ("launch", 90, launch.run),
     ("frameworks", 200, frameworks.run),
     ("patterns", 50, patterns.run),
 ]
