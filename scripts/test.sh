@@ -22,10 +22,17 @@ fi
 
 # run NAME COMMAND...: runs it, keeps its output in $log, tells how it went and how long it took.
 run() {
-    local name=$1 start=$SECONDS status=0
+    local name=$1 start=$SECONDS status=0 follower
     shift
     printf '%s== %s%s\n' "$bold" "$name" "$plain"
-    "$@" 2>&1 | tee "$log" || status=$?
+    # Through a file: a process that a failed test leaves behind would keep a pipe open for ever.
+    : >"$log"
+    tail -n +1 -f --pid=$$ -s 0.2 "$log" &
+    follower=$!
+    "$@" >>"$log" 2>&1 || status=$?
+    sleep 0.5 # until the last lines are shown
+    kill "$follower"
+    wait "$follower" 2>/dev/null || true
     if [ "$status" -eq 0 ]; then
         printf '%sok%s      %s (%d s)\n' "$green" "$plain" "$name" "$((SECONDS - start))"
     else
