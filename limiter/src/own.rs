@@ -75,6 +75,8 @@ own_calls! {
     "cuThreadExchangeStreamCaptureMode" => fn exchange_capture_mode(mode: *mut c_uint) -> CuResult else NOT_FOUND;
     /// The pool that a device's stream-ordered allocations come from.
     "cuDeviceGetMemPool" => fn device_get_mem_pool(pool: *mut MemoryPool, device: Device) -> CuResult else NOT_FOUND;
+    /// A device's first pool.
+    "cuDeviceGetDefaultMemPool" => fn device_get_default_mem_pool(pool: *mut MemoryPool, device: Device) -> CuResult else NOT_FOUND;
     /// A pool's figures.
     "cuMemPoolGetAttribute" => fn pool_get_attribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult else NOT_FOUND;
     /// Has a pool give back what it does not use.

@@ -117,6 +117,7 @@ fn drain(device: &Device) {
     let gate = device.gate();
     let mut progress = 0;
     let mut since = clock::now();
+    let mut patience = STUCK_NS;
     loop {
         // A thread that was on its way when the gate closed may have made a lane since: look each
         // time.
@@ -130,12 +131,15 @@ fn drain(device: &Device) {
         if done != progress {
             progress = done;
             since = now;
-        } else if now.saturating_sub(since) > STUCK_NS && gate.is_wanted() {
+        } else if now.saturating_sub(since) > patience && gate.is_wanted() {
             gate.open();
             clock::sleep(GLIMPSE_NS);
             gate.close();
             since = clock::now();
+            // Longer each time, so that it outgrows kernels that only take long.
+            patience = patience.saturating_mul(2);
         }
+        device.seat().still_holding(now);
     }
     let abandoned = device.gate().remove_abandoned();
     if let Some(_pin) = pins::pin() {
@@ -147,7 +151,8 @@ fn drain(device: &Device) {
 
 fn drained(lanes: &[Arc<Lane>]) -> bool {
     match pins::pin() {
-        Some(_pin) => lanes.iter().all(|lane| lane.is_drained()),
+        // Each is asked, so that each one's progress is seen.
+        Some(_pin) => lanes.iter().filter(|lane| !lane.is_drained()).count() == 0,
         // The program is ending: nobody will ask again.
         None => loop {
             std::thread::sleep(Duration::from_secs(3600));

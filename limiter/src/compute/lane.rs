@@ -50,6 +50,8 @@ pub(crate) struct Lane {
     /// `events[n % 2]`.
     recorded: AtomicU64,
     done: AtomicU64,
+    /// Events up to this one are not waited for.
+    given_up: AtomicU64,
     /// When the last batch was seen to begin or end.
     mark: AtomicU64,
     /// Time between launches when the GPU was kept busy by them.
@@ -236,6 +238,7 @@ impl Lane {
             events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
             launch_ns: AtomicU64::new(0),
             covered: AtomicU64::new(NEVER),
@@ -310,9 +313,14 @@ impl Lane {
         let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
         let begun = clock::now();
         let mut waited = false;
-        while !undisturbing(|| self.is_done(awaited))
-            && clock::now().saturating_sub(begun) < patience
-        {
+        while awaited > self.given_up.load(Relaxed) && !undisturbing(|| self.is_done(awaited)) {
+            if clock::now().saturating_sub(begun) > patience {
+                // It may wait for what the program launches next: neither waited for again nor
+                // learnt from.
+                self.given_up.store(recorded, Relaxed);
+                self.mark.store(clock::now(), Relaxed);
+                return;
+            }
             waited = true;
             clock::sleep(nap);
         }

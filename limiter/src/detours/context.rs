@@ -51,55 +51,55 @@ fn primary_retain(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(context, device) };
-    match runtime::get().device(device) {
-        Verdict::Limited(limited) => {
-            let result = contexts::create(
-                limited,
-                || limited.contexts.primary() != 0 && primary_is_active(device),
-                original,
-                || written(context),
-                || {
-                    let _ = own::primary_ctx_release(device);
-                },
-            );
-            if result.is_ok() {
-                limited.contexts.primary_retained(written(context));
-            }
-            result
-        }
-        Verdict::Free => original(),
-        Verdict::Denied => CuResult::NOT_PERMITTED,
+    let limited = match runtime::get().device(device) {
+        Verdict::Limited(limited) => limited,
+        Verdict::Free => return original(),
+        Verdict::Denied => return CuResult::NOT_PERMITTED,
+    };
+    contexts::prepare(limited);
+    let _alone = limited.contexts.change();
+    let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
+        original()
+    } else {
+        contexts::create(
+            limited,
+            original,
+            || written(context),
+            || {
+                let _ = own::primary_ctx_release(device);
+            },
+        )
+    };
+    if result.is_ok() {
+        limited.contexts.primary_retained(written(context));
     }
+    result
 }
 
 fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Device) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device) };
-    match runtime::get().device(device) {
-        Verdict::Limited(limited) if limited.contexts.last_reference() => {
-            end_primary(device, limited, original)
-        }
-        Verdict::Limited(limited) => {
-            let result = original();
-            if result.is_ok() {
-                limited.contexts.primary_released();
-            }
-            result
-        }
-        Verdict::Free | Verdict::Denied => original(),
+    let Verdict::Limited(limited) = runtime::get().device(device) else { return original() };
+    let _alone = limited.contexts.change();
+    if limited.contexts.last_reference() {
+        return end_primary(device, limited, original);
     }
+    let result = original();
+    if result.is_ok() {
+        limited.contexts.primary_released();
+    }
+    result
 }
 
 fn primary_reset(call: Call<signature::cuDevicePrimaryCtxReset>, device: Device) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device) };
-    match runtime::get().device(device) {
-        Verdict::Limited(limited) => end_primary(device, limited, original),
-        Verdict::Free | Verdict::Denied => original(),
-    }
+    let Verdict::Limited(limited) = runtime::get().device(device) else { return original() };
+    let _alone = limited.contexts.change();
+    end_primary(device, limited, original)
 }
 
-/// Runs a call that may end the primary context.
+/// Runs a call that may end the primary context. To be called under `Contexts::change`.
 fn end_primary(
     device: Device,
     limited: &'static LimitedDevice,
@@ -125,19 +125,21 @@ fn create_on(
     context: *mut Context,
     original: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    match runtime::get().device(device) {
-        Verdict::Limited(limited) => contexts::create(
-            limited,
-            || false,
-            original,
-            || written(context),
-            || {
-                let _ = own::ctx_destroy(written(context) as Context);
-            },
-        ),
-        Verdict::Free => original(),
-        Verdict::Denied => CuResult::NOT_PERMITTED,
-    }
+    let limited = match runtime::get().device(device) {
+        Verdict::Limited(limited) => limited,
+        Verdict::Free => return original(),
+        Verdict::Denied => return CuResult::NOT_PERMITTED,
+    };
+    contexts::prepare(limited);
+    let _alone = limited.contexts.change();
+    contexts::create(
+        limited,
+        original,
+        || written(context),
+        || {
+            let _ = own::ctx_destroy(written(context) as Context);
+        },
+    )
 }
 
 fn create(
@@ -180,9 +182,11 @@ fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let handle = context as usize;
     let device = runtime::existing()
         .and_then(|runtime| runtime.devices().into_iter().find(|d| d.contexts.has(handle)));
-    if let Some(device) = device {
+    let _alone = device.map(|device| {
+        let alone = device.contexts.change();
         compute::context_ends(device.gate(), handle);
-    }
+        alone
+    });
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(context) };
     if let Some(device) = device {

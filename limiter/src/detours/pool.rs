@@ -1,6 +1,7 @@
 //! Stream-ordered memory.
 
 use super::Call;
+use crate::device::Device;
 use crate::memory::{self, Handle, pools};
 use crate::own;
 use crate::runtime::{self, Verdict};
@@ -19,28 +20,60 @@ macros::detours! {
     fn cuMemPoolDestroy(pool: MemoryPool) -> CuResult = destroy;
 }
 
-/// Charges an allocation from `pool`, or from the current device's own pool if that is null.
+/// The device whose memory a pool has, if that has a limit.
+fn owner(pool: MemoryPool) -> Verdict<&'static Device> {
+    if let Some(known) = pools::device_of(pool) {
+        return known.map_or(Verdict::Free, Verdict::Limited);
+    }
+    // Pools that the program makes are known; what is left are the devices' own, and imported ones,
+    // which their exporter is charged for.
+    let mut count = 0;
+    let _ = own::device_get_count(&raw mut count);
+    for ordinal in 0..count {
+        let mut default = ptr::null_mut();
+        if own::device_get_default_mem_pool(&raw mut default, ordinal).is_ok() && default == pool {
+            let device = runtime::get().device(ordinal);
+            if let Verdict::Limited(device) = device {
+                pools::known(pool, device.has_memory_limit().then_some(device));
+            }
+            return device;
+        }
+    }
+    pools::known(pool, None);
+    Verdict::Free
+}
+
+/// The pool that stream-ordered allocations on the current device come from.
+fn current_pool() -> Option<MemoryPool> {
+    let (mut pool, mut ordinal) = (ptr::null_mut(), 0);
+    let found = own::ctx_get_device(&raw mut ordinal).is_ok()
+        && own::device_get_mem_pool(&raw mut pool, ordinal).is_ok();
+    (found && !pool.is_null()).then_some(pool)
+}
+
+/// Charges an allocation from a pool; without one the driver has the word.
 fn charged(
     pointer: *mut DevicePtr,
     bytes: usize,
-    pool: MemoryPool,
+    pool: Option<MemoryPool>,
     stream: Stream,
-    original: impl FnOnce() -> CuResult,
+    original: impl Fn() -> CuResult,
 ) -> CuResult {
-    match runtime::get().current_device() {
+    let Some(pool) = pool else { return original() };
+    match owner(pool) {
         Verdict::Limited(device) if device.has_memory_limit() => {
-            let (mut pool, mut ordinal) = (pool, 0);
-            if pool.is_null()
-                && !(own::ctx_get_device(&raw mut ordinal).is_ok()
-                    && own::device_get_mem_pool(&raw mut pool, ordinal).is_ok())
-            {
-                // The driver has no such pools; it says so better.
-                return original();
-            }
-            pools::allocate(device, pool, memory::linear_bytes(bytes as u64), original, || {
-                // SAFETY: the call succeeded, so the driver has written there.
-                let _ = own::mem_free_async(unsafe { *pointer }, stream);
-            })
+            // SAFETY: read after success only, when the driver has written there.
+            let address = || unsafe { *pointer };
+            pools::allocate(
+                device,
+                pool,
+                memory::linear_bytes(bytes as u64),
+                original,
+                address,
+                || {
+                    let _ = own::mem_free_async(address(), stream);
+                },
+            )
         }
         Verdict::Limited(_) | Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -53,7 +86,7 @@ fn alloc_async(
     bytes: usize,
     stream: Stream,
 ) -> CuResult {
-    charged(pointer, bytes, ptr::null_mut(), stream, || {
+    charged(pointer, bytes, current_pool(), stream, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(pointer, bytes, stream) }
     })
@@ -68,10 +101,7 @@ fn alloc_from_pool(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(pointer, bytes, pool, stream) };
-    if pool.is_null() {
-        return original();
-    }
-    charged(pointer, bytes, pool, stream, original)
+    charged(pointer, bytes, (!pool.is_null()).then_some(pool), stream, original)
 }
 
 fn free_async(
@@ -102,16 +132,12 @@ fn create(
             _ => None,
         };
         // SAFETY: the call succeeded, so the driver has written there.
-        pools::created(unsafe { *pool }, device);
+        pools::known(unsafe { *pool }, device);
     }
     result
 }
 
 fn destroy(call: Call<signature::cuMemPoolDestroy>, pool: MemoryPool) -> CuResult {
     // SAFETY: the program's own arguments.
-    let result = unsafe { (call.original)(pool) };
-    if result.is_ok() {
-        pools::destroyed(pool);
-    }
-    result
+    pools::destroy(pool, || unsafe { (call.original)(pool) })
 }

@@ -73,7 +73,10 @@ pub(super) fn release(device: &Device, kind: Kind, bytes: u64) {
 /// may get the same address for a new allocation.
 pub(crate) fn free(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
     let Some((device, allocation)) = super::tracker::take(handle) else {
-        return call();
+        return match handle {
+            Handle::Address(address) => pools::free(address, call),
+            Handle::Array(_) | Handle::MipmappedArray(_) => call(),
+        };
     };
     let result = call();
     if result.is_ok() {

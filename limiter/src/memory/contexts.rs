@@ -11,7 +11,7 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use utils::driver::cuda::CuResult;
 use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::page::layout::Kind;
@@ -31,9 +31,9 @@ pub(crate) struct Contexts {
     primary: AtomicUsize,
     /// References to the primary context that the program holds.
     references: AtomicUsize,
-    /// Held while a context is made: two that are made at once could not be told apart when they are
-    /// measured, and the driver makes them one after the other in any case.
-    making: Mutex<()>,
+    /// Held while a context is made or may end: two that are made at once could not be told apart when
+    /// they are measured. The driver does these things one after the other in any case.
+    changing: Mutex<()>,
 }
 
 impl Contexts {
@@ -53,6 +53,12 @@ impl Contexts {
     /// Handle of the primary context, zero if this process has not seen one.
     pub(crate) fn primary(&self) -> usize {
         self.primary.load(Relaxed)
+    }
+
+    /// Keeps other threads from making or ending contexts. The one lock that is held across driver
+    /// calls; nothing else is waited for under it.
+    pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The program has retained the primary context.
@@ -78,19 +84,22 @@ impl Contexts {
     }
 }
 
-/// Runs a call that makes a context, unless `exists` says that it would only find one. `handle`
-/// tells, after success, which context it is, and `undo` takes it down.
+/// To be called before [`Contexts::change`]: loading a library under that lock could wait for a thread
+/// that holds the loader's lock and waits for this one.
+pub(crate) fn prepare(device: &Device) {
+    if device.has_memory_limit() {
+        crate::device::load_nvml();
+    }
+}
+
+/// Runs a call that makes a context. `handle` tells, after success, which one it is, and `undo` takes
+/// it down. To be called under [`Contexts::change`].
 pub(crate) fn create(
     device: &'static Device,
-    exists: impl FnOnce() -> bool,
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> usize,
     undo: impl FnOnce(),
 ) -> CuResult {
-    let _making = device.contexts.making.lock().unwrap_or_else(PoisonError::into_inner);
-    if exists() {
-        return call();
-    }
     if !device.has_memory_limit() {
         let result = call();
         if result.is_ok() {

@@ -6,27 +6,39 @@
 //! called; afterwards the pool's charge is set to what it really has. Before anything is refused, pools
 //! are asked to give back what they do not use.
 
-use super::charge::{refused, release, reserve_plainly};
+use super::charge::{current_context, refused, reserve_plainly};
+use super::tracker::{Allocation, Handle};
 use crate::compute::undisturbing;
 use crate::device::Device;
 use crate::own;
 use crate::per_process::PerProcess;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use utils::driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT};
 use utils::page::layout::Kind;
 
 struct Pool {
-    /// `None`: its memory is not a device's.
+    /// `None`: its memory is not of a device with a limit.
     device: Option<&'static Device>,
     charged: u64,
+    /// When the figure that `charged` comes from was asked for; an older one must not replace it.
+    asked: u64,
+    /// What has been allocated and not been freed: address and bytes.
+    live: HashMap<u64, u64>,
 }
 
 static POOLS: PerProcess<Mutex<HashMap<usize, Pool>>> = PerProcess::new();
+/// Held for reading while pools are asked about that this thread's program does not use just now; a
+/// pool is destroyed when nobody does that.
+static ASKING: PerProcess<RwLock<()>> = PerProcess::new();
+/// Counts questions.
+static QUESTIONS: AtomicU64 = AtomicU64::new(1);
 
 /// In a forked child: the parent's pools are not the child's.
 pub(crate) fn after_fork() {
     POOLS.forget();
+    ASKING.forget();
 }
 
 fn pools() -> MutexGuard<'static, HashMap<usize, Pool>> {
@@ -40,30 +52,82 @@ fn attribute(pool: MemoryPool, attribute: u32) -> Option<u64> {
         .then_some(value)
 }
 
-/// A pool was made, on `device` or elsewhere.
-pub(crate) fn created(pool: MemoryPool, device: Option<&'static Device>) {
-    pools().insert(pool as usize, Pool { device, charged: 0 });
+/// A pool is known now, with memory on `device` or elsewhere.
+pub(crate) fn known(pool: MemoryPool, device: Option<&'static Device>) {
+    let fresh = || Pool { device, charged: 0, asked: 0, live: HashMap::new() };
+    pools().entry(pool as usize).or_insert_with(fresh);
 }
 
-/// A pool is gone, and its memory with it.
-pub(crate) fn destroyed(pool: MemoryPool) {
-    if let Some(Pool { device: Some(device), charged }) = pools().remove(&(pool as usize)) {
-        release(device, Kind::Pool, charged);
+/// The device of a pool: `None` if the pool is not known, `Some(None)` if it needs no charge.
+pub(crate) fn device_of(pool: MemoryPool) -> Option<Option<&'static Device>> {
+    pools().get(&(pool as usize)).map(|pool| pool.device)
+}
+
+/// Runs `cuMemPoolDestroy`. What was allocated from the pool lives on until it is freed, and stays
+/// charged by itself.
+pub(crate) fn destroy(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
+    let taken = pools().remove(&(pool as usize));
+    // Nobody asks about it any more from here on.
+    drop(ASKING.get().write().unwrap_or_else(PoisonError::into_inner));
+    let result = call();
+    let Some(taken) = taken else { return result };
+    if !result.is_ok() {
+        pools().insert(pool as usize, taken);
+    } else if let Some(device) = taken.device {
+        let context = current_context();
+        let mut living = 0_u64;
+        for (address, bytes) in taken.live {
+            living = living.saturating_add(bytes);
+            let allocation = Allocation { kind: Kind::Pool, bytes, context };
+            device.tracker.insert(Handle::Address(address), allocation);
+        }
+        let seat = device.seat();
+        let mut book = seat.book();
+        if living > taken.charged {
+            book.charge(seat.slot(), Kind::Pool, living - taken.charged);
+        } else {
+            let _ = book.release(seat.slot(), Kind::Pool, taken.charged - living);
+        }
     }
+    result
 }
 
-/// Sets a pool's charge to `reserved`, and gives the reservation of an allocation just made back.
-fn settle(pool: MemoryPool, reserved: u64, in_flight: u64) {
+/// Runs a call that frees `address`, which may be of a pool.
+pub(crate) fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    // Forgotten first: once it is free, another thread may get the same address.
+    let taken = pools()
+        .iter_mut()
+        .find_map(|(&pool, of)| of.live.remove(&address).map(|bytes| (pool, bytes)));
+    let result = call();
+    if let (false, Some((pool, bytes))) = (result.is_ok(), taken)
+        && let Some(pool) = pools().get_mut(&pool)
+    {
+        pool.live.insert(address, bytes);
+    }
+    result
+}
+
+/// Asks how much a pool has reserved, and sets its charge to that; gives the reservation of an
+/// allocation just made back.
+fn settle(pool: MemoryPool, in_flight: u64) {
+    let asked = QUESTIONS.fetch_add(1, Ordering::Relaxed);
+    let reserved = attribute(pool, POOL_RESERVED_CURRENT);
     let mut pools = pools();
-    let Some(Pool { device: Some(device), charged }) = pools.get_mut(&(pool as usize)) else {
+    let Some(Pool { device: Some(device), charged, asked: last, .. }) =
+        pools.get_mut(&(pool as usize))
+    else {
         return;
     };
     let seat = device.seat();
     let mut book = seat.book();
-    let released = book.release(seat.slot(), Kind::Pool, in_flight.saturating_add(*charged));
-    book.charge(seat.slot(), Kind::Pool, reserved);
+    let mut released = book.release(seat.slot(), Kind::Pool, in_flight);
+    // A figure asked for later contains what this one does.
+    if let Some(reserved) = reserved.filter(|_| asked > *last) {
+        released = released.and(book.release(seat.slot(), Kind::Pool, *charged));
+        book.charge(seat.slot(), Kind::Pool, reserved);
+        (*charged, *last) = (reserved, asked);
+    }
     drop(book);
-    *charged = reserved;
     drop(pools);
     if let Err(damaged) = released {
         crate::report::once(format_args!("{damaged}"));
@@ -73,6 +137,7 @@ fn settle(pool: MemoryPool, reserved: u64, in_flight: u64) {
 /// Brings the charges of a device's pools up to date; `trim`: after they have given back what they do
 /// not use.
 pub(super) fn refresh(device: &Device, trim: bool) {
+    let _asking = ASKING.get().read().unwrap_or_else(PoisonError::into_inner);
     let of_device: Vec<usize> = pools()
         .iter()
         .filter(|(_, pool)| pool.device.is_some_and(|of| core::ptr::eq(of, device)))
@@ -83,59 +148,73 @@ pub(super) fn refresh(device: &Device, trim: bool) {
         if trim {
             let _ = undisturbing(|| own::pool_trim_to(pool, 0));
         }
-        if let Some(reserved) = attribute(pool, POOL_RESERVED_CURRENT) {
-            settle(pool, reserved, 0);
-        }
+        settle(pool, 0);
     }
 }
 
-/// Runs a call that allocates `bytes` from a pool. `undo` frees what it has allocated.
+/// Runs a call that allocates `bytes` from a known pool on `device`. `address` is read after success,
+/// and `undo` frees what the call has allocated.
 pub(crate) fn allocate(
     device: &'static Device,
     pool: MemoryPool,
     bytes: u64,
-    call: impl FnOnce() -> CuResult,
-    undo: impl FnOnce(),
+    call: impl Fn() -> CuResult,
+    address: impl Fn() -> u64,
+    undo: impl Fn(),
 ) -> CuResult {
-    let on_device = pools()
-        .entry(pool as usize)
-        .or_insert(Pool { device: Some(device), charged: 0 })
-        .device
-        .is_some();
-    if !on_device {
-        return call();
-    }
-    // What the pool has and does not use costs nothing; anything else is reserved in full.
-    let reserved = if reserve_plainly(device, Kind::Pool, bytes) {
-        bytes
-    } else if idle_bytes(pool) >= bytes {
-        0
-    } else {
-        refresh(device, true);
-        if !reserve_plainly(device, Kind::Pool, bytes) {
-            return refused(device, bytes);
+    let made = |reserved: u64| {
+        let result = call();
+        settle(pool, reserved);
+        result
+    };
+    let remember = |result: CuResult| {
+        if result.is_ok()
+            && let Some(pool) = pools().get_mut(&(pool as usize))
+        {
+            pool.live.insert(address(), bytes);
         }
-        bytes
+        result
     };
-    let result = call();
-    match attribute(pool, POOL_RESERVED_CURRENT) {
-        Some(now) => settle(pool, now, reserved),
-        None => release(device, Kind::Pool, reserved),
+    if reserve_plainly(device, Kind::Pool, bytes) {
+        return remember(made(bytes));
     }
-    let over = {
-        let book = device.seat().book();
-        book.used() > book.limit()
-    };
-    if result.is_ok() && reserved == 0 && over {
+    // What the pool has and does not use costs nothing.
+    let before = attribute(pool, POOL_RESERVED_CURRENT).unwrap_or(0);
+    let used = attribute(pool, POOL_USED_CURRENT).unwrap_or(before);
+    if before.saturating_sub(used) >= bytes {
+        let result = made(0);
+        let after = attribute(pool, POOL_RESERVED_CURRENT).unwrap_or(0);
+        if !result.is_ok() || after <= before || !is_over(device) {
+            return remember(result);
+        }
         // The pool could not make it from what it had.
         undo();
-        return refused(device, bytes);
     }
-    result
+    refresh(device, true);
+    if reserve_plainly(device, Kind::Pool, bytes) {
+        return remember(made(bytes));
+    }
+    refused(device, bytes)
 }
 
-/// What a pool has reserved and does not use.
-fn idle_bytes(pool: MemoryPool) -> u64 {
-    let reserved = attribute(pool, POOL_RESERVED_CURRENT).unwrap_or(0);
-    reserved.saturating_sub(attribute(pool, POOL_USED_CURRENT).unwrap_or(reserved))
+fn is_over(device: &Device) -> bool {
+    let book = device.seat().book();
+    book.used() > book.limit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_pool_has_no_device_and_a_foreign_one_needs_no_charge() {
+        let pool = 0x1234 as MemoryPool;
+        assert!(device_of(pool).is_none());
+        known(pool, None);
+        assert!(matches!(device_of(pool), Some(None)));
+        assert!(destroy(pool, || CuResult::INVALID_VALUE) == CuResult::INVALID_VALUE);
+        assert!(device_of(pool).is_some());
+        assert!(destroy(pool, || CuResult::SUCCESS).is_ok());
+        assert!(device_of(pool).is_none());
+    }
 }

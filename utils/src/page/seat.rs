@@ -162,6 +162,14 @@ impl Seat {
         alive::is_alive(&self.page, slot, identity.0, identity.1)
     }
 
+    /// Says that this process is alive and still waits for work of its lease, at a moment on
+    /// `CLOCK_MONOTONIC` in nanoseconds.
+    pub fn still_holding(&self, now_ns: u64) {
+        if let Some(slot) = self.layout().slots.get(self.slot) {
+            slot.lease_end_ns.fetch_max(now_ns, Relaxed);
+        }
+    }
+
     /// Gives back what dead processes left; tells how many there were.
     pub fn reap(&self) -> usize {
         let is_dead = |slot: usize| {
