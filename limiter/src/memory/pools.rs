@@ -18,6 +18,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use utils::driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT};
 use utils::page::layout::Kind;
 
+/// What pools take from the device at a time, on current drivers; where a pool takes more, it is noticed
+/// afterwards.
+const CHUNK: u64 = 32 << 20;
+
 struct Pool {
     /// `None`: its memory is not of a device with a limit.
     device: Option<&'static Device>,
@@ -175,24 +179,32 @@ pub(crate) fn allocate(
         }
         result
     };
-    if reserve_plainly(device, Kind::Pool, bytes) {
-        return remember(made(bytes));
+    // Runs the call with some bytes reserved; `None`: the pool has taken more than the limit leaves, and
+    // what was allocated is freed again.
+    let attempt = |reserved: u64| {
+        let result = made(reserved);
+        if result.is_ok() && is_over(device) {
+            undo();
+            return None;
+        }
+        Some(remember(result))
+    };
+    let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
+    if reserve_plainly(device, Kind::Pool, growth) {
+        return attempt(growth).unwrap_or_else(|| refused(device, bytes));
     }
     // What the pool has and does not use costs nothing.
-    let before = attribute(pool, POOL_RESERVED_CURRENT).unwrap_or(0);
-    let used = attribute(pool, POOL_USED_CURRENT).unwrap_or(before);
-    if before.saturating_sub(used) >= bytes {
-        let result = made(0);
-        let after = attribute(pool, POOL_RESERVED_CURRENT).unwrap_or(0);
-        if !result.is_ok() || after <= before || !is_over(device) {
-            return remember(result);
-        }
-        // The pool could not make it from what it had.
-        undo();
+    let idle = attribute(pool, POOL_RESERVED_CURRENT)
+        .zip(attribute(pool, POOL_USED_CURRENT))
+        .map_or(0, |(reserved, used)| reserved.saturating_sub(used));
+    if idle >= bytes
+        && let Some(result) = attempt(0)
+    {
+        return result;
     }
     refresh(device, true);
-    if reserve_plainly(device, Kind::Pool, bytes) {
-        return remember(made(bytes));
+    if reserve_plainly(device, Kind::Pool, growth) {
+        return attempt(growth).unwrap_or_else(|| refused(device, bytes));
     }
     refused(device, bytes)
 }
