@@ -4,7 +4,7 @@
 //! whoever holds the page's lock, so that each change is one step for everybody else. A process may
 //! die between any two stores: what the slots say is the truth, and sums are made from them.
 
-use crate::page::layout::{Kind, Layout, NO_LIMIT, Slot};
+use crate::page::layout::{Kind, Layout, Slot};
 use crate::quota::Bucket;
 use crate::units::PPM_ONE;
 use core::sync::atomic::Ordering::Relaxed;
@@ -150,7 +150,7 @@ impl<'a> Book<'a> {
         self.0.holders.store(holders, Relaxed);
     }
 
-    /// The session's limit in bytes, [`NO_LIMIT`] for none.
+    /// The session's limit in bytes, [`NO_LIMIT`](crate::page::layout::NO_LIMIT) for none.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.0.memory_limit.load(Relaxed)
@@ -232,14 +232,5 @@ impl<'a> Book<'a> {
             slot.holding.store(0, Relaxed);
         }
         self.recount();
-    }
-
-    /// Bytes that the limit leaves, [`NO_LIMIT`] without one.
-    #[must_use]
-    pub fn left(&self) -> u64 {
-        match self.limit() {
-            NO_LIMIT => NO_LIMIT,
-            limit => limit.saturating_sub(self.used()),
-        }
     }
 }

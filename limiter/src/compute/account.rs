@@ -115,11 +115,6 @@ impl Account {
             daemon.lost(&error);
         }
     }
-
-    /// How long to sleep at most while nobody wants a lease.
-    pub(super) const fn patience(&self) -> Option<Duration> {
-        None
-    }
 }
 
 impl Daemon {

@@ -4,7 +4,6 @@ use super::governor;
 use super::lane::Lane;
 use crate::device::Device;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use core::time::Duration;
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -121,14 +120,12 @@ impl Gate {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Sleeps until a thread waits, or until `limit` has passed.
-    pub(super) fn await_demand(&self, limit: Option<Duration>) {
+    /// Sleeps until a thread waits; may wake early.
+    pub(super) fn await_demand(&self) {
         let bell = self.bell.load(Ordering::Acquire);
-        if self.is_wanted() {
-            return;
+        if !self.is_wanted() {
+            let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, bell, None);
         }
-        let limit = limit.and_then(|limit| limit.try_into().ok());
-        let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, bell, limit.as_ref());
     }
 
     /// Adds a lane.

@@ -70,7 +70,7 @@ fn govern(device: &'static Device) {
     loop {
         while !gate.is_wanted() {
             account.idle();
-            gate.await_demand(account.patience());
+            gate.await_demand();
         }
         let Some(lease) = account.begin() else { continue };
         gate.open();
