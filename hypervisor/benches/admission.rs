@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use utils::protocol::{
-    Admission, Decision, DeviceQuota, Lease, LeaseReport, Policy, Register, Registered, VERSION,
-    path,
+    Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
 
 const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
@@ -32,7 +31,7 @@ struct Tenant {
 impl Tenant {
     fn register(socket: &Path, session: &str) -> Self {
         let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
-        let quota = DeviceQuota { uuid: GPU.into(), share_ppm: 1_000_000, policy: Policy::Fixed };
+        let quota = DeviceQuota::fixed(GPU, 1_000_000);
         let register =
             Register { protocol: VERSION, session: session.into(), devices: vec![quota] };
         let start = Instant::now();
@@ -46,7 +45,8 @@ impl Tenant {
     }
 
     fn call(&self, report: Option<LeaseReport>, ask: Option<u64>) -> Option<Lease> {
-        let admission = Admission { worker: self.worker, uuid: GPU.into(), report, ask };
+        let admission =
+            Admission { worker: self.worker, uuid: GPU.into(), report, ask, quota: None };
         let decision: Decision = self.client.call(path::ADMISSION, &admission, PATIENCE).unwrap();
         decision.lease
     }
@@ -62,7 +62,7 @@ impl Tenant {
             let held = Instant::now();
             sleep(HOLD);
             let held_us = held.elapsed().as_micros() as u64;
-            report = Some(LeaseReport { lease: lease.id, held_us });
+            report = Some(LeaseReport::busy(lease.id, held_us));
         }
         if report.is_some() {
             self.call(report, None);

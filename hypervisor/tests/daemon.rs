@@ -81,7 +81,7 @@ fn registration(session: &str, share_ppm: u32) -> Register {
     Register {
         protocol: VERSION,
         session: session.to_owned(),
-        devices: vec![DeviceQuota { uuid: GPU.to_owned(), share_ppm, policy: Policy::Fixed }],
+        devices: vec![DeviceQuota::fixed(GPU, share_ppm)],
     }
 }
 
@@ -102,7 +102,7 @@ fn admission(
     ask: Option<Duration>,
 ) -> Result<Option<Lease>, ClientError> {
     let ask = ask.map(|ask| ask.as_micros() as u64);
-    let admission = Admission { worker, uuid: GPU.to_owned(), report, ask };
+    let admission = Admission { worker, uuid: GPU.to_owned(), report, ask, quota: None };
     let decision: Decision = client.call(path::ADMISSION, &admission, PATIENCE)?;
     Ok(decision.lease)
 }
@@ -148,7 +148,7 @@ fn helper_that_holds() {
                 thread::sleep(Duration::from_micros(lease.length_us));
                 let stop = now_us();
                 held.push((start, stop));
-                report = Some(LeaseReport { lease: lease.id, held_us: stop - start });
+                report = Some(LeaseReport::busy(lease.id, stop - start));
             }
             // The daemon has gone, or has come back and does not know us.
             Err(_) => worker = None,
@@ -415,8 +415,13 @@ fn a_caller_that_hangs_up_gives_its_grant_back() {
     let worker = register(&client, "a", 1_000_000).unwrap();
     // Asks that end before they are answered, or just as they are.
     for wait_us in (0..40).map(|n| n * 25) {
-        let admission =
-            Admission { worker, uuid: GPU.to_owned(), report: None, ask: Some(5_000_000) };
+        let admission = Admission {
+            worker,
+            uuid: GPU.to_owned(),
+            report: None,
+            ask: Some(5_000_000),
+            quota: None,
+        };
         let mut stream = UnixStream::connect(&socket).unwrap();
         let body = serde_json::to_string(&admission).unwrap();
         write!(

@@ -13,7 +13,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use utils::page::layout::NO_LIMIT;
-use utils::page::{Page, Seat};
+use utils::page::{Page, Seat, SessionLimits};
 use utils::protocol::Policy;
 use utils::units::PPM_ONE;
 use utils::uuid::DeviceUuid;
@@ -39,16 +39,16 @@ impl Device {
     ) -> Result<Self, Refused> {
         let refused = |error: utils::page::PageError| Refused(error.to_string());
         let share = match config.policy {
-            Policy::Fixed => limits.share_ppm,
+            Policy::Fixed | Policy::Balance => limits.share_ppm,
             Policy::None => None,
         };
-        let page = Page::open(
-            session_dir,
-            uuid,
-            limits.memory_bytes.unwrap_or(NO_LIMIT),
-            share.unwrap_or(PPM_ONE),
-        )
-        .map_err(refused)?;
+        let session = SessionLimits {
+            memory: limits.memory_bytes.unwrap_or(NO_LIMIT),
+            share_ppm: share.unwrap_or(PPM_ONE),
+            policy: if share.is_some() { config.policy } else { Policy::None },
+            ..SessionLimits::default()
+        };
+        let page = Page::open(session_dir, uuid, &session).map_err(refused)?;
         Ok(Self {
             uuid,
             seat: Seat::claim(page).map_err(refused)?,

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; a daemon refuses a caller whose version it does not know.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Paths of the calls. All of them are `POST` with a JSON body.
 pub mod path {
@@ -41,6 +41,30 @@ pub struct DeviceQuota {
     pub share_ppm: u32,
     /// How the share is meant.
     pub policy: Policy,
+    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: as much as is
+    /// idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_ppm: Option<u32>,
+    /// [`Policy::Balance`]: the part of idle time in relation to other sessions'; at least 1.
+    #[serde(default = "one")]
+    pub weight: u32,
+    /// Whether others come first.
+    #[serde(default)]
+    pub priority: Priority,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+impl DeviceQuota {
+    /// A share that is never exceeded.
+    #[must_use]
+    pub fn fixed(uuid: impl Into<String>, share_ppm: u32) -> Self {
+        let uuid = uuid.into();
+        let (policy, priority) = (Policy::Fixed, Priority::High);
+        Self { uuid, share_ppm, policy, soft_ppm: None, weight: 1, priority }
+    }
 }
 
 /// How a compute share is meant.
@@ -50,8 +74,22 @@ pub enum Policy {
     /// Never above the share.
     #[default]
     Fixed,
+    /// The share is guaranteed whenever it is wanted; time that nobody else wants comes on top.
+    Balance,
     /// No compute limit.
     None,
+}
+
+/// Whether a session makes room for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// It does not.
+    #[default]
+    High,
+    /// It runs in what sessions of high priority leave, apart from a small part that keeps it from
+    /// starving.
+    Low,
 }
 
 /// The daemon's answer to [`Register`].
@@ -61,26 +99,47 @@ pub struct Registered {
     pub worker: u64,
 }
 
-/// Asks for the next lease of a device, and tells at the same time how the last one was used.
+/// Asks for the next lease of a device, or for more of the present one, and tells at the same time how
+/// it was used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Admission {
     /// From [`Registered`].
     pub worker: u64,
     /// The device, as in [`DeviceQuota::uuid`].
     pub uuid: String,
-    /// The lease that has ended, if one was held.
+    /// How the lease that is held, or that has ended, was used since it was last told.
     pub report: Option<LeaseReport>,
-    /// How long the daemon may keep the call open, in microseconds; `None` asks for nothing.
+    /// How long the daemon may keep the call open, in microseconds; `None` asks for nothing. With a
+    /// report that is not the last one it asks for the lease to go on, and is answered at once.
     pub ask: Option<u64>,
+    /// The session's quota on this device, where it has changed since the registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<DeviceQuota>,
 }
 
-/// How a lease was used.
+/// How a lease was used, since its grant or since the last report about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseReport {
     /// From [`Lease::id`].
     pub lease: u64,
-    /// From the opening of the gate until the work launched under it was done, in microseconds.
+    /// The time told of: from the opening of the gate, or the last report, until now or until the work
+    /// launched under the lease was done; in microseconds.
     pub held_us: u64,
+    /// Estimated time for which the process's own work kept the device busy, in microseconds.
+    pub estimated_us: u64,
+    /// Time for which the process always had work waiting for the device, in microseconds. Where it had
+    /// the device to itself, it was busy for at least so long.
+    pub backlogged_us: u64,
+    /// Whether the lease is over and its work done; else it is still held.
+    pub done: bool,
+}
+
+impl LeaseReport {
+    /// A lease that is over and was used all the time.
+    #[must_use]
+    pub const fn busy(lease: u64, held_us: u64) -> Self {
+        Self { lease, held_us, estimated_us: held_us, backlogged_us: held_us, done: true }
+    }
 }
 
 /// The daemon's answer to [`Admission`].
@@ -97,4 +156,7 @@ pub struct Lease {
     pub id: u64,
     /// From the reading of this message until launching has to stop, in microseconds.
     pub length_us: u64,
+    /// Whether another session's lease runs at the same time.
+    #[serde(default)]
+    pub shared: bool,
 }

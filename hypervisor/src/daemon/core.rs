@@ -128,8 +128,11 @@ impl Core {
             }
             None => waiting.give_up(),
         };
-        let lease =
-            grant.map(|grant| Lease { id: grant.lease.0, length_us: grant.length_ns / 1_000 });
+        let lease = grant.map(|grant| Lease {
+            id: grant.lease.0,
+            length_us: grant.length_ns / 1_000,
+            shared: false,
+        });
         Ok(Decision { lease })
     }
 

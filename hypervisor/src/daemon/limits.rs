@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use utils::protocol::{DeviceQuota, Policy, Register, VERSION};
+use utils::protocol::{DeviceQuota, Policy, Priority, Register, VERSION};
 use utils::units::PPM_ONE;
 
 use super::refused::Refused;
@@ -20,13 +20,18 @@ const NAME_BYTES: usize = 253;
 pub(super) struct Quota {
     pub(super) share_ppm: u32,
     pub(super) policy: Policy,
+    pub(super) soft_ppm: Option<u32>,
+    pub(super) weight: u32,
+    pub(super) priority: Priority,
 }
 
 impl std::fmt::Display for Quota {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.policy {
             Policy::None => out.write_str("no limit"),
-            Policy::Fixed => write!(out, "{} %", f64::from(self.share_ppm) / 10_000.0),
+            Policy::Fixed | Policy::Balance => {
+                write!(out, "{} %", f64::from(self.share_ppm) / 10_000.0)
+            }
         }
     }
 }
@@ -45,13 +50,15 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refu
         return Err(Refused::DeviceCount(register.devices.len()));
     }
     let mut quotas = BTreeMap::new();
-    for DeviceQuota { uuid, share_ppm, policy } in &register.devices {
+    for DeviceQuota { uuid, share_ppm, policy, soft_ppm, weight, priority } in &register.devices {
         let uuid = uuid_form(uuid)?;
         let (share_ppm, policy) = (*share_ppm, *policy);
-        if policy == Policy::Fixed && !(1..=PPM_ONE).contains(&share_ppm) {
+        if policy != Policy::None && !(1..=PPM_ONE).contains(&share_ppm) {
             return Err(Refused::Share { uuid, share_ppm });
         }
-        if quotas.insert(uuid.clone(), Quota { share_ppm, policy }).is_some() {
+        let quota =
+            Quota { share_ppm, policy, soft_ppm: *soft_ppm, weight: *weight, priority: *priority };
+        if quotas.insert(uuid.clone(), quota).is_some() {
             return Err(Refused::NamedTwice(uuid));
         }
     }
@@ -80,6 +87,9 @@ mod tests {
             uuid: uuid.to_owned(),
             share_ppm,
             policy,
+            soft_ppm: None,
+            weight: 1,
+            priority: Priority::High,
         };
         Register {
             protocol: VERSION,
@@ -91,7 +101,13 @@ mod tests {
     #[test]
     fn a_good_registration() {
         let quotas = check(&register(&[(UUID, 250_000, Policy::Fixed)])).unwrap();
-        let quota = Quota { share_ppm: 250_000, policy: Policy::Fixed };
+        let quota = Quota {
+            share_ppm: 250_000,
+            policy: Policy::Fixed,
+            soft_ppm: None,
+            weight: 1,
+            priority: Priority::High,
+        };
         assert_eq!(quotas, BTreeMap::from([(UUID.to_lowercase(), quota)]));
         assert_eq!(quota.to_string(), "25 %");
         assert!(check(&register(&[(UUID, 0, Policy::None)])).is_ok());

@@ -88,7 +88,7 @@ impl Node {
         let session = self.session(&key);
         let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
         for (uuid, quota) in quotas {
-            if quota.policy == Policy::Fixed {
+            if quota.policy != Policy::None {
                 let tuning = self.tuning;
                 let device =
                     self.devices.entry(uuid.clone()).or_insert_with(|| Scheduler::new(tuning));
@@ -183,7 +183,7 @@ impl Node {
         match quota.map(|quota| quota.policy) {
             None => Err(Refused::UnknownDevice(uuid.to_owned())),
             Some(Policy::None) => Err(Refused::NoLimit(uuid.to_owned())),
-            Some(Policy::Fixed) => {
+            Some(Policy::Fixed | Policy::Balance) => {
                 self.devices.get_mut(uuid).ok_or_else(|| Refused::UnknownDevice(uuid.to_owned()))
             }
         }
@@ -275,6 +275,9 @@ mod tests {
             uuid: uuid.to_owned(),
             share_ppm,
             policy: Policy::Fixed,
+            soft_ppm: None,
+            weight: 1,
+            priority: utils::protocol::Priority::High,
         };
         let devices = devices.iter().map(quota).collect();
         Register { protocol: VERSION, session: session.to_owned(), devices }

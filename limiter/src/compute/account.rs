@@ -9,7 +9,8 @@ use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use utils::ledger::Turn;
 use utils::protocol::{
-    self, Admission, Decision, DeviceQuota, LeaseReport, Policy, Register, Registered, path,
+    self, Admission, Decision, DeviceQuota, LeaseReport, Policy, Priority, Register, Registered,
+    path,
 };
 
 /// The longest lease of the own account: a whole share would never end.
@@ -96,7 +97,13 @@ impl Account {
     pub(super) fn end(&mut self, lease: &Lease, held_ns: u64) {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
-                daemon.report = Some(LeaseReport { lease: id, held_us: held_ns.div_ceil(1000) });
+                daemon.report = Some(LeaseReport {
+                    lease: id,
+                    held_us: held_ns.div_ceil(1000),
+                    estimated_us: held_ns.div_ceil(1000),
+                    backlogged_us: held_ns.div_ceil(1000),
+                    done: true,
+                });
             }
             _ => {
                 let seat = self.device.seat();
@@ -154,7 +161,8 @@ impl Daemon {
             None => self.register(device)?,
         };
         let ask = wait.map(|wait| u64::try_from(wait.as_micros()).unwrap_or(u64::MAX));
-        let message = Admission { worker, uuid: wire_uuid(device), report: self.report, ask };
+        let message =
+            Admission { worker, uuid: wire_uuid(device), report: self.report, ask, quota: None };
         let to = if wait.is_some() { path::ADMISSION } else { path::REPORT };
         let decision = self.client.call(to, &message, wait.unwrap_or_default() + GRACE)?;
         self.report = None;
@@ -170,6 +178,9 @@ impl Daemon {
                 uuid: wire_uuid(device),
                 share_ppm,
                 policy: Policy::Fixed,
+                soft_ppm: None,
+                weight: 1,
+                priority: Priority::High,
             }],
         };
         // A lease of a former registration is nothing to this one.

@@ -13,8 +13,10 @@ mod gate;
 mod governor;
 mod lane;
 mod pins;
+mod work;
 
 pub(crate) use gate::Gate;
+pub(crate) use work::Work;
 
 use crate::own;
 use crate::runtime::{self, Verdict};
@@ -49,6 +51,7 @@ pub(crate) fn after_fork() {
 /// Runs a call that gives work to a stream, when the device's time is there for it.
 #[inline]
 pub(crate) fn launch(
+    _work: Work,
     stream: Stream,
     per_thread: bool,
     call: impl FnOnce() -> CuResult,

@@ -32,6 +32,7 @@ impl fmt::Display for DaemonAddress {
 pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, Limits)]) -> String {
     let policy = match config.policy {
         Policy::Fixed => "fixed",
+        Policy::Balance => "balance",
         Policy::None => "none",
     };
     let on_failure = match config.on_failure {

@@ -112,7 +112,7 @@ impl Rules {
 
     /// Whether a device can have a limit. `policy`: what [`Self::policy`] says.
     pub(super) fn limit_compute(&self, policy: Policy) -> bool {
-        let share = policy == Policy::Fixed && self.share.iter().any(|rule| rule.value.is_some());
+        let share = policy != Policy::None && self.share.iter().any(|rule| rule.value.is_some());
         self.off.is_none() && share
     }
 

@@ -1,7 +1,7 @@
 //! Calls that give the GPU work.
 
 use super::Call;
-use crate::compute;
+use crate::compute::{self, Work};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use utils::driver::cuda::{CuResult, Function, GraphExec, LaunchConfig, LaunchParams, Stream};
@@ -39,7 +39,7 @@ fn kernel(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CuResult {
-    compute::launch(stream, call.per_thread, || {
+    compute::launch(Work::kernel(f, [gx, gy, gz], [bx, by, bz]), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra) }
     })
@@ -53,8 +53,10 @@ fn kernel_ex(
     extra: *mut *mut c_void,
 ) -> CuResult {
     // SAFETY: null, or what the driver is about to read.
-    let stream = unsafe { config.as_ref() }.map_or(ptr::null_mut(), |config| config.stream);
-    compute::launch(stream, call.per_thread, || {
+    let read = unsafe { config.as_ref() };
+    let stream = read.map_or(ptr::null_mut(), |config| config.stream);
+    let work = read.map_or(Work::UNKNOWN, |config| Work::kernel(f, config.grid, config.block));
+    compute::launch(work, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(config, f, params, extra) }
     })
@@ -74,7 +76,7 @@ fn cooperative(
     stream: Stream,
     params: *mut *mut c_void,
 ) -> CuResult {
-    compute::launch(stream, call.per_thread, || {
+    compute::launch(Work::kernel(f, [gx, gy, gz], [bx, by, bz]), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params) }
     })
@@ -89,14 +91,14 @@ fn cooperative_multi(
     // SAFETY: null, or what the driver is about to read, if the list is not empty.
     let first = if count == 0 { None } else { unsafe { list.as_ref() } };
     let stream = first.map_or(ptr::null_mut(), |first| first.stream);
-    compute::launch(stream, call.per_thread, || {
+    compute::launch(Work::UNKNOWN, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(list, count, flags) }
     })
 }
 
 fn graph(call: Call<signature::cuGraphLaunch>, graph: GraphExec, stream: Stream) -> CuResult {
-    compute::launch(stream, call.per_thread, || {
+    compute::launch(Work::graph(graph), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(graph, stream) }
     })
@@ -110,7 +112,9 @@ fn stream_destroy(call: Call<signature::cuStreamDestroy>, stream: Stream) -> CuR
 
 fn legacy(call: Call<signature::cuLaunch>, f: Function) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::launch(ptr::null_mut(), false, || unsafe { (call.original)(f) })
+    compute::launch(Work::kernel(f, [1; 3], [0; 3]), ptr::null_mut(), false, || unsafe {
+        (call.original)(f)
+    })
 }
 
 fn legacy_grid(
@@ -120,7 +124,12 @@ fn legacy_grid(
     height: c_int,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::launch(ptr::null_mut(), false, || unsafe { (call.original)(f, width, height) })
+    compute::launch(
+        Work::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
+        ptr::null_mut(),
+        false,
+        || unsafe { (call.original)(f, width, height) },
+    )
 }
 
 fn legacy_grid_async(
@@ -130,8 +139,13 @@ fn legacy_grid_async(
     height: c_int,
     stream: Stream,
 ) -> CuResult {
-    compute::launch(stream, false, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(f, width, height, stream) }
-    })
+    compute::launch(
+        Work::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
+        stream,
+        false,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(f, width, height, stream) }
+        },
+    )
 }

@@ -1,7 +1,7 @@
 //! Making, checking and mapping a page's file.
 
-use super::PageError;
 use super::layout::{Layout, MAGIC, SLOTS, VERSION};
+use super::{PageError, SessionLimits};
 use crate::uuid::DeviceUuid;
 use core::sync::atomic::Ordering::Relaxed;
 use memmap2::{MmapOptions, MmapRaw};
@@ -22,23 +22,17 @@ pub struct Page {
 
 impl Page {
     /// Opens the page of `device` in a session's directory. Whoever comes first makes it, with the
-    /// given limits: bytes ([`super::layout::NO_LIMIT`] for none) and millionths of the device's
-    /// time. A page that is there already keeps its own.
+    /// given limits. A page that is there already keeps its own.
     ///
     /// # Errors
     /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page of
     /// this version and user.
-    pub fn open(
-        dir: &Path,
-        device: DeviceUuid,
-        memory_limit: u64,
-        share_ppm: u32,
-    ) -> Result<Self, PageError> {
+    pub fn open(dir: &Path, device: DeviceUuid, limits: &SessionLimits) -> Result<Self, PageError> {
         let path = dir.join(format!("{device}.page"));
         let io = |source| PageError::Io { path: path.clone(), source };
         let file = match open_existing(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create(&path, device, memory_limit, share_ppm).map_err(io)?;
+                create(&path, device, limits).map_err(io)?;
                 open_existing(&path)
             }
             other => other,
@@ -115,7 +109,7 @@ fn map(file: &File) -> io::Result<MmapRaw> {
 
 /// Makes the file under a name of its own and gives it its real one when it is whole: nobody sees a
 /// page half made, and of two makers the first wins.
-fn create(path: &Path, device: DeviceUuid, memory_limit: u64, share_ppm: u32) -> io::Result<()> {
+fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result<()> {
     static COUNTER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
     let draft = path.with_extension(format!(
         "draft-{}-{}",
@@ -147,8 +141,7 @@ fn create(path: &Path, device: DeviceUuid, memory_limit: u64, share_ppm: u32) ->
         for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {
             cell.store(byte, Relaxed);
         }
-        layout.memory_limit.store(memory_limit, Relaxed);
-        layout.share_ppm.store(share_ppm, Relaxed);
+        limits.store(layout);
         match fs::hard_link(&draft, path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,

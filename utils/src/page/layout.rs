@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "sluicepg" in ASCII.
 pub const MAGIC: u64 = 0x736c_7569_6365_7067;
 /// Version of this layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Processes that one session can have on one device.
 pub const SLOTS: usize = 4096;
 /// A memory limit that limits nothing.
@@ -27,12 +27,22 @@ pub enum Kind {
     Array = 4,
     /// Memory placed on the host because the real share was used up.
     Oversubscribed = 5,
+    /// What the driver has taken without a call that says how much (code, stacks, printf buffers), as
+    /// far as NVML shows it.
+    Driver = 6,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::Data, Self::Context, Self::Pool, Self::Graph, Self::Array, Self::Oversubscribed];
+    pub const ALL: [Self; 7] = [
+        Self::Data,
+        Self::Context,
+        Self::Pool,
+        Self::Graph,
+        Self::Array,
+        Self::Oversubscribed,
+        Self::Driver,
+    ];
 }
 
 /// A process of the session. All zero where nobody sits.
@@ -49,6 +59,18 @@ pub struct Slot {
     pub bytes: [AtomicU64; 8],
     /// When the lease held was to end, on `CLOCK_MONOTONIC` in nanoseconds.
     pub lease_end_ns: AtomicU64,
+    /// Process id as NVML knows it (the host's); zero: not known.
+    pub host_pid: AtomicU32,
+    /// How much of the time that it holds the device the process keeps it busy, in millionths; zero: not
+    /// known.
+    pub density_ppm: AtomicU32,
+    /// Since when the process waits for a lease of the own account, on `CLOCK_MONOTONIC` in
+    /// nanoseconds; zero: it does not wait.
+    pub waiting_since_ns: AtomicU64,
+    /// Up to when the use of its lease has been charged, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub charged_until_ns: AtomicU64,
+    /// Device time that the process has been charged, in nanoseconds.
+    pub charged_ns: AtomicU64,
 }
 
 /// A session's book on one device.
@@ -81,6 +103,24 @@ pub struct Layout {
     pub balance_ns: AtomicI64,
     /// [`crate::quota::Bucket::settled_at_ns`], on `CLOCK_MONOTONIC`.
     pub settled_at_ns: AtomicU64,
+    /// How many bytes of the limit may be on the device itself; the rest is placed on the host.
+    /// [`NO_LIMIT`]: all of it.
+    pub memory_real: AtomicU64,
+    /// Counts the changes of the limits, so that readers notice one.
+    pub limit_changes: AtomicU32,
+    /// How the share is meant: [`crate::protocol::Policy`] as a number, see [`super::SessionLimits`].
+    pub policy: AtomicU32,
+    /// Policy `balance`: the share that is never exceeded, in millionths; zero: none.
+    pub soft_share_ppm: AtomicU32,
+    /// Policy `balance`: the session's part of idle time, in relation to others'.
+    pub weight: AtomicU32,
+    /// [`crate::protocol::Priority`] as a number.
+    pub priority: AtomicU32,
+    /// Changes when a lease of the own account ends; processes that wait for one sleep on it.
+    pub lease_bell: AtomicU32,
+    /// Up to when the session's use of the device has been charged, on `CLOCK_MONOTONIC` in
+    /// nanoseconds.
+    pub busy_until_ns: AtomicU64,
     /// The processes.
     pub slots: [Slot; SLOTS],
 }
@@ -96,6 +136,7 @@ mod tests {
         assert_eq!(offset_of!(Layout, lock), 32);
         assert_eq!(offset_of!(Layout, memory_limit), 40);
         assert_eq!(offset_of!(Layout, settled_at_ns), 80);
+        assert_eq!(offset_of!(Layout, busy_until_ns), 120);
         assert_eq!(offset_of!(Layout, slots), 128);
         assert_eq!(size_of::<Slot>(), 128);
         assert_eq!(size_of::<Layout>(), 4096 * 129);

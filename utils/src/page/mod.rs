@@ -3,12 +3,14 @@
 mod alive;
 mod file;
 pub mod layout;
+mod limits;
 mod seat;
 
 use std::io;
 use std::path::PathBuf;
 
 pub use file::Page;
+pub use limits::SessionLimits;
 pub use seat::{BookGuard, Seat};
 
 /// Why a page cannot be used.
@@ -46,11 +48,15 @@ mod tests {
 
     const DEVICE: DeviceUuid = DeviceUuid::from_bytes([7; 16]);
 
+    fn limits(memory: u64) -> SessionLimits {
+        SessionLimits { memory, ..SessionLimits::default() }
+    }
+
     #[test]
     fn all_who_open_a_page_share_its_book_and_the_first_one_sets_the_limit() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Page::open(dir.path(), DEVICE, 1000, 250_000).unwrap();
-        let second = Page::open(dir.path(), DEVICE, NO_LIMIT, 1).unwrap();
+        let first = Page::open(dir.path(), DEVICE, &limits(1000)).unwrap();
+        let second = Page::open(dir.path(), DEVICE, &limits(NO_LIMIT)).unwrap();
         assert_eq!(second.layout().memory_limit.load(std::sync::atomic::Ordering::Relaxed), 1000);
         let seat = Seat::claim(first).unwrap();
         seat.book().reserve(seat.slot(), Kind::Data, 600).unwrap();
@@ -65,12 +71,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(format!("{DEVICE}.page"));
         std::fs::write(&path, b"short").unwrap();
-        assert!(matches!(Page::open(dir.path(), DEVICE, 1, 1), Err(PageError::Foreign { .. })));
+        assert!(matches!(
+            Page::open(dir.path(), DEVICE, &limits(1)),
+            Err(PageError::Foreign { .. })
+        ));
         std::fs::write(&path, vec![0x5a; size_of::<layout::Layout>()]).unwrap();
-        assert!(matches!(Page::open(dir.path(), DEVICE, 1, 1), Err(PageError::Foreign { .. })));
+        assert!(matches!(
+            Page::open(dir.path(), DEVICE, &limits(1)),
+            Err(PageError::Foreign { .. })
+        ));
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
-        assert!(matches!(Page::open(dir.path(), DEVICE, 1, 1), Err(PageError::Io { .. })));
+        assert!(matches!(Page::open(dir.path(), DEVICE, &limits(1)), Err(PageError::Io { .. })));
     }
 
     /// Killed at a moment that nobody chose, a process leaves its bytes, its slot and perhaps the
@@ -78,7 +90,7 @@ mod tests {
     #[test]
     fn a_killed_process_gives_everything_back() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Page::open(dir.path(), DEVICE, 1 << 40, 500_000).unwrap();
+        let open = || Page::open(dir.path(), DEVICE, &limits(1 << 40)).unwrap();
         let survivor = Seat::claim(open()).unwrap();
         survivor.book().reserve(survivor.slot(), Kind::Data, 5).unwrap();
         for round in 0..20 {
