@@ -5,15 +5,14 @@
 //! a context that turns out not to fit is taken down again.
 
 use super::charge::{release, reserve};
-use crate::device::{Device, nvml_handle};
-use crate::{own, report};
+use super::seen::Processes;
+use crate::device::Device;
+use crate::report;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use utils::driver::cuda::CuResult;
-use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::page::layout::Kind;
 
 /// Taken for granted where NVML cannot be asked: what a context takes on current devices.
@@ -21,8 +20,6 @@ const ASSUMED_BYTES: u64 = 512 << 20;
 /// A measured size outside these bounds is not a context's.
 const LEAST_BYTES: u64 = 16 << 20;
 const MOST_BYTES: u64 = 4 << 30;
-/// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
-const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// The contexts of this process on a device, by handle.
 #[derive(Default)]
@@ -117,7 +114,11 @@ pub(crate) fn create(
         release(device, Kind::Context, known);
         return result;
     }
-    let took = Usage::now(device).since(&before);
+    let after = Usage::now(device);
+    if let Some(processes) = &after.processes {
+        processes.learn_own_pid(device, before.processes.as_ref());
+    }
+    let took = after.since(&before, device);
     if let Some(measured) = took {
         // The smallest seen is the nearest to what a context takes by itself.
         let cell = &device.seat().layout().context_bytes;
@@ -150,25 +151,25 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
 
 /// What this process uses of a device at a moment.
 struct Usage {
-    /// As NVML sees it, where it can be asked.
-    seen: Option<u64>,
+    /// What NVML lists, where it can be asked.
+    processes: Option<Processes>,
     /// Other things than contexts, as far as this process has been charged for them.
     charged: u64,
 }
 
 impl Usage {
     fn now(device: &Device) -> Self {
-        let seen = nvml_handle(device.uuid()).and_then(used_by_this_process);
         let slot = device.seat().layout().slots.get(device.seat().slot());
         let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
         let others = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Context);
-        Self { seen, charged: others.map(bytes).sum() }
+        Self { processes: Processes::now(device), charged: others.map(bytes).sum() }
     }
 
     /// What came in addition since `before`, other than what was charged meanwhile; `None` where it
     /// cannot be told or cannot be.
-    fn since(&self, before: &Self) -> Option<u64> {
-        let more = self.seen?.checked_sub(before.seen.unwrap_or(0))?;
+    fn since(&self, before: &Self, device: &Device) -> Option<u64> {
+        let seen = |usage: &Self| usage.processes.as_ref()?.own_bytes(device);
+        let more = seen(self)?.checked_sub(seen(before).unwrap_or(0))?;
         let took = more.checked_sub(self.charged.saturating_sub(before.charged))?;
         (LEAST_BYTES..=MOST_BYTES).contains(&took).then_some(took)
     }
@@ -188,34 +189,4 @@ fn too_small(device: &Device, context: u64) -> CuResult {
         used.div_ceil(MIB),
     ));
     CuResult::OUT_OF_MEMORY
-}
-
-/// Bytes that NVML sees this process use on a device.
-fn used_by_this_process(nvml: NvmlDevice) -> Option<u64> {
-    // NVML knows processes by the host's ids; inside a container this one's is another's.
-    let namespace = std::fs::metadata("/proc/self/ns/pid").ok()?;
-    if namespace.ino() != HOST_PID_NAMESPACE {
-        return None;
-    }
-    let pid = std::process::id();
-    // Room for processes that appear while asking.
-    let mut list = vec![ProcessInfoV2::default(); 64];
-    loop {
-        let mut count = u32::try_from(list.len()).ok()?;
-        match own::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
-            NvmlReturn::SUCCESS => {
-                return list
-                    .iter()
-                    .take(count as usize)
-                    .find(|process| process.pid == pid)
-                    .map(|process| process.used_gpu_memory)
-                    // NVML_VALUE_NOT_AVAILABLE
-                    .filter(|&bytes| bytes != u64::MAX);
-            }
-            NvmlReturn::INSUFFICIENT_SIZE if list.len() < 1 << 16 => {
-                list.resize(list.len() * 4, ProcessInfoV2::default());
-            }
-            _ => return None,
-        }
-    }
 }

@@ -4,6 +4,7 @@ mod charge;
 pub(crate) mod contexts;
 pub(crate) mod physical;
 pub(crate) mod pools;
+pub(crate) mod seen;
 mod size;
 mod tracker;
 
@@ -45,4 +46,5 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
 pub(crate) fn after_fork() {
     physical::after_fork();
     pools::after_fork();
+    seen::after_fork();
 }

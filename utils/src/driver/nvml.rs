@@ -70,6 +70,9 @@ pub struct MemoryV2 {
 #[allow(clippy::cast_possible_truncation, reason = "40 bytes")]
 pub const MEMORY_V2_VERSION: c_uint = size_of::<MemoryV2>() as c_uint | (2 << 24);
 
+/// `NVML_VALUE_NOT_AVAILABLE`
+pub const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
+
 /// `nvmlProcessInfo_v1_t`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

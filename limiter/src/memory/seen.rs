@@ -1,0 +1,112 @@
+//! What NVML sees this process use of a device.
+//!
+//! NVML knows processes by the host's ids. Inside a container this process's own id there is learnt
+//! when it makes a context: the one that is listed afterwards and was not before.
+
+use crate::device::{Device, nvml_handle};
+use crate::own;
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Relaxed;
+use std::os::unix::fs::MetadataExt;
+use utils::driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
+
+/// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
+const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// More processes than this are not on one device.
+const MOST_PROCESSES: usize = 1 << 16;
+
+/// This process's id as NVML knows it; zero while that is not known.
+static OWN_PID: AtomicU32 = AtomicU32::new(0);
+
+/// In a forked child: another process.
+pub(super) fn after_fork() {
+    OWN_PID.store(0, Relaxed);
+}
+
+/// The processes that NVML lists on a device.
+pub(crate) struct Processes(Vec<ProcessInfoV2>);
+
+impl Processes {
+    /// As of now; `None` where NVML cannot be asked.
+    pub(crate) fn now(device: &Device) -> Option<Self> {
+        let nvml = nvml_handle(device.uuid())?;
+        // Room for processes that appear while asking.
+        let mut list = vec![ProcessInfoV2::default(); 64];
+        loop {
+            let mut count = u32::try_from(list.len()).ok()?;
+            match own::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
+                NvmlReturn::SUCCESS => {
+                    list.truncate(count as usize);
+                    return Some(Self(list));
+                }
+                NvmlReturn::INSUFFICIENT_SIZE if list.len() < MOST_PROCESSES => {
+                    list.resize(list.len() * 4, ProcessInfoV2::default());
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Bytes that this process uses; `None` if it is not listed, or not known, or its figure is not.
+    pub(crate) fn own_bytes(&self, device: &Device) -> Option<u64> {
+        let pid = own_pid(device)?;
+        self.0
+            .iter()
+            .find(|process| process.pid == pid)
+            .map(|process| process.used_gpu_memory)
+            .filter(|&bytes| bytes != VALUE_NOT_AVAILABLE)
+    }
+
+    /// This process has made a context between `before` and now: learns who it is, if that can be told.
+    pub(crate) fn learn_own_pid(&self, device: &Device, before: Option<&Self>) {
+        if own_pid(device).is_some() {
+            return;
+        }
+        let own = std::process::id();
+        let pid = if in_host_namespace() && self.0.iter().any(|process| process.pid == own) {
+            own
+        } else {
+            let Some(before) = before else { return };
+            let known = session_pids(device);
+            let old = |pid: u32| {
+                known.contains(&pid) || before.0.iter().any(|process| process.pid == pid)
+            };
+            let mut fresh = self.0.iter().map(|process| process.pid).filter(|&pid| !old(pid));
+            match (fresh.next(), fresh.next()) {
+                (Some(pid), None) => pid,
+                _ => return,
+            }
+        };
+        OWN_PID.store(pid, Relaxed);
+        let _ = own_pid(device);
+    }
+}
+
+/// This process's id as NVML knows it. Writes it down in the device's page, where the others of the
+/// session find it.
+pub(crate) fn own_pid(device: &Device) -> Option<u32> {
+    let pid = OWN_PID.load(Relaxed);
+    if pid != 0
+        && let Some(slot) = device.seat().layout().slots.get(device.seat().slot())
+    {
+        slot.host_pid.store(pid, Relaxed);
+    }
+    (pid != 0).then_some(pid)
+}
+
+/// The ids of the session's processes, as far as they are known.
+pub(crate) fn session_pids(device: &Device) -> Vec<u32> {
+    let layout = device.seat().layout();
+    let seated = (layout.high_water.load(Relaxed) as usize).min(layout.slots.len());
+    layout.slots[..seated]
+        .iter()
+        .filter(|slot| slot.pid.load(Relaxed) != 0)
+        .map(|slot| slot.host_pid.load(Relaxed))
+        .filter(|&pid| pid != 0)
+        .collect()
+}
+
+/// Whether this process's own id is also the host's.
+fn in_host_namespace() -> bool {
+    std::fs::metadata("/proc/self/ns/pid").is_ok_and(|of| of.ino() == HOST_PID_NAMESPACE)
+}
