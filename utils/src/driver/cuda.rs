@@ -168,6 +168,12 @@ pub const ALLOCATION_PINNED: c_uint = 1;
 pub const ATTACH_GLOBAL: c_uint = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`
 pub const NODE_KERNEL: c_uint = 0;
+/// `CU_GRAPH_NODE_TYPE_GRAPH`
+pub const NODE_GRAPH: c_uint = 4;
+/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`
+pub const CHILD_CLONE: c_uint = 0;
+/// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE`
+pub const CHILD_MOVE: c_uint = 1;
 /// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
 pub const NODE_MEM_ALLOC: c_uint = 10;
 /// `CU_GRAPH_NODE_TYPE_MEM_FREE`
@@ -319,6 +325,16 @@ pub struct KernelNodeParams {
     pub context: Context,
 }
 
+/// `CUDA_CHILD_GRAPH_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ChildGraphNodeParams {
+    /// The graph.
+    pub graph: Graph,
+    /// [`CHILD_CLONE`] or [`CHILD_MOVE`].
+    pub ownership: c_uint,
+}
+
 /// `CUgraphNodeParams`: a node of any kind.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -341,6 +357,8 @@ pub union GraphNodeBody {
     pub reserved1: [i64; 29],
     /// For [`NODE_KERNEL`].
     pub kernel: KernelNodeParams,
+    /// For [`NODE_GRAPH`].
+    pub child: ChildGraphNodeParams,
     /// For [`NODE_MEM_ALLOC`].
     pub alloc: MemAllocNodeParams,
     /// For [`NODE_MEM_FREE`].

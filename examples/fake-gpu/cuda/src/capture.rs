@@ -24,7 +24,7 @@ pub(crate) struct Capture {
     context: u64,
     mode: c_uint,
     thread: u64,
-    graph: u64,
+    pub(crate) graph: u64,
     invalid: bool,
     /// Where each branch that left the origin stands.
     tips: Vec<usize>,

@@ -2,8 +2,8 @@
 //! of the `PFN_*` types in `cudaTypedefs.h`), what a null stream means, and the implementation.
 
 use crate::{
-    array, capture, context, copy, device, errors, event, graph, graph_exec, host, launch, managed,
-    memory, module, pointer, pool, proc_address, refused, state, stream, vmm,
+    array, capture, context, copy, device, errors, event, graph, graph_exec, graph_memory, host,
+    launch, managed, memory, module, pointer, pool, proc_address, refused, state, stream, vmm,
 };
 
 crate::stub::exports! {
@@ -285,6 +285,11 @@ crate::stub::exports! {
     cuGraphAddChildGraphNode = cuGraphAddChildGraphNode 10000 legacy => graph::add_child;
     cuGraphAddMemAllocNode = cuGraphAddMemAllocNode 11040 legacy => graph::add_alloc;
     cuGraphAddMemFreeNode = cuGraphAddMemFreeNode 11040 legacy => graph::add_free;
+    cuGraphMemAllocNodeGetParams = cuGraphMemAllocNodeGetParams 11040 legacy => graph::alloc_params;
+    cuGraphMemFreeNodeGetParams = cuGraphMemFreeNodeGetParams 11040 legacy => graph::free_params;
+    cuGraphChildGraphNodeGetGraph = cuGraphChildGraphNodeGetGraph 10000 legacy => graph::child;
+    cuGraphClone = cuGraphClone 10000 legacy => graph::clone;
+    cuGraphNodeFindInClone = cuGraphNodeFindInClone 10000 legacy => graph::find_in_clone;
     cuGraphGetNodes = cuGraphGetNodes 10000 legacy => graph::nodes;
     cuGraphNodeGetType = cuGraphNodeGetType 10000 legacy => graph::node_type;
     cuGraphAddKernelNode = cuGraphAddKernelNode 10000 legacy => graph::add_kernel_v1;
@@ -301,9 +306,9 @@ crate::stub::exports! {
     cuGraphUpload = cuGraphUpload 11010 legacy => graph_exec::upload::<false>;
     cuGraphUpload_ptsz = cuGraphUpload 11010 thread => graph_exec::upload::<true>;
     cuGraphExecDestroy = cuGraphExecDestroy 10000 legacy => graph_exec::destroy;
-    cuDeviceGraphMemTrim = cuDeviceGraphMemTrim 11040 legacy => graph_exec::trim_device;
-    cuDeviceGetGraphMemAttribute = cuDeviceGetGraphMemAttribute 11040 legacy => graph_exec::memory_attribute;
-    cuDeviceSetGraphMemAttribute = cuDeviceSetGraphMemAttribute 11040 legacy => graph_exec::set_memory_attribute;
+    cuDeviceGraphMemTrim = cuDeviceGraphMemTrim 11040 legacy => graph_memory::trim_device;
+    cuDeviceGetGraphMemAttribute = cuDeviceGetGraphMemAttribute 11040 legacy => graph_memory::attribute;
+    cuDeviceSetGraphMemAttribute = cuDeviceSetGraphMemAttribute 11040 legacy => graph_memory::set_attribute;
     cuIpcGetMemHandle = cuIpcGetMemHandle 4010 legacy => refused::not_supported;
     cuIpcOpenMemHandle = cuIpcOpenMemHandle 4010 legacy => refused::not_supported;
     cuIpcCloseMemHandle = cuIpcCloseMemHandle 4010 legacy => refused::not_supported;

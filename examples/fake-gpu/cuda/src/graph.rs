@@ -1,15 +1,16 @@
 //! Graphs: nodes and their order.
 
 use core::ffi::{c_int, c_uint};
+use std::sync::Arc;
 
 use utils::driver::cuda::{
-    self, CuResult, GraphNodeParams, KernelNodeParams, MemAllocNodeParams, NODE_KERNEL,
-    NODE_MEM_ALLOC, NODE_MEM_FREE,
+    self, AccessDesc, CHILD_CLONE, CHILD_MOVE, CuResult, GraphNodeParams, KernelNodeParams,
+    MemAllocNodeParams, NODE_GRAPH, NODE_KERNEL, NODE_MEM_ALLOC, NODE_MEM_FREE,
 };
 
 use crate::copy::Transfer;
 use crate::ffi::{Api, In, Out, api, ensure, handle};
-use crate::graph_exec;
+use crate::graph_memory;
 use crate::launch;
 use crate::state::{Inner, driver, with};
 
@@ -23,24 +24,37 @@ pub(crate) enum Work {
     /// Holds the device for so many nanoseconds.
     Kernel(u64),
     Transfer(Transfer),
-    /// Makes memory at this address usable.
-    Alloc(u64),
+    /// Makes memory at this address usable, for these devices as well.
+    Alloc(u64, Arc<[AccessDesc]>),
     /// Ends its use.
     Free(u64),
-    /// Another graph's nodes.
-    Child(Vec<Work>),
+    /// The graph of this handle, which the node owns.
+    Child(u64),
+}
+
+impl Work {
+    /// Whether it allocates or frees: graphs with such nodes are restricted.
+    pub(crate) fn is_memory(&self) -> bool {
+        matches!(self, Self::Alloc(..) | Self::Free(_))
+    }
 }
 
 pub(crate) struct Node {
     pub(crate) work: Work,
     pub(crate) after: Vec<usize>,
     pub(crate) handle: u64,
+    /// The node that it is a clone of, 0 for none.
+    original: u64,
 }
 
 /// A graph; nodes are in an order that respects their dependencies.
 #[derive(Default)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
+    /// Owned by a child graph node.
+    embedded: bool,
+    /// The graph that it is a clone of, 0 for none.
+    original: u64,
 }
 
 /// Adds a node and returns its index.
@@ -48,7 +62,7 @@ pub(crate) fn add_node(inner: &mut Inner, graph: u64, work: Work, after: &[usize
     let handle = inner.new_handle();
     let found = inner.graphs.get_mut(&graph).ok_or(CuResult::INVALID_VALUE)?;
     let index = found.nodes.len();
-    found.nodes.push(Node { work, after: after.to_vec(), handle });
+    found.nodes.push(Node { work, after: after.to_vec(), handle, original: 0 });
     inner.nodes.insert(handle, (graph, index));
     Ok(index)
 }
@@ -66,13 +80,77 @@ pub(crate) fn reaches_all(inner: &Inner, graph: u64, from: &[usize], tips: &[usi
     tips.iter().all(|&tip| seen[tip])
 }
 
-/// Forgets a graph.
-pub(crate) fn remove(inner: &mut Inner, graph: u64) -> Option<Graph> {
-    let found = inner.graphs.remove(&graph)?;
+/// Forgets a graph, and the graphs and memory of its nodes.
+pub(crate) fn remove(inner: &mut Inner, graph: u64) {
+    let Some(found) = inner.graphs.remove(&graph) else { return };
     for node in &found.nodes {
         inner.nodes.remove(&node.handle);
+        graph_memory::disown(inner, &node.work);
+        if let Work::Child(child) = node.work {
+            remove(inner, child);
+        }
     }
-    Some(found)
+}
+
+/// A graph's nodes in order, those of child graphs in their places.
+pub(crate) fn flat(inner: &Inner, graph: u64) -> Api<Vec<Work>> {
+    let found = inner.graphs.get(&graph).ok_or(CuResult::INVALID_VALUE)?;
+    let mut works = Vec::new();
+    for node in &found.nodes {
+        match node.work {
+            Work::Child(child) => works.extend(flat(inner, child)?),
+            _ => works.push(node.work.clone()),
+        }
+    }
+    Ok(works)
+}
+
+/// A graph for a child node, with these nodes one after the other.
+pub(crate) fn embed(inner: &mut Inner, works: Vec<Work>) -> u64 {
+    let key = inner.new_handle();
+    inner.graphs.insert(key, Graph { embedded: true, ..Graph::default() });
+    for (index, work) in works.into_iter().enumerate() {
+        let before = index.checked_sub(1);
+        let _ = add_node(inner, key, work, before.as_slice());
+    }
+    key
+}
+
+/// A deep copy. Graphs with memory nodes cannot be copied.
+fn copy(inner: &mut Inner, graph: u64, embedded: bool) -> Api<u64> {
+    ensure(!flat(inner, graph)?.iter().any(Work::is_memory), CuResult::NOT_SUPPORTED)?;
+    let found = inner.graphs.get(&graph).ok_or(CuResult::INVALID_VALUE)?;
+    let nodes: Vec<(Work, Vec<usize>, u64)> =
+        found.nodes.iter().map(|n| (n.work.clone(), n.after.clone(), n.handle)).collect();
+    let key = inner.new_handle();
+    inner.graphs.insert(key, Graph { embedded, original: graph, ..Graph::default() });
+    for (work, after, original) in nodes {
+        let work = match work {
+            Work::Child(child) => Work::Child(copy(inner, child, true)?),
+            other => other,
+        };
+        let index = add_node(inner, key, work, &after)?;
+        if let Some(found) = inner.graphs.get_mut(&key) {
+            found.nodes[index].original = original;
+        }
+    }
+    Ok(key)
+}
+
+/// Refuses a free node that could free twice: within a graph, or in the graph that allocates and in
+/// another one.
+pub(crate) fn may_free(inner: &Inner, graph: u64, address: u64) -> Api {
+    graph_memory::is_graph_memory(inner, address)?;
+    let has = |of: &Graph, wanted: &dyn Fn(&Work) -> bool| of.nodes.iter().any(|n| wanted(&n.work));
+    let frees = |work: &Work| matches!(work, Work::Free(freed) if *freed == address);
+    let allocates = |work: &Work| matches!(work, Work::Alloc(made, _) if *made == address);
+    let own = inner.graphs.get(&graph).is_some_and(|found| has(found, &allocates));
+    let twice = inner
+        .graphs
+        .iter()
+        .filter(|(_, found)| has(found, &frees))
+        .any(|(&key, found)| key == graph || own || has(found, &allocates));
+    ensure(!twice, CuResult::INVALID_VALUE)
 }
 
 /// The indices of the nodes that a caller names.
@@ -125,11 +203,11 @@ pub(crate) extern "C" fn create(graph: Out<cuda::Graph>, flags: c_uint) -> CuRes
 
 pub(crate) extern "C" fn destroy(graph: cuda::Graph) -> CuResult {
     api(|| {
-        with(|driver, inner| {
-            let found = remove(inner, graph as u64).ok_or(CuResult::INVALID_VALUE)?;
-            for node in &found.nodes {
-                graph_exec::disown(driver, inner, &node.work);
-            }
+        with(|_, inner| {
+            let own = inner.graphs.get(&(graph as u64)).is_some_and(|found| !found.embedded);
+            let captured = inner.captures.values().any(|capture| capture.graph == graph as u64);
+            ensure(own && !captured, CuResult::INVALID_VALUE)?;
+            remove(inner, graph as u64);
             Ok(())
         })
     })
@@ -217,11 +295,8 @@ pub(crate) extern "C" fn add_child(
     api(|| {
         with(|_, inner| {
             add(inner, node, graph, (after, count), |inner| {
-                let found = inner.graphs.get(&(child as u64)).ok_or(CuResult::INVALID_VALUE)?;
-                let works: Vec<Work> = found.nodes.iter().map(|n| n.work.clone()).collect();
-                let memory = |work: &Work| matches!(work, Work::Alloc(_) | Work::Free(_));
-                ensure(!works.iter().any(memory), CuResult::NOT_SUPPORTED)?;
-                Ok(Work::Child(works))
+                ensure(child != graph, CuResult::INVALID_VALUE)?;
+                Ok(Work::Child(copy(inner, child as u64, true)?))
             })
         })
     })
@@ -236,8 +311,11 @@ fn add_alloc_with(
     with(|driver, inner| {
         let mut address = 0;
         add(inner, node, graph, after, |inner| {
-            address = graph_exec::reserve(driver, inner, params)?;
-            Ok(Work::Alloc(address))
+            let work = graph_memory::reserve(driver, inner, params)?;
+            if let Work::Alloc(made, _) = work {
+                address = made;
+            }
+            Ok(work)
         })?;
         params.dptr = address;
         Ok(())
@@ -270,11 +348,21 @@ pub(crate) extern "C" fn add_free(
     api(|| {
         with(|_, inner| {
             add(inner, node, graph, (after, count), |inner| {
-                graph_exec::is_graph_memory(inner, address)?;
+                may_free(inner, graph as u64, address)?;
                 Ok(Work::Free(address))
             })
         })
     })
+}
+
+/// Moves a graph into a child node: its handle stays good, but belongs to the node.
+fn adopt(inner: &mut Inner, parent: u64, child: u64) -> Api<Work> {
+    let executable = inner.execs.values().any(|exec| exec.graph == child);
+    ensure(parent != child && !executable, CuResult::INVALID_VALUE)?;
+    let found = inner.graphs.get_mut(&child).ok_or(CuResult::INVALID_VALUE)?;
+    ensure(!found.embedded, CuResult::INVALID_VALUE)?;
+    found.embedded = true;
+    Ok(Work::Child(child))
 }
 
 fn add_any(
@@ -292,6 +380,17 @@ fn add_any(
             with(|_, inner| add(inner, node, graph, after, |inner| kernel_work(inner, &kernel)))
         }
         NODE_EMPTY => with(|_, inner| add(inner, node, graph, after, |_| Ok(Work::Empty))),
+        NODE_GRAPH => {
+            // SAFETY: `kind` says that the caller filled this member.
+            let child = unsafe { wanted.body.child };
+            with(|_, inner| {
+                add(inner, node, graph, after, |inner| match child.ownership {
+                    CHILD_CLONE => Ok(Work::Child(copy(inner, child.graph as u64, true)?)),
+                    CHILD_MOVE => adopt(inner, graph as u64, child.graph as u64),
+                    _ => Err(CuResult::INVALID_VALUE),
+                })
+            })
+        }
         NODE_MEM_ALLOC => {
             // SAFETY: `kind` says that the caller filled this member.
             let mut alloc = unsafe { wanted.body.alloc };
@@ -305,7 +404,7 @@ fn add_any(
             let address = unsafe { wanted.body.free };
             with(|_, inner| {
                 add(inner, node, graph, after, |inner| {
-                    graph_exec::is_graph_memory(inner, address)?;
+                    may_free(inner, graph as u64, address)?;
                     Ok(Work::Free(address))
                 })
             })
@@ -369,9 +468,88 @@ pub(crate) extern "C" fn node_type(node: cuda::GraphNode, kind: Out<c_int>) -> C
                 Work::Transfer(Transfer::Fill { .. }) => 2,
                 Work::Child(_) => 4,
                 Work::Empty => 5,
-                Work::Alloc(_) => 10,
+                Work::Alloc(..) => 10,
                 Work::Free(_) => 11,
             });
+            Ok(())
+        })
+    })
+}
+
+fn work_of(inner: &Inner, node: cuda::GraphNode) -> Api<&Work> {
+    let &(graph, index) = inner.nodes.get(&(node as u64)).ok_or(CuResult::INVALID_VALUE)?;
+    Ok(&inner.graphs[&graph].nodes[index].work)
+}
+
+pub(crate) extern "C" fn alloc_params(
+    node: cuda::GraphNode,
+    params: Out<MemAllocNodeParams>,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            params.required()?;
+            let Work::Alloc(address, access) = work_of(inner, node)? else {
+                return Err(CuResult::INVALID_VALUE);
+            };
+            params.set(graph_memory::params_of(driver, inner, *address, access)?);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn free_params(
+    node: cuda::GraphNode,
+    address: Out<cuda::DevicePtr>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            address.required()?;
+            let Work::Free(freed) = work_of(inner, node)? else {
+                return Err(CuResult::INVALID_VALUE);
+            };
+            address.set(*freed);
+            Ok(())
+        })
+    })
+}
+
+/// The graph still belongs to the node.
+pub(crate) extern "C" fn child(node: cuda::GraphNode, graph: Out<cuda::Graph>) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            graph.required()?;
+            let Work::Child(child) = work_of(inner, node)? else {
+                return Err(CuResult::INVALID_VALUE);
+            };
+            graph.set(handle(*child));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn clone(to: Out<cuda::Graph>, graph: cuda::Graph) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            to.required()?;
+            to.set(handle(copy(inner, graph as u64, false)?));
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn find_in_clone(
+    to: Out<cuda::GraphNode>,
+    original: cuda::GraphNode,
+    clone: cuda::Graph,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            to.required()?;
+            let &(of, _) = inner.nodes.get(&(original as u64)).ok_or(CuResult::INVALID_VALUE)?;
+            let found = inner.graphs.get(&(clone as u64)).ok_or(CuResult::INVALID_VALUE)?;
+            ensure(found.original == of, CuResult::INVALID_VALUE)?;
+            let node = found.nodes.iter().find(|node| node.original == original as u64);
+            to.set(handle(node.ok_or(CuResult::INVALID_VALUE)?.handle));
             Ok(())
         })
     })

@@ -20,6 +20,7 @@ mod exports;
 mod ffi;
 mod graph;
 mod graph_exec;
+mod graph_memory;
 mod host;
 mod launch;
 mod managed;

@@ -10,7 +10,7 @@ use utils::driver::cuda::{CuResult, DevicePtr};
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure};
 use crate::state::{Driver, Inner, with, with_context};
-use crate::{capture, graph_exec, managed, pool};
+use crate::{capture, graph_memory, managed, pool};
 
 /// Allocations from here on are taken in multiples of [`GRANULE`].
 const LARGE: u64 = 1 << 20;
@@ -113,7 +113,7 @@ pub(crate) fn take(driver: &Driver, inner: &mut Inner, device: u32, bytes: u64) 
 /// and graphs, and managed memory, which can live on the host.
 pub(crate) fn reclaim(driver: &Driver, inner: &mut Inner, device: u32) {
     pool::trim_all(driver, inner, device);
-    graph_exec::trim(driver, inner, device);
+    graph_memory::trim(driver, inner, device);
     managed::evict(driver, inner, device);
 }
 
@@ -234,7 +234,7 @@ fn release(address: u64) -> Api {
             }
             Some(Kind::Graph { .. }) => {
                 capture::unsafe_call(inner)?;
-                graph_exec::free(inner, address)
+                graph_memory::free(inner, address)
             }
             _ => Err(CuResult::INVALID_VALUE),
         }

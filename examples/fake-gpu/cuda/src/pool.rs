@@ -14,7 +14,7 @@ use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::graph::Work;
 use crate::memory::{self, Allocation, GRANULE, Kind, round_up};
 use crate::state::{Driver, Inner, with};
-use crate::{capture, graph_exec, stream};
+use crate::{capture, graph, graph_memory, stream};
 
 /// Pools reserve this much at a time.
 const CHUNK: u64 = 32 << 20;
@@ -176,8 +176,11 @@ fn allocate<const P: bool>(
                 bytesize: size,
                 dptr: 0,
             };
-            captured = graph_exec::reserve(driver, inner, &params)?;
-            Ok(Work::Alloc(captured))
+            let work = graph_memory::reserve(driver, inner, &params)?;
+            if let Work::Alloc(made, _) = work {
+                captured = made;
+            }
+            Ok(work)
         })?;
         if capturing {
             return Ok(captured);
@@ -241,10 +244,14 @@ pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::S
             let kind = inner.memory.get(&address).map(|found| found.kind);
             match kind {
                 Some(Kind::Graph { .. }) => {
-                    if capture::add(inner, target, |_, _| Ok(Work::Free(address)))? {
+                    let captured = capture::add(inner, target, |inner, graph| {
+                        graph::may_free(inner, graph, address)?;
+                        Ok(Work::Free(address))
+                    })?;
+                    if captured {
                         return Ok(());
                     }
-                    graph_exec::free(inner, address)
+                    graph_memory::free(inner, address)
                 }
                 Some(Kind::Pool(_) | Kind::Linear) => {
                     if let Some(branch) = capture::enter(inner, target)? {

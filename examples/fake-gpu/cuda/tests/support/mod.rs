@@ -138,6 +138,7 @@ driver! {
     cuMemcpyDtoD_v2(to: u64, from: u64, size: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Ptr);
     cuMemsetD8_v2(to: u64, value: u8, count: usize);
+    cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Ptr);
     cuMemsetD32_v2(to: u64, value: u32, count: usize);
     cuArrayCreate_v2(array: &mut Ptr, descriptor: *const c_void);
     cuArray3DCreate_v2(array: &mut Ptr, descriptor: *const c_void);
@@ -167,6 +168,20 @@ driver! {
     cuGraphAddMemAllocNode(node: &mut Ptr, g: Ptr, after: *const Ptr, n: usize, p: *mut c_void);
     cuGraphAddMemFreeNode(node: &mut Ptr, g: Ptr, after: *const Ptr, n: usize, address: u64);
     cuGraphInstantiateWithFlags(exec: &mut Ptr, graph: Ptr, flags: u64);
+    cuGraphMemAllocNodeGetParams(node: Ptr, params: *mut c_void);
+    cuGraphMemFreeNodeGetParams(node: Ptr, address: &mut u64);
+    cuGraphAddChildGraphNode(node: &mut Ptr, g: Ptr, after: *const Ptr, n: usize, child: Ptr);
+    cuGraphChildGraphNodeGetGraph(node: Ptr, graph: &mut Ptr);
+    cuGraphAddNode_v2(
+        node: &mut Ptr, g: Ptr, after: *const Ptr, edges: *const u64, n: usize, p: *mut c_void,
+    );
+    cuGraphAddEmptyNode(node: &mut Ptr, g: Ptr, after: *const Ptr, n: usize);
+    cuGraphClone(clone: &mut Ptr, graph: Ptr);
+    cuGraphNodeFindInClone(node: &mut Ptr, original: Ptr, clone: Ptr);
+    cuGraphGetNodes(graph: Ptr, nodes: *mut Ptr, count: &mut usize);
+    cuGraphNodeGetType(node: Ptr, kind: &mut i32);
+    cuGraphUpload(exec: Ptr, stream: Ptr);
+    cuDeviceSetGraphMemAttribute(device: i32, attribute: u32, value: &u64);
     cuGraphLaunch(exec: Ptr, stream: Ptr);
     cuGraphExecDestroy(exec: Ptr);
     cuGetProcAddress_v2(name: *const i8, f: &mut Ptr, version: i32, flags: u64, status: &mut u32);
