@@ -142,12 +142,12 @@ fn memory_of_a_running_graph_is_neither_trimmed_nor_shared() {
 #[test]
 fn automatic_frees_and_captured_allocations() {
     isolated("automatic_frees_and_captured_allocations", SMALL, || {
-        let _gpu = Gpu::open();
+        let gpu = Gpu::open();
         let (on, before) = (stream(), free_memory());
         let (mut address, mut graph) = (0, null());
         ok(cuStreamBeginCapture_v2(on, 0));
         ok(cuMemAllocAsync(&mut address, 32 << 20, on));
-        ok(cuMemsetD8Async(address, 1, 10, on));
+        gpu.launch(on, 10);
         ok(cuStreamEndCapture(on, &mut graph));
         let (mut nodes, mut count, mut kind) = ([null(); 4], 4, -1);
         ok(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count));

@@ -138,7 +138,6 @@ driver! {
     cuMemcpyDtoD_v2(to: u64, from: u64, size: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Ptr);
     cuMemsetD8_v2(to: u64, value: u8, count: usize);
-    cuMemsetD8Async(to: u64, value: u8, count: usize, stream: Ptr);
     cuMemsetD32_v2(to: u64, value: u32, count: usize);
     cuArrayCreate_v2(array: &mut Ptr, descriptor: *const c_void);
     cuArray3DCreate_v2(array: &mut Ptr, descriptor: *const c_void);
