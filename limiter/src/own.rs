@@ -4,7 +4,10 @@
 //! `CUDA_ERROR_NOT_FOUND`, so that callers need one kind of error handling only.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use utils::driver::cuda::{Context, CuResult, Device, DevicePtr, Event, MemoryPool, Stream, Uuid};
+use utils::driver::cuda::{
+    Context, CuResult, Device, DevicePtr, Event, Graph, GraphExec, GraphNode, MemAllocNodeParams,
+    MemoryPool, Stream, Uuid,
+};
 use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::hook::Slot;
 
@@ -81,6 +84,20 @@ own_calls! {
     "cuMemPoolGetAttribute" => fn pool_get_attribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult else NOT_FOUND;
     /// Has a pool give back what it does not use.
     "cuMemPoolTrimTo" => fn pool_trim_to(pool: MemoryPool, keep: usize) -> CuResult else NOT_FOUND;
+    /// A graph's nodes.
+    "cuGraphGetNodes" => fn graph_nodes(graph: Graph, nodes: *mut GraphNode, count: *mut usize) -> CuResult else NOT_FOUND;
+    /// What a node does.
+    "cuGraphNodeGetType" => fn graph_node_type(node: GraphNode, kind: *mut c_uint) -> CuResult else NOT_FOUND;
+    /// The graph that a node stands for.
+    "cuGraphChildGraphNodeGetGraph" => fn graph_child(node: GraphNode, graph: *mut Graph) -> CuResult else NOT_FOUND;
+    /// What an allocation node allocates.
+    "cuGraphMemAllocNodeGetParams" => fn graph_alloc_params(node: GraphNode, params: *mut MemAllocNodeParams) -> CuResult else NOT_FOUND;
+    /// Destroys an executable graph.
+    "cuGraphExecDestroy" => fn graph_exec_destroy(exec: GraphExec) -> CuResult else NOT_FOUND;
+    /// Figures of a device's pool for graphs.
+    "cuDeviceGetGraphMemAttribute" => fn graph_mem_attribute(device: Device, attribute: c_uint, value: *mut c_void) -> CuResult else NOT_FOUND;
+    /// Has a device's pool for graphs give back what it does not use.
+    "cuDeviceGraphMemTrim" => fn graph_mem_trim(device: Device) -> CuResult else NOT_FOUND;
     /// Frees in the order of a stream.
     "cuMemFreeAsync" => fn mem_free_async(pointer: DevicePtr, stream: Stream) -> CuResult else NOT_FOUND;
     /// Starts NVML.

@@ -38,7 +38,9 @@ fn stopped_at(limit: u64, outcome: &Outcome) {
 #[test]
 fn every_api_stops_at_the_limit() {
     let stage = Stage::new();
-    for api in ["alloc", "pitch", "managed", "async", "pool", "vmm", "array", "array3d", "mipmap"] {
+    for api in
+        ["alloc", "pitch", "managed", "async", "pool", "vmm", "array", "array3d", "mipmap", "graph"]
+    {
         let mut command = stage.limited(built("tenant"));
         let outcome = tenant(command.env(MEMORY_LIMIT, first_device("1200MiB")), api);
         println!("{api}: {}", granted(&outcome));
@@ -60,6 +62,20 @@ fn what_is_freed_can_be_allocated_again() {
     let program = stage.compile("free_again.c", "free_again", &[]);
     let outcome = outcome(stage.limited(&program).env(MEMORY_LIMIT, first_device("1GiB"))).silent();
     assert_eq!(outcome.value("granted"), (GIB - CONTEXT) / (64 * MIB));
+}
+
+/// Runs a program of `tests/programs` under 1 GiB; it checks itself.
+#[track_caller]
+fn checks_itself(name: &str) {
+    let stage = Stage::new();
+    let program = stage.compile(&format!("{name}.c"), name, &[]);
+    let outcome = outcome(stage.limited(&program).env(MEMORY_LIMIT, first_device("1GiB"))).silent();
+    assert_eq!(outcome.value("left"), (GIB - CONTEXT) / MIB, "{outcome:#?}");
+}
+
+#[test]
+fn graphs_take_what_they_hold() {
+    checks_itself("graphs");
 }
 
 /// Lines of `tenant mem`, added up.

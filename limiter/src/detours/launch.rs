@@ -2,6 +2,7 @@
 
 use super::Call;
 use crate::compute::{self, Work};
+use crate::memory::graphs;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use utils::driver::cuda::{CuResult, Function, GraphExec, LaunchConfig, LaunchParams, Stream};
@@ -100,7 +101,7 @@ fn cooperative_multi(
 fn graph(call: Call<signature::cuGraphLaunch>, graph: GraphExec, stream: Stream) -> CuResult {
     compute::launch(Work::graph(graph), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
-        unsafe { (call.original)(graph, stream) }
+        graphs::launch(graph, || unsafe { (call.original)(graph, stream) })
     })
 }
 

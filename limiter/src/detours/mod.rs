@@ -7,6 +7,7 @@ mod arrays;
 mod context;
 #[cfg(test)]
 mod documentation;
+mod graphs;
 mod info;
 mod launch;
 mod linear;
@@ -107,6 +108,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         pool::TABLE,
         virtual_memory::TABLE,
         arrays::TABLE,
+        graphs::TABLE,
         launch::TABLE,
         nvml::TABLE,
     ]

@@ -5,8 +5,12 @@ use crate::device::Device;
 use crate::memory::{self, Handle, pools};
 use crate::own;
 use crate::runtime::{self, Verdict};
+use core::ffi::{c_uint, c_void};
 use core::ptr;
-use utils::driver::cuda::{CuResult, DevicePtr, LOCATION_DEVICE, MemoryPool, PoolProps, Stream};
+use utils::driver::cuda::{
+    CAPTURE_STATUS_NONE, CuResult, DevicePtr, LOCATION_DEVICE, MemoryPool, PoolProps,
+    STREAM_PER_THREAD, Stream,
+};
 
 macros::detours! {
     /// CUDA driver API, Stream Ordered Memory Allocator: pools are charged by what they reserve.
@@ -18,6 +22,10 @@ macros::detours! {
     fn cuMemFreeAsync | cuMemFreeAsync_ptsz (pointer: DevicePtr, stream: Stream) -> CuResult = free_async;
     fn cuMemPoolCreate(pool: *mut MemoryPool, props: *const PoolProps) -> CuResult = create;
     fn cuMemPoolDestroy(pool: MemoryPool) -> CuResult = destroy;
+    /// What a pool gives back is given back at once.
+    fn cuMemPoolTrimTo(pool: MemoryPool, keep: usize) -> CuResult = trim_to;
+    /// A lower release threshold may give memory back.
+    fn cuMemPoolSetAttribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult = set_attribute;
 }
 
 /// The device whose memory a pool has, if that has a limit.
@@ -51,17 +59,26 @@ fn current_pool() -> Option<MemoryPool> {
     (found && !pool.is_null()).then_some(pool)
 }
 
+/// Whether a stream is being captured.
+fn captures(stream: Stream, per_thread: bool) -> bool {
+    let stream = if stream.is_null() && per_thread { STREAM_PER_THREAD as Stream } else { stream };
+    let mut status = CAPTURE_STATUS_NONE;
+    own::stream_is_capturing(stream, &raw mut status).is_ok() && status != CAPTURE_STATUS_NONE
+}
+
 /// Charges an allocation from a pool; without one the driver has the word.
 fn charged(
     pointer: *mut DevicePtr,
     bytes: usize,
     pool: Option<MemoryPool>,
     stream: Stream,
+    per_thread: bool,
     original: impl Fn() -> CuResult,
 ) -> CuResult {
     let Some(pool) = pool else { return original() };
     match owner(pool) {
-        Verdict::Limited(device) if device.has_memory_limit() => {
+        // What is being captured becomes a node of a graph, which is charged when that is launched.
+        Verdict::Limited(device) if device.has_memory_limit() && !captures(stream, per_thread) => {
             // SAFETY: read after success only, when the driver has written there.
             let address = || unsafe { *pointer };
             pools::allocate(
@@ -86,7 +103,7 @@ fn alloc_async(
     bytes: usize,
     stream: Stream,
 ) -> CuResult {
-    charged(pointer, bytes, current_pool(), stream, || {
+    charged(pointer, bytes, current_pool(), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(pointer, bytes, stream) }
     })
@@ -101,7 +118,8 @@ fn alloc_from_pool(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(pointer, bytes, pool, stream) };
-    charged(pointer, bytes, (!pool.is_null()).then_some(pool), stream, original)
+    let pool = (!pool.is_null()).then_some(pool);
+    charged(pointer, bytes, pool, stream, call.per_thread, original)
 }
 
 fn free_async(
@@ -140,4 +158,19 @@ fn create(
 fn destroy(call: Call<signature::cuMemPoolDestroy>, pool: MemoryPool) -> CuResult {
     // SAFETY: the program's own arguments.
     pools::destroy(pool, || unsafe { (call.original)(pool) })
+}
+
+fn trim_to(call: Call<signature::cuMemPoolTrimTo>, pool: MemoryPool, keep: usize) -> CuResult {
+    // SAFETY: the program's own arguments.
+    pools::shrink(pool, || unsafe { (call.original)(pool, keep) })
+}
+
+fn set_attribute(
+    call: Call<signature::cuMemPoolSetAttribute>,
+    pool: MemoryPool,
+    attribute: c_uint,
+    value: *mut c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    pools::shrink(pool, || unsafe { (call.original)(pool, attribute, value) })
 }

@@ -1,7 +1,7 @@
 //! Reserve, call, commit.
 
-use super::pools;
 use super::tracker::{Allocation, Handle};
+use super::{graphs, pools};
 use crate::device::Device;
 use utils::driver::cuda::{Context, CuResult};
 use utils::ledger::Refusal;
@@ -37,6 +37,7 @@ pub(super) fn reserve(device: &Device, kind: Kind, bytes: u64) -> bool {
         return true;
     }
     pools::refresh(device, true);
+    graphs::refresh(device, true);
     reserve_plainly(device, kind, bytes)
 }
 

@@ -6,6 +6,7 @@
 
 use super::charge::{release, reserve};
 use super::seen::Processes;
+use super::{graphs, pools};
 use crate::device::Device;
 use crate::report;
 use core::sync::atomic::AtomicUsize;
@@ -147,6 +148,8 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
     for allocation in device.tracker.end_context(handle) {
         release(device, allocation.kind, allocation.bytes);
     }
+    graphs::context_ended(device, handle);
+    pools::refresh(device, true);
 }
 
 /// What this process uses of a device at a moment.

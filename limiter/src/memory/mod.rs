@@ -2,6 +2,7 @@
 
 mod charge;
 pub(crate) mod contexts;
+pub(crate) mod graphs;
 pub(crate) mod physical;
 pub(crate) mod pools;
 pub(crate) mod seen;
@@ -34,6 +35,7 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
     // What the dead held, and what pools have given back, is free.
     device.seat().reap();
     pools::refresh(device, false);
+    graphs::refresh(device, false);
     let (limit, used) = {
         let book = device.seat().book();
         (book.limit(), book.used())
@@ -47,4 +49,5 @@ pub(crate) fn after_fork() {
     physical::after_fork();
     pools::after_fork();
     seen::after_fork();
+    graphs::after_fork();
 }

@@ -7,6 +7,7 @@
 //! are asked to give back what they do not use.
 
 use super::charge::{current_context, refused, reserve_plainly};
+use super::graphs;
 use super::tracker::{Allocation, Handle};
 use crate::compute::undisturbing;
 use crate::device::Device;
@@ -156,6 +157,13 @@ pub(super) fn refresh(device: &Device, trim: bool) {
     }
 }
 
+/// Runs a call that may have a pool give memory back to the device.
+pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
+    settle(pool, 0);
+    result
+}
+
 /// Runs a call that allocates `bytes` from a known pool on `device`. `address` is read after success,
 /// and `undo` frees what the call has allocated.
 pub(crate) fn allocate(
@@ -203,6 +211,7 @@ pub(crate) fn allocate(
         return result;
     }
     refresh(device, true);
+    graphs::refresh(device, true);
     if reserve_plainly(device, Kind::Pool, growth) {
         return attempt(growth).unwrap_or_else(|| refused(device, bytes));
     }

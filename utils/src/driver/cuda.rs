@@ -184,6 +184,10 @@ pub const POOL_RELEASE_THRESHOLD: c_uint = 4;
 pub const POOL_RESERVED_CURRENT: c_uint = 5;
 /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT` (`cuuint64_t`)
 pub const POOL_USED_CURRENT: c_uint = 7;
+/// `CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT` (`cuuint64_t`)
+pub const GRAPH_USED_CURRENT: c_uint = 0;
+/// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT` (`cuuint64_t`)
+pub const GRAPH_RESERVED_CURRENT: c_uint = 2;
 /// `CUDA_ARRAY3D_CUBEMAP`
 pub const ARRAY3D_CUBEMAP: c_uint = 4;
 
@@ -301,6 +305,25 @@ pub struct MemAllocNodeParams {
     pub bytesize: usize,
     /// Out: the address.
     pub dptr: DevicePtr,
+}
+
+impl MemAllocNodeParams {
+    /// Nothing asked for.
+    pub const EMPTY: Self = Self {
+        pool_props: PoolProps {
+            kind: 0,
+            handle_types: 0,
+            location: MemLocation { kind: 0, id: 0 },
+            win32_security_attributes: core::ptr::null_mut(),
+            max_size: 0,
+            usage: 0,
+            reserved: [0; 54],
+        },
+        access_descs: core::ptr::null(),
+        access_desc_count: 0,
+        bytesize: 0,
+        dptr: 0,
+    };
 }
 
 /// `CUDA_KERNEL_NODE_PARAMS_v2` and `_v3` (`_v1` ends after `extra`).

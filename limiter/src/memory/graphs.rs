@@ -1,0 +1,447 @@
+//! Memory that the allocation nodes of graphs take.
+//!
+//! The driver gives such a node an address when it is added to a graph, and backs the addresses with
+//! memory when the executable graph is instantiated, uploaded or launched. The memory is of a pool for
+//! each device, which keeps what graphs have freed until it is trimmed; the pool is charged by what it
+//! has reserved (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`). What a launch may add to that is reserved
+//! before it; afterwards the charge is set to the driver's own figure.
+//!
+//! Executable graphs may share memory as long as they do not run at the same time. So a launch adds no
+//! more than its own allocations, and no more than what all launched graphs would have if none were
+//! shared.
+
+use super::charge::{current_context, refused, release, reserve_plainly};
+use super::{pools, size};
+use crate::compute::undisturbing;
+use crate::device::Device;
+use crate::own;
+use crate::per_process::PerProcess;
+use crate::runtime::{self, Verdict};
+use core::ptr;
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use utils::driver::cuda::{
+    self, CuResult, GRAPH_RESERVED_CURRENT, GRAPH_USED_CURRENT, Graph, GraphExec, GraphNode,
+    LOCATION_DEVICE, MemAllocNodeParams, NODE_GRAPH, NODE_MEM_ALLOC,
+};
+use utils::page::layout::Kind;
+
+/// The most that the driver is taken to add to a device's pool at a time, as a power of two, until its
+/// figures show that it adds less.
+const COARSEST_GRAIN: u32 = 25;
+/// Physical memory comes in pages of this size.
+const PAGE: u64 = 2 << 20;
+/// How long a launch that finds no room waits for graphs that run to give theirs up.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What an executable graph allocates on a device.
+#[derive(Clone, Copy)]
+struct Need {
+    ordinal: cuda::Device,
+    device: &'static Device,
+    bytes: u64,
+}
+
+struct Executable {
+    /// The context that it ends with.
+    context: usize,
+    needs: Vec<Need>,
+    /// Whether its allocations may have memory.
+    launched: bool,
+}
+
+/// A device's pool for graphs.
+struct Account {
+    device: &'static Device,
+    charged: u64,
+    /// When the figure that `charged` comes from was asked for; an older one must not replace it.
+    asked: u64,
+    /// What executable graphs that are gone may have left allocated.
+    left_behind: u64,
+}
+
+#[derive(Default)]
+struct Graphs {
+    executables: HashMap<usize, Executable>,
+    accounts: HashMap<cuda::Device, Account>,
+}
+
+static GRAPHS: PerProcess<Mutex<Graphs>> = PerProcess::new();
+/// Executable graphs with allocation nodes on a device with a limit.
+static EXECUTABLES: AtomicUsize = AtomicUsize::new(0);
+/// Counts questions.
+static QUESTIONS: AtomicU64 = AtomicU64::new(1);
+/// What the pools have taken at a time so far were multiples of this power of two.
+static GRAIN: AtomicU32 = AtomicU32::new(COARSEST_GRAIN);
+
+/// In a forked child: the parent's graphs are not the child's.
+pub(crate) fn after_fork() {
+    GRAPHS.forget();
+    EXECUTABLES.store(0, Ordering::Relaxed);
+}
+
+fn graphs() -> MutexGuard<'static, Graphs> {
+    GRAPHS.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Graphs {
+    fn insert(&mut self, exec: usize, executable: Executable) {
+        self.executables.insert(exec, executable);
+        self.count();
+    }
+
+    fn remove(&mut self, exec: usize) -> Option<Executable> {
+        let removed = self.executables.remove(&exec);
+        self.count();
+        removed
+    }
+
+    fn count(&self) {
+        EXECUTABLES.store(self.executables.len(), Ordering::Relaxed);
+    }
+
+    /// The most that the pool may grow when an executable graph gets its memory.
+    fn growth(&self, exec: usize, need: &Need) -> u64 {
+        let others = self.executables.iter().filter(|&(&other, of)| of.launched && other != exec);
+        let of_others = others
+            .flat_map(|(_, executable)| &executable.needs)
+            .filter(|other| other.ordinal == need.ordinal)
+            .fold(0_u64, |sum, other| sum.saturating_add(grains(other.bytes)));
+        let (charged, left_behind) = self
+            .accounts
+            .get(&need.ordinal)
+            .map_or((0, 0), |account| (account.charged, account.left_behind));
+        let most = of_others.saturating_add(left_behind).saturating_add(grains(need.bytes));
+        most.saturating_sub(charged).min(grains(need.bytes))
+    }
+}
+
+/// Rounds up to what the pools take at a time.
+fn grains(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(1 << GRAIN.load(Ordering::Relaxed)).unwrap_or(u64::MAX)
+}
+
+/// A pool's figure in bytes.
+fn attribute(ordinal: cuda::Device, attribute: u32) -> Option<u64> {
+    let mut value = 0_u64;
+    undisturbing(|| own::graph_mem_attribute(ordinal, attribute, (&raw mut value).cast()))
+        .is_ok()
+        .then_some(value)
+}
+
+/// What a pool has reserved, and what of that is in use.
+fn figures(ordinal: cuda::Device) -> Option<(u64, u64)> {
+    attribute(ordinal, GRAPH_RESERVED_CURRENT).zip(attribute(ordinal, GRAPH_USED_CURRENT))
+}
+
+/// Asks how much a device's pool has reserved, and sets its charge to that; gives the reservation of a
+/// call just made back.
+fn settle(ordinal: cuda::Device, in_flight: u64) {
+    let asked = QUESTIONS.fetch_add(1, Ordering::Relaxed);
+    let figures = figures(ordinal);
+    let mut graphs = graphs();
+    let Some(account) = graphs.accounts.get_mut(&ordinal) else { return };
+    let seat = account.device.seat();
+    let mut book = seat.book();
+    let mut released = book.release(seat.slot(), Kind::Graph, in_flight);
+    if let Some((reserved, used)) = figures.filter(|_| asked > account.asked) {
+        if in_flight > 0 && reserved > account.charged {
+            let grown = reserved - account.charged;
+            GRAIN.fetch_min(grown.trailing_zeros(), Ordering::Relaxed);
+        }
+        // What is in use has memory, or is about to get it.
+        let holds = reserved.max(used);
+        released = released.and(book.release(seat.slot(), Kind::Graph, account.charged));
+        book.charge(seat.slot(), Kind::Graph, holds);
+        account.charged = holds;
+        account.asked = asked;
+        account.left_behind = account.left_behind.min(used);
+    }
+    drop(book);
+    drop(graphs);
+    if let Err(damaged) = released {
+        crate::report::once(format_args!("{damaged}"));
+    }
+}
+
+/// Brings the charges of a device's pool up to date; `trim`: after it has given back what it does not
+/// use.
+pub(super) fn refresh(device: &Device, trim: bool) {
+    let ordinals: Vec<cuda::Device> = {
+        let graphs = graphs();
+        let of_device = graphs.accounts.iter().filter(|(_, of)| ptr::eq(of.device, device));
+        of_device.filter(|(_, of)| of.charged > 0).map(|(&ordinal, _)| ordinal).collect()
+    };
+    for ordinal in ordinals {
+        if trim {
+            let _ = undisturbing(|| own::graph_mem_trim(ordinal));
+        }
+        settle(ordinal, 0);
+    }
+}
+
+/// Runs `cuDeviceGraphMemTrim`.
+pub(crate) fn trim(ordinal: cuda::Device, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
+    settle(ordinal, 0);
+    result
+}
+
+/// What the allocation nodes of a graph need, child graphs included.
+fn needs_of(graph: Graph) -> Vec<Need> {
+    let mut ranges: HashMap<cuda::Device, Vec<(u64, u64)>> = HashMap::new();
+    let mut graphs = vec![graph];
+    while let Some(graph) = graphs.pop() {
+        for node in nodes_of(graph) {
+            let mut kind = 0;
+            if !own::graph_node_type(node, &raw mut kind).is_ok() {
+                continue;
+            }
+            if kind == NODE_GRAPH {
+                let mut child = ptr::null_mut();
+                if own::graph_child(node, &raw mut child).is_ok() {
+                    graphs.push(child);
+                }
+            } else if kind == NODE_MEM_ALLOC {
+                let mut params = MemAllocNodeParams::EMPTY;
+                let location = own::graph_alloc_params(node, &raw mut params)
+                    .is_ok()
+                    .then_some(params.pool_props.location)
+                    .filter(|location| location.kind == LOCATION_DEVICE);
+                if let Some(location) = location {
+                    let bytes = size::linear_bytes(params.bytesize as u64);
+                    ranges.entry(location.id).or_default().push((params.dptr, bytes));
+                }
+            }
+        }
+    }
+    let limited = |ordinal| match runtime::get().device(ordinal) {
+        Verdict::Limited(device) if device.has_memory_limit() => Some(device),
+        _ => None,
+    };
+    let needs = ranges.into_iter().filter_map(|(ordinal, ranges)| {
+        Some(Need { ordinal, device: limited(ordinal)?, bytes: footprint(ranges) })
+    });
+    needs.collect()
+}
+
+fn nodes_of(graph: Graph) -> Vec<GraphNode> {
+    let mut count = 0;
+    if !own::graph_nodes(graph, ptr::null_mut(), &raw mut count).is_ok() {
+        return Vec::new();
+    }
+    let mut nodes = vec![ptr::null_mut(); count];
+    if count > 0 && !own::graph_nodes(graph, nodes.as_mut_ptr(), &raw mut count).is_ok() {
+        return Vec::new();
+    }
+    nodes.truncate(count);
+    nodes
+}
+
+/// Bytes that ranges of addresses cover together. Allocations of a graph that are not there at the same
+/// time may have the same addresses ("Address Reuse within a Graph", CUDA programming guide).
+fn footprint(mut ranges: Vec<(u64, u64)>) -> u64 {
+    ranges.sort_unstable();
+    let (mut covered, mut end) = (0_u64, 0_u64);
+    for (start, bytes) in ranges {
+        let stop = start.saturating_add(bytes);
+        covered = covered.saturating_add(stop.saturating_sub(start.max(end)));
+        end = end.max(stop);
+    }
+    covered.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
+/// Runs a call that makes an executable graph, which is read from `exec` after success.
+pub(crate) fn instantiate(
+    graph: Graph,
+    exec: impl Fn() -> GraphExec,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let needs = if graph.is_null() { Vec::new() } else { needs_of(graph) };
+    if needs.is_empty() {
+        let result = call();
+        // A graph that ended with its context may have had the same handle.
+        if result.is_ok() && EXECUTABLES.load(Ordering::Relaxed) > 0 {
+            graphs().remove(exec() as usize);
+        }
+        return result;
+    }
+    // The driver may wait for the launch with all this: what does not fit now is no reason to refuse.
+    let reserved: Vec<(Need, u64)> = needs
+        .iter()
+        .map(|&need| {
+            let growth = open_account(0, &need);
+            let fits = reserve_plainly(need.device, Kind::Graph, growth);
+            (need, if fits { growth } else { 0 })
+        })
+        .collect();
+    let charged = |need: &Need| graphs().accounts.get(&need.ordinal).map_or(0, |of| of.charged);
+    let before: Vec<u64> = needs.iter().map(charged).collect();
+    let result = call();
+    for (need, bytes) in reserved {
+        settle(need.ordinal, bytes);
+    }
+    if !result.is_ok() {
+        return result;
+    }
+    let grew = |(need, &before): (&Need, &u64)| charged(need) > before;
+    if let Some(need) = needs.iter().zip(&before).find(|of| grew(*of) && is_over(of.0.device)) {
+        // It took memory at once, and more than there was.
+        let _ = own::graph_exec_destroy(exec());
+        refresh(need.0.device, true);
+        return refused(need.0.device, need.0.bytes);
+    }
+    let launched = needs.iter().zip(&before).any(grew);
+    let executable = Executable { context: current_context(), needs, launched };
+    graphs().insert(exec() as usize, executable);
+    result
+}
+
+/// Has an account for a device, and tells by how much the pool may grow.
+fn open_account(exec: usize, need: &Need) -> u64 {
+    let mut graphs = graphs();
+    let fresh = || Account { device: need.device, charged: 0, asked: 0, left_behind: 0 };
+    graphs.accounts.entry(need.ordinal).or_insert_with(fresh);
+    graphs.growth(exec, need)
+}
+
+/// Runs a call that may give an executable graph its memory.
+pub(crate) fn launch(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResult {
+    if EXECUTABLES.load(Ordering::Relaxed) == 0 {
+        return call();
+    }
+    let exec = exec as usize;
+    let Some(needs) = graphs().executables.get(&exec).map(|of| of.needs.clone()) else {
+        return call();
+    };
+    let mut reserved: Vec<(&Need, u64)> = Vec::with_capacity(needs.len());
+    for need in &needs {
+        let Some(bytes) = make_room(exec, need) else {
+            for (need, bytes) in reserved {
+                release(need.device, Kind::Graph, bytes);
+            }
+            return refused(need.device, need.bytes);
+        };
+        reserved.push((need, bytes));
+    }
+    let result = call();
+    if result.is_ok()
+        && let Some(executable) = graphs().executables.get_mut(&exec)
+    {
+        executable.launched = true;
+    }
+    for (need, bytes) in reserved {
+        settle(need.ordinal, bytes);
+        if is_over(need.device) {
+            refresh(need.device, true);
+        }
+    }
+    result
+}
+
+/// Reserves what a launch may need and tells how much that is; `None`: there is no room.
+fn make_room(exec: usize, need: &Need) -> Option<u64> {
+    let try_once = || {
+        let growth = graphs().growth(exec, need);
+        if growth == 0 || reserve_plainly(need.device, Kind::Graph, growth) {
+            return Some(growth);
+        }
+        // What the pool has and does not use costs nothing.
+        let (reserved, used) = figures(need.ordinal)?;
+        (reserved.saturating_sub(used) >= need.bytes).then_some(0)
+    };
+    if let Some(bytes) = try_once() {
+        return Some(bytes);
+    }
+    let started = Instant::now();
+    loop {
+        pools::refresh(need.device, true);
+        refresh(need.device, true);
+        if let Some(bytes) = try_once() {
+            return Some(bytes);
+        }
+        // Graphs that run give their memory up when they end; nothing else is waited for.
+        if !fits_without_the_others(need) || started.elapsed() > PATIENCE {
+            return None;
+        }
+        crate::compute::clock::sleep(5_000_000);
+    }
+}
+
+/// Whether an executable graph would fit if no other had memory.
+fn fits_without_the_others(need: &Need) -> bool {
+    let charged = graphs().accounts.get(&need.ordinal).map_or(0, |of| of.charged);
+    let book = need.device.seat().book();
+    let rest = book.used().saturating_sub(charged);
+    charged > 0 && rest.saturating_add(need.bytes) <= book.limit()
+}
+
+/// Runs `cuGraphExecDestroy`. What the graph has left allocated lives on.
+pub(crate) fn destroy(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResult {
+    if EXECUTABLES.load(Ordering::Relaxed) == 0 {
+        return call();
+    }
+    // Forgotten first: another thread may get the same handle.
+    let exec = exec as usize;
+    let taken = graphs().remove(exec);
+    let result = call();
+    let Some(executable) = taken else { return result };
+    if !result.is_ok() {
+        graphs().insert(exec, executable);
+        return result;
+    }
+    leave_behind(&executable);
+    for need in &executable.needs {
+        settle(need.ordinal, 0);
+    }
+    result
+}
+
+fn leave_behind(executable: &Executable) {
+    if !executable.launched {
+        return;
+    }
+    let mut graphs = graphs();
+    for need in &executable.needs {
+        if let Some(account) = graphs.accounts.get_mut(&need.ordinal) {
+            account.left_behind = account.left_behind.saturating_add(grains(need.bytes));
+        }
+    }
+}
+
+/// A context is gone, and with it the executable graphs made in it.
+pub(super) fn context_ended(device: &Device, context: usize) {
+    let ended: Vec<Executable> = {
+        let mut graphs = graphs();
+        let of_context = graphs.executables.iter().filter(|(_, of)| of.context == context);
+        let handles: Vec<usize> = of_context.map(|(&exec, _)| exec).collect();
+        handles.into_iter().filter_map(|exec| graphs.remove(exec)).collect()
+    };
+    for executable in &ended {
+        leave_behind(executable);
+    }
+    refresh(device, true);
+}
+
+fn is_over(device: &Device) -> bool {
+    let book = device.seat().book();
+    book.used() > book.limit()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_used_twice_count_once() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(footprint(vec![]), 0);
+        assert_eq!(footprint(vec![(0, 2 * MIB), (8 * MIB, 2 * MIB)]), 4 * MIB);
+        assert_eq!(footprint(vec![(4 * MIB, 4 * MIB), (0, 6 * MIB)]), 8 * MIB);
+        assert_eq!(footprint(vec![(0, 8 * MIB), (2 * MIB, 2 * MIB), (0, 8 * MIB)]), 8 * MIB);
+        assert_eq!(footprint(vec![(0, 512), (4096, 512)]), 2 * MIB);
+        assert_eq!(footprint(vec![(u64::MAX - 1, u64::MAX)]), 2 * MIB);
+    }
+}
