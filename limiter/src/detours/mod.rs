@@ -12,6 +12,7 @@ mod info;
 mod launch;
 mod linear;
 mod nvml;
+mod nvml_processes;
 mod pool;
 mod virtual_memory;
 
@@ -111,6 +112,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         graphs::TABLE,
         launch::TABLE,
         nvml::TABLE,
+        nvml_processes::TABLE,
     ]
     .into_iter()
     .flatten()

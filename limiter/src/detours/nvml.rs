@@ -30,7 +30,8 @@ fn uuid_of(device: NvmlDevice) -> Option<DeviceUuid> {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?.parse().ok()
 }
 
-fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
+/// A device by NVML's handle, if it has a limit.
+pub(super) fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
     let runtime = runtime::get();
     match runtime.nvml() {
         Verdict::Limited(()) => match uuid_of(device) {

@@ -9,6 +9,7 @@ use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use std::os::unix::fs::MetadataExt;
 use utils::driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
+use utils::page::layout::{Kind, Slot};
 
 /// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -67,9 +68,10 @@ impl Processes {
             own
         } else {
             let Some(before) = before else { return };
-            let known = session_pids(device);
+            let known = members(device);
             let old = |pid: u32| {
-                known.contains(&pid) || before.0.iter().any(|process| process.pid == pid)
+                known.iter().any(|member| member.pid == pid)
+                    || before.0.iter().any(|process| process.pid == pid)
             };
             let mut fresh = self.0.iter().map(|process| process.pid).filter(|&pid| !old(pid));
             match (fresh.next(), fresh.next()) {
@@ -94,16 +96,33 @@ pub(crate) fn own_pid(device: &Device) -> Option<u32> {
     (pid != 0).then_some(pid)
 }
 
-/// The ids of the session's processes, as far as they are known.
-pub(crate) fn session_pids(device: &Device) -> Vec<u32> {
-    let layout = device.seat().layout();
+/// A process of the session.
+pub(crate) struct Member {
+    /// Its id as NVML knows it.
+    pub(crate) pid: u32,
+    /// What it has been charged, other than for what is on the host.
+    pub(crate) bytes: u64,
+}
+
+/// The living processes of the session whose ids are known.
+pub(crate) fn members(device: &Device) -> Vec<Member> {
+    let seat = device.seat();
+    seat.reap();
+    let (layout, same) = (seat.layout(), in_host_namespace());
     let seated = (layout.high_water.load(Relaxed) as usize).min(layout.slots.len());
-    layout.slots[..seated]
-        .iter()
-        .filter(|slot| slot.pid.load(Relaxed) != 0)
-        .map(|slot| slot.host_pid.load(Relaxed))
-        .filter(|&pid| pid != 0)
-        .collect()
+    let member = |slot: &Slot| {
+        // Outside of containers an id that has not been learnt is the process's own.
+        let pid = match (slot.host_pid.load(Relaxed), slot.pid.load(Relaxed)) {
+            (_, 0) => return None,
+            (0, pid) if same => pid,
+            (0, _) => return None,
+            (pid, _) => pid,
+        };
+        let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
+        let on_device = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Oversubscribed);
+        Some(Member { pid, bytes: on_device.map(bytes).sum() })
+    };
+    layout.slots[..seated].iter().filter_map(member).collect()
 }
 
 /// Whether this process's own id is also the host's.

@@ -96,3 +96,114 @@ pub struct ProcessInfoV2 {
     /// MIG instance, `0xFFFFFFFF` without MIG.
     pub compute_instance_id: c_uint,
 }
+
+/// `nvmlProcessDetail_v1_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessDetail {
+    /// Process id as the driver's host sees it.
+    pub pid: c_uint,
+    /// Device memory in bytes.
+    pub used_gpu_memory: u64,
+    /// MIG instance, `0xFFFFFFFF` without MIG.
+    pub gpu_instance_id: c_uint,
+    /// MIG instance, `0xFFFFFFFF` without MIG.
+    pub compute_instance_id: c_uint,
+    /// Device memory under confidential computing, in bytes.
+    pub used_protected_memory: u64,
+}
+
+/// `nvmlProcessDetailList_v1_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessDetailList {
+    /// [`PROCESS_DETAIL_LIST_VERSION`], set by the caller.
+    pub version: c_uint,
+    /// Which processes (`nvmlProcessMode_t`): 0 compute, 1 graphics, 2 MPS, 3 all.
+    pub mode: c_uint,
+    /// Room in `list`, and what was found.
+    pub count: c_uint,
+    /// The caller's array.
+    pub list: *mut ProcessDetail,
+}
+
+/// `nvmlProcessDetailList_v1`
+#[allow(clippy::cast_possible_truncation, reason = "24 bytes")]
+pub const PROCESS_DETAIL_LIST_VERSION: c_uint =
+    size_of::<ProcessDetailList>() as c_uint | (1 << 24);
+
+/// `nvmlProcessUtilizationSample_t`, in percent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessUtilizationSample {
+    /// Process id as the driver's host sees it.
+    pub pid: c_uint,
+    /// Microseconds since 1970.
+    pub time: u64,
+    /// Kernels.
+    pub kernels: c_uint,
+    /// Memory traffic.
+    pub memory: c_uint,
+    /// Video encoder.
+    pub encoder: c_uint,
+    /// Video decoder.
+    pub decoder: c_uint,
+}
+
+/// `nvmlProcessUtilizationInfo_v1_t`, in percent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessUtilizationInfo {
+    /// Microseconds since 1970.
+    pub time: u64,
+    /// Process id as the driver's host sees it.
+    pub pid: c_uint,
+    /// Kernels.
+    pub kernels: c_uint,
+    /// Memory traffic.
+    pub memory: c_uint,
+    /// Video encoder.
+    pub encoder: c_uint,
+    /// Video decoder.
+    pub decoder: c_uint,
+    /// JPEG decoder.
+    pub jpeg: c_uint,
+    /// Optical flow.
+    pub optical_flow: c_uint,
+}
+
+/// `nvmlProcessesUtilizationInfo_v1_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessesUtilizationInfo {
+    /// [`PROCESSES_UTILIZATION_VERSION`], set by the caller.
+    pub version: c_uint,
+    /// Room in `list`, and what was found.
+    pub count: c_uint,
+    /// Only samples after this time are wanted.
+    pub last_seen: u64,
+    /// The caller's array.
+    pub list: *mut ProcessUtilizationInfo,
+}
+
+/// `nvmlProcessesUtilizationInfo_v1`
+#[allow(clippy::cast_possible_truncation, reason = "24 bytes")]
+pub const PROCESSES_UTILIZATION_VERSION: c_uint =
+    size_of::<ProcessesUtilizationInfo>() as c_uint | (1 << 24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a C compiler lays out `nvml.h` of CUDA 13.
+    #[test]
+    fn sizes_are_those_of_the_header() {
+        assert_eq!(size_of::<ProcessInfoV1>(), 16);
+        assert_eq!(size_of::<ProcessInfoV2>(), 24);
+        assert_eq!(size_of::<ProcessDetail>(), 32);
+        assert_eq!(PROCESS_DETAIL_LIST_VERSION, 0x0100_0018);
+        assert_eq!(size_of::<ProcessUtilizationSample>(), 32);
+        assert_eq!(size_of::<ProcessUtilizationInfo>(), 40);
+        assert_eq!(PROCESSES_UTILIZATION_VERSION, 0x0100_0018);
+    }
+}

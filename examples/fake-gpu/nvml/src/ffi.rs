@@ -27,6 +27,11 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
+    /// A place that a caller's structure names.
+    pub(crate) const fn new(to: *mut T) -> Self {
+        Self(to)
+    }
+
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }

@@ -10,3 +10,4 @@ mod processes;
 mod stub;
 mod system;
 mod utilization;
+mod view;

@@ -2,11 +2,15 @@
 
 use core::ffi::{c_uint, c_void};
 
-use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV1, ProcessInfoV2};
+use utils::driver::nvml::{
+    NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, ProcessDetail, ProcessDetailList,
+    ProcessInfoV1, ProcessInfoV2,
+};
 
 use crate::device::known;
 use crate::ffi::{Api, Out, api};
 use crate::system::node;
+use crate::view::{shown_bytes, shown_pid};
 
 /// Without MIG there are no instances.
 const NO_INSTANCE: c_uint = u32::MAX;
@@ -14,6 +18,9 @@ const NO_INSTANCE: c_uint = u32::MAX;
 /// Fills a caller's list: one that is too short gets the length that is needed.
 fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u64) -> T) -> Api {
     let room = count.get()?;
+    if to.is_null() && room > 0 {
+        return Err(NvmlReturn::INVALID_ARGUMENT);
+    }
     count.put(found.len() as c_uint)?;
     if (room as usize) < found.len() {
         return Err(NvmlReturn::INSUFFICIENT_SIZE);
@@ -29,11 +36,11 @@ fn with_context(device: NvmlDevice) -> Api<Vec<(u32, u64)>> {
     let index = known(device)? as usize;
     let state = node()?.lock_reaped();
     let mark = state.process_mark as usize;
-    Ok(state.processes[..mark]
+    state.processes[..mark]
         .iter()
         .filter(|process| process.state == 1 && process.clients[index].contexts > 0)
-        .map(|process| (process.pid, process.clients[index].memory))
-        .collect())
+        .map(|process| Ok((shown_pid(process.pid)?, shown_bytes(process.clients[index].memory)?)))
+        .collect()
 }
 
 pub(crate) extern "C" fn compute_v1(
@@ -72,5 +79,38 @@ pub(crate) extern "C" fn none(
     api(|| {
         known(device)?;
         count.put(0)
+    })
+}
+
+/// `nvmlDeviceGetRunningProcessDetailList`
+pub(crate) extern "C" fn details(device: NvmlDevice, of: Out<ProcessDetailList>) -> NvmlReturn {
+    /// The last of `nvmlProcessMode_t`; with 0 the only one that has processes here.
+    const ALL: c_uint = 3;
+    api(|| {
+        let asked = of.get()?;
+        if asked.version != PROCESS_DETAIL_LIST_VERSION {
+            return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
+        }
+        let found = match asked.mode {
+            0 | ALL => with_context(device)?,
+            1 | 2 => known(device).map(|_| Vec::new())?,
+            _ => return Err(NvmlReturn::INVALID_ARGUMENT),
+        };
+        of.put(ProcessDetailList { count: found.len() as c_uint, ..asked })?;
+        if (asked.count as usize) < found.len() {
+            return Err(NvmlReturn::INSUFFICIENT_SIZE);
+        }
+        let to = Out::new(asked.list);
+        for (index, &(pid, used_gpu_memory)) in found.iter().enumerate() {
+            let detail = ProcessDetail {
+                pid,
+                used_gpu_memory,
+                gpu_instance_id: NO_INSTANCE,
+                compute_instance_id: NO_INSTANCE,
+                used_protected_memory: 0,
+            };
+            to.put_at(index, detail)?;
+        }
+        Ok(())
     })
 }

@@ -89,6 +89,10 @@ exports! {
     nvmlDeviceGetPowerUsage => device::not_supported;
     nvmlDeviceGetUtilizationRates => utilization::rates;
     nvmlDeviceGetProcessUtilization => utilization::processes;
+    nvmlDeviceGetProcessesUtilizationInfo => utilization::processes_info;
+    nvmlDeviceGetAccountingPids => device::not_supported;
+    nvmlDeviceGetAccountingStats => device::not_supported;
+    nvmlDeviceGetRunningProcessDetailList => processes::details;
     nvmlDeviceGetComputeRunningProcesses => processes::compute_v1;
     nvmlDeviceGetComputeRunningProcesses_v2 => processes::compute;
     nvmlDeviceGetComputeRunningProcesses_v3 => processes::compute;

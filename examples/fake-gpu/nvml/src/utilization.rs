@@ -6,11 +6,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use fake_node::node::clock;
 use fake_node::usage::ProcessSample;
-use utils::driver::nvml::{NvmlDevice, NvmlReturn};
+use utils::driver::nvml::{
+    NvmlDevice, NvmlReturn, PROCESSES_UTILIZATION_VERSION, ProcessUtilizationInfo,
+    ProcessUtilizationSample, ProcessesUtilizationInfo,
+};
 
 use crate::device::known;
 use crate::ffi::{Api, Out, api};
 use crate::system::node;
+use crate::view::shown_pid;
 
 /// `nvmlUtilization_t`, in percent.
 #[repr(C)]
@@ -18,18 +22,6 @@ use crate::system::node;
 pub(crate) struct Rates {
     gpu: c_uint,
     memory: c_uint,
-}
-
-/// `nvmlProcessUtilizationSample_t`, times in microseconds since 1970, the rest in percent.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Sample {
-    pid: c_uint,
-    time: u64,
-    kernels: c_uint,
-    memory: c_uint,
-    encoder: c_uint,
-    decoder: c_uint,
 }
 
 /// Microseconds from the simulation's clock to the calendar's; fixed once, so that a sample keeps
@@ -66,36 +58,67 @@ fn newest(device: NvmlDevice, last_seen: u64) -> Api<Vec<ProcessSample>> {
     Ok(found)
 }
 
+fn time(sample: &ProcessSample) -> u64 {
+    sample.end_ns / 1000 + offset()
+}
+
+/// Fills a caller's list; `Err(NOT_FOUND)` where there is nothing, `INSUFFICIENT_SIZE` with the length
+/// where it has no room.
+fn fill<T>(
+    found: &[ProcessSample],
+    room: c_uint,
+    to: Out<T>,
+    count: impl Fn(c_uint) -> Api,
+    one: impl Fn(&ProcessSample, u32) -> T,
+) -> Api {
+    count(found.len() as c_uint)?;
+    if found.is_empty() {
+        return Err(NvmlReturn::NOT_FOUND);
+    }
+    if to.is_null() || (room as usize) < found.len() {
+        return Err(NvmlReturn::INSUFFICIENT_SIZE);
+    }
+    for (index, sample) in found.iter().enumerate() {
+        to.put_at(index, one(sample, shown_pid(sample.pid)?))?;
+    }
+    Ok(())
+}
+
 pub(crate) extern "C" fn processes(
     device: NvmlDevice,
-    to: Out<Sample>,
+    to: Out<ProcessUtilizationSample>,
     count: Out<c_uint>,
     last_seen: u64,
 ) -> NvmlReturn {
     api(|| {
-        let found = newest(device, last_seen)?;
-        let room = count.get()?;
-        if found.is_empty() {
-            count.put(0)?;
-            return Err(NvmlReturn::NOT_FOUND);
+        let (found, room) = (newest(device, last_seen)?, count.get()?);
+        let one = |sample: &ProcessSample, pid| ProcessUtilizationSample {
+            pid,
+            time: time(sample),
+            kernels: sample.percent,
+            ..ProcessUtilizationSample::default()
+        };
+        fill(&found, room, to, |length| count.put(length), one)
+    })
+}
+
+pub(crate) extern "C" fn processes_info(
+    device: NvmlDevice,
+    of: Out<ProcessesUtilizationInfo>,
+) -> NvmlReturn {
+    api(|| {
+        let asked = of.get()?;
+        if asked.version != PROCESSES_UTILIZATION_VERSION {
+            return Err(NvmlReturn::ARGUMENT_VERSION_MISMATCH);
         }
-        count.put(found.len() as c_uint)?;
-        if to.is_null() || (room as usize) < found.len() {
-            return Err(NvmlReturn::INSUFFICIENT_SIZE);
-        }
-        for (index, sample) in found.iter().enumerate() {
-            to.put_at(
-                index,
-                Sample {
-                    pid: sample.pid,
-                    time: sample.end_ns / 1000 + offset(),
-                    kernels: sample.percent,
-                    memory: 0,
-                    encoder: 0,
-                    decoder: 0,
-                },
-            )?;
-        }
-        Ok(())
+        let found = newest(device, asked.last_seen)?;
+        let one = |sample: &ProcessSample, pid| ProcessUtilizationInfo {
+            pid,
+            time: time(sample),
+            kernels: sample.percent,
+            ..ProcessUtilizationInfo::default()
+        };
+        let count = |count| of.put(ProcessesUtilizationInfo { count, ..asked });
+        fill(&found, asked.count, Out::new(asked.list), count, one)
     })
 }
