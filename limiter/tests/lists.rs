@@ -1,6 +1,6 @@
 //! NVML's lists of processes: those of the session, and no others.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 
 mod common;
 
