@@ -3,7 +3,9 @@
 use proc_macro2::Ident;
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{Attribute, FnArg, Pat, PatType, Path, Result, Token, Type, parenthesized};
+use syn::{
+    Attribute, Expr, FnArg, Pat, PatType, Path, Result, Token, Type, parenthesized, token,
+};
 
 mod keyword {
     syn::custom_keyword!(library);
@@ -23,6 +25,8 @@ pub(crate) struct Function {
     pub(crate) arguments: Vec<(Ident, Type)>,
     pub(crate) result: Type,
     pub(crate) handler: Path,
+    /// What the handler is told besides the call: constants before the arguments.
+    pub(crate) constants: Punctuated<Expr, Token![,]>,
 }
 
 impl Parse for Declarations {
@@ -53,9 +57,16 @@ impl Parse for Function {
         input.parse::<Token![->]>()?;
         let result = input.parse()?;
         input.parse::<Token![=]>()?;
-        let handler = input.parse()?;
+        let handler = input.call(Path::parse_mod_style)?;
+        let constants = if input.peek(token::Paren) {
+            let content;
+            parenthesized!(content in input);
+            Punctuated::parse_terminated(&content)?
+        } else {
+            Punctuated::new()
+        };
         input.parse::<Token![;]>()?;
-        Ok(Self { attributes, symbols, arguments, result, handler })
+        Ok(Self { attributes, symbols, arguments, result, handler, constants })
     }
 }
 
@@ -89,12 +100,24 @@ mod tests {
     }
 
     #[test]
+    fn a_handler_may_have_constants() {
+        let parsed: Declarations = syn::parse_str(
+            "library Cuda; fn cuA(x: u32) -> CuResult = copy::plain(KIND, 4);\nfn cuB() -> CuResult = c;",
+        )
+        .unwrap();
+        assert_eq!(parsed.functions[0].handler.segments.len(), 2);
+        assert_eq!(parsed.functions[0].constants.len(), 2);
+        assert!(parsed.functions[1].constants.is_empty());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for text in [
             "fn cuA() -> CuResult = a;",
             "library Cuda; fn cuA(self) -> CuResult = a;",
             "library Cuda; fn cuA() = a;",
             "library Cuda; fn cuA() -> CuResult",
+            "library Cuda; fn cuA() -> CuResult = a(1) b;",
         ] {
             assert!(syn::parse_str::<Declarations>(text).is_err(), "{text}");
         }

@@ -57,13 +57,20 @@ fn alias(function: &Function, symbol: &Ident) -> TokenStream {
     }
 }
 
+/// Whether a function's null stream, named or implied, is the calling thread's own: `_ptsz` for those
+/// that take a stream, `_ptds` for those that wait.
+fn is_per_thread(symbol: &str) -> bool {
+    symbol.ends_with("_ptsz") || symbol.ends_with("_ptds")
+}
+
 fn detour(function: &Function, symbol: &Ident) -> TokenStream {
     let (entry, slot) = names(symbol);
     let name = symbol.to_string();
-    let per_thread = name.ends_with("_ptsz") || name.ends_with("_ptds");
+    let per_thread = is_per_thread(&name);
     let arguments = function.arguments.iter().map(|(name, ty)| quote!(#name: #ty));
     let passed = function.arguments.iter().map(|(name, _)| name);
     let Function { result, handler, .. } = function;
+    let constants = function.constants.iter();
     quote! {
         #[allow(non_upper_case_globals)]
         static #slot: ::utils::hook::Slot = ::utils::hook::Slot::new();
@@ -81,6 +88,7 @@ fn detour(function: &Function, symbol: &Ident) -> TokenStream {
                 // By path: an argument may have the handler's name.
                 self::#handler(
                     crate::detours::Call { original, symbol: #name, per_thread: #per_thread },
+                    #(#constants,)*
                     #(#passed),*
                 )
             })
@@ -103,4 +111,34 @@ fn text(attributes: &[Attribute]) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(declaration: &str) -> String {
+        let text = format!("library Cuda; {declaration}");
+        expand(&syn::parse_str(&text).unwrap()).to_string()
+    }
+
+    #[test]
+    fn the_suffix_says_what_a_null_stream_means() {
+        for symbol in ["cuMemcpy_ptds", "cuMemcpyHtoD_v2_ptds", "cuMemcpyAsync_ptsz"] {
+            assert!(is_per_thread(symbol), "{symbol}");
+            let code = code(&format!("fn {symbol}(bytes: usize) -> CuResult = copy;"));
+            assert!(code.contains("per_thread : true"), "{code}");
+        }
+        for symbol in ["cuMemcpy", "cuMemcpyHtoD_v2", "cuMemcpyAsync"] {
+            assert!(!is_per_thread(symbol), "{symbol}");
+            let code = code(&format!("fn {symbol}(bytes: usize) -> CuResult = copy;"));
+            assert!(code.contains("per_thread : false"), "{code}");
+        }
+    }
+
+    #[test]
+    fn constants_come_before_the_arguments() {
+        let code = code("fn cuA(bytes: usize) -> CuResult = copy(KIND, 4);");
+        assert!(code.contains("} , KIND , 4 , bytes)"), "{code}");
+    }
 }

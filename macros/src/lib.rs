@@ -27,7 +27,8 @@ use proc_macro::TokenStream;
 ///   says) followed by the arguments, and that lets no panic out;
 /// * a row in `TABLE`, a `&[Detour]`, with the symbol, its library and its documentation.
 ///
-/// Alternatives after `|` are further symbols of the same signature and handler. The names `Call`,
+/// Alternatives after `|` are further symbols of the same signature and handler. `= handler(CONSTANT)`
+/// gives the handler constants between the `Call` and the arguments. The names `Call`,
 /// `Detour`, `Library` and `guard` are taken from `crate::detours`, `Slot` from `utils::hook`.
 #[proc_macro]
 pub fn detours(input: TokenStream) -> TokenStream {

@@ -42,6 +42,12 @@ pub(crate) fn set_gated(gated: Option<bool>) {
     GATED.store(state, Ordering::Relaxed);
 }
 
+/// Whether launches need no look, and so nothing has to be known about them.
+#[inline]
+pub(crate) fn is_ungated() -> bool {
+    GATED.load(Ordering::Relaxed) == NO
+}
+
 /// In a forked child: nothing is known, and no governor runs.
 pub(crate) fn after_fork() {
     set_gated(None);

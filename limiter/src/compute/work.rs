@@ -31,7 +31,6 @@ impl Work {
     }
 
     /// A copy or fill of so many bytes. `kind` tells the kinds of transfer apart.
-    #[allow(dead_code, reason = "copies are about to be launched through it")]
     #[inline]
     pub(crate) const fn transfer(kind: u8, bytes: u64) -> Self {
         Self(mix(mix(2, kind as u64), bytes))

@@ -5,6 +5,7 @@
 
 mod arrays;
 mod context;
+mod copies;
 #[cfg(test)]
 mod documentation;
 mod graphs;
@@ -111,6 +112,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         arrays::TABLE,
         graphs::TABLE,
         launch::TABLE,
+        copies::linear::TABLE,
+        copies::shaped::TABLE,
+        copies::batched::TABLE,
         nvml::TABLE,
         nvml_processes::TABLE,
     ]
