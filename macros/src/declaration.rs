@@ -3,9 +3,7 @@
 use proc_macro2::Ident;
 use syn::parse::{Parse, ParseStream};
 use syn::punctuated::Punctuated;
-use syn::{
-    Attribute, Expr, FnArg, Pat, PatType, Path, Result, Token, Type, parenthesized, token,
-};
+use syn::{Attribute, Expr, FnArg, Pat, PatType, Path, Result, Token, Type, parenthesized, token};
 
 mod keyword {
     syn::custom_keyword!(library);

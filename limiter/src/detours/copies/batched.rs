@@ -76,12 +76,17 @@ fn copies(
     attribute_count: usize,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| sum_of_sizes(Kind::BATCH, sizes, count), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe {
-            (call.original)(to, from, sizes, count, attributes, firsts, attribute_count, stream)
-        }
-    })
+    transfer(
+        || sum_of_sizes(Kind::BATCH, sizes, count),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe {
+                (call.original)(to, from, sizes, count, attributes, firsts, attribute_count, stream)
+            }
+        },
+    )
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
@@ -97,11 +102,16 @@ fn copies_12(
     failed: *mut usize,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| sum_of_sizes(Kind::BATCH, sizes, count), stream, call.per_thread, || {
-        let (list, number) = (attributes, attribute_count);
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(to, from, sizes, count, list, firsts, number, failed, stream) }
-    })
+    transfer(
+        || sum_of_sizes(Kind::BATCH, sizes, count),
+        stream,
+        call.per_thread,
+        || {
+            let (list, number) = (attributes, attribute_count);
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(to, from, sizes, count, list, firsts, number, failed, stream) }
+        },
+    )
 }
 
 fn copies_3d(
@@ -111,10 +121,15 @@ fn copies_3d(
     flags: c_ulonglong,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| sum_of_extents(list, count), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(count, list, flags, stream) }
-    })
+    transfer(
+        || sum_of_extents(list, count),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(count, list, flags, stream) }
+        },
+    )
 }
 
 fn copies_3d_12(
@@ -125,10 +140,15 @@ fn copies_3d_12(
     flags: c_ulonglong,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| sum_of_extents(list, count), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(count, list, failed, flags, stream) }
-    })
+    transfer(
+        || sum_of_extents(list, count),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(count, list, failed, flags, stream) }
+        },
+    )
 }
 
 const fn prefetch_kind(to_device: bool) -> Kind {
@@ -144,10 +164,15 @@ fn prefetch(
     stream: Stream,
 ) -> CuResult {
     let kind = prefetch_kind(location.kind == LOCATION_DEVICE);
-    transfer(|| kind.work(bytes as u64), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(at, bytes, location, flags, stream) }
-    })
+    transfer(
+        || kind.work(bytes as u64),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(at, bytes, location, flags, stream) }
+        },
+    )
 }
 
 fn prefetch_8(
@@ -159,10 +184,15 @@ fn prefetch_8(
 ) -> CuResult {
     // The host is device -1.
     let kind = prefetch_kind(device >= 0);
-    transfer(|| kind.work(bytes as u64), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(at, bytes, device, stream) }
-    })
+    transfer(
+        || kind.work(bytes as u64),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(at, bytes, device, stream) }
+        },
+    )
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
@@ -178,12 +208,17 @@ fn prefetches(
     flags: c_ulonglong,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| sum_of_sizes(kind, sizes, count), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe {
-            (call.original)(at, sizes, count, locations, firsts, location_count, flags, stream)
-        }
-    })
+    transfer(
+        || sum_of_sizes(kind, sizes, count),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe {
+                (call.original)(at, sizes, count, locations, firsts, location_count, flags, stream)
+            }
+        },
+    )
 }
 
 fn decompress(

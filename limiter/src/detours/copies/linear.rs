@@ -91,10 +91,15 @@ fn three<A, B, S: Size>(
     b: B,
     size: S,
 ) -> CuResult {
-    transfer(|| kind.work(size.wide()), DEFAULT, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(a, b, size) }
-    })
+    transfer(
+        || kind.work(size.wide()),
+        DEFAULT,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(a, b, size) }
+        },
+    )
 }
 
 fn three_async<A, B, S: Size>(
@@ -105,10 +110,15 @@ fn three_async<A, B, S: Size>(
     size: S,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| kind.work(size.wide()), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(a, b, size, stream) }
-    })
+    transfer(
+        || kind.work(size.wide()),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(a, b, size, stream) }
+        },
+    )
 }
 
 fn four<A, B, C, S: Size>(
@@ -119,10 +129,15 @@ fn four<A, B, C, S: Size>(
     c: C,
     size: S,
 ) -> CuResult {
-    transfer(|| kind.work(size.wide()), DEFAULT, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(a, b, c, size) }
-    })
+    transfer(
+        || kind.work(size.wide()),
+        DEFAULT,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(a, b, c, size) }
+        },
+    )
 }
 
 fn four_async<A, B, C, S: Size>(
@@ -134,10 +149,15 @@ fn four_async<A, B, C, S: Size>(
     size: S,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| kind.work(size.wide()), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(a, b, c, size, stream) }
-    })
+    transfer(
+        || kind.work(size.wide()),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(a, b, c, size, stream) }
+        },
+    )
 }
 
 fn five<A, B, C, D, S: Size>(
@@ -149,10 +169,15 @@ fn five<A, B, C, D, S: Size>(
     d: D,
     size: S,
 ) -> CuResult {
-    transfer(|| kind.work(size.wide()), DEFAULT, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(a, b, c, d, size) }
-    })
+    transfer(
+        || kind.work(size.wide()),
+        DEFAULT,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(a, b, c, d, size) }
+        },
+    )
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
@@ -166,10 +191,15 @@ fn five_async<A, B, C, D, S: Size>(
     size: S,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| kind.work(size.wide()), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(a, b, c, d, size, stream) }
-    })
+    transfer(
+        || kind.work(size.wide()),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(a, b, c, d, size, stream) }
+        },
+    )
 }
 
 fn rows<A, V, S: Size>(

@@ -89,10 +89,15 @@ fn described<D: Descriptor>(
     kind: Kind,
     copy: *const D,
 ) -> CuResult {
-    transfer(|| work(kind, copy), DEFAULT, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(copy) }
-    })
+    transfer(
+        || work(kind, copy),
+        DEFAULT,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(copy) }
+        },
+    )
 }
 
 fn described_async<D: Descriptor>(
@@ -101,10 +106,15 @@ fn described_async<D: Descriptor>(
     copy: *const D,
     stream: Stream,
 ) -> CuResult {
-    transfer(|| work(kind, copy), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(copy, stream) }
-    })
+    transfer(
+        || work(kind, copy),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(copy, stream) }
+        },
+    )
 }
 
 #[cfg(test)]
