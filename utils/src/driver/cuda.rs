@@ -46,6 +46,8 @@ results! {
     INVALID_IMAGE = 200, "CUDA_ERROR_INVALID_IMAGE";
     /// `CUDA_ERROR_INVALID_CONTEXT`
     INVALID_CONTEXT = 201, "CUDA_ERROR_INVALID_CONTEXT";
+    /// `CUDA_ERROR_MAP_FAILED`
+    MAP_FAILED = 205, "CUDA_ERROR_MAP_FAILED";
     /// `CUDA_ERROR_UNSUPPORTED_LIMIT`
     UNSUPPORTED_LIMIT = 215, "CUDA_ERROR_UNSUPPORTED_LIMIT";
     /// `CUDA_ERROR_INVALID_PTX`
@@ -164,6 +166,10 @@ pub const PROC_ADDRESS_PER_THREAD_STREAM: u64 = 2;
 pub const LOCATION_DEVICE: c_uint = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
 pub const ALLOCATION_PINNED: c_uint = 1;
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
+pub const HANDLE_TYPE_POSIX_FD: c_uint = 1;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
+pub const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 /// `CU_MEM_ATTACH_GLOBAL`
 pub const ATTACH_GLOBAL: c_uint = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`
@@ -197,6 +203,14 @@ pub const ARRAY3D_CUBEMAP: c_uint = 4;
 pub struct Uuid {
     /// The 16 bytes; NVML prints the same ones after `GPU-`.
     pub bytes: [u8; 16],
+}
+
+/// `CUipcMemHandle`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct IpcMemHandle {
+    /// Opaque.
+    pub reserved: [u8; 64],
 }
 
 /// `CUlaunchConfig`

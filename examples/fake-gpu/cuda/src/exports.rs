@@ -3,7 +3,8 @@
 
 use crate::{
     array, capture, context, copy, device, errors, event, graph, graph_exec, graph_memory, host,
-    launch, managed, memory, module, pointer, pool, proc_address, refused, state, stream, vmm,
+    launch, managed, memory, module, pointer, pool, proc_address, refused, sharing, state, stream,
+    vmm,
 };
 
 crate::stub::exports! {
@@ -309,17 +310,17 @@ crate::stub::exports! {
     cuDeviceGraphMemTrim = cuDeviceGraphMemTrim 11040 legacy => graph_memory::trim_device;
     cuDeviceGetGraphMemAttribute = cuDeviceGetGraphMemAttribute 11040 legacy => graph_memory::attribute;
     cuDeviceSetGraphMemAttribute = cuDeviceSetGraphMemAttribute 11040 legacy => graph_memory::set_attribute;
-    cuIpcGetMemHandle = cuIpcGetMemHandle 4010 legacy => refused::not_supported;
-    cuIpcOpenMemHandle = cuIpcOpenMemHandle 4010 legacy => refused::not_supported;
-    cuIpcCloseMemHandle = cuIpcCloseMemHandle 4010 legacy => refused::not_supported;
+    cuIpcGetMemHandle = cuIpcGetMemHandle 4010 legacy => sharing::ipc_get;
+    cuIpcOpenMemHandle = cuIpcOpenMemHandle 4010 legacy => sharing::ipc_open;
+    cuIpcCloseMemHandle = cuIpcCloseMemHandle 4010 legacy => sharing::ipc_close;
     cuIpcGetEventHandle = cuIpcGetEventHandle 4010 legacy => refused::not_supported;
     cuIpcOpenEventHandle = cuIpcOpenEventHandle 4010 legacy => refused::not_supported;
-    cuMemExportToShareableHandle = cuMemExportToShareableHandle 10020 legacy => refused::not_supported;
-    cuMemImportFromShareableHandle = cuMemImportFromShareableHandle 10020 legacy => refused::not_supported;
-    cuMemPoolExportToShareableHandle = cuMemPoolExportToShareableHandle 11020 legacy => refused::not_supported;
-    cuMemPoolImportFromShareableHandle = cuMemPoolImportFromShareableHandle 11020 legacy => refused::not_supported;
-    cuMemPoolExportPointer = cuMemPoolExportPointer 11020 legacy => refused::not_supported;
-    cuMemPoolImportPointer = cuMemPoolImportPointer 11020 legacy => refused::not_supported;
+    cuMemExportToShareableHandle = cuMemExportToShareableHandle 10020 legacy => vmm::export;
+    cuMemImportFromShareableHandle = cuMemImportFromShareableHandle 10020 legacy => vmm::import;
+    cuMemPoolExportToShareableHandle = cuMemPoolExportToShareableHandle 11020 legacy => sharing::pool_export;
+    cuMemPoolImportFromShareableHandle = cuMemPoolImportFromShareableHandle 11020 legacy => sharing::pool_import;
+    cuMemPoolExportPointer = cuMemPoolExportPointer 11020 legacy => sharing::pool_export_pointer;
+    cuMemPoolImportPointer = cuMemPoolImportPointer 11020 legacy => sharing::pool_import_pointer;
     cuImportExternalMemory = cuImportExternalMemory 10000 legacy => refused::not_supported;
     cuDestroyExternalMemory = cuDestroyExternalMemory 10000 legacy => refused::not_supported;
     cuExternalMemoryGetMappedBuffer = cuExternalMemoryGetMappedBuffer 10000 legacy => refused::not_supported;
@@ -330,7 +331,7 @@ crate::stub::exports! {
     cuGraphAddMemcpyNode = cuGraphAddMemcpyNode 10000 legacy => refused::not_supported;
     cuGraphAddMemsetNode = cuGraphAddMemsetNode 10000 legacy => refused::not_supported;
     cuGraphAddHostNode = cuGraphAddHostNode 10000 legacy => refused::not_supported;
-    cuIpcOpenMemHandle_v2 = cuIpcOpenMemHandle 11000 legacy => refused::not_supported;
+    cuIpcOpenMemHandle_v2 = cuIpcOpenMemHandle 11000 legacy => sharing::ipc_open;
     cuLaunchHostFunc = cuLaunchHostFunc 10000 legacy => refused::not_supported;
     cuLaunchHostFunc_ptsz = cuLaunchHostFunc 10000 thread => refused::not_supported;
     cuStreamAddCallback = cuStreamAddCallback 5000 legacy => refused::not_supported;

@@ -31,6 +31,7 @@ mod pool;
 mod proc_address;
 mod ptx;
 mod refused;
+mod sharing;
 mod state;
 mod stream;
 mod stub;

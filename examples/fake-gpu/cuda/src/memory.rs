@@ -5,12 +5,13 @@
 
 use core::ffi::{c_uint, c_void};
 
+use fake_node::blocks::BlockId;
 use utils::driver::cuda::{CuResult, DevicePtr};
 
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure};
 use crate::state::{Driver, Inner, with, with_context};
-use crate::{capture, graph_memory, managed, pool};
+use crate::{capture, graph_memory, managed, pool, sharing};
 
 /// Allocations from here on are taken in multiples of [`GRANULE`].
 const LARGE: u64 = 1 << 20;
@@ -40,6 +41,12 @@ pub(crate) enum Kind {
     },
     Host,
     Registered,
+    /// Another process's block; `opens` counts how often IPC (`ipc`) or a shared pool gave it out.
+    Imported {
+        block: BlockId,
+        opens: u32,
+        ipc: bool,
+    },
     /// A mapped physical allocation of the virtual memory functions.
     Mapped {
         accessible: bool,
@@ -209,10 +216,15 @@ pub(crate) extern "C" fn alloc_pitch_v1(
 pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
     let Some(found) = inner.memory.remove(&base) else { return };
     match found.kind {
+        Kind::Linear if sharing::discarded(driver, inner, base) => {}
         Kind::Linear | Kind::Managed { resident: true } => {
             driver.node.give_back(driver.process, found.device, found.taken);
         }
-        Kind::Pool(key) => pool::returned(inner, key, found.taken),
+        Kind::Pool(key) => {
+            sharing::discarded(driver, inner, base);
+            pool::returned(inner, key, found.taken);
+        }
+        Kind::Imported { block, .. } => sharing::let_go(driver, inner, block),
         _ => {}
     }
     if found.ours {
@@ -227,7 +239,12 @@ fn release(address: u64) -> Api {
         }
         let kind = inner.memory.get(&address).map(|found| found.kind);
         match kind {
-            Some(Kind::Linear | Kind::Managed { .. } | Kind::Pool(_)) => {
+            Some(
+                Kind::Linear
+                | Kind::Managed { .. }
+                | Kind::Pool(_)
+                | Kind::Imported { ipc: false, .. },
+            ) => {
                 capture::unsafe_call(inner)?;
                 discard(driver, inner, address);
                 Ok(())

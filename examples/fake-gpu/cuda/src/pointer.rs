@@ -72,7 +72,7 @@ fn put(
             let ordinal = driver.visible.iter().position(|&device| device == found.device);
             value.cast().set(ordinal.map_or(-2, |ordinal| ordinal as c_int));
         }
-        10 => value.cast().set(0_u8),
+        10 => value.cast().set(u8::from(found.kind == Kind::Linear)),
         11 => value.cast().set(base),
         12 => value.cast().set(found.size),
         13 => value.cast().set(1_u8),

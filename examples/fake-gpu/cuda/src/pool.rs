@@ -5,16 +5,18 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
+use fake_node::blocks::BlockId;
 use utils::driver::cuda::{
-    self, ALLOCATION_PINNED, AccessDesc, CuResult, Device, DevicePtr, LOCATION_DEVICE, MemLocation,
-    POOL_RELEASE_THRESHOLD, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, PoolProps,
+    self, ALLOCATION_PINNED, AccessDesc, CuResult, Device, DevicePtr, HANDLE_TYPE_POSIX_FD,
+    LOCATION_DEVICE, MemLocation, POOL_RELEASE_THRESHOLD, POOL_RESERVED_CURRENT, POOL_USED_CURRENT,
+    PoolProps,
 };
 
 use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::graph::Work;
 use crate::memory::{self, Allocation, GRANULE, Kind, round_up};
 use crate::state::{Driver, Inner, with};
-use crate::{capture, graph, graph_memory, stream};
+use crate::{capture, graph, graph_memory, sharing, stream};
 
 /// Pools reserve this much at a time.
 const CHUNK: u64 = 32 << 20;
@@ -25,7 +27,13 @@ const GRAIN: u64 = 512;
 #[derive(Clone, Copy)]
 pub(crate) struct Pool {
     /// Device of the node.
-    device: u32,
+    pub(crate) device: u32,
+    /// The `CUmemAllocationHandleType` that it was created with.
+    handle_types: c_uint,
+    /// What stands for it in other processes.
+    pub(crate) block: Option<BlockId>,
+    /// Another process's: nothing can be allocated from it.
+    pub(crate) imported: bool,
     default: bool,
     /// Bytes taken from the device.
     reserved: u64,
@@ -41,10 +49,30 @@ pub(crate) struct Pool {
     destroyed: bool,
 }
 
+impl Pool {
+    /// Whether it may be shared with other processes.
+    pub(crate) fn shareable(&self) -> bool {
+        self.handle_types == HANDLE_TYPE_POSIX_FD && !self.imported
+    }
+}
+
+/// A pool that stands for another process's.
+pub(crate) fn imported(inner: &mut Inner, device: u32, block: BlockId) -> u64 {
+    let key = make(inner, device, false, 0);
+    if let Some(pool) = inner.pools.get_mut(&key) {
+        pool.imported = true;
+        pool.block = Some(block);
+    }
+    key
+}
+
 fn make(inner: &mut Inner, device: u32, default: bool, limit: u64) -> u64 {
     let key = inner.new_handle();
     let pool = Pool {
         device,
+        handle_types: 0,
+        block: None,
+        imported: false,
         default,
         reserved: 0,
         reserved_high: 0,
@@ -119,13 +147,16 @@ fn drop_empty(driver: &Driver, inner: &mut Inner) {
     for key in gone {
         if let Some(mut pool) = inner.pools.remove(&key) {
             shrink(driver, &mut pool, 0);
+            if let Some(block) = pool.block {
+                sharing::let_go(driver, inner, block);
+            }
         }
     }
 }
 
 fn grow(driver: &Driver, inner: &mut Inner, key: u64, bytes: u64) -> Api<Pool> {
     let pool = inner.pools.get(&key).copied().ok_or(CuResult::INVALID_VALUE)?;
-    ensure(!pool.destroyed, CuResult::INVALID_VALUE)?;
+    ensure(!pool.destroyed && !pool.imported, CuResult::INVALID_VALUE)?;
     let needed = pool.used + bytes;
     ensure(pool.limit == 0 || needed <= pool.limit, CuResult::OUT_OF_MEMORY)?;
     let mut more = round_up(needed.saturating_sub(pool.reserved), CHUNK);
@@ -253,7 +284,7 @@ pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::S
                     }
                     graph_memory::free(inner, address)
                 }
-                Some(Kind::Pool(_) | Kind::Linear) => {
+                Some(Kind::Pool(_) | Kind::Linear | Kind::Imported { ipc: false, .. }) => {
                     if let Some(branch) = capture::enter(inner, target)? {
                         // Memory that the graph did not allocate cannot be freed by it.
                         capture::invalidate(inner, branch.capture);
@@ -275,9 +306,14 @@ pub(crate) extern "C" fn create(pool: Out<cuda::MemoryPool>, props: In<PoolProps
             let props = props.get()?;
             ensure(props.kind == ALLOCATION_PINNED, CuResult::INVALID_VALUE)?;
             ensure(props.location.kind == LOCATION_DEVICE, CuResult::NOT_SUPPORTED)?;
-            ensure(props.handle_types == 0, CuResult::NOT_SUPPORTED)?;
+            let types = props.handle_types;
+            ensure(types & !HANDLE_TYPE_POSIX_FD == 0, CuResult::NOT_SUPPORTED)?;
             let device = driver.device(props.location.id)?;
-            pool.set(handle(make(inner, device, false, props.max_size as u64)));
+            let key = make(inner, device, false, props.max_size as u64);
+            if let Some(made) = inner.pools.get_mut(&key) {
+                made.handle_types = types;
+            }
+            pool.set(handle(key));
             Ok(())
         })
     })
@@ -296,7 +332,7 @@ pub(crate) extern "C" fn destroy(pool: cuda::MemoryPool) -> CuResult {
     })
 }
 
-fn known(inner: &mut Inner, pool: cuda::MemoryPool) -> Api<&mut Pool> {
+pub(crate) fn known(inner: &mut Inner, pool: cuda::MemoryPool) -> Api<&mut Pool> {
     match inner.pools.get_mut(&(pool as u64)) {
         Some(found) if !found.destroyed => Ok(found),
         _ => Err(CuResult::INVALID_VALUE),
@@ -424,7 +460,8 @@ pub(crate) extern "C" fn set_device_current(device: Device, pool: cuda::MemoryPo
     api(|| {
         with(|driver, inner| {
             let device = driver.device(device)?;
-            ensure(known(inner, pool)?.device == device, CuResult::INVALID_VALUE)?;
+            let found = known(inner, pool)?;
+            ensure(found.device == device && !found.imported, CuResult::INVALID_VALUE)?;
             inner.current_pools.insert(u64::from(device), pool as u64);
             Ok(())
         })

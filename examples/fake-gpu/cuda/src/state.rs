@@ -25,6 +25,7 @@ use crate::graph_memory::GraphMemory;
 use crate::memory::Allocation;
 use crate::module::{Function, Module};
 use crate::pool::Pool;
+use crate::sharing::Holds;
 use crate::stream::Stream;
 use crate::stub::{LIFE, TAKEN_DOWN};
 use crate::vmm::Vmm;
@@ -76,6 +77,7 @@ pub(crate) struct Inner {
     pub(crate) arrays: Table<Array>,
     pub(crate) mipmaps: Table<Mipmap>,
     pub(crate) vmm: Vmm,
+    pub(crate) holds: Holds,
 }
 
 impl Inner {

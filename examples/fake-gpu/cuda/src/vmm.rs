@@ -1,33 +1,38 @@
 //! Virtual memory management: addresses, physical allocations, and mapping one to the other.
 //!
 //! The physical memory of a process is one sparse anonymous file; an allocation is a range of it,
-//! so that two mappings of one allocation show the same bytes. Allocations belong to the process,
-//! not to a context, and are charged to the device in their properties.
+//! so that two mappings of one allocation show the same bytes. One that other processes may have is
+//! a block of the node. Allocations belong to the process, not to a context, and are charged to the
+//! device in their properties.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::BTreeMap;
+use std::os::fd::IntoRawFd;
 
+use fake_node::blocks::BlockId;
 use utils::driver::cuda::{
     ALLOCATION_PINNED, AccessDesc, AllocationHandle, AllocationProp, CuResult, DevicePtr,
-    LOCATION_DEVICE, MemLocation,
+    HANDLE_TYPE_POSIX_FD, LOCATION_DEVICE, MemLocation,
 };
 
 use crate::ffi::{Api, In, Out, api, ensure};
 use crate::memory::{self, Allocation, GRANULE, Kind};
+use crate::sharing;
 use crate::state::{Driver, Inner, Table, driver, with};
 
 /// `CU_MEM_LOCATION_TYPE_HOST`, `_HOST_NUMA`, `_HOST_NUMA_CURRENT`
 const HOSTS: core::ops::RangeInclusive<c_uint> = 2..=4;
-/// Allocations that can be exported as file descriptors may be asked for; the export is refused.
-const HANDLE_TYPES: c_uint = 1;
 /// Addresses for one reservation.
 const LARGEST: usize = 1 << 45;
 
 /// A physical allocation.
 #[derive(Clone, Copy)]
 struct Physical {
-    /// Its place in the file.
+    /// The file that it lies in, and its place there.
+    file: c_int,
     offset: u64,
+    /// The block that it is, with a file of its own, if other processes may have it.
+    block: Option<BlockId>,
     size: u64,
     /// Device of the node; `None` on the host.
     device: Option<u32>,
@@ -35,6 +40,8 @@ struct Physical {
     /// Handles that the program holds (create and retain).
     handles: u32,
     mappings: u32,
+    /// Multicast objects and sparse arrays that use it.
+    bindings: u32,
 }
 
 /// A process's virtual memory.
@@ -150,6 +157,16 @@ fn file(vmm: &mut Vmm) -> Api<c_int> {
     Ok(file)
 }
 
+/// A place in the file of what is not shared.
+fn place(vmm: &mut Vmm, size: u64) -> Api<(c_int, u64)> {
+    let (file, offset) = (file(vmm)?, vmm.end);
+    // SAFETY: a descriptor of this driver's own.
+    let grown = unsafe { libc::ftruncate(file, (offset + size) as libc::off_t) } == 0;
+    ensure(grown, CuResult::OUT_OF_MEMORY)?;
+    vmm.end = offset + size;
+    Ok((file, offset))
+}
+
 pub(crate) extern "C" fn create(
     to: Out<AllocationHandle>,
     size: usize,
@@ -161,7 +178,7 @@ pub(crate) extern "C" fn create(
             to.required()?;
             let prop = prop.get()?;
             let device = locate(driver, &prop)?;
-            ensure(prop.handle_types & !HANDLE_TYPES == 0, CuResult::NOT_SUPPORTED)?;
+            ensure(prop.handle_types & !HANDLE_TYPE_POSIX_FD == 0, CuResult::NOT_SUPPORTED)?;
             let size = size as u64;
             ensure(
                 size > 0 && size.is_multiple_of(GRANULE) && flags == 0,
@@ -171,19 +188,34 @@ pub(crate) extern "C" fn create(
             if let Some(device) = device {
                 memory::take(driver, inner, device, size)?;
             }
-            let offset = inner.vmm.end;
-            let file = file(&mut inner.vmm)?;
-            // SAFETY: a descriptor of this driver's own.
-            let grown = unsafe { libc::ftruncate(file, (offset + size) as libc::off_t) } == 0;
-            if !grown {
-                if let Some(device) = device {
-                    driver.node.give_back(driver.process, device, size);
+            let placed = if prop.handle_types == 0 {
+                place(&mut inner.vmm, size).map(|(file, offset)| (file, offset, None))
+            } else {
+                let bytes = if device.is_some() { size } else { 0 };
+                sharing::make(driver, inner, device.unwrap_or(0), (bytes, false), size)
+                    .map(|(id, file)| (file.into_raw_fd(), 0, Some(id)))
+            };
+            let (file, offset, block) = match placed {
+                Ok(placed) => placed,
+                Err(error) => {
+                    if let Some(device) = device {
+                        driver.node.give_back(driver.process, device, size);
+                    }
+                    return Err(error);
                 }
-                return Err(CuResult::OUT_OF_MEMORY);
-            }
-            inner.vmm.end = offset + size;
+            };
             let key = inner.new_handle();
-            let made = Physical { offset, size, device, prop, handles: 1, mappings: 0 };
+            let made = Physical {
+                file,
+                offset,
+                block,
+                size,
+                device,
+                prop,
+                handles: 1,
+                mappings: 0,
+                bindings: 0,
+            };
             inner.vmm.physical.insert(key, made);
             to.set(key);
             Ok(())
@@ -193,21 +225,25 @@ pub(crate) extern "C" fn create(
 
 fn drop_unused(driver: &Driver, inner: &mut Inner, key: u64) {
     let Some(found) = inner.vmm.physical.get(&key) else { return };
-    if found.handles > 0 || found.mappings > 0 {
+    if found.handles > 0 || found.mappings > 0 || found.bindings > 0 {
         return;
     }
     let found = *found;
     inner.vmm.physical.remove(&key);
-    if let Some(file) = inner.vmm.file {
-        // SAFETY: a descriptor of this driver's own; nothing maps this range any more.
-        unsafe {
-            libc::fallocate(
-                file,
-                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                found.offset as libc::off_t,
-                found.size as libc::off_t,
-            );
-        }
+    if let Some(block) = found.block {
+        // SAFETY: a descriptor of this allocation's own, not used again.
+        unsafe { libc::close(found.file) };
+        sharing::let_go(driver, inner, block);
+        return;
+    }
+    // SAFETY: a descriptor of this driver's own; nothing maps this range any more.
+    unsafe {
+        libc::fallocate(
+            found.file,
+            libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            found.offset as libc::off_t,
+            found.size as libc::off_t,
+        );
     }
     if let Some(device) = found.device {
         driver.node.give_back(driver.process, device, found.size);
@@ -258,9 +294,8 @@ pub(crate) extern "C" fn map(
                 .next_back()
                 .is_none_or(|(&base, other)| base + other.size <= address);
             ensure(free, CuResult::INVALID_VALUE)?;
-            let file = file(&mut inner.vmm)?;
             // SAFETY: the range lies in a reservation of this driver and nothing is mapped there.
-            unsafe { map_at(address, size, Some((file, found.offset)))? };
+            unsafe { map_at(address, size, Some((found.file, found.offset)))? };
             known(inner, key)?.mappings += 1;
             inner.vmm.mapped.insert(address, (key, size));
             inner.memory.insert(
@@ -401,6 +436,78 @@ pub(crate) extern "C" fn retain(to: Out<AllocationHandle>, address: *mut c_void)
             if let Some(found) = inner.vmm.physical.get_mut(&key) {
                 found.handles += 1;
             }
+            to.set(key);
+            Ok(())
+        })
+    })
+}
+
+pub(crate) extern "C" fn export(
+    to: Out<c_int>,
+    key: AllocationHandle,
+    kind: c_uint,
+    flags: u64,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            to.required()?;
+            let found = known(inner, key)?;
+            ensure(kind == HANDLE_TYPE_POSIX_FD && flags == 0, CuResult::INVALID_VALUE)?;
+            let block = found.block.ok_or(CuResult::INVALID_VALUE)?;
+            to.set(sharing::descriptor(driver, block)?);
+            Ok(())
+        })
+    })
+}
+
+/// The descriptor stays the caller's. The memory is charged to nobody but its exporter.
+pub(crate) extern "C" fn import(
+    to: Out<AllocationHandle>,
+    descriptor: *mut c_void,
+    kind: c_uint,
+) -> CuResult {
+    api(|| {
+        with(|driver, inner| {
+            to.required()?;
+            ensure(kind == HANDLE_TYPE_POSIX_FD, CuResult::INVALID_VALUE)?;
+            let id = sharing::named(driver, descriptor as c_int)?;
+            let (block, file) = sharing::open(driver, inner, id)?;
+            if sharing::stands_for_pool(&block) {
+                sharing::let_go(driver, inner, id);
+                return Err(CuResult::INVALID_VALUE);
+            }
+            let on_host = block.bytes == 0;
+            let location = if on_host {
+                MemLocation { kind: *HOSTS.start(), id: 0 }
+            } else {
+                match sharing::ordinal(driver, &block) {
+                    Ok(id) => MemLocation { kind: LOCATION_DEVICE, id },
+                    Err(error) => {
+                        sharing::let_go(driver, inner, id);
+                        return Err(error);
+                    }
+                }
+            };
+            let prop = AllocationProp {
+                kind: ALLOCATION_PINNED,
+                handle_types: HANDLE_TYPE_POSIX_FD,
+                location,
+                win32_handle_meta_data: core::ptr::null_mut(),
+                alloc_flags: [0; 8],
+            };
+            let made = Physical {
+                file: file.into_raw_fd(),
+                offset: 0,
+                block: Some(id),
+                size: block.length,
+                device: (!on_host).then_some(block.device),
+                prop,
+                handles: 1,
+                mappings: 0,
+                bindings: 0,
+            };
+            let key = inner.new_handle();
+            inner.vmm.physical.insert(key, made);
             to.set(key);
             Ok(())
         })

@@ -4,6 +4,7 @@
 //! derived (lists, sums) is rebuilt by [`State::rebuild`] after a process died while it held the
 //! lock.
 
+use crate::blocks::{Block, MAX_BLOCKS};
 use crate::config::Config;
 
 /// Devices that a node can have.
@@ -226,12 +227,14 @@ pub struct State {
     pub event_mark: u32,
     /// Process slots that were ever used.
     pub process_mark: u32,
-    /// Keeps the layout free of padding.
-    pub reserved: u32,
+    /// Block slots that were ever used.
+    pub block_mark: u32,
     /// Devices.
     pub devices: [Device; MAX_DEVICES],
     /// Processes.
     pub processes: [Process; MAX_PROCESSES],
+    /// Memory that several processes hold.
+    pub blocks: [Block; MAX_BLOCKS],
     /// Events.
     pub events: [Event; MAX_EVENTS],
     /// Streams.
@@ -284,6 +287,7 @@ impl State {
                 }
             }
         }
+        self.rebuild_blocks();
         self.free_events = NONE;
         for slot in (0..self.event_mark as usize).rev() {
             let owner = self.events[slot].process as usize;

@@ -8,9 +8,11 @@
 //!
 //! * [`layout`] is the shared data, [`schedule`] and [`queue`] the rules (pure: time is an
 //!   argument), [`memory`] and [`usage`] the accounts.
+//! * [`blocks`] are memory that several processes hold, [`shared`] its contents.
 //! * [`node`] maps the file, takes the lock, reads the clock and sleeps: the one module that
 //!   needs `unsafe`.
 
+pub mod blocks;
 pub mod config;
 pub mod identity;
 pub mod layout;
@@ -19,6 +21,7 @@ pub mod node;
 pub mod process;
 pub mod queue;
 pub mod schedule;
+pub mod shared;
 pub mod usage;
 
 #[cfg(test)]

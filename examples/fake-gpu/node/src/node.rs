@@ -15,9 +15,10 @@ use crate::layout::{NONE, Op, QUEUE_DEPTH, State, StreamId};
 use crate::memory::OutOfMemory;
 use crate::process::start_time;
 use crate::queue::QueueError;
+use crate::shared::sweep;
 
 /// Changes whenever the layout does: the size tells most differences, this the others.
-const MAGIC: u64 = 0x534c_5543_4500_0002;
+const MAGIC: u64 = 0x534c_5543_4500_0003;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 50_000_000;
 /// ... and in `/proc` this often.
@@ -62,6 +63,7 @@ struct Shared {
 pub struct Node {
     shared: *mut Shared,
     config: Config,
+    path: PathBuf,
     /// For the locks alone.
     life: File,
     /// This process's slot, [`NONE`] if it only looks.
@@ -77,6 +79,13 @@ unsafe impl Sync for Node {}
 /// The state, advanced to the present, for as long as this guard lives.
 pub struct Guard<'a> {
     node: &'a Node,
+}
+
+impl<'a> Guard<'a> {
+    /// The node that is locked.
+    pub(crate) fn node(&self) -> &'a Node {
+        self.node
+    }
 }
 
 impl Deref for Guard<'_> {
@@ -208,8 +217,15 @@ impl Node {
                 return Ok(None);
             }
             let config = (*shared).state.config;
-            Ok(Some(Self { shared, config, life, own: AtomicU32::new(NONE) }))
+            // Programs change their directory.
+            let path = std::path::absolute(path)?;
+            Ok(Some(Self { shared, config, path, life, own: AtomicU32::new(NONE) }))
         }
+    }
+
+    /// The node's file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The node's fixed properties.
@@ -280,18 +296,7 @@ impl Node {
 
     /// Sets or asks for the lock of a slot; returns the kind of lock found.
     fn life_lock(&self, command: libc::c_int, slot: u32, kind: libc::c_int) -> libc::c_int {
-        // SAFETY: plain integers, all-zero is valid.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = kind as libc::c_short;
-        lock.l_whence = libc::SEEK_SET as libc::c_short;
-        lock.l_start = LIFE_LOCKS + i64::from(slot);
-        lock.l_len = 1;
-        // SAFETY: a valid descriptor and a valid place for the answer.
-        match unsafe { libc::fcntl(self.life.as_raw_fd(), command, &raw mut lock) } {
-            0 => libc::c_int::from(lock.l_type),
-            // Without an answer a process counts as alive.
-            _ => kind,
-        }
+        ofd_lock(&self.life, command, LIFE_LOCKS + i64::from(slot), kind)
     }
 
     /// Takes device memory.
@@ -380,6 +385,7 @@ impl Node {
     pub fn detach(&self, process: u32) {
         let mut guard = self.lock();
         guard.drop_process(process);
+        sweep(&mut guard);
         self.own.store(NONE, Relaxed);
         self.life_lock(libc::F_OFD_SETLK, process, libc::F_UNLCK);
     }
@@ -404,6 +410,28 @@ fn reap(guard: &mut Guard<'_>, now: u64) {
         if unlocked || (thorough && start_time(process.pid) != Some(process.start)) {
             guard.drop_process(slot);
         }
+    }
+    sweep(guard);
+}
+
+/// Sets or asks for a lock of an open file description on one byte; returns the kind of lock found.
+pub(crate) fn ofd_lock(
+    file: &File,
+    command: libc::c_int,
+    at: i64,
+    kind: libc::c_int,
+) -> libc::c_int {
+    // SAFETY: plain integers, all-zero is valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = at;
+    lock.l_len = 1;
+    // SAFETY: a valid descriptor and a valid place for the answer.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
+        0 => libc::c_int::from(lock.l_type),
+        // Without an answer somebody counts as holding it.
+        _ => kind,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::queue::{EventState, QueueError};
 
 const MS: u64 = 1_000_000;
 
-fn node() -> Box<State> {
+pub(crate) fn node() -> Box<State> {
     // SAFETY: the layout is not empty, and all-zero bytes are a valid `State` (plain integers).
     let mut state = unsafe { Box::from_raw(alloc_zeroed(Layout::new::<State>()).cast::<State>()) };
     state.init(Config::default(), 0);

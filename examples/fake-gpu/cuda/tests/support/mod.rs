@@ -9,6 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use utils::driver::cuda::IpcMemHandle;
+
 /// Marks a process that runs the body of one test.
 const BODY: &str = "FAKE_CUDA_TEST_BODY";
 /// A part that another process of a test plays.
@@ -125,6 +127,19 @@ driver! {
     cuMemHostAlloc(address: &mut Ptr, size: usize, flags: u32);
     cuMemFreeHost(address: Ptr);
     cuMemPoolSetAttribute(pool: Ptr, attribute: u32, value: *const u64);
+    cuIpcGetMemHandle(handle: &mut IpcMemHandle, address: u64);
+    cuIpcOpenMemHandle_v2(address: &mut u64, handle: IpcMemHandle, flags: u32);
+    cuIpcCloseMemHandle(address: u64);
+    cuMemExportToShareableHandle(to: &mut i32, handle: u64, kind: u32, flags: u64);
+    cuMemImportFromShareableHandle(handle: &mut u64, descriptor: Ptr, kind: u32);
+    cuMemGetAllocationPropertiesFromHandle(prop: *mut c_void, handle: u64);
+    cuMemPoolCreate(pool: &mut Ptr, props: *const c_void);
+    cuMemPoolDestroy(pool: Ptr);
+    cuMemAllocFromPoolAsync(address: &mut u64, size: usize, pool: Ptr, stream: Ptr);
+    cuMemPoolExportToShareableHandle(to: &mut i32, pool: Ptr, kind: u32, flags: u64);
+    cuMemPoolImportFromShareableHandle(pool: &mut Ptr, descriptor: Ptr, kind: u32, flags: u64);
+    cuMemPoolExportPointer(data: &mut [u8; 64], address: u64);
+    cuMemPoolImportPointer(address: &mut u64, pool: Ptr, data: &[u8; 64]);
     cuMemPoolTrimTo(pool: Ptr, keep: usize);
     cuMemAddressReserve(address: &mut u64, size: usize, align: usize, hint: u64, flags: u64);
     cuMemAddressFree(address: u64, size: usize);
