@@ -4,24 +4,32 @@ use crate::compute::Gate;
 use crate::config::{Config, Identity, Limits};
 use crate::memory::{Contexts, Tracker};
 use crate::own;
+use crate::report;
 use crate::runtime::Refused;
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicU8, Ordering};
+use core::time::Duration;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use utils::page::layout::NO_LIMIT;
-use utils::page::{Page, Seat, SessionLimits};
+use std::sync::OnceLock;
+use utils::page::layout::{Layout, NO_LIMIT, Slot};
+use utils::page::{BookGuard, Page, PageError, Seat, SessionLimits};
 use utils::protocol::Policy;
 use utils::units::PPM_ONE;
 use utils::uuid::DeviceUuid;
+
+/// How often the dead are looked for where nothing is missing.
+const REAP_PERIOD: Duration = Duration::from_millis(50);
 
 /// What this process keeps about a device.
 pub(crate) struct Device {
     uuid: DeviceUuid,
     seat: Seat,
+    /// Why the page is not believed any more.
+    broken: OnceLock<Refused>,
     has_memory_limit: bool,
     gate: Gate,
     /// What this process has taken.
@@ -52,6 +60,7 @@ impl Device {
         Ok(Self {
             uuid,
             seat: Seat::claim(page).map_err(refused)?,
+            broken: OnceLock::new(),
             has_memory_limit: limits.memory_bytes.is_some(),
             gate: Gate::new(share.is_some()),
             tracker: Tracker::default(),
@@ -66,6 +75,50 @@ impl Device {
     /// This process's place in the session's book.
     pub(crate) const fn seat(&self) -> &Seat {
         &self.seat
+    }
+
+    /// Opens the session's book; `None`, and a line that says so, where that cannot be done.
+    pub(crate) fn book(&self) -> Option<BookGuard<'_>> {
+        self.or_say(self.seat.book())
+    }
+
+    /// The page's fields, for reading without the book.
+    pub(crate) fn page(&self) -> Option<&Layout> {
+        self.or_say(self.seat.look())
+    }
+
+    /// What the page says of this process.
+    pub(crate) fn own_slot(&self) -> Option<&Slot> {
+        self.page()?.slots.get(self.seat.slot())
+    }
+
+    /// Gives back what dead processes left; `true`: there was something.
+    pub(crate) fn reap(&self) -> bool {
+        self.or_say(self.seat.reap()).is_some_and(|dead| dead > 0)
+    }
+
+    /// [`Device::reap`], unless a process of the session did so a moment ago.
+    pub(crate) fn reap_now_and_then(&self) {
+        let _ = self.or_say(self.seat.reap_every(REAP_PERIOD));
+    }
+
+    /// Why the limits of this device cannot be kept any more.
+    pub(crate) fn broken(&self) -> Option<&Refused> {
+        self.broken.get()
+    }
+
+    fn or_say<T>(&self, result: Result<T, PageError>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error @ PageError::Damaged { .. }) => {
+                let _ = self.broken.set(Refused(format!("device {}: {error}", self.uuid)));
+                None
+            }
+            Err(error) => {
+                report::once(format_args!("device {}: {error}", self.uuid));
+                None
+            }
+        }
     }
 
     /// The gate that launches pass.

@@ -174,7 +174,7 @@ impl Runtime {
         };
         // SAFETY: null, or leaked and never freed.
         if let Some(device) = unsafe { cell.load(Ordering::Acquire).as_ref() } {
-            return Verdict::Limited(device);
+            return self.verdict_on(device);
         }
         let Some(uuid) = uuid_of(ordinal) else { return Verdict::Free };
         let verdict = self.device_by_uuid(uuid, u32::try_from(ordinal).ok());
@@ -182,6 +182,20 @@ impl Runtime {
             cell.store(ptr::from_ref(device).cast_mut(), Ordering::Release);
         }
         verdict
+    }
+
+    /// A device that has a limit: whether it can still be kept.
+    fn verdict_on(&self, device: &'static Device) -> Verdict<&'static Device> {
+        match device.broken() {
+            None => Verdict::Limited(device),
+            Some(refused) => self.fail(refused),
+        }
+    }
+
+    /// A limit turned out to be one that cannot be kept, in the middle of a call: whether the call may
+    /// go on without it.
+    pub(crate) fn goes_on_without(&self, refused: &Refused) -> bool {
+        matches!(self.fail::<()>(refused), Verdict::Free)
     }
 
     /// A device by UUID. `visible_index`: the ordinal, where it is known.
@@ -225,7 +239,7 @@ impl Runtime {
                 .map(|device| Some(&*Box::leak(Box::new(device))))
         });
         match made {
-            Ok(Some(device)) => Verdict::Limited(device),
+            Ok(Some(device)) => self.verdict_on(device),
             Ok(None) => Verdict::Free,
             Err(refused) => self.fail(refused),
         }

@@ -75,13 +75,17 @@ impl Account {
         let seat = self.device.seat();
         loop {
             // A process that died with a lease would go on being charged for.
-            if seat.layout().holders.load(Ordering::Relaxed) > 0 {
-                seat.reap();
+            if self.device.page().is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
+                self.device.reap();
             }
             let now = clock::now();
             // Not within the match, which would keep the book open while this sleeps.
-            let turn = seat.book().begin_lease(seat.slot(), now);
-            match turn {
+            let turn = self.device.book().map(|mut book| book.begin_lease(seat.slot(), now));
+            if let Some(refused) = self.device.broken() {
+                self.device.gate().fail(runtime::get().goes_on_without(refused));
+                return None;
+            }
+            match turn.unwrap_or(Turn::In(LOOK_NS)) {
                 Turn::Granted(length) => {
                     return Some(Lease { end: now + length.min(LONGEST_LEASE_NS), id: None });
                 }
@@ -107,7 +111,9 @@ impl Account {
             }
             _ => {
                 let seat = self.device.seat();
-                seat.book().end_lease(seat.slot(), clock::now());
+                if let Some(mut book) = self.device.book() {
+                    book.end_lease(seat.slot(), clock::now());
+                }
             }
         }
     }
@@ -170,7 +176,7 @@ impl Daemon {
     }
 
     fn register(&mut self, device: &Device) -> Result<u64, ClientError> {
-        let share_ppm = device.seat().layout().share_ppm.load(Ordering::Relaxed);
+        let share_ppm = device.page().map_or(1, |page| page.share_ppm.load(Ordering::Relaxed));
         let message = Register {
             protocol: protocol::VERSION,
             session: self.session.clone(),

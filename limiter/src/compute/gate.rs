@@ -22,13 +22,21 @@ pub(crate) struct Gate {
     governed: AtomicBool,
     /// The program is ending: nothing closes any more.
     stands_open: AtomicBool,
+    /// The account cannot be used any more: nobody passes.
+    failed: AtomicBool,
     lanes: Mutex<Vec<Arc<Lane>>>,
 }
 
-/// The thread that opens gates cannot be started.
+/// Why there is no time to be had.
 #[derive(Debug, thiserror::Error)]
-#[error("the thread that obtains GPU time cannot be started: {0}; launches fail")]
-pub(crate) struct NoGovernor(std::io::Error);
+pub(crate) enum NoLease {
+    /// The thread that opens gates cannot be started.
+    #[error("the thread that obtains GPU time cannot be started: {0}; launches fail")]
+    Governor(std::io::Error),
+    /// The device says why.
+    #[error("the session's account cannot be used any more; launches fail")]
+    Account,
+}
 
 const fn is_open(word: u32) -> bool {
     word & 1 == 1
@@ -44,6 +52,7 @@ impl Gate {
             active,
             governed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             lanes: Mutex::new(Vec::new()),
         }
     }
@@ -86,6 +95,17 @@ impl Gate {
         self.open();
     }
 
+    /// There will be no lease again: whoever waits passes, or is turned away.
+    pub(super) fn fail(&self, open: bool) {
+        if open {
+            self.stand_open();
+        } else {
+            self.failed.store(true, Ordering::SeqCst);
+            self.word.fetch_add(2, Ordering::SeqCst);
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
     /// In a forked child: no lane of the parent may pass.
     pub(crate) fn abandon(&self) {
         let word = self.word.load(Ordering::Relaxed);
@@ -93,12 +113,12 @@ impl Gate {
     }
 
     /// Waits until the gate opens.
-    pub(super) fn wait(&self, device: &'static Device) -> Result<(), NoGovernor> {
+    pub(super) fn wait(&self, device: &'static Device) -> Result<(), NoLease> {
         if !self.governed.swap(true, Ordering::AcqRel)
             && let Err(error) = governor::start(device)
         {
             self.governed.store(false, Ordering::Release);
-            return Err(NoGovernor(error));
+            return Err(NoLease::Governor(error));
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.bell.fetch_add(1, Ordering::Release);
@@ -107,6 +127,10 @@ impl Gate {
             let word = self.word.load(Ordering::Acquire);
             if is_open(word) {
                 break;
+            }
+            if self.failed.load(Ordering::SeqCst) {
+                self.waiting.fetch_sub(1, Ordering::AcqRel);
+                return Err(NoLease::Account);
             }
             // Interrupted or woken: look again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, word, None);

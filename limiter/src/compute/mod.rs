@@ -16,6 +16,7 @@ mod pins;
 mod work;
 
 pub(crate) use gate::Gate;
+use gate::NoLease;
 pub(crate) use work::Work;
 
 use crate::own;
@@ -89,9 +90,13 @@ fn launch_slowly(stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
         if let Some(lane) = &lane {
             lane.cover();
         }
-        if let Err(error) = device.gate().wait(device) {
-            crate::report::once(format_args!("{error}"));
-            return CuResult::OPERATING_SYSTEM;
+        match device.gate().wait(device) {
+            Ok(()) => {}
+            Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
+            Err(error @ NoLease::Governor(_)) => {
+                crate::report::once(format_args!("{error}"));
+                return CuResult::OPERATING_SYSTEM;
+            }
         }
     }
     let Some(lane) = lane else { return call() };

@@ -4,7 +4,6 @@ use super::tracker::{Allocation, Handle};
 use super::{graphs, pools};
 use crate::device::Device;
 use utils::driver::cuda::{Context, CuResult};
-use utils::ledger::Refusal;
 use utils::page::layout::Kind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory.
@@ -43,27 +42,42 @@ pub(super) fn reserve(device: &Device, kind: Kind, bytes: u64) -> bool {
 
 /// Reserves; where it does not fit, gives back what dead processes left and tries once more.
 pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
-    let seat = device.seat();
-    let reserve = || seat.book().reserve(seat.slot(), kind, bytes).is_ok();
-    reserve() || (seat.reap() > 0 && reserve())
+    let slot = device.seat().slot();
+    let reserve = || match device.book() {
+        Some(mut book) => book.reserve(slot, kind, bytes).is_ok(),
+        None => goes_on_without_page(device),
+    };
+    reserve() || (device.reap() && reserve())
+}
+
+/// The page cannot be used: whether a reservation may do without.
+fn goes_on_without_page(device: &Device) -> bool {
+    device.broken().is_some_and(|refused| crate::runtime::get().goes_on_without(refused))
 }
 
 /// Notes a refusal, and is its result.
 pub(super) fn refused(device: &Device, asked: u64) -> CuResult {
-    let (used, limit) = {
-        let book = device.seat().book();
-        (book.used(), book.limit())
+    let Some(book) = device.book() else {
+        return if device.broken().is_some() {
+            CuResult::NOT_PERMITTED
+        } else {
+            CuResult::OUT_OF_MEMORY
+        };
     };
-    let refusal = Refusal { asked, used, limit };
-    tracing::debug!("device {}: {refusal}", device.uuid());
+    let (used, limit, real) = (book.used(), book.limit(), book.real_limit());
+    drop(book);
+    tracing::debug!(
+        "device {}: {asked} bytes do not fit: {used} of {limit} bytes ({real} on the device itself) are in use",
+        device.uuid()
+    );
     CuResult::OUT_OF_MEMORY
 }
 
 /// Gives bytes back to the session.
 pub(super) fn release(device: &Device, kind: Kind, bytes: u64) {
-    let seat = device.seat();
-    let released = seat.book().release(seat.slot(), kind, bytes);
-    if let Err(damaged) = released {
+    let slot = device.seat().slot();
+    let released = device.book().map(|mut book| book.release(slot, kind, bytes));
+    if let Some(Err(damaged)) = released {
         crate::report::once(format_args!("device {}: {damaged}", device.uuid()));
     }
 }

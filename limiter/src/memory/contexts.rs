@@ -105,7 +105,7 @@ pub(crate) fn create(
         }
         return result;
     }
-    let known = device.seat().layout().context_bytes.load(Relaxed);
+    let known = device.page().map_or(0, |page| page.context_bytes.load(Relaxed));
     let before = Usage::now(device);
     if !reserve(device, Kind::Context, known) {
         return too_small(device, known);
@@ -120,10 +120,10 @@ pub(crate) fn create(
         processes.learn_own_pid(device, before.processes.as_ref());
     }
     let took = after.since(&before, device);
-    if let Some(measured) = took {
+    if let (Some(measured), Some(page)) = (took, device.page()) {
         // The smallest seen is the nearest to what a context takes by itself.
-        let cell = &device.seat().layout().context_bytes;
-        let _ = cell
+        let _ = page
+            .context_bytes
             .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
     }
     let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
@@ -162,10 +162,13 @@ struct Usage {
 
 impl Usage {
     fn now(device: &Device) -> Self {
-        let slot = device.seat().layout().slots.get(device.seat().slot());
+        let slot = device.own_slot();
         let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
         let others = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Context);
-        Self { processes: Processes::now(device), charged: others.map(bytes).sum() }
+        Self {
+            processes: Processes::now(device),
+            charged: others.map(bytes).fold(0, u64::saturating_add),
+        }
     }
 
     /// What came in addition since `before`, other than what was charged meanwhile; `None` where it
@@ -179,9 +182,8 @@ impl Usage {
 }
 
 fn too_small(device: &Device, context: u64) -> CuResult {
-    let (limit, used) = {
-        let book = device.seat().book();
-        (book.limit(), book.used())
+    let Some((limit, used)) = device.book().map(|book| (book.limit(), book.used())) else {
+        return super::charge::refused(device, context);
     };
     const MIB: u64 = 1 << 20;
     report::once(format_args!(

@@ -144,7 +144,7 @@ fn settle(ordinal: cuda::Device, in_flight: u64) {
     let mut graphs = graphs();
     let Some(account) = graphs.accounts.get_mut(&ordinal) else { return };
     let seat = account.device.seat();
-    let mut book = seat.book();
+    let Some(mut book) = account.device.book() else { return };
     let mut released = book.release(seat.slot(), Kind::Graph, in_flight);
     if let Some((reserved, used)) = figures.filter(|_| asked > account.asked) {
         if in_flight > 0 && reserved > account.charged {
@@ -373,7 +373,7 @@ fn make_room(exec: usize, need: &Need) -> Option<u64> {
 /// Whether an executable graph would fit if no other had memory.
 fn fits_without_the_others(need: &Need) -> bool {
     let charged = graphs().accounts.get(&need.ordinal).map_or(0, |of| of.charged);
-    let book = need.device.seat().book();
+    let Some(book) = need.device.book() else { return false };
     let rest = book.used().saturating_sub(charged);
     charged > 0 && rest.saturating_add(need.bytes) <= book.limit()
 }
@@ -426,8 +426,7 @@ pub(super) fn context_ended(device: &Device, context: usize) {
 }
 
 fn is_over(device: &Device) -> bool {
-    let book = device.seat().book();
-    book.used() > book.limit()
+    device.book().is_some_and(|book| book.used() > book.limit())
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub(crate) use size::{array_bytes, linear_bytes, mipmapped_bytes};
 pub(crate) use tracker::{Handle, Tracker};
 
 use crate::device::Device;
+use core::sync::atomic::Ordering::Relaxed;
 
 /// What a program is to see of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +34,11 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
         return None;
     }
     // What the dead held, and what pools have given back, is free.
-    device.seat().reap();
+    device.reap_now_and_then();
     pools::refresh(device, false);
     graphs::refresh(device, false);
-    let (limit, used) = {
-        let book = device.seat().book();
-        (book.limit(), book.used())
-    };
+    let page = device.page()?;
+    let (limit, used) = (page.memory_limit.load(Relaxed), page.used.load(Relaxed));
     let total = limit.min(real_total);
     Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })
 }

@@ -87,7 +87,7 @@ pub(crate) fn destroy(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRe
             device.tracker.insert(Handle::Address(address), allocation);
         }
         let seat = device.seat();
-        let mut book = seat.book();
+        let Some(mut book) = device.book() else { return result };
         if living > taken.charged {
             book.charge(seat.slot(), Kind::Pool, living - taken.charged);
         } else {
@@ -124,7 +124,7 @@ fn settle(pool: MemoryPool, in_flight: u64) {
         return;
     };
     let seat = device.seat();
-    let mut book = seat.book();
+    let Some(mut book) = device.book() else { return };
     let mut released = book.release(seat.slot(), Kind::Pool, in_flight);
     // A figure asked for later contains what this one does.
     if let Some(reserved) = reserved.filter(|_| asked > *last) {
@@ -219,8 +219,7 @@ pub(crate) fn allocate(
 }
 
 fn is_over(device: &Device) -> bool {
-    let book = device.seat().book();
-    book.used() > book.limit()
+    device.book().is_some_and(|book| book.used() > book.limit())
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ impl Processes {
 pub(crate) fn own_pid(device: &Device) -> Option<u32> {
     let pid = OWN_PID.load(Relaxed);
     if pid != 0
-        && let Some(slot) = device.seat().layout().slots.get(device.seat().slot())
+        && let Some(slot) = device.own_slot()
     {
         slot.host_pid.store(pid, Relaxed);
     }
@@ -106,9 +106,9 @@ pub(crate) struct Member {
 
 /// The living processes of the session whose ids are known.
 pub(crate) fn members(device: &Device) -> Vec<Member> {
-    let seat = device.seat();
-    seat.reap();
-    let (layout, same) = (seat.layout(), in_host_namespace());
+    device.reap();
+    let Some(layout) = device.page() else { return Vec::new() };
+    let same = in_host_namespace();
     let seated = (layout.high_water.load(Relaxed) as usize).min(layout.slots.len());
     let member = |slot: &Slot| {
         // Outside of containers an id that has not been learnt is the process's own.
@@ -120,7 +120,7 @@ pub(crate) fn members(device: &Device) -> Vec<Member> {
         };
         let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
         let on_device = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Oversubscribed);
-        Some(Member { pid, bytes: on_device.map(bytes).sum() })
+        Some(Member { pid, bytes: on_device.map(bytes).fold(0, u64::saturating_add) })
     };
     layout.slots[..seated].iter().filter_map(member).collect()
 }

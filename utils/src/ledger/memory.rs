@@ -1,20 +1,50 @@
 //! Bytes: reserve, charge, release.
 
-use super::Book;
-use crate::page::layout::Kind;
+use super::{Book, Put};
+use crate::page::layout::{Kind, Slot};
+use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
+/// Where bytes are put.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In the device's memory.
+    Device,
+    /// In the host's, because the real share is used up.
+    Host,
+}
+
+/// What a reservation ran into.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    /// The session's limit.
+    Limit,
+    /// The part of it that may be on the device.
+    Real,
+}
+
 /// A reservation that does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{asked} bytes do not fit: {used} of {limit} bytes are in use")]
+#[error("{asked} bytes do not fit: {used} of {limit} bytes{bound} are in use")]
 pub struct Refusal {
     /// Bytes asked for.
     pub asked: u64,
-    /// Bytes in use by the session.
+    /// Bytes in use by the session: all of them, or, for [`Bound::Real`], those on the device.
     pub used: u64,
-    /// The session's limit.
+    /// The bound, in bytes.
     pub limit: u64,
+    /// Which one it is.
+    pub bound: Bound,
+}
+
+impl fmt::Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Limit => "",
+            Self::Real => " on the device itself",
+        })
+    }
 }
 
 /// A value in the page that cannot be.
@@ -30,30 +60,74 @@ pub struct Damaged {
 }
 
 fn add(cell: &AtomicU64, bytes: u64) {
-    cell.store(cell.load(Relaxed).saturating_add(bytes), Relaxed);
+    cell.put(cell.load(Relaxed).saturating_add(bytes));
+}
+
+fn take(cell: &AtomicU64, bytes: u64) {
+    cell.put(cell.load(Relaxed).saturating_sub(bytes));
 }
 
 impl Book<'_> {
-    /// Takes `bytes` out of what is left of the limit.
+    /// Takes `bytes` out of what is left of the limit; on the device, unless they are of
+    /// [`Kind::Oversubscribed`].
     ///
     /// # Errors
     /// [`Refusal`] where it does not fit; nothing has changed then.
     pub fn reserve(&mut self, slot: usize, kind: Kind, bytes: u64) -> Result<(), Refusal> {
-        let (limit, used) = (self.limit(), self.used());
-        match used.checked_add(bytes) {
-            Some(sum) if sum <= limit => {
+        match (kind, self.place(bytes)?) {
+            (Kind::Oversubscribed, _) | (_, Place::Device) => {
                 self.charge(slot, kind, bytes);
                 Ok(())
             }
-            _ => Err(Refusal { asked: bytes, used, limit }),
+            (_, Place::Host) => Err(self.refusal(bytes, Bound::Real)),
         }
+    }
+
+    /// Takes `bytes` on the device as `kind`, or, where the real share is used up, on the host as
+    /// [`Kind::Oversubscribed`]; tells which.
+    ///
+    /// # Errors
+    /// [`Refusal`] where the limit itself is used up; nothing has changed then.
+    pub fn reserve_anywhere(
+        &mut self,
+        slot: usize,
+        kind: Kind,
+        bytes: u64,
+    ) -> Result<Place, Refusal> {
+        let place = self.place(bytes)?;
+        let kind = if place == Place::Host { Kind::Oversubscribed } else { kind };
+        self.charge(slot, kind, bytes);
+        Ok(place)
+    }
+
+    /// Where `bytes` more would fit.
+    ///
+    /// # Errors
+    /// [`Refusal`]: nowhere.
+    pub fn place(&self, bytes: u64) -> Result<Place, Refusal> {
+        let fits = |used: u64, limit| used.checked_add(bytes).is_some_and(|sum| sum <= limit);
+        if !fits(self.used(), self.limit()) {
+            Err(self.refusal(bytes, Bound::Limit))
+        } else if fits(self.on_device(), self.real_limit()) {
+            Ok(Place::Device)
+        } else {
+            Ok(Place::Host)
+        }
+    }
+
+    fn refusal(&self, asked: u64, bound: Bound) -> Refusal {
+        let (used, limit) = match bound {
+            Bound::Limit => (self.used(), self.limit()),
+            Bound::Real => (self.on_device(), self.real_limit()),
+        };
+        Refusal { asked, used, limit, bound }
     }
 
     /// Takes `bytes` whether they fit or not: memory that the driver has taken already.
     pub fn charge(&mut self, slot: usize, kind: Kind, bytes: u64) {
         if let Some(slot) = self.slot(slot) {
             add(&slot.bytes[kind as usize], bytes);
-            add(&self.0.used, bytes);
+            self.sums(kind, |sum| add(sum, bytes));
         }
     }
 
@@ -66,9 +140,34 @@ impl Book<'_> {
         let Some(slot) = self.slot(slot) else { return Ok(()) };
         let has = slot.bytes[kind as usize].load(Relaxed);
         let given = has.min(bytes);
-        slot.bytes[kind as usize].store(has - given, Relaxed);
-        self.0.used.store(self.used().saturating_sub(given), Relaxed);
+        slot.bytes[kind as usize].put(has - given);
+        self.sums(kind, |sum| take(sum, given));
         if given == bytes { Ok(()) } else { Err(Damaged { slot: index, asked: bytes, has }) }
+    }
+
+    /// Makes `bytes` the figure of one kind, whether it fits or not.
+    pub fn set(&mut self, slot: usize, kind: Kind, bytes: u64) {
+        let Some(slot) = self.slot(slot) else { return };
+        let had = slot.bytes[kind as usize].load(Relaxed);
+        slot.bytes[kind as usize].put(bytes);
+        self.sums(kind, |sum| {
+            let others = sum.load(Relaxed).saturating_sub(had);
+            sum.put(others.saturating_add(bytes));
+        });
+    }
+
+    /// The sums that bytes of a kind are part of.
+    fn sums(&self, kind: Kind, change: impl Fn(&AtomicU64)) {
+        change(&self.0.used);
+        if kind == Kind::Oversubscribed {
+            change(&self.0.on_host);
+        }
+    }
+
+    /// What a slot has of one kind.
+    #[must_use]
+    pub fn has(&self, slot: usize, kind: Kind) -> u64 {
+        self.slot(slot).map_or(0, |slot: &Slot| slot.bytes[kind as usize].load(Relaxed))
     }
 
     /// The session's limit in bytes, [`NO_LIMIT`](crate::page::layout::NO_LIMIT) for none.
@@ -77,9 +176,21 @@ impl Book<'_> {
         self.0.memory_limit.load(Relaxed)
     }
 
-    /// Bytes in use by the session.
+    /// How many bytes may be on the device itself.
+    #[must_use]
+    pub fn real_limit(&self) -> u64 {
+        self.0.memory_real.load(Relaxed).min(self.limit())
+    }
+
+    /// Bytes in use by the session, wherever they are.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.0.used.load(Relaxed)
+    }
+
+    /// Bytes in use by the session on the device itself.
+    #[must_use]
+    pub fn on_device(&self) -> u64 {
+        self.used().saturating_sub(self.0.on_host.load(Relaxed))
     }
 }

@@ -4,14 +4,37 @@
 //! whoever holds the page's lock, so that each change is one step for everybody else. A process may
 //! die between any two stores: what the slots say is the truth, and sums are made from them.
 
+#[cfg(test)]
+mod death;
 mod memory;
 mod time;
 
-pub use memory::{Damaged, Refusal};
+pub use memory::{Bound, Damaged, Place, Refusal};
 pub use time::{BURST_PERIOD_NS, OVERDUE_NS, SHORTEST_LEASE_NS, Turn};
 
-use crate::page::layout::{Layout, Slot};
+use crate::page::layout::{Kind, Layout, Slot};
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// How the book writes: each store is a moment at which the process may die, and tests make it so.
+trait Put<T> {
+    fn put(&self, value: T);
+}
+
+macro_rules! put {
+    ($cell:ty, $value:ty) => {
+        impl Put<$value> for $cell {
+            #[inline]
+            fn put(&self, value: $value) {
+                #[cfg(test)]
+                death::may_strike();
+                self.store(value, Relaxed);
+            }
+        }
+    };
+}
+put!(AtomicU32, u32);
+put!(AtomicU64, u64);
 
 /// The book, open for changes. Slots are named by index; an index out of range changes nothing.
 #[derive(Debug)]
@@ -39,11 +62,11 @@ impl<'a> Book<'a> {
         self.vacate(slot);
         let end = u32::try_from(slot + 1).unwrap_or(u32::MAX);
         if let Some(slot) = self.slot(slot) {
-            slot.start_time.store(start_time, Relaxed);
-            slot.pid.store(pid, Relaxed);
             if self.0.high_water.load(Relaxed) < end {
-                self.0.high_water.store(end, Relaxed);
+                self.0.high_water.put(end);
             }
+            slot.start_time.put(start_time);
+            slot.pid.put(pid);
         }
     }
 
@@ -51,23 +74,27 @@ impl<'a> Book<'a> {
     pub fn vacate(&mut self, slot: usize) {
         let Some(slot) = self.slot(slot) else { return };
         for cell in &slot.bytes {
-            cell.store(0, Relaxed);
+            cell.put(0);
         }
-        slot.holding.store(0, Relaxed);
-        slot.pid.store(0, Relaxed);
+        slot.holding.put(0);
+        slot.host_pid.put(0);
+        slot.pid.put(0);
         self.recount();
     }
 
     /// Makes the sums from the slots again.
     pub fn recount(&mut self) {
-        let (mut used, mut holders) = (0_u64, 0);
+        let (mut used, mut on_host, mut holders) = (0_u64, 0_u64, 0);
         for slot in self.seated() {
             for cell in &slot.bytes {
                 used = used.saturating_add(cell.load(Relaxed));
             }
+            on_host =
+                on_host.saturating_add(slot.bytes[Kind::Oversubscribed as usize].load(Relaxed));
             holders += u32::from(slot.holding.load(Relaxed) == 1);
         }
-        self.0.used.store(used, Relaxed);
-        self.0.holders.store(holders, Relaxed);
+        self.0.used.put(used);
+        self.0.on_host.put(on_host);
+        self.0.holders.put(holders);
     }
 }

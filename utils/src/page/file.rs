@@ -1,7 +1,7 @@
 //! Making, checking and mapping a page's file.
 
 use super::layout::{Layout, MAGIC, SLOTS, VERSION};
-use super::{PageError, SessionLimits};
+use super::{PageError, SessionLimits, Summary, alive};
 use crate::uuid::DeviceUuid;
 use core::sync::atomic::Ordering::Relaxed;
 use memmap2::{MmapOptions, MmapRaw};
@@ -15,10 +15,14 @@ use std::path::{Path, PathBuf};
 pub struct Page {
     map: MmapRaw,
     file: File,
+    device: DeviceUuid,
     /// Device and inode.
     identity: (u64, u64),
     path: PathBuf,
 }
+
+/// Bytes of a page's file.
+const LENGTH: u64 = size_of::<Layout>() as u64;
 
 impl Page {
     /// Opens the page of `device` in a session's directory. Whoever comes first makes it, with the
@@ -28,46 +32,122 @@ impl Page {
     /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page of
     /// this version and user.
     pub fn open(dir: &Path, device: DeviceUuid, limits: &SessionLimits) -> Result<Self, PageError> {
-        let path = dir.join(format!("{device}.page"));
-        let io = |source| PageError::Io { path: path.clone(), source };
-        let file = match open_existing(&path) {
+        let path = dir.join(file_name(device));
+        let found = match open_existing(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create(&path, device, limits).map_err(io)?;
-                open_existing(&path)
+                create(&path, device, limits).and_then(|()| open_existing(&path))
             }
             other => other,
-        }
-        .map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
+        };
+        let file = found.map_err(|source| PageError::Io { path: path.clone(), source })?;
+        Self::of_file(file, path, device)
+    }
+
+    /// Opens a page that is there, of the device that its name says, to look at it or to change its
+    /// limits.
+    ///
+    /// Not for a process that has a seat in it: closing any descriptor of the file drops the seat's lock
+    /// (`fcntl(2)`).
+    ///
+    /// # Errors
+    /// As for [`Page::open`]; a page that is not there is a [`PageError::Io`].
+    pub fn open_existing(path: &Path) -> Result<Self, PageError> {
+        let named =
+            path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse().ok());
+        let Some(device) = named else {
+            let reason = format!("its name is not a GPU's UUID with '{SUFFIX}' after it");
+            return Err(PageError::Foreign { path: path.to_owned(), reason });
+        };
+        let file = open_existing(path)
+            .map_err(|source| PageError::Io { path: path.to_owned(), source })?;
+        Self::of_file(file, path.to_owned(), device)
+    }
+
+    fn of_file(file: File, path: PathBuf, device: DeviceUuid) -> Result<Self, PageError> {
+        let io = |source| PageError::Io { path: path.clone(), source };
         let foreign = |reason: String| PageError::Foreign { path: path.clone(), reason };
-        if metadata.len() != size_of::<Layout>() as u64 {
-            return Err(foreign(format!(
-                "it has {} bytes instead of {}",
-                metadata.len(),
-                size_of::<Layout>()
-            )));
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(foreign("it is not a regular file".to_owned()));
+        }
+        if metadata.len() != LENGTH {
+            return Err(foreign(wrong_length(metadata.len())));
         }
         if metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(foreign(format!("it belongs to user {}", metadata.uid())));
         }
         let map = map(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
-        let page = Self { map, file, identity, path: path.clone() };
-        let layout = page.layout();
-        let (magic, version) = (layout.magic.load(Relaxed), layout.version.load(Relaxed));
-        if magic != MAGIC || layout.slot_count.load(Relaxed) as usize != SLOTS {
-            return Err(foreign("it does not start like a page".to_owned()));
+        let page = Self { map, file, device, identity, path: path.clone() };
+        header(page.layout()).map_err(foreign)?;
+        let mut bytes = [0; 16];
+        for (byte, cell) in bytes.iter_mut().zip(&page.layout().uuid) {
+            *byte = cell.load(Relaxed);
         }
-        if version != VERSION {
-            return Err(foreign(format!("its version is {version}, this build knows {VERSION}")));
-        }
-        if layout.uuid.iter().map(|byte| byte.load(Relaxed)).ne(device.bytes()) {
-            return Err(foreign("it is of another device".to_owned()));
+        let found = DeviceUuid::from_bytes(bytes);
+        if found != device {
+            return Err(foreign(format!("it is of another device, {found}")));
         }
         Ok(page)
     }
 
-    /// The fields.
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> DeviceUuid {
+        self.device
+    }
+
+    /// The fields, if they are still those of a page: whoever may write to the file may have cut it
+    /// short or filled it with something else since.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    #[inline]
+    pub fn look(&self) -> Result<&Layout, PageError> {
+        self.check().map_err(|reason| PageError::Damaged { path: self.path.clone(), reason })?;
+        Ok(self.layout())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        // Reading behind the end of a file that was cut short ends the process.
+        let length = match rustix::fs::fstat(&self.file) {
+            Ok(found) if (found.st_dev, found.st_ino) == self.identity => Some(found.st_size),
+            // Under the file's own name then; without one, only who has it open can still change it.
+            _ => rustix::fs::stat(&self.path)
+                .ok()
+                .filter(|found| (found.st_dev, found.st_ino) == self.identity)
+                .map(|found| found.st_size),
+        };
+        match length.map(|length| u64::try_from(length).unwrap_or(0)) {
+            Some(length) if length != LENGTH => Err(wrong_length(length)),
+            _ => header(self.layout()),
+        }
+    }
+
+    /// Changes the session's limits; each process sees them with its next reservation or lease.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn change_limits(&self, limits: &SessionLimits) -> Result<(), PageError> {
+        limits.store(self.look()?);
+        Ok(())
+    }
+
+    /// What the session has and who is in it, the dead left out. Of a page in use it is a glance, in
+    /// which sums may be a moment older than their parts.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn summary(&self) -> Result<Summary, PageError> {
+        let mut summary = Summary::of(self.look()?);
+        summary
+            .processes
+            .retain(|process| alive::is_alive(self, process.slot, process.pid, process.start_time));
+        Ok(summary)
+    }
+
+    /// The fields, unchecked: a file that has been cut short ends the process that looks. See
+    /// [`Page::look`].
     #[must_use]
     pub fn layout(&self) -> &Layout {
         // SAFETY: the mapping is as long as the layout, page-aligned, and lives as long as `self`.
@@ -99,8 +179,43 @@ impl Page {
     }
 }
 
+const SUFFIX: &str = ".page";
+
+/// The name of a device's page in a session's directory.
+fn file_name(device: DeviceUuid) -> String {
+    format!("{device}{SUFFIX}")
+}
+
+fn wrong_length(length: u64) -> String {
+    format!("it has {length} bytes instead of {LENGTH}")
+}
+
+/// Whether the fields can be those of a page.
+#[inline]
+fn header(layout: &Layout) -> Result<(), String> {
+    let (version, slots) = (layout.version.load(Relaxed), layout.slot_count.load(Relaxed));
+    if layout.magic.load(Relaxed) != MAGIC {
+        return Err("it does not start like a page".to_owned());
+    }
+    if version != VERSION {
+        return Err(format!("its version is {version}, this build knows {VERSION}"));
+    }
+    if slots as usize != SLOTS {
+        return Err(format!("it has {slots} slots, this build knows {SLOTS}"));
+    }
+    let high_water = layout.high_water.load(Relaxed);
+    if high_water as usize > SLOTS {
+        return Err(format!("it says that {high_water} of its {SLOTS} slots were used"));
+    }
+    Ok(())
+}
+
 fn open_existing(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
 }
 
 fn map(file: &File) -> io::Result<MmapRaw> {
@@ -126,12 +241,7 @@ fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result
         .open(&draft)?;
     let made = (|| {
         // With its memory: a store to a page of a full tmpfs would end the process.
-        rustix::fs::fallocate(
-            &file,
-            rustix::fs::FallocateFlags::empty(),
-            0,
-            size_of::<Layout>() as u64,
-        )?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
         let map = map(&file)?;
         // SAFETY: as in `Page::layout`.
         let layout = unsafe { &*map.as_ptr().cast::<Layout>() };

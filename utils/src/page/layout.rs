@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "sluicepg" in ASCII.
 pub const MAGIC: u64 = 0x736c_7569_6365_7067;
 /// Version of this layout.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Processes that one session can have on one device.
 pub const SLOTS: usize = 4096;
 /// A memory limit that limits nothing.
@@ -91,7 +91,7 @@ pub struct Layout {
     pub high_water: AtomicU32,
     /// Bytes that the session may use, [`NO_LIMIT`] for all.
     pub memory_limit: AtomicU64,
-    /// Sum of all slots' bytes.
+    /// Sum of all slots' bytes, wherever they are.
     pub used: AtomicU64,
     /// What a context of this device takes, as far as known, else zero.
     pub context_bytes: AtomicU64,
@@ -123,6 +123,10 @@ pub struct Layout {
     pub busy_until_ns: AtomicU64,
     /// The processes.
     pub slots: [Slot; SLOTS],
+    /// Sum of all slots' [`Kind::Oversubscribed`].
+    pub on_host: AtomicU64,
+    /// When the dead were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub reaped_at_ns: AtomicU64,
 }
 
 #[cfg(test)]
@@ -138,6 +142,7 @@ mod tests {
         assert_eq!(offset_of!(Layout, settled_at_ns), 80);
         assert_eq!(offset_of!(Layout, busy_until_ns), 120);
         assert_eq!(offset_of!(Layout, slots), 128);
+        assert_eq!(offset_of!(Layout, on_host), 128 + 4096 * 128);
         assert_eq!(size_of::<Slot>(), 128);
         assert_eq!(size_of::<Layout>(), 4096 * 129);
     }

@@ -4,7 +4,9 @@ mod alive;
 mod file;
 pub mod layout;
 mod limits;
+mod lock;
 mod seat;
+mod summary;
 
 use std::io;
 use std::path::PathBuf;
@@ -12,6 +14,7 @@ use std::path::PathBuf;
 pub use file::Page;
 pub use limits::SessionLimits;
 pub use seat::{BookGuard, Seat};
+pub use summary::{Process, Summary};
 
 /// Why a page cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +34,25 @@ pub enum PageError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// It was a page when it was opened, and is none any more.
+    #[error("session page {path} was damaged while in use: {reason}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A living process has the book open and does not close it, because it is stopped, or because the
+    /// page says so wrongly.
+    #[error("session page {path}: process {pid} (slot {slot}) keeps the book open")]
+    Busy {
+        /// The file.
+        path: PathBuf,
+        /// The process, as its slot names it.
+        pid: u32,
+        /// The slot.
+        slot: usize,
     },
     /// Every slot is taken by a living process.
     #[error("session page {path}: all {} slots are in use by living processes", layout::SLOTS)]
@@ -59,11 +81,11 @@ mod tests {
         let second = Page::open(dir.path(), DEVICE, &limits(NO_LIMIT)).unwrap();
         assert_eq!(second.layout().memory_limit.load(std::sync::atomic::Ordering::Relaxed), 1000);
         let seat = Seat::claim(first).unwrap();
-        seat.book().reserve(seat.slot(), Kind::Data, 600).unwrap();
+        seat.book().unwrap().reserve(seat.slot(), Kind::Data, 600).unwrap();
         assert_eq!(second.layout().used.load(std::sync::atomic::Ordering::Relaxed), 600);
-        let refusal = seat.book().reserve(seat.slot(), Kind::Data, 401).unwrap_err();
+        let refusal = seat.book().unwrap().reserve(seat.slot(), Kind::Data, 401).unwrap_err();
         assert_eq!((refusal.used, refusal.limit), (600, 1000));
-        seat.book().reserve(seat.slot(), Kind::Data, 400).unwrap();
+        seat.book().unwrap().reserve(seat.slot(), Kind::Data, 400).unwrap();
     }
 
     #[test]
@@ -92,17 +114,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = || Page::open(dir.path(), DEVICE, &limits(1 << 40)).unwrap();
         let survivor = Seat::claim(open()).unwrap();
-        survivor.book().reserve(survivor.slot(), Kind::Data, 5).unwrap();
+        survivor.book().unwrap().reserve(survivor.slot(), Kind::Data, 5).unwrap();
         for round in 0..20 {
             // SAFETY: the child only uses what it opens itself, and is killed.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let seat = Seat::claim(open()).unwrap();
                 loop {
-                    let _ = seat.book().reserve(seat.slot(), Kind::Pool, 1);
+                    let _ = seat.book().unwrap().reserve(seat.slot(), Kind::Pool, 1);
                 }
             }
-            while survivor.book().used() < 1000 {
+            while survivor.book().unwrap().used() < 1000 {
                 std::thread::yield_now();
             }
             std::thread::sleep(std::time::Duration::from_micros(137 * round));
@@ -111,8 +133,8 @@ mod tests {
                 libc::kill(child, libc::SIGKILL);
                 libc::waitpid(child, core::ptr::null_mut(), 0);
             }
-            survivor.reap();
-            assert_eq!(survivor.book().used(), 5, "round {round}");
+            survivor.reap().unwrap();
+            assert_eq!(survivor.book().unwrap().used(), 5, "round {round}");
         }
     }
 }

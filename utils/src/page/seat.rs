@@ -1,17 +1,27 @@
-//! A process's place in a page, and the lock that opens the book.
+//! A process's place in a page, and the book that it opens from there.
 
-use super::layout::Layout;
+use super::layout::{Layout, SLOTS, Slot};
+use super::lock::{Attempt, Seen, Step, number};
 use super::{Page, PageError, alive};
 use crate::ledger::Book;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::time::Duration;
 use rustix::thread::Timespec;
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Tries before the processor is given away, and before the owner is looked at.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 20;
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
+/// How long a living owner may keep the book open, and how long one that did before.
+const PATIENCE: Duration = Duration::from_millis(500);
+const IMPATIENCE: Duration = Duration::from_millis(10);
+/// The sums are looked at once in this many openings.
+const AUDIT: u32 = 64;
+/// Slots that the first process of a session looks at for a free one.
+const FIRST_ROW: usize = 64;
 
 /// This process's slot in a page. One per process and page: see [`alive`](super::alive).
 #[derive(Debug)]
@@ -22,7 +32,19 @@ pub struct Seat {
     identity: (u32, u64),
     /// Keeps the threads of this process apart, so that the owner in the page is always another
     /// process.
-    threads: Mutex<()>,
+    threads: Mutex<Own>,
+}
+
+/// What this process knows by itself, whatever the page says.
+#[derive(Debug, Default)]
+struct Own {
+    /// What its slot held when it last closed the book.
+    bytes: [u64; 8],
+    openings: u32,
+    /// Whom it last waited for in vain.
+    kept_open_by: Option<u32>,
+    /// Why the page is not believed any more.
+    damaged: Option<String>,
 }
 
 /// The book while nobody else can change it. Held for the few stores of one change, never while
@@ -30,8 +52,9 @@ pub struct Seat {
 #[derive(Debug)]
 pub struct BookGuard<'a> {
     layout: &'a Layout,
+    slot: &'a Slot,
     book: Book<'a>,
-    _threads: MutexGuard<'a, ()>,
+    own: MutexGuard<'a, Own>,
 }
 
 impl<'a> Deref for BookGuard<'a> {
@@ -49,43 +72,37 @@ impl<'a> DerefMut for BookGuard<'a> {
 
 impl Drop for BookGuard<'_> {
     fn drop(&mut self) {
+        self.own.bytes = bytes(self.slot);
         self.layout.lock.store(0, Release);
     }
+}
+
+fn bytes(slot: &Slot) -> [u64; 8] {
+    let mut bytes = [0; 8];
+    for (value, cell) in bytes.iter_mut().zip(&slot.bytes) {
+        *value = cell.load(Relaxed);
+    }
+    bytes
+}
+
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 impl Seat {
     /// Takes a slot that no living process sits on.
     ///
     /// # Errors
-    /// [`PageError::Full`], or [`PageError::Io`] where the file's locks do not work.
+    /// [`PageError::Full`], [`PageError::Io`] where the file's locks do not work, and as for
+    /// [`Seat::book`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let pid = std::process::id();
         let start = alive::process_start(pid).unwrap_or(0);
-        let count = page.layout().slots.len();
-        // Start at different places, so that processes that start together do not queue.
-        let first = high_water(page.layout()).min(count - 1);
-        for slot in (0..count).map(|offset| (first + offset) % count) {
-            match alive::sit(&page, slot) {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(source) => {
-                    return Err(PageError::Io { path: page.path().to_owned(), source });
-                }
-            }
-            let old = &page.layout().slots[slot];
-            let (old_pid, old_start) = (old.pid.load(Relaxed), old.start_time.load(Relaxed));
-            if old_pid != 0 && old_pid != pid && alive::process_start(old_pid) == Some(old_start) {
-                // Alive, but it has lost its lock.
-                alive::stand_up(&page, slot);
-                continue;
-            }
-            let seat = Self { page, slot, identity: (pid, start), threads: Mutex::new(()) };
-            seat.book().seat(slot, pid, start);
-            // Nobody may have been left to notice who died.
-            seat.reap();
-            return Ok(seat);
-        }
-        Err(PageError::Full { path: page.path().to_owned() })
+        let slot = find_slot(&page, pid)?;
+        let seat = Self { page, slot, identity: (pid, start), threads: Mutex::default() };
+        seat.enter(Purpose::Sitting)?.seat(slot, pid, start);
+        Ok(seat)
     }
 
     /// The slot's index.
@@ -94,67 +111,143 @@ impl Seat {
         self.slot
     }
 
-    /// The page's fields.
-    #[must_use]
-    pub fn layout(&self) -> &Layout {
-        self.page.layout()
+    /// The page's fields, for reading without the lock.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn look(&self) -> Result<&Layout, PageError> {
+        self.page.look()
     }
 
     /// Opens the book. Waits for whoever has it open, which is a matter of nanoseconds, unless that
     /// process died in the middle: then the sums are made again from the slots.
-    #[must_use]
-    pub fn book(&self) -> BookGuard<'_> {
-        // A thread that panicked with the book open left nothing half done that a recount would
-        // not mend.
-        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        let layout = self.page.layout();
-        let me = u32::try_from(self.slot + 1).unwrap_or(u32::MAX);
-        let mut tries = 0;
-        let recovered = loop {
-            let owner = match layout.lock.compare_exchange_weak(0, me, Acquire, Relaxed) {
-                Ok(_) => break false,
-                Err(owner) => owner,
-            };
-            tries += 1;
-            if tries <= SPINS {
-                core::hint::spin_loop();
-            } else if tries <= SPINS + YIELDS {
-                std::thread::yield_now();
-            } else {
-                // Not a cancellation point, as the standard library's would be.
-                let _ = rustix::thread::nanosleep(&NAP);
-                if self.take_over(owner, me) {
-                    break true;
-                }
-            }
-        };
-        let mut guard = BookGuard { layout, book: Book::new(layout), _threads: threads };
-        if recovered {
-            guard.recount();
-        }
-        guard
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`] where the page is not what it was; from then on always.
+    /// [`PageError::Busy`] where a living process keeps the book open.
+    pub fn book(&self) -> Result<BookGuard<'_>, PageError> {
+        self.enter(Purpose::Working)
     }
 
-    /// Takes the lock from an owner that has died with it. While this is tried the owner's slot is
-    /// kept from being taken anew: a new process there would own the lock by the same number.
-    fn take_over(&self, owner: u32, me: u32) -> bool {
-        let Some(slot) = (owner as usize).checked_sub(1) else { return false };
-        let taken = || self.layout().lock.compare_exchange(owner, me, Acquire, Relaxed).is_ok();
-        if slot == self.slot {
-            // Left by a former process in this slot, because the threads of this one are kept apart.
-            return taken();
+    fn enter(&self, purpose: Purpose) -> Result<BookGuard<'_>, PageError> {
+        // A thread that panicked with the book open left nothing half done that a recount would
+        // not mend.
+        let mut own = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = &own.damaged {
+            return Err(self.damaged(reason.clone()));
         }
-        if self.is_alive(slot) || !matches!(alive::sit(&self.page, slot), Ok(true)) {
-            return false;
+        let lost = |own: &mut Own, error: PageError| {
+            if let PageError::Damaged { reason, .. } = &error {
+                own.damaged = Some(reason.clone());
+            }
+            error
+        };
+        let layout = self.page.look().map_err(|error| lost(&mut own, error))?;
+        let Some(slot) = layout.slots.get(self.slot) else {
+            return Err(self.damaged(format!("it has no slot {}", self.slot)));
+        };
+        let recount = self.lock(layout, &mut own).map_err(|error| lost(&mut own, error))?;
+        own.kept_open_by = None;
+        own.openings = own.openings.wrapping_add(1);
+        let audit = own.openings.is_multiple_of(AUDIT);
+        // Closes the book on each way out.
+        let mut guard = BookGuard { layout, slot, book: Book::new(layout), own };
+        if let Purpose::Working = purpose
+            && let Err(reason) = self.own_slot(&mut guard)
+        {
+            guard.own.damaged = Some(reason.clone());
+            return Err(self.damaged(reason));
         }
-        let taken = taken();
-        alive::stand_up(&self.page, slot);
-        taken
+        if recount || audit {
+            guard.recount();
+        }
+        Ok(guard)
+    }
+
+    fn damaged(&self, reason: String) -> PageError {
+        PageError::Damaged { path: self.page.path().to_owned(), reason }
+    }
+
+    /// Checks what only this process writes.
+    fn own_slot(&self, guard: &mut BookGuard<'_>) -> Result<(), String> {
+        let (slot, own) = (guard.slot, guard.own.bytes);
+        let found = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
+        let has = bytes(slot);
+        if found == self.identity && has == own {
+            let sum = own.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
+            if guard.used() < sum {
+                guard.recount();
+            }
+            return Ok(());
+        }
+        if found.0 != 0 || has != [0; 8] {
+            return Err(format!(
+                "slot {} says process {} with {has:?} bytes, process {} wrote {own:?}",
+                self.slot, found.0, self.identity.0
+            ));
+        }
+        // Given back by somebody who took this process for dead.
+        guard.seat(self.slot, self.identity.0, self.identity.1);
+        for (cell, value) in slot.bytes.iter().zip(own) {
+            cell.store(value, Relaxed);
+        }
+        guard.recount();
+        Ok(())
+    }
+
+    /// Takes the lock; tells whether the sums have to be made again.
+    fn lock(&self, layout: &Layout, own: &mut Own) -> Result<bool, PageError> {
+        let me = number(self.slot);
+        let replace = |old| layout.lock.compare_exchange(old, me, Acquire, Relaxed);
+        for tries in 0..SPINS + YIELDS {
+            match replace(0) {
+                Ok(_) => return Ok(false),
+                Err(_) if tries < SPINS => core::hint::spin_loop(),
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        let mut attempt = Attempt::new(self.slot, SLOTS);
+        let (mut waits_for, mut since) = (0, now());
+        loop {
+            let seen = match attempt.next() {
+                Step::Taken { recount } => return Ok(recount),
+                Step::Impossible(owner) => {
+                    return Err(self.damaged(format!(
+                        "its lock is held by number {owner}, it has {SLOTS} slots"
+                    )));
+                }
+                Step::Replace(old) => match replace(old) {
+                    Ok(_) => Seen::Replaced,
+                    Err(owner) => Seen::Owner(owner),
+                },
+                Step::IsAlive(slot) => Seen::Answer(self.is_alive(slot)),
+                Step::Sit(slot) => Seen::Answer(matches!(alive::sit(&self.page, slot), Ok(true))),
+                Step::StandUp(slot) => {
+                    alive::stand_up(&self.page, slot);
+                    Seen::Done
+                }
+            };
+            let Some(owner) = attempt.saw(seen) else { continue };
+            if owner != waits_for {
+                (waits_for, since) = (owner, now());
+            }
+            let again = own.kept_open_by == Some(owner);
+            if now().saturating_sub(since) > if again { IMPATIENCE } else { PATIENCE } {
+                own.kept_open_by = Some(owner);
+                let slot = (owner as usize).saturating_sub(1);
+                let pid = layout.slots.get(slot).map_or(0, |slot| slot.pid.load(Relaxed));
+                return Err(PageError::Busy { path: self.page.path().to_owned(), pid, slot });
+            }
+            // Not a cancellation point, as the standard library's would be.
+            let _ = rustix::thread::nanosleep(&NAP);
+            // It may have been cut short meanwhile.
+            self.page.look()?;
+        }
     }
 
     /// Whether a process sits on a slot. What was this process before an `exec` does not count.
     fn is_alive(&self, slot: usize) -> bool {
-        let Some(record) = self.layout().slots.get(slot) else { return false };
+        let Some(record) = self.page.layout().slots.get(slot) else { return false };
         let identity = (record.pid.load(Relaxed), record.start_time.load(Relaxed));
         if slot == self.slot || identity == self.identity {
             return slot == self.slot;
@@ -165,28 +258,97 @@ impl Seat {
     /// Says that this process is alive and still waits for work of its lease, at a moment on
     /// `CLOCK_MONOTONIC` in nanoseconds.
     pub fn still_holding(&self, now_ns: u64) {
-        if let Some(slot) = self.layout().slots.get(self.slot) {
+        if let Some(slot) = self.look().ok().and_then(|layout| layout.slots.get(self.slot)) {
             slot.lease_end_ns.fetch_max(now_ns, Relaxed);
         }
     }
 
     /// Gives back what dead processes left; tells how many there were.
-    pub fn reap(&self) -> usize {
+    ///
+    /// # Errors
+    /// As for [`Seat::book`].
+    pub fn reap(&self) -> Result<usize, PageError> {
+        let layout = self.look()?;
+        layout.reaped_at_ns.store(nanoseconds(now()), Relaxed);
         let is_dead = |slot: usize| {
-            let pid = self.layout().slots.get(slot).map_or(0, |record| record.pid.load(Relaxed));
+            let pid = layout.slots.get(slot).map_or(0, |record| record.pid.load(Relaxed));
             pid != 0 && !self.is_alive(slot)
         };
         let mut dead = 0;
-        for slot in (0..high_water(self.layout())).filter(|&slot| is_dead(slot)) {
+        for slot in (0..high_water(layout)).filter(|&slot| is_dead(slot)) {
             // Asked again with the book open: the slot may have been cleared and taken anew since.
-            let mut book = self.book();
+            let mut book = self.book()?;
             if is_dead(slot) {
                 book.vacate(slot);
                 dead += 1;
             }
         }
-        dead
+        Ok(dead)
     }
+
+    /// [`Seat::reap`], unless some process of the session did within `period`.
+    ///
+    /// # Errors
+    /// As for [`Seat::book`].
+    pub fn reap_every(&self, period: Duration) -> Result<usize, PageError> {
+        let (last, now) = (self.look()?.reaped_at_ns.load(Relaxed), nanoseconds(now()));
+        // A moment in the future is none.
+        if last <= now && now - last < nanoseconds(period) { Ok(0) } else { self.reap() }
+    }
+}
+
+/// Whether a book is opened for work, or to sit down.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Working,
+    Sitting,
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Finds a slot that no living process sits on, and sits there.
+///
+/// Processes that start together look at different ones first, and few slots are used as long as there
+/// are few processes, because whoever makes sums has to look at all that were ever used.
+fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
+    let layout = page.look()?;
+    let count = layout.slots.len();
+    let sit = |slot| {
+        alive::sit(page, slot)
+            .map_err(|source| PageError::Io { path: page.path().to_owned(), source })
+    };
+    let owner = |slot: usize| {
+        let record = layout.slots.get(slot)?;
+        let pid = record.pid.load(Relaxed);
+        (pid != 0).then(|| (pid, record.start_time.load(Relaxed)))
+    };
+    // First those that are free, then those of the dead.
+    for take_over in [false, true] {
+        let mut row = FIRST_ROW.min(count);
+        loop {
+            for slot in (0..row).map(|offset| (pid as usize + offset) % row) {
+                let before = owner(slot);
+                if before.is_some() != take_over || !sit(slot)? {
+                    continue;
+                }
+                let lives = |(pid, start)| {
+                    pid != std::process::id() && alive::process_start(pid) == Some(start)
+                };
+                if !owner(slot).is_some_and(lives) {
+                    return Ok(slot);
+                }
+                // Alive, but it has lost its lock.
+                alive::stand_up(page, slot);
+            }
+            if row == count {
+                break;
+            }
+            row = (row * 2).min(count);
+        }
+    }
+    Err(PageError::Full { path: page.path().to_owned() })
 }
 
 fn high_water(layout: &Layout) -> usize {

@@ -1,0 +1,151 @@
+//! Death at any store: every operation of the book is ended before each of its stores in turn, and
+//! what whoever takes over finds has to be right.
+
+use super::Book;
+use crate::page::layout::{Kind, Layout, SLOTS};
+use core::cell::Cell;
+use core::sync::atomic::Ordering::Relaxed;
+use std::alloc::{Layout as Memory, alloc_zeroed, handle_alloc_error};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+thread_local! {
+    /// Stores until this thread's process dies; `None`: it does not.
+    static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+struct Died;
+
+/// Called before each store of a book.
+pub(super) fn may_strike() {
+    match LEFT.get() {
+        None => {}
+        Some(0) => {
+            LEFT.set(None);
+            resume_unwind(Box::new(Died));
+        }
+        Some(left) => LEFT.set(Some(left - 1)),
+    }
+}
+
+/// Runs an operation that dies before its store number `stores`; `true`: it has so many.
+pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
+    LEFT.set(Some(stores));
+    let died = catch_unwind(AssertUnwindSafe(operation)).is_err();
+    LEFT.set(None);
+    died
+}
+
+/// A page's fields, all zero but for the limits.
+pub(super) fn blank(limit: u64, real: u64) -> Box<Layout> {
+    let memory = Memory::new::<Layout>();
+    // SAFETY: of the type's own size and alignment; all of its fields are atomics, for which zero
+    // bytes are a value.
+    let layout = unsafe {
+        let bytes = alloc_zeroed(memory);
+        if bytes.is_null() {
+            handle_alloc_error(memory);
+        }
+        Box::from_raw(bytes.cast::<Layout>())
+    };
+    layout.memory_limit.store(limit, Relaxed);
+    layout.memory_real.store(real, Relaxed);
+    layout
+}
+
+/// What a slot has, all kinds together.
+pub(super) fn total(layout: &Layout, slot: usize) -> u64 {
+    layout.slots[slot].bytes.iter().map(|cell| cell.load(Relaxed)).sum()
+}
+
+fn sums_hold(layout: &Layout) -> bool {
+    let all: u64 = (0..SLOTS).map(|slot| total(layout, slot)).sum();
+    let host = Kind::Oversubscribed as usize;
+    let on_host: u64 = layout.slots.iter().map(|slot| slot.bytes[host].load(Relaxed)).sum();
+    layout.used.load(Relaxed) == all && layout.on_host.load(Relaxed) == on_host
+}
+
+/// A session of three: the first dies, the second takes over, the third is far off.
+const DYING: usize = 0;
+const SURVIVOR: usize = 1;
+const FAR: usize = 77;
+const HELD: u64 = 100;
+
+fn session() -> Box<Layout> {
+    let layout = blank(10_000, 5_000);
+    let mut book = Book::new(&layout);
+    for slot in [DYING, SURVIVOR, FAR] {
+        book.seat(slot, u32::try_from(slot).unwrap() + 1000, 7);
+        for kind in Kind::ALL {
+            book.reserve(slot, kind, HELD).unwrap();
+        }
+    }
+    layout
+}
+
+/// Dies at every store of `operation`, which changes one slot by at most `bytes`.
+fn at_every_store(name: &str, bytes: u64, operation: impl Fn(&mut Book<'_>)) {
+    for stores in 0.. {
+        let layout = session();
+        let before = total(&layout, DYING);
+        let died = dies_after(stores, || operation(&mut Book::new(&layout)));
+        let mut heir = Book::new(&layout);
+        heir.recount();
+        assert!(sums_hold(&layout), "{name}, store {stores}");
+        let after = total(&layout, DYING);
+        assert!(before.abs_diff(after) <= bytes, "{name}, store {stores}: {before} to {after}");
+        for slot in [SURVIVOR, FAR] {
+            assert_eq!(total(&layout, slot), HELD * Kind::ALL.len() as u64, "{name}");
+        }
+        heir.vacate(DYING);
+        assert!(sums_hold(&layout), "{name}, store {stores}");
+        assert_eq!(heir.used(), 2 * HELD * Kind::ALL.len() as u64, "{name}, store {stores}");
+        assert_eq!(heir.on_device(), 2 * HELD * (Kind::ALL.len() as u64 - 1), "{name}");
+        if !died {
+            assert!(stores > 0, "{name} stores nothing");
+            return;
+        }
+    }
+}
+
+#[test]
+fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
+    let everything = HELD * Kind::ALL.len() as u64;
+    for kind in Kind::ALL {
+        at_every_store("reserve", 50, |book| book.reserve(DYING, kind, 50).unwrap());
+        at_every_store("charge", 9_000, |book| book.charge(DYING, kind, 9_000));
+        at_every_store("release", 60, |book| book.release(DYING, kind, 60).unwrap());
+        at_every_store("release too much", HELD, |book| {
+            book.release(DYING, kind, 2 * HELD).unwrap_err();
+        });
+        at_every_store("set", 20_000 - HELD, |book| book.set(DYING, kind, 20_000));
+    }
+    at_every_store("reserve on the host", 7_000, |book| {
+        book.reserve_anywhere(DYING, Kind::Data, 7_000).unwrap();
+    });
+    at_every_store("seat", everything, |book| book.seat(DYING, 5, 6));
+    at_every_store("vacate", everything, |book| book.vacate(DYING));
+    at_every_store("recount", 0, |book| book.recount());
+}
+
+/// Who takes over may die while it takes over.
+#[test]
+fn an_heir_that_dies_too_leaves_the_same() {
+    for stores in 0.. {
+        let layout = session();
+        assert!(dies_after(1, || Book::new(&layout).charge(DYING, Kind::Data, 50)));
+        let died = dies_after(stores, || {
+            let mut heir = Book::new(&layout);
+            heir.recount();
+            heir.vacate(DYING);
+        });
+        let mut last = Book::new(&layout);
+        last.recount();
+        last.vacate(DYING);
+        last.vacate(SURVIVOR);
+        assert!(sums_hold(&layout), "store {stores}");
+        assert_eq!(last.used(), HELD * Kind::ALL.len() as u64);
+        if !died {
+            return;
+        }
+    }
+}

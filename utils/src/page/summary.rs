@@ -1,0 +1,92 @@
+//! What a page says, for display.
+
+use super::SessionLimits;
+use super::layout::{Kind, Layout};
+use core::sync::atomic::Ordering::Relaxed;
+
+/// A session on one device at a moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Summary {
+    /// What it may take.
+    pub limits: SessionLimits,
+    /// Bytes in use as reservations see them: what the dead held counts until somebody needs it.
+    pub used: u64,
+    /// Who is in it.
+    pub processes: Vec<Process>,
+}
+
+/// A process of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// Its place in the page.
+    pub slot: usize,
+    /// Process id in its own namespace.
+    pub pid: u32,
+    /// Process id as NVML knows it (the host's); `None`: not known.
+    pub host_pid: Option<u32>,
+    /// Start time in clock ticks since boot.
+    pub start_time: u64,
+    /// Whether it holds a lease of the session's own account.
+    pub holding: bool,
+    /// Device time that it has been charged, in nanoseconds.
+    pub charged_ns: u64,
+    bytes: [u64; Kind::ALL.len()],
+}
+
+impl Process {
+    /// What it has of one kind.
+    #[must_use]
+    pub const fn bytes(&self, kind: Kind) -> u64 {
+        self.bytes[kind as usize]
+    }
+
+    /// What it has of all kinds, wherever it is.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.bytes.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
+    }
+}
+
+impl Summary {
+    /// Reads a page. Any bytes give a summary; whether they are those of a page is for
+    /// [`Page::look`](super::Page::look) to say.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Self {
+        let end = layout.high_water.load(Relaxed) as usize;
+        let process = |(slot, record): (usize, &super::layout::Slot)| {
+            let pid = record.pid.load(Relaxed);
+            (pid != 0).then(|| Process {
+                slot,
+                pid,
+                host_pid: Some(record.host_pid.load(Relaxed)).filter(|&pid| pid != 0),
+                start_time: record.start_time.load(Relaxed),
+                holding: record.holding.load(Relaxed) == 1,
+                charged_ns: record.charged_ns.load(Relaxed),
+                bytes: Kind::ALL.map(|kind| record.bytes[kind as usize].load(Relaxed)),
+            })
+        };
+        Self {
+            limits: SessionLimits::load(layout),
+            used: layout.used.load(Relaxed),
+            processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
+        }
+    }
+
+    /// What the processes listed have of one kind.
+    #[must_use]
+    pub fn bytes(&self, kind: Kind) -> u64 {
+        self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.bytes(kind)))
+    }
+
+    /// What the processes listed have.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.total()))
+    }
+
+    /// What of it is on the device itself.
+    #[must_use]
+    pub fn on_device(&self) -> u64 {
+        self.total().saturating_sub(self.bytes(Kind::Oversubscribed))
+    }
+}
