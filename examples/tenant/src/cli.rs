@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::driver::MemoryApi;
+use crate::driver::{CopyApi, MemoryApi};
 
 /// A small CUDA workload: keeps a GPU busy, or takes its memory, and tells how that went.
 #[derive(Parser, Debug)]
@@ -16,6 +16,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Launch kernels that fill the device, back to back, and report how many were completed
     Dense(Dense),
+    /// Copy or fill memory, back to back, and report how many copies were completed
+    Copy(Copy),
     /// Allocate until refused, and report how much was granted
     Mem(Mem),
     /// Measure the host-side cost of launching an empty kernel into an idle queue
@@ -71,6 +73,21 @@ pub(crate) enum Pattern {
     Multistream,
     /// cuLaunchKernel from four threads, each with its own stream
     Threads,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Copy {
+    /// Which call copies
+    #[arg(long, value_enum)]
+    pub(crate) api: CopyApi,
+    /// Size of one copy, such as 4MiB; taken down to a multiple of 64
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) bytes: u64,
+    /// How long to copy, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) seconds: f64,
+    #[command(flatten)]
+    pub(crate) target: Target,
 }
 
 #[derive(Args, Debug)]

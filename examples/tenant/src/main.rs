@@ -8,6 +8,7 @@
 
 mod calibrate;
 mod cli;
+mod copy;
 mod costs;
 mod dense;
 #[allow(unsafe_code, reason = "the one place that calls the driver")]
@@ -36,11 +37,15 @@ enum Failure {
     /// Arrays come in whole rows.
     #[error("--chunk {chunk} is too small for --api {api}: expected at least {least} bytes")]
     Chunk { chunk: u64, api: String, least: usize },
+    /// Copies come in whole rows.
+    #[error("--bytes {bytes} is too small: expected at least {least} bytes")]
+    Bytes { bytes: u64, least: u64 },
 }
 
 fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
         cli::Command::Dense(options) => dense::run(&options),
+        cli::Command::Copy(options) => copy::run(&options),
         cli::Command::Mem(options) => mem::run(&options),
         cli::Command::LaunchCost(options) => costs::launches(&options),
         cli::Command::AllocCost(options) => costs::allocations(&options),

@@ -386,10 +386,28 @@ pub(crate) extern "C" fn destroy_mipmap(mipmap: cuda::MipmappedArray) -> CuResul
     })
 }
 
-/// Base address and row length in bytes, for copies.
-pub(crate) fn rows(inner: &Inner, array: u64) -> Api<(u64, u64)> {
+/// What lies behind an array, for copies.
+pub(crate) struct Shape {
+    pub(crate) base: u64,
+    /// Bytes of an element, and of a row.
+    pub(crate) element: u64,
+    pub(crate) row: u64,
+    /// Rows of a layer, and layers: at least one.
+    pub(crate) rows: u64,
+    pub(crate) layers: u64,
+}
+
+/// The shape of an array.
+pub(crate) fn shape(inner: &Inner, array: u64) -> Api<Shape> {
     let found = inner.arrays.get(&array).ok_or(CuResult::INVALID_HANDLE)?;
-    Ok((found.base, found.descriptor.width as u64 * element_bytes(&found.descriptor)?))
+    let element = element_bytes(&found.descriptor)?;
+    Ok(Shape {
+        base: found.base,
+        element,
+        row: found.descriptor.width as u64 * element,
+        rows: found.descriptor.height.max(1) as u64,
+        layers: found.descriptor.depth.max(1) as u64,
+    })
 }
 
 /// A context goes away with its arrays.

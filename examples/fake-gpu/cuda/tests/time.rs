@@ -182,7 +182,7 @@ fn copies_take_time_on_the_device() {
         let ms = measured(on, &gpu, || {
             ok(cuMemcpyHtoDAsync_v2(address, data.as_ptr().cast(), data.len(), on));
         });
-        assert!((ms - 0.101).abs() < 1e-5, "{ms}");
+        assert!((ms - 2.501).abs() < 1e-4, "{ms}");
     });
 }
 

@@ -1,6 +1,7 @@
 //! The CUDA driver with a safe face: every `unsafe` of this program is in this folder.
 
 mod context;
+mod copy;
 mod graph;
 mod kernel;
 mod memory;
@@ -8,6 +9,7 @@ mod stream;
 mod table;
 
 pub(crate) use context::Context;
+pub(crate) use copy::{Copies, CopyApi};
 pub(crate) use graph::Graph;
 pub(crate) use kernel::{Kernels, LaunchCall, Spin};
 pub(crate) use memory::{ARRAY_ROW, Allocator, MemoryApi};

@@ -7,8 +7,9 @@
     reason = "the driver's own names and arguments"
 )]
 
-use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 
+use utils::driver::copy::{Copy2d, Copy3d};
 use utils::driver::cuda::{
     AllocationHandle, AllocationProp, Array, Array3dDescriptor, ArrayDescriptor, Context, CuResult,
     Device, DevicePtr, Event, Function, Graph, GraphExec, GraphNode, LaunchConfig,
@@ -132,6 +133,18 @@ functions! {
     );
     cuMemAllocManaged(address: *mut DevicePtr, bytes: usize, flags: c_uint);
     cuMemFree(address: DevicePtr);
+    cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemFreeHost(address: *mut c_void);
+    cuMemcpyAsync(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream);
+    cuMemcpyHtoD(to: DevicePtr, from: *const c_void, bytes: usize);
+    cuMemcpyHtoDAsync(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream);
+    cuMemcpyDtoH(to: *mut c_void, from: DevicePtr, bytes: usize);
+    cuMemcpyDtoHAsync(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Stream);
+    cuMemcpyDtoDAsync(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream);
+    cuMemcpy2DAsync(copy: *const Copy2d, stream: Stream);
+    cuMemcpy3DAsync(copy: *const Copy3d, stream: Stream);
+    cuMemsetD8Async(to: DevicePtr, value: c_uchar, count: usize, stream: Stream);
+    cuMemsetD32(to: DevicePtr, value: c_uint, count: usize);
     cuMemAllocAsync(address: *mut DevicePtr, bytes: usize, stream: Stream);
     cuMemFreeAsync(address: DevicePtr, stream: Stream);
     cuMemPoolCreate(pool: *mut MemoryPool, props: *const PoolProps);
