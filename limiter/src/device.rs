@@ -1,7 +1,7 @@
 //! A device that has a limit in this process.
 
 use crate::compute::Gate;
-use crate::config::{Config, Identity, Limits};
+use crate::config::{Config, Identity};
 use crate::memory::{Contexts, Tracker};
 use crate::own;
 use crate::report;
@@ -15,10 +15,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use utils::driver::nvml::Memory;
 use utils::page::layout::{Layout, NO_LIMIT, Slot};
 use utils::page::{BookGuard, Page, PageError, Seat, SessionLimits};
 use utils::protocol::Policy;
-use utils::units::PPM_ONE;
 use utils::uuid::DeviceUuid;
 
 /// How often the dead are looked for where nothing is missing.
@@ -39,30 +39,22 @@ pub(crate) struct Device {
 }
 
 impl Device {
+    /// Takes a place in the session's page of the device. The limits are the page's from then on.
     pub(crate) fn new(
         uuid: DeviceUuid,
-        limits: &Limits,
+        limits: &SessionLimits,
         session_dir: &Path,
-        config: &Config,
     ) -> Result<Self, Refused> {
         let refused = |error: utils::page::PageError| Refused(error.to_string());
-        let share = match config.policy {
-            Policy::Fixed | Policy::Balance => limits.share_ppm,
-            Policy::None => None,
-        };
-        let session = SessionLimits {
-            memory: limits.memory_bytes.unwrap_or(NO_LIMIT),
-            share_ppm: share.unwrap_or(PPM_ONE),
-            policy: if share.is_some() { config.policy } else { Policy::None },
-            ..SessionLimits::default()
-        };
-        let page = Page::open(session_dir, uuid, &session).map_err(refused)?;
+        let page = Page::open(session_dir, uuid, limits).map_err(refused)?;
+        // Those of whoever made the page, or as they were changed since.
+        let limits = SessionLimits::load(page.look().map_err(refused)?);
         Ok(Self {
             uuid,
             seat: Seat::claim(page).map_err(refused)?,
             broken: OnceLock::new(),
-            has_memory_limit: limits.memory_bytes.is_some(),
-            gate: Gate::new(share.is_some()),
+            has_memory_limit: limits.memory != NO_LIMIT,
+            gate: Gate::new(limits.policy != Policy::None),
             tracker: Tracker::default(),
             contexts: Contexts::default(),
         })
@@ -126,7 +118,8 @@ impl Device {
         &self.gate
     }
 
-    /// Whether a memory limit was configured.
+    /// Whether the session has a memory limit. One that was made without cannot be given one later: what
+    /// its processes hold has not been counted.
     pub(crate) const fn has_memory_limit(&self) -> bool {
         self.has_memory_limit
     }
@@ -218,6 +211,20 @@ pub(crate) fn host_index(uuid: DeviceUuid) -> Option<u32> {
     let handle = nvml_handle(uuid)?;
     let mut index: c_uint = 0;
     own::nvml_index(handle, &raw mut index).is_ok().then_some(index)
+}
+
+/// A device's memory in bytes: NVML's figure, which is the same for every process of a session and for
+/// `sluice`; else the driver's. `ordinal`: as the program counts, where it is known.
+pub(crate) fn total_memory(uuid: DeviceUuid, ordinal: Option<u32>) -> Option<u64> {
+    let mut memory = Memory { total: 0, free: 0, used: 0 };
+    let by_nvml = |handle| own::nvml_memory(handle, &raw mut memory).is_ok();
+    if nvml_handle(uuid).is_some_and(by_nvml) && memory.total > 0 {
+        return Some(memory.total);
+    }
+    let mut bytes = 0;
+    let ordinal = ordinal.and_then(|ordinal| i32::try_from(ordinal).ok())?;
+    let known = own::device_total_mem(&raw mut bytes, ordinal).is_ok() && bytes > 0;
+    known.then_some(bytes as u64)
 }
 
 /// Whether the program is to see only some of the host's devices, or in another order.

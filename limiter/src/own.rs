@@ -8,7 +8,7 @@ use utils::driver::cuda::{
     Context, CuResult, Device, DevicePtr, Event, Graph, GraphExec, GraphNode, MemAllocNodeParams,
     MemoryPool, Stream, Uuid,
 };
-use utils::driver::nvml::{NvmlDevice, NvmlReturn, ProcessInfoV2};
+use utils::driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::hook::Slot;
 
 macro_rules! own_calls {
@@ -52,6 +52,8 @@ own_calls! {
     "cuCtxPopCurrent_v2" => fn ctx_pop_current(context: *mut Context) -> CuResult else NOT_FOUND;
     /// Number of devices that the program sees.
     "cuDeviceGetCount" => fn device_get_count(count: *mut c_int) -> CuResult else NOT_FOUND;
+    /// A device's memory.
+    "cuDeviceTotalMem_v2" => fn device_total_mem(bytes: *mut usize, device: Device) -> CuResult else NOT_FOUND;
     /// A device's UUID.
     "cuDeviceGetUuid_v2" => fn device_get_uuid_v2(uuid: *mut Uuid, device: Device) -> CuResult else NOT_FOUND;
     /// A device's UUID, in drivers before 11.4.
@@ -108,6 +110,8 @@ own_calls! {
     "nvmlDeviceGetUUID" => fn nvml_uuid(device: NvmlDevice, uuid: *mut c_char, length: c_uint) -> NvmlReturn else NOT_FOUND;
     /// A device's index on the host.
     "nvmlDeviceGetIndex" => fn nvml_index(device: NvmlDevice, index: *mut c_uint) -> NvmlReturn else NOT_FOUND;
+    /// A device's memory.
+    "nvmlDeviceGetMemoryInfo" => fn nvml_memory(device: NvmlDevice, memory: *mut Memory) -> NvmlReturn else NOT_FOUND;
     /// The processes that have a context on a device.
     "nvmlDeviceGetComputeRunningProcesses_v3" => fn nvml_processes(device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV2) -> NvmlReturn else NOT_FOUND;
 }

@@ -213,9 +213,12 @@ impl Runtime {
         }
         // NVML is loaded before the lock is taken: loading runs other people's code.
         let host_index = config.needs_host_index().then(|| device::host_index(uuid)).flatten();
+        let ordinal = visible_index;
         // Programs that are not narrowed down to some devices count them as the host does.
         let visible_index = visible_index
             .or_else(|| device::host_index(uuid).filter(|_| !device::is_narrowed_down()));
+        let size =
+            config.needs_device_size().then(|| device::total_memory(uuid, ordinal)).flatten();
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         let made = devices.entry(uuid).or_insert_with(|| {
             let identity = DeviceIdentity { uuid, host_index, visible_index };
@@ -226,17 +229,22 @@ impl Runtime {
                     limits.unresolved.join(", ")
                 )));
             }
+            if let Some(conflict) = &limits.conflict {
+                return Err(Refused(format!("device {uuid}: {conflict}")));
+            }
             tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
-            if limits.memory_bytes.is_none() && limits.share_ppm.is_none() {
+            if !limits.limit_anything() {
                 return Ok(None);
             }
+            let limits = limits
+                .session(size)
+                .map_err(|problem| Refused(format!("device {uuid}: {problem}")))?;
             let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
             let dir = match dir.as_ref() {
                 Some(dir) => dir.clone(),
                 None => dir.insert(device::session_dir(config)?).clone(),
             };
-            Device::new(uuid, &limits, &dir, config)
-                .map(|device| Some(&*Box::leak(Box::new(device))))
+            Device::new(uuid, &limits, &dir).map(|device| Some(&*Box::leak(Box::new(device))))
         });
         match made {
             Ok(Some(device)) => self.verdict_on(device),

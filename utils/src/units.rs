@@ -5,6 +5,16 @@ pub const PPM_PER_PERCENT: u32 = 10_000;
 /// The whole, in parts per million.
 pub const PPM_ONE: u32 = 1_000_000;
 
+/// Largest weight of a session.
+pub const MAX_WEIGHT: u32 = 10_000;
+
+/// The weight of a session for which none is set: its share in percent, rounded up.
+#[must_use]
+pub const fn default_weight(share_ppm: u32) -> u32 {
+    let percent = share_ppm.div_ceil(PPM_PER_PERCENT);
+    if percent == 0 { 1 } else { percent }
+}
+
 /// A text that is not a size or a percentage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
@@ -16,11 +26,73 @@ pub enum UnitError {
     /// A size that does not fit into 64 bits.
     #[error("'{0}' is too large: sizes go up to 16 EiB")]
     TooLarge(String),
+    /// Neither a size above 0 nor a percentage.
+    #[error(
+        "'{0}' is not a size above 0: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB, or a percentage of the device such as 50%"
+    )]
+    Amount(String),
     /// Not a percentage.
     #[error(
         "'{0}' is not a percentage: expected a number above 0 and up to 100, such as 25, 12.5 or 30%"
     )]
     Percent(String),
+}
+
+/// A part of a device's memory, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Amount {
+    /// So many bytes.
+    Bytes(u64),
+    /// A part of what the device has, in parts per million.
+    Ppm(u32),
+}
+
+impl Amount {
+    /// In bytes, on a device of `total` bytes; `None`: that would have to be known.
+    #[must_use]
+    pub fn of(self, total: Option<u64>) -> Option<u64> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Ppm(ppm) => {
+                let bytes = u128::from(total?) * u128::from(ppm) / u128::from(PPM_ONE);
+                u64::try_from(bytes).ok()
+            }
+        }
+    }
+}
+
+impl core::fmt::Display for Amount {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Bytes(bytes) => Size(*bytes).fmt(f),
+            Self::Ppm(ppm) => Percent(*ppm).fmt(f),
+        }
+    }
+}
+
+/// Shows bytes in the largest unit that holds them exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl core::fmt::Display for Size {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
+            if self.0 != 0 && self.0.trailing_zeros() >= shift {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{}B", self.0)
+    }
+}
+
+/// Shows parts per million as a percentage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percent(pub u32);
+
+impl core::fmt::Display for Percent {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}%", f64::from(self.0) / f64::from(PPM_PER_PERCENT))
+    }
 }
 
 /// Splits off the number at the start and scales it; exact for whole numbers, decimals are
@@ -64,6 +136,22 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     };
     let bytes = scale(number.trim_end(), unit).ok_or_else(invalid)?;
     u64::try_from(bytes).map_err(|_| UnitError::TooLarge(text.to_owned()))
+}
+
+/// Reads a part of a device's memory: a size above 0 as in [`parse_size`], or a percentage, which has
+/// to end in `%`.
+///
+/// # Errors
+/// [`UnitError::Amount`] or [`UnitError::Percent`]; [`UnitError::TooLarge`] past 64 bits.
+pub fn parse_amount(text: &str) -> Result<Amount, UnitError> {
+    if text.trim_end().ends_with('%') {
+        return parse_percent(text).map(Amount::Ppm);
+    }
+    match parse_size(text) {
+        Ok(0) | Err(UnitError::Size(_)) => Err(UnitError::Amount(text.to_owned())),
+        Ok(bytes) => Ok(Amount::Bytes(bytes)),
+        Err(error) => Err(error),
+    }
 }
 
 /// Reads a share of a device in percent, `%` optional, and gives it in parts per million.
@@ -120,5 +208,27 @@ mod tests {
         for text in ["0", "-5", "100.1", "101", "", "%", "half", "NaN", "inf", "1e1"] {
             assert_eq!(parse_percent(text), Err(UnitError::Percent(text.to_owned())), "{text}");
         }
+    }
+
+    #[test]
+    fn amounts() {
+        assert_eq!(parse_amount("50%"), Ok(Amount::Ppm(500_000)));
+        assert_eq!(parse_amount(" 12.5 % "), Ok(Amount::Ppm(125_000)));
+        assert_eq!(parse_amount("50"), Ok(Amount::Bytes(50)));
+        assert_eq!(parse_amount("1.5g"), Ok(Amount::Bytes(3 << 29)));
+        for text in ["0", "0m", "", "much", "-1"] {
+            assert_eq!(parse_amount(text), Err(UnitError::Amount(text.to_owned())), "{text}");
+        }
+        for text in ["0%", "101%", "%", "GiB%"] {
+            assert_eq!(parse_amount(text), Err(UnitError::Percent(text.to_owned())), "{text}");
+        }
+        assert_eq!(Amount::Ppm(250_000).of(Some(16 << 30)), Some(4 << 30));
+        assert_eq!(Amount::Ppm(1_000_000).of(Some(u64::MAX)), Some(u64::MAX));
+        assert_eq!(Amount::Ppm(250_000).of(None), None);
+        assert_eq!(Amount::Bytes(7).of(None), Some(7));
+        assert_eq!(Amount::Bytes(3 << 29).to_string(), "1536MiB");
+        assert_eq!(Amount::Ppm(125_000).to_string(), "12.5%");
+        assert_eq!([0, 1, 10_000, 10_001, PPM_ONE].map(default_weight), [1, 1, 1, 2, 100]);
+        assert_eq!(Size(1).to_string() + &Size(0).to_string(), "1B0B");
     }
 }

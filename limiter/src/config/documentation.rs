@@ -11,7 +11,8 @@ so that an existing deployment works by replacing its library.
 * An empty variable counts as unset. A value that cannot be read is an error that names the variable,
   the value and the accepted form; it never means \"unlimited\".
 * Sizes are bytes, or a number with a suffix in any case: `k`, `m`, `g`, `t` and `KiB` to `TiB` count in
-  1024, `KB` to `TB` in 1000.
+  1024, `KB` to `TB` in 1000. A size that ends in `%` is that part of the device's memory, as NVML shows it
+  on the host; where the device's size cannot be found out, the limit is refused, not dropped.
 * `NAME[_<i>]` holds for one device with the index and for every device without it. *Host* indices count
   devices as `nvidia-smi -L` lists them, *visible* ones as the program does.
 * Where several variables set a limit for one device, the earlier system holds: Sluice and vgpu.rs
@@ -45,7 +46,6 @@ fn line(variable: &Variable) -> String {
     let (name, purpose) = (variable.name, variable.purpose);
     let suffix = if variable.takes_suffix() { "[_<i>]" } else { "" };
     let meaning = match variable.meaning {
-        Meaning::WithoutEffect => format!("accepted without effect, with a warning: {purpose}"),
         Meaning::Ignored => format!("accepted and ignored: {purpose}"),
         _ => purpose.to_owned(),
     };

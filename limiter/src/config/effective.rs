@@ -4,21 +4,6 @@ use super::error::Shown;
 use super::{Config, DaemonAddress, DeviceIdentity, Limits, OnFailure};
 use core::fmt;
 use utils::protocol::Policy;
-use utils::units::PPM_PER_PERCENT;
-
-/// Bytes in the largest unit that holds them exactly.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {
-            if self.0 != 0 && self.0.trailing_zeros() >= shift {
-                return write!(f, "{}{unit}", self.0 >> shift);
-            }
-        }
-        write!(f, "{}B", self.0)
-    }
-}
 
 impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -56,7 +41,7 @@ pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, Limits)]) -> Str
             parts.push(what.to_owned());
         }
     }
-    parts.extend(devices.iter().map(|(device, limits)| describe(device, limits)));
+    parts.extend(devices.iter().map(|(device, limits)| format!("{}: {limits}", device.uuid)));
     let mut overruled: Vec<String> = Vec::new();
     let of_devices = devices.iter().flat_map(|(_, limits)| &limits.overruled);
     for one in config.overruled.iter().chain(of_devices) {
@@ -69,30 +54,4 @@ pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, Limits)]) -> Str
         parts.push(format!("overruled: {}", overruled.join(", ")));
     }
     parts.join("; ")
-}
-
-fn describe(device: &DeviceIdentity, limits: &Limits) -> String {
-    let source = |name: &Option<String>| match name {
-        Some(name) => format!(" ({name})"),
-        None => String::new(),
-    };
-    let memory = match limits.memory_bytes {
-        Some(bytes) => Size(bytes).to_string(),
-        None => "unlimited".to_owned(),
-    };
-    let share = match limits.share_ppm {
-        Some(ppm) => format!("{}%", f64::from(ppm) / f64::from(PPM_PER_PERCENT)),
-        None => "unlimited".to_owned(),
-    };
-    let unresolved = if limits.unresolved.is_empty() {
-        String::new()
-    } else {
-        format!(", undecided for want of the device's index: {}", limits.unresolved.join(", "))
-    };
-    format!(
-        "{}: memory {memory}{}, compute {share}{}{unresolved}",
-        device.uuid,
-        source(&limits.memory_source),
-        source(&limits.share_source),
-    )
 }

@@ -42,6 +42,9 @@ pub(crate) enum ConfigError {
         /// Name without index.
         base: &'static str,
     },
+    /// Values that are right by themselves and cannot be meant together.
+    #[error("{0}")]
+    Conflict(String),
     /// One of two variables that only make sense together.
     #[error("{set} is set and {missing} is not: set both, or neither")]
     Incomplete {

@@ -1,10 +1,10 @@
-//! Which of the set limits holds for a device.
+//! What is set for one device, and the session's limits that follow from it.
 
-use super::settings::{Scope, Setting};
-use super::value::{Share, Value};
-use super::variables::{Meaning, System};
 use core::fmt;
-use utils::protocol::Policy;
+use utils::page::SessionLimits;
+use utils::page::layout::NO_LIMIT;
+use utils::protocol::{Policy, Priority};
+use utils::units::{Amount, PPM_ONE, Percent, Size};
 use utils::uuid::DeviceUuid;
 
 /// A device, by all the names that a limit can be keyed with.
@@ -33,165 +33,167 @@ impl fmt::Display for Overruled {
     }
 }
 
+/// A value, and the variable that it came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sourced<T> {
+    /// The value.
+    pub(crate) value: T,
+    /// The variable, with its index or key.
+    pub(crate) source: String,
+}
+
+impl<T: fmt::Display> fmt::Display for Sourced<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.value, self.source)
+    }
+}
+
+/// How much of the memory limit may be on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Real {
+    /// So much.
+    Amount(Amount),
+    /// The limit, divided by this many millionths.
+    Ratio(u64),
+    /// What the device has.
+    Device,
+}
+
+impl fmt::Display for Real {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(amount) => amount.fmt(f),
+            #[allow(clippy::cast_precision_loss, reason = "for people")]
+            Self::Ratio(millionths) => write!(f, "1/{}", *millionths as f64 / f64::from(PPM_ONE)),
+            Self::Device => f.write_str("the device's size"),
+        }
+    }
+}
+
+/// The compute share of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Share {
+    /// In parts per million of the device's time, and the variable that decided about it.
+    pub(crate) ppm: Sourced<u32>,
+    /// Whether idle time may be used on top.
+    pub(crate) policy: Policy,
+    /// What is never exceeded.
+    pub(crate) soft_ppm: Option<Sourced<u32>>,
+    /// Part of idle time.
+    pub(crate) weight: u32,
+    /// Whether others come first.
+    pub(crate) priority: Priority,
+}
+
 /// The limits of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Limits {
-    /// Most memory, in bytes.
-    pub(crate) memory_bytes: Option<u64>,
-    /// Share of the device's time, in parts per million.
-    pub(crate) share_ppm: Option<u32>,
-    /// The variable that decided about memory.
-    pub(crate) memory_source: Option<String>,
-    /// The variable that decided about the share.
-    pub(crate) share_source: Option<String>,
+    /// Most memory.
+    pub(crate) memory: Option<Sourced<Amount>>,
+    /// How much of it may be on the device; without: all of it.
+    pub(crate) real: Option<Sourced<Real>>,
+    /// Share of the device's time.
+    pub(crate) share: Option<Share>,
+    /// The variable that lifted the share.
+    pub(crate) share_lifted_by: Option<String>,
     /// Set for this device, to another value than the one that holds.
     pub(crate) overruled: Vec<Overruled>,
     /// Variables keyed by an index that is not known for this device, and that would hold if it
     /// were theirs. Not empty: the limits above may be wrong, and must not be used.
     pub(crate) unresolved: Vec<String>,
+    /// Settings that cannot be meant together. Set: the limits above must not be used.
+    pub(crate) conflict: Option<String>,
 }
 
-/// One value for some devices.
-#[derive(Clone, Debug)]
-pub(super) struct Rule<T> {
-    pub(super) name: String,
-    system: System,
-    scope: Scope,
-    value: T,
-}
-
-/// Rules in order of priority.
-#[derive(Clone, Debug)]
-pub(super) struct Rules {
-    /// Bytes.
-    memory: Vec<Rule<u64>>,
-    /// Parts per million; `None` lifts the limit.
-    share: Vec<Rule<Option<u32>>>,
-    /// The variable that switches all limits off.
-    off: Option<String>,
-}
-
-impl Rules {
-    /// Takes the limits out of the settings. `no_share`: the setting by which shares are lifted.
-    pub(super) fn new(settings: &[Setting], no_share: Option<&Setting>) -> Self {
-        let mut memory = collect(settings, Meaning::MemoryLimit, |value| match value {
-            Value::Bytes(bytes) => Some(*bytes),
-            _ => None,
-        });
-        let mut share = collect(settings, Meaning::ComputeLimit, |value| match value {
-            Value::Share(Share::Ppm(ppm)) => Some(Some(*ppm)),
-            Value::Share(Share::Unlimited) => Some(None),
-            _ => None,
-        });
-        memory.sort_by_key(|rule| (rule.system, rule.scope));
-        share.sort_by_key(|rule| (rule.system, rule.scope));
-        if let Some(setting) = no_share {
-            // Before the limits of its own system and of those that come later.
-            let system = setting.variable.system;
-            let place = share.partition_point(|rule| rule.system < system);
-            let rule =
-                Rule { name: setting.name.clone(), system, scope: Scope::Every, value: None };
-            share.insert(place, rule);
-        }
-        Self { memory, share, off: None }
+impl Limits {
+    /// Whether there is any.
+    pub(crate) const fn limit_anything(&self) -> bool {
+        self.memory.is_some() || self.share.is_some()
     }
 
-    /// Lifts all limits, in the name of `variable`.
-    pub(super) fn switch_off(&mut self, variable: String) {
-        self.off = Some(variable);
-    }
-
-    /// `None` where a share was asked for and every one of them is lifted.
-    pub(super) fn policy(&self, no_share: Option<&Setting>) -> Policy {
-        let lifted = |setting: &Setting| {
-            let earlier = |rule: &Rule<Option<u32>>| rule.system < setting.variable.system;
-            !self.share.iter().any(|rule| earlier(rule) && rule.value.is_some())
+    /// The limits in the form of the session's page, on a device of `total` bytes.
+    ///
+    /// # Errors
+    /// What contradicts what, or what has to be known.
+    pub(crate) fn session(&self, total: Option<u64>) -> Result<SessionLimits, String> {
+        let bytes = |amount: Amount, source: &str| {
+            amount.of(total).filter(|bytes| *bytes > 0).ok_or_else(|| match total {
+                Some(total) => format!("{source}: {amount} of {} is nothing", Size(total)),
+                None => format!("{source}: {amount} of a device whose size cannot be found out"),
+            })
         };
-        if no_share.is_some_and(lifted) { Policy::None } else { Policy::Fixed }
-    }
-
-    /// Whether a device can have a limit. `policy`: what [`Self::policy`] says.
-    pub(super) fn limit_compute(&self, policy: Policy) -> bool {
-        let share = policy != Policy::None && self.share.iter().any(|rule| rule.value.is_some());
-        self.off.is_none() && share
-    }
-
-    pub(super) fn limit_anything(&self, policy: Policy) -> bool {
-        self.limit_compute(policy) || (self.off.is_none() && !self.memory.is_empty())
-    }
-
-    pub(super) fn need_host_index(&self) -> bool {
-        let scopes = self.memory.iter().map(|rule| rule.scope);
-        let mut scopes = scopes.chain(self.share.iter().map(|rule| rule.scope));
-        self.off.is_none() && scopes.any(|scope| matches!(scope, Scope::HostIndex(_)))
-    }
-
-    pub(super) fn decide(&self, device: &DeviceIdentity) -> Limits {
-        let mut limits = Limits::default();
-        let memory = winner(&self.memory, device, &mut limits);
-        let share = winner(&self.share, device, &mut limits);
-        if let Some(off) = &self.off {
-            let lifted = memory.map(|rule| &rule.name).into_iter();
-            let lifted = lifted.chain(share.map(|rule| &rule.name));
-            let overruled = |name: &String| Overruled { variable: name.clone(), by: off.clone() };
-            return Limits { overruled: lifted.map(overruled).collect(), ..Limits::default() };
+        let mut session = SessionLimits::default();
+        if let Some(memory) = &self.memory {
+            session.memory = bytes(memory.value, &memory.source)?;
+            session.memory_real = match &self.real {
+                None => NO_LIMIT,
+                Some(Sourced { value: Real::Amount(amount), source }) => {
+                    let real = bytes(*amount, source)?;
+                    if real > session.memory {
+                        return Err(format!(
+                            "{source}: {} is more than the memory limit, {} ({})",
+                            Size(real),
+                            Size(session.memory),
+                            memory.source,
+                        ));
+                    }
+                    real
+                }
+                Some(Sourced { value: Real::Ratio(millionths), .. }) => {
+                    let whole = u128::from(session.memory) * u128::from(PPM_ONE);
+                    let real = whole / u128::from(*millionths).max(1);
+                    u64::try_from(real).unwrap_or(session.memory).clamp(1, session.memory)
+                }
+                Some(Sourced { value: Real::Device, source }) => total
+                    .ok_or_else(|| format!("{source}: the device's size cannot be found out"))?,
+            };
         }
-        limits.memory_bytes = memory.map(|rule| rule.value);
-        limits.memory_source = memory.map(|rule| rule.name.clone());
-        limits.share_ppm = share.and_then(|rule| rule.value);
-        limits.share_source = share.map(|rule| rule.name.clone());
-        limits
-    }
-
-    /// The same text for rules of the same names and values.
-    pub(super) fn fingerprint(&self) -> String {
-        format!("{:?}", (&self.memory, &self.share, &self.off))
+        if let Some(share) = &self.share {
+            session.share_ppm = share.ppm.value;
+            session.policy = share.policy;
+            session.soft_share_ppm = share.soft_ppm.as_ref().map(|soft| soft.value);
+            session.weight = share.weight;
+            session.priority = share.priority;
+        }
+        Ok(session)
     }
 }
 
-fn collect<T>(
-    settings: &[Setting],
-    meaning: Meaning,
-    value: impl Fn(&Value) -> Option<T>,
-) -> Vec<Rule<T>> {
-    let rule = |setting: &Setting| {
-        Some(Rule {
-            name: setting.name.clone(),
-            system: setting.variable.system,
-            scope: setting.scope,
-            value: value(&setting.value)?,
-        })
-    };
-    settings.iter().filter(|setting| setting.variable.meaning == meaning).filter_map(rule).collect()
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.memory {
+            Some(memory) => write!(f, "memory {memory}")?,
+            None => f.write_str("memory unlimited")?,
+        }
+        if let Some(real) = &self.real {
+            write!(f, ", on the device {real}")?;
+        }
+        match (&self.share, &self.share_lifted_by) {
+            (Some(share), _) => share.fmt(f)?,
+            (None, Some(variable)) => write!(f, ", compute unlimited ({variable})")?,
+            (None, None) => f.write_str(", compute unlimited")?,
+        }
+        if !self.unresolved.is_empty() {
+            let names = self.unresolved.join(", ");
+            write!(f, ", undecided for want of the device's index: {names}")?;
+        }
+        match &self.conflict {
+            Some(conflict) => write!(f, ", refused: {conflict}"),
+            None => Ok(()),
+        }
+    }
 }
 
-/// The first rule that is for the device; what it overrules and what is not known go to `limits`.
-fn winner<'a, T: PartialEq>(
-    rules: &'a [Rule<T>],
-    device: &DeviceIdentity,
-    limits: &mut Limits,
-) -> Option<&'a Rule<T>> {
-    let mut winner: Option<&Rule<T>> = None;
-    for rule in rules {
-        match (is_for(rule.scope, device), winner) {
-            (Some(true), None) => winner = Some(rule),
-            (Some(true), Some(winner)) if winner.value != rule.value => {
-                let by = winner.name.clone();
-                limits.overruled.push(Overruled { variable: rule.name.clone(), by });
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, ", compute {} ({})", Percent(self.ppm.value), self.ppm.source)?;
+        if self.policy == Policy::Balance {
+            f.write_str(" guaranteed")?;
+            if let Some(soft) = &self.soft_ppm {
+                write!(f, ", at most {} ({})", Percent(soft.value), soft.source)?;
             }
-            (None, None) => limits.unresolved.push(rule.name.clone()),
-            _ => {}
+            write!(f, ", weight {}", self.weight)?;
         }
-    }
-    winner
-}
-
-/// `None`: not known.
-fn is_for(scope: Scope, device: &DeviceIdentity) -> Option<bool> {
-    match scope {
-        Scope::Every => Some(true),
-        Scope::Uuid(uuid) => Some(uuid == device.uuid),
-        Scope::HostIndex(index) => device.host_index.map(|known| known == index),
-        Scope::VisibleIndex(index) => device.visible_index.map(|known| known == index),
+        if self.priority == Priority::Low { f.write_str(", priority low") } else { Ok(()) }
     }
 }

@@ -1,7 +1,7 @@
 //! From environment variables to limits.
 //!
 //! [`variables`] is the one table of what is read; [`settings`] reads the environment by it, in the
-//! forms of [`value`]; [`limits`] decides what holds for a device. Nothing that is set is dropped
+//! forms of [`value`]; [`rules`] decides what holds for a device, its [`limits`]. Nothing that is set is dropped
 //! silently: a value that cannot be read is an error, one that another variable overrules is in
 //! the effective line, one that has no effect is in the warnings.
 
@@ -12,6 +12,7 @@ mod effective;
 mod environment;
 mod error;
 mod limits;
+mod rules;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -23,13 +24,14 @@ pub(crate) use error::ConfigError;
 pub(crate) use limits::{DeviceIdentity, Limits, Overruled};
 pub(crate) use value::{LogLevel, OnFailure};
 
-use limits::Rules;
+use rules::{Common, Rules};
 use settings::Setting;
 use std::path::PathBuf;
 use utils::env;
-use utils::protocol::Policy;
+use utils::protocol::{Policy, Priority};
+use utils::units::PPM_ONE;
 use value::Value;
-use variables::{Meaning, VARIABLES};
+use variables::{Meaning, System, VARIABLES};
 
 /// Where the daemon listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +64,8 @@ pub(crate) struct Identity {
 /// The configuration of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// How compute shares are meant; `None` only where no device can have one.
+    /// How compute shares are meant where a device's own settings do not say otherwise; `None` only
+    /// where no device can have one.
     pub(crate) policy: Policy,
     /// What happens to CUDA calls when the limiter itself fails.
     pub(crate) on_failure: OnFailure,
@@ -95,14 +98,22 @@ impl Config {
         let settings = settings::read(environment)?;
         let mut chooser = Chooser { settings: &settings, overruled: Vec::new() };
         let policy_setting = chooser.first(Meaning::ComputePolicy);
-        let no_share =
-            policy_setting.filter(|setting| setting.value == Value::Policy(Policy::None));
-        let mut rules = Rules::new(&settings, no_share);
-        let policy = rules.policy(no_share);
+        let common = Common {
+            weight: match chooser.value(Meaning::Weight) {
+                Some(Value::Weight(weight)) => Some(*weight),
+                _ => None,
+            },
+            priority: match chooser.value(Meaning::Priority) {
+                Some(Value::Priority(priority)) => *priority,
+                _ => Priority::default(),
+            },
+        };
+        let mut rules = Rules::new(&settings, policy_setting, common);
+        let policy = rules.policy();
 
         let daemon = chooser.daemon()?;
         let session_dir = chooser.path(Meaning::SessionDir);
-        let mut warnings = without_effect(&settings);
+        let mut warnings = without_effect(&settings, &rules);
         // Only a process that nobody put into a session may lift its own limits.
         let free = daemon.is_none() && session_dir.is_none();
         let mut lifts = |meaning, lifting: bool, effect: &str| {
@@ -125,6 +136,9 @@ impl Config {
         let no_nvml = lifts(Meaning::NvmlHooks, false, "NVML shows the device, not the limits");
         if let Some(name) = off {
             rules.switch_off(name.to_owned());
+        }
+        if let Some(conflict) = rules.conflict() {
+            return Err(ConfigError::Conflict(conflict));
         }
         Ok(Self {
             policy,
@@ -153,7 +167,8 @@ impl Config {
         })
     }
 
-    /// What holds for a device. To be used only where [`Limits::unresolved`] is empty.
+    /// What holds for a device. To be used only where [`Limits::unresolved`] is empty and there is
+    /// no [`Limits::conflict`].
     pub(crate) fn limits_for(&self, device: &DeviceIdentity) -> Limits {
         self.rules.decide(device)
     }
@@ -163,14 +178,19 @@ impl Config {
         self.rules.need_host_index()
     }
 
+    /// Whether the size of a device matters, for [`Limits::session`].
+    pub(crate) fn needs_device_size(&self) -> bool {
+        self.rules.need_total()
+    }
+
     /// Whether any device can have a limit.
     pub(crate) fn limits_anything(&self) -> bool {
-        self.rules.limit_anything(self.policy)
+        self.rules.limit_anything()
     }
 
     /// Whether any device's time can be limited.
     pub(crate) fn limits_compute(&self) -> bool {
-        self.rules.limit_compute(self.policy)
+        self.rules.limit_compute()
     }
 
     /// The same text for processes whose limits are set alike, and only for them.
@@ -247,18 +267,40 @@ fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
 }
 
 /// A line for each variable that asks for something that will not be done.
-fn without_effect(settings: &[Setting]) -> Vec<String> {
-    let asks = |setting: &&Setting| {
-        setting.variable.meaning == Meaning::WithoutEffect
-            && !matches!(setting.value, Value::Flag(false) | Value::Checked { neutral: true })
+fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
+    let reason = |setting: &Setting| match (setting.variable.meaning, &setting.value) {
+        (Meaning::MemoryRatio, Value::Ratio(millionths)) if *millionths < u64::from(PPM_ONE) => {
+            Some("a ratio below 1 places nothing on the host")
+        }
+        (Meaning::MemoryRatio, Value::Ratio(millionths))
+            if *millionths > u64::from(PPM_ONE) && !rules.has_memory_limits() =>
+        {
+            Some("no memory limit is set")
+        }
+        (Meaning::MemoryOversold, Value::Flag(true)) if !rules.has_memory_limits() => {
+            Some("no memory limit is set")
+        }
+        (Meaning::ComputePolicy, Value::Policy(Policy::Balance))
+            if setting.variable.system == System::Sluice && !rules.has_shares() =>
+        {
+            Some("no share of a device's time is set that could be guaranteed")
+        }
+        (Meaning::Weight, _) if !rules.can_balance() => {
+            Some("idle time is given out under policy balance only")
+        }
+        (Meaning::Priority, Value::Priority(Priority::Low)) if !rules.has_shares() => {
+            Some("no share of a device's time is set")
+        }
+        _ => None,
     };
-    let asking: Vec<&Setting> = settings.iter().filter(asks).collect();
+    let asking: Vec<(&Setting, &str)> =
+        settings.iter().filter_map(|setting| Some((setting, reason(setting)?))).collect();
     asking
-        .chunk_by(|a, b| a.variable.name == b.variable.name)
-        .map(|group| {
-            let names: Vec<&str> = group.iter().map(|setting| setting.name.as_str()).collect();
-            let purpose = group.first().map_or("", |setting| setting.variable.purpose);
-            format!("{} has no effect: {purpose}", names.join(", "))
+        .chunk_by(|a, b| (a.0.variable.name, a.1) == (b.0.variable.name, b.1))
+        .filter_map(|group| {
+            let names: Vec<&str> = group.iter().map(|(setting, _)| setting.name.as_str()).collect();
+            let (_, reason) = group.first()?;
+            Some(format!("{} has no effect: {reason}", names.join(", ")))
         })
         .collect()
 }

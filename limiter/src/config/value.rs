@@ -3,8 +3,8 @@
 use super::device_map::{self, Key};
 use core::net::IpAddr;
 use std::path::PathBuf;
-use utils::protocol::Policy;
-use utils::units::{PPM_ONE, parse_percent, parse_size};
+use utils::protocol::{Policy, Priority};
+use utils::units::{Amount, MAX_WEIGHT, PPM_ONE, parse_amount, parse_percent};
 use utils::uuid::DeviceUuid;
 
 /// Longest accepted name, host or hint.
@@ -66,27 +66,29 @@ pub(super) enum Share {
 /// A value that has been read.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
-    Bytes(u64),
+    Amount(Amount),
+    /// In parts per million.
+    Ratio(u64),
     Share(Share),
     /// Per device; each value as it would be read alone.
     Map(Vec<(Key, Value)>),
     Flag(bool),
     Policy(Policy),
+    Weight(u32),
+    Priority(Priority),
     OnFailure(OnFailure),
     Level(LogLevel),
     Path(PathBuf),
     Port(u16),
     Text(String),
-    /// Read only to be checked. `neutral`: it asks for nothing that would have to be done.
-    Checked {
-        neutral: bool,
-    },
+    /// Read only to be checked.
+    Checked,
 }
 
 /// How a value is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
-    /// Bytes, or a number with a suffix; above 0.
+    /// Bytes, or a number with a suffix, above 0; or percent of the device.
     Size,
     /// JSON object of sizes by device.
     SizesByDevice,
@@ -100,7 +102,7 @@ pub(super) enum Format {
     Ratio,
     /// true, false, 1 or 0.
     Flag,
-    /// fixed or none.
+    /// fixed, balance or none.
     Policy,
     /// default, force or disable.
     UtilizationPolicy,
@@ -112,8 +114,12 @@ pub(super) enum Format {
     LogLibvgpu,
     /// VGPU-Controller's numbers, or names.
     LogVgpuController,
+    /// high or low.
+    PriorityName,
     /// 0 or 1.
-    Priority,
+    PriorityNumber,
+    /// A whole number from 1 to [`MAX_WEIGHT`].
+    Weight,
     /// Comma list of GPU UUIDs.
     Uuids,
     /// VGPU-Controller's numbers for where it runs.
@@ -132,9 +138,11 @@ impl Format {
     /// What is accepted, for people.
     pub(super) const fn accepted(self) -> &'static str {
         match self {
-            Self::Size => "a size above 0, such as 1073741824, 1024m, 512MiB or 8GiB",
+            Self::Size => {
+                "a size above 0, such as 1073741824, 1024m, 512MiB or 8GiB, or a percentage of the device such as 50%"
+            }
             Self::SizesByDevice => {
-                "a JSON object from GPU UUID or device index to a size above 0, such as {\"0\": 1073741824} or {\"GPU-3430f778-7a25-704c-9090-8b0bb2478114\": \"8GiB\"}"
+                "a JSON object from GPU UUID or device index to a size above 0, or to a percentage of the device, such as {\"0\": 1073741824}, {\"0\": \"50%\"} or {\"GPU-3430f778-7a25-704c-9090-8b0bb2478114\": \"8GiB\"}"
             }
             Self::Percent => "a percentage above 0 and up to 100, such as 25 or 12.5",
             Self::PercentsByDevice => {
@@ -145,7 +153,7 @@ impl Format {
             }
             Self::Ratio => "a decimal above 0, such as 1 or 1.5",
             Self::Flag => "true, false, 1 or 0",
-            Self::Policy => "fixed or none",
+            Self::Policy => "fixed, balance or none",
             Self::UtilizationPolicy => "default, force or disable",
             Self::OnFailure => "closed or open",
             Self::LogName => "off, error, warn, info, debug or trace",
@@ -155,7 +163,9 @@ impl Format {
             Self::LogVgpuController => {
                 "a number from 0 (errors) to 5 (everything), or off, error, warn, info, debug or trace"
             }
-            Self::Priority => "0 (high) or 1 (low)",
+            Self::PriorityName => "high or low",
+            Self::PriorityNumber => "0 (high) or 1 (low)",
+            Self::Weight => "a whole number from 1 to 10000",
             Self::Uuids => {
                 "a comma-separated list of GPU UUIDs, such as GPU-3430f778-7a25-704c-9090-8b0bb2478114"
             }
@@ -187,7 +197,7 @@ impl Format {
     fn scalar(self, text: &str) -> Option<Value> {
         let lower = text.to_ascii_lowercase();
         Some(match self {
-            Self::Size => Value::Bytes(parse_size(text).ok().filter(|bytes| *bytes > 0)?),
+            Self::Size => Value::Amount(parse_amount(text).ok()?),
             Self::Percent => Value::Share(Share::Ppm(parse_percent(text).ok()?)),
             Self::PercentOrNoLimit => Value::Share(match lower.as_str() {
                 "0" | "0%" => Share::Unsaid,
@@ -196,15 +206,17 @@ impl Format {
                     ppm => Share::Ppm(ppm),
                 },
             }),
-            Self::Ratio => Value::Checked { neutral: ratio_is_one(text)? },
+            Self::Ratio => Value::Ratio(ratio(text)?),
             Self::Flag => Value::Flag(flag(&lower)?),
             Self::Policy => Value::Policy(match lower.as_str() {
                 "fixed" => Policy::Fixed,
+                "balance" => Policy::Balance,
                 "none" => Policy::None,
                 _ => return None,
             }),
             Self::UtilizationPolicy => Value::Policy(match lower.as_str() {
-                "default" | "force" => Policy::Fixed,
+                "default" => Policy::Balance,
+                "force" => Policy::Fixed,
                 "disable" => Policy::None,
                 _ => return None,
             }),
@@ -230,19 +242,29 @@ impl Format {
                 "5" => LogLevel::Trace,
                 name => level_name(name)?,
             }),
-            Self::Priority => {
-                matches!(text, "0" | "1").then_some(Value::Checked { neutral: false })?
+            Self::PriorityName => Value::Priority(match lower.as_str() {
+                "high" => Priority::High,
+                "low" => Priority::Low,
+                _ => return None,
+            }),
+            Self::PriorityNumber => Value::Priority(match text {
+                "0" => Priority::High,
+                "1" => Priority::Low,
+                _ => return None,
+            }),
+            Self::Weight => {
+                Value::Weight(index(text).filter(|weight| (1..=MAX_WEIGHT).contains(weight))?)
             }
             Self::Uuids => {
                 let mut uuids = text.split(',').map(str::trim).filter(|uuid| !uuid.is_empty());
                 let listed = !text.is_empty() && uuids.clone().next().is_some();
                 let valid = listed && uuids.all(|uuid| uuid.parse::<DeviceUuid>().is_ok());
-                valid.then_some(Value::Checked { neutral: true })?
+                valid.then_some(Value::Checked)?
             }
             Self::CompatibilityMode => {
                 let mode = index(text)?;
                 let valid = mode % 100 <= 2 && mode / 100 <= 3;
-                valid.then_some(Value::Checked { neutral: true })?
+                valid.then_some(Value::Checked)?
             }
             Self::AbsolutePath => {
                 (text.starts_with('/')).then(|| Value::Path(PathBuf::from(text)))?
@@ -285,15 +307,17 @@ fn level_name(lower: &str) -> Option<LogLevel> {
     })
 }
 
-/// Whether a ratio is 1; `None`: not a decimal above 0.
-fn ratio_is_one(text: &str) -> Option<bool> {
+/// A ratio in parts per million, rounded down; `None`: not a decimal above 0, or beyond any use.
+fn ratio(text: &str) -> Option<u64> {
+    const MOST: u64 = 1_000_000;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |part: &str| !part.is_empty() && part.bytes().all(|c| c.is_ascii_digit());
-    if !digits(whole) || !digits(fraction) {
+    if !digits(whole) || !digits(fraction) || text.bytes().all(|c| matches!(c, b'0' | b'.')) {
         return None;
     }
-    let (whole, fraction) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
-    (!whole.is_empty() || !fraction.is_empty()).then_some(whole == "1" && fraction.is_empty())
+    let whole = whole.parse().ok().filter(|whole: &u64| *whole <= MOST)?;
+    let millionths: u64 = format!("{fraction:0<6.6}").parse().ok()?;
+    Some(whole * u64::from(PPM_ONE) + millionths)
 }
 
 fn is_host(text: &str) -> bool {

@@ -127,7 +127,7 @@ fn limits_can_be_lifted_only_outside_of_sessions_and_without_a_daemon() {
             let all_on = config.cuda_hooks && config.nvml_hooks && !config.control_disabled;
             assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
             assert!(config.warnings[0].starts_with(lift.0), "{:?}", config.warnings);
-            let held = config.limits_for(&device(UUID, 0, 0)).memory_bytes;
+            let held = config.limits_for(&device(UUID, 0, 0)).bytes();
             (all_on, config.warnings[0].contains("is not honoured"), held, config)
         };
         for guard in [
@@ -162,22 +162,32 @@ fn limits_can_be_lifted_only_outside_of_sessions_and_without_a_daemon() {
 
 #[test]
 fn what_has_no_effect_is_said_once_and_only_where_it_asks_for_something() {
-    for (name, value) in [
-        ("CUDA_MEM_RATIO", "1.5"),
-        ("CUDA_MEM_OVERSOLD", "true"),
-        ("CUDA_OVERSUBSCRIBE", "true"),
-        ("CUDA_CORE_SOFT_LIMIT", "50"),
-        ("CUDA_TASK_PRIORITY", "0"),
+    let memory = ("CUDA_MEM_LIMIT", "1g");
+    let share = ("CUDA_CORE_LIMIT", "10");
+    for (name, value, with, why) in [
+        ("CUDA_MEM_RATIO", "1.5", share, "no memory limit"),
+        ("CUDA_MEM_RATIO", "0.9", memory, "below 1"),
+        ("CUDA_MEM_OVERSOLD", "true", share, "no memory limit"),
+        ("CUDA_OVERSUBSCRIBE", "true", share, "no memory limit"),
+        ("SLUICE_POLICY", "balance", memory, "no share"),
+        ("SLUICE_WEIGHT", "3", share, "policy balance only"),
+        ("SLUICE_PRIORITY", "low", memory, "no share"),
+        ("CUDA_TASK_PRIORITY", "1", memory, "no share"),
     ] {
-        let config = config([(name, value)]).unwrap();
+        let config = config([(name, value), with]).unwrap();
         assert_eq!(config.warnings.len(), 1, "{name}");
-        assert!(config.warnings[0].starts_with(&format!("{name} has no effect: ")));
-        assert!(!config.limits_anything());
+        let start = format!("{name} has no effect: ");
+        assert!(config.warnings[0].starts_with(&start), "{:?}", config.warnings);
+        assert!(config.warnings[0].contains(why), "{:?}", config.warnings);
+        assert!(config.limits_anything());
     }
     for (name, value) in [
         ("CUDA_MEM_RATIO", "1.00"),
         ("CUDA_MEM_OVERSOLD_0", "false"),
         ("CUDA_OVERSUBSCRIBE", "false"),
+        ("GPU_CORE_UTILIZATION_POLICY", "default"),
+        ("CUDA_TASK_PRIORITY", "0"),
+        ("SLUICE_PRIORITY", "high"),
         ("GPU_DEVICES_UUID", UUID),
         ("MANAGER_VISIBLE_DEVICES", UUID),
         ("ENV_COMPATIBILITY_MODE", "102"),
@@ -187,6 +197,17 @@ fn what_has_no_effect_is_said_once_and_only_where_it_asks_for_something() {
     ] {
         assert!(config([(name, value)]).unwrap().warnings.is_empty(), "{name}");
     }
+    for (name, value, with) in [
+        ("CUDA_MEM_RATIO", "1.5", memory),
+        ("CUDA_MEM_OVERSOLD", "true", memory),
+        ("CUDA_OVERSUBSCRIBE", "true", memory),
+        ("SLUICE_POLICY", "balance", share),
+        ("CUDA_TASK_PRIORITY", "1", share),
+    ] {
+        assert!(config([(name, value), with]).unwrap().warnings.is_empty(), "{name}");
+    }
+    let balance = config([share, ("CUDA_CORE_SOFT_LIMIT", "50"), ("SLUICE_WEIGHT", "3")]).unwrap();
+    assert!(balance.warnings.is_empty());
     let many = [("CUDA_MEM_RATIO_0", "2"), ("CUDA_MEM_RATIO_10", "2"), ("CUDA_MEM_RATIO_2", "2")];
     let warnings = config(many).unwrap().warnings;
     assert_eq!(warnings.len(), 1);

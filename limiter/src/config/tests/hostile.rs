@@ -102,8 +102,12 @@ fn every_variable_stands_every_value() {
                     Ok(config) => {
                         let device = device(UUID, 0, 0);
                         let limits = config.limits_for(&device);
-                        assert_ne!(limits.memory_bytes, Some(0), "{name}={value}");
-                        assert!(limits.share_ppm.is_none_or(|ppm| (1..=1_000_000).contains(&ppm)));
+                        if let Ok(session) = limits.session(Some(16 << 30)) {
+                            assert_ne!(session.memory, 0, "{name}={value}");
+                            assert_ne!(session.memory_real, 0, "{name}={value}");
+                            assert!((1..=1_000_000).contains(&session.share_ppm), "{name}={value}");
+                            assert!(session.weight >= 1, "{name}={value}");
+                        }
                         let line = config.effective_line(&[(device, limits)]);
                         assert!(!line.contains(char::is_control), "{line:?}");
                     }

@@ -26,9 +26,9 @@ fn each_memory_variable_limits_memory() {
         ("VCUDA_MEMORY_LIMIT", "1073741824"),
     ] {
         let limits = limits([(name, value)]);
-        assert_eq!(limits.memory_bytes, Some(GIB), "{name}={value}");
-        assert!(limits.memory_source.unwrap().starts_with(name));
-        assert_eq!((limits.share_ppm, limits.share_source), (None, None));
+        assert_eq!(limits.bytes(), Some(GIB), "{name}={value}");
+        assert!(limits.memory_source().unwrap().starts_with(name));
+        assert_eq!(limits.share, None);
         let config = config([(name, value)]).unwrap();
         assert!(config.limits_anything() && !config.limits_compute());
     }
@@ -48,9 +48,9 @@ fn each_compute_variable_limits_the_share() {
         ("CUDA_DEVICE_SM_LIMIT", "12.5"),
     ] {
         let limits = limits([(name, value)]);
-        assert_eq!(limits.share_ppm, Some(125_000), "{name}={value}");
-        assert!(limits.share_source.unwrap().starts_with(name));
-        assert_eq!((limits.memory_bytes, limits.memory_source), (None, None));
+        assert_eq!(limits.ppm(), Some(125_000), "{name}={value}");
+        assert!(limits.share.unwrap().ppm.source.starts_with(name));
+        assert_eq!(limits.memory, None);
         let config_of = |pair| config([(name, value), pair]).unwrap();
         assert!(config_of(("SLUICE_POLICY", "fixed")).limits_compute());
         assert!(!config_of(("SLUICE_POLICY", "none")).limits_compute());
@@ -67,15 +67,15 @@ fn an_index_counts_in_its_own_space() {
         ("CUDA_DEVICE_MEMORY_LIMIT_1", true),
         ("CUDA_DEVICE_MEMORY_LIMIT_3", false),
     ] {
-        assert_eq!(limits([(name, "1g")]).memory_bytes.is_some(), holds, "{name}");
+        assert_eq!(limits([(name, "1g")]).memory.is_some(), holds, "{name}");
     }
-    assert!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"1\": 1}")]).memory_bytes.is_none());
+    assert!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"1\": 1}")]).memory.is_none());
     for (name, host) in [
         ("CUDA_MEM_LIMIT_0", true),
         ("CUDA_CORE_LIMIT_0", true),
         ("CUDA_MEM_LIMIT", false),
         ("CUDA_DEVICE_SM_LIMIT_0", false),
-        ("CUDA_MEM_RATIO_0", false),
+        ("CUDA_MEM_RATIO_0", true),
     ] {
         assert_eq!(config([(name, "1")]).unwrap().needs_host_index(), host, "{name}");
     }
@@ -106,8 +106,8 @@ fn the_earlier_system_holds_and_the_others_are_named() {
         }
         let config = super::Config::from_env(&environment).unwrap();
         let limits = config.limits_for(&device(UUID, 3, 1));
-        assert_eq!(limits.memory_bytes, all[skip].2, "{set:?}");
-        let holds = limits.memory_source.clone().unwrap();
+        assert_eq!(limits.bytes(), all[skip].2, "{set:?}");
+        let holds = limits.memory_source().unwrap().to_owned();
         assert!(limits.overruled.iter().all(|overruled| overruled.by == holds));
         let overruled: Vec<&str> =
             limits.overruled.iter().map(|overruled| overruled.variable.as_str()).collect();
@@ -126,7 +126,7 @@ fn the_earlier_system_holds_and_the_others_are_named() {
 #[test]
 fn what_agrees_is_not_called_overruled() {
     let limits = limits([("CUDA_MEM_LIMIT", "1g"), ("CUDA_DEVICE_MEMORY_LIMIT", "1024m")]);
-    assert_eq!((limits.memory_bytes, limits.overruled), (Some(GIB), vec![]));
+    assert_eq!((limits.bytes(), limits.overruled), (Some(GIB), vec![]));
 }
 
 #[test]
@@ -137,10 +137,10 @@ fn other_devices_keep_what_is_set_for_every_device() {
         ("CUDA_CORE_LIMIT_1", "10"),
     ])
     .unwrap();
-    assert_eq!(config.limits_for(&device(UUID, 0, 0)).memory_bytes, Some(1024));
-    assert_eq!(config.limits_for(&device(OTHER, 1, 1)).memory_bytes, Some(2048));
-    assert_eq!(config.limits_for(&device(UUID, 0, 0)).share_ppm, None);
-    assert_eq!(config.limits_for(&device(OTHER, 1, 1)).share_ppm, Some(100_000));
+    assert_eq!(config.limits_for(&device(UUID, 0, 0)).bytes(), Some(1024));
+    assert_eq!(config.limits_for(&device(OTHER, 1, 1)).bytes(), Some(2048));
+    assert_eq!(config.limits_for(&device(UUID, 0, 0)).ppm(), None);
+    assert_eq!(config.limits_for(&device(OTHER, 1, 1)).ppm(), Some(100_000));
 }
 
 #[test]
@@ -164,13 +164,13 @@ fn one_device_twice_in_an_object_is_an_error() {
 fn libvgpu_can_say_that_there_is_no_compute_limit() {
     for value in ["0", "100", "100%"] {
         let config = config([("CUDA_DEVICE_SM_LIMIT", value)]).unwrap();
-        assert_eq!(config.limits_for(&device(UUID, 0, 0)).share_ppm, None);
+        assert_eq!(config.limits_for(&device(UUID, 0, 0)).ppm(), None);
         assert!(!config.limits_anything(), "{value}");
     }
     // As in that library: 100 for one device lifts what is set for all, 0 leaves it.
     for (value, share) in [("100", None), ("0", Some(500_000)), ("30", Some(300_000))] {
         let limits = limits([("CUDA_DEVICE_SM_LIMIT", "50"), ("CUDA_DEVICE_SM_LIMIT_1", value)]);
-        assert_eq!(limits.share_ppm, share, "{value}");
+        assert_eq!(limits.ppm(), share, "{value}");
     }
 }
 
@@ -184,7 +184,7 @@ fn the_policy_lifts_shares_by_the_same_priority() {
         let config = super::Config::from_env(&environment).unwrap();
         let limits = config.limits_for(&device(UUID, 3, 1));
         let line = config.effective_line(&[(device(UUID, 3, 1), limits.clone())]);
-        (config.policy, limits.share_ppm, config.limits_anything(), line)
+        (config.policy, limits.ppm(), config.limits_anything(), line)
     };
     let native = ("TENSOR_FUSION_CUDA_UP_LIMIT", "{\"3\": 25}");
     let sm = ("CUDA_DEVICE_SM_LIMIT_1", "50");
@@ -196,9 +196,9 @@ fn the_policy_lifts_shares_by_the_same_priority() {
 
     let (policy, share, anything, _) = case(&[sm, disable]);
     assert_eq!((policy, share, anything), (Policy::None, None, false));
-    for keeps in ["default", "force"] {
+    for (keeps, as_policy) in [("default", Policy::Balance), ("force", Policy::Fixed)] {
         let (policy, share, ..) = case(&[sm, ("GPU_CORE_UTILIZATION_POLICY", keeps)]);
-        assert_eq!((policy, share), (Policy::Fixed, Some(500_000)));
+        assert_eq!((policy, share), (as_policy, Some(500_000)));
     }
 
     // Another system's policy does not lift a native limit ...
@@ -210,7 +210,7 @@ fn the_policy_lifts_shares_by_the_same_priority() {
     assert!(line.contains("GPU_CORE_UTILIZATION_POLICY by SLUICE_POLICY"), "{line}");
     // Memory is not touched by it.
     let limits = limits([("SLUICE_POLICY", "none"), ("CUDA_MEM_LIMIT", "1k")]);
-    assert_eq!(limits.memory_bytes, Some(1024));
+    assert_eq!(limits.bytes(), Some(1024));
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
         for name in &limits.unresolved {
             assert!(line.contains(name), "{line}");
         }
-        (limits.memory_bytes, limits.unresolved)
+        (limits.bytes(), limits.unresolved)
     };
     let json = format!("{{\"{UUID}\": 9, \"0\": 8}}");
     assert_eq!(
@@ -244,10 +244,23 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
 
 #[test]
 fn fingerprints_tell_limits_apart() {
-    let print = |pairs: [(&str, &str); 2]| config(pairs).unwrap().limits_fingerprint();
-    let one = print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "10")]);
-    assert_eq!(one, print([("CUDA_MEM_LIMIT", "1024m"), ("CUDA_CORE_LIMIT", "10.0%")]));
-    assert_ne!(one, print([("CUDA_MEM_LIMIT", "2g"), ("CUDA_CORE_LIMIT", "10")]));
-    assert_ne!(one, print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "11")]));
-    assert_ne!(one, print([("CUDA_MEM_LIMIT_0", "1g"), ("CUDA_CORE_LIMIT", "10")]));
+    let print = |pairs: [(&str, &str); 3]| config(pairs).unwrap().limits_fingerprint();
+    let none = ("SLUICE_LOG", "off");
+    let one = print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "10"), none]);
+    assert_eq!(one, print([("CUDA_MEM_LIMIT", "1024m"), ("CUDA_CORE_LIMIT", "10.0%"), none]));
+    assert_ne!(one, print([("CUDA_MEM_LIMIT", "2g"), ("CUDA_CORE_LIMIT", "10"), none]));
+    assert_ne!(one, print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "11"), none]));
+    assert_ne!(one, print([("CUDA_MEM_LIMIT_0", "1g"), ("CUDA_CORE_LIMIT", "10"), none]));
+    for other in [
+        ("SLUICE_MEM_REAL", "{\"0\": \"512m\"}"),
+        ("CUDA_MEM_RATIO", "2"),
+        ("CUDA_OVERSUBSCRIBE", "true"),
+        ("SLUICE_POLICY", "balance"),
+        ("CUDA_CORE_SOFT_LIMIT", "60"),
+        ("SLUICE_WEIGHT", "7"),
+        ("CUDA_TASK_PRIORITY", "1"),
+    ] {
+        let print = print([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT", "10"), other]);
+        assert_ne!(one, print, "{other:?}");
+    }
 }

@@ -11,13 +11,33 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
     let uuid_is = |value: &str| format!("{{\"{UUID}\": {value}}}");
     let (good, bad): (Vec<String>, &[&str]) = match format {
         Format::Size => (
-            ["1", "1073741824", "1024m", "8GiB", "1.5g", " 2GB "].map(str::to_owned).to_vec(),
-            &["0", "0m", "-1", "+1", "1e9", "lots", "1g2", "99999999T", "0x10", "(1024 * 1024)"],
-        ),
-        Format::SizesByDevice => (
-            ["{}", "{\"0\": 1}", "{\"0\": 1.5e9, \"1\": \"8GiB\"}", &uuid_is("2048")]
+            ["1", "1073741824", "1024m", "8GiB", "1.5g", " 2GB ", "50%", "100 %"]
                 .map(str::to_owned)
                 .to_vec(),
+            &[
+                "0",
+                "0m",
+                "-1",
+                "+1",
+                "1e9",
+                "lots",
+                "1g2",
+                "99999999T",
+                "0x10",
+                "(1024 * 1024)",
+                "0%",
+                "101%",
+            ],
+        ),
+        Format::SizesByDevice => (
+            [
+                "{}",
+                "{\"0\": 1}",
+                "{\"0\": 1.5e9, \"1\": \"8GiB\", \"2\": \"50%\"}",
+                &uuid_is("2048"),
+            ]
+            .map(str::to_owned)
+            .to_vec(),
             &[
                 "8GiB",
                 "null",
@@ -74,8 +94,8 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
             &["yes", "2", "-1", "truee", "on"],
         ),
         Format::Policy => (
-            ["fixed", "none", "Fixed"].map(str::to_owned).to_vec(),
-            &["balance", "0", "unlimited", "fixed none"],
+            ["fixed", "none", "Fixed", "balance"].map(str::to_owned).to_vec(),
+            &["fair", "0", "unlimited", "fixed none"],
         ),
         Format::UtilizationPolicy => (
             ["default", "force", "disable", "FORCE"].map(str::to_owned).to_vec(),
@@ -96,7 +116,14 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
             ["0", "1", "2", "3", "4", "5", "debug"].map(str::to_owned).to_vec(),
             &["6", "-1", "loud"],
         ),
-        Format::Priority => (["0", "1"].map(str::to_owned).to_vec(), &["2", "-1", "high"]),
+        Format::PriorityNumber => (["0", "1"].map(str::to_owned).to_vec(), &["2", "-1", "high"]),
+        Format::PriorityName => {
+            (["high", "low", "LOW"].map(str::to_owned).to_vec(), &["0", "1", "middle"])
+        }
+        Format::Weight => (
+            ["1", "30", "10000"].map(str::to_owned).to_vec(),
+            &["0", "10001", "-1", "1.5", "01", "heavy", "1%"],
+        ),
         Format::Uuids => (
             vec![UUID.to_owned(), UUID.to_lowercase(), format!("{UUID}, {UUID},")],
             &["0", ",", "GPU-1", "all", "MIG-1/2"],
@@ -129,8 +156,12 @@ fn set(name: &str, value: &str) -> Result<Config, ConfigError> {
     for (one, other, valid) in [
         ("HYPERVISOR_IP", "HYPERVISOR_PORT", "8000"),
         ("HYPERVISOR_PORT", "HYPERVISOR_IP", "10.0.0.1"),
+        ("SLUICE_MEM_REAL", "VCUDA_MEMORY_LIMIT", "100%"),
+        ("CUDA_MEM_RATIO", "VCUDA_MEMORY_LIMIT", "100%"),
+        ("CUDA_CORE_SOFT_LIMIT", "CUDA_CORE_LIMIT", "0.5"),
+        ("SLUICE_SOFT_LIMIT", "CUDA_CORE_LIMIT", "0.5"),
     ] {
-        if name == one {
+        if name.strip_prefix(one).is_some_and(|rest| rest.is_empty() || rest.starts_with('_')) {
             environment.values.insert(other.to_owned(), valid.to_owned());
         }
     }
@@ -231,7 +262,8 @@ fn the_table_is_complete_and_unambiguous() {
         "CUDA_DEVICE_MEMORY_LIMIT CUDA_DEVICE_SM_LIMIT GPU_CORE_UTILIZATION_POLICY",
         "CUDA_TASK_PRIORITY CUDA_OVERSUBSCRIBE CUDA_DISABLE_CONTROL LIBCUDA_LOG_LEVEL",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE SLUICE_SESSION_DIR SLUICE_DAEMON SLUICE_POLICY",
-        "SLUICE_ON_FAILURE SLUICE_LOG",
+        "SLUICE_ON_FAILURE SLUICE_LOG SLUICE_MEM_REAL SLUICE_SOFT_LIMIT SLUICE_WEIGHT",
+        "SLUICE_PRIORITY",
     ]
     .into_iter()
     .flat_map(str::split_ascii_whitespace)
@@ -244,7 +276,14 @@ fn the_table_is_complete_and_unambiguous() {
         assert!(!VARIABLES.iter().any(|other| other.name.starts_with(&prefix)), "{prefix}");
     }
     for group in VARIABLES.chunk_by(|a, b| a.meaning == b.meaning) {
-        let limit = matches!(group[0].meaning, Meaning::MemoryLimit | Meaning::ComputeLimit);
+        let limit = matches!(
+            group[0].meaning,
+            Meaning::MemoryLimit
+                | Meaning::ComputeLimit
+                | Meaning::MemoryOversold
+                | Meaning::SoftLimit
+                | Meaning::Priority
+        );
         assert!(!limit || group.is_sorted_by_key(|row| row.system), "order of priority");
         let rows = VARIABLES.iter().filter(|row| row.meaning == group[0].meaning).count();
         assert_eq!(rows, group.len(), "{:?} is in two places", group[0].meaning);
