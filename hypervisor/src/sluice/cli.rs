@@ -3,7 +3,9 @@
 use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use utils::units::{UnitError, parse_percent, parse_size};
+use utils::units::{Amount, MAX_WEIGHT, parse_amount, parse_percent};
+
+use super::limits::Limits;
 
 /// Cuts NVIDIA GPUs into enforced fractions, for programs that are not changed and do not know it.
 #[derive(Debug, Parser)]
@@ -19,6 +21,10 @@ pub struct Cli {
 pub enum Command {
     /// Run a program under a memory limit and a share of GPU time.
     Run(RunArgs),
+    /// List the sessions, what they may take and what they use.
+    Status(StatusArgs),
+    /// Change the limits of a running session.
+    Limit(LimitArguments),
     /// Show two programs sharing one GPU, each held to its memory and its share of GPU time.
     Demo(DemoArgs),
     /// List every function of the driver that Sluice names, and whether it is patched.
@@ -65,6 +71,8 @@ pub struct DemoArgs {
 Examples:
   sluice run --mem 8GiB --compute 30 -- python train.py
   sluice run --device 1 --mem 4GiB -- ./infer
+  sluice run --mem 50% --compute 25 --soft 60 -- python serve.py
+  sluice run --mem 24GiB --mem-real 16GiB -- python train.py
   sluice run --mem 1GiB -- nvidia-smi
 
 The program and all processes it starts share the limits. Without --daemon the daemon at the
@@ -74,18 +82,9 @@ Exit status: the program's own; 128 + n when signal n killed it; 2 wrong usage; 
 driver or GPU; 4 a part of Sluice is missing; 70 the system refused something; 126 the program
 cannot be run; 127 it was not found.")]
 pub struct RunArgs {
-    /// Device memory on each device, the CUDA contexts included: bytes, or with a suffix as in
-    /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000).
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
-    pub mem: Option<u64>,
-
-    /// Share of each device's time in percent, above 0 and up to 100: 30, 12.5 or 30%.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
-    pub compute: Option<u32>,
-
-    /// How the share is meant: fixed = never above it; none = not enforced [default: fixed]
-    #[arg(long, value_name = "POLICY")]
-    pub policy: Option<PolicyArg>,
+    /// What the program may take.
+    #[command(flatten)]
+    pub limits: LimitArgs,
 
     /// A device the program may see, by its index in nvidia-smi or its UUID; repeat for more.
     /// Without it the program sees every device, and the limits apply to each.
@@ -105,11 +104,107 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
+/// What a session may take, for `sluice run` and `sluice limit`.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct LimitArgs {
+    /// Device memory on each device, the CUDA contexts included: bytes, or with a suffix as in
+    /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000), or a part of the device as in
+    /// 50%.
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount)]
+    pub mem: Option<Amount>,
+
+    /// How much of --mem may be on the device itself; what is allocated beyond it is placed on the
+    /// host. With it --mem may be more than the device has.
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount)]
+    pub mem_real: Option<Amount>,
+
+    /// Share of each device's time in percent, above 0 and up to 100: 30, 12.5 or 30%.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub compute: Option<u32>,
+
+    /// How the share is meant: fixed = never above it; balance = guaranteed, and idle time on top;
+    /// none = not enforced [default: fixed, or balance with --soft]
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<PolicyArg>,
+
+    /// Policy balance: the part of each device's time that is never exceeded, at least --compute.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub soft: Option<u32>,
+
+    /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
+    /// [default: the share in percent]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)))]
+    pub weight: Option<u32>,
+
+    /// low = runs in what sessions of high priority leave, apart from a small part that keeps it
+    /// from starving [default: high]
+    #[arg(long, value_name = "PRIORITY")]
+    pub priority: Option<PriorityArg>,
+}
+
+impl LimitArgs {
+    /// As limits.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            memory: self.mem,
+            memory_real: self.mem_real,
+            compute: self.compute,
+            policy: self.policy,
+            soft: self.soft,
+            weight: self.weight,
+            priority: self.priority,
+        }
+    }
+}
+
+/// Arguments of `sluice status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Print one JSON document.
+    #[arg(long)]
+    pub json: bool,
+
+    /// List sessions without processes, too: those of programs that are started without 'sluice run'
+    /// keep their limits.
+    #[arg(long)]
+    pub all: bool,
+}
+
+/// Arguments of `sluice limit`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  sluice limit 4711 --mem 4GiB
+  sluice limit env-3f2a77e0c1d2b4a6 --compute 50 --soft 80
+
+Changes the devices that the session has used; on others it gets what it was started with. What a
+session was started without, a memory limit or a compute limit, cannot be set later. A memory limit
+below what is in use refuses growth; nothing is taken away.
+
+Exit status: 0 when it was changed; 2 wrong usage; 3 no NVIDIA driver or GPU where one has to be
+asked; 70 the system refused something, or a page is damaged.")]
+pub struct LimitArguments {
+    /// The session: its name in 'sluice status' or the start of it, or a process of it.
+    #[arg(value_name = "SESSION|PID")]
+    pub session: String,
+
+    /// Change only this device, by its index in nvidia-smi or its UUID.
+    #[arg(long, value_name = "INDEX|UUID")]
+    pub device: Option<String>,
+
+    /// The new limits; what is not named stays as it is.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
 /// `--policy`
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PolicyArg {
     /// Never above the share.
     Fixed,
+    /// The share is guaranteed, and idle time comes on top.
+    Balance,
     /// The share is not enforced.
     None,
 }
@@ -120,16 +215,29 @@ impl PolicyArg {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
+            Self::Balance => "balance",
             Self::None => "none",
         }
     }
 }
 
-/// A size above zero: a program with no memory at all could not even create a context.
-fn memory(text: &str) -> Result<u64, UnitError> {
-    match parse_size(text) {
-        Ok(0) => Err(UnitError::Size(text.to_owned())),
-        other => other,
+/// `--priority`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PriorityArg {
+    /// Before those of low priority.
+    High,
+    /// In what those of high priority leave.
+    Low,
+}
+
+impl PriorityArg {
+    /// As the limiter reads it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Low => "low",
+        }
     }
 }
 
@@ -137,9 +245,7 @@ impl RunArgs {
     /// Whether any option is given, that is whether the session would be more than the program.
     #[must_use]
     pub fn any_option(&self) -> bool {
-        self.mem.is_some()
-            || self.compute.is_some()
-            || self.policy.is_some()
+        self.limits.limits() != Limits::default()
             || !self.device.is_empty()
             || self.fake_gpu
             || self.daemon.is_some()
@@ -161,7 +267,7 @@ mod tests {
         let cli = Cli::try_parse_from(["sluice", "run", "--mem", "1g", "--", "ls", "--mem", "2g"])
             .unwrap();
         let Command::Run(arguments) = cli.command else { unreachable!() };
-        assert_eq!(arguments.mem, Some(1 << 30));
+        assert_eq!(arguments.limits.mem, Some(Amount::Bytes(1 << 30)));
         assert_eq!(arguments.command, ["ls", "--mem", "2g"]);
     }
 
@@ -175,6 +281,12 @@ mod tests {
             ["--compute", "101"],
             ["--compute", "-5"],
             ["--policy", "fair"],
+            ["--mem", "101%"],
+            ["--mem-real", "0"],
+            ["--soft", "0"],
+            ["--weight", "0"],
+            ["--weight", "10001"],
+            ["--priority", "middle"],
         ] {
             let line = ["sluice", "run", wrong[0], wrong[1], "--", "true"];
             assert!(Cli::try_parse_from(line).is_err(), "{wrong:?}");

@@ -20,6 +20,14 @@ pub struct Device {
     pub memory: u64,
 }
 
+impl Device {
+    /// How messages name it.
+    #[must_use]
+    pub fn title(&self) -> String {
+        format!("device {} ({})", self.index, self.name)
+    }
+}
+
 /// Lists the GPUs, from the NVML at `library` or from the driver's own.
 ///
 /// # Errors

@@ -61,7 +61,7 @@ impl Membership {
             variables.extend(DAEMON_BY_TCP.map(|name| (name, None)));
         }
         let limits = self.limits.variables(&self.devices);
-        variables.extend(limits.into_iter().map(|(name, value)| (name, Some(value.into()))));
+        variables.extend(limits.into_iter().map(|(name, value)| (name, value.map(Into::into))));
         variables
     }
 

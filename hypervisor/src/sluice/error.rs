@@ -58,6 +58,9 @@ pub enum Error {
         /// What is there instead.
         found: String,
     },
+    /// A page that cannot be believed.
+    #[error(transparent)]
+    Page(#[from] utils::page::PageError),
     /// A failed system call.
     #[error("{what}: {source}")]
     System {
@@ -104,9 +107,10 @@ impl Error {
             Self::Usage(_) => Status::Usage,
             Self::NoDriver(_) | Self::NoDevice => Status::NoDriver,
             Self::PartMissing { .. } => Status::PartMissing,
-            Self::UnsafeDirectory { .. } | Self::System { .. } | Self::Helper { .. } => {
-                Status::System
-            }
+            Self::UnsafeDirectory { .. }
+            | Self::Page(_)
+            | Self::System { .. }
+            | Self::Helper { .. } => Status::System,
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Status::NotFound
             }

@@ -1,18 +1,22 @@
-//! The user's command: runs programs under limits, shows that the limits hold, and lists what is
-//! patched.
+//! The user's command: runs programs under limits, shows and changes the limits of those that run,
+//! shows that limits hold, and lists what is patched.
 
 pub mod child;
 pub mod cli;
 pub mod daemon_link;
 pub mod demo;
+pub mod described;
 pub mod devices;
 pub mod environment;
 pub mod error;
 pub mod hooks;
+pub mod limit;
 pub mod limits;
 pub mod parts;
 pub mod run;
 pub mod session;
+pub mod sessions;
+pub mod status;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -24,6 +28,8 @@ pub use error::{Error, Status};
 pub fn main(cli: cli::Cli) -> ExitCode {
     let outcome = match cli.command {
         cli::Command::Run(arguments) => run::run(&arguments),
+        cli::Command::Status(arguments) => status::run(&arguments),
+        cli::Command::Limit(arguments) => limit::run(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
         cli::Command::Hooks(arguments) => hooks::run(&arguments),
         cli::Command::LoadNvml => hooks::load_nvml(),

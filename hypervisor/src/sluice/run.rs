@@ -25,8 +25,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
-    let limits =
-        Limits { memory: arguments.mem, compute: arguments.compute, policy: arguments.policy };
+    let limits = arguments.limits.limits();
     let devices = chosen_devices(arguments, &limits, &parts)?;
     let daemon = daemon_link::choose(
         arguments.daemon.as_deref(),

@@ -26,6 +26,15 @@ pub fn is_inside() -> bool {
     std::env::var_os(env::SESSION_DIR).is_some_and(|value| !value.is_empty())
 }
 
+/// Where all sessions' directories are.
+pub const ROOT: &str = "/dev/shm";
+
+/// The directory of a user's sessions.
+#[must_use]
+pub fn base(uid: u32) -> PathBuf {
+    Path::new(ROOT).join(format!("sluice-{uid}"))
+}
+
 /// A session's directory; removed when dropped, unless a process of the session is left over.
 #[derive(Debug)]
 pub struct Session {
@@ -40,7 +49,7 @@ impl Session {
     /// [`Error::System`] or [`Error::UnsafeDirectory`], each naming the directory.
     pub fn create() -> Result<Self, Error> {
         let uid = rustix::process::getuid().as_raw();
-        let base = PathBuf::from(format!("/dev/shm/sluice-{uid}"));
+        let base = base(uid);
         Self::create_in(&base, uid)
     }
 
@@ -161,7 +170,7 @@ fn remove_leftovers(base: &Path) {
 
 /// Whether the owner holds its lock, or is about to take it. A directory that no `sluice` has named
 /// is nobody's leftover.
-fn owner_lives(path: &Path) -> bool {
+pub(super) fn owner_lives(path: &Path) -> bool {
     let Some((pid, start)) = owner(path) else { return true };
     if start_time(pid).is_ok_and(|now| now == start) {
         return true;
@@ -173,7 +182,7 @@ fn owner_lives(path: &Path) -> bool {
 }
 
 /// Process id and start time, from a directory's name.
-fn owner(path: &Path) -> Option<(u32, u64)> {
+pub(super) fn owner(path: &Path) -> Option<(u32, u64)> {
     let mut fields = path.file_name()?.to_str()?.split('-');
     let owner = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     let random = fields.next()?;
@@ -182,7 +191,7 @@ fn owner(path: &Path) -> Option<(u32, u64)> {
 
 /// When a process started, in clock ticks since boot: field 22 of `/proc/<pid>/stat` (proc(5)). One
 /// that has ended and only waits to be noticed by its parent counts as gone.
-fn start_time(pid: u32) -> io::Result<u64> {
+pub(super) fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name, field 2, may hold anything, spaces and brackets included.
     let after_name = stat.rfind(')').and_then(|end| stat.get(end + 1..)).unwrap_or_default();

@@ -13,7 +13,7 @@ mod view;
 
 use std::time::{Duration, Instant};
 
-use utils::units::PPM_ONE;
+use utils::units::{Amount, PPM_ONE};
 
 use self::stage::Stage;
 use self::tenant::{Load, Measured, Taken};
@@ -48,7 +48,11 @@ fn guests(total: Option<u64>) -> [Guest; 2] {
 
 impl Guest {
     fn limits(&self) -> Limits {
-        Limits { memory: Some(self.memory), compute: Some(self.share_ppm), policy: None }
+        Limits {
+            memory: Some(Amount::Bytes(self.memory)),
+            compute: Some(self.share_ppm),
+            ..Limits::default()
+        }
     }
 
     fn share(&self) -> f64 {

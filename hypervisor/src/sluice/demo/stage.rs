@@ -145,7 +145,8 @@ impl Stage {
         uuid: &str,
     ) -> Result<Running, Error> {
         let mut command = self.member(name, limits, uuid)?;
-        let cap = limits.memory.unwrap_or(CHUNK).saturating_mul(2);
+        let cap =
+            limits.memory.and_then(|memory| memory.of(None)).unwrap_or(CHUNK).saturating_mul(2);
         command.args(["mem", "--api", "alloc"]);
         command.args(["--chunk", &CHUNK.to_string(), "--cap", &cap.to_string()]);
         self.start(command, &format!("{name}-memory"), Duration::ZERO)
