@@ -35,7 +35,7 @@ fn value<'a>(variables: &'a [(String, String)], name: &str) -> Option<&'a str> {
 #[test]
 fn wrong_usage_ends_with_2_and_names_the_option() {
     let sluice = Sluice::new();
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["run"], "<CMD>"),
         (&["run", "true"], "--"),
         (&["run", "--mem", "much", "--", "true"], "--mem"),
@@ -45,6 +45,12 @@ fn wrong_usage_ends_with_2_and_names_the_option() {
         (&["run", "--compute", "101", "--", "true"], "--compute"),
         (&["run", "--policy", "fair", "--", "true"], "--policy"),
         (&["run", "--compute", "5", "--policy", "none", "--", "true"], "--policy none"),
+        (&["run", "--policy", "balance", "--", "true"], "--compute"),
+        (&["run", "--soft", "50", "--", "true"], "--compute"),
+        (&["run", "--compute", "50", "--soft", "40", "--", "true"], "--soft 40%"),
+        (&["run", "--mem-real", "1g", "--", "true"], "--mem-real"),
+        (&["run", "--mem", "1g", "--mem-real", "2g", "--", "true"], "--mem-real 2GiB"),
+        (&["run", "--compute", "5", "--weight", "5", "--", "true"], "--weight"),
         (&["walk"], "walk"),
     ];
     for (arguments, named) in cases {
@@ -73,6 +79,8 @@ fn more_memory_than_the_device_has_ends_with_2() {
         outcome(sluice.run(&["--fake-gpu", "--mem", "16.5GiB"]).args(["--", "true"]));
     assert_eq!(code, 2, "{stderr}");
     assert!(stderr.contains("--mem") && stderr.contains("16384 MiB"), "{stderr}");
+    let hosted = ["--fake-gpu", "--mem", "16.5GiB", "--mem-real", "16GiB"];
+    assert_eq!(outcome(sluice.run(&hosted).args(["--", "true"])).0, 0);
 }
 
 #[test]
@@ -183,6 +191,13 @@ fn the_users_own_variables_pass_unless_an_option_replaces_them() {
     assert_eq!(value(&seen, "SLUICE_POLICY"), Some("none"));
     let seen = variables(&sluice, &["--fake-gpu", "--compute", "30"]);
     assert_eq!(value(&seen, "SLUICE_POLICY"), Some("fixed"), "a share asked for is enforced");
+    sluice.set("SLUICE_SOFT_LIMIT", r#"{"0":50}"#);
+    sluice.set("SLUICE_MEM_REAL", r#"{"0":40}"#);
+    let seen = variables(&sluice, &["--fake-gpu", "--compute", "30", "--mem", "25%"]);
+    assert!(value(&seen, "TENSOR_FUSION_CUDA_MEM_LIMIT").unwrap().contains(r#""25%""#));
+    for of_another_limit in ["SLUICE_SOFT_LIMIT", "SLUICE_MEM_REAL"] {
+        assert_eq!(value(&seen, of_another_limit), None);
+    }
 }
 
 #[test]

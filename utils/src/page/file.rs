@@ -40,11 +40,11 @@ impl Page {
             other => other,
         };
         let file = found.map_err(|source| PageError::Io { path: path.clone(), source })?;
-        Self::of_file(file, path, device)
+        Self::of_file(file, path, device, false)
     }
 
     /// Opens a page that is there, of the device that its name says, to look at it or to change its
-    /// limits.
+    /// limits. Root may open everybody's.
     ///
     /// Not for a process that has a seat in it: closing any descriptor of the file drops the seat's lock
     /// (`fcntl(2)`).
@@ -60,10 +60,16 @@ impl Page {
         };
         let file = open_existing(path)
             .map_err(|source| PageError::Io { path: path.to_owned(), source })?;
-        Self::of_file(file, path.to_owned(), device)
+        let root = rustix::process::geteuid().is_root();
+        Self::of_file(file, path.to_owned(), device, root)
     }
 
-    fn of_file(file: File, path: PathBuf, device: DeviceUuid) -> Result<Self, PageError> {
+    fn of_file(
+        file: File,
+        path: PathBuf,
+        device: DeviceUuid,
+        of_anybody: bool,
+    ) -> Result<Self, PageError> {
         let io = |source| PageError::Io { path: path.clone(), source };
         let foreign = |reason: String| PageError::Foreign { path: path.clone(), reason };
         let metadata = file.metadata().map_err(io)?;
@@ -73,7 +79,7 @@ impl Page {
         if metadata.len() != LENGTH {
             return Err(foreign(wrong_length(metadata.len())));
         }
-        if metadata.uid() != rustix::process::geteuid().as_raw() {
+        if !of_anybody && metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(foreign(format!("it belongs to user {}", metadata.uid())));
         }
         let map = map(&file).map_err(io)?;

@@ -3,7 +3,7 @@
 use utils::page::SessionLimits;
 use utils::page::layout::NO_LIMIT;
 use utils::protocol::{Policy, Priority};
-use utils::units::{Amount, Percent, Size, default_weight};
+use utils::units::{Amount, Percent, default_weight};
 
 use crate::sluice::Error;
 use crate::sluice::cli::{PolicyArg, PriorityArg};

@@ -3,7 +3,7 @@
 mod change;
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use utils::page::layout::NO_LIMIT;
 use utils::page::{Page, SessionLimits};
@@ -89,7 +89,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
 
 /// Whether a living process of the session has this id, here or in its own namespace, or made it.
 fn has_process(session: &Found, pid: u32) -> bool {
-    let sits = |page: &std::path::PathBuf| {
+    let sits = |page: &PathBuf| {
         let summary = Page::open_existing(page).and_then(|page| page.summary());
         let is =
             |process: &utils::page::Process| process.host_pid == Some(pid) || process.pid == pid;
@@ -112,15 +112,14 @@ fn chosen_pages(
     device: Option<&str>,
     known: Option<&[Device]>,
 ) -> Result<Vec<Page>, Error> {
-    let pages = session.pages.iter().map(|path| Page::open_existing(path).map_err(Error::from));
-    let pages: Vec<Page> = pages.collect::<Result<_, _>>()?;
-    if pages.is_empty() {
+    if session.pages.is_empty() {
         return Err(Error::Usage(format!(
             "session {} has used no device yet: there is nothing to change",
             session.name
         )));
     }
-    let Some(wanted) = device else { return Ok(pages) };
+    let open = |path: &PathBuf| Page::open_existing(path).map_err(Error::from);
+    let Some(wanted) = device else { return session.pages.iter().map(open).collect() };
     let uuid = match wanted.trim().parse::<u32>() {
         Ok(_) => {
             let known = known.ok_or(Error::NoDevice)?;
@@ -130,14 +129,16 @@ fn chosen_pages(
         Err(_) => wanted.trim().to_owned(),
     }
     .to_ascii_lowercase();
-    let is_meant = |page: &Page| {
-        uuid.len() > 4 && page.device().to_string().to_ascii_lowercase().starts_with(&uuid)
+    // By their names, so that a damaged one does not stop the change of another.
+    let name = |path: &PathBuf| {
+        path.file_stem().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
     };
-    let (meant, others): (Vec<Page>, Vec<Page>) = pages.into_iter().partition(is_meant);
-    if meant.len() == 1 {
-        return Ok(meant);
+    let mut meant =
+        session.pages.iter().filter(|path| uuid.len() > 4 && name(path).starts_with(&uuid));
+    if let (Some(page), None) = (meant.next(), meant.next()) {
+        return Ok(vec![open(page)?]);
     }
-    let used: Vec<_> = meant.iter().chain(&others).map(|page| page.device().to_string()).collect();
+    let used: Vec<_> = session.pages.iter().map(name).collect();
     Err(Error::Usage(format!(
         "--device '{wanted}' is not one device that session {} has used: these are {}",
         session.name,

@@ -1,0 +1,380 @@
+//! `sluice status` and `sluice limit` on running programs.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod sluice_support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use serde_json::Value;
+use sluice_support::{Sluice, outcome, text};
+
+const DEVICE: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
+const OTHER: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+/// What a context takes on the simulated device.
+const CONTEXT: u64 = 512 * MIB;
+/// `CUDA_ERROR_OUT_OF_MEMORY`
+const REFUSED: &str = "2";
+const DONE: &str = "0";
+
+/// `tests/programs/on_demand.c`, which does what it is told.
+struct Program {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    /// The session's directory.
+    session: PathBuf,
+    /// The program itself.
+    pid: u32,
+}
+
+impl Program {
+    fn compile(sluice: &Sluice) -> PathBuf {
+        let path = sluice.folder().join("on_demand");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/on_demand.c");
+        let compiled = Command::new("cc")
+            .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+            .args([&path, &source])
+            .arg("-ldl")
+            .output()
+            .unwrap_or_else(|error| panic!("cc: {error}: a C compiler is needed"));
+        assert!(compiled.status.success(), "{}", text(&compiled.stderr));
+        path
+    }
+
+    /// Under `sluice run` with these options.
+    fn run(sluice: &Sluice, options: &[&str]) -> Self {
+        let program = Self::compile(sluice);
+        let mut command = sluice.run(&["--fake-gpu", "--device", "0", "--daemon", "none"]);
+        let script = r#"echo "$$ $SLUICE_SESSION_DIR"; exec "$0""#;
+        command.args(options).args(["--", "sh", "-c", script]).arg(program);
+        Self::start(&mut command)
+    }
+
+    /// With the library preloaded and nothing else, in the session that follows from `variables`.
+    fn preloaded(sluice: &Sluice, variables: &[(&str, &str)]) -> Self {
+        let program = Self::compile(sluice);
+        let driver = sluice.folder().join("driver");
+        fs::create_dir_all(&driver).unwrap();
+        for (file, package, name) in [
+            ("libfake_cuda.so", "fake-cuda", "libcuda.so.1"),
+            ("libfake_nvml.so", "fake-nvml", "libnvidia-ml.so.1"),
+        ] {
+            let _ = symlink(sluice.built(file, package), driver.join(name));
+        }
+        let mut command = sluice.command_of("sh");
+        command
+            .args(["-c", r#"echo "$$ none"; exec "$0""#])
+            .arg(program)
+            .env("LD_LIBRARY_PATH", driver)
+            .env("LD_PRELOAD", sluice.built("libcuda_limiter.so", "cuda-limiter"))
+            .envs(variables.iter().copied());
+        Self::start(&mut command)
+    }
+
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let (pid, session) = line.trim_end().split_once(' ').unwrap();
+        let (pid, session) = (pid.parse().unwrap(), PathBuf::from(session));
+        let mut program = Self { child, input, output, session, pid };
+        assert_eq!(program.line(), "ready 0");
+        program
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Tells it something and gives its answer.
+    fn tell(&mut self, what: &str) -> String {
+        writeln!(self.input.as_ref().unwrap(), "{what}").unwrap();
+        self.line()
+    }
+
+    fn name(&self) -> String {
+        self.session.file_name().unwrap().to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // The end of its input is its end.
+        self.input = None;
+        let _ = self.child.wait();
+    }
+}
+
+fn status(sluice: &Sluice) -> Value {
+    let (code, stdout, stderr) = outcome(sluice.command().args(["status", "--json"]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(stdout.lines().count(), 1, "{stdout}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+/// The session with that process.
+fn session_of(status: &Value, pid: u32) -> Value {
+    let has = |session: &&Value| {
+        let devices = session["devices"].as_array().unwrap();
+        let mut processes =
+            devices.iter().flat_map(|device| device["processes"].as_array().unwrap());
+        processes.any(|process| process["pid"] == pid)
+    };
+    status["sessions"].as_array().unwrap().iter().find(has).unwrap().clone()
+}
+
+fn device_of(sluice: &Sluice, program: &Program) -> Value {
+    let session = session_of(&status(sluice), program.pid);
+    assert_eq!(session["devices"].as_array().unwrap().len(), 1, "{session}");
+    session["devices"][0].clone()
+}
+
+/// The lines of `sluice status` about one session.
+fn lines_of(sluice: &Sluice, program: &Program) -> String {
+    let (code, stdout, _) = outcome(sluice.command().arg("status"));
+    assert_eq!(code, 0);
+    let mut lines = stdout.lines().skip_while(|line| !line.starts_with(&program.name()));
+    let first = lines.next().unwrap_or_else(|| panic!("{} is not in {stdout}", program.name()));
+    let rest = lines.take_while(|line| line.starts_with(' '));
+    std::iter::once(first).chain(rest).map(|line| format!("{line}\n")).collect()
+}
+
+fn limit(sluice: &Sluice, session: &str, options: &[&str]) -> (i32, String, String) {
+    outcome(sluice.command().args(["limit", session]).args(options))
+}
+
+#[test]
+fn a_running_program_is_given_more_and_less() {
+    let sluice = Sluice::new();
+    let mut program = Program::run(&sluice, &["--mem", "2GiB"]);
+    assert_eq!(program.tell("take 1024"), DONE);
+    assert_eq!(program.tell("take 1024"), REFUSED);
+    assert_eq!(program.tell("info"), "2048 512");
+
+    let (code, stdout, stderr) = limit(&sluice, &program.name(), &["--mem", "4GiB"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(
+        stdout,
+        format!("{}: memory was 2GiB, is now 4GiB\n", DEVICE.to_lowercase().replace("gpu", "GPU"))
+    );
+    assert_eq!(program.tell("take 1024"), DONE, "the next allocation sees it");
+    assert_eq!(program.tell("info"), "4096 1536");
+
+    // By the program's own id, below what it uses.
+    let (code, stdout, _) = limit(&sluice, &program.pid.to_string(), &["--mem", "1GiB"]);
+    assert_eq!(code, 0);
+    assert!(
+        stdout.contains("2560MiB is in use: growth is refused until 1536MiB of it"),
+        "{stdout}"
+    );
+    assert_eq!(program.tell("take 1"), REFUSED);
+    let memory = &device_of(&sluice, &program)["memory"];
+    assert_eq!(memory["limit"], GIB);
+    assert_eq!(memory["used"], 2 * GIB + CONTEXT);
+    assert_eq!((&memory["over"], &memory["left"]), (&Value::from(GIB + CONTEXT), &Value::from(0)));
+    assert_eq!(memory["growth_refused"], true);
+    let lines = lines_of(&sluice, &program);
+    assert!(lines.contains("OVER by 1536MiB: growth refused"), "{lines}");
+
+    // What it had, it still has; what it gives back, it may have again.
+    assert_eq!(program.tell("give"), DONE);
+    assert_eq!(program.tell("take 1"), REFUSED);
+    assert_eq!(program.tell("give"), DONE);
+    assert_eq!(program.tell("take 512"), DONE);
+    assert_eq!(program.tell("take 1"), REFUSED);
+    assert_eq!(device_of(&sluice, &program)["memory"]["growth_refused"], false);
+}
+
+#[test]
+fn percentages_are_of_the_device() {
+    let sluice = Sluice::new();
+    let mut program = Program::run(&sluice, &["--mem", "12.5%"]);
+    assert_eq!(device_of(&sluice, &program)["memory"]["limit"], 2 * GIB);
+    assert_eq!(program.tell("info"), "2048 1536");
+    let sluice_pid = program.child.id().to_string();
+    let (code, _, stderr) = limit(&sluice, &sluice_pid, &["--mem", "25%", "--device", "0"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(program.tell("info"), "4096 3584");
+}
+
+#[test]
+fn the_settings_of_a_run_are_in_its_status() {
+    let sluice = Sluice::new();
+    let options = [
+        "--mem",
+        "24GiB",
+        "--mem-real",
+        "50%",
+        "--compute",
+        "30",
+        "--soft",
+        "60",
+        "--weight",
+        "7",
+        "--priority",
+        "low",
+    ];
+    let program = Program::run(&sluice, &options);
+    let device = device_of(&sluice, &program);
+    assert_eq!(device["memory"]["limit"], 24 * GIB);
+    assert_eq!(device["memory"]["real"], 8 * GIB);
+    let compute = serde_json::json!({
+        "policy": "balance", "share_ppm": 300_000, "soft_ppm": 600_000, "weight": 7,
+        "priority": "low",
+    });
+    assert_eq!(device["compute"], compute);
+    let lines = lines_of(&sluice, &program);
+    assert!(lines.contains("memory  24GiB (8GiB on the device), 512MiB used"), "{lines}");
+    assert!(lines.contains("30% guaranteed, at most 60%, weight 7, priority low"), "{lines}");
+    assert!(lines.contains("on_demand"), "{lines}");
+
+    let (code, stdout, stderr) = limit(
+        &sluice,
+        &program.name(),
+        &["--compute", "40", "--policy", "fixed", "--priority", "high", "--mem", "8GiB"],
+    );
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("memory was 24GiB (8GiB on the device), is now 8GiB"), "{stdout}");
+    assert!(stdout.contains("priority low, is now 40% fixed"), "{stdout}");
+    let compute = &device_of(&sluice, &program)["compute"];
+    assert_eq!((&compute["policy"], &compute["share_ppm"]), (&"fixed".into(), &400_000.into()));
+    assert_eq!(compute["soft_ppm"], Value::Null);
+}
+
+#[test]
+fn the_json_has_one_shape() {
+    let sluice = Sluice::new();
+    let mut program = Program::run(&sluice, &["--mem", "2GiB"]);
+    assert_eq!(program.tell("take 64"), DONE);
+    let status = status(&sluice);
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&status), ["damaged", "sessions"]);
+    let session = session_of(&status, program.pid);
+    assert_eq!(keys(&session), ["devices", "directory", "session", "uid"]);
+    assert_eq!(session["directory"], program.session.to_str().unwrap());
+    assert_eq!(session["uid"], rustix::process::getuid().as_raw());
+    let device = &session["devices"][0];
+    assert_eq!(keys(device), ["compute", "memory", "processes", "uuid"]);
+    assert_eq!(device["uuid"], DEVICE);
+    assert_eq!(keys(&device["compute"]), ["policy", "priority", "share_ppm", "soft_ppm", "weight"]);
+    assert_eq!(device["compute"]["policy"], "none");
+    let kinds = ["array", "context", "data", "driver", "graph", "oversubscribed", "pool"];
+    let memory = &device["memory"];
+    let figures =
+        ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "real", "used"];
+    assert_eq!(keys(memory), figures);
+    assert_eq!(keys(&memory["by_kind"]), kinds);
+    assert_eq!(memory["by_kind"]["data"], 64 * MIB);
+    assert_eq!(memory["by_kind"]["context"], CONTEXT);
+    assert_eq!((&memory["real"], &memory["over"]), (&Value::Null, &Value::from(0)));
+    assert_eq!(memory["left"], 2 * GIB - CONTEXT - 64 * MIB);
+    assert_eq!(device["processes"].as_array().unwrap().len(), 1);
+    let process = &device["processes"][0];
+    let fields =
+        ["by_kind", "bytes", "density_ppm", "holding", "host_pid", "name", "pid", "waiting"];
+    assert_eq!(keys(process), fields);
+    assert_eq!(process["name"], "on_demand");
+    assert_eq!((&process["bytes"], &process["holding"]), (&memory["used"], &Value::from(false)));
+    assert_eq!(process["by_kind"], memory["by_kind"]);
+}
+
+#[test]
+fn a_session_without_sluice_run_is_listed_and_changed() {
+    let sluice = Sluice::new();
+    let unique = format!("test-{}", sluice.folder().display());
+    let mut program = Program::preloaded(
+        &sluice,
+        &[("VGPU_POD_UID", &unique), ("TENSOR_FUSION_CUDA_MEM_LIMIT", r#"{"0": "12.5%"}"#)],
+    );
+    assert_eq!(program.tell("info"), "2048 1536");
+    let session = session_of(&status(&sluice), program.pid);
+    let name = session["session"].as_str().unwrap().to_owned();
+    assert!(name.starts_with("env-"), "{name}");
+    let (code, _, stderr) = limit(&sluice, &program.pid.to_string(), &["--mem", "3GiB"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(program.tell("info"), "3072 2560");
+    let directory = session["directory"].as_str().unwrap().to_owned();
+    drop(program);
+    // Nobody is in it now; its limits are still there for the next program.
+    let lists = |arguments: &[&str]| outcome(sluice.command().arg("status").args(arguments)).1;
+    assert!(!lists(&[]).contains(&name) && lists(&["--all"]).contains(&name));
+    fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn a_damaged_page_is_named_and_stops_nothing_else() {
+    let sluice = Sluice::new();
+    let mut program = Program::run(&sluice, &["--mem", "2GiB"]);
+    let good = program.session.join(format!("{DEVICE}.page"));
+    let bad = program.session.join(format!("{OTHER}.page"));
+    let size = fs::metadata(&good).unwrap().len();
+    for content in [b"not a page".to_vec(), vec![0x5a; usize::try_from(size).unwrap()]] {
+        fs::write(&bad, content).unwrap();
+        let status = status(&sluice);
+        let damaged = status["damaged"].as_array().unwrap();
+        let named = damaged.iter().find(|damaged| damaged["page"] == bad.to_str().unwrap());
+        let named = named.unwrap_or_else(|| panic!("{bad:?} is not in {damaged:?}"));
+        assert_eq!(named["session"], program.name());
+        assert!(named["problem"].as_str().unwrap().contains(OTHER), "{named}");
+        assert_eq!(session_of(&status, program.pid)["devices"][0]["memory"]["limit"], 2 * GIB);
+        let (_, stdout, _) = outcome(sluice.command().arg("status"));
+        assert!(stdout.contains(&format!("DAMAGED {}", program.name())), "{stdout}");
+        // Nothing is changed where not everything can be.
+        let (code, stdout, stderr) = limit(&sluice, &program.name(), &["--mem", "1GiB"]);
+        assert_eq!((code, stdout.as_str()), (70, ""), "{stderr}");
+        assert!(stderr.contains(bad.to_str().unwrap()), "{stderr}");
+        assert_eq!(program.tell("info"), "2048 1536");
+    }
+    let (code, _, stderr) = limit(&sluice, &program.name(), &["--mem", "1GiB", "--device", DEVICE]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert_eq!(program.tell("info"), "1024 512");
+}
+
+#[test]
+fn what_cannot_be_changed_is_refused_and_named() {
+    let sluice = Sluice::new();
+    let program = Program::run(&sluice, &["--mem", "2GiB"]);
+    let name = program.name();
+    let cases: [(&[&str], i32, &str); 12] = [
+        (&[], 2, "nothing to change"),
+        (&["--mem", "0"], 2, "--mem"),
+        (&["--mem", "101%"], 2, "--mem"),
+        (&["--mem", "17GiB"], 2, "--mem-real"),
+        (&["--mem", "24GiB", "--mem-real", "17GiB"], 2, "--mem-real"),
+        (&["--mem-real", "3GiB"], 2, "is more than --mem"),
+        (&["--compute", "30"], 2, "started without a compute limit"),
+        (&["--policy", "none"], 2, "--policy none"),
+        (&["--weight", "0"], 2, "--weight"),
+        (&["--device", "1", "--mem", "1GiB"], 2, OTHER_UNUSED),
+        (&["--device", "9", "--mem", "1GiB"], 2, "is no device here"),
+        (&["--device", "GPU-77", "--mem", "1GiB"], 2, OTHER_UNUSED),
+    ];
+    for (options, expected, named) in cases {
+        let (code, stdout, stderr) = limit(&sluice, &name, options);
+        assert_eq!((code, stdout.as_str()), (expected, ""), "{options:?}: {stderr}");
+        assert!(stderr.contains(named), "{options:?}: {stderr}");
+    }
+    for session in ["nothing-like-it", "4294967290", ""] {
+        let (code, _, stderr) = limit(&sluice, session, &["--mem", "1GiB"]);
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("no such session"), "{stderr}");
+    }
+    assert_eq!(device_of(&sluice, &program)["memory"]["limit"], 2 * GIB);
+    let timed = Program::run(&sluice, &["--compute", "50"]);
+    let (code, _, stderr) = limit(&sluice, &timed.name(), &["--mem", "1GiB"]);
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("started without a memory limit"), "{stderr}");
+}
+
+const OTHER_UNUSED: &str = "is not one device that session";
