@@ -1,6 +1,6 @@
 //! `sluice status` and `sluice limit` on running programs.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 
 mod sluice_support;
 
