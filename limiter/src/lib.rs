@@ -10,6 +10,7 @@
 //! * [`runtime`], [`device`]: the process-wide state and a device's part of it
 //! * [`memory`]: reserve, call, commit
 //! * [`compute`]: the gate, the lanes that launches go through, the governor that opens and closes
+//! * [`keeper`]: the thread that finds out what no call tells of
 //! * [`per_process`]: statics that survive a fork
 //! * [`own`]: the driver functions that the limiter itself calls
 //! * [`report`]: what the limiter says, and where
@@ -19,6 +20,7 @@ mod compute;
 mod config;
 mod detours;
 mod device;
+mod keeper;
 mod memory;
 mod own;
 mod patch;

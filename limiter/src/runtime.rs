@@ -85,6 +85,7 @@ extern "C" fn after_fork() {
     }
     compute::after_fork();
     crate::memory::after_fork();
+    crate::keeper::after_fork();
     MAKING.store(false, Ordering::Relaxed);
     RUNTIME.store(ptr::null_mut(), Ordering::Release);
 }

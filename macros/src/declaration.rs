@@ -7,12 +7,16 @@ use syn::{Attribute, Expr, FnArg, Pat, PatType, Path, Result, Token, Type, paren
 
 mod keyword {
     syn::custom_keyword!(library);
+    syn::custom_keyword!(changes);
+    syn::custom_keyword!(memory);
 }
 
 /// Everything between the braces.
 pub(crate) struct Declarations {
     pub(crate) section: Vec<Attribute>,
     pub(crate) library: Ident,
+    /// Whether the functions allocate or free.
+    pub(crate) changes_memory: bool,
     pub(crate) functions: Vec<Function>,
 }
 
@@ -33,11 +37,17 @@ impl Parse for Declarations {
         input.parse::<keyword::library>()?;
         let library = input.parse()?;
         input.parse::<Token![;]>()?;
+        let changes_memory = input.peek(keyword::changes);
+        if changes_memory {
+            input.parse::<keyword::changes>()?;
+            input.parse::<keyword::memory>()?;
+            input.parse::<Token![;]>()?;
+        }
         let mut functions = Vec::new();
         while !input.is_empty() {
             functions.push(input.parse()?);
         }
-        Ok(Self { section, library, functions })
+        Ok(Self { section, library, changes_memory, functions })
     }
 }
 
@@ -91,6 +101,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(parsed.library, "Cuda");
+        assert!(!parsed.changes_memory);
         assert_eq!(parsed.functions.len(), 2);
         assert_eq!(parsed.functions[0].symbols.len(), 2);
         assert_eq!(parsed.functions[0].arguments.len(), 2);
@@ -109,9 +120,18 @@ mod tests {
     }
 
     #[test]
+    fn functions_that_change_memory_say_so() {
+        let text = "library Cuda; changes memory; fn cuA() -> CuResult = a;";
+        let parsed: Declarations = syn::parse_str(text).unwrap();
+        assert!(parsed.changes_memory);
+        assert_eq!(parsed.functions.len(), 1);
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for text in [
             "fn cuA() -> CuResult = a;",
+            "library Cuda; changes; fn cuA() -> CuResult = a;",
             "library Cuda; fn cuA(self) -> CuResult = a;",
             "library Cuda; fn cuA() = a;",
             "library Cuda; fn cuA() -> CuResult",

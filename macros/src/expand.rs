@@ -6,7 +6,7 @@ use quote::{format_ident, quote};
 use syn::{Attribute, Expr, ExprLit, Lit, Meta};
 
 pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
-    let Declarations { section, library, functions } = declarations;
+    let Declarations { section, library, changes_memory, functions } = declarations;
     let section = text(section);
     let mut aliases = TokenStream::new();
     let mut items = TokenStream::new();
@@ -18,7 +18,7 @@ pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
         }
         for symbol in &function.symbols {
             aliases.extend(alias(function, symbol));
-            items.extend(detour(function, symbol));
+            items.extend(detour(function, symbol, *changes_memory));
             let name = symbol.to_string();
             let (entry, slot) = names(symbol);
             rows.extend(quote! {
@@ -63,7 +63,7 @@ fn is_per_thread(symbol: &str) -> bool {
     symbol.ends_with("_ptsz") || symbol.ends_with("_ptds")
 }
 
-fn detour(function: &Function, symbol: &Ident) -> TokenStream {
+fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStream {
     let (entry, slot) = names(symbol);
     let name = symbol.to_string();
     let per_thread = is_per_thread(&name);
@@ -71,6 +71,7 @@ fn detour(function: &Function, symbol: &Ident) -> TokenStream {
     let passed = function.arguments.iter().map(|(name, _)| name);
     let Function { result, handler, .. } = function;
     let constants = function.constants.iter();
+    let counted = changes_memory.then(|| quote!(let _changing = crate::memory::changes::begin();));
     quote! {
         #[allow(non_upper_case_globals)]
         static #slot: ::utils::hook::Slot = ::utils::hook::Slot::new();
@@ -78,6 +79,7 @@ fn detour(function: &Function, symbol: &Ident) -> TokenStream {
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C" fn #entry(#(#arguments),*) -> #result {
             crate::detours::guard(#name, || {
+                #counted
                 // SAFETY: the slot is filled before the first caller can arrive here, with the way
                 // back into the function of this name, whose signature is the declared one.
                 let original = unsafe {

@@ -27,6 +27,9 @@ use proc_macro::TokenStream;
 ///   says) followed by the arguments, and that lets no panic out;
 /// * a row in `TABLE`, a `&[Detour]`, with the symbol, its library and its documentation.
 ///
+/// `changes memory;` after the library: calls of these functions allocate or free, and are counted
+/// while they run (`crate::memory::changes`).
+///
 /// Alternatives after `|` are further symbols of the same signature and handler. `= handler(CONSTANT)`
 /// gives the handler constants between the `Call` and the arguments. The names `Call`,
 /// `Detour`, `Library` and `guard` are taken from `crate::detours`, `Slot` from `utils::hook`.

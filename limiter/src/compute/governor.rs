@@ -35,10 +35,10 @@ pub(super) fn start(device: &'static Device) -> io::Result<()> {
 
 /// Keeps the program's signals away from a thread that is started meanwhile: they are for the
 /// program's own threads.
-struct SignalsBlocked(libc::sigset_t);
+pub(crate) struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // SAFETY: both sets are initialised by the calls.
         unsafe {
             let (mut all, mut old) = core::mem::zeroed();

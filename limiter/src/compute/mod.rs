@@ -17,6 +17,7 @@ mod work;
 
 pub(crate) use gate::Gate;
 use gate::NoLease;
+pub(crate) use governor::SignalsBlocked;
 pub(crate) use work::Work;
 
 use crate::own;

@@ -13,6 +13,7 @@ use utils::page::layout::Kind;
 macros::detours! {
     /// CUDA driver API, Memory Management: arrays.
     library Cuda;
+    changes memory;
 
     fn cuArrayCreate_v2(array: *mut Array, descriptor: *const ArrayDescriptor) -> CuResult = create;
     fn cuArray3DCreate_v2(array: *mut Array, descriptor: *const Array3dDescriptor) -> CuResult = create_3d;

@@ -11,6 +11,7 @@ use utils::driver::cuda::{Context, CuResult, Device};
 macros::detours! {
     /// CUDA driver API, Initialization / Primary Context Management / Context Management.
     library Cuda;
+    changes memory;
 
     /// Nothing works in a process whose limits cannot be kept.
     fn cuInit(flags: c_uint) -> CuResult = init;

@@ -10,6 +10,7 @@ macros::detours! {
     /// CUDA driver API, Graph Management: allocation nodes are charged by what the driver reserves for
     /// graphs, when an executable graph is made, uploaded or launched.
     library Cuda;
+    changes memory;
 
     fn cuGraphInstantiate | cuGraphInstantiate_v2 (exec: *mut GraphExec, graph: Graph, error: *mut GraphNode, log: *mut c_char, size: usize) -> CuResult = instantiate;
     fn cuGraphInstantiateWithFlags(exec: *mut GraphExec, graph: Graph, flags: u64) -> CuResult = instantiate_with_flags;

@@ -10,6 +10,7 @@ use utils::page::layout::Kind;
 macros::detours! {
     /// CUDA driver API, Memory Management: linear memory.
     library Cuda;
+    changes memory;
 
     fn cuMemAlloc_v2(pointer: *mut DevicePtr, bytes: usize) -> CuResult = alloc;
     /// The 32-bit form of CUDA 3.1.

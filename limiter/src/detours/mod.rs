@@ -12,6 +12,7 @@ mod graphs;
 mod info;
 mod launch;
 mod linear;
+mod modules;
 mod nvml;
 mod nvml_processes;
 mod pool;
@@ -107,6 +108,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         context::TABLE,
         info::TABLE,
         linear::TABLE,
+        modules::TABLE,
         pool::TABLE,
         virtual_memory::TABLE,
         arrays::TABLE,

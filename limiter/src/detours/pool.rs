@@ -15,6 +15,7 @@ use utils::driver::cuda::{
 macros::detours! {
     /// CUDA driver API, Stream Ordered Memory Allocator: pools are charged by what they reserve.
     library Cuda;
+    changes memory;
 
     fn cuMemAllocAsync | cuMemAllocAsync_ptsz (pointer: *mut DevicePtr, bytes: usize, stream: Stream) -> CuResult = alloc_async;
     fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz (pointer: *mut DevicePtr, bytes: usize, pool: MemoryPool, stream: Stream) -> CuResult = alloc_from_pool;

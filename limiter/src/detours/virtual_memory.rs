@@ -10,6 +10,7 @@ macros::detours! {
     /// CUDA driver API, Virtual Memory Management: memory is taken by `cuMemCreate`, on the device
     /// that the properties name, and given back when neither handle nor mapping is left.
     library Cuda;
+    changes memory;
 
     fn cuMemCreate(handle: *mut AllocationHandle, bytes: usize, prop: *const AllocationProp, flags: u64) -> CuResult = create;
     fn cuMemRelease(handle: AllocationHandle) -> CuResult = release;

@@ -1,7 +1,7 @@
 //! Reserve, call, commit.
 
 use super::tracker::{Allocation, Handle};
-use super::{graphs, pools};
+use super::{changes, graphs, pools};
 use crate::device::Device;
 use utils::driver::cuda::{Context, CuResult};
 use utils::page::layout::Kind;
@@ -47,7 +47,11 @@ pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
         Some(mut book) => book.reserve(slot, kind, bytes).is_ok(),
         None => goes_on_without_page(device),
     };
-    reserve() || (device.reap() && reserve())
+    let reserved = reserve() || (device.reap() && reserve());
+    if reserved {
+        changes::reserved(device);
+    }
+    reserved
 }
 
 /// The page cannot be used: whether a reservation may do without.

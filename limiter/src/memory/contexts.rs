@@ -8,7 +8,7 @@ use super::charge::{release, reserve};
 use super::seen::Processes;
 use super::{graphs, pools};
 use crate::device::Device;
-use crate::report;
+use crate::{keeper, report};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
@@ -136,6 +136,7 @@ pub(crate) fn create(
         release(device, Kind::Context, known - took);
     }
     device.contexts.set(handle(), took);
+    keeper::start();
     tracing::debug!("device {}: a context took {took} bytes", device.uuid());
     result
 }
@@ -150,6 +151,8 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
     }
     graphs::context_ended(device, handle);
     pools::refresh(device, true);
+    // What the driver had taken for it is gone as well.
+    keeper::ring();
 }
 
 /// What this process uses of a device at a moment.

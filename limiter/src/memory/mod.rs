@@ -1,16 +1,19 @@
 //! Device memory: reserve, call, commit; and what was taken, so that it can be given back.
 
+pub(crate) mod changes;
 mod charge;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
 pub(crate) mod physical;
 pub(crate) mod pools;
+mod reconcile;
 pub(crate) mod seen;
 mod size;
 mod tracker;
 
 pub(crate) use charge::{allocate, free};
 pub(crate) use contexts::Contexts;
+pub(crate) use reconcile::Reconciler;
 pub(crate) use size::{array_bytes, linear_bytes, mipmapped_bytes};
 pub(crate) use tracker::{Handle, Tracker};
 
@@ -48,5 +51,6 @@ pub(crate) fn after_fork() {
     physical::after_fork();
     pools::after_fork();
     seen::after_fork();
+    changes::after_fork();
     graphs::after_fork();
 }

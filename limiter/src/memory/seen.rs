@@ -48,14 +48,13 @@ impl Processes {
         }
     }
 
-    /// Bytes that this process uses; `None` if it is not listed, or not known, or its figure is not.
+    /// Bytes that this process uses; `None` if it is not known, or its figure is not.
     pub(crate) fn own_bytes(&self, device: &Device) -> Option<u64> {
         let pid = own_pid(device)?;
-        self.0
-            .iter()
-            .find(|process| process.pid == pid)
-            .map(|process| process.used_gpu_memory)
-            .filter(|&bytes| bytes != VALUE_NOT_AVAILABLE)
+        let own = self.0.iter().find(|process| process.pid == pid);
+        // Without a context it is not listed.
+        let bytes = own.map_or(0, |process| process.used_gpu_memory);
+        (bytes != VALUE_NOT_AVAILABLE).then_some(bytes)
     }
 
     /// This process has made a context between `before` and now: learns who it is, if that can be told.

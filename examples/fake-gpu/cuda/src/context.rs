@@ -7,7 +7,7 @@ use utils::driver::cuda::{self, CuResult, Device};
 
 use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::state::{Driver, Inner, Table, current, driver, with, with_context};
-use crate::{capture, graph_exec, pool, stream, thread};
+use crate::{attributes, capture, graph_exec, memory, module, pool, stream, thread};
 
 /// Flags that exist (`CU_CTX_FLAGS_MASK`).
 const FLAGS: c_uint = 0xFF;
@@ -29,6 +29,8 @@ pub(crate) struct Context {
     /// Thread -> its default stream.
     pub(crate) per_thread: Table<u64>,
     limits: HashMap<c_uint, usize>,
+    /// What the limits take of the device beyond their presets.
+    extra: u64,
 }
 
 /// A device's primary context.
@@ -43,7 +45,7 @@ pub(crate) struct Primary {
 fn start(driver: &Driver, inner: &mut Inner, device: Device, flags: c_uint) -> Api<Context> {
     let on_node = driver.device(device)?;
     if driver.node.add_context(driver.process, on_node).is_err() {
-        crate::memory::reclaim(driver, inner, on_node);
+        memory::reclaim(driver, inner, on_node);
         driver.node.add_context(driver.process, on_node).map_err(|_| CuResult::OUT_OF_MEMORY)?;
     }
     Ok(Context {
@@ -55,6 +57,7 @@ fn start(driver: &Driver, inner: &mut Inner, device: Device, flags: c_uint) -> A
         legacy: 0,
         per_thread: Table::default(),
         limits: HashMap::new(),
+        extra: 0,
     })
 }
 
@@ -65,6 +68,7 @@ fn end(driver: &Driver, inner: &mut Inner, context: u64) {
     found.legacy = 0;
     found.per_thread.clear();
     let on_node = found.on_node;
+    let extra = core::mem::take(&mut found.extra);
     capture::drop_context(inner, context);
     let streams: Vec<_> =
         inner.streams.values().filter(|s| s.context == context).map(|s| s.id).collect();
@@ -73,7 +77,7 @@ fn end(driver: &Driver, inner: &mut Inner, context: u64) {
         inner.events.values().filter(|e| e.context == context).map(|e| e.id).collect();
     inner.events.retain(|_, event| event.context != context);
     inner.functions.retain(|_, function| function.context != context);
-    inner.modules.retain(|_, module| module.context != context);
+    module::drop_context(driver, inner, context);
     {
         let mut node = driver.node.lock();
         for id in streams {
@@ -85,8 +89,9 @@ fn end(driver: &Driver, inner: &mut Inner, context: u64) {
     }
     graph_exec::drop_context(driver, inner, context);
     crate::array::drop_context(driver, inner, context);
-    crate::memory::drop_context(driver, inner, context);
+    memory::drop_context(driver, inner, context);
     pool::synchronised(driver, inner);
+    driver.node.give_back(driver.process, on_node, extra);
     driver.node.remove_context(driver.process, on_node);
 }
 
@@ -375,22 +380,37 @@ pub(crate) extern "C" fn flags(flags: Out<c_uint>) -> CuResult {
     })
 }
 
+fn preset(limit: c_uint) -> usize {
+    match limit {
+        0 => 1024,
+        1 => 1 << 20,
+        2 => 8 << 20,
+        3 => 2,
+        4 => 2048,
+        5 => 64,
+        _ => 0,
+    }
+}
+
+/// What a limit takes of the device beyond its preset: a stack for each thread that can run, the
+/// buffer of `printf`, and the heap.
+fn beyond_preset(limit: c_uint, value: usize) -> u64 {
+    let threads = attributes::MULTIPROCESSORS * attributes::THREADS_PER_MULTIPROCESSOR;
+    let each = match limit {
+        0 => threads as u64,
+        1 | 2 => 1,
+        _ => 0,
+    };
+    memory::rounded(each * (value.saturating_sub(preset(limit)) as u64))
+}
+
 pub(crate) extern "C" fn get_limit(value: Out<usize>, limit: c_uint) -> CuResult {
     api(|| {
         with_context(|_, inner, context| {
             value.required()?;
             ensure(limit < LIMITS, CuResult::UNSUPPORTED_LIMIT)?;
-            let preset = match limit {
-                0 => 1024,
-                1 => 1 << 20,
-                2 => 8 << 20,
-                3 => 2,
-                4 => 2048,
-                5 => 64,
-                _ => 0,
-            };
             let limits = &inner.contexts[&context].limits;
-            value.set(limits.get(&limit).copied().unwrap_or(preset));
+            value.set(limits.get(&limit).copied().unwrap_or(preset(limit)));
             Ok(())
         })
     })
@@ -398,10 +418,17 @@ pub(crate) extern "C" fn get_limit(value: Out<usize>, limit: c_uint) -> CuResult
 
 pub(crate) extern "C" fn set_limit(limit: c_uint, value: usize) -> CuResult {
     api(|| {
-        with_context(|_, inner, context| {
+        with_context(|driver, inner, context| {
             ensure(limit < 7, CuResult::UNSUPPORTED_LIMIT)?;
+            let found = &inner.contexts[&context];
+            let (device, old) = (found.on_node, found.limits.get(&limit).copied());
+            let had = beyond_preset(limit, old.unwrap_or(preset(limit)));
+            let wants = beyond_preset(limit, value);
+            memory::take(driver, inner, device, wants.saturating_sub(had))?;
+            driver.node.give_back(driver.process, device, had.saturating_sub(wants));
             if let Some(found) = inner.contexts.get_mut(&context) {
                 found.limits.insert(limit, value);
+                found.extra = found.extra + wants - had;
             }
             Ok(())
         })

@@ -7,10 +7,10 @@ use std::ffi::CString;
 use utils::driver::cuda::{self, CuResult, Device};
 
 use crate::attributes;
-use crate::capture;
 use crate::ffi::{Api, In, Out, Text, api, ensure, handle};
 use crate::ptx::{self, Entry};
-use crate::state::{Inner, driver, with, with_context};
+use crate::state::{Driver, Inner, driver, with, with_context};
+use crate::{capture, context, memory};
 
 /// A module (of one context) or a library (`context` 0).
 pub(crate) struct Module {
@@ -20,6 +20,9 @@ pub(crate) struct Module {
     functions: Vec<u64>,
     /// For a library: the modules that stand for it, by context.
     library: bool,
+    /// Device of the node, and what the variables take of it.
+    device: u32,
+    taken: u64,
 }
 
 /// A kernel, of a module or of a library.
@@ -36,22 +39,40 @@ pub(crate) struct Function {
     pub(crate) buffer: Vec<u8>,
 }
 
-fn load(inner: &mut Inner, image: Text, context: u64) -> Api<u64> {
+fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u64> {
     let text = image.bytes()?;
     let text = String::from_utf8(text).map_err(|_| CuResult::INVALID_IMAGE)?;
     let entries = ptx::entries(&text).ok_or(CuResult::INVALID_IMAGE)?;
     let functions = vec![0; entries.len()];
+    // Those of a library would be made in each context that uses them; nothing here does.
+    let library = context == 0;
+    let (device, taken) = match (library, ptx::variables(&text)) {
+        (true, _) | (_, 0) => (0, 0),
+        (false, bytes) => (context::device_of(inner, context)?.1, memory::rounded(bytes)),
+    };
+    memory::take(driver, inner, device, taken)?;
     let key = inner.new_handle();
-    inner.modules.insert(key, Module { context, entries, functions, library: context == 0 });
+    inner.modules.insert(key, Module { context, entries, functions, library, device, taken });
     Ok(key)
+}
+
+/// Forgets the modules of a context, and gives back what their variables took.
+pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
+    inner.modules.retain(|_, module| {
+        let stays = module.context != context;
+        if !stays {
+            driver.node.give_back(driver.process, module.device, module.taken);
+        }
+        stays
+    });
 }
 
 pub(crate) extern "C" fn load_data(module: Out<cuda::Module>, image: Text) -> CuResult {
     api(|| {
-        with_context(|_, inner, context| {
+        with_context(|driver, inner, context| {
             module.required()?;
             capture::unsafe_call(inner)?;
-            module.set(handle(load(inner, image, context)?));
+            module.set(handle(load(driver, inner, image, context)?));
             Ok(())
         })
     })
@@ -79,10 +100,11 @@ pub(crate) extern "C" fn unload_library(library: cuda::Module) -> CuResult {
 }
 
 fn remove(module: cuda::Module, library: bool) -> Api {
-    with(|_, inner| {
+    with(|driver, inner| {
         let key = module as u64;
         let found = inner.modules.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
         ensure(found.library == library, CuResult::INVALID_HANDLE)?;
+        driver.node.give_back(driver.process, found.device, found.taken);
         inner.modules.remove(&key);
         inner.functions.retain(|_, function| function.module != key);
         Ok(())
@@ -187,9 +209,9 @@ pub(crate) extern "C" fn load_library(
     _count: c_uint,
 ) -> CuResult {
     api(|| {
-        with(|_, inner| {
+        with(|driver, inner| {
             library.required()?;
-            library.set(handle(load(inner, image, 0)?));
+            library.set(handle(load(driver, inner, image, 0)?));
             Ok(())
         })
     })

@@ -43,6 +43,27 @@ pub(crate) fn entries(text: &str) -> Option<Vec<Entry>> {
     Some(found)
 }
 
+/// Bytes of the variables that a PTX text declares for the device.
+pub(crate) fn variables(text: &str) -> u64 {
+    let text = without_comments(text);
+    let declared = text.split(".global").skip(1).filter_map(|rest| rest.split(';').next());
+    declared.map(variable).sum()
+}
+
+/// Bytes of a variable: element times extents.
+fn variable(declaration: &str) -> u64 {
+    let bits = declaration.split_whitespace().find_map(|word| {
+        let kind = word.strip_prefix('.')?;
+        kind.strip_prefix(['b', 'u', 's', 'f'])?.parse::<u64>().ok()
+    });
+    let extents = declaration.split('[').skip(1);
+    let count = extents.fold(1_u64, |product, rest| {
+        let extent = rest.split(']').next().and_then(|number| number.trim().parse().ok());
+        product.saturating_mul(extent.unwrap_or(1))
+    });
+    (bits.unwrap_or(32) / 8).saturating_mul(count)
+}
+
 fn without_comments(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut rest = text;
@@ -99,6 +120,14 @@ mod tests {
         .address_size 64\n.visible .entry spin(\n  .param .u64 spin_ns,\n  .param .u32 x\n)\n{ ret; }\n\
         /* .entry hidden() */ .entry other(.param .f32 a, .param .align 8 .b8 b[24]) { ret; }\n\
         .entry bare() { ret; }\n.visible .entry plain { ret; }";
+
+    #[test]
+    fn variables_take_element_times_extents() {
+        let text = ".version 7.0\n.global .align 4 .b8 big[1024];\n.visible .global .f64 m[2][3];\n\
+                    .global .u32 one = 5; // .global .b8 no[7];\n.entry k() { ret; }";
+        assert_eq!(variables(text), 1024 + 48 + 4);
+        assert_eq!(variables(".version 7.0\n.entry k() { ret; }"), 0);
+    }
 
     #[test]
     fn finds_kernels() {

@@ -1,0 +1,175 @@
+//! Calls that make the driver take memory without saying how much, or give it back: the keeper finds
+//! out.
+
+use super::Call;
+use crate::keeper;
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use utils::driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
+
+macros::detours! {
+    /// CUDA driver API, Module / Library / Context / Stream Management: what the driver takes for code,
+    /// variables, stacks and heaps is looked up in NVML afterwards.
+    library Cuda;
+
+    fn cuModuleLoad(module: *mut Module, file: *const c_char) -> CuResult = load;
+    fn cuModuleLoadData | cuModuleLoadFatBinary (module: *mut Module, image: *const c_void) -> CuResult = load_data;
+    fn cuModuleLoadDataEx(module: *mut Module, image: *const c_void, count: c_uint, options: *mut c_uint, values: *mut *mut c_void) -> CuResult = load_data_ex;
+    fn cuModuleUnload | cuLibraryUnload (module: Module) -> CuResult = unload;
+    fn cuModuleGetFunction(function: *mut Function, module: Module, name: *const c_char) -> CuResult = get_function;
+    fn cuFuncLoad(function: Function) -> CuResult = load_function;
+    fn cuKernelGetFunction(function: *mut Function, kernel: Function) -> CuResult = kernel_function;
+    fn cuLibraryLoadData | cuLibraryLoadFromFile (library: *mut Module, image: *const c_void, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library;
+    fn cuLibraryGetModule(module: *mut Module, library: Module) -> CuResult = library_module;
+    fn cuLibraryGetGlobal | cuLibraryGetManaged (pointer: *mut DevicePtr, bytes: *mut usize, library: Module, name: *const c_char) -> CuResult = library_variable;
+    fn cuLibraryGetUnifiedFunction(function: *mut *mut c_void, library: Module, name: *const c_char) -> CuResult = library_function;
+    fn cuCtxSetLimit(limit: c_uint, value: usize) -> CuResult = set_limit;
+    fn cuStreamCreate(stream: *mut Stream, flags: c_uint) -> CuResult = stream_create;
+    fn cuStreamCreateWithPriority(stream: *mut Stream, flags: c_uint, priority: c_int) -> CuResult = stream_create_with_priority;
+}
+
+/// Runs a call after which the keeper is to look.
+fn looked_after(call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
+    if result.is_ok() {
+        keeper::ring();
+    }
+    result
+}
+
+fn load(call: Call<signature::cuModuleLoad>, module: *mut Module, file: *const c_char) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(module, file) })
+}
+
+fn load_data(
+    call: Call<signature::cuModuleLoadData>,
+    module: *mut Module,
+    image: *const c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(module, image) })
+}
+
+fn load_data_ex(
+    call: Call<signature::cuModuleLoadDataEx>,
+    module: *mut Module,
+    image: *const c_void,
+    count: c_uint,
+    options: *mut c_uint,
+    values: *mut *mut c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(module, image, count, options, values) })
+}
+
+fn unload(call: Call<signature::cuModuleUnload>, module: Module) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(module) })
+}
+
+fn get_function(
+    call: Call<signature::cuModuleGetFunction>,
+    function: *mut Function,
+    module: Module,
+    name: *const c_char,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(function, module, name) })
+}
+
+fn load_function(call: Call<signature::cuFuncLoad>, function: Function) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(function) })
+}
+
+fn kernel_function(
+    call: Call<signature::cuKernelGetFunction>,
+    function: *mut Function,
+    kernel: Function,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(function, kernel) })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
+fn load_library(
+    call: Call<signature::cuLibraryLoadData>,
+    library: *mut Module,
+    image: *const c_void,
+    options: *mut c_uint,
+    values: *mut *mut c_void,
+    count: c_uint,
+    library_options: *mut c_uint,
+    library_values: *mut *mut c_void,
+    library_count: c_uint,
+) -> CuResult {
+    looked_after(|| {
+        // SAFETY: the program's own arguments.
+        unsafe {
+            (call.original)(
+                library,
+                image,
+                options,
+                values,
+                count,
+                library_options,
+                library_values,
+                library_count,
+            )
+        }
+    })
+}
+
+fn library_module(
+    call: Call<signature::cuLibraryGetModule>,
+    module: *mut Module,
+    library: Module,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(module, library) })
+}
+
+fn library_variable(
+    call: Call<signature::cuLibraryGetGlobal>,
+    pointer: *mut DevicePtr,
+    bytes: *mut usize,
+    library: Module,
+    name: *const c_char,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(pointer, bytes, library, name) })
+}
+
+fn library_function(
+    call: Call<signature::cuLibraryGetUnifiedFunction>,
+    function: *mut *mut c_void,
+    library: Module,
+    name: *const c_char,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(function, library, name) })
+}
+
+fn set_limit(call: Call<signature::cuCtxSetLimit>, limit: c_uint, value: usize) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(limit, value) })
+}
+
+fn stream_create(
+    call: Call<signature::cuStreamCreate>,
+    stream: *mut Stream,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(stream, flags) })
+}
+
+fn stream_create_with_priority(
+    call: Call<signature::cuStreamCreateWithPriority>,
+    stream: *mut Stream,
+    flags: c_uint,
+    priority: c_int,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    looked_after(|| unsafe { (call.original)(stream, flags, priority) })
+}

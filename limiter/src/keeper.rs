@@ -1,0 +1,136 @@
+//! The keeper: one thread in a process, for what no call of the program tells of.
+//!
+//! It starts with the first context on a device whose memory is limited. It asks the driver and NVML,
+//! which may take milliseconds, and holds no lock meanwhile that a call of the program waits for. It
+//! does not keep a process from ending: its exit waits a moment for the keeper to be out of the
+//! driver, and does not let it in again.
+
+use crate::compute::{SignalsBlocked, clock};
+use crate::memory::Reconciler;
+use crate::{own, report, runtime};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32};
+use core::time::Duration;
+use rustix::thread::{Timespec, futex};
+use utils::driver::cuda::CAPTURE_MODE_RELAXED;
+
+/// How often the keeper looks by itself.
+const PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long it waits after it was rung for, and before it makes sure of what it has seen.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Enough for the calls that the thread makes.
+const STACK_BYTES: usize = 512 * 1024;
+/// How long the process's exit waits for the keeper to leave the driver, in steps of 0.1 ms.
+const PATIENCE: u32 = 5000;
+
+/// The bell: nobody needs to be woken, or there is no keeper; the keeper is about; it sleeps.
+static BELL: AtomicU32 = AtomicU32::new(RUNG);
+const RUNG: u32 = 0;
+const QUIET: u32 = 1;
+const ASLEEP: u32 = 2;
+
+/// Whether this process has a keeper.
+static STARTED: AtomicBool = AtomicBool::new(false);
+/// Where the keeper is.
+static WHERE: AtomicU32 = AtomicU32::new(OUTSIDE);
+const OUTSIDE: u32 = 0;
+const IN_DRIVER: u32 = 1;
+const KEPT_OUT: u32 = 2;
+/// The process whose keeper has to be stopped: a forked child has none.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// In a forked child: the keeper stayed with the parent.
+pub(crate) fn after_fork() {
+    STARTED.store(false, Relaxed);
+    BELL.store(RUNG, Relaxed);
+    WHERE.store(OUTSIDE, Relaxed);
+}
+
+/// Starts the keeper, unless it runs.
+pub(crate) fn start() {
+    if STARTED.swap(true, AcqRel) {
+        return;
+    }
+    watch_exit();
+    let signals = SignalsBlocked::new();
+    let started = std::thread::Builder::new()
+        .name("sluice-keeper".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(keep);
+    drop(signals);
+    if let Err(error) = started {
+        STARTED.store(false, Release);
+        report::once(format_args!(
+            "the thread that finds out what the driver takes by itself cannot be started: {error}; such memory is not charged"
+        ));
+    }
+}
+
+/// Has the keeper look soon.
+#[inline]
+pub(crate) fn ring() {
+    if BELL.load(Relaxed) != RUNG && BELL.swap(RUNG, AcqRel) == ASLEEP {
+        let _ = futex::wake(&BELL, futex::Flags::PRIVATE, 1);
+    }
+}
+
+fn keep() {
+    // This thread asks and frees while other threads may be capturing.
+    let mut mode = CAPTURE_MODE_RELAXED;
+    let _ = own::exchange_capture_mode(&raw mut mode);
+    let mut reconciler = Reconciler::default();
+    loop {
+        BELL.store(QUIET, Release);
+        let again = in_driver(|| {
+            let runtime = runtime::existing()?;
+            let limited = runtime.devices().into_iter().filter(|device| device.has_memory_limit());
+            // Each is looked at.
+            Some(limited.filter(|device| reconciler.look(device)).count() > 0)
+        });
+        if again == Some(true) || wait() {
+            std::thread::sleep(DEBOUNCE);
+        }
+    }
+}
+
+/// Sleeps for a period; `true`: until rung for.
+fn wait() -> bool {
+    let Ok(_) = BELL.compare_exchange(QUIET, ASLEEP, AcqRel, Acquire) else { return true };
+    let _ = futex::wait(&BELL, futex::Flags::PRIVATE, ASLEEP, Some(&PERIOD));
+    BELL.load(Acquire) == RUNG
+}
+
+/// Runs driver calls, unless the process is about to end; then this thread has nothing more to do.
+fn in_driver<R>(calls: impl FnOnce() -> R) -> R {
+    if WHERE.compare_exchange(OUTSIDE, IN_DRIVER, SeqCst, SeqCst).is_err() {
+        loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    }
+    let result = calls();
+    let _ = WHERE.compare_exchange(IN_DRIVER, OUTSIDE, SeqCst, SeqCst);
+    result
+}
+
+/// Exit handlers run in the opposite order of their registration, and the driver registered its own
+/// earlier.
+fn watch_exit() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    PROCESS.store(std::process::id(), Relaxed);
+    ONCE.call_once(|| {
+        // SAFETY: the handler does not unwind.
+        unsafe { libc::atexit(at_exit) };
+    });
+}
+
+extern "C" fn at_exit() {
+    if PROCESS.load(Relaxed) != std::process::id() || !STARTED.load(Acquire) {
+        return;
+    }
+    let mut tries = 0;
+    while WHERE.compare_exchange(OUTSIDE, KEPT_OUT, SeqCst, SeqCst).is_err() && tries < PATIENCE {
+        tries += 1;
+        clock::sleep(100_000);
+    }
+    WHERE.store(KEPT_OUT, SeqCst);
+}

@@ -1,0 +1,230 @@
+//! Device memory that the driver has taken without a call that says how much: code of modules, stacks,
+//! heap and printf buffers of kernels, workspaces.
+//!
+//! It is what NVML sees this process use beyond what it has been charged for. Both change while a
+//! program allocates and frees. A figure is exact if no such call ran while NVML was asked; else it is
+//! no more than a bound from below, because memory is charged before the driver takes it and until
+//! the driver has freed it. Managed memory is charged in full and seen by NVML as far as it is on the
+//! device, so that it may hide some of what the driver has taken; it never adds to it.
+
+use super::changes::{Moment, Watch, charged};
+use super::seen::Processes;
+use super::{graphs, pools};
+use crate::device::Device;
+use crate::report;
+use core::ptr;
+use core::time::Duration;
+use std::collections::HashMap;
+use utils::page::layout::Kind;
+
+/// Attempts to find a quiet moment, and the pause between them.
+const ATTEMPTS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(2);
+/// Bounds from below that are looked at together before one of them counts as a decrease.
+const BOUNDS: u32 = 8;
+const MIB: u64 = 1 << 20;
+
+/// What nobody has been charged for, as seen once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Sight {
+    bytes: u64,
+    /// Else it may be more.
+    exact: bool,
+}
+
+/// What is to be charged, made of what was seen.
+#[derive(Default, Debug)]
+struct Estimate {
+    bytes: u64,
+    last: Option<u64>,
+    /// Bounds from below since the last exact figure, and the highest of them.
+    bounds: u32,
+    highest: u64,
+}
+
+impl Estimate {
+    /// Takes notice of what was seen. An increase counts when it has been seen twice, a decrease when
+    /// it is certain. `true`: look again soon.
+    fn notice(&mut self, sight: Sight) -> bool {
+        let before = self.last.replace(sight.bytes);
+        if sight.bytes > self.bytes {
+            (self.bounds, self.highest) = (0, 0);
+            let twice = before.unwrap_or(0).min(sight.bytes);
+            self.bytes = self.bytes.max(twice);
+            return self.bytes < sight.bytes;
+        }
+        if sight.bytes == self.bytes || sight.exact {
+            *self = Self { bytes: sight.bytes, last: Some(sight.bytes), ..Self::default() };
+            return false;
+        }
+        self.bounds += 1;
+        self.highest = self.highest.max(sight.bytes);
+        if self.bounds < BOUNDS {
+            return true;
+        }
+        self.bytes = self.highest;
+        (self.bounds, self.highest) = (0, 0);
+        false
+    }
+}
+
+/// Keeps the charges for what the driver takes by itself.
+#[derive(Default)]
+pub(crate) struct Reconciler(HashMap<usize, Account>);
+
+/// A device's.
+#[derive(Default)]
+struct Account {
+    estimate: Estimate,
+    /// Whether it has been said that the session is over its limit.
+    said: bool,
+}
+
+impl Reconciler {
+    /// Brings a device's charge up to date. `true`: look again soon.
+    pub(crate) fn look(&mut self, device: &'static Device) -> bool {
+        let Some(sight) = sight(device) else { return false };
+        let account = self.0.entry(ptr::from_ref(device).addr()).or_default();
+        let soon = account.estimate.notice(sight);
+        let over = charge(device, account.estimate.bytes);
+        if let Some(over) = over.as_ref().filter(|over| over.by_itself > 0 && !account.said) {
+            report::once(format_args!("device {}: {over}", device.uuid()));
+        }
+        account.said = over.is_some();
+        soon
+    }
+}
+
+/// Looks once, in a quiet moment if there is one.
+fn sight(device: &'static Device) -> Option<Sight> {
+    let mut bound = 0;
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
+            std::thread::sleep(PAUSE);
+        }
+        // Pools and graphs give memory back without a call that says so.
+        refresh(device);
+        let (before, watch) = (Moment::now(), Watch::new(device));
+        let charged_before = charged(device);
+        let seen = Processes::now(device)?.own_bytes(device)?;
+        refresh(device);
+        let peak = watch.peak();
+        let quiet = Moment::now().is_quiet_since(&before);
+        let bytes = seen.saturating_sub(peak);
+        if quiet && peak == charged_before && charged(device) == peak {
+            return Some(Sight { bytes, exact: true });
+        }
+        bound = bytes.max(bound);
+    }
+    Some(Sight { bytes: bound, exact: false })
+}
+
+fn refresh(device: &Device) {
+    pools::refresh(device, false);
+    graphs::refresh(device, false);
+}
+
+/// The session uses more than it may.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "over the {bound} of {} MiB: {} MiB are in use, of which the driver has taken {} MiB by itself (code, stacks, heap) for this process; allocations fail until there is less",
+    limit / MIB,
+    used.div_ceil(MIB),
+    by_itself.div_ceil(MIB)
+)]
+struct Over {
+    bound: &'static str,
+    limit: u64,
+    used: u64,
+    by_itself: u64,
+}
+
+/// Writes the charge down. Over the limit with it nothing can grow any more, and what is idle goes.
+fn charge(device: &'static Device, bytes: u64) -> Option<Over> {
+    let slot = device.seat().slot();
+    {
+        let mut book = device.book()?;
+        if book.has(slot, Kind::Driver) != bytes {
+            book.set(slot, Kind::Driver, bytes);
+        }
+    }
+    let over = || {
+        let book = device.book()?;
+        [
+            ("memory limit", book.limit(), book.used()),
+            (
+                "part of the memory limit that may be on the device",
+                book.real_limit(),
+                book.on_device(),
+            ),
+        ]
+        .into_iter()
+        .find(|(_, limit, used)| used > limit)
+        .map(|(bound, limit, used)| Over { bound, limit, used, by_itself: bytes })
+    };
+    over()?;
+    pools::refresh(device, true);
+    graphs::refresh(device, true);
+    over()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exact(bytes: u64) -> Sight {
+        Sight { bytes, exact: true }
+    }
+
+    fn bound(bytes: u64) -> Sight {
+        Sight { bytes, exact: false }
+    }
+
+    #[test]
+    fn an_increase_counts_when_it_is_seen_twice() {
+        let mut estimate = Estimate::default();
+        assert!(estimate.notice(exact(100)));
+        assert_eq!(estimate.bytes, 0);
+        assert!(!estimate.notice(exact(100)));
+        assert_eq!(estimate.bytes, 100);
+        // Seen once and then no more: it was never there.
+        assert!(estimate.notice(exact(500)));
+        assert!(!estimate.notice(exact(100)));
+        assert_eq!(estimate.bytes, 100);
+    }
+
+    #[test]
+    fn what_keeps_growing_is_followed_one_step_behind() {
+        let mut estimate = Estimate::default();
+        for step in 1..50 {
+            assert!(estimate.notice(bound(step * 10)));
+            assert_eq!(estimate.bytes, (step - 1) * 10);
+        }
+    }
+
+    #[test]
+    fn a_decrease_counts_at_once_when_it_is_certain() {
+        let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
+        assert!(!estimate.notice(exact(30)));
+        assert_eq!(estimate.bytes, 30);
+    }
+
+    #[test]
+    fn bounds_from_below_lower_it_only_together() {
+        let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
+        for low in [0, 0, 60, 0, 10, 0, 0] {
+            assert!(estimate.notice(bound(low)));
+            assert_eq!(estimate.bytes, 100);
+        }
+        assert!(!estimate.notice(bound(5)));
+        assert_eq!(estimate.bytes, 60);
+        // One that reaches the figure again says that it was right.
+        for _ in 0..3 {
+            for _ in 0..5 {
+                estimate.notice(bound(0));
+            }
+            estimate.notice(bound(60));
+            assert_eq!(estimate.bytes, 60);
+        }
+    }
+}
