@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod copy;
 mod dense;
 mod mem;
 mod node;

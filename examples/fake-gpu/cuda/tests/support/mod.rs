@@ -9,6 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use utils::driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
+
 use utils::driver::cuda::IpcMemHandle;
 
 /// Marks a process that runs the body of one test.
@@ -152,6 +154,20 @@ driver! {
     cuMemcpyDtoH_v2(to: Ptr, from: u64, size: usize);
     cuMemcpyDtoD_v2(to: u64, from: u64, size: usize);
     cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Ptr);
+    cuMemcpyDtoDAsync_v2(to: u64, from: u64, size: usize, stream: Ptr);
+    cuMemcpyPeerAsync(to: u64, in_: Ptr, from: u64, of: Ptr, size: usize, stream: Ptr);
+    cuMemcpyHtoA_v2(to: Ptr, offset: usize, from: *const c_void, size: usize);
+    cuMemcpyAtoD_v2(to: u64, from: Ptr, offset: usize, size: usize);
+    cuMemcpy2DAsync_v2(copy: &Copy2d, stream: Ptr);
+    cuMemcpy3D_v2(copy: &Copy3d);
+    cuMemcpy3DPeer(copy: &Copy3d);
+    cuMemcpyBatchAsync(
+        to: *const u64, from: *const u64, sizes: *const usize, count: usize,
+        attributes: *const CopyAttributes, firsts: *const usize, n: usize, failed: &mut usize,
+        stream: Ptr,
+    );
+    cuMemcpy3DBatchAsync_v2(n: usize, list: *const BatchedCopy3d, flags: u64, stream: Ptr);
+    cuMemsetD2D16_v2(to: u64, pitch: usize, value: u16, width: usize, height: usize);
     cuMemsetD8_v2(to: u64, value: u8, count: usize);
     cuMemsetD32_v2(to: u64, value: u32, count: usize);
     cuArrayCreate_v2(array: &mut Ptr, descriptor: *const c_void);
