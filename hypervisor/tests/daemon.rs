@@ -364,11 +364,24 @@ fn bad_calls_are_refused_with_reasons() {
     }
 
     let worker = register(&client, "a", 250_000).unwrap();
-    let (status, message) = with(json!({"devices": [
-        {"uuid": GPU.to_uppercase().replace("GPU", "gpu"), "share_ppm": 500_000, "policy": "fixed"}
-    ]}));
-    assert_eq!(status, 409);
-    assert!(message.contains("50 %") && message.contains("25 %"), "{message}");
+    let quota = |change: Value| {
+        let mut quota = json!({"uuid": GPU, "share_ppm": 250_000, "policy": "balance"});
+        quota.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let call = json!({"worker": worker, "uuid": GPU, "report": null, "ask": 0, "quota": quota});
+        refusal(path::ADMISSION, call)
+    };
+    for (got, words) in [
+        (quota(json!({"share_ppm": 0})), "share_ppm 0"),
+        (quota(json!({"soft_ppm": 1_000_001})), "soft_ppm 1000001"),
+        (quota(json!({"soft_ppm": 0})), "soft_ppm 0"),
+        (quota(json!({"weight": 0})), "weight 0: 1 to 10000"),
+        (quota(json!({"weight": 1_000_000})), "weight 1000000"),
+        (quota(json!({"priority": "highest"})), "highest"),
+        (quota(json!({"uuid": GPU.replace('5', "6")})), "the quota sent along"),
+    ] {
+        assert_eq!(got.0, 400, "{}", got.1);
+        assert!(got.1.contains(words), "{:?} does not say {words:?}", got.1);
+    }
 
     let ask = |worker: u64, uuid: &str| {
         refusal(path::ADMISSION, json!({"worker": worker, "uuid": uuid, "report": null, "ask": 0}))

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use http_bidir_comm::server::{Peer, wait_up_to};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
-use utils::protocol::{Admission, Decision, Lease, Register, Registered};
+use utils::protocol::{Admission, Decision, Lease, LeaseReport, Policy, Register, Registered};
 
-use super::limits::uuid_form;
+use super::limits::{check_quota, uuid_form};
 use super::node::Node;
 use super::refused::Refused;
 use super::status::Status;
 use super::watch::Watch;
-use crate::scheduler::{Grant, Tuning, WorkerId};
+use crate::scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 
 /// The longest that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
@@ -89,6 +89,7 @@ impl Core {
     }
 
     /// Takes a report, if there is one, and waits for a lease, if one is asked for.
+    /// A report that is not the last one of its lease asks, where it asks, for that lease to go on.
     pub(super) async fn admission(
         self: &Arc<Self>,
         peer: Peer,
@@ -96,29 +97,58 @@ impl Core {
     ) -> Result<Decision, Refused> {
         let uuid = uuid_form(&admission.uuid)?;
         let worker = WorkerId(admission.worker);
+        let quota = match &admission.quota {
+            Some(quota) => {
+                let (of, quota) = check_quota(quota)?;
+                if of != uuid {
+                    return Err(Refused::QuotaOfAnother { asked: uuid, quota: of });
+                }
+                Some(quota)
+            }
+            None => None,
+        };
         let waiting = {
             let mut state = self.state();
             let now = self.now();
-            let device = state.node.device(worker, peer.pid, &uuid)?;
-            // None of these can fail: the worker is known to the device.
-            if let Some(report) = admission.report {
-                let held_ns = report.held_us.saturating_mul(1_000);
-                let lease = crate::scheduler::LeaseId(report.lease);
-                let _ = device.report(worker, lease, held_ns, now);
-            }
-            let waiting = match admission.ask {
-                Some(_) => {
-                    let _ = device.ask(worker, now);
-                    Some(self.wait(&mut state, worker, &uuid))
+            // Before the quota: what was used until now was used under the old one.
+            let going_on = match admission.report {
+                Some(report) => {
+                    let device = state.node.device(worker, peer.pid, &uuid)?;
+                    let lease = LeaseId(report.lease);
+                    // Can not fail: the worker is known to the device.
+                    let _ = device.report(worker, lease, told(&report), now);
+                    (!report.done).then_some(lease)
                 }
                 None => None,
             };
-            self.decide(&mut state, &uuid, now);
-            waiting
+            if let Some(quota) = quota {
+                state.node.change(worker, peer.pid, &uuid, quota, now)?;
+            }
+            if quota.is_some_and(|quota| quota.policy == Policy::None) && admission.ask.is_none() {
+                self.decide(&mut state, &uuid, now);
+                return Ok(Decision { lease: None });
+            }
+            let device = state.node.device(worker, peer.pid, &uuid)?;
+            match (admission.ask, going_on) {
+                (Some(_), Some(lease)) => {
+                    let renewed = device.renew(worker, lease, now).map(wire);
+                    self.decide(&mut state, &uuid, now);
+                    return Ok(Decision { lease: renewed });
+                }
+                (Some(asked_us), None) => {
+                    // As above.
+                    let _ = device.ask(worker, now);
+                    let waiting = self.wait(&mut state, worker, &uuid);
+                    self.decide(&mut state, &uuid, now);
+                    Some((waiting, asked_us))
+                }
+                (None, _) => {
+                    self.decide(&mut state, &uuid, now);
+                    None
+                }
+            }
         };
-        let (Some(mut waiting), Some(asked_us)) = (waiting, admission.ask) else {
-            return Ok(Decision { lease: None });
-        };
+        let Some((mut waiting, asked_us)) = waiting else { return Ok(Decision { lease: None }) };
         let asked = Duration::from_micros(asked_us);
         let granted = wait_up_to(asked, LONGEST_POLL, &mut waiting.answer).await;
         let grant = match granted {
@@ -128,12 +158,7 @@ impl Core {
             }
             None => waiting.give_up(),
         };
-        let lease = grant.map(|grant| Lease {
-            id: grant.lease.0,
-            length_us: grant.length_ns / 1_000,
-            shared: false,
-        });
-        Ok(Decision { lease })
+        Ok(Decision { lease: grant.map(wire) })
     }
 
     pub(super) fn status(&self, peer: Peer) -> Status {
@@ -257,7 +282,7 @@ impl Waiting {
         // A later call of the same worker may have taken its place.
         if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
             state.waiting.remove(&self.key);
-            state.node.withdraw(&self.key.1, self.key.0);
+            state.node.withdraw(&self.key.1, self.key.0, self.core.now());
         }
     }
 }
@@ -274,5 +299,19 @@ impl Drop for Waiting {
             state.node.give_back(&self.key.1, self.key.0, grant.lease, now);
             core.decide(&mut state, &self.key.1, now);
         }
+    }
+}
+
+fn wire(grant: Grant) -> Lease {
+    Lease { id: grant.lease.0, length_us: grant.length_ns / 1_000, shared: grant.shared }
+}
+
+/// What a report says; what it can not mean is cut off by the scheduler.
+fn told(report: &LeaseReport) -> Told {
+    Told {
+        held_ns: report.held_us.saturating_mul(1_000),
+        estimated_ns: report.estimated_us.saturating_mul(1_000),
+        backlogged_ns: report.backlogged_us.saturating_mul(1_000),
+        done: report.done,
     }
 }

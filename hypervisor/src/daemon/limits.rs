@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use utils::protocol::{DeviceQuota, Policy, Priority, Register, VERSION};
+use utils::protocol::{DeviceQuota, Policy, Register, VERSION};
 use utils::units::PPM_ONE;
 
 use super::refused::Refused;
+use crate::scheduler::Quota;
 
 /// Devices that one session may have a quota on.
 pub(super) const DEVICES: usize = 64;
@@ -13,28 +14,9 @@ pub(super) const DEVICES: usize = 64;
 pub(super) const SESSIONS: usize = 1024;
 /// Processes that are served.
 pub(super) const WORKERS: usize = 4096;
+/// The largest weight.
+pub(super) const WEIGHT: u32 = 10_000;
 const NAME_BYTES: usize = 253;
-
-/// A session's quota on one device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Quota {
-    pub(super) share_ppm: u32,
-    pub(super) policy: Policy,
-    pub(super) soft_ppm: Option<u32>,
-    pub(super) weight: u32,
-    pub(super) priority: Priority,
-}
-
-impl std::fmt::Display for Quota {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.policy {
-            Policy::None => out.write_str("no limit"),
-            Policy::Fixed | Policy::Balance => {
-                write!(out, "{} %", f64::from(self.share_ppm) / 10_000.0)
-            }
-        }
-    }
-}
 
 /// Checks a registration; returns its quotas by device, in lower case.
 pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refused> {
@@ -50,19 +32,29 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refu
         return Err(Refused::DeviceCount(register.devices.len()));
     }
     let mut quotas = BTreeMap::new();
-    for DeviceQuota { uuid, share_ppm, policy, soft_ppm, weight, priority } in &register.devices {
-        let uuid = uuid_form(uuid)?;
-        let (share_ppm, policy) = (*share_ppm, *policy);
-        if policy != Policy::None && !(1..=PPM_ONE).contains(&share_ppm) {
-            return Err(Refused::Share { uuid, share_ppm });
-        }
-        let quota =
-            Quota { share_ppm, policy, soft_ppm: *soft_ppm, weight: *weight, priority: *priority };
+    for device in &register.devices {
+        let (uuid, quota) = check_quota(device)?;
         if quotas.insert(uuid.clone(), quota).is_some() {
             return Err(Refused::NamedTwice(uuid));
         }
     }
     Ok(quotas)
+}
+
+/// Checks the quota of one device.
+pub(super) fn check_quota(device: &DeviceQuota) -> Result<(String, Quota), Refused> {
+    let uuid = uuid_form(&device.uuid)?;
+    let DeviceQuota { share_ppm, policy, soft_ppm, weight, priority, .. } = *device;
+    if policy != Policy::None && !(1..=PPM_ONE).contains(&share_ppm) {
+        return Err(Refused::Share { uuid, share_ppm });
+    }
+    if let Some(soft_ppm) = soft_ppm.filter(|soft| !(1..=PPM_ONE).contains(soft)) {
+        return Err(Refused::SoftShare { uuid, soft_ppm });
+    }
+    if !(1..=WEIGHT).contains(&weight) {
+        return Err(Refused::Weight { uuid, weight });
+    }
+    Ok((uuid, Quota { share_ppm, policy, soft_ppm, weight, priority }))
 }
 
 /// The UUID in lower case: `gpu-` or `mig-` and 8-4-4-4-12 hexadecimal digits.
@@ -84,12 +76,8 @@ mod tests {
 
     fn register(devices: &[(&str, u32, Policy)]) -> Register {
         let quota = |&(uuid, share_ppm, policy): &(&str, u32, Policy)| DeviceQuota {
-            uuid: uuid.to_owned(),
-            share_ppm,
             policy,
-            soft_ppm: None,
-            weight: 1,
-            priority: Priority::High,
+            ..DeviceQuota::fixed(uuid, share_ppm)
         };
         Register {
             protocol: VERSION,
@@ -101,15 +89,7 @@ mod tests {
     #[test]
     fn a_good_registration() {
         let quotas = check(&register(&[(UUID, 250_000, Policy::Fixed)])).unwrap();
-        let quota = Quota {
-            share_ppm: 250_000,
-            policy: Policy::Fixed,
-            soft_ppm: None,
-            weight: 1,
-            priority: Priority::High,
-        };
-        assert_eq!(quotas, BTreeMap::from([(UUID.to_lowercase(), quota)]));
-        assert_eq!(quota.to_string(), "25 %");
+        assert_eq!(quotas, BTreeMap::from([(UUID.to_lowercase(), Quota::fixed(250_000))]));
         assert!(check(&register(&[(UUID, 0, Policy::None)])).is_ok());
     }
 
@@ -130,6 +110,18 @@ mod tests {
         assert_eq!(fault(&register(&many)), Refused::DeviceCount(65));
         for share in [0, 1_000_001, u32::MAX] {
             assert!(matches!(fault(&register(&[(UUID, share, fixed)])), Refused::Share { .. }));
+        }
+        let mut soft = register(&[(UUID, 1, Policy::Balance)]);
+        for wrong in [0, 1_000_001, u32::MAX] {
+            soft.devices[0].soft_ppm = Some(wrong);
+            assert!(
+                matches!(fault(&soft), Refused::SoftShare { soft_ppm, .. } if soft_ppm == wrong)
+            );
+        }
+        let mut heavy = register(&[(UUID, 1, Policy::Balance)]);
+        for wrong in [0, 10_001, u32::MAX] {
+            heavy.devices[0].weight = wrong;
+            assert!(matches!(fault(&heavy), Refused::Weight { weight, .. } if weight == wrong));
         }
         let upper = UUID.to_uppercase();
         let twice = register(&[(UUID, 1, fixed), (&upper, 2, fixed)]);

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 
 use utils::protocol::{Policy, Register};
 
-use super::limits::{self, Quota, SESSIONS, WORKERS};
+use super::limits::{self, SESSIONS, WORKERS};
 use super::refused::Refused;
-use super::status::{DeviceStatus, LeaseStatus, SessionStatus};
-use crate::scheduler::{DeviceView, Grant, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
+use super::status::{self, DeviceStatus, LeaseStatus, SessionStatus};
+use crate::scheduler::{
+    Class, DeviceView, Grant, LeaseId, Paid, Quota, Scheduler, SessionId, Told, Tuning, WorkerId,
+};
 
 /// A session belongs to a user: no other user's process can join it by its name.
 type SessionKey = (u32, String);
@@ -68,7 +70,6 @@ impl Node {
     ) -> Result<Admitted, Refused> {
         let quotas = limits::check(register)?;
         let key = (uid, register.session.clone());
-        self.check_conflict(&key, &quotas)?;
         let present = self.members.iter().find(|(_, member)| member.pid == pid);
         let present = present.map(|(&worker, member)| (worker, member.session == key));
         let stays = match present {
@@ -88,45 +89,83 @@ impl Node {
         let session = self.session(&key);
         let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
         for (uuid, quota) in quotas {
-            if quota.policy != Policy::None {
-                let tuning = self.tuning;
-                let device =
-                    self.devices.entry(uuid.clone()).or_insert_with(|| Scheduler::new(tuning));
+            if let Some(device) = self.devices.get_mut(&uuid) {
                 device.leave(worker, now);
-                // Neither can fail: the share was checked, and the session is there now.
-                let _ = device.set_session(session, quota.share_ppm, now);
-                let _ = device.join(worker, session);
             }
-            if let Some(session) = self.sessions.get_mut(&key) {
-                session.quotas.insert(uuid, quota);
+            self.set_quota(&key, session, &uuid, quota, now);
+            if quota.policy != Policy::None {
+                self.join(worker, session, &uuid);
             }
         }
         Ok(Admitted { worker, new: stays.is_none() })
     }
 
-    /// The first registration decides a session's quota, as long as any of its processes lives.
-    fn check_conflict(
-        &self,
-        key: &SessionKey,
-        quotas: &BTreeMap<String, Quota>,
+    /// What the session may take of a device, from now on. The latest word counts, whichever of its
+    /// processes it comes from: they read it in a page that the session's user owns.
+    pub(super) fn change(
+        &mut self,
+        worker: WorkerId,
+        pid: i32,
+        uuid: &str,
+        quota: Quota,
+        now: u64,
     ) -> Result<(), Refused> {
-        let Some(session) = self.sessions.get(key) else { return Ok(()) };
-        if !self.members.values().any(|member| member.session == *key) {
-            return Ok(());
+        let key = self.caller(worker, pid)?.session.clone();
+        let Some(session) = self.sessions.get(&key) else { return Ok(()) };
+        match session.quotas.get(uuid) {
+            None => return Err(Refused::UnknownDevice(uuid.to_owned())),
+            Some(present) if *present == quota => return Ok(()),
+            Some(_) => {}
         }
-        for (uuid, asked) in quotas {
-            if let Some(present) = session.quotas.get(uuid)
-                && present != asked
-            {
-                return Err(Refused::Conflict {
-                    session: key.1.clone(),
-                    uuid: uuid.clone(),
-                    asked: asked.to_string(),
-                    present: present.to_string(),
-                });
+        let id = session.id;
+        self.set_quota(&key, id, uuid, quota, now);
+        if quota.policy != Policy::None {
+            // Those who had no limit until now, or have none here, ask like the others.
+            let members: Vec<WorkerId> = self.members_of(&key).map(|(worker, _)| worker).collect();
+            for member in members {
+                self.join(member, id, uuid);
             }
         }
         Ok(())
+    }
+
+    fn set_quota(
+        &mut self,
+        key: &SessionKey,
+        session: SessionId,
+        uuid: &str,
+        quota: Quota,
+        now: u64,
+    ) {
+        if quota.policy == Policy::None {
+            let members: Vec<WorkerId> = self.members_of(key).map(|(worker, _)| worker).collect();
+            if let Some(device) = self.devices.get_mut(uuid) {
+                for member in members {
+                    device.leave(member, now);
+                }
+            }
+        } else {
+            let tuning = self.tuning;
+            let device =
+                self.devices.entry(uuid.to_owned()).or_insert_with(|| Scheduler::new(tuning));
+            // Can not fail: the share was checked.
+            let _ = device.set_session(session, quota, now);
+        }
+        if let Some(session) = self.sessions.get_mut(key) {
+            session.quotas.insert(uuid.to_owned(), quota);
+        }
+    }
+
+    fn join(&mut self, worker: WorkerId, session: SessionId, uuid: &str) {
+        if let Some(device) = self.devices.get_mut(uuid) {
+            // Can not fail: the session has been added.
+            let _ = device.join(worker, session);
+        }
+    }
+
+    fn members_of(&self, key: &SessionKey) -> impl Iterator<Item = (WorkerId, &Member)> {
+        let of_session = self.members.iter().filter(move |(_, member)| member.session == *key);
+        of_session.map(|(&worker, member)| (worker, member))
     }
 
     fn session(&mut self, key: &SessionKey) -> SessionId {
@@ -175,10 +214,7 @@ impl Node {
         pid: i32,
         uuid: &str,
     ) -> Result<&mut Scheduler, Refused> {
-        let member = self.members.get(&worker).ok_or(Refused::UnknownWorker(worker.0))?;
-        if member.pid != pid {
-            return Err(Refused::NotYours(worker.0));
-        }
+        let member = self.caller(worker, pid)?;
         let quota = self.sessions.get(&member.session).and_then(|session| session.quotas.get(uuid));
         match quota.map(|quota| quota.policy) {
             None => Err(Refused::UnknownDevice(uuid.to_owned())),
@@ -187,6 +223,11 @@ impl Node {
                 self.devices.get_mut(uuid).ok_or_else(|| Refused::UnknownDevice(uuid.to_owned()))
             }
         }
+    }
+
+    fn caller(&self, worker: WorkerId, pid: i32) -> Result<&Member, Refused> {
+        let member = self.members.get(&worker).ok_or(Refused::UnknownWorker(worker.0))?;
+        if member.pid == pid { Ok(member) } else { Err(Refused::NotYours(worker.0)) }
     }
 
     pub(super) fn uuids(&self) -> Vec<String> {
@@ -201,13 +242,13 @@ impl Node {
     pub(super) fn give_back(&mut self, uuid: &str, worker: WorkerId, lease: LeaseId, now: u64) {
         if let Some(device) = self.devices.get_mut(uuid) {
             // An unknown worker has nothing to give back.
-            let _ = device.report(worker, lease, 0, now);
+            let _ = device.report(worker, lease, Told::UNUSED, now);
         }
     }
 
-    pub(super) fn withdraw(&mut self, uuid: &str, worker: WorkerId) {
+    pub(super) fn withdraw(&mut self, uuid: &str, worker: WorkerId, now: u64) {
         if let Some(device) = self.devices.get_mut(uuid) {
-            device.withdraw(worker);
+            device.withdraw(worker, now);
         }
     }
 
@@ -233,15 +274,24 @@ impl Node {
         };
         let sessions = view.sessions.iter().filter_map(|state| {
             let key = name(state.session)?;
-            let mine = self.members.values().filter(|member| member.session == *key);
             Some(SessionStatus {
                 uid: key.0,
                 session: key.1.clone(),
-                share_ppm: state.share_ppm,
+                share_ppm: state.quota.share_ppm,
+                policy: state.quota.policy,
+                soft_ppm: state.quota.soft_ppm,
+                weight: state.quota.weight,
+                priority: state.quota.priority,
                 balance_us: state.balance_ns / 1_000,
                 charged_us: state.charged_ns / 1_000,
+                spare_us: state.spare_ns / 1_000,
+                density_ppm: state.density_ppm,
+                class: match state.class {
+                    Class::Dense => status::Class::Dense,
+                    Class::Sparse => status::Class::Sparse,
+                },
                 asks: state.asks,
-                pids: mine.map(|member| member.pid).collect(),
+                pids: self.members_of(key).map(|(_, member)| member.pid).collect(),
             })
         });
         let leases = view.leases.iter().filter_map(|lease| {
@@ -250,6 +300,7 @@ impl Node {
                 session: key.1.clone(),
                 pid: self.members.get(&lease.worker).map_or(0, |member| member.pid),
                 held_us: lease.held_ns / 1_000,
+                spare: lease.paid == Paid::Spare,
                 revoked: lease.revoked,
             })
         });
@@ -271,14 +322,7 @@ mod tests {
     }
 
     fn register(session: &str, devices: &[(&str, u32)]) -> Register {
-        let quota = |&(uuid, share_ppm): &(&str, u32)| DeviceQuota {
-            uuid: uuid.to_owned(),
-            share_ppm,
-            policy: Policy::Fixed,
-            soft_ppm: None,
-            weight: 1,
-            priority: utils::protocol::Priority::High,
-        };
+        let quota = |&(uuid, share_ppm): &(&str, u32)| DeviceQuota::fixed(uuid, share_ppm);
         let devices = devices.iter().map(quota).collect();
         Register { protocol: VERSION, session: session.to_owned(), devices }
     }
@@ -311,20 +355,43 @@ mod tests {
     }
 
     #[test]
-    fn the_first_registration_decides_while_any_process_lives() {
+    fn the_latest_word_about_a_quota_counts() {
         let mut node = node();
         let half = register("a", &[(GPUS[0], 500_000)]);
         let more = register("a", &[(GPUS[0], 900_000)]);
-        let worker = node.register(7, 0, &half, 0).unwrap().worker;
-        assert!(matches!(node.register(8, 0, &more, 0), Err(Refused::Conflict { .. })));
-        assert!(matches!(node.register(7, 0, &more, 0), Err(Refused::Conflict { .. })));
-        assert_eq!(node.members.len(), 1);
+        let share = |node: &mut Node| node.status(Some(0), MS)[0].sessions[0].share_ppm;
+        let first = node.register(7, 0, &half, 0).unwrap().worker;
         // Another user's session of the same name is another session.
         assert!(node.register(9, 1000, &more, 0).unwrap().new);
         assert_eq!(node.status(Some(1000), 0)[0].sessions.len(), 1);
         assert_eq!(node.status(None, 0)[0].sessions.len(), 2);
-        node.leave(worker, MS);
-        assert!(node.register(8, 0, &more, MS).unwrap().new);
+        assert_eq!(share(&mut node), 500_000);
+        node.register(8, 0, &more, 0).unwrap();
+        assert_eq!(share(&mut node), 900_000);
+        node.change(first, 7, GPUS[0], Quota::fixed(100_000), MS).unwrap();
+        assert_eq!(share(&mut node), 100_000);
+        let quota = Quota::fixed(1);
+        let refused = |result: Result<(), Refused>| result.unwrap_err();
+        let other = Refused::NotYours(first.0);
+        assert_eq!(refused(node.change(first, 8, GPUS[0], quota, MS)), other);
+        let unknown = Refused::UnknownDevice(GPUS[1].to_owned());
+        assert_eq!(refused(node.change(first, 7, GPUS[1], quota, MS)), unknown);
+    }
+
+    #[test]
+    fn a_limit_can_be_lifted_and_come_back() {
+        let mut node = node();
+        let message = register("a", &[(GPUS[0], 500_000)]);
+        let workers = [7, 8].map(|pid| node.register(pid, 0, &message, 0).unwrap().worker);
+        node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
+        let free = Quota { policy: Policy::None, ..Quota::fixed(0) };
+        node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
+        assert!(node.decide(GPUS[0], 100 * MS).is_empty());
+        let refused = node.device(workers[1], 8, GPUS[0]).map(|_| ()).unwrap_err();
+        assert_eq!(refused, Refused::NoLimit(GPUS[0].to_owned()));
+        node.change(workers[0], 7, GPUS[0], Quota::fixed(500_000), 100 * MS).unwrap();
+        node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
+        assert_eq!(node.decide(GPUS[0], 200 * MS).len(), 1);
     }
 
     #[test]

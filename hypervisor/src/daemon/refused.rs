@@ -26,27 +26,36 @@ pub enum Refused {
         /// What was sent.
         share_ppm: u32,
     },
+    /// A ceiling out of range.
+    #[error("device {uuid}: soft_ppm {soft_ppm}: 1 to 1000000 is accepted")]
+    SoftShare {
+        /// The device.
+        uuid: String,
+        /// What was sent.
+        soft_ppm: u32,
+    },
+    /// A weight out of range.
+    #[error("device {uuid}: weight {weight}: 1 to {limit} is accepted", limit = super::limits::WEIGHT)]
+    Weight {
+        /// The device.
+        uuid: String,
+        /// What was sent.
+        weight: u32,
+    },
+    /// A call about one device brings the quota of another.
+    #[error("device {asked}: the quota sent along is that of {quota}")]
+    QuotaOfAnother {
+        /// The call's device.
+        asked: String,
+        /// The quota's.
+        quota: String,
+    },
     /// The same device twice in one registration.
     #[error("device {0} is named twice")]
     NamedTwice(String),
     /// No device, or too many.
     #[error("{0} devices: 1 to {limit} are accepted", limit = super::limits::DEVICES)]
     DeviceCount(usize),
-    /// The session has another quota.
-    #[error(
-        "session {session}, device {uuid}: {asked} differs from {present}, \
-         with which the session was registered"
-    )]
-    Conflict {
-        /// The session.
-        session: String,
-        /// The device.
-        uuid: String,
-        /// The quota in this registration.
-        asked: String,
-        /// The quota in force.
-        present: String,
-    },
     /// The daemon serves as many as it can.
     #[error("there are already {limit} {what}, and no more are served")]
     TooMany {
@@ -84,10 +93,12 @@ impl Refused {
             | Self::SessionName(_)
             | Self::Uuid(_)
             | Self::Share { .. }
+            | Self::SoftShare { .. }
+            | Self::Weight { .. }
+            | Self::QuotaOfAnother { .. }
             | Self::NamedTwice(_)
             | Self::DeviceCount(_)
             | Self::NoLimit(_) => StatusCode::BAD_REQUEST,
-            Self::Conflict { .. } => StatusCode::CONFLICT,
             Self::TooMany { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::UnknownWorker(_) | Self::UnknownDevice(_) => StatusCode::NOT_FOUND,
             Self::NotYours(_) | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,

@@ -4,29 +4,56 @@
 //! the time, in nanoseconds of one monotonic clock, and the caller acts on what comes back.
 //!
 //! * A **session** owns a share of the device's time; its **workers** (processes) use it together.
-//! * Time is earned by the clock and paid by holding (`utils::quota`). A session is charged from
-//!   the grant of a lease until its report, whichever of its workers hold: the union, once.
-//! * One session at a time has its **turn**. During it any of its workers that ask are let in.
-//!   The turn is over when all of them have reported.
-//! * The next turn goes to the session that has used the least time in relation to its share, of
-//!   those that ask and have earned enough.
+//! * A worker asks, is granted a **lease**, reports how it uses it and asks for it to be prolonged
+//!   while it lasts, and reports its end when all its work is done.
+//! * Time is earned by the clock and paid when it is told of (`account`, `utils::quota`).
+//! * A worker that fills the device is **dense**, one that leaves it idle part of the time is
+//!   **sparse** (`density`). Dense ones exclude each other, because the hardware loses a tenth when it
+//!   slices two of them. Sparse ones hold beside anybody: slicing serves them well.
+//! * Of those that ask and have earned enough, the one goes next whose session has used the least
+//!   in relation to its share. What then would be left idle is **spare** time, for sessions that may
+//!   have more than their share (`spare`).
 //! * Nothing waits for ever on a worker that does not report: a while after its lease has ended the
-//!   lease is **revoked**, others take their turns, and its session goes on paying until the report
-//!   comes or the worker leaves.
+//!   lease is **revoked**, others go on, and its session goes on paying until the report comes or the
+//!   worker leaves.
+//!
+//! What is believed: a process can say of each interval that it used anything from none to all of the
+//! time measured here. Most programs leave the device idle part of the time that they hold it, so a
+//! word that could lower the charge by a little only would charge them for the idling of their CPU.
+//! The word comes from the limiter inside the process, which the program's user could as well unload:
+//! it is no boundary against that user. Time that nothing is said about (no report, a revoked lease, a
+//! death) is charged in full.
 
 mod account;
+mod decision;
+mod density;
+mod probe;
 #[cfg(test)]
 mod properties;
+mod quota;
 #[cfg(test)]
 mod simulation;
+mod spare;
+#[cfg(test)]
+mod tests;
 mod tuning;
 mod view;
+mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use account::Account;
+use utils::protocol::Policy;
+use utils::units::PPM_ONE;
+
+pub use account::Paid;
+use account::{Account, Untold};
+pub use density::Class;
+use density::Interval;
+use probe::Probe;
+pub use quota::Quota;
 pub use tuning::Tuning;
 pub use view::{DeviceView, LeaseView, SessionView};
+use worker::{Held, Worker};
 
 /// Names a session, within one scheduler's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,15 +67,43 @@ pub struct WorkerId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
-/// A worker may use the device from now on.
+/// A worker may use the device from now on, or may go on using it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     /// Who may.
     pub worker: WorkerId,
-    /// Names the lease in its report.
+    /// Names the lease in its reports.
     pub lease: LeaseId,
-    /// How long it may launch work, in nanoseconds.
+    /// How long it may launch work from now on, in nanoseconds.
     pub length_ns: u64,
+    /// Whether another session's worker holds as well.
+    pub shared: bool,
+}
+
+/// What a worker says of its lease since it last spoke of it. Each of these is at most the one before
+/// it, and `held_ns` at most what was measured here: what exceeds that is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The time that it tells of, in nanoseconds.
+    pub held_ns: u64,
+    /// The part in which it estimates to have kept the device busy.
+    pub estimated_ns: u64,
+    /// The part in which it always had work queued.
+    pub backlogged_ns: u64,
+    /// Whether the lease is over and its work done.
+    pub done: bool,
+}
+
+impl Told {
+    /// The lease is over and was not used at all.
+    pub const UNUSED: Self = Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done: true };
+
+    fn at_most(self, measured_ns: u64) -> Self {
+        let held_ns = self.held_ns.min(measured_ns);
+        let estimated_ns = self.estimated_ns.min(held_ns);
+        let backlogged_ns = self.backlogged_ns.min(held_ns);
+        Self { held_ns, estimated_ns, backlogged_ns, ..self }
+    }
 }
 
 /// A call that makes no sense in the scheduler's present state.
@@ -63,40 +118,33 @@ pub enum ScheduleError {
     /// A session with a share of zero can never be granted anything.
     #[error("a share must be at least one millionth")]
     NoShare,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Held {
-    lease: LeaseId,
-    granted_at: u64,
-    ends_at: u64,
-    /// Others no longer wait for it.
-    revoked: bool,
+    /// A session without a limit does not ask.
+    #[error("a session without a limit is not scheduled")]
+    NotScheduled,
 }
 
 #[derive(Debug)]
-struct Worker {
-    session: SessionId,
-    asks: bool,
-    held: Option<Held>,
-}
-
-/// The session whose workers may hold the device, and until when new ones are let in.
-#[derive(Clone, Copy, Debug)]
-struct Turn {
-    session: SessionId,
-    ends_at: u64,
+struct Session {
+    account: Account,
+    members: Vec<WorkerId>,
 }
 
 /// Shares one device among sessions. See the module's description.
 #[derive(Debug)]
 pub struct Scheduler {
     tuning: Tuning,
-    sessions: BTreeMap<SessionId, Account>,
+    sessions: BTreeMap<SessionId, Session>,
     workers: BTreeMap<WorkerId, Worker>,
-    turn: Option<Turn>,
-    /// The virtual time of the turn granted last: where a session that returns from idling starts.
-    virtual_now: u128,
+    /// Those of `workers` that ask.
+    asking: BTreeSet<WorkerId>,
+    /// Those of `workers` that hold, revoked ones included.
+    holding: BTreeSet<WorkerId>,
+    probe: Option<Probe>,
+    /// No probe starts before this.
+    probe_after: u64,
+    /// The virtual times of the last grants: where a session that returns from idling starts.
+    own_now: u128,
+    spare_now: u128,
     leases: u64,
 }
 
@@ -107,31 +155,41 @@ impl Scheduler {
             tuning,
             sessions: BTreeMap::new(),
             workers: BTreeMap::new(),
-            turn: None,
-            virtual_now: 0,
+            asking: BTreeSet::new(),
+            holding: BTreeSet::new(),
+            probe: None,
+            probe_after: 0,
+            own_now: 0,
+            spare_now: 0,
             leases: 0,
         }
     }
 
-    /// Adds a session with an empty account, or changes the share of one that is there: what it has
-    /// earned and what it owes stay.
+    /// Adds a session with an empty account, or changes the quota of one that is there, from now on:
+    /// what it has earned and what it owes stay.
     ///
     /// # Errors
-    /// [`ScheduleError::NoShare`].
+    /// [`ScheduleError::NoShare`], [`ScheduleError::NotScheduled`].
     pub fn set_session(
         &mut self,
         session: SessionId,
-        share_ppm: u32,
+        quota: Quota,
         now: u64,
     ) -> Result<(), ScheduleError> {
-        if share_ppm == 0 {
+        if quota.policy == Policy::None {
+            return Err(ScheduleError::NotScheduled);
+        }
+        if quota.share_ppm == 0 {
             return Err(ScheduleError::NoShare);
         }
+        self.settle(session, now);
         match self.sessions.get_mut(&session) {
-            Some(account) => account.set_share(share_ppm, now, &self.tuning),
+            Some(present) => present.account.set_quota(quota, now, &self.tuning),
             None => {
-                let account = Account::new(share_ppm, now, self.virtual_now);
-                self.sessions.insert(session, account);
+                let mut account = Account::new(quota, now, &self.tuning);
+                account.catch_up(Paid::Own, self.own_now);
+                account.catch_up(Paid::Spare, self.spare_now);
+                self.sessions.insert(session, Session { account, members: Vec::new() });
             }
         }
         Ok(())
@@ -142,28 +200,35 @@ impl Scheduler {
     /// # Errors
     /// [`ScheduleError::UnknownSession`].
     pub fn join(&mut self, worker: WorkerId, session: SessionId) -> Result<(), ScheduleError> {
-        if !self.sessions.contains_key(&session) {
-            return Err(ScheduleError::UnknownSession(session));
+        let present =
+            self.sessions.get_mut(&session).ok_or(ScheduleError::UnknownSession(session))?;
+        if !self.workers.contains_key(&worker) {
+            present.members.push(worker);
+            self.workers.insert(worker, Worker::new(session, &self.tuning));
         }
-        self.workers.entry(worker).or_insert(Worker { session, asks: false, held: None });
         Ok(())
     }
 
     /// Removes a worker. What it held is free at once and is charged until now.
     pub fn leave(&mut self, worker: WorkerId, now: u64) {
-        self.release(worker, now);
-        self.workers.remove(&worker);
+        self.stop(worker, now);
+        if let Some(gone) = self.workers.remove(&worker)
+            && let Some(session) = self.sessions.get_mut(&gone.session)
+        {
+            session.members.retain(|member| *member != worker);
+        }
     }
 
     /// Forgets the sessions that have no workers and owe nothing, and returns them. (One that owes
     /// stays, or leaving and coming back would cancel the debt.)
     pub fn forget_idle(&mut self, now: u64) -> Vec<SessionId> {
         let mut gone = Vec::new();
-        for (&session, account) in &mut self.sessions {
-            account.settle(now, &self.tuning);
-            let used = self.workers.values().any(|worker| worker.session == session);
-            if !used && account.balance_ns() >= 0 {
-                gone.push(session);
+        for (&id, session) in &mut self.sessions {
+            if session.members.is_empty() {
+                session.account.settle(now, Untold::default(), &self.tuning);
+                if session.account.balance_ns() >= 0 && session.account.headroom_ns() >= 0 {
+                    gone.push(id);
+                }
             }
         }
         for session in &gone {
@@ -184,31 +249,30 @@ impl Scheduler {
     /// [`ScheduleError::UnknownWorker`].
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
-        self.release(worker, now);
-        let active = self.asks(session) || self.holds(session);
-        if let Some(account) = self.sessions.get_mut(&session)
-            && !active
+        self.stop(worker, now);
+        if !self.is_active(session, now)
+            && let Some(session) = self.sessions.get_mut(&session)
         {
             // Idling earns no more precedence than what may be saved up: one period's worth.
-            account.catch_up(self.virtual_now.saturating_sub(self.tuning.period_ns.into()));
+            let own = self.own_now.saturating_sub(self.tuning.period_ns.into());
+            session.account.catch_up(Paid::Own, own);
+            session.account.catch_up(Paid::Spare, self.spare_now);
         }
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.asks = true;
-        }
+        self.asking.insert(worker);
         Ok(())
     }
 
-    /// The worker no longer wants to use the device. Does not end a lease.
-    pub fn withdraw(&mut self, worker: WorkerId) {
-        if let Some(worker) = self.workers.get_mut(&worker) {
-            worker.asks = false;
+    /// The worker no longer wants to use the device, or its poll is over. Does not end a lease.
+    pub fn withdraw(&mut self, worker: WorkerId, now: u64) {
+        if self.asking.remove(&worker)
+            && let Some(worker) = self.workers.get_mut(&worker)
+        {
+            worker.active_until = Some(now);
         }
     }
 
-    /// The worker is done with a lease: its work has drained. It says that it held the device for
-    /// `held_ns`; it is charged what was measured here, less a small allowance for the messages'
-    /// way ([`Tuning::allowance`]). Returns whether it held that lease: a report that comes late or
-    /// twice changes nothing.
+    /// The worker tells how it used its lease since it last did. Returns whether it holds, or held,
+    /// that lease: a report that comes late or twice changes nothing.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownWorker`].
@@ -216,139 +280,120 @@ impl Scheduler {
         &mut self,
         worker: WorkerId,
         lease: LeaseId,
-        held_ns: u64,
+        told: Told,
         now: u64,
     ) -> Result<bool, ScheduleError> {
         let session = self.session_of(worker)?;
-        let held = self.workers.get(&worker).and_then(|worker| worker.held);
-        let Some(held) = held.filter(|held| held.lease == lease) else { return Ok(false) };
-        self.release(worker, now);
-        if !self.holds(session) {
-            let measured = now.saturating_sub(held.granted_at);
-            let refund = self.tuning.allowance(measured).min(measured.saturating_sub(held_ns));
-            if let Some(account) = self.sessions.get_mut(&session) {
-                account.refund(refund, &self.tuning);
+        let Some(held) = self.held(worker).filter(|held| held.lease == lease) else {
+            return Ok(false);
+        };
+        self.settle(session, now);
+        let measured = now.saturating_sub(held.told_at);
+        let done = told.done;
+        let told = told.at_most(measured);
+        let others_ppm = held.crowded.then(|| self.rates_beside(worker));
+        let tuning = self.tuning;
+        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
+        let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
+        let alone = told.estimated_ns.max(told.backlogged_ns);
+        let used = match held {
+            // Others went on without it: it has nothing to say about that time.
+            Held { revoked: true, .. } => measured,
+            Held { shared: true, .. } => calibrated,
+            _ => alone,
+        };
+        if !held.revoked {
+            let worked_ns = if held.crowded { calibrated } else { alone };
+            let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
+            let busy = backlogged_ns / 9 >= held_ns / 10;
+            if !held.crowded && !held.shared && busy {
+                state.density.calibrate(held_ns, told.estimated_ns, &tuning);
             }
+            let seen = Interval { held_ns, worked_ns, backlogged_ns, others_ppm };
+            state.density.observe(seen, now, &tuning);
         }
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.charge(used, held.paid);
+        }
+        self.told(worker, now);
+        self.probe_told(worker, told.held_ns, !held.crowded, done, now);
+        if done {
+            self.release(worker, now);
+        }
+        self.settle(session, now);
         Ok(true)
     }
 
-    /// Grants what can be granted now. To be called after every change and when
-    /// [`Self::next_deadline`] is reached.
-    pub fn decide(&mut self, now: u64) -> Vec<Grant> {
-        for account in self.sessions.values_mut() {
-            account.settle(now, &self.tuning);
-        }
-        self.revoke_overdue(now);
-        if let Some(turn) = self.turn
-            && self.blocks(turn.session)
-        {
-            return self.let_in(turn, now);
-        }
-        self.turn = None;
-        match self.next_session() {
-            Some(session) => self.start_turn(session, now),
-            None => Vec::new(),
+    /// Makes a new told interval begin.
+    fn told(&mut self, worker: WorkerId, now: u64) {
+        let (crowded, shared) = self.company(worker);
+        if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
+            (held.told_at, held.crowded, held.shared) = (now, crowded, shared);
         }
     }
 
-    /// When [`Self::decide`] has something to do although nothing has happened: somebody has earned
-    /// enough, or a lease that others wait for is to be revoked. `None`: not without an event.
-    pub fn next_deadline(&self, now: u64) -> Option<u64> {
-        let waiting = || self.workers.values().filter(|worker| worker.asks);
-        waiting().next()?;
-        let overdue = self
-            .workers
-            .values()
-            .filter_map(|worker| worker.held)
-            .filter(|held| !held.revoked)
-            .map(|held| self.overdue_at(held))
-            .min();
-        // While somebody holds, the next event that matters is the report, or its absence.
-        overdue.or_else(|| {
-            waiting()
-                .filter_map(|worker| self.sessions.get(&worker.session)?.ready_at(&self.tuning))
-                .min()
-                .map(|at| at.max(now))
-        })
-    }
-
-    fn start_turn(&mut self, session: SessionId, now: u64) -> Vec<Grant> {
-        let Some(account) = self.sessions.get(&session) else { return Vec::new() };
-        self.virtual_now = self.virtual_now.max(account.virtual_time());
-        let length = account.lease_length(&self.tuning);
-        let turn = Turn { session, ends_at: now.saturating_add(length) };
-        self.turn = Some(turn);
-        self.grant_all(turn, now)
-    }
-
-    /// The session that has the turn still holds: let in more of its workers.
-    fn let_in(&mut self, turn: Turn, now: u64) -> Vec<Grant> {
-        if turn.ends_at.saturating_sub(now) >= self.tuning.shortest_rest_ns {
-            return self.grant_all(turn, now);
+    /// Ends whatever the worker holds or asks for. What it held is charged as used.
+    fn stop(&mut self, worker: WorkerId, now: u64) {
+        let Some(state) = self.workers.get(&worker) else { return };
+        let (session, held) = (state.session, state.held);
+        self.asking.remove(&worker);
+        let Some(held) = held else { return };
+        self.settle(session, now);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            let measured = now.saturating_sub(held.told_at);
+            session.account.charge(measured, held.paid);
         }
-        // The turn is over and draining. It goes on only if nobody else could use it.
-        let prolonged = self.next_session() == Some(turn.session)
-            && !self.workers.values().any(|other| other.asks && other.session != turn.session);
-        if prolonged { self.start_turn(turn.session, now) } else { Vec::new() }
+        self.probe_told(worker, 0, false, true, now);
+        self.release(worker, now);
+        self.settle(session, now);
     }
 
-    fn grant_all(&mut self, turn: Turn, now: u64) -> Vec<Grant> {
-        let mut grants = Vec::new();
-        let asking = self
-            .workers
-            .iter_mut()
-            .filter(|(_, worker)| worker.session == turn.session && worker.asks);
-        for (&id, worker) in asking {
-            self.leases += 1;
-            let lease = LeaseId(self.leases);
-            worker.asks = false;
-            worker.held =
-                Some(Held { lease, granted_at: now, ends_at: turn.ends_at, revoked: false });
-            let length_ns = turn.ends_at.saturating_sub(now);
-            grants.push(Grant { worker: id, lease, length_ns });
-        }
-        if let Some(account) = self.sessions.get_mut(&turn.session) {
-            account.set_holding(!grants.is_empty() || account.is_holding(), now, &self.tuning);
-        }
-        grants
-    }
-
-    /// Of the sessions that ask and can afford a turn, the one that has used the least.
-    fn next_session(&self) -> Option<SessionId> {
-        self.workers
-            .values()
-            .filter(|worker| worker.asks)
-            .filter_map(|worker| Some((worker.session, self.sessions.get(&worker.session)?)))
-            .filter(|(_, account)| account.is_ready(&self.tuning))
-            .min_by_key(|(session, account)| (account.virtual_time(), *session))
-            .map(|(session, _)| session)
-    }
-
-    fn revoke_overdue(&mut self, now: u64) {
-        let grace = self.tuning.grace_ns;
-        let held = self.workers.values_mut().filter_map(|worker| worker.held.as_mut());
-        for held in held.filter(|held| held.ends_at.saturating_add(grace) <= now) {
-            held.revoked = true;
-        }
-    }
-
-    fn overdue_at(&self, held: Held) -> u64 {
-        held.ends_at.saturating_add(self.tuning.grace_ns)
-    }
-
-    /// Ends whatever the worker holds or asks for.
+    /// The worker no longer holds; what it used has been charged.
     fn release(&mut self, worker: WorkerId, now: u64) {
-        let Some(state) = self.workers.get_mut(&worker) else { return };
-        state.asks = false;
-        if state.held.take().is_none() {
-            return;
+        self.holding.remove(&worker);
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.held = None;
+            state.served_at = now;
+            state.active_until = Some(now);
         }
-        let session = state.session;
-        let holding = self.holds(session);
-        if let Some(account) = self.sessions.get_mut(&session) {
-            account.set_holding(holding, now, &self.tuning);
+    }
+
+    /// Brings a session's account up to now.
+    fn settle(&mut self, session: SessionId, now: u64) {
+        let untold = self.untold(session, now);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.settle(now, untold, &self.tuning);
         }
+    }
+
+    fn untold(&self, session: SessionId, now: u64) -> Untold {
+        let mut untold = Untold::default();
+        let Some(session) = self.sessions.get(&session) else { return untold };
+        for member in &session.members {
+            let Some(worker) = self.workers.get(member) else { continue };
+            let Some(held) = worker.held else { continue };
+            let elapsed = now.saturating_sub(held.told_at);
+            untold.longest_ns = untold.longest_ns.max(elapsed);
+            let used = if held.revoked {
+                elapsed
+            } else {
+                share_of(elapsed, worker.density.assumed_ppm(&self.tuning))
+            };
+            untold.all_ns = untold.all_ns.saturating_add(used);
+            if held.paid == Paid::Own {
+                untold.own_ns = untold.own_ns.saturating_add(used);
+            }
+        }
+        untold
+    }
+
+    /// Whether the session wants the device, or did so just now.
+    fn is_active(&self, session: SessionId, now: u64) -> bool {
+        self.members(session).any(|(id, worker)| {
+            worker.held.is_some()
+                || self.asking.contains(&id)
+                || worker.was_active_within(self.tuning.repeat_ns, now)
+        })
     }
 
     fn session_of(&self, worker: WorkerId) -> Result<SessionId, ScheduleError> {
@@ -358,20 +403,43 @@ impl Scheduler {
             .ok_or(ScheduleError::UnknownWorker(worker))
     }
 
-    fn members(&self, session: SessionId) -> impl Iterator<Item = &Worker> {
-        self.workers.values().filter(move |worker| worker.session == session)
+    fn members(&self, session: SessionId) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        let members = self.sessions.get(&session).map_or(&[][..], |session| &session.members);
+        members.iter().filter_map(|&id| Some((id, self.workers.get(&id)?)))
     }
 
-    fn asks(&self, session: SessionId) -> bool {
-        self.members(session).any(|worker| worker.asks)
+    fn held(&self, worker: WorkerId) -> Option<Held> {
+        self.workers.get(&worker).and_then(|worker| worker.held)
     }
 
-    fn holds(&self, session: SessionId) -> bool {
-        self.members(session).any(|worker| worker.held.is_some())
+    /// The workers that others have to reckon with, other than `except`.
+    fn present(&self, except: WorkerId) -> impl Iterator<Item = (WorkerId, &Worker, Held)> {
+        self.holding.iter().filter(move |&&id| id != except).filter_map(|&id| {
+            let worker = self.workers.get(&id)?;
+            let held = worker.held.filter(|held| !held.revoked)?;
+            Some((id, worker, held))
+        })
     }
 
-    /// Whether others have to wait for this session.
-    fn blocks(&self, session: SessionId) -> bool {
-        self.members(session).any(|worker| worker.held.is_some_and(|held| !held.revoked))
+    /// Whether others have to be reckoned with (as [`Self::present`]), and whether another session's
+    /// work may be on the device, be it under a revoked lease.
+    fn company(&self, worker: WorkerId) -> (bool, bool) {
+        let session = self.workers.get(&worker).map(|worker| worker.session);
+        let others = self.holding.iter().filter(|&&id| id != worker);
+        let shared = others
+            .filter_map(|id| self.workers.get(id))
+            .any(|other| Some(other.session) != session);
+        (self.present(worker).next().is_some(), shared)
     }
+
+    /// What the other holders use of the device's time, in millionths.
+    fn rates_beside(&self, worker: WorkerId) -> u64 {
+        self.present(worker).map(|(_, other, _)| other.density.rate_ppm()).sum()
+    }
+}
+
+/// So many millionths of a time.
+fn share_of(ns: u64, ppm: u64) -> u64 {
+    let part = u128::from(ns) * u128::from(ppm) / u128::from(PPM_ONE);
+    u64::try_from(part).unwrap_or(u64::MAX)
 }

@@ -1,5 +1,9 @@
-//! Tenants on a virtual clock. The simulation keeps its own books and compares: it fails as soon as
-//! two sessions hold at once or a charge differs from what was held.
+//! A device, its tenants and their limiters in virtual time.
+//!
+//! The hardware is a fluid: each holder gets what it can use, or an equal slice where all together
+//! want more than there is. Slicing costs: a tenth where two dense ones overlap, a twentieth where a
+//! dense one overlaps with sparse ones. The simulation keeps its own books, and fails as soon as two dense
+//! workers hold at once.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -8,33 +12,73 @@ use super::*;
 
 pub(super) const MS: u64 = 1_000_000;
 pub(super) const SECOND: u64 = 1_000 * MS;
+const WHOLE: u64 = 1_000_000;
 
 /// How a session behaves.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Tenant {
-    pub(super) share_ppm: u32,
+    pub(super) quota: Quota,
     pub(super) workers: u64,
+    /// What each worker uses of the time that it holds, if nobody slows it down; in millionths.
+    pub(super) density_ppm: u64,
     /// From the end of a lease to the next ask.
     pub(super) think_ns: u64,
-    /// How far a holder runs past its lease, at most.
+    /// How far a holder runs past its lease, at most. It goes on telling of it.
     pub(super) overrun_ns: u64,
-    /// From a decision to its arrival, and from an end to its report, at most.
+    /// From the end of its work to the arrival of the report, at most.
     pub(super) way_ns: u64,
     /// Wants the device for `.0`, then idles for `.1`, over and over. (0, 0): always busy.
     pub(super) phases: (u64, u64),
+    /// How often it tells of its lease.
+    pub(super) tell_ns: u64,
+    /// Holds on without a word from its next report on.
+    pub(super) frozen: bool,
 }
 
 impl Tenant {
+    pub(super) fn new(quota: Quota, density_ppm: u64) -> Self {
+        Self {
+            quota,
+            workers: 1,
+            density_ppm,
+            think_ns: 0,
+            overrun_ns: 0,
+            way_ns: 0,
+            phases: (0, 0),
+            tell_ns: 10 * MS,
+            frozen: false,
+        }
+    }
+
     pub(super) fn busy(share_ppm: u32) -> Self {
-        let (think_ns, overrun_ns, way_ns) = (0, 0, 0);
-        Self { share_ppm, workers: 1, think_ns, overrun_ns, way_ns, phases: (0, 0) }
+        Self::new(Quota::fixed(share_ppm), WHOLE)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ask(WorkerId),
-    Report(WorkerId, LeaseId, u64),
+    /// Tells of a lease while it lasts, or while its work drains.
+    Tell(WorkerId, LeaseId),
+    /// Its work is done.
+    Stop(WorkerId, LeaseId),
+    /// And the daemon hears of it.
+    Report(WorkerId, LeaseId),
+}
+
+/// A lease as its worker sees it.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    lease: LeaseId,
+    told_at: u64,
+    ends_at: u64,
+    /// In millionths.
+    rate: u64,
+    /// In millionths of nanoseconds.
+    used: u64,
+    backlogged_ns: u64,
+    stopped_at: Option<u64>,
+    dense: bool,
 }
 
 /// What was seen of one session.
@@ -42,8 +86,13 @@ enum Event {
 pub(super) struct Books {
     /// When the session held, merged, in order.
     pub(super) held: Vec<(u64, u64)>,
+    /// Intervals that were told of, and what was used in them.
+    pub(super) used: Vec<(u64, u64, u64)>,
+    pub(super) used_ns: u64,
     /// How long its asks waited.
     pub(super) waits: Vec<u64>,
+    /// How often a lease ended although the worker wanted to go on.
+    pub(super) stops: u64,
     open: u32,
 }
 
@@ -65,23 +114,28 @@ pub(super) struct Simulation {
     pub(super) scheduler: Scheduler,
     pub(super) books: BTreeMap<SessionId, Books>,
     pub(super) now: u64,
+    /// Time in which the device did something, in millionths of nanoseconds.
+    worked: u128,
     tuning: Tuning,
     tenants: BTreeMap<SessionId, Tenant>,
     workers: BTreeMap<WorkerId, SessionId>,
     asked_at: BTreeMap<WorkerId, u64>,
-    held: BTreeMap<WorkerId, (LeaseId, u64, u64)>,
+    held: BTreeMap<WorkerId, Use>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     random: u64,
+    /// Whether long lists are kept.
+    pub(super) keeps_lists: bool,
 }
 
 impl Simulation {
-    pub(super) fn new(tenants: &[Tenant], seed: u64) -> Self {
+    pub(super) fn empty(seed: u64) -> Self {
         let tuning = Tuning::default();
-        let mut simulation = Self {
+        Self {
             scheduler: Scheduler::new(tuning),
             books: BTreeMap::new(),
             now: 5 * SECOND,
+            worked: 0,
             tuning,
             tenants: BTreeMap::new(),
             workers: BTreeMap::new(),
@@ -90,20 +144,52 @@ impl Simulation {
             events: BinaryHeap::new(),
             sequence: 0,
             random: seed,
-        };
-        for (index, tenant) in tenants.iter().enumerate() {
-            let session = SessionId(index as u64);
-            simulation.scheduler.set_session(session, tenant.share_ppm, simulation.now).unwrap();
-            simulation.tenants.insert(session, tenant.clone());
-            simulation.books.insert(session, Books::default());
-            for number in 0..tenant.workers {
-                let worker = WorkerId(index as u64 * 1000 + number);
-                simulation.scheduler.join(worker, session).unwrap();
-                simulation.workers.insert(worker, session);
-                simulation.schedule(simulation.now, Event::Ask(worker));
-            }
+            keeps_lists: true,
+        }
+    }
+
+    pub(super) fn new(tenants: &[Tenant], seed: u64) -> Self {
+        let mut simulation = Self::empty(seed);
+        for tenant in tenants {
+            simulation.arrive(*tenant);
         }
         simulation
+    }
+
+    /// A session comes.
+    pub(super) fn arrive(&mut self, tenant: Tenant) -> SessionId {
+        let session = SessionId(self.books.len() as u64);
+        self.scheduler.set_session(session, tenant.quota, self.now).unwrap();
+        for number in 0..tenant.workers {
+            let worker = WorkerId(session.0 * 1000 + number);
+            self.scheduler.join(worker, session).unwrap();
+            self.workers.insert(worker, session);
+            self.schedule(self.now, Event::Ask(worker));
+        }
+        self.tenants.insert(session, tenant);
+        self.books.insert(session, Books::default());
+        session
+    }
+
+    /// A session's processes end.
+    pub(super) fn depart(&mut self, session: SessionId) {
+        let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
+        for worker in workers {
+            if self.workers[&worker] == session {
+                self.kill(worker);
+            }
+        }
+    }
+
+    pub(super) fn set_quota(&mut self, session: SessionId, quota: Quota) {
+        self.scheduler.set_session(session, quota, self.now).unwrap();
+        self.decide();
+    }
+
+    /// The program does something else from now on.
+    pub(super) fn set_density(&mut self, session: SessionId, density_ppm: u64) {
+        self.tenants.get_mut(&session).unwrap().density_ppm = density_ppm;
+        self.share_out();
     }
 
     pub(super) fn run_for(&mut self, length: u64) {
@@ -115,7 +201,7 @@ impl Simulation {
                 break;
             };
             assert!(next > self.now || event == Some(next), "a deadline that is already over");
-            self.now = next;
+            self.pass_until(next);
             while let Some(&Reverse((at, _, event))) = self.events.peek() {
                 if at > self.now {
                     break;
@@ -123,12 +209,14 @@ impl Simulation {
                 self.events.pop();
                 self.happen(event);
             }
-            for grant in self.scheduler.decide(self.now) {
-                self.granted(grant);
-            }
+            self.decide();
         }
-        self.now = end;
-        self.check_charges();
+        self.pass_until(end);
+    }
+
+    /// The part of the time since the beginning in which the device worked, in millionths.
+    pub(super) fn worked_ns(&self) -> u64 {
+        (self.worked / u128::from(WHOLE)) as u64
     }
 
     /// A worker dies without a word.
@@ -140,104 +228,249 @@ impl Simulation {
             self.close(session);
         }
         self.workers.remove(&worker);
-        for grant in self.scheduler.decide(self.now) {
-            self.granted(grant);
-        }
+        self.decide();
     }
 
-    /// A worker holds what it has, or gets next, and never reports.
-    pub(super) fn freeze(&mut self, worker: WorkerId) {
-        self.events.retain(|Reverse((_, _, event))| match event {
-            Event::Ask(who) | Event::Report(who, _, _) => *who != worker,
-        });
-        self.tenants.get_mut(&self.workers[&worker]).unwrap().overrun_ns = u64::MAX;
+    /// A session's workers hold what they have, or get next, and never report.
+    pub(super) fn freeze(&mut self, session: SessionId) {
+        self.tenants.get_mut(&session).unwrap().frozen = true;
     }
 
     pub(super) fn holder(&self) -> Option<WorkerId> {
         self.held.keys().next().copied()
     }
 
+    fn decide(&mut self) {
+        for grant in self.scheduler.decide(self.now) {
+            self.granted(grant);
+        }
+        self.share_out();
+    }
+
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Ask(worker) if !self.workers.contains_key(&worker) => {}
-            Event::Ask(worker) => {
-                let (busy, idle) = self.tenants[&self.workers[&worker]].phases;
-                let phase = self.now.checked_rem(busy + idle).unwrap_or(0);
-                if phase > busy {
-                    self.schedule(self.now + busy + idle - phase, Event::Ask(worker));
-                    return;
+            Event::Ask(worker) => self.ask(worker),
+            Event::Tell(worker, lease) => self.tell(worker, lease),
+            Event::Stop(worker, lease) => {
+                let now = self.now;
+                if let Some(mine) = self.mine(worker, lease) {
+                    mine.stopped_at = Some(now);
+                    let way = self.tenants[&self.workers[&worker]].way_ns;
+                    let way = self.up_to(way);
+                    self.schedule(self.now + way, Event::Report(worker, lease));
                 }
-                self.scheduler.ask(worker, self.now).unwrap();
-                self.asked_at.insert(worker, self.now);
             }
-            Event::Report(worker, lease, held) => {
-                if self.held.get(&worker).is_none_or(|&(current, _, _)| current != lease) {
-                    return;
-                }
+            Event::Report(worker, lease) => {
+                let Some(session) = self.report(worker, lease, true) else { return };
                 self.held.remove(&worker);
-                let session = self.workers[&worker];
                 self.close(session);
-                assert!(self.scheduler.report(worker, lease, held, self.now).unwrap());
                 // A second report of the same lease changes nothing.
-                assert!(!self.scheduler.report(worker, lease, 0, self.now).unwrap());
+                assert!(!self.scheduler.report(worker, lease, Told::UNUSED, self.now).unwrap());
                 let think = self.tenants[&session].think_ns;
-                let think = self.up_to(think);
-                self.schedule(self.now + think, Event::Ask(worker));
+                if think == 0 {
+                    self.ask(worker);
+                } else {
+                    let think = self.up_to(think);
+                    self.schedule(self.now + think, Event::Ask(worker));
+                }
             }
         }
     }
 
+    fn ask(&mut self, worker: WorkerId) {
+        let Some(session) = self.workers.get(&worker) else { return };
+        if let Some(wait) = self.idles_for(*session) {
+            self.schedule(self.now + wait, Event::Ask(worker));
+            return;
+        }
+        self.scheduler.ask(worker, self.now).unwrap();
+        self.asked_at.insert(worker, self.now);
+    }
+
+    fn idles_for(&self, session: SessionId) -> Option<u64> {
+        let (busy, idle) = self.tenants[&session].phases;
+        let phase = self.now.checked_rem(busy + idle).unwrap_or(0);
+        (phase > busy).then(|| busy + idle - phase)
+    }
+
+    fn tell(&mut self, worker: WorkerId, lease: LeaseId) {
+        let Some(session) = self.report(worker, lease, false) else { return };
+        let ends_at = self.held[&worker].ends_at;
+        if ends_at <= self.now {
+            // Draining: a Stop is on its way.
+            self.schedule(self.now + 50 * MS, Event::Tell(worker, lease));
+            return;
+        }
+        let wants = self.idles_for(session).is_none();
+        let renewed = wants.then(|| self.scheduler.renew(worker, lease, self.now)).flatten();
+        match renewed {
+            Some(grant) => {
+                assert_eq!((grant.worker, grant.lease), (worker, lease));
+                self.check_length(&grant);
+                self.check_dense(worker);
+                self.held.get_mut(&worker).unwrap().ends_at = self.now + grant.length_ns;
+                self.plan(worker);
+            }
+            None => {
+                if wants {
+                    self.books.get_mut(&session).unwrap().stops += 1;
+                }
+                self.wind_up(worker, if wants { ends_at } else { self.now });
+            }
+        }
+    }
+
+    /// When the worker next tells of its lease: in time to go on without a gap.
+    fn plan(&mut self, worker: WorkerId) {
+        let Use { lease, ends_at, .. } = self.held[&worker];
+        let left = ends_at - self.now;
+        let tell_ns = self.tenants[&self.workers[&worker]].tell_ns;
+        if left > 2 * MS {
+            let next = tell_ns.min(left - MS);
+            self.schedule(self.now + next, Event::Tell(worker, lease));
+        } else {
+            self.wind_up(worker, ends_at);
+        }
+    }
+
+    /// The lease ends, and after it the work.
+    fn wind_up(&mut self, worker: WorkerId, ends_at: u64) {
+        let overrun_ns = self.tenants[&self.workers[&worker]].overrun_ns;
+        let overrun = self.up_to(overrun_ns);
+        let mine = self.held.get_mut(&worker).unwrap();
+        mine.ends_at = ends_at.min(self.now);
+        let lease = mine.lease;
+        if overrun > 50 * MS {
+            self.schedule(ends_at + 50 * MS, Event::Tell(worker, lease));
+        }
+        self.schedule(ends_at + overrun, Event::Stop(worker, lease));
+    }
+
+    /// Tells what was used since the last time. `None`: it holds that lease no more, or is frozen.
+    fn report(&mut self, worker: WorkerId, lease: LeaseId, done: bool) -> Option<SessionId> {
+        let session = *self.workers.get(&worker)?;
+        if self.tenants[&session].frozen {
+            return None;
+        }
+        let now = self.now;
+        let mine = self.mine(worker, lease)?;
+        let until = mine.stopped_at.unwrap_or(now);
+        let used_ns = mine.used / WHOLE;
+        let told = Told {
+            held_ns: until - mine.told_at,
+            estimated_ns: used_ns,
+            backlogged_ns: mine.backlogged_ns,
+            done,
+        };
+        let from = mine.told_at;
+        mine.used -= used_ns * WHOLE;
+        mine.backlogged_ns = 0;
+        mine.told_at = until;
+        assert!(self.scheduler.report(worker, lease, told, now).unwrap());
+        let keeps = self.keeps_lists;
+        let books = self.books.get_mut(&session).unwrap();
+        books.used_ns += used_ns;
+        if keeps {
+            books.used.push((from, until, used_ns));
+        }
+        Some(session)
+    }
+
+    fn mine(&mut self, worker: WorkerId, lease: LeaseId) -> Option<&mut Use> {
+        self.held.get_mut(&worker).filter(|mine| mine.lease == lease)
+    }
+
     fn granted(&mut self, grant: Grant) {
         let session = self.workers[&grant.worker];
-        for (other, &(_, _, ends)) in &self.held {
-            let revoked = ends + self.tuning.grace_ns <= self.now;
-            assert!(
-                self.workers[other] == session || revoked,
-                "{session:?} and {:?} hold at the same time at {}",
-                self.workers[other],
-                self.now,
-            );
-        }
-        assert!(grant.length_ns >= self.tuning.shortest_rest_ns, "{grant:?}");
-        assert!(grant.length_ns <= self.tuning.quantum_ns, "{grant:?}");
+        self.check_length(&grant);
+        self.check_dense(grant.worker);
         let asked = self.asked_at.remove(&grant.worker).expect("granted without asking");
         let books = self.books.get_mut(&session).unwrap();
         books.waits.push(self.now - asked);
         books.open += 1;
-        if books.open == 1 {
+        if books.open == 1 && self.keeps_lists {
             books.held.push((self.now, u64::MAX));
         }
-        let end = self.now + grant.length_ns;
-        self.held.insert(grant.worker, (grant.lease, self.now, end));
-        let tenant = self.tenants[&session].clone();
-        if tenant.overrun_ns == u64::MAX {
+        let mine = Use {
+            lease: grant.lease,
+            told_at: self.now,
+            ends_at: self.now + grant.length_ns,
+            rate: 0,
+            used: 0,
+            backlogged_ns: 0,
+            stopped_at: None,
+            dense: false,
+        };
+        self.held.insert(grant.worker, mine);
+        self.plan(grant.worker);
+    }
+
+    fn check_length(&self, grant: &Grant) {
+        assert!(grant.length_ns >= self.tuning.shortest_rest_ns, "{grant:?}");
+        assert!(grant.length_ns <= self.tuning.quantum_ns, "{grant:?}");
+    }
+
+    /// Those that the scheduler takes to be dense hold alone among their kind.
+    fn check_dense(&self, worker: WorkerId) {
+        if !self.scheduler.workers[&worker].density.is_dense() {
             return;
         }
-        let way = self.up_to(tenant.way_ns);
-        let back = self.up_to(tenant.way_ns);
-        let overrun = self.up_to(tenant.overrun_ns);
-        let held = grant.length_ns + overrun;
-        self.schedule(end + overrun + way + back, Event::Report(grant.worker, grant.lease, held));
+        for (id, other) in &self.scheduler.workers {
+            let holds = other.held.is_some_and(|held| !held.revoked);
+            assert!(
+                *id == worker || !holds || !other.density.is_dense(),
+                "{worker:?} and {id:?} hold at the same time at {}",
+                self.now,
+            );
+        }
     }
 
     fn close(&mut self, session: SessionId) {
         let books = self.books.get_mut(&session).unwrap();
         books.open -= 1;
-        if books.open == 0 {
+        if books.open == 0 && self.keeps_lists {
             books.held.last_mut().unwrap().1 = self.now;
         }
     }
 
-    /// Charged time is the union of what was held, where no messages were under way.
-    fn check_charges(&mut self) {
-        let view = self.scheduler.view(self.now);
-        for session in view.sessions {
-            let held = self.books[&session.session].held_between(0, self.now);
-            if self.tenants[&session.session].way_ns == 0 {
-                assert_eq!(session.charged_ns, held, "{session:?}");
-            } else {
-                assert!(session.charged_ns <= held && session.charged_ns >= held - held / 31);
+    /// Lets the holders work.
+    fn pass_until(&mut self, then: u64) {
+        let passed = then - self.now;
+        self.now = then;
+        for mine in self.held.values_mut() {
+            if mine.stopped_at.is_none() {
+                mine.used += passed * mine.rate;
+                self.worked += u128::from(passed * mine.rate);
+                if mine.dense {
+                    mine.backlogged_ns += passed;
+                }
             }
+        }
+    }
+
+    /// Divides the device among those who hold.
+    fn share_out(&mut self) {
+        let mut wants: Vec<(u64, WorkerId)> = Vec::with_capacity(self.held.len());
+        for (worker, mine) in &self.held {
+            if mine.stopped_at.is_none() {
+                wants.push((self.tenants[&self.workers[worker]].density_ppm, *worker));
+            }
+        }
+        wants.sort_unstable();
+        let dense = wants.iter().filter(|(want, _)| *want > 900_000).count();
+        let mut left: u64 = match (dense, wants.len()) {
+            (_, 0 | 1) => WHOLE,
+            (2.., _) => 900_000,
+            (1, _) => 950_000,
+            _ => 980_000,
+        };
+        let count = wants.len() as u64;
+        for (place, (want, worker)) in wants.into_iter().enumerate() {
+            let rate = want.min(left / (count - place as u64));
+            left -= rate;
+            let mine = self.held.get_mut(&worker).unwrap();
+            mine.rate = rate;
+            mine.dense = want > 950_000 || rate < want;
         }
     }
 
@@ -247,7 +480,7 @@ impl Simulation {
     }
 
     /// A random number from 0 to `most` (splitmix64).
-    fn up_to(&mut self, most: u64) -> u64 {
+    pub(super) fn up_to(&mut self, most: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! The lengths of things. All in nanoseconds.
+//! The lengths of things, in nanoseconds, and the bounds of classes, in millionths.
 
 use utils::quota;
 
@@ -17,12 +17,44 @@ pub struct Tuning {
     /// A session that has run dry starts its next turn when it can afford this much, or half of
     /// what it earns in a period if that is less (but never less than `shortest_ns`).
     pub comfortable_ns: u64,
-    /// What is left of a turn must be at least this for another worker of the session to be let in.
+    /// The longest turn in spare time: a session that is owed its share waits no longer for it.
+    pub spare_turn_ns: u64,
+    /// The shortest lease, and the shortest prolongation of one.
     pub shortest_rest_ns: u64,
-    /// How long after its end a lease that was not reported stands in the way of others.
+    /// How long after its end, or after the last word about it, a lease stands in the way of others.
     pub grace_ns: u64,
-    /// The longest time that the messages of one lease may take at the daemon's expense.
-    pub longest_way_ns: u64,
+    /// How long after its end a lease stands in the way of others whatever is said about it: work
+    /// that takes longer is left to the hardware's own time-slicing.
+    pub longest_drain_ns: u64,
+    /// An ask that is repeated within this time goes on: nothing is lost by asking in short polls.
+    pub repeat_ns: u64,
+    /// For so long after its poll a worker is taken to be on its way with the next one.
+    pub linger_ns: u64,
+    /// The guaranteed share of a session of low priority is at most this, in millionths.
+    pub floor_ppm: u32,
+    /// A worker is dense from this density up, ...
+    pub dense_ppm: u64,
+    /// ... and sparse below this one; between them it stays what it was.
+    pub sparse_ppm: u64,
+    /// Where all holders together use less than this, none is slowed by the others.
+    pub saturated_ppm: u64,
+    /// Density is smoothed over this much held time.
+    pub memory_ns: u64,
+    /// A density that was last measured so long ago gives way to the next measurement.
+    pub stale_ns: u64,
+    /// Held time that a first measurement takes.
+    pub known_ns: u64,
+    /// Time that a probe wants the device for one worker alone.
+    pub probe_ns: u64,
+    /// The longest that others are kept away for a probe.
+    pub probe_limit_ns: u64,
+    /// The shortest time between probes of one worker. It doubles up to `probe_rest_ns` while they
+    /// bring nothing new.
+    pub probe_every_ns: u64,
+    /// The longest time between probes of a worker that goes on being in doubt.
+    pub probe_rest_ns: u64,
+    /// After a probe there is none on the device for this many times its length.
+    pub probe_spacing: u64,
 }
 
 impl Default for Tuning {
@@ -32,21 +64,29 @@ impl Default for Tuning {
             quantum_ns: 30 * MS,
             shortest_ns: 2 * MS,
             comfortable_ns: 10 * MS,
+            spare_turn_ns: 10 * MS,
             shortest_rest_ns: MS / 2,
             grace_ns: 250 * MS,
-            longest_way_ns: MS,
+            longest_drain_ns: 2_000 * MS,
+            repeat_ns: 100 * MS,
+            linger_ns: 2 * MS,
+            floor_ppm: 50_000,
+            dense_ppm: 900_000,
+            sparse_ppm: 800_000,
+            saturated_ppm: 850_000,
+            memory_ns: 200 * MS,
+            stale_ns: 500 * MS,
+            known_ns: 10 * MS,
+            probe_ns: 15 * MS,
+            probe_limit_ns: 100 * MS,
+            probe_every_ns: 1_000 * MS,
+            probe_rest_ns: 4_000 * MS,
+            probe_spacing: 20,
         }
     }
 }
 
 impl Tuning {
-    /// What a worker's word may take off the measured time of a lease. Grant and report travel for
-    /// a tenth of a millisecond during which an honest worker does not use the device; believing a
-    /// dishonest one by 1/32 raises a share of 25 % to at most 25.8 %.
-    pub fn allowance(&self, measured_ns: u64) -> u64 {
-        (measured_ns / 32).min(self.longest_way_ns)
-    }
-
     /// The most a session may have saved up: a period's worth. Where that is hardly one turn, a turn
     /// on top of it, or a small share would stop earning each time it has to wait for others.
     pub(super) fn burst_ns(&self, share_ppm: u32) -> u64 {

@@ -1,5 +1,8 @@
 //! What a scheduler shows of itself.
 
+use super::account::Paid;
+use super::density::Class;
+use super::quota::Quota;
 use super::{LeaseId, Scheduler, SessionId, WorkerId};
 
 /// A device's state at a moment.
@@ -16,12 +19,19 @@ pub struct DeviceView {
 pub struct SessionView {
     /// Which session.
     pub session: SessionId,
-    /// Its share, in millionths.
-    pub share_ppm: u32,
-    /// Time it may still hold (negative: owes), in nanoseconds.
+    /// What it may take.
+    pub quota: Quota,
+    /// Guaranteed time that it may still use (negative: owes), in nanoseconds.
     pub balance_ns: i64,
     /// All time charged since it was added, in nanoseconds.
     pub charged_ns: u64,
+    /// The part of it that was spare.
+    pub spare_ns: u64,
+    /// What its densest worker uses of the time that it holds, in millionths; `None`: not known
+    /// yet.
+    pub density_ppm: Option<u64>,
+    /// Dense if one of its workers is, or may be.
+    pub class: Class,
     /// Whether one of its workers asks.
     pub asks: bool,
 }
@@ -35,6 +45,8 @@ pub struct LeaseView {
     pub worker: WorkerId,
     /// Of which session.
     pub session: SessionId,
+    /// What it is paid from.
+    pub paid: Paid,
     /// How long it has been held, in nanoseconds.
     pub held_ns: u64,
     /// Whether others no longer wait for it.
@@ -44,21 +56,35 @@ pub struct LeaseView {
 impl Scheduler {
     /// The state as of `now`.
     pub fn view(&mut self, now: u64) -> DeviceView {
-        for account in self.sessions.values_mut() {
-            account.settle(now, &self.tuning);
+        let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        for &session in &ids {
+            self.settle(session, now);
         }
-        let sessions = self.sessions.iter().map(|(&session, account)| SessionView {
-            session,
-            share_ppm: account.share_ppm(),
-            balance_ns: account.balance_ns(),
-            charged_ns: account.charged_ns(),
-            asks: self.asks(session),
+        let sessions = self.sessions.iter().map(|(&session, state)| {
+            let account = &state.account;
+            let densities = || self.members(session).map(|(_, worker)| &worker.density);
+            let dense = densities().any(|density| density.is_dense());
+            SessionView {
+                session,
+                quota: *account.quota(),
+                balance_ns: account.balance_ns(),
+                charged_ns: account.charged_ns().saturating_add(account.untold_ns()),
+                spare_ns: account.spare_ns(),
+                density_ppm: densities().filter_map(|d| d.known_ppm(&self.tuning)).max(),
+                class: if dense || state.members.is_empty() { Class::Dense } else { Class::Sparse },
+                asks: state.members.iter().any(|member| self.asking.contains(member)),
+            }
         });
         let leases = self.workers.iter().filter_map(|(&worker, state)| {
             let held = state.held?;
-            let held_ns = now.saturating_sub(held.granted_at);
-            let (lease, revoked) = (held.lease, held.revoked);
-            Some(LeaseView { lease, worker, session: state.session, held_ns, revoked })
+            Some(LeaseView {
+                lease: held.lease,
+                worker,
+                session: state.session,
+                paid: held.paid,
+                held_ns: now.saturating_sub(held.granted_at),
+                revoked: held.revoked,
+            })
         });
         DeviceView { sessions: sessions.collect(), leases: leases.collect() }
     }

@@ -1,0 +1,246 @@
+//! Who is granted a lease, and who may go on.
+
+use utils::units::PPM_ONE;
+
+use super::account::Paid;
+use super::worker::Held;
+use super::{Grant, LeaseId, Scheduler, SessionId, WorkerId};
+
+impl Scheduler {
+    /// Grants what can be granted now. To be called after every change and when
+    /// [`Self::next_deadline`] is reached.
+    pub fn decide(&mut self, now: u64) -> Vec<Grant> {
+        self.revoke_overdue(now);
+        self.end_overdue_probe(now);
+        let mut grants = Vec::new();
+        // What is guaranteed goes first, and spare time is what is left.
+        for paid in [Paid::Own, Paid::Spare] {
+            if self.asking.is_empty() {
+                break;
+            }
+            for worker in self.candidates(paid, now) {
+                grants.extend(self.grant(worker, paid, now));
+            }
+        }
+        grants
+    }
+
+    /// The worker that has just reported asks for its lease to go on. `None`: it has to stop when the
+    /// lease ends, drain, report and ask anew.
+    pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
+        self.revoke_overdue(now);
+        self.end_overdue_probe(now);
+        let session = self.session_of(worker).ok()?;
+        let held = self.held(worker).filter(|held| held.lease == lease && !held.revoked)?;
+        if !self.fits(worker) {
+            return None;
+        }
+        self.settle(session, now);
+        let (paid, length) = [Paid::Own, Paid::Spare]
+            .into_iter()
+            .find_map(|paid| Some((paid, self.length(worker, paid, true)?)))?;
+        // A probe keeps the others waiting.
+        let waiting = self.probe.is_none().then(|| self.strongest_waiting(worker, now)).flatten();
+        let turn_ends_at = match (waiting, paid) {
+            // Nobody waits, or only for what is left over: another turn.
+            (None, _) | (Some(Paid::Spare), Paid::Own) => {
+                now.saturating_add(self.longest_turn(worker, paid))
+            }
+            // Spare time ends where somebody has a right.
+            (Some(Paid::Own), Paid::Spare) => return None,
+            // One turn each. What began as another kind of time was no such turn.
+            (Some(_), _) if paid == held.paid => held.turn_ends_at,
+            (Some(_), _) => return None,
+        };
+        let length_ns = length.min(turn_ends_at.saturating_sub(now));
+        if length_ns < self.tuning.shortest_rest_ns {
+            return None;
+        }
+        let ends_at = now.saturating_add(length_ns);
+        let state = self.workers.get_mut(&worker)?;
+        state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
+        self.consider_probe(worker, now);
+        let (_, shared) = self.company(worker);
+        Some(Grant { worker, lease, length_ns, shared })
+    }
+
+    /// When [`Self::decide`] has something to do although nothing has happened: somebody has earned
+    /// enough, or a lease or a probe that others wait for is over. `None`: not without an event.
+    pub fn next_deadline(&self, now: u64) -> Option<u64> {
+        if self.asking.is_empty() {
+            return None;
+        }
+        let holders = self.holding.iter().filter_map(|&id| self.held(id));
+        let overdue =
+            holders.filter(|held| !held.revoked).map(|held| held.overdue_at(&self.tuning));
+        let ready = self.asking.iter().filter_map(|id| {
+            let session = self.sessions.get(&self.workers.get(id)?.session)?;
+            let later =
+                |paid| session.account.ready_at(paid, &self.tuning).filter(|&at: &u64| at > now);
+            later(Paid::Own).into_iter().chain(later(Paid::Spare)).min()
+        });
+        let times = overdue.chain(ready).chain(self.probe_ends_at());
+        times.filter(|&at| at > now).min()
+    }
+
+    /// Those that ask, can pay and would fit, in the order in which they are served.
+    fn candidates(&mut self, paid: Paid, now: u64) -> Vec<WorkerId> {
+        let asking: Vec<WorkerId> = self.asking.iter().copied().collect();
+        let mut candidates: Vec<(u128, SessionId, u64, WorkerId)> = Vec::new();
+        for worker in asking {
+            let Some(state) = self.workers.get(&worker) else { continue };
+            let (session, served_at) = (state.session, state.served_at);
+            self.settle(session, now);
+            if !self.fits(worker) || self.length(worker, paid, false).is_none() {
+                continue;
+            }
+            let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
+                continue;
+            };
+            candidates.push((account.virtual_time(paid), session, served_at, worker));
+        }
+        candidates.sort_unstable();
+        candidates.into_iter().map(|(.., worker)| worker).collect()
+    }
+
+    /// Grants a candidate its lease, unless a grant before it is in its way.
+    fn grant(&mut self, worker: WorkerId, paid: Paid, now: u64) -> Option<Grant> {
+        if !self.fits(worker) {
+            return None;
+        }
+        let session = self.session_of(worker).ok()?;
+        let length_ns = self.length(worker, paid, false)?.min(self.longest_turn(worker, paid));
+        let virtual_time = self.sessions.get(&session)?.account.virtual_time(paid);
+        let reached = match paid {
+            Paid::Own => &mut self.own_now,
+            Paid::Spare => &mut self.spare_now,
+        };
+        *reached = virtual_time.max(*reached);
+        self.leases += 1;
+        let lease = LeaseId(self.leases);
+        let (crowded, shared) = self.company(worker);
+        let ends_at = now.saturating_add(length_ns);
+        self.asking.remove(&worker);
+        self.holding.insert(worker);
+        self.workers.get_mut(&worker)?.held = Some(Held {
+            lease,
+            paid,
+            granted_at: now,
+            told_at: now,
+            ends_at,
+            turn_ends_at: ends_at,
+            crowded,
+            shared,
+            revoked: false,
+        });
+        self.tell_company(worker, session);
+        self.consider_probe(worker, now);
+        Some(Grant { worker, lease, length_ns, shared })
+    }
+
+    /// Those who hold already are no longer alone.
+    fn tell_company(&mut self, newcomer: WorkerId, session: SessionId) {
+        for id in self.holding.iter().filter(|&&id| id != newcomer) {
+            if let Some(other) = self.workers.get_mut(id)
+                && let Some(held) = &mut other.held
+            {
+                held.crowded = true;
+                held.shared |= other.session != session;
+            }
+        }
+    }
+
+    /// Whether the present holders leave room for this worker.
+    fn fits(&self, worker: WorkerId) -> bool {
+        let excluded = || self.present(worker).any(|(_, other, _)| other.density.is_dense());
+        !(self.is_kept_away(worker) || self.is_dense(worker) && excluded())
+    }
+
+    fn is_dense(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.density.is_dense())
+    }
+
+    /// How long the worker can pay for a lease, as of the last settlement; `None`: not long enough to
+    /// start one, or to go on with one.
+    fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
+        let session = self.workers.get(&worker)?.session;
+        let account = &self.sessions.get(&session)?.account;
+        // Beside a member that holds, a sparse one does not have to wait for a whole turn's worth.
+        let joins = !self.is_dense(worker)
+            && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
+        if !account.can_pay(paid, going_on || joins, &self.tuning)
+            || paid == Paid::Spare && !self.may_have_spare(worker, session)
+        {
+            return None;
+        }
+        let length = account.affordable_ns(paid, self.drain_ppm(worker, session));
+        let length = length.min(self.longest_turn(worker, paid));
+        (length >= self.tuning.shortest_rest_ns).then_some(length)
+    }
+
+    /// What the session will use of the time in which this worker and its other holders hold.
+    fn drain_ppm(&self, worker: WorkerId, session: SessionId) -> u64 {
+        let mut sum = 0u64;
+        for (id, member) in self.members(session) {
+            if id == worker || member.held.is_some() {
+                let density = if member.density.is_dense() {
+                    PPM_ONE.into()
+                } else {
+                    member.density.assumed_ppm(&self.tuning)
+                };
+                sum = sum.saturating_add(density);
+            }
+        }
+        sum.min(PPM_ONE.into())
+    }
+
+    /// Turns are for those who exclude each other. A sparse one's lease is just not longer than
+    /// what others may have to wait for when it is found to be dense.
+    fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
+        let session = self.workers.get(&worker).map(|worker| worker.session);
+        let share = session
+            .and_then(|session| self.sessions.get(&session))
+            .map_or(0, |session| session.account.guaranteed_ppm());
+        match paid {
+            Paid::Spare => self.tuning.spare_turn_ns,
+            Paid::Own if self.is_dense(worker) => self.tuning.longest_turn_ns(share),
+            Paid::Own => self.tuning.quantum_ns,
+        }
+    }
+
+    /// The strongest claim of those that could have a turn if this worker, being dense, let go of the
+    /// device. One between two polls is there.
+    fn strongest_waiting(&self, worker: WorkerId, now: u64) -> Option<Paid> {
+        if !self.is_dense(worker) {
+            return None;
+        }
+        let lingers = |other: &super::worker::Worker| {
+            other.held.is_none() && other.was_active_within(self.tuning.linger_ns, now)
+        };
+        let waiting = self.workers.iter().filter(|&(&id, other)| {
+            id != worker
+                && other.density.is_dense()
+                && (self.asking.contains(&id) || lingers(other))
+        });
+        let claim = |(_, other): (&WorkerId, &super::worker::Worker)| {
+            let account = &self.sessions.get(&other.session)?.account;
+            let ready = account.ready_at(Paid::Own, &self.tuning).is_some_and(|at| at <= now);
+            let spare = || {
+                account.ready_at(Paid::Spare, &self.tuning).is_some_and(|at| at <= now)
+                    && !self.yields_to(other.session, worker)
+            };
+            if ready { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }
+        };
+        waiting.filter_map(claim).min()
+    }
+
+    fn revoke_overdue(&mut self, now: u64) {
+        for id in &self.holding {
+            if let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.held.as_mut())
+                && held.overdue_at(&self.tuning) <= now
+            {
+                held.revoked = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Giving the device to one worker alone for a moment, to see what it does when nobody slows it
+//! down.
+//!
+//! A probe is a wish: while it lasts nobody else is granted or prolonged, so that the others' leases
+//! run out. What the worker tells of the time after that is its density.
+
+use super::density::Class;
+use super::{Scheduler, WorkerId};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) worker: WorkerId,
+    started_at: u64,
+    before: Class,
+    /// Time alone that has been told of.
+    seen_ns: u64,
+}
+
+impl Scheduler {
+    /// Whether a probe of another worker keeps this one away.
+    pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
+        self.probe.is_some_and(|probe| probe.worker != worker)
+    }
+
+    /// The worker has just been granted or prolonged: starts a probe if it is in doubt what it is, and
+    /// has been so for longer than the other holders.
+    pub(super) fn consider_probe(&mut self, worker: WorkerId, now: u64) {
+        if self.probe.is_some() || now < self.probe_after {
+            return;
+        }
+        let in_doubt = self.holding.iter().filter(|&&id| self.is_in_doubt(id, now));
+        let longest = in_doubt
+            .min_by_key(|id| (self.workers.get(id).map(|state| state.density.measured_at()), **id));
+        if longest == Some(&worker)
+            && let Some(state) = self.workers.get_mut(&worker)
+        {
+            let before = state.density.probe_begins();
+            self.probe = Some(Probe { worker, started_at: now, before, seen_ns: 0 });
+        }
+    }
+
+    /// Whether it should be known better what a worker is. What a dense one really is matters only to
+    /// other dense ones.
+    fn is_in_doubt(&self, worker: WorkerId, now: u64) -> bool {
+        let Some(density) = self.workers.get(&worker).map(|state| &state.density) else {
+            return false;
+        };
+        let is_other_dense = |id: &WorkerId| {
+            *id != worker && self.workers.get(id).is_some_and(|other| other.density.is_dense())
+        };
+        density.wants_probe(now, &self.tuning)
+            && (!density.is_dense() || self.asking.iter().chain(&self.holding).any(is_other_dense))
+    }
+
+    /// The worker has told of an interval.
+    pub(super) fn probe_told(
+        &mut self,
+        worker: WorkerId,
+        held_ns: u64,
+        alone: bool,
+        done: bool,
+        now: u64,
+    ) {
+        let Some(probe) = self.probe.as_mut().filter(|probe| probe.worker == worker) else {
+            return;
+        };
+        if alone {
+            probe.seen_ns = probe.seen_ns.saturating_add(held_ns);
+        }
+        if done || probe.seen_ns >= self.tuning.probe_ns {
+            self.end_probe(now);
+        }
+    }
+
+    pub(super) fn end_overdue_probe(&mut self, now: u64) {
+        if self.probe_ends_at().is_some_and(|end| end <= now) {
+            self.end_probe(now);
+        }
+    }
+
+    pub(super) fn probe_ends_at(&self) -> Option<u64> {
+        Some(self.probe?.started_at.saturating_add(self.tuning.probe_limit_ns))
+    }
+
+    fn end_probe(&mut self, now: u64) {
+        let Some(probe) = self.probe.take() else { return };
+        let took = now.saturating_sub(probe.started_at);
+        self.probe_after = now.saturating_add(took.saturating_mul(self.tuning.probe_spacing));
+        if let Some(state) = self.workers.get_mut(&probe.worker) {
+            state.density.probe_ends(probe.before, now, &self.tuning);
+        }
+    }
+}

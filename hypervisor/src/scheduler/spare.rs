@@ -1,0 +1,86 @@
+//! Who may have time that nobody has a right to.
+
+use utils::protocol::Priority;
+
+use super::account::Paid;
+use super::{Scheduler, SessionId, WorkerId};
+
+/// A holder's share counts as missed when it uses less than this part of it.
+const MISSED_OF_SHARE_PPM: u64 = 980_000;
+/// A holder that uses less than its share is slowed down when it uses less than this part of what
+/// it would use alone.
+const SLOWED_OF_DENSITY_PPM: u64 = 900_000;
+/// An account that is so full is not being used up.
+const FULL_PPM: u64 = 750_000;
+
+impl Scheduler {
+    /// Whether there is time to spare for a worker of this session, as far as others are concerned.
+    pub(super) fn may_have_spare(&self, worker: WorkerId, session: SessionId) -> bool {
+        if self.priority(session) == Priority::Low && self.high_wants(session) {
+            return false;
+        }
+        let others = self.asking.iter().chain(&self.holding).filter(|&&id| id != worker);
+        let mut others = others.filter_map(|id| self.workers.get(id)).filter(|other| {
+            other.session != session && other.held.is_none_or(|held| !held.revoked)
+        });
+        !others.any(|other| self.misses_its_share(other.session, other.held.is_none()))
+    }
+
+    pub(super) fn priority(&self, session: SessionId) -> Priority {
+        self.sessions
+            .get(&session)
+            .map_or(Priority::High, |session| session.account.quota().priority)
+    }
+
+    /// Whether spare time that this worker gives up would come back to it before it comes to the session.
+    pub(super) fn yields_to(&self, session: SessionId, worker: WorkerId) -> bool {
+        let high = |session| self.priority(session) == Priority::High;
+        !high(session) && self.workers.get(&worker).is_some_and(|worker| high(worker.session))
+    }
+
+    /// Whether another session of high priority holds, or asks for what it could have now. (One
+    /// that has used up its share, and may have no more, leaves the rest to the low ones.)
+    fn high_wants(&self, except: SessionId) -> bool {
+        let high =
+            |session: SessionId| session != except && self.priority(session) == Priority::High;
+        let holds = self.holding.iter().any(|id| {
+            self.workers.get(id).is_some_and(|worker| {
+                high(worker.session) && worker.held.is_some_and(|held| !held.revoked)
+            })
+        });
+        holds
+            || self.asking.iter().any(|id| {
+                let session = self.workers.get(id).map(|worker| worker.session);
+                session.filter(|&session| high(session)).is_some_and(|session| {
+                    self.sessions.get(&session).is_some_and(|session| {
+                        let account = &session.account;
+                        account.can_pay(Paid::Own, false, &self.tuning)
+                            || account.can_pay(Paid::Spare, false, &self.tuning)
+                    })
+                })
+            })
+    }
+
+    /// Whether a session gets less than its share: a worker waits while the account fills up, or it
+    /// holds and others slow it down. (One that needs no more fills its account as well, but at its own
+    /// pace.)
+    fn misses_its_share(&self, session: SessionId, waits: bool) -> bool {
+        let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
+            return false;
+        };
+        if account.fullness_ppm(&self.tuning) < FULL_PPM {
+            return false;
+        }
+        if waits {
+            return true;
+        }
+        let (mut rate, mut density) = (0u64, 0u64);
+        for (_, worker) in self.members(session).filter(|(_, worker)| worker.held.is_some()) {
+            rate = rate.saturating_add(worker.density.rate_ppm());
+            density = density.saturating_add(worker.density.assumed_ppm(&self.tuning));
+        }
+        let share = u64::from(account.guaranteed_ppm());
+        let wanted = super::share_of(share, MISSED_OF_SHARE_PPM);
+        rate < wanted.min(super::share_of(density, SLOWED_OF_DENSITY_PPM))
+    }
+}

@@ -1,0 +1,56 @@
+//! What is known of a worker.
+
+use super::account::Paid;
+use super::density::Density;
+use super::tuning::Tuning;
+use super::{LeaseId, SessionId};
+
+/// A lease that is held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    pub(super) lease: LeaseId,
+    pub(super) paid: Paid,
+    pub(super) granted_at: u64,
+    /// What was before this has been told of and charged.
+    pub(super) told_at: u64,
+    pub(super) ends_at: u64,
+    /// While others wait for it, it is not prolonged beyond this.
+    pub(super) turn_ends_at: u64,
+    /// Since `told_at`, another worker held as well.
+    pub(super) crowded: bool,
+    /// Since `told_at`, another session's worker held as well.
+    pub(super) shared: bool,
+    /// Others no longer wait for it.
+    pub(super) revoked: bool,
+}
+
+impl Held {
+    /// When others stop waiting for it unless something is heard of it.
+    pub(super) fn overdue_at(&self, tuning: &Tuning) -> u64 {
+        let latest = self.ends_at.saturating_add(tuning.longest_drain_ns);
+        self.ends_at.max(self.told_at).saturating_add(tuning.grace_ns).min(latest)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) session: SessionId,
+    pub(super) density: Density,
+    pub(super) held: Option<Held>,
+    /// When its last lease ended.
+    pub(super) served_at: u64,
+    /// When it last stopped asking or holding.
+    pub(super) active_until: Option<u64>,
+}
+
+impl Worker {
+    pub(super) fn new(session: SessionId, tuning: &Tuning) -> Self {
+        let density = Density::unknown(tuning);
+        Self { session, density, held: None, served_at: 0, active_until: None }
+    }
+
+    /// Whether it asked or held so lately.
+    pub(super) fn was_active_within(&self, ns: u64, now: u64) -> bool {
+        self.active_until.is_some_and(|until| until.saturating_add(ns) > now)
+    }
+}
