@@ -10,7 +10,10 @@ mod memory;
 mod time;
 
 pub use memory::{Bound, Damaged, Place, Refusal};
-pub use time::{BURST_PERIOD_NS, OVERDUE_NS, SHORTEST_LEASE_NS, Turn};
+pub use time::{
+    ASK_AGAIN_NS, BURST_PERIOD_NS, DENSE_PPM, LONGEST_LEASE_NS, OVERDUE_NS, SHORTEST_LEASE_NS,
+    TURN_NS, Turn,
+};
 
 use crate::page::layout::{Kind, Layout, Slot};
 use core::sync::atomic::Ordering::Relaxed;
@@ -72,12 +75,16 @@ impl<'a> Book<'a> {
 
     /// Gives everything of a slot back, its lease included, and frees it.
     pub fn vacate(&mut self, slot: usize) {
+        self.forfeit(slot);
         let Some(slot) = self.slot(slot) else { return };
         for cell in &slot.bytes {
             cell.put(0);
         }
         slot.holding.put(0);
         slot.host_pid.put(0);
+        slot.density_ppm.put(0);
+        slot.waiting_since_ns.put(0);
+        slot.charged_ns.put(0);
         slot.pid.put(0);
         self.recount();
     }
