@@ -70,6 +70,10 @@ own_calls! {
     "cuEventRecord" => fn event_record(event: Event, stream: Stream) -> CuResult else NOT_FOUND;
     /// Whether an event has happened.
     "cuEventQuery" => fn event_query(event: Event) -> CuResult else NOT_FOUND;
+    /// Milliseconds between two events that have happened.
+    "cuEventElapsedTime" => fn event_elapsed(ms: *mut f32, start: Event, end: Event) -> CuResult else NOT_FOUND;
+    /// Whether all work of a stream is done.
+    "cuStreamQuery" => fn stream_query(stream: Stream) -> CuResult else NOT_FOUND;
     /// Gives an event back.
     "cuEventDestroy_v2" => fn event_destroy(event: Event) -> CuResult else NOT_FOUND;
     /// A stream's context.

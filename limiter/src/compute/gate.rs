@@ -2,8 +2,9 @@
 
 use super::governor;
 use super::lane::Lane;
+use super::usage::Totals;
 use crate::device::Device;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +19,19 @@ pub(crate) struct Gate {
     /// Changes when a thread begins to wait; the governor sleeps on it.
     bell: AtomicU32,
     /// Whether the device's time is limited at all.
-    active: bool,
+    active: AtomicBool,
+    /// Whether another session may be using the device.
+    shared: AtomicBool,
     governed: AtomicBool,
     /// The program is ending: nothing closes any more.
     stands_open: AtomicBool,
     /// The account cannot be used any more: nobody passes.
     failed: AtomicBool,
     lanes: Mutex<Vec<Arc<Lane>>>,
+    /// What lanes that are gone had launched.
+    retired: Mutex<Totals>,
+    /// Time for which some lane had work queued.
+    backlogged_ns: AtomicU64,
 }
 
 /// Why there is no time to be had.
@@ -49,17 +56,34 @@ impl Gate {
             word: CachePadded::new(AtomicU32::new(0)),
             waiting: AtomicU32::new(0),
             bell: AtomicU32::new(0),
-            active,
+            active: AtomicBool::new(active),
+            shared: AtomicBool::new(false),
             governed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             lanes: Mutex::new(Vec::new()),
+            retired: Mutex::new(Totals {
+                launched_ns: 0,
+                outstanding_ns: 0,
+                backlogged_ns: 0,
+                unknown: false,
+            }),
+            backlogged_ns: AtomicU64::new(0),
         }
     }
 
     /// Whether the device's time is limited.
-    pub(crate) const fn is_active(&self) -> bool {
-        self.active
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Whether another session may be using the device.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_shared(&self, shared: bool) {
+        self.shared.store(shared, Ordering::Relaxed);
     }
 
     /// The lease under way, `None` while closed.
@@ -165,6 +189,27 @@ impl Gate {
     /// Removes and gives back the lanes that nobody will use again.
     pub(super) fn remove_abandoned(&self) -> Vec<Arc<Lane>> {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.extract_if(.., |lane| lane.is_abandoned()).collect()
+        let gone: Vec<_> = lanes.extract_if(.., |lane| lane.is_abandoned()).collect();
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in &gone {
+            retired.add(lane.totals());
+        }
+        (retired.outstanding_ns, retired.unknown) = (0, false);
+        gone
+    }
+
+    /// What has been launched through this gate. To be asked by the governor.
+    pub(super) fn totals(&self) -> Totals {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backlogged_ns = 0;
+        for lane in lanes.iter() {
+            totals.add(lane.totals());
+            backlogged_ns = backlogged_ns.max(lane.newly_backlogged_ns());
+        }
+        // Queues of several lanes stand for the same time.
+        totals.backlogged_ns =
+            self.backlogged_ns.fetch_add(backlogged_ns, Ordering::Relaxed) + backlogged_ns;
+        totals
     }
 }

@@ -2,6 +2,7 @@
 
 use super::account::{Account, Lease};
 use super::lane::Lane;
+use super::usage::{Usage, Used};
 use super::{clock, own, pins};
 use crate::device::Device;
 use core::time::Duration;
@@ -10,7 +11,14 @@ use std::sync::Arc;
 use utils::driver::cuda::CAPTURE_MODE_RELAXED;
 
 /// How often the governor looks whether the program still uses its lease.
-const LOOK_NS: u64 = 2_000_000;
+const LOOK_NS: u64 = 4_000_000;
+/// For how long a program may not use its lease, where that costs others nothing, and where it does.
+const PATIENCE_NS: u64 = 25_000_000;
+const IMPATIENCE_NS: u64 = 4_000_000;
+/// How long before its end at most a lease is asked to go on.
+const RENEW_BEFORE_NS: u64 = 6_000_000;
+/// How often the account is told of work that still runs.
+const TELL_NS: u64 = 20_000_000;
 /// How often it asks whether the work is done, once the gate is closed.
 const DRAIN_POLL_NS: u64 = 30_000;
 /// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
@@ -67,86 +75,163 @@ fn govern(device: &'static Device) {
     let _ = own::exchange_capture_mode(&raw mut mode);
     let gate = device.gate();
     let mut account = Account::new(device);
+    let mut density = Density::default();
     loop {
         while !gate.is_wanted() {
             account.idle();
             gate.await_demand();
         }
         let Some(lease) = account.begin() else { continue };
+        gate.set_shared(lease.shared);
+        let mut tenure = Tenure::new(device, lease);
         gate.open();
-        let opened = clock::now();
-        hold(device, &lease);
+        tenure.hold(&mut account, &mut density);
         gate.close();
-        drain(device);
-        let now = clock::now();
-        tracing::trace!(
-            "device {}: lease of {} us held for {} us",
-            device.uuid(),
-            lease.end.saturating_sub(opened) / 1000,
-            now.saturating_sub(opened) / 1000,
-        );
-        account.end(&lease, now.saturating_sub(opened));
+        tenure.drain(&mut account);
+        density.add(tenure.used);
+        account.end(tenure.lease, tenure.used);
     }
 }
 
-/// Keeps the gate open until the lease ends or the program has stopped using it.
-fn hold(device: &Device, lease: &Lease) {
-    let mut before = None;
-    loop {
-        let now = clock::now();
-        if now >= lease.end {
-            return;
+/// How much of the time that it holds the device the program uses, lately.
+#[derive(Default)]
+struct Density(Option<f64>);
+
+impl Density {
+    /// Below this part, waiting a while for the program to go on costs others nothing: they may use the
+    /// device at the same time.
+    const SPARSE: f64 = 0.8;
+    /// Time over which it is averaged.
+    const OVER_NS: f64 = 200e6;
+
+    fn add(&mut self, used: Used) {
+        if used.held_ns > 0 {
+            let held = used.held_ns as f64;
+            let latest = used.alone() as f64 / held;
+            let old = self.0.unwrap_or(latest);
+            self.0 = Some(old + (latest - old) * held / (held + Self::OVER_NS));
         }
-        clock::sleep(LOOK_NS.min(lease.end - now));
-        let lanes = device.gate().lanes();
-        let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
-        if before != Some(activity) {
-            before = Some(activity);
-        } else if drained(&lanes) {
-            return;
+    }
+
+    fn is_sparse(&self) -> bool {
+        self.0.is_some_and(|density| density < Self::SPARSE)
+    }
+}
+
+/// The time from the opening of the gate until all work is done.
+struct Tenure {
+    device: &'static Device,
+    lease: Lease,
+    usage: Usage,
+    /// What has not been told to the account.
+    used: Used,
+    /// When to ask for the lease to go on.
+    renew_at: Option<u64>,
+}
+
+impl Tenure {
+    fn new(device: &'static Device, lease: Lease) -> Self {
+        let now = clock::now();
+        let usage = Usage::new(now, device.gate().totals());
+        Self { device, lease, usage, used: Used::default(), renew_at: Some(renewal(now, &lease)) }
+    }
+
+    fn look(&mut self, now: u64, busy: bool) {
+        self.used += self.usage.until(now, self.device.gate().totals(), busy);
+    }
+
+    /// Keeps the gate open until the lease ends or the program has stopped using it.
+    fn hold(&mut self, account: &mut Account, density: &mut Density) {
+        let mut before = None;
+        let mut idle_since = None;
+        loop {
+            let now = clock::now();
+            if now >= self.lease.end {
+                return;
+            }
+            let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
+            clock::sleep(LOOK_NS.min(next.saturating_sub(now)).max(1));
+            let now = clock::now();
+            self.look(now, false);
+            let lanes = self.device.gate().lanes();
+            let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
+            if before != Some(activity) {
+                before = Some(activity);
+                idle_since = None;
+            } else if drained(&lanes) {
+                self.usage.drained(self.device.gate().totals());
+                let since = *idle_since.get_or_insert(now);
+                // Holding on costs nothing: what is not used is not charged.
+                let cheap = self.lease.id.is_none() || self.lease.shared || density.is_sparse();
+                if now.saturating_sub(since) >= if cheap { PATIENCE_NS } else { IMPATIENCE_NS } {
+                    return;
+                }
+            }
+            if self.renew_at.is_some_and(|at| now >= at) {
+                density.add(self.used);
+                let renewed = account.renew(self.lease, core::mem::take(&mut self.used));
+                let goes_on = renewed.end > self.lease.end;
+                self.renew_at = goes_on.then(|| renewal(clock::now(), &renewed));
+                self.lease = renewed;
+                self.device.gate().set_shared(renewed.shared);
+            }
+        }
+    }
+
+    /// Waits until the work launched under the lease is done.
+    ///
+    /// Work may wait for work that its program is about to launch (a stream that waits for a value, a
+    /// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
+    /// opened for a moment. The time goes on being charged.
+    fn drain(&mut self, account: &mut Account) {
+        let gate = self.device.gate();
+        self.look(clock::now(), false);
+        let mut progress = 0;
+        let mut since = clock::now();
+        let mut told = since;
+        let mut patience = STUCK_NS;
+        loop {
+            // A thread that was on its way when the gate closed may have made a lane since: look each
+            // time.
+            let lanes = gate.lanes();
+            if drained(&lanes) {
+                break;
+            }
+            clock::sleep(DRAIN_POLL_NS);
+            let now = clock::now();
+            let done = lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()));
+            if done != progress {
+                progress = done;
+                since = now;
+            } else if now.saturating_sub(since) > patience && gate.is_wanted() {
+                gate.open();
+                clock::sleep(GLIMPSE_NS);
+                gate.close();
+                since = clock::now();
+                // Longer each time, so that it outgrows kernels that only take long.
+                patience = patience.saturating_mul(2);
+            }
+            if now.saturating_sub(told) > TELL_NS {
+                told = now;
+                // Something is under way all the time: others' slices are in it where there are others.
+                self.look(now, !self.lease.shared);
+                account.still_draining(self.lease, core::mem::take(&mut self.used));
+            }
+        }
+        self.look(clock::now(), !self.lease.shared);
+        let abandoned = gate.remove_abandoned();
+        if let Some(_pin) = pins::pin() {
+            for lane in abandoned {
+                lane.destroy_events();
+            }
         }
     }
 }
 
-/// Waits until the work launched under the lease is done.
-///
-/// Work may wait for work that its program is about to launch (a stream that waits for a value, a
-/// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
-/// opened for a moment. The time goes on being charged.
-fn drain(device: &Device) {
-    let gate = device.gate();
-    let mut progress = 0;
-    let mut since = clock::now();
-    let mut patience = STUCK_NS;
-    loop {
-        // A thread that was on its way when the gate closed may have made a lane since: look each
-        // time.
-        let lanes = gate.lanes();
-        if drained(&lanes) {
-            break;
-        }
-        clock::sleep(DRAIN_POLL_NS);
-        let now = clock::now();
-        let done = lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()));
-        if done != progress {
-            progress = done;
-            since = now;
-        } else if now.saturating_sub(since) > patience && gate.is_wanted() {
-            gate.open();
-            clock::sleep(GLIMPSE_NS);
-            gate.close();
-            since = clock::now();
-            // Longer each time, so that it outgrows kernels that only take long.
-            patience = patience.saturating_mul(2);
-        }
-        device.seat().still_holding(now);
-    }
-    let abandoned = device.gate().remove_abandoned();
-    if let Some(_pin) = pins::pin() {
-        for lane in abandoned {
-            lane.destroy_events();
-        }
-    }
+/// When to ask for more of a lease: so early that the answer comes before its end.
+fn renewal(now: u64, lease: &Lease) -> u64 {
+    let length = lease.end.saturating_sub(now);
+    lease.end - (length / 4).min(RENEW_BEFORE_NS)
 }
 
 fn drained(lanes: &[Arc<Lane>]) -> bool {

@@ -5,26 +5,38 @@
 //! the last is done. The size of a batch follows the program's pace, so that there is about one event a
 //! millisecond. A third event is the governor's: it covers what the thread has launched since its
 //! last one, when the thread is busy elsewhere.
+//!
+//! Each launch adds its estimate to what the lane has launched. Now and then one is sampled.
 
-use super::{clock, own, undisturbing};
+use super::estimate::{Estimate, Remembered};
+use super::sampler::{Sampler, Started};
+use super::usage::Totals;
+use super::{Work, clock, own, undisturbing};
 use crate::device::Device;
 use crate::runtime;
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use utils::driver::cuda::{
     Context, CuResult, EVENT_DISABLE_TIMING, Event, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
 };
 
 /// The time for which one batch should keep the GPU busy.
 const BATCH_NS: u64 = 1_000_000;
-/// The largest batch: what is outstanding at most if kernels suddenly become slow.
-const MAX_BATCH: u32 = 64;
+/// The largest batch, in launches and in estimated time: what is outstanding at most if the work
+/// suddenly changes.
+const MAX_BATCH: u32 = 256;
+const MAX_BATCH_NS: u64 = 2 * BATCH_NS;
+/// One launch in so many batches is sampled.
+const SAMPLE_EVERY: u32 = 4;
 /// Kernels longer than this are not queued behind each other: the GPU idles for tens of
 /// microseconds between them, which is little, and half as much is outstanding.
 const LONG_NS: u64 = 5_000_000;
+/// The shortest and longest nap while waiting for work to be done.
+const SHORTEST_NAP_NS: u64 = 30_000;
+const LONGEST_NAP_NS: u64 = 500_000;
 /// The longest wait for earlier work before a launch: that work may itself wait for the launch.
 const PATIENCE_NS: u64 = 200_000_000;
 /// Streams that a thread finds without a search.
@@ -42,6 +54,20 @@ pub(crate) struct Lane {
     uncovered: AtomicU32,
     /// Launches that end with an event, or [`CLOSED`].
     batch: AtomicU32,
+    /// At which launch the thread has to look up: the batch's last one, or one to be sampled.
+    stop: AtomicU32,
+    /// Estimated nanoseconds of all launches, and how many of them were covered by the last event and the
+    /// one before (by number, like the events).
+    launched_ns: AtomicU64,
+    covered_ns: [AtomicU64; 2],
+    /// Time for which work was always queued.
+    backlogged_ns: AtomicU64,
+    backlogged_told_ns: AtomicU64,
+    /// The event that covers the last launch of unknown duration.
+    unknown_until: AtomicU64,
+    sampler: Mutex<Sampler>,
+    /// Batches until the next sample, and a source of places for it.
+    batches: AtomicU32,
     /// The context is gone, and the events with it.
     lost: AtomicBool,
     /// The thread's two events, and the governor's.
@@ -57,7 +83,7 @@ pub(crate) struct Lane {
     /// Time between launches when the GPU was kept busy by them.
     launch_ns: AtomicU64,
     /// [`Lane::activity`] at the time of the governor's event.
-    covered: AtomicU64,
+    governors: AtomicU64,
     abandoned: AtomicBool,
 }
 
@@ -82,8 +108,15 @@ impl Shortcut {
     }
 }
 
+/// What a launch looks at.
+struct Fast {
+    shortcuts: [Shortcut; SHORTCUTS],
+    remembered: Remembered,
+}
+
 thread_local! {
-    static SHORTCUTS_OF_THREAD: [Shortcut; SHORTCUTS] = const { [const { Shortcut::new() }; SHORTCUTS] };
+    static FAST: Fast =
+        const { Fast { shortcuts: [const { Shortcut::new() }; SHORTCUTS], remembered: Remembered::new() } };
     static LANES_OF_THREAD: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
 }
 
@@ -93,8 +126,8 @@ struct Lanes(Vec<(*const super::Gate, Arc<Lane>)>);
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        let _ = SHORTCUTS_OF_THREAD.try_with(|shortcuts| {
-            for shortcut in shortcuts {
+        let _ = FAST.try_with(|fast| {
+            for shortcut in &fast.shortcuts {
                 shortcut.lane.set(ptr::null());
             }
         });
@@ -123,15 +156,26 @@ impl Lanes {
 }
 
 fn with_shortcut<R>(stream: usize, body: impl FnOnce(&Shortcut) -> R) -> Option<R> {
-    SHORTCUTS_OF_THREAD
-        .try_with(|shortcuts| body(&shortcuts[(stream ^ (stream >> 6)) % SHORTCUTS]))
-        .ok()
+    FAST.try_with(|fast| body(fast.shortcut(stream))).ok()
 }
 
-/// Whether the calling thread may launch into `stream` right away. Counts the launch if so.
+impl Fast {
+    #[inline]
+    fn shortcut(&self, stream: usize) -> &Shortcut {
+        &self.shortcuts[(stream ^ (stream >> 6)) % SHORTCUTS]
+    }
+}
+
+/// What is known about some work, put into the table if need be.
+pub(super) fn estimate_of(work: Work) -> Option<&'static Estimate> {
+    FAST.try_with(|fast| fast.remembered.meet(work)).ok().flatten()
+}
+
+/// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.
 #[inline]
-pub(super) fn pass(stream: usize) -> bool {
-    with_shortcut(stream, |shortcut| {
+pub(super) fn pass(stream: usize, work: Work) -> bool {
+    FAST.try_with(|fast| {
+        let shortcut = fast.shortcut(stream);
         if shortcut.stream.get() != stream || shortcut.lane.get().is_null() {
             return false;
         }
@@ -141,7 +185,11 @@ pub(super) fn pass(stream: usize) -> bool {
         gate.admits(shortcut.lease.get())
             && (runtime::single_device() || is_current(shortcut.ordinal.get()))
             && (!SEVERAL_CONTEXTS.load(Relaxed) || context_of(stream) == Some(lane.context))
-            && !lane.count_launch()
+            && fast
+                .remembered
+                .find(work)
+                .and_then(Estimate::ns)
+                .is_some_and(|ns| lane.count_launch(ns))
     })
     .unwrap_or(false)
 }
@@ -234,6 +282,14 @@ impl Lane {
             context,
             uncovered: AtomicU32::new(0),
             batch: AtomicU32::new(1),
+            stop: AtomicU32::new(1),
+            launched_ns: AtomicU64::new(0),
+            covered_ns: [const { AtomicU64::new(0) }; 2],
+            backlogged_ns: AtomicU64::new(0),
+            backlogged_told_ns: AtomicU64::new(0),
+            unknown_until: AtomicU64::new(0),
+            sampler: Mutex::new(Sampler::default()),
+            batches: AtomicU32::new(0),
             lost: AtomicBool::new(false),
             events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
@@ -241,20 +297,85 @@ impl Lane {
             given_up: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
             launch_ns: AtomicU64::new(0),
-            covered: AtomicU64::new(NEVER),
+            governors: AtomicU64::new(NEVER),
             abandoned: AtomicBool::new(false),
         })
     }
 
-    /// Counts a launch; `true`: with it the batch is full.
+    /// Counts a launch of some estimated nanoseconds; `false`: the thread has to look up first, and
+    /// nothing was counted.
     #[inline]
-    pub(super) fn count_launch(&self) -> bool {
+    fn count_launch(&self, ns: u64) -> bool {
         let count = self.uncovered.load(Relaxed) + 1;
-        if count >= self.batch.load(Relaxed) {
-            return true;
+        let launched = self.launched_ns.load(Relaxed).wrapping_add(ns);
+        let uncovered_ns = launched.wrapping_sub(self.covered_ns[0].load(Relaxed));
+        if count >= self.stop.load(Relaxed) || uncovered_ns >= MAX_BATCH_NS {
+            return false;
         }
+        self.launched_ns.store(launched, Relaxed);
         self.uncovered.store(count, Relaxed);
-        false
+        true
+    }
+
+    /// Begins a sample, if the launch that comes is to be one.
+    pub(super) fn start_sample(&self, estimate: &'static Estimate) -> Option<Started> {
+        let sampled = if estimate.ns().is_none() {
+            estimate.wants_sample()
+        } else {
+            // Not because of the batch's end.
+            self.uncovered.load(Relaxed) + 1 < self.batch.load(Relaxed)
+                && self.uncovered.load(Relaxed) + 1 >= self.stop.load(Relaxed)
+                || self.batch.load(Relaxed) == 1 && self.is_due()
+        };
+        if !sampled {
+            return None;
+        }
+        self.sampler.try_lock().ok()?.start(self.stream as Stream)
+    }
+
+    /// Ends a sample.
+    pub(super) fn finish_sample(
+        &self,
+        started: &Started,
+        estimate: &'static Estimate,
+        alone: bool,
+    ) {
+        if let Ok(mut sampler) = self.sampler.try_lock() {
+            sampler.finish(started, self.stream as Stream, estimate, alone);
+        }
+    }
+
+    /// Whether a sample is due, at the end of a batch.
+    fn is_due(&self) -> bool {
+        self.batches.load(Relaxed) % SAMPLE_EVERY == 0
+    }
+
+    /// Counts a launch that [`pass`] did not; ends the batch if it is full.
+    pub(super) fn launched(&self, ns: Option<u64>) {
+        let count = self.uncovered.load(Relaxed) + 1;
+        let launched = self.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
+        self.launched_ns.store(launched, Relaxed);
+        self.uncovered.store(count, Relaxed);
+        if ns.is_none() {
+            self.unknown_until.store(self.recorded.load(Relaxed) + 1, Release);
+        }
+        let uncovered_ns = launched.wrapping_sub(self.covered_ns[0].load(Relaxed));
+        let batch = self.batch.load(Relaxed);
+        if count >= batch || uncovered_ns >= MAX_BATCH_NS {
+            self.cover();
+            self.pace(count);
+        } else {
+            // Past the place of a sample.
+            self.stop_at(batch);
+        }
+    }
+
+    fn stop_at(&self, count: u32) {
+        self.stop.store(count, Relaxed);
+        // Another thread may have closed the lane meanwhile.
+        if self.batch.load(Relaxed) == CLOSED {
+            self.stop.store(CLOSED, Relaxed);
+        }
     }
 
     /// Ends the batch, full or not, with an event. The stream must not be capturing.
@@ -271,17 +392,12 @@ impl Lane {
             }
             let number = recorded + 1;
             if own::event_record(self.event(number), self.stream as Stream).is_ok() {
+                self.covered_ns[1].store(self.covered_ns[0].load(Relaxed), Relaxed);
+                self.covered_ns[0].store(self.launched_ns.load(Relaxed), Relaxed);
                 self.recorded.store(number, Release);
                 self.uncovered.store(0, Release);
             }
         });
-    }
-
-    /// Ends a full batch: counts its last launch, and covers it.
-    pub(super) fn finish_batch(&self) {
-        self.uncovered.store(self.uncovered.load(Relaxed) + 1, Relaxed);
-        self.cover();
-        self.pace();
     }
 
     fn event(&self, number: u64) -> Event {
@@ -303,40 +419,84 @@ impl Lane {
 
     /// Waits until so little is outstanding that the next batch may be launched, and learns from it
     /// how large that should be.
-    fn pace(&self) {
+    fn pace(&self, batch: u32) {
         let recorded = self.recorded.load(Relaxed);
-        let batch = self.batch.load(Relaxed).max(1);
         let launch_ns = self.launch_ns.load(Relaxed);
         let alone = batch == 1 && launch_ns > LONG_NS;
         let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
-        let nap = (launch_ns.saturating_mul(u64::from(batch)) / 8).clamp(30_000, 500_000);
         let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
         let begun = clock::now();
         let mut waited = false;
         while awaited > self.given_up.load(Relaxed) && !undisturbing(|| self.is_done(awaited)) {
-            if clock::now().saturating_sub(begun) > patience {
+            let now = clock::now();
+            if now.saturating_sub(begun) > patience {
                 // It may wait for what the program launches next: neither waited for again nor
                 // learnt from.
                 self.given_up.store(recorded, Relaxed);
-                self.mark.store(clock::now(), Relaxed);
+                self.mark.store(now, Relaxed);
                 return;
             }
             waited = true;
-            clock::sleep(nap);
+            // Close to when it should be done, so that the device does not idle for a nap's length.
+            let expected = self.mark.load(Relaxed) + launch_ns.saturating_mul(u64::from(batch));
+            clock::sleep((expected.saturating_sub(now) / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS));
         }
         let now = clock::now();
         let took = now.saturating_sub(self.mark.swap(now, Relaxed)).max(1);
         if waited {
             self.launch_ns.store(took / u64::from(batch), Relaxed);
+            // The batch before was queued when this one was begun, and was not done when it was full.
+            // (A launch that is waited for by itself is known by its estimate.)
+            if !alone {
+                self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
+            }
         }
         let fitting = u64::from(batch) * BATCH_NS / took;
         self.resize(u32::try_from(fitting).unwrap_or(MAX_BATCH).min(batch.saturating_mul(2)));
+        self.plan_sample();
     }
 
     fn resize(&self, batch: u32) {
         let batch = batch.clamp(1, MAX_BATCH);
         // Not over CLOSED, which another thread may have set meanwhile.
         let _ = self.batch.fetch_update(Relaxed, Relaxed, |old| (old != CLOSED).then_some(batch));
+        self.stop_at(batch);
+    }
+
+    /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
+    /// themselves would always be seen at the same place.
+    fn plan_sample(&self) {
+        let batches = self.batches.load(Relaxed).wrapping_add(1);
+        self.batches.store(batches, Relaxed);
+        let batch = self.batch.load(Relaxed);
+        if self.is_due() && batch > 1 {
+            let mixed = batches.wrapping_mul(0x9E37_79B9) >> 16;
+            self.stop_at(1 + mixed % (batch - 1));
+        }
+    }
+
+    /// Time for which work was always queued, since this was last asked. To be asked by the governor.
+    pub(super) fn newly_backlogged_ns(&self) -> u64 {
+        let now = self.backlogged_ns.load(Acquire);
+        now.saturating_sub(self.backlogged_told_ns.swap(now, Relaxed))
+    }
+
+    /// What the lane has launched.
+    pub(super) fn totals(&self) -> Totals {
+        let recorded = self.recorded.load(Acquire);
+        let done = self.done.load(Acquire);
+        let launched_ns = self.launched_ns.load(Relaxed);
+        // Up to which estimate everything is known to be done.
+        let done_ns = match recorded.saturating_sub(done) {
+            0 => self.covered_ns[0].load(Relaxed),
+            _ => self.covered_ns[1].load(Relaxed),
+        };
+        Totals {
+            launched_ns,
+            outstanding_ns: launched_ns.saturating_sub(done_ns),
+            backlogged_ns: 0,
+            unknown: self.unknown_until.load(Acquire) > done && !self.lost.load(Relaxed),
+        }
     }
 
     /// A number that changes whenever something is seen to be done.
@@ -346,7 +506,7 @@ impl Lane {
 
     /// A number that changes whenever something is launched.
     pub(super) fn activity(&self) -> u64 {
-        (self.recorded.load(Acquire) << 8).wrapping_add(u64::from(self.uncovered.load(Acquire)))
+        (self.recorded.load(Acquire) << 32).wrapping_add(u64::from(self.uncovered.load(Acquire)))
     }
 
     /// Whether everything launched has been done. Launches that no event covers yet, because their
@@ -371,8 +531,8 @@ impl Lane {
                 return true;
             }
             let event = self.events[2].load(Relaxed);
-            if self.covered.load(Relaxed) != activity {
-                self.covered.store(activity, Relaxed);
+            if self.governors.load(Relaxed) != activity {
+                self.governors.store(activity, Relaxed);
                 // Work that is being captured does not run.
                 return super::is_capturing(self.stream)
                     || !own::event_record(event, self.stream as Stream).is_ok();
@@ -380,10 +540,14 @@ impl Lane {
             own::event_query(event) != CuResult::NOT_READY
         });
         // A context that cannot be entered is gone.
-        asked.unwrap_or_else(|| {
+        let drained = asked.unwrap_or_else(|| {
             self.context_ends(self.context);
             true
-        })
+        });
+        if drained {
+            self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
+        }
+        drained
     }
 
     /// Runs driver calls in the lane's context, from a thread that has none of its own; `None` where
@@ -398,10 +562,15 @@ impl Lane {
         Some(result)
     }
 
+    fn close(&self) {
+        self.batch.store(CLOSED, Relaxed);
+        self.stop.store(CLOSED, Relaxed);
+    }
+
     /// A context is going away.
     pub(super) fn context_ends(&self, context: usize) {
         if self.context == context {
-            self.batch.store(CLOSED, Relaxed);
+            self.close();
             self.lost.store(true, Release);
         }
     }
@@ -416,7 +585,7 @@ impl Lane {
     /// A stream is going away; what is in it will still be done.
     pub(super) fn stream_ends(&self, stream: usize) {
         if self.stream == stream {
-            self.batch.store(CLOSED, Relaxed);
+            self.close();
         }
     }
 
@@ -430,6 +599,9 @@ impl Lane {
         if !self.lost.load(Acquire) {
             for event in &self.events {
                 let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));
+            }
+            if let Ok(mut sampler) = self.sampler.try_lock() {
+                let _ = self.in_context(|| sampler.destroy_events());
             }
         }
     }

@@ -8,13 +8,19 @@
 //! account, and opens.
 
 mod account;
+mod captures;
 pub(crate) mod clock;
+mod daemon;
+mod estimate;
 mod gate;
 mod governor;
 mod lane;
 mod pins;
+mod sampler;
+mod usage;
 mod work;
 
+pub(crate) use captures::{capture_begins, capture_ends};
 pub(crate) use gate::Gate;
 use gate::NoLease;
 pub(crate) use governor::SignalsBlocked;
@@ -54,12 +60,14 @@ pub(crate) fn is_ungated() -> bool {
 pub(crate) fn after_fork() {
     set_gated(None);
     pins::after_fork();
+    captures::after_fork();
+    estimate::after_fork();
 }
 
 /// Runs a call that gives work to a stream, when the device's time is there for it.
 #[inline]
 pub(crate) fn launch(
-    _work: Work,
+    work: Work,
     stream: Stream,
     per_thread: bool,
     call: impl FnOnce() -> CuResult,
@@ -72,11 +80,15 @@ pub(crate) fn launch(
         0 => STREAM_LEGACY,
         handle => handle,
     };
-    if lane::pass(stream) { call() } else { launch_slowly(stream, call) }
+    // What is being captured runs later, under the launch of the graph.
+    if captures::any() && is_capturing(stream) {
+        return call();
+    }
+    if lane::pass(stream, work) { call() } else { launch_slowly(work, stream, call) }
 }
 
 #[cold]
-fn launch_slowly(stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
     let device = match runtime::get().current_device() {
         Verdict::Limited(device) if device.gate().is_active() => device,
         Verdict::Limited(_) | Verdict::Free => return call(),
@@ -84,7 +96,6 @@ fn launch_slowly(stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
     };
     let lane = lane::of_this_thread(device, stream);
     while !lane::enter(device, stream, lane.as_deref()) {
-        // What is being captured runs later, under the launch of the graph.
         if is_capturing(stream) {
             return call();
         }
@@ -101,13 +112,20 @@ fn launch_slowly(stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
         }
     }
     let Some(lane) = lane else { return call() };
-    if !lane.count_launch() {
+    // No event may be recorded into a stream that is being captured.
+    if is_capturing(stream) {
         return call();
     }
+    let estimate = lane::estimate_of(work);
+    let sample = estimate.and_then(|estimate| Some((estimate, lane.start_sample(estimate)?)));
     let result = call();
-    if result.is_ok() && !is_capturing(stream) {
-        lane.finish_batch();
+    if !result.is_ok() {
+        return result;
     }
+    if let Some((estimate, started)) = &sample {
+        lane.finish_sample(started, estimate, !device.gate().is_shared());
+    }
+    lane.launched(estimate.and_then(estimate::Estimate::ns));
     result
 }
 

@@ -4,7 +4,7 @@ use core::ffi::c_uint;
 use utils::driver::cuda::{Function, GraphExec};
 
 /// Launches of the same work take about the same time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Work(u64);
 
 /// A large odd number with its bits spread evenly (2^64 divided by the golden ratio).
@@ -15,27 +15,66 @@ const fn mix(hash: u64, word: u64) -> u64 {
 }
 
 impl Work {
+    /// Several transfers or kernels at once, of which nothing is known in common.
+    pub(crate) const UNKNOWN: Self = Self(0);
+    /// Whatever is not told apart.
+    pub(super) const OTHER: Self = Self(1);
+
     /// A kernel on a grid of blocks.
     #[inline]
     pub(crate) fn kernel(function: Function, grid: [c_uint; 3], block: [c_uint; 3]) -> Self {
         let pair = |high: c_uint, low: c_uint| u64::from(high) << 32 | u64::from(low);
         let hash = mix(function as u64, pair(grid[0], block[0]));
         let hash = mix(hash, pair(grid[1], block[1]));
-        Self(mix(hash, pair(grid[2], block[2])))
+        Self(mix(hash, pair(grid[2], block[2])) | 2)
     }
 
     /// A graph, as instantiated.
     #[inline]
     pub(crate) fn graph(graph: GraphExec) -> Self {
-        Self(mix(graph as u64, 1))
+        Self(mix(graph as u64, 1) | 2)
     }
 
-    /// A copy or fill of so many bytes. `kind` tells the kinds of transfer apart.
+    /// A copy or fill of so many bytes. `kind` tells the kinds of transfer apart. Sizes that differ by
+    /// less than an eighth count as one, or a program that copies any number of bytes would never be known.
     #[inline]
-    pub(crate) const fn transfer(kind: u8, bytes: u64) -> Self {
-        Self(mix(mix(2, kind as u64), bytes))
+    pub(crate) fn transfer(kind: u8, bytes: u64) -> Self {
+        let octave = bytes.checked_ilog2().unwrap_or(0);
+        let size = if octave > 3 { bytes >> (octave - 3) << (octave - 3) } else { bytes };
+        Self(mix(mix(2, kind as u64), size) | 2)
     }
 
-    /// Several transfers or kernels at once, of which nothing is known in common.
-    pub(crate) const UNKNOWN: Self = Self(0);
+    /// A place for it among `places`, a power of two.
+    #[inline]
+    pub(super) const fn place(self, places: usize) -> usize {
+        (self.0 >> 40) as usize % places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_the_same_order_are_the_same_work() {
+        assert_eq!(Work::transfer(1, 4096), Work::transfer(1, 4097));
+        assert_ne!(Work::transfer(1, 4096), Work::transfer(1, 4096 + 512));
+        assert_ne!(Work::transfer(1, 4096), Work::transfer(2, 4096));
+        assert_ne!(Work::transfer(1, 0), Work::UNKNOWN);
+        assert_ne!(Work::transfer(1, 1), Work::transfer(1, 2));
+    }
+
+    #[test]
+    fn a_kernel_is_told_by_its_function_and_its_size() {
+        let function = |n: usize| core::ptr::without_provenance_mut(n);
+        let one = Work::kernel(function(64), [1, 2, 3], [4, 5, 6]);
+        assert_eq!(one, Work::kernel(function(64), [1, 2, 3], [4, 5, 6]));
+        for other in [
+            Work::kernel(function(128), [1, 2, 3], [4, 5, 6]),
+            Work::kernel(function(64), [2, 1, 3], [4, 5, 6]),
+            Work::kernel(function(64), [1, 2, 3], [4, 6, 5]),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
 }

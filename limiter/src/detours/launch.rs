@@ -5,7 +5,9 @@ use crate::compute::{self, Work};
 use crate::memory::graphs;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
-use utils::driver::cuda::{CuResult, Function, GraphExec, LaunchConfig, LaunchParams, Stream};
+use utils::driver::cuda::{
+    CuResult, Function, Graph, GraphExec, GraphNode, LaunchConfig, LaunchParams, Stream,
+};
 
 macros::detours! {
     /// CUDA driver API, Execution Control / Graph Management.
@@ -19,6 +21,11 @@ macros::detours! {
     fn cuGraphLaunch | cuGraphLaunch_ptsz (graph: GraphExec, stream: Stream) -> CuResult = graph;
     /// Stream Management: nothing may be recorded into a stream that is gone.
     fn cuStreamDestroy | cuStreamDestroy_v2 (stream: Stream) -> CuResult = stream_destroy;
+    /// Launches into a stream that is captured are free: its graph's launch is not.
+    fn cuStreamBeginCapture | cuStreamBeginCapture_ptsz (stream: Stream) -> CuResult = begin_capture;
+    fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz (stream: Stream, mode: c_uint) -> CuResult = begin_capture_v2;
+    fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz (stream: Stream, graph: Graph, dependencies: *const GraphNode, edges: *const c_void, count: usize, mode: c_uint) -> CuResult = begin_capture_to_graph;
+    fn cuStreamEndCapture | cuStreamEndCapture_ptsz (stream: Stream, graph: *mut Graph) -> CuResult = end_capture;
     /// The forms of CUDA 2.
     fn cuLaunch(f: Function) -> CuResult = legacy;
     fn cuLaunchGrid(f: Function, width: c_int, height: c_int) -> CuResult = legacy_grid;
@@ -109,6 +116,44 @@ fn stream_destroy(call: Call<signature::cuStreamDestroy>, stream: Stream) -> CuR
     compute::stream_ends(stream);
     // SAFETY: the program's own arguments.
     unsafe { (call.original)(stream) }
+}
+
+fn begin_capture(call: Call<signature::cuStreamBeginCapture>, stream: Stream) -> CuResult {
+    // SAFETY: the program's own arguments.
+    compute::capture_begins(|| unsafe { (call.original)(stream) })
+}
+
+fn begin_capture_v2(
+    call: Call<signature::cuStreamBeginCapture_v2>,
+    stream: Stream,
+    mode: c_uint,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    compute::capture_begins(|| unsafe { (call.original)(stream, mode) })
+}
+
+fn begin_capture_to_graph(
+    call: Call<signature::cuStreamBeginCaptureToGraph>,
+    stream: Stream,
+    graph: Graph,
+    dependencies: *const GraphNode,
+    edges: *const c_void,
+    count: usize,
+    mode: c_uint,
+) -> CuResult {
+    compute::capture_begins(|| {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(stream, graph, dependencies, edges, count, mode) }
+    })
+}
+
+fn end_capture(
+    call: Call<signature::cuStreamEndCapture>,
+    stream: Stream,
+    graph: *mut Graph,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    compute::capture_ends(|| unsafe { (call.original)(stream, graph) })
 }
 
 fn legacy(call: Call<signature::cuLaunch>, f: Function) -> CuResult {

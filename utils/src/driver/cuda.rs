@@ -150,6 +150,8 @@ pub const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`
 pub const STREAM_PER_THREAD: usize = 2;
 
+/// `CU_EVENT_DEFAULT`
+pub const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`

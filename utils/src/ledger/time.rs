@@ -10,7 +10,9 @@
 //! the hardware, at a loss. Others hold it at the same time.
 
 use super::Book;
+use crate::page::SessionLimits;
 use crate::page::layout::Slot;
+use crate::protocol::Policy;
 use crate::quota::{Bucket, balance_for, earned};
 use crate::units::PPM_ONE;
 use core::sync::atomic::Ordering::Relaxed;
@@ -67,8 +69,10 @@ fn is_dense(slot: &Slot) -> bool {
 }
 
 impl Book<'_> {
+    /// The session's share, all of it where that is not enforced.
     fn share(&self) -> u32 {
-        self.0.share_ppm.load(Relaxed).clamp(1, PPM_ONE)
+        let limits = SessionLimits::load(self.0);
+        if limits.policy == Policy::None { PPM_ONE } else { limits.share_ppm }
     }
 
     fn burst(&self) -> u64 {
@@ -258,9 +262,8 @@ fn smoothed(density: u32, used: u64, held: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::Page;
     use crate::page::layout::Layout;
-    use crate::page::{Page, SessionLimits};
-    use crate::protocol::Policy;
     use crate::uuid::DeviceUuid;
 
     const MS: u64 = 1_000_000;

@@ -1,0 +1,223 @@
+//! Leases from the daemon.
+
+use super::account::Lease;
+use super::clock;
+use super::usage::Used;
+use crate::config::{Config, DaemonAddress};
+use crate::device::Device;
+use crate::{report, runtime};
+use core::sync::atomic::Ordering;
+use core::time::Duration;
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use utils::page::SessionLimits;
+use utils::protocol::{
+    self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path,
+};
+
+/// How long one question may stay open, and how much longer the answer may take before the daemon counts
+/// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
+const POLL: Duration = Duration::from_millis(20);
+const GRACE: Duration = Duration::from_millis(25);
+/// How long an answer that is due at once may take.
+const AT_ONCE: Duration = Duration::from_millis(25);
+/// How long the own account is used before the daemon is tried again.
+const RETRY_NS: u64 = 250_000_000;
+
+/// The daemon, as one device's governor knows it.
+pub(super) struct Daemon {
+    client: BlockingHttpClient,
+    session: String,
+    worker: Option<u64>,
+    /// What has not been told yet.
+    report: Option<LeaseReport>,
+    /// The page's count of changes when the quota was last told.
+    told_changes: u32,
+    /// Not to be tried before this moment, because it could not be reached last time.
+    retry_at: Option<u64>,
+}
+
+impl Daemon {
+    pub(super) fn new(config: &Config) -> Option<Self> {
+        let endpoint = match config.daemon.as_ref()? {
+            DaemonAddress::Unix(path) => Endpoint::Unix(path.clone()),
+            DaemonAddress::Tcp { host, port } => {
+                Endpoint::Tcp { host: host.clone(), port: *port, token: None }
+            }
+        };
+        Some(Self {
+            client: BlockingHttpClient::new(endpoint),
+            session: runtime::get().session_name(),
+            worker: None,
+            report: None,
+            told_changes: 0,
+            retry_at: None,
+        })
+    }
+
+    /// Whether it answered last time, as far as it has been asked.
+    pub(super) const fn is_there(&self) -> bool {
+        self.retry_at.is_none()
+    }
+
+    /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet.
+    pub(super) fn ask(&mut self, device: &Device) -> Result<Option<Lease>, Lost> {
+        let report = self.report;
+        let decision = self.exchange(device, report, Some(POLL), GRACE)?;
+        Ok(decision.lease.map(lease))
+    }
+
+    /// Tells how a lease is used, and asks for it to go on. `Ok(None)`: it ends when it was to end.
+    pub(super) fn renew(
+        &mut self,
+        device: &Device,
+        id: u64,
+        used: Used,
+    ) -> Result<Option<Lease>, Lost> {
+        let report = Some(told(id, used, false));
+        let decision = self.exchange(device, report, Some(Duration::ZERO), AT_ONCE)?;
+        Ok(decision.lease.map(lease))
+    }
+
+    /// Tells how a lease is used.
+    pub(super) fn tell(&mut self, device: &Device, id: u64, used: Used) {
+        if self.is_there() {
+            let _ = self.exchange(device, Some(told(id, used, false)), None, AT_ONCE);
+        }
+    }
+
+    /// A lease is over. Told with the next question.
+    pub(super) fn end(&mut self, id: u64, used: Used) {
+        self.report = Some(told(id, used, true));
+    }
+
+    /// Tells what has not been told.
+    pub(super) fn tell_the_rest(&mut self, device: &Device) {
+        if let (Some(report), true) = (self.report, self.is_there()) {
+            let _ = self.exchange(device, Some(report), None, AT_ONCE);
+        }
+    }
+
+    /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer.
+    pub(super) fn look_for_it(&mut self, device: &Device) {
+        if self.retry_at.is_some_and(|at| clock::now() >= at) {
+            match self.register(device) {
+                Ok(_) => self.retry_at = None,
+                Err(error) => self.lost(&error),
+            }
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        device: &Device,
+        report: Option<LeaseReport>,
+        ask: Option<Duration>,
+        grace: Duration,
+    ) -> Result<Decision, Lost> {
+        self.try_exchange(device, report, ask, grace).map_err(|error| {
+            self.lost(&error);
+            Lost
+        })
+    }
+
+    fn try_exchange(
+        &mut self,
+        device: &Device,
+        report: Option<LeaseReport>,
+        ask: Option<Duration>,
+        grace: Duration,
+    ) -> Result<Decision, ClientError> {
+        let (worker, report) = match self.worker {
+            Some(worker) => (worker, report),
+            // A lease of a former registration is nothing to this one.
+            None => (self.register(device)?, None),
+        };
+        let changes = changes(device);
+        let quota = if changes == self.told_changes { None } else { quota(device) };
+        let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let message = Admission {
+            worker,
+            uuid: wire_uuid(device),
+            report,
+            ask: ask.map(microseconds),
+            quota,
+        };
+        let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
+        let decision = self.client.call(to, &message, ask.unwrap_or_default() + grace)?;
+        self.told_changes = changes;
+        self.report = None;
+        Ok(decision)
+    }
+
+    fn register(&mut self, device: &Device) -> Result<u64, ClientError> {
+        let changes = changes(device);
+        let message = Register {
+            protocol: protocol::VERSION,
+            session: self.session.clone(),
+            devices: quota(device).into_iter().collect(),
+        };
+        let Registered { worker } = self.client.call(path::REGISTER, &message, AT_ONCE)?;
+        tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
+        self.report = None;
+        self.told_changes = changes;
+        self.worker = Some(worker);
+        Ok(worker)
+    }
+
+    fn lost(&mut self, error: &ClientError) {
+        // Once for each time that it goes, whatever the errors are until it is back.
+        if self.retry_at.is_none() {
+            report::once(format_args!(
+                "daemon at {}: {error}; continuing with this session's own account",
+                self.client.endpoint()
+            ));
+        }
+        self.worker = None;
+        self.report = None;
+        self.retry_at = Some(clock::now() + RETRY_NS);
+    }
+}
+
+/// The daemon could not be reached; it has been said.
+#[derive(Debug)]
+pub(super) struct Lost;
+
+fn lease(granted: protocol::Lease) -> Lease {
+    Lease {
+        end: clock::now().saturating_add(granted.length_us.saturating_mul(1000)),
+        id: Some(granted.id),
+        shared: granted.shared,
+    }
+}
+
+fn told(id: u64, used: Used, done: bool) -> LeaseReport {
+    LeaseReport {
+        lease: id,
+        held_us: used.held_ns / 1000,
+        estimated_us: used.estimated_ns / 1000,
+        backlogged_us: used.backlogged_ns / 1000,
+        done,
+    }
+}
+
+/// The session's quota, as its page has it now.
+fn quota(device: &Device) -> Option<DeviceQuota> {
+    let limits = SessionLimits::load(device.page()?);
+    Some(DeviceQuota {
+        uuid: wire_uuid(device),
+        share_ppm: limits.share_ppm,
+        policy: limits.policy,
+        soft_ppm: limits.soft_share_ppm,
+        weight: limits.weight,
+        priority: limits.priority,
+    })
+}
+
+fn changes(device: &Device) -> u32 {
+    device.page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
+}
+
+/// The form of a UUID on the wire.
+fn wire_uuid(device: &Device) -> String {
+    device.uuid().to_string().to_ascii_lowercase()
+}

@@ -1,0 +1,202 @@
+//! How long work takes, by what it is: the median of samples.
+//!
+//! The median of a few samples is right for kernels whose duration hardly varies, also while other
+//! programs' time slices stretch some of them. Pure, apart from the table's lock, which is taken the first
+//! time that a thread meets some work, and for each sample.
+
+use super::work::Work;
+use crate::per_process::PerProcess;
+use core::cell::Cell;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError, RwLock};
+
+/// Samples that count.
+const SAMPLES: usize = 15;
+/// Samples after which work is no longer looked at whenever it comes.
+const ENOUGH: u32 = 3;
+/// Kinds of work that are told apart; what comes later has one estimate in common.
+const KINDS: usize = 1 << 16;
+/// Kinds that a thread finds without the table.
+const REMEMBERED: usize = 256;
+
+/// The latest samples of one kind of work. Pure.
+#[derive(Default)]
+struct Samples {
+    ring: [u64; SAMPLES],
+    /// How many there have been.
+    count: usize,
+    /// How many of them while no other session used the device.
+    alone: usize,
+}
+
+impl Samples {
+    /// Adds a sample and tells the median. One taken while other sessions used the device does not count
+    /// where there are better ones.
+    fn add(&mut self, ns: u64, alone: bool) -> u64 {
+        if alone && self.alone == 0 {
+            self.count = 0;
+        }
+        if alone || self.alone < ENOUGH as usize {
+            self.ring[self.count % SAMPLES] = ns;
+            self.count += 1;
+            self.alone += usize::from(alone);
+        }
+        let mut sorted = self.ring;
+        let used = &mut sorted[..self.count.min(SAMPLES)];
+        used.sort_unstable();
+        used.get(used.len() / 2).copied().unwrap_or(ns)
+    }
+}
+
+/// What is known of one kind of work.
+#[derive(Default)]
+pub(super) struct Estimate {
+    /// Nanoseconds; zero: not known.
+    ns: AtomicU64,
+    /// How often it has been met by a slow path, up to a few.
+    met: AtomicU64,
+    samples: Mutex<Samples>,
+}
+
+impl Estimate {
+    /// How long the work takes, in nanoseconds; `None`: not known yet.
+    #[inline]
+    pub(super) fn ns(&self) -> Option<u64> {
+        match self.ns.load(Relaxed) {
+            0 => None,
+            ns => Some(ns),
+        }
+    }
+
+    /// Whether the next launch should be sampled because little is known. Not the first: what the
+    /// driver loads for it would be taken for its duration.
+    pub(super) fn wants_sample(&self) -> bool {
+        self.met.fetch_add(1, Relaxed) > 0
+    }
+
+    /// Takes a sample in.
+    pub(super) fn add(&self, ns: u64, alone: bool) {
+        // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
+        let Ok(mut samples) = self.samples.try_lock() else { return };
+        let median = samples.add(ns, alone);
+        // Until there are enough, every launch is looked at.
+        if samples.count >= ENOUGH as usize {
+            self.ns.store(median.max(1), Relaxed);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Table(RwLock<HashMap<Work, &'static Estimate>>);
+
+static TABLE: PerProcess<Table> = PerProcess::new();
+
+/// In a forked child: a thread of the parent's may have held the lock.
+pub(super) fn after_fork() {
+    TABLE.forget();
+}
+
+/// What a thread remembers of the table.
+pub(super) struct Remembered([Cell<(Work, Option<&'static Estimate>)>; REMEMBERED]);
+
+impl Remembered {
+    pub(super) const fn new() -> Self {
+        Self([const { Cell::new((Work::UNKNOWN, None)) }; REMEMBERED])
+    }
+
+    /// The estimate, if the thread has met the work lately.
+    #[inline]
+    pub(super) fn find(&self, work: Work) -> Option<&'static Estimate> {
+        let (known, estimate) = self.0[work.place(REMEMBERED)].get();
+        if known == work { estimate } else { None }
+    }
+
+    /// The estimate, from the table if need be, where it is put if it is not there. `None` for work of
+    /// which nothing can be known.
+    pub(super) fn meet(&self, work: Work) -> Option<&'static Estimate> {
+        if work == Work::UNKNOWN {
+            return None;
+        }
+        if let Some(estimate) = self.find(work) {
+            return Some(estimate);
+        }
+        let estimate = in_table(work);
+        self.0[work.place(REMEMBERED)].set((work, Some(estimate)));
+        Some(estimate)
+    }
+}
+
+fn in_table(work: Work) -> &'static Estimate {
+    let table = &TABLE.get().0;
+    let read = table.read().unwrap_or_else(PoisonError::into_inner);
+    let (known, full) = (read.get(&work).copied(), read.len() >= KINDS);
+    drop(read);
+    if let Some(known) = known {
+        return known;
+    }
+    let kind = if full { Work::OTHER } else { work };
+    let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+    // Kept for the rest of the process: threads refer to it.
+    table.entry(kind).or_insert_with(|| Box::leak(Box::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_known_before_there_are_enough_samples() {
+        let estimate = Estimate::default();
+        assert!(!estimate.wants_sample() && estimate.wants_sample());
+        for ns in [500, 10] {
+            estimate.add(ns, true);
+            assert_eq!(estimate.ns(), None);
+        }
+        estimate.add(12, true);
+        assert_eq!(estimate.ns(), Some(12));
+    }
+
+    #[test]
+    fn some_samples_that_others_stretched_do_not_matter() {
+        let mut samples = Samples::default();
+        let mut median = 0;
+        for round in 0..30 {
+            median = samples.add(if round % 3 == 0 { 2_000 } else { 100 }, true);
+        }
+        assert_eq!(median, 100);
+    }
+
+    #[test]
+    fn what_was_learnt_alone_is_better() {
+        let mut samples = Samples::default();
+        for _ in 0..15 {
+            samples.add(200, false);
+        }
+        assert_eq!(samples.add(100, true), 100);
+        for _ in 0..3 {
+            samples.add(100, true);
+        }
+        assert_eq!(samples.add(200, false), 100);
+    }
+
+    #[test]
+    fn it_follows_work_that_changes() {
+        let mut samples = Samples::default();
+        for _ in 0..100 {
+            samples.add(100, true);
+        }
+        assert_eq!((0..8).map(|_| samples.add(300, true)).last(), Some(300));
+    }
+
+    #[test]
+    fn threads_share_what_is_known() {
+        let work = Work::transfer(9, 12_345);
+        let one = Remembered::new().meet(work).unwrap();
+        let remembered = Remembered::new();
+        let two = remembered.meet(work).unwrap();
+        assert!(core::ptr::eq(one, two));
+        assert!(core::ptr::eq(remembered.find(work).unwrap(), two));
+        assert!(remembered.meet(Work::UNKNOWN).is_none());
+    }
+}

@@ -1,0 +1,145 @@
+//! How much of the time that the device is held the program uses. Pure.
+//!
+//! What is launched waits in queues: it is used up as time passes, not when it is launched. Two things tell
+//! how much was used: the estimates of what was launched, and the time for which a thread was always
+//! found to have work queued. Where work is under way of which nothing is known, all of the time counts.
+
+/// What has been launched on a device, in all.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Totals {
+    /// Estimated nanoseconds of everything launched.
+    pub(super) launched_ns: u64,
+    /// How many of them may not have been done yet, at most.
+    pub(super) outstanding_ns: u64,
+    /// Time for which work was always queued.
+    pub(super) backlogged_ns: u64,
+    /// Whether work of unknown duration may be under way.
+    pub(super) unknown: bool,
+}
+
+impl Totals {
+    /// Adds what another lane has launched; its backlog is the caller's matter.
+    pub(super) fn add(&mut self, other: Self) {
+        self.launched_ns = self.launched_ns.wrapping_add(other.launched_ns);
+        self.outstanding_ns = self.outstanding_ns.saturating_add(other.outstanding_ns);
+        self.unknown |= other.unknown;
+    }
+}
+
+/// How a stretch of time was used, in nanoseconds.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Used {
+    /// How long it was.
+    pub(super) held_ns: u64,
+    /// For how much of it the estimates say that the device was busy with the program's work.
+    pub(super) estimated_ns: u64,
+    /// For how much of it work was always queued.
+    pub(super) backlogged_ns: u64,
+}
+
+impl Used {
+    /// What is charged where no other session used the device.
+    pub(super) fn alone(self) -> u64 {
+        self.estimated_ns.max(self.backlogged_ns).min(self.held_ns)
+    }
+}
+
+impl core::ops::AddAssign for Used {
+    fn add_assign(&mut self, other: Self) {
+        self.held_ns = self.held_ns.saturating_add(other.held_ns);
+        self.estimated_ns = self.estimated_ns.saturating_add(other.estimated_ns);
+        self.backlogged_ns = self.backlogged_ns.saturating_add(other.backlogged_ns);
+    }
+}
+
+/// Follows the use of a lease.
+#[derive(Debug)]
+pub(super) struct Usage {
+    at: u64,
+    /// Estimated nanoseconds of what has been done.
+    served: u64,
+    backlogged: u64,
+}
+
+impl Usage {
+    /// From the opening of the gate, when nothing is queued.
+    pub(super) const fn new(now: u64, totals: Totals) -> Self {
+        Self { at: now, served: totals.launched_ns, backlogged: totals.backlogged_ns }
+    }
+
+    /// Tells of the time since it was last asked. `busy`: known to have been busy all the time.
+    pub(super) fn until(&mut self, now: u64, totals: Totals, busy: bool) -> Used {
+        let held_ns = now.saturating_sub(self.at);
+        let queued = totals.launched_ns.saturating_sub(self.served);
+        let estimated_ns = if totals.unknown || busy { held_ns } else { queued.min(held_ns) };
+        // What cannot be outstanding any more has been done, however long it was taken to be.
+        let oldest = totals.launched_ns.saturating_sub(totals.outstanding_ns);
+        self.served =
+            (self.served.saturating_add(estimated_ns)).min(totals.launched_ns).max(oldest);
+        let backlogged_ns = totals.backlogged_ns.saturating_sub(self.backlogged).min(held_ns);
+        self.backlogged = totals.backlogged_ns;
+        self.at = now.max(self.at);
+        let backlogged_ns = if busy { held_ns } else { backlogged_ns };
+        Used { held_ns, estimated_ns, backlogged_ns }
+    }
+
+    /// Everything launched has been done.
+    pub(super) fn drained(&mut self, totals: Totals) {
+        self.served = totals.launched_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn totals(launched_ns: u64, outstanding_ns: u64) -> Totals {
+        Totals { launched_ns, outstanding_ns, ..Totals::default() }
+    }
+
+    #[test]
+    fn a_long_kernel_is_used_up_as_time_passes() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let mut sum = 0;
+        for step in 1..=120 {
+            sum += usage.until(step * MS, totals(100 * MS, 100 * MS), false).alone();
+        }
+        assert_eq!(sum, 100 * MS);
+    }
+
+    #[test]
+    fn launches_with_gaps_use_what_they_take() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let mut sum = 0;
+        for step in 1..=100 {
+            sum += usage.until(step * 2 * MS, totals(step * MS, MS), false).alone();
+        }
+        assert_eq!(sum, 100 * MS);
+    }
+
+    /// Estimates that are too low do not matter where work was always queued, and ones that are too high
+    /// cannot pile up.
+    #[test]
+    fn wrong_estimates() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let used =
+            usage.until(10 * MS, Totals { backlogged_ns: 9 * MS, ..totals(7 * MS, 0) }, false);
+        assert_eq!(used.alone(), 9 * MS);
+        let mut usage = Usage::new(0, totals(0, 0));
+        assert_eq!(usage.until(10 * MS, totals(50 * MS, 2 * MS), false).alone(), 10 * MS);
+        // Now idle: only what may be outstanding is left.
+        assert_eq!(usage.until(30 * MS, totals(50 * MS, 2 * MS), false).alone(), 2 * MS);
+        usage.drained(totals(50 * MS, 2 * MS));
+        assert_eq!(usage.until(50 * MS, totals(50 * MS, 2 * MS), false).alone(), 0);
+    }
+
+    #[test]
+    fn what_is_not_known_counts_in_full() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let unknown = Totals { unknown: true, ..totals(0, 0) };
+        assert_eq!(usage.until(10 * MS, unknown, false).alone(), 10 * MS);
+        assert_eq!(usage.until(12 * MS, totals(0, 0), true).alone(), 2 * MS);
+    }
+}
