@@ -347,7 +347,7 @@ impl Lane {
 
     /// Whether a sample is due, at the end of a batch.
     fn is_due(&self) -> bool {
-        self.batches.load(Relaxed) % SAMPLE_EVERY == 0
+        self.batches.load(Relaxed).is_multiple_of(SAMPLE_EVERY)
     }
 
     /// Counts a launch that [`pass`] did not; ends the batch if it is full.

@@ -41,7 +41,7 @@ impl Work {
     pub(crate) fn transfer(kind: u8, bytes: u64) -> Self {
         let octave = bytes.checked_ilog2().unwrap_or(0);
         let size = if octave > 3 { bytes >> (octave - 3) << (octave - 3) } else { bytes };
-        Self(mix(mix(2, kind as u64), size) | 2)
+        Self(mix(mix(2, u64::from(kind)), size) | 2)
     }
 
     /// A place for it among `places`, a power of two.
