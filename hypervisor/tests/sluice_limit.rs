@@ -59,13 +59,21 @@ impl Program {
 
     /// With the library preloaded and nothing else, in the session that follows from `variables`.
     fn preloaded(sluice: &Sluice, variables: &[(&str, &str)]) -> Self {
+        let nvml = ("libfake_nvml.so", "fake-nvml", "libnvidia-ml.so.1");
+        Self::preloaded_beside(sluice, &[nvml], variables)
+    }
+
+    /// The same, with these libraries beside the driver's.
+    fn preloaded_beside(
+        sluice: &Sluice,
+        libraries: &[(&str, &str, &str)],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let program = Self::compile(sluice);
         let driver = sluice.folder().join("driver");
         fs::create_dir_all(&driver).unwrap();
-        for (file, package, name) in [
-            ("libfake_cuda.so", "fake-cuda", "libcuda.so.1"),
-            ("libfake_nvml.so", "fake-nvml", "libnvidia-ml.so.1"),
-        ] {
+        let cuda = ("libfake_cuda.so", "fake-cuda", "libcuda.so.1");
+        for (file, package, name) in libraries.iter().copied().chain([cuda]) {
             let _ = symlink(sluice.built(file, package), driver.join(name));
         }
         let mut command = sluice.command_of("sh");
@@ -310,6 +318,62 @@ fn a_session_without_sluice_run_is_listed_and_changed() {
     let lists = |arguments: &[&str]| outcome(sluice.command().arg("status").args(arguments)).1;
     assert!(!lists(&[]).contains(&name) && lists(&["--all"]).contains(&name));
     fs::remove_dir_all(directory).unwrap();
+}
+
+/// Removes the session of a program that was started without `sluice run`.
+fn remove(sluice: &Sluice, program: Program) {
+    let session = session_of(&status(sluice), program.pid);
+    drop(program);
+    fs::remove_dir_all(session["directory"].as_str().unwrap()).unwrap();
+}
+
+#[test]
+fn without_nvml_the_driver_tells_the_size() {
+    if Path::new("/proc/driver/nvidia/version").exists() {
+        return; // There is an NVML.
+    }
+    let sluice = Sluice::new();
+    let unique = format!("test-{}", sluice.folder().display());
+    let half = format!(r#"{{"{DEVICE}": "50%"}}"#);
+    let variables = [("VGPU_POD_UID", unique.as_str()), ("TENSOR_FUSION_CUDA_MEM_LIMIT", &half)];
+    let mut program = Program::preloaded_beside(&sluice, &[], &variables);
+    assert!(program.tell("info").starts_with("8192 "));
+    remove(&sluice, program);
+}
+
+#[test]
+fn variables_of_other_systems_oversubscribe_and_balance() {
+    let sluice = Sluice::new();
+    for (number, (name, value, real)) in [
+        ("CUDA_MEM_RATIO_0", "2", 10 * GIB),
+        ("CUDA_MEM_OVERSOLD", "true", 16 * GIB),
+        ("CUDA_OVERSUBSCRIBE", "1", 16 * GIB),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let unique = format!("test-{number}-{}", sluice.folder().display());
+        let variables = [
+            ("VGPU_POD_UID", unique.as_str()),
+            ("CUDA_MEM_LIMIT_0", "20g"),
+            (name, value),
+            ("CUDA_CORE_LIMIT", "30"),
+            ("CUDA_CORE_SOFT_LIMIT_0", "60"),
+            ("CUDA_TASK_PRIORITY", "1"),
+        ];
+        let program = Program::preloaded(&sluice, &variables);
+        let device = device_of(&sluice, &program);
+        let memory = &device["memory"];
+        assert_eq!(
+            (&memory["limit"], &memory["real"]),
+            (&(20 * GIB).into(), &real.into()),
+            "{name}"
+        );
+        assert_eq!(device["compute"]["policy"], "balance");
+        assert_eq!(device["compute"]["soft_ppm"], 600_000);
+        assert_eq!(device["compute"]["priority"], "low");
+        remove(&sluice, program);
+    }
 }
 
 #[test]

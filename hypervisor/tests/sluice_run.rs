@@ -169,6 +169,18 @@ fn limits_are_told_per_device() {
 }
 
 #[test]
+fn what_only_a_daemon_can_give_is_told_where_there_is_none() {
+    let sluice = Sluice::new();
+    for options in [&["--soft", "60"][..], &["--policy", "balance"], &["--priority", "low"]] {
+        let mut command = sluice.run(&["--fake-gpu", "--daemon", "none", "--compute", "30"]);
+        let (code, stdout, stderr) = outcome(command.args(options).args(["--", "true"]));
+        assert_eq!((code, stdout.as_str()), (0, ""));
+        assert!(stderr.starts_with("sluice: no daemon"), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+#[test]
 fn chosen_devices_are_the_only_ones_seen_and_limited() {
     let sluice = Sluice::new();
     let seen = variables(&sluice, &["--fake-gpu", "--device", "1", "--mem", "1GiB"]);

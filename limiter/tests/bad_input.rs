@@ -40,7 +40,9 @@ fn settings_that_cannot_be_read() {
     let too_much = first_device("100.5");
     let bad_size = first_device("much");
     let none = first_device("0");
-    let cases: [(&str, &str); 17] = [
+    let too_large = first_device("101%");
+    let part = first_device("1GiB");
+    let cases: [(&str, &str); 23] = [
         (MEMORY_LIMIT, "{"),
         (MEMORY_LIMIT, "1GiB"),
         (MEMORY_LIMIT, "[1]"),
@@ -58,6 +60,12 @@ fn settings_that_cannot_be_read() {
         ("CUDA_CORE_LIMIT", "101"),
         ("VCUDA_MEMORY_LIMIT", "-1"),
         ("SLUICE_POLICY", "fair"),
+        (MEMORY_LIMIT, &too_large),
+        ("SLUICE_MEM_REAL", &part),
+        ("CUDA_CORE_SOFT_LIMIT", "50"),
+        ("SLUICE_WEIGHT", "0"),
+        ("SLUICE_PRIORITY", "middle"),
+        ("CUDA_MEM_RATIO", "0"),
     ];
     for (variable, value) in cases {
         let outcome = outcome(stubborn(&stage).env(variable, value));

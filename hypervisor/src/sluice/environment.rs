@@ -32,7 +32,7 @@ pub struct Membership {
 }
 
 /// Where a daemon listens by TCP, in the variables of vgpu.rs.
-const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
+pub const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
 
 impl Membership {
     /// The variables to set (`Some`) or to remove (`None`), over the environment that `current`

@@ -91,6 +91,14 @@ impl Limits {
         }
     }
 
+    /// Whether they say what the session gets beside others, which a daemon decides.
+    #[must_use]
+    pub fn need_daemon(&self) -> bool {
+        self.soft.is_some()
+            || self.policy == Some(PolicyArg::Balance)
+            || self.priority == Some(PriorityArg::Low)
+    }
+
     /// Checks the memory limit against a device of `total` bytes that is called `title`.
     ///
     /// # Errors
@@ -284,6 +292,7 @@ mod tests {
             let message = limits.check(&devices()).unwrap_err().to_string();
             assert!(message.contains(named), "{message}");
         }
+        assert!(!share.need_daemon() && !bytes(1).need_daemon());
         for fits in [
             Limits { policy: balance, weight: Some(5), ..share },
             Limits { soft: Some(300_000), weight: Some(5), ..share },

@@ -8,7 +8,7 @@ use std::process::Command;
 use utils::env;
 
 use super::cli::RunArgs;
-use super::environment::Membership;
+use super::environment::{DAEMON_BY_TCP, Membership};
 use super::limits::Limits;
 use super::parts::{self, Parts};
 use super::session::Session;
@@ -46,8 +46,20 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(notice) = daemon.notice {
         say(&notice);
     }
+    if limits.need_daemon() && !has_daemon(&membership) {
+        say(
+            "no daemon, which gives out what other sessions leave: this one gets its share and no more",
+        );
+    }
     membership.apply(&mut command, |name| var_os(name));
     child::run(command)
+}
+
+/// Whether the members of the session will look for a daemon.
+fn has_daemon(membership: &Membership) -> bool {
+    let named = |name: &str| var_os(name).is_some_and(|value| !value.is_empty());
+    membership.daemon.is_some()
+        || (!membership.no_other_daemon && DAEMON_BY_TCP.iter().all(|name| named(name)))
 }
 
 fn program(arguments: &RunArgs) -> Result<Command, Error> {
