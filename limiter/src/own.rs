@@ -5,8 +5,8 @@
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use utils::driver::cuda::{
-    Context, CuResult, Device, DevicePtr, Event, Graph, GraphExec, GraphNode, MemAllocNodeParams,
-    MemoryPool, Stream, Uuid,
+    AllocationHandle, AllocationProp, Context, CuResult, Device, DevicePtr, Event, Graph,
+    GraphExec, GraphNode, GreenContext, MemAllocNodeParams, MemoryPool, Stream, Uuid,
 };
 use utils::driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
 use utils::hook::Slot;
@@ -60,6 +60,14 @@ own_calls! {
     "cuDeviceGetUuid" => fn device_get_uuid(uuid: *mut Uuid, device: Device) -> CuResult else NOT_FOUND;
     /// Whether the primary context exists.
     "cuDevicePrimaryCtxGetState" => fn primary_ctx_get_state(device: Device, flags: *mut c_uint, active: *mut c_int) -> CuResult else NOT_FOUND;
+    /// Takes a reference to the primary context.
+    "cuDevicePrimaryCtxRetain" => fn primary_ctx_retain(context: *mut Context, device: Device) -> CuResult else NOT_FOUND;
+    /// Destroys a green context.
+    "cuGreenCtxDestroy" => fn green_ctx_destroy(context: GreenContext) -> CuResult else NOT_FOUND;
+    /// Beginning and size of the allocation that an address is in.
+    "cuMemGetAddressRange_v2" => fn mem_address_range(base: *mut DevicePtr, bytes: *mut usize, address: DevicePtr) -> CuResult else NOT_FOUND;
+    /// What an allocation handle stands for.
+    "cuMemGetAllocationPropertiesFromHandle" => fn allocation_properties(prop: *mut AllocationProp, handle: AllocationHandle) -> CuResult else NOT_FOUND;
     /// Gives a reference to the primary context back.
     "cuDevicePrimaryCtxRelease_v2" => fn primary_ctx_release(device: Device) -> CuResult else NOT_FOUND;
     /// Destroys a context.

@@ -1,12 +1,12 @@
 //! Arrays and mipmapped arrays.
 
 use super::Call;
-use crate::memory::{self, Handle};
+use crate::memory::{self, Handle, physical};
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
 use utils::driver::cuda::{
-    Array, Array3dDescriptor, Array3dDescriptorV1, ArrayDescriptor, ArrayDescriptorV1, CuResult,
-    MipmappedArray,
+    ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
+    ArrayDescriptor, ArrayDescriptorV1, CuResult, MipmappedArray,
 };
 use utils::page::layout::Kind;
 
@@ -26,14 +26,26 @@ macros::detours! {
     fn cuMipmappedArrayDestroy(array: MipmappedArray) -> CuResult = destroy_mipmapped;
 }
 
+/// Charges an array of a descriptor; one that memory is mapped to takes none itself.
 fn charged(
-    bytes: u64,
+    descriptor: &Array3dDescriptor,
+    bytes: impl FnOnce() -> u64,
     original: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> Handle,
 ) -> CuResult {
     match runtime::get().current_device() {
         Verdict::Limited(device) if device.has_memory_limit() => {
-            memory::allocate(device, Kind::Array, bytes, original, handle)
+            if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) == 0 {
+                return memory::allocate(device, Kind::Array, bytes(), original, handle);
+            }
+            let result = original();
+            if result.is_ok()
+                && let Handle::Array(array) | Handle::MipmappedArray(array) = handle()
+            {
+                let at_once = descriptor.flags & ARRAY3D_DEFERRED_MAPPING != 0;
+                physical::sparse_made(device, array, at_once);
+            }
+            result
         }
         Verdict::Limited(_) | Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -50,7 +62,8 @@ fn described<D: Copy + Into<Array3dDescriptor>>(
     let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
     // SAFETY: read after success only, when the driver has written there.
     let handle = || Handle::Array(unsafe { *array } as usize);
-    charged(memory::array_bytes(&(*descriptor).into()), original, handle)
+    let descriptor: Array3dDescriptor = (*descriptor).into();
+    charged(&descriptor, || memory::array_bytes(&descriptor), original, handle)
 }
 
 fn create(
@@ -101,7 +114,7 @@ fn create_mipmapped(
     let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
     // SAFETY: read after success only, when the driver has written there.
     let handle = || Handle::MipmappedArray(unsafe { *array } as usize);
-    charged(memory::mipmapped_bytes(descriptor, levels), original, handle)
+    charged(descriptor, || memory::mipmapped_bytes(descriptor, levels), original, handle)
 }
 
 fn destroy(call: Call<signature::cuArrayDestroy>, array: Array) -> CuResult {

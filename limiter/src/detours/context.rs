@@ -6,7 +6,8 @@ use crate::memory::contexts;
 use crate::runtime::{self, Verdict};
 use crate::{compute, own};
 use core::ffi::{c_int, c_uint, c_void};
-use utils::driver::cuda::{Context, CuResult, Device};
+use core::ptr;
+use utils::driver::cuda::{Context, CuResult, Device, GreenContext};
 
 macros::detours! {
     /// CUDA driver API, Initialization / Primary Context Management / Context Management.
@@ -23,6 +24,13 @@ macros::detours! {
     fn cuCtxCreate | cuCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create;
     fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: c_uint, device: Device) -> CuResult = create_v3;
     fn cuCtxCreate_v4(context: *mut Context, params: *mut c_void, flags: c_uint, device: Device) -> CuResult = create_v4;
+    /// A context for OpenGL.
+    fn cuGLCtxCreate | cuGLCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create_gl;
+    /// A context for VDPAU.
+    fn cuVDPAUCtxCreate | cuVDPAUCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device, vdpau: c_uint, get_address: *mut c_void) -> CuResult = create_vdpau;
+    /// A green context holds the primary context, and takes little itself.
+    fn cuGreenCtxCreate(green: *mut GreenContext, resources: *mut c_void, device: Device, flags: c_uint) -> CuResult = create_green;
+    fn cuGreenCtxDestroy(green: GreenContext) -> CuResult = destroy_green;
     fn cuCtxDestroy | cuCtxDestroy_v2 | cuCtxDetach (context: Context) -> CuResult = destroy;
 }
 
@@ -82,6 +90,15 @@ fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Dev
     let original = || unsafe { (call.original)(device) };
     let Verdict::Limited(limited) = runtime::get().device(device) else { return original() };
     let _alone = limited.contexts.change();
+    release_primary(device, limited, original)
+}
+
+/// Runs a call that gives up a reference to the primary context. To be called under `Contexts::change`.
+fn release_primary(
+    device: Device,
+    limited: &'static LimitedDevice,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
     if limited.contexts.last_reference() {
         return end_primary(device, limited, original);
     }
@@ -113,8 +130,7 @@ fn end_primary(
         return result;
     }
     if result.is_ok() && !primary_is_active(device) {
-        limited.contexts.primary_ended();
-        contexts::ended(limited, handle);
+        contexts::primary_ended(limited, handle);
     } else {
         compute::context_stays(limited.gate(), handle);
     }
@@ -176,6 +192,93 @@ fn create_v4(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     create_on(device, context, || unsafe { (call.original)(context, params, flags, device) })
+}
+
+fn create_gl(
+    call: Call<signature::cuGLCtxCreate>,
+    context: *mut Context,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    create_on(device, context, || unsafe { (call.original)(context, flags, device) })
+}
+
+fn create_vdpau(
+    call: Call<signature::cuVDPAUCtxCreate>,
+    context: *mut Context,
+    flags: c_uint,
+    device: Device,
+    vdpau: c_uint,
+    get_address: *mut c_void,
+) -> CuResult {
+    create_on(device, context, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(context, flags, device, vdpau, get_address) }
+    })
+}
+
+/// The primary context, which exists.
+fn primary_of(device: Device) -> usize {
+    let mut context = ptr::null_mut();
+    if !own::primary_ctx_retain(&raw mut context, device).is_ok() {
+        return 0;
+    }
+    let _ = own::primary_ctx_release(device);
+    context as usize
+}
+
+fn create_green(
+    call: Call<signature::cuGreenCtxCreate>,
+    green: *mut GreenContext,
+    resources: *mut c_void,
+    device: Device,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(green, resources, device, flags) };
+    let limited = match runtime::get().device(device) {
+        Verdict::Limited(limited) => limited,
+        Verdict::Free => return original(),
+        Verdict::Denied => return CuResult::NOT_PERMITTED,
+    };
+    contexts::prepare(limited);
+    let _alone = limited.contexts.change();
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || unsafe { *green as usize };
+    let undo = || {
+        let _ = own::green_ctx_destroy(handle() as GreenContext);
+    };
+    let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
+        contexts::create_green(limited, device, original, handle, undo)
+    } else {
+        let result = contexts::create(limited, original, || primary_of(device), undo);
+        if result.is_ok() {
+            contexts::green_made(limited, device, handle());
+        }
+        result
+    };
+    if result.is_ok() {
+        limited.contexts.primary_retained(primary_of(device));
+    }
+    result
+}
+
+fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(green) };
+    let handle = green as usize;
+    let found = runtime::existing().and_then(|runtime| {
+        let mut devices = runtime.devices().into_iter();
+        devices.find_map(|device| Some((device, device.contexts.ordinal_of_green(handle)?)))
+    });
+    let Some((limited, device)) = found else { return original() };
+    let _alone = limited.contexts.change();
+    let result = release_primary(device, limited, original);
+    if result.is_ok() {
+        contexts::green_ended(limited, handle);
+    }
+    result
 }
 
 /// Destroying a context, or giving up the only reference that a program can have to one it made.

@@ -8,14 +8,17 @@ mod context;
 mod copies;
 #[cfg(test)]
 mod documentation;
+mod external;
 mod graphs;
 mod info;
 mod launch;
 mod linear;
 mod modules;
+mod multicast;
 mod nvml;
 mod nvml_processes;
 mod pool;
+mod shared;
 mod virtual_memory;
 
 use core::ffi::c_void;
@@ -113,6 +116,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         virtual_memory::TABLE,
         arrays::TABLE,
         graphs::TABLE,
+        multicast::TABLE,
+        shared::TABLE,
+        external::TABLE,
         launch::TABLE,
         copies::linear::TABLE,
         copies::shaped::TABLE,

@@ -151,7 +151,7 @@ fn create(
             _ => None,
         };
         // SAFETY: the call succeeded, so the driver has written there.
-        pools::known(unsafe { *pool }, device);
+        pools::made(unsafe { *pool }, device);
     }
     result
 }

@@ -1,7 +1,7 @@
 //! Reserve, call, commit.
 
 use super::tracker::{Allocation, Handle};
-use super::{changes, graphs, pools};
+use super::{changes, graphs, imports, physical, pools};
 use crate::device::Device;
 use utils::driver::cuda::{Context, CuResult};
 use utils::page::layout::Kind;
@@ -22,7 +22,7 @@ pub(crate) fn allocate(
     }
     let result = call();
     if result.is_ok() {
-        let context = current_context();
+        let context = current_context(device);
         device.tracker.insert(handle(), Allocation { kind, bytes, context });
     } else {
         release(device, kind, bytes);
@@ -92,10 +92,7 @@ pub(super) fn release(device: &Device, kind: Kind, bytes: u64) {
 /// may get the same address for a new allocation.
 pub(crate) fn free(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
     let Some((device, allocation)) = super::tracker::take(handle) else {
-        return match handle {
-            Handle::Address(address) => pools::free(address, call),
-            Handle::Array(_) | Handle::MipmappedArray(_) => call(),
-        };
+        return free_other(handle, call);
     };
     let result = call();
     if result.is_ok() {
@@ -106,8 +103,24 @@ pub(crate) fn free(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult 
     result
 }
 
+/// Frees what is not charged by itself: of a pool, of external memory, imported, sparse, or not known.
+fn free_other(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
+    physical::free_external(handle, || match handle {
+        Handle::Address(address) => pools::free(address, || imports::close(address, call)),
+        Handle::Array(array) | Handle::MipmappedArray(array) => {
+            physical::destroy_array(array, call)
+        }
+        Handle::External(_) => call(),
+    })
+}
+
+/// The context that the calling thread's allocations on a device end with, as a number; zero for none.
+pub(super) fn current_context(device: &Device) -> usize {
+    device.contexts.owner(context_of_thread())
+}
+
 /// The calling thread's context, as a number; zero for none.
-pub(super) fn current_context() -> usize {
+pub(super) fn context_of_thread() -> usize {
     let mut context: Context = core::ptr::null_mut();
     if crate::own::ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
 }

@@ -6,14 +6,14 @@
 
 use super::charge::{release, reserve};
 use super::seen::Processes;
-use super::{graphs, pools};
+use super::{graphs, imports, physical, pools};
 use crate::device::Device;
 use crate::{keeper, report};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use utils::driver::cuda::CuResult;
+use utils::driver::cuda::{self, CuResult};
 use utils::page::layout::Kind;
 
 /// Taken for granted where NVML cannot be asked: what a context takes on current devices.
@@ -26,6 +26,8 @@ const MOST_BYTES: u64 = 4 << 30;
 #[derive(Default)]
 pub(crate) struct Contexts {
     bytes: Mutex<HashMap<usize, u64>>,
+    /// Green contexts of the device: what each took. They live in the primary context.
+    green: Mutex<HashMap<usize, Green>>,
     primary: AtomicUsize,
     /// References to the primary context that the program holds.
     references: AtomicUsize,
@@ -34,7 +36,32 @@ pub(crate) struct Contexts {
     changing: Mutex<()>,
 }
 
+/// A green context.
+#[derive(Clone, Copy)]
+struct Green {
+    ordinal: cuda::Device,
+    bytes: u64,
+}
+
 impl Contexts {
+    fn green(&self) -> MutexGuard<'_, HashMap<usize, Green>> {
+        self.green.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The ordinal of the device, if a green context is of it.
+    pub(crate) fn ordinal_of_green(&self, handle: usize) -> Option<cuda::Device> {
+        self.green().get(&handle).map(|green| green.ordinal)
+    }
+
+    /// The context that allocations end with which are made in `current`: for those that were not
+    /// made by a call for contexts, which are green ones, the primary context.
+    pub(crate) fn owner(&self, current: usize) -> usize {
+        match self.primary() {
+            primary if current == 0 || primary == 0 || self.has(current) => current,
+            primary => primary,
+        }
+    }
+
     fn take(&self, handle: usize) -> Option<u64> {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
@@ -73,12 +100,6 @@ impl Contexts {
     /// The program has released the primary context, which is still there.
     pub(crate) fn primary_released(&self) {
         let _ = self.references.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
-    }
-
-    /// The primary context is gone.
-    pub(crate) fn primary_ended(&self) {
-        self.references.store(0, Relaxed);
-        self.primary.store(0, Relaxed);
     }
 }
 
@@ -119,7 +140,8 @@ pub(crate) fn create(
     if let Some(processes) = &after.processes {
         processes.learn_own_pid(device, before.processes.as_ref());
     }
-    let took = after.since(&before, device);
+    let took =
+        after.since(&before, device).filter(|took| (LEAST_BYTES..=MOST_BYTES).contains(took));
     if let (Some(measured), Some(page)) = (took, device.page()) {
         // The smallest seen is the nearest to what a context takes by itself.
         let _ = page
@@ -141,6 +163,56 @@ pub(crate) fn create(
     result
 }
 
+/// Runs a call that makes a green context in a primary context that exists. What it takes is little,
+/// and not known beforehand: it is measured. To be called under [`Contexts::change`].
+pub(crate) fn create_green(
+    device: &'static Device,
+    ordinal: cuda::Device,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> usize,
+    undo: impl FnOnce(),
+) -> CuResult {
+    let before = device.has_memory_limit().then(|| Usage::now(device));
+    let result = call();
+    if !result.is_ok() {
+        return result;
+    }
+    let took = before
+        .and_then(|before| Usage::now(device).since(&before, device))
+        .filter(|&took| took <= MOST_BYTES)
+        .unwrap_or(0);
+    if took > 0 && !reserve(device, Kind::Context, took) {
+        undo();
+        return too_small(device, took);
+    }
+    device.contexts.green().insert(handle(), Green { ordinal, bytes: took });
+    result
+}
+
+/// A green context has been made together with the primary context, and is charged with it.
+pub(crate) fn green_made(device: &Device, ordinal: cuda::Device, handle: usize) {
+    device.contexts.green().insert(handle, Green { ordinal, bytes: 0 });
+}
+
+/// A green context is gone.
+pub(crate) fn green_ended(device: &Device, handle: usize) {
+    let ended = device.contexts.green().remove(&handle);
+    if let Some(Green { bytes, .. }) = ended {
+        release(device, Kind::Context, bytes);
+    }
+}
+
+/// The primary context is gone, and the green ones with it.
+pub(crate) fn primary_ended(device: &'static Device, handle: usize) {
+    device.contexts.references.store(0, Relaxed);
+    device.contexts.primary.store(0, Relaxed);
+    let green: Vec<Green> = device.contexts.green().drain().map(|(_, green)| green).collect();
+    for Green { bytes, .. } in green {
+        release(device, Kind::Context, bytes);
+    }
+    ended(device, handle);
+}
+
 /// A context is gone: gives back what it took, and what was allocated in it.
 pub(crate) fn ended(device: &'static Device, handle: usize) {
     if let Some(bytes) = device.contexts.take(handle) {
@@ -149,6 +221,8 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
     for allocation in device.tracker.end_context(handle) {
         release(device, allocation.kind, allocation.bytes);
     }
+    physical::context_ended(handle);
+    imports::context_ended(handle);
     graphs::context_ended(device, handle);
     pools::refresh(device, true);
     // What the driver had taken for it is gone as well.
@@ -159,7 +233,7 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
 struct Usage {
     /// What NVML lists, where it can be asked.
     processes: Option<Processes>,
-    /// Other things than contexts, as far as this process has been charged for them.
+    /// Other things than contexts, as far as this process or an exporter has been charged for them.
     charged: u64,
 }
 
@@ -168,10 +242,8 @@ impl Usage {
         let slot = device.own_slot();
         let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
         let others = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Context);
-        Self {
-            processes: Processes::now(device),
-            charged: others.map(bytes).fold(0, u64::saturating_add),
-        }
+        let charged = others.map(bytes).fold(super::imported_bytes(device), u64::saturating_add);
+        Self { processes: Processes::now(device), charged }
     }
 
     /// What came in addition since `before`, other than what was charged meanwhile; `None` where it
@@ -179,8 +251,7 @@ impl Usage {
     fn since(&self, before: &Self, device: &Device) -> Option<u64> {
         let seen = |usage: &Self| usage.processes.as_ref()?.own_bytes(device);
         let more = seen(self)?.checked_sub(seen(before).unwrap_or(0))?;
-        let took = more.checked_sub(self.charged.saturating_sub(before.charged))?;
-        (LEAST_BYTES..=MOST_BYTES).contains(&took).then_some(took)
+        more.checked_sub(self.charged.saturating_sub(before.charged))
     }
 }
 

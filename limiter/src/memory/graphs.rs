@@ -10,7 +10,7 @@
 //! more than its own allocations, and no more than what all launched graphs would have if none were
 //! shared.
 
-use super::charge::{current_context, refused, release, reserve_plainly};
+use super::charge::{context_of_thread, refused, release, reserve_plainly};
 use super::{pools, size};
 use crate::compute::undisturbing;
 use crate::device::Device;
@@ -294,7 +294,7 @@ pub(crate) fn instantiate(
         return refused(need.0.device, need.0.bytes);
     }
     let launched = needs.iter().zip(&before).any(grew);
-    let executable = Executable { context: current_context(), needs, launched };
+    let executable = Executable { context: context_of_thread(), needs, launched };
     graphs().insert(exec() as usize, executable);
     result
 }

@@ -4,11 +4,13 @@ pub(crate) mod changes;
 mod charge;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
+pub(crate) mod imports;
 pub(crate) mod physical;
 pub(crate) mod pools;
 mod reconcile;
 pub(crate) mod seen;
 mod size;
+pub(crate) mod tiles;
 mod tracker;
 
 pub(crate) use charge::{allocate, free};
@@ -46,9 +48,16 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
     Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })
 }
 
+/// Bytes of a device's memory that this process has imported, as far as that is known: their exporter is
+/// charged for them.
+pub(crate) fn imported_bytes(device: &Device) -> u64 {
+    physical::imported_bytes(device).saturating_add(imports::bytes(device))
+}
+
 /// In a forked child: nothing of the parent's is the child's.
 pub(crate) fn after_fork() {
     physical::after_fork();
+    imports::after_fork();
     pools::after_fork();
     seen::after_fork();
     changes::after_fork();

@@ -6,7 +6,7 @@
 //! called; afterwards the pool's charge is set to what it really has. Before anything is refused, pools
 //! are asked to give back what they do not use.
 
-use super::charge::{current_context, refused, reserve_plainly};
+use super::charge::{current_context, refused, release, reserve_plainly};
 use super::graphs;
 use super::tracker::{Allocation, Handle};
 use crate::compute::undisturbing;
@@ -63,6 +63,16 @@ pub(crate) fn known(pool: MemoryPool, device: Option<&'static Device>) {
     pools().entry(pool as usize).or_insert_with(fresh);
 }
 
+/// The program has made or imported a pool. Another one may have had its handle, and have ended without
+/// a call that said so.
+pub(crate) fn made(pool: MemoryPool, device: Option<&'static Device>) {
+    let fresh = Pool { device, charged: 0, asked: 0, live: HashMap::new() };
+    let old = pools().insert(pool as usize, fresh);
+    if let Some(Pool { device: Some(device), charged, .. }) = old {
+        release(device, Kind::Pool, charged);
+    }
+}
+
 /// The device of a pool: `None` if the pool is not known, `Some(None)` if it needs no charge.
 pub(crate) fn device_of(pool: MemoryPool) -> Option<Option<&'static Device>> {
     pools().get(&(pool as usize)).map(|pool| pool.device)
@@ -79,7 +89,7 @@ pub(crate) fn destroy(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRe
     if !result.is_ok() {
         pools().insert(pool as usize, taken);
     } else if let Some(device) = taken.device {
-        let context = current_context();
+        let context = current_context(device);
         let mut living = 0_u64;
         for (address, bytes) in taken.live {
             living = living.saturating_add(bytes);

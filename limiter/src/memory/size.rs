@@ -15,18 +15,66 @@ pub(crate) fn linear_bytes(asked: u64) -> u64 {
     asked.checked_next_multiple_of(grain).unwrap_or(u64::MAX)
 }
 
-/// Bytes of one element of an array (`CUarray_format`). Formats that this build does not know count
-/// as the largest known, 16 bytes, rather than as nothing.
-fn format_bytes(format: u32) -> u64 {
+/// How the elements of an array lie in memory.
+#[derive(Clone, Copy)]
+enum Layout {
+    /// Bytes of a channel.
+    Channels(u64),
+    /// Bytes of an element with all its channels.
+    Elements(u64),
+    /// Bytes of a block of four by four elements.
+    Blocks(u64),
+    /// Bytes of a sample: one of brightness for each element, and two of colour for each two by two.
+    Colour420(u64),
+}
+
+/// The layout of a `CUarray_format`. Formats that this build does not know count as 16 bytes an
+/// element, which is what the largest known takes, rather than as nothing.
+fn layout(format: u32) -> Layout {
+    use Layout::{Blocks, Channels, Colour420, Elements};
     match format {
-        // 8 bits: unsigned, signed; normalised.
-        0x01 | 0x08 | 0xc0..=0xc5 => 1,
-        // 16 bits: unsigned, signed, half; normalised.
-        0x02 | 0x09 | 0x10 | 0xc6..=0xcb => 2,
-        // 32 bits: unsigned, signed, float.
-        0x03 | 0x0a | 0x20 => 4,
-        // NV12 and block-compressed formats take less than this.
-        _ => 16,
+        // Unsigned and signed integers, half, float.
+        0x01 | 0x08 => Channels(1),
+        0x02 | 0x09 | 0x10 => Channels(2),
+        0x03 | 0x0a | 0x20 => Channels(4),
+        // Normalised, of 8 and of 16 bits, with one, two and four channels.
+        0xc0 | 0xc6 => Elements(1),
+        0xc1 | 0xc3 | 0xc7 | 0xc9 => Elements(2),
+        0xc2 | 0xc4 | 0xc8 | 0xca => Elements(4),
+        0xc5 | 0xcb => Elements(8),
+        // 10, 10, 10 and 2 bits.
+        0x50 => Elements(4),
+        // BC1 and BC4; BC2, BC3, BC5, BC6H and BC7.
+        0x91 | 0x92 | 0x97 | 0x98 => Blocks(8),
+        0x93..=0x96 | 0x99..=0x9e => Blocks(16),
+        // NV12; P010 and P016.
+        0xb0 => Colour420(1),
+        0x9f | 0xa1 => Colour420(2),
+        // 4:2:2 in two planes and packed: NV16, YUY2; P210, P216, Y210, Y216.
+        0xa2 | 0xa5 => Elements(2),
+        0xa3 | 0xa4 | 0xa6 | 0xa7 => Elements(4),
+        // 4:4:4: AYUV, Y410; Y416; three samples of 8 and of more bits.
+        0xa8 | 0xa9 => Elements(4),
+        0xb1 => Elements(8),
+        0xb2 | 0xb4 => Elements(3),
+        0xb3 | 0xb5 => Elements(6),
+        _ => Elements(16),
+    }
+}
+
+impl Layout {
+    /// Bytes of a layer.
+    fn layer(self, width: u64, height: u64, channels: u64) -> u64 {
+        let elements = width.saturating_mul(height);
+        let parts = |side: u64| width.div_ceil(side).saturating_mul(height.div_ceil(side));
+        match self {
+            Self::Channels(bytes) => elements.saturating_mul(bytes).saturating_mul(channels),
+            Self::Elements(bytes) => elements.saturating_mul(bytes),
+            Self::Blocks(bytes) => parts(4).saturating_mul(bytes),
+            Self::Colour420(bytes) => {
+                elements.saturating_add(parts(2).saturating_mul(2)).saturating_mul(bytes)
+            }
+        }
     }
 }
 
@@ -51,11 +99,13 @@ fn level_bytes(descriptor: &Array3dDescriptor, level: u32) -> u64 {
     } else {
         (descriptor.depth as u64).max(1)
     };
-    shrink(descriptor.width)
-        .saturating_mul(shrink(descriptor.height))
+    layout(descriptor.format)
+        .layer(
+            shrink(descriptor.width),
+            shrink(descriptor.height),
+            u64::from(descriptor.num_channels.max(1)),
+        )
         .saturating_mul(depth)
-        .saturating_mul(format_bytes(descriptor.format))
-        .saturating_mul(u64::from(descriptor.num_channels.max(1)))
 }
 
 #[cfg(test)]
@@ -81,6 +131,30 @@ mod tests {
         assert_eq!(array_bytes(&array(1024, 1024, 0, 0)), 4 << 20);
         assert_eq!(array_bytes(&array(1024, 1024, 16, 0)), 64 << 20);
         assert_eq!(array_bytes(&array(usize::MAX, usize::MAX, 2, 0)), u64::MAX);
+    }
+
+    #[test]
+    fn formats_take_what_they_take() {
+        let bytes = |format, num_channels, width, height| {
+            let flat = Array3dDescriptor { format, num_channels, ..array(width, height, 0, 0) };
+            level_bytes(&flat, 0)
+        };
+        assert_eq!(bytes(0x20, 4, 100, 100), 160_000);
+        assert_eq!(bytes(0x10, 2, 100, 100), 40_000);
+        // Four normalised channels of 8 and of 16 bits: the format says how many there are.
+        assert_eq!((bytes(0xc2, 4, 100, 100), bytes(0xc5, 4, 100, 100)), (40_000, 80_000));
+        assert_eq!((bytes(0xc8, 4, 100, 100), bytes(0xcb, 4, 100, 100)), (40_000, 80_000));
+        // Blocks are never cut.
+        assert_eq!((bytes(0x91, 4, 16, 16), bytes(0x9d, 4, 16, 16)), (128, 256));
+        assert_eq!((bytes(0x91, 4, 1, 1), bytes(0x97, 1, 5, 4)), (8, 16));
+        // Brightness and colour.
+        assert_eq!(
+            (bytes(0xb0, 3, 1920, 1080), bytes(0x9f, 3, 1920, 1080)),
+            (3_110_400, 6_220_800)
+        );
+        assert_eq!(bytes(0xb0, 3, 3, 3), 9 + 8);
+        assert_eq!((bytes(0xa2, 3, 10, 10), bytes(0xa5, 2, 10, 10)), (200, 200));
+        assert_eq!(bytes(0xdead, 1, 10, 10), 1600);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) enum Handle {
     Array(usize),
     /// `cuMipmappedArrayDestroy`
     MipmappedArray(usize),
+    /// `cuDestroyExternalMemory`
+    External(usize),
 }
 
 /// One allocation.

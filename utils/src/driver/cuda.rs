@@ -92,6 +92,10 @@ results! {
     CAPTURED_EVENT = 907, "CUDA_ERROR_CAPTURED_EVENT";
     /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`
     STREAM_CAPTURE_WRONG_THREAD = 908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD";
+    /// `CUDA_ERROR_INVALID_RESOURCE_TYPE`
+    INVALID_RESOURCE_TYPE = 914, "CUDA_ERROR_INVALID_RESOURCE_TYPE";
+    /// `CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION`
+    INVALID_RESOURCE_CONFIGURATION = 915, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION";
     /// `CUDA_ERROR_UNKNOWN`
     UNKNOWN = 999, "CUDA_ERROR_UNKNOWN";
 }
@@ -141,6 +145,10 @@ pub type GraphNode = *mut c_void;
 pub type GraphExec = *mut c_void;
 /// `CUgreenCtx`
 pub type GreenContext = *mut c_void;
+/// `CUdevResourceDesc`
+pub type DevResourceDesc = *mut c_void;
+/// `CUexternalMemory`
+pub type ExternalMemory = *mut c_void;
 /// `CUmemGenericAllocationHandle`
 pub type AllocationHandle = u64;
 
@@ -168,6 +176,16 @@ pub const PROC_ADDRESS_PER_THREAD_STREAM: u64 = 2;
 pub const LOCATION_DEVICE: c_uint = 1;
 /// `CU_MEM_ALLOCATION_TYPE_PINNED`
 pub const ALLOCATION_PINNED: c_uint = 1;
+/// `CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD`
+pub const EXTERNAL_MEMORY_OPAQUE_FD: c_uint = 1;
+/// `CU_DEV_RESOURCE_TYPE_SM`
+pub const DEV_RESOURCE_SM: c_uint = 1;
+/// `CU_GREEN_CTX_DEFAULT_STREAM`
+pub const GREEN_DEFAULT_STREAM: c_uint = 1;
+/// `CU_RESOURCE_TYPE_ARRAY`
+pub const RESOURCE_ARRAY: c_uint = 0;
+/// `CU_RESOURCE_TYPE_MIPMAPPED_ARRAY`
+pub const RESOURCE_MIPMAPPED_ARRAY: c_uint = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 pub const HANDLE_TYPE_POSIX_FD: c_uint = 1;
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`
@@ -275,6 +293,17 @@ pub struct AllocationProp {
     pub win32_handle_meta_data: *mut c_void,
     /// `compressionType, gpuDirectRDMACapable, usage (2), reserved (4)`
     pub alloc_flags: [u8; 8],
+}
+
+impl AllocationProp {
+    /// Nothing asked for.
+    pub const EMPTY: Self = Self {
+        kind: 0,
+        handle_types: 0,
+        location: MemLocation { kind: 0, id: 0 },
+        win32_handle_meta_data: core::ptr::null_mut(),
+        alloc_flags: [0; 8],
+    };
 }
 
 /// `CUmemPoolProps`
@@ -491,6 +520,153 @@ impl From<Array3dDescriptorV1> for Array3dDescriptor {
     }
 }
 
+/// `CUdevSmResource`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DevSmResource {
+    /// Multiprocessors.
+    pub sm_count: c_uint,
+    /// Least number of a partition.
+    pub min_sm_partition_size: c_uint,
+    /// Their number is a multiple of this.
+    pub sm_coscheduled_alignment: c_uint,
+}
+
+/// `CUdevResource`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DevResource {
+    /// `CUdevResourceType`
+    pub kind: c_uint,
+    /// The driver's own.
+    pub padding: [u8; 92],
+    /// For [`DEV_RESOURCE_SM`].
+    pub sm: DevSmResource,
+    /// The rest of the union.
+    pub rest: [u8; 36],
+}
+
+/// `CUmulticastObjectProp`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct MulticastProp {
+    /// Devices that take part.
+    pub num_devices: c_uint,
+    /// Bytes that can be bound on each.
+    pub size: usize,
+    /// Bit mask of `CUmemAllocationHandleType`.
+    pub handle_types: u64,
+    /// Zero.
+    pub flags: u64,
+}
+
+/// `CUarrayMapInfo`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ArrayMapInfo {
+    /// [`RESOURCE_ARRAY`] or [`RESOURCE_MIPMAPPED_ARRAY`].
+    pub resource_type: c_uint,
+    /// The array's handle.
+    pub resource: *mut c_void,
+    /// 0 for a level, 1 for the tail of small levels.
+    pub subresource_type: c_uint,
+    /// Keeps the union at a multiple of eight.
+    pub padding: c_uint,
+    /// Level: level, layer, offsets, extents. Tail: layer, (padding), offset and size, 64 bits each.
+    pub subresource: [c_uint; 8],
+    /// 1 maps, 2 unmaps.
+    pub mem_operation_type: c_uint,
+    /// 0, `CU_MEM_HANDLE_TYPE_GENERIC`.
+    pub mem_handle_type: c_uint,
+    /// What is mapped; zero when unmapping.
+    pub mem_handle: AllocationHandle,
+    /// Where in it.
+    pub offset: u64,
+    /// The device, one bit.
+    pub device_bit_mask: c_uint,
+    /// Zero.
+    pub flags: c_uint,
+    /// Zero.
+    pub reserved: [c_uint; 2],
+}
+
+/// `CUDA_ARRAY_SPARSE_PROPERTIES`
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SparseProperties {
+    /// Width, height and depth of a tile in elements.
+    pub tile_extent: [c_uint; 3],
+    /// First level of the tail.
+    pub miptail_first_level: c_uint,
+    /// Bytes of the tail.
+    pub miptail_size: u64,
+    /// Whether all layers share a tail.
+    pub flags: c_uint,
+    /// Unused.
+    pub reserved: [c_uint; 4],
+}
+
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ExternalMemoryHandleDesc {
+    /// `CUexternalMemoryHandleType`
+    pub kind: c_uint,
+    /// Keeps the union at a multiple of eight.
+    pub padding: c_uint,
+    /// The descriptor, for [`EXTERNAL_MEMORY_OPAQUE_FD`].
+    pub fd: c_int,
+    /// The rest of the union.
+    pub rest: [c_int; 3],
+    /// Size in bytes.
+    pub size: u64,
+    /// 1 for a dedicated resource.
+    pub flags: c_uint,
+    /// Zero.
+    pub reserved: [c_uint; 16],
+}
+
+/// `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ExternalMemoryBufferDesc {
+    /// Where in the object.
+    pub offset: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Zero.
+    pub flags: c_uint,
+    /// Zero.
+    pub reserved: [c_uint; 16],
+}
+
+/// `CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ExternalMemoryMipmapDesc {
+    /// Where in the object.
+    pub offset: u64,
+    /// The first level.
+    pub array: Array3dDescriptor,
+    /// Levels.
+    pub num_levels: c_uint,
+    /// Zero.
+    pub reserved: [c_uint; 16],
+}
+
+/// `CUDA_ARRAY3D_SPARSE`: memory is mapped tile by tile.
+pub const ARRAY3D_SPARSE: c_uint = 0x40;
+/// `CUDA_ARRAY3D_DEFERRED_MAPPING`: memory is mapped afterwards, as a whole.
+pub const ARRAY3D_DEFERRED_MAPPING: c_uint = 0x80;
+/// `CU_EXTERNAL_MEMORY_HANDLE_TYPE_NVSCIBUF`
+pub const EXTERNAL_NVSCIBUF: c_uint = 8;
+/// `CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD`
+pub const EXTERNAL_DMABUF_FD: c_uint = 9;
+/// `CU_MEM_OPERATION_TYPE_MAP`
+pub const OPERATION_MAP: c_uint = 1;
+/// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`
+pub const SUBRESOURCE_MIPTAIL: c_uint = 1;
+
 /// The driver's marker for an ordinal that names no device (`CU_DEVICE_INVALID`).
 pub const DEVICE_INVALID: Device = -2;
 
@@ -512,5 +688,13 @@ mod tests {
         assert_eq!(size_of::<GraphNodeParams>(), 256);
         assert_eq!(size_of::<ArrayDescriptor>(), 24);
         assert_eq!(size_of::<Array3dDescriptor>(), 40);
+        assert_eq!(size_of::<IpcMemHandle>(), 64);
+        assert_eq!(size_of::<MulticastProp>(), 32);
+        assert_eq!(size_of::<DevResource>(), 144);
+        assert_eq!(size_of::<ArrayMapInfo>(), 96);
+        assert_eq!(size_of::<SparseProperties>(), 48);
+        assert_eq!(size_of::<ExternalMemoryHandleDesc>(), 104);
+        assert_eq!(size_of::<ExternalMemoryBufferDesc>(), 88);
+        assert_eq!(size_of::<ExternalMemoryMipmapDesc>(), 120);
     }
 }
