@@ -78,6 +78,16 @@ fn graphs_take_what_they_hold() {
     checks_itself("graphs");
 }
 
+#[test]
+fn physical_memory_is_charged_while_anything_refers_to_it() {
+    checks_itself("physical");
+}
+
+#[test]
+fn pools_give_back_at_once() {
+    checks_itself("pools");
+}
+
 /// Lines of `tenant mem`, added up.
 #[track_caller]
 fn sum(outcome: &Outcome) -> u64 {

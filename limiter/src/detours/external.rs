@@ -13,6 +13,7 @@ macros::detours! {
     /// CUDA driver API, External Resource Interoperability: imported memory is charged to the current
     /// device until its object and what is mapped of it are gone.
     library Cuda;
+    changes memory;
 
     fn cuImportExternalMemory(external: *mut ExternalMemory, descriptor: *const ExternalMemoryHandleDesc) -> CuResult = import;
     fn cuExternalMemoryGetMappedBuffer(pointer: *mut DevicePtr, external: ExternalMemory, descriptor: *const c_void) -> CuResult = map_buffer;

@@ -9,6 +9,7 @@ use utils::driver::cuda::{AllocationHandle, CuResult, Device, DevicePtr};
 macros::detours! {
     /// CUDA driver API, Multicast Object Management: what is bound stays alive, and charged.
     library Cuda;
+    changes memory;
 
     fn cuMulticastCreate(object: *mut AllocationHandle, prop: *const c_void) -> CuResult = create;
     fn cuMulticastBindMem(object: AllocationHandle, offset: usize, memory: AllocationHandle, memory_offset: usize, bytes: usize, flags: u64) -> CuResult = bind;

@@ -10,6 +10,7 @@ macros::detours! {
     /// CUDA driver API, Memory Management / Stream Ordered Memory Allocator: what another process has
     /// exported is charged to that process.
     library Cuda;
+    changes memory;
 
     fn cuIpcOpenMemHandle | cuIpcOpenMemHandle_v2 (pointer: *mut DevicePtr, handle: IpcMemHandle, flags: c_uint) -> CuResult = open;
     fn cuIpcCloseMemHandle(pointer: DevicePtr) -> CuResult = close;
