@@ -9,11 +9,14 @@ use crate::context::device_of;
 use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::memory::{self, rounded};
 use crate::state::{Driver, Inner, with, with_context};
+use crate::{external, sparse};
 
 /// `CUDA_ARRAY3D_LAYERED`
 const LAYERED: c_uint = 1;
-/// Flags that are simulated: layered, surface, cubemap, gather, colour attachment.
-const FLAGS: c_uint = 0x2F;
+/// `CUDA_ARRAY3D_SPARSE`
+const SPARSE: c_uint = 0x40;
+/// Flags that are simulated: layered, surface, cubemap, gather, colour attachment, sparse.
+const FLAGS: c_uint = 0x6F;
 
 /// An array, or a level of a mipmapped one.
 pub(crate) struct Array {
@@ -32,10 +35,80 @@ pub(crate) struct Array {
 pub(crate) struct Mipmap {
     context: u64,
     device: u32,
+    descriptor: Array3dDescriptor,
     levels: Vec<u64>,
     base: u64,
     size: u64,
     taken: u64,
+    /// The external memory that it is mapped onto, 0 for none.
+    external: u64,
+}
+
+/// Where a mipmapped array lies.
+pub(crate) struct Place {
+    pub(crate) context: u64,
+    pub(crate) device: u32,
+    pub(crate) base: u64,
+    pub(crate) size: u64,
+    pub(crate) taken: u64,
+    pub(crate) external: u64,
+}
+
+/// An array's measures.
+pub(crate) struct Measures {
+    size: [u64; 3],
+    /// Layers of a layered one.
+    pub(crate) depth: u64,
+    pub(crate) layered: bool,
+    pub(crate) sparse: bool,
+    /// Bytes of an element.
+    pub(crate) element: u64,
+    levels: u32,
+}
+
+impl Measures {
+    fn of(descriptor: &Array3dDescriptor, levels: u32) -> Api<Self> {
+        let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
+        let depth = descriptor.depth.max(1) as u64;
+        Ok(Self {
+            size: [
+                descriptor.width as u64,
+                descriptor.height.max(1) as u64,
+                if layered { 1 } else { depth },
+            ],
+            depth,
+            layered,
+            sparse: descriptor.flags & SPARSE != 0,
+            element: element_bytes(descriptor)?,
+            levels,
+        })
+    }
+
+    pub(crate) fn levels(&self) -> u32 {
+        self.levels
+    }
+
+    /// Elements of a level in each dimension.
+    pub(crate) fn level(&self, level: u32) -> [u64; 3] {
+        self.size.map(|length| (length >> level).max(1))
+    }
+
+    /// Whether it has three dimensions.
+    pub(crate) fn solid(&self) -> bool {
+        self.size[2] > 1
+    }
+}
+
+/// Of an array that is no level of a mipmapped one.
+pub(crate) fn measures(inner: &Inner, key: u64) -> Api<Measures> {
+    let found = inner.arrays.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
+    ensure(found.owner == 0, CuResult::INVALID_VALUE)?;
+    Measures::of(&found.descriptor, 1)
+}
+
+pub(crate) fn mipmap_measures(inner: &Inner, key: u64) -> Api<Measures> {
+    let found = inner.mipmaps.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
+    Measures::of(&found.descriptor, found.levels.len() as u32)
 }
 
 /// Bytes of one channel of a `CUarray_format`.
@@ -69,6 +142,10 @@ fn level_size(descriptor: &Array3dDescriptor, level: u32) -> Api<u64> {
 fn check(descriptor: &Array3dDescriptor) -> Api {
     ensure(descriptor.width > 0, CuResult::INVALID_VALUE)?;
     ensure(descriptor.flags & !FLAGS == 0, CuResult::NOT_SUPPORTED)?;
+    if descriptor.flags & SPARSE != 0 {
+        let plain = descriptor.height > 0 && descriptor.flags & ARRAY3D_CUBEMAP == 0;
+        ensure(plain, CuResult::INVALID_VALUE)?;
+    }
     let layered = descriptor.flags & LAYERED != 0;
     if descriptor.flags & ARRAY3D_CUBEMAP != 0 {
         let square = descriptor.width == descriptor.height;
@@ -88,10 +165,17 @@ fn check(descriptor: &Array3dDescriptor) -> Api {
     element_bytes(descriptor).map(|_| ())
 }
 
-fn obtain(driver: &Driver, inner: &mut Inner, device: u32, size: u64) -> Api<(u64, u64)> {
+/// Bytes for an array, and how many the device counts: none for a sparse one.
+fn obtain(
+    driver: &Driver,
+    inner: &mut Inner,
+    device: u32,
+    size: u64,
+    descriptor: &Array3dDescriptor,
+) -> Api<(u64, u64)> {
     capture::unsafe_call(inner)?;
     ensure(size <= 1 << 46, CuResult::OUT_OF_MEMORY)?;
-    let taken = rounded(size);
+    let taken = if descriptor.flags & SPARSE == 0 { rounded(size) } else { 0 };
     memory::take(driver, inner, device, taken)?;
     match memory::map(size, false) {
         Ok(base) => Ok((base, taken)),
@@ -108,7 +192,7 @@ fn create_any(array: Out<cuda::Array>, descriptor: Array3dDescriptor) -> Api {
         check(&descriptor)?;
         let (_, device) = device_of(inner, context)?;
         let size = level_size(&descriptor, 0)?;
-        let (base, taken) = obtain(driver, inner, device, size)?;
+        let (base, taken) = obtain(driver, inner, device, size, &descriptor)?;
         let key = inner.new_handle();
         let made = Array { context, device, descriptor, base, size, taken, owner: 0 };
         note(inner, &made);
@@ -241,6 +325,7 @@ pub(crate) extern "C" fn destroy(array: cuda::Array) -> CuResult {
             let found = inner.arrays.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
             ensure(found.owner == 0, CuResult::INVALID_HANDLE)?;
             capture::unsafe_call(inner)?;
+            sparse::forget(driver, inner, key);
             if let Some(found) = inner.arrays.remove(&key) {
                 release(driver, inner, found);
             }
@@ -283,6 +368,65 @@ pub(crate) extern "C" fn descriptor_3d(
     })
 }
 
+/// The sizes of the levels, and of all together.
+pub(crate) fn mipmap_sizes(descriptor: &Array3dDescriptor, levels: c_uint) -> Api<(Vec<u64>, u64)> {
+    check(descriptor)?;
+    ensure(levels > 0, CuResult::INVALID_VALUE)?;
+    let longest = if descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0 {
+        descriptor.width.max(descriptor.height)
+    } else {
+        descriptor.width.max(descriptor.height).max(descriptor.depth)
+    };
+    let levels = levels.min(1 + longest.ilog2());
+    let sizes =
+        (0..levels).map(|level| level_size(descriptor, level)).collect::<Api<Vec<u64>>>()?;
+    let size = sizes.iter().try_fold(0_u64, |sum, &own| {
+        sum.checked_add(memory::round_up(own, 512)).ok_or(CuResult::INVALID_VALUE)
+    })?;
+    Ok((sizes, size))
+}
+
+/// Adds a mipmapped array with its levels.
+pub(crate) fn add_mipmap(
+    inner: &mut Inner,
+    descriptor: &Array3dDescriptor,
+    sizes: &[u64],
+    place: Place,
+) -> u64 {
+    let key = inner.new_handle();
+    let mut at = place.base;
+    let mut handles = Vec::new();
+    for (level, &own) in sizes.iter().enumerate() {
+        let shrink = |length: usize| if length == 0 { 0 } else { (length >> level).max(1) };
+        let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
+        let depth = if layered { descriptor.depth } else { shrink(descriptor.depth) };
+        let level = Array {
+            context: place.context,
+            device: place.device,
+            descriptor: Array3dDescriptor {
+                width: shrink(descriptor.width),
+                height: shrink(descriptor.height),
+                depth,
+                ..*descriptor
+            },
+            base: at,
+            size: own,
+            taken: 0,
+            owner: key,
+        };
+        at += memory::round_up(own, 512);
+        note(inner, &level);
+        let level_key = inner.new_handle();
+        inner.arrays.insert(level_key, level);
+        handles.push(level_key);
+    }
+    let Place { context, device, base, size, taken, external } = place;
+    let descriptor = *descriptor;
+    let made = Mipmap { context, device, descriptor, levels: handles, base, size, taken, external };
+    inner.mipmaps.insert(key, made);
+    key
+}
+
 pub(crate) extern "C" fn create_mipmap(
     mipmap: Out<cuda::MipmappedArray>,
     descriptor: In<Array3dDescriptor>,
@@ -292,55 +436,11 @@ pub(crate) extern "C" fn create_mipmap(
         with_context(|driver, inner, context| {
             mipmap.required()?;
             let descriptor = descriptor.get()?;
-            check(&descriptor)?;
-            ensure(levels > 0, CuResult::INVALID_VALUE)?;
-            let longest = if descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0 {
-                descriptor.width.max(descriptor.height)
-            } else {
-                descriptor.width.max(descriptor.height).max(descriptor.depth)
-            };
-            let levels = levels.min(1 + longest.ilog2());
-            let mut sizes = Vec::new();
-            for level in 0..levels {
-                sizes.push(level_size(&descriptor, level)?);
-            }
-            let size = sizes.iter().try_fold(0_u64, |sum, &own| {
-                sum.checked_add(memory::round_up(own, 512)).ok_or(CuResult::INVALID_VALUE)
-            })?;
+            let (sizes, size) = mipmap_sizes(&descriptor, levels)?;
             let (_, device) = device_of(inner, context)?;
-            let (base, taken) = obtain(driver, inner, device, size)?;
-            let key = inner.new_handle();
-            let mut at = base;
-            let mut handles = Vec::new();
-            for (level, &own) in sizes.iter().enumerate() {
-                let shrink = |length: usize| {
-                    if length == 0 { 0 } else { (length >> level).max(1) }
-                };
-                let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
-                let depth = if layered { descriptor.depth } else { shrink(descriptor.depth) };
-                let level = Array {
-                    context,
-                    device,
-                    descriptor: Array3dDescriptor {
-                        width: shrink(descriptor.width),
-                        height: shrink(descriptor.height),
-                        depth,
-                        ..descriptor
-                    },
-                    base: at,
-                    size: own,
-                    taken: 0,
-                    owner: key,
-                };
-                at += memory::round_up(own, 512);
-                note(inner, &level);
-                let level_key = inner.new_handle();
-                inner.arrays.insert(level_key, level);
-                handles.push(level_key);
-            }
-            let made = Mipmap { context, device, levels: handles, base, size, taken };
-            inner.mipmaps.insert(key, made);
-            mipmap.set(handle(key));
+            let (base, taken) = obtain(driver, inner, device, size, &descriptor)?;
+            let place = Place { context, device, base, size, taken, external: 0 };
+            mipmap.set(handle(add_mipmap(inner, &descriptor, &sizes, place)));
             Ok(())
         })
     })
@@ -368,8 +468,12 @@ fn release_mipmap(driver: &Driver, inner: &mut Inner, mipmap: Mipmap) {
             release(driver, inner, found);
         }
     }
-    driver.node.give_back(driver.process, mipmap.device, mipmap.taken);
-    memory::unmap(mipmap.base, mipmap.size);
+    if mipmap.external == 0 {
+        driver.node.give_back(driver.process, mipmap.device, mipmap.taken);
+        memory::unmap(mipmap.base, mipmap.size);
+    } else {
+        external::unmap(driver, inner, mipmap.external, mipmap.base, mipmap.size);
+    }
 }
 
 pub(crate) extern "C" fn destroy_mipmap(mipmap: cuda::MipmappedArray) -> CuResult {
@@ -378,6 +482,7 @@ pub(crate) extern "C" fn destroy_mipmap(mipmap: cuda::MipmappedArray) -> CuResul
             let key = mipmap as u64;
             ensure(inner.mipmaps.contains_key(&key), CuResult::INVALID_HANDLE)?;
             capture::unsafe_call(inner)?;
+            sparse::forget(driver, inner, key);
             if let Some(found) = inner.mipmaps.remove(&key) {
                 release_mipmap(driver, inner, found);
             }
@@ -415,6 +520,7 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let mipmaps: Vec<u64> =
         inner.mipmaps.iter().filter(|(_, m)| m.context == context).map(|(&k, _)| k).collect();
     for key in mipmaps {
+        sparse::forget(driver, inner, key);
         if let Some(found) = inner.mipmaps.remove(&key) {
             release_mipmap(driver, inner, found);
         }
@@ -422,8 +528,19 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let arrays: Vec<u64> =
         inner.arrays.iter().filter(|(_, a)| a.context == context).map(|(&k, _)| k).collect();
     for key in arrays {
+        sparse::forget(driver, inner, key);
         if let Some(found) = inner.arrays.remove(&key) {
             release(driver, inner, found);
         }
+    }
+}
+
+/// A part of a context ends: its arrays stay with the whole.
+pub(crate) fn hand_over(inner: &mut Inner, from: u64, to: u64) {
+    for array in inner.arrays.values_mut().filter(|array| array.context == from) {
+        array.context = to;
+    }
+    for mipmap in inner.mipmaps.values_mut().filter(|mipmap| mipmap.context == from) {
+        mipmap.context = to;
     }
 }

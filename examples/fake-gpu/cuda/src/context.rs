@@ -21,6 +21,8 @@ pub(crate) struct Context {
     /// Device of the node.
     pub(crate) on_node: u32,
     pub(crate) primary: bool,
+    /// For the context of a green one: the primary context that it is a part of.
+    pub(crate) part_of: Option<u64>,
     /// A released primary context keeps its handle and becomes usable again when retained.
     pub(crate) active: bool,
     pub(crate) flags: c_uint,
@@ -52,6 +54,7 @@ fn start(driver: &Driver, inner: &mut Inner, device: Device, flags: c_uint) -> A
         device,
         on_node,
         primary: false,
+        part_of: None,
         active: true,
         flags,
         legacy: 0,
@@ -90,48 +93,93 @@ fn end(driver: &Driver, inner: &mut Inner, context: u64) {
     graph_exec::drop_context(driver, inner, context);
     crate::array::drop_context(driver, inner, context);
     memory::drop_context(driver, inner, context);
+    crate::external::drop_context(driver, inner, context);
     pool::synchronised(driver, inner);
     driver.node.give_back(driver.process, on_node, extra);
-    driver.node.remove_context(driver.process, on_node);
+    if inner.contexts.get(&context).is_some_and(|found| found.part_of.is_none()) {
+        driver.node.remove_context(driver.process, on_node);
+    }
+}
+
+/// The context of a green one: the primary context under another handle.
+pub(crate) fn add_green(inner: &mut Inner, primary: u64) -> Api<u64> {
+    let found = inner.contexts.get(&primary).ok_or(CuResult::INVALID_CONTEXT)?;
+    let made = Context {
+        device: found.device,
+        on_node: found.on_node,
+        primary: false,
+        part_of: Some(primary),
+        active: true,
+        flags: found.flags,
+        legacy: 0,
+        per_thread: Table::default(),
+        limits: HashMap::new(),
+        extra: 0,
+    };
+    let key = inner.new_handle();
+    inner.contexts.insert(key, made);
+    Ok(key)
+}
+
+/// Memory that was allocated in it stays with the primary context.
+pub(crate) fn end_green(driver: &Driver, inner: &mut Inner, context: u64) {
+    let Some(Some(primary)) = inner.contexts.get(&context).map(|found| found.part_of) else {
+        return;
+    };
+    for found in inner.memory.values_mut().filter(|found| found.context == context) {
+        found.context = primary;
+    }
+    crate::array::hand_over(inner, context, primary);
+    crate::external::hand_over(inner, context, primary);
+    end(driver, inner, context);
+}
+
+/// The context that modules and memory belong to.
+pub(crate) fn whole(inner: &Inner, context: u64) -> u64 {
+    inner.contexts.get(&context).and_then(|found| found.part_of).unwrap_or(context)
 }
 
 pub(crate) extern "C" fn retain(context: Out<cuda::Context>, device: Device) -> CuResult {
     api(|| {
         with(|driver, inner| {
             context.required()?;
-            driver.device(device)?;
-            let index = device as usize;
-            if inner.primaries[index].references == 0 {
-                let flags = inner.primaries[index].flags;
-                let mut started = start(driver, inner, device, flags)?;
-                started.primary = true;
-                if inner.primaries[index].context == 0 {
-                    inner.primaries[index].context = inner.new_handle();
-                }
-                inner.contexts.insert(inner.primaries[index].context, started);
-            }
-            let primary = &mut inner.primaries[index];
-            primary.references += 1;
-            context.set(handle(primary.context));
+            context.set(handle(retain_primary(driver, inner, device)?));
             Ok(())
         })
     })
 }
 
+pub(crate) fn retain_primary(driver: &Driver, inner: &mut Inner, device: Device) -> Api<u64> {
+    driver.device(device)?;
+    let index = device as usize;
+    if inner.primaries[index].references == 0 {
+        let flags = inner.primaries[index].flags;
+        let mut started = start(driver, inner, device, flags)?;
+        started.primary = true;
+        if inner.primaries[index].context == 0 {
+            inner.primaries[index].context = inner.new_handle();
+        }
+        inner.contexts.insert(inner.primaries[index].context, started);
+    }
+    let primary = &mut inner.primaries[index];
+    primary.references += 1;
+    Ok(primary.context)
+}
+
+pub(crate) fn release_primary(driver: &Driver, inner: &mut Inner, device: Device) -> Api {
+    driver.device(device)?;
+    let primary = &mut inner.primaries[device as usize];
+    ensure(primary.references > 0, CuResult::INVALID_CONTEXT)?;
+    primary.references -= 1;
+    if primary.references == 0 {
+        let context = primary.context;
+        end(driver, inner, context);
+    }
+    Ok(())
+}
+
 pub(crate) extern "C" fn release(device: Device) -> CuResult {
-    api(|| {
-        with(|driver, inner| {
-            driver.device(device)?;
-            let primary = &mut inner.primaries[device as usize];
-            ensure(primary.references > 0, CuResult::INVALID_CONTEXT)?;
-            primary.references -= 1;
-            if primary.references == 0 {
-                let context = primary.context;
-                end(driver, inner, context);
-            }
-            Ok(())
-        })
-    })
+    api(|| with(|driver, inner| release_primary(driver, inner, device)))
 }
 
 pub(crate) extern "C" fn reset(device: Device) -> CuResult {
@@ -266,7 +314,7 @@ pub(crate) extern "C" fn destroy(context: cuda::Context) -> CuResult {
         let context = context as u64;
         with(|driver, inner| {
             match inner.contexts.get(&context) {
-                Some(found) if found.active && !found.primary => {}
+                Some(found) if found.active && !found.primary && found.part_of.is_none() => {}
                 _ => return Err(CuResult::INVALID_CONTEXT),
             }
             end(driver, inner, context);
@@ -280,7 +328,7 @@ pub(crate) extern "C" fn destroy(context: cuda::Context) -> CuResult {
     })
 }
 
-fn known(inner: &Inner, context: cuda::Context) -> Api<u64> {
+pub(crate) fn known(inner: &Inner, context: cuda::Context) -> Api<u64> {
     match inner.contexts.get(&(context as u64)) {
         Some(found) if found.active => Ok(context as u64),
         Some(_) => Err(CuResult::CONTEXT_IS_DESTROYED),
@@ -477,4 +525,24 @@ pub(crate) extern "C" fn disable_peer_access(peer: cuda::Context) -> CuResult {
 pub(crate) fn device_of(inner: &Inner, context: u64) -> Api<(Device, u32)> {
     let found = inner.contexts.get(&context).ok_or(CuResult::INVALID_CONTEXT)?;
     Ok((found.device, found.on_node))
+}
+
+/// A context for a graphics interface: here one like any other.
+pub(crate) extern "C" fn create_for_gl(
+    context: Out<cuda::Context>,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    api(|| create_any(context, flags, device))
+}
+
+/// The same for VDPAU, whose device is not looked at.
+pub(crate) extern "C" fn create_for_vdpau(
+    context: Out<cuda::Context>,
+    flags: c_uint,
+    device: Device,
+    _vdpau_device: c_uint,
+    _get_proc_address: *mut c_void,
+) -> CuResult {
+    api(|| create_any(context, flags, device))
 }

@@ -2,9 +2,9 @@
 //! of the `PFN_*` types in `cudaTypedefs.h`), what a null stream means, and the implementation.
 
 use crate::{
-    array, capture, context, copy, device, errors, event, graph, graph_exec, graph_memory, host,
-    launch, managed, memory, module, pointer, pool, proc_address, refused, sharing, state, stream,
-    vmm,
+    array, capture, context, copy, device, errors, event, external, graph, graph_exec,
+    graph_memory, green, host, launch, managed, memory, module, multicast, pointer, pool,
+    proc_address, refused, sharing, sparse, state, stream, vmm,
 };
 
 crate::stub::exports! {
@@ -195,6 +195,16 @@ crate::stub::exports! {
     cuMemGetAllocationGranularity = cuMemGetAllocationGranularity 10020 legacy => vmm::granularity;
     cuMemGetAllocationPropertiesFromHandle = cuMemGetAllocationPropertiesFromHandle 10020 legacy => vmm::properties;
     cuMemRetainAllocationHandle = cuMemRetainAllocationHandle 11000 legacy => vmm::retain;
+    cuMulticastCreate = cuMulticastCreate 12010 legacy => multicast::create;
+    cuMulticastAddDevice = cuMulticastAddDevice 12010 legacy => multicast::add_device;
+    cuMulticastBindMem = cuMulticastBindMem 12010 legacy => multicast::bind_memory;
+    cuMulticastBindAddr = cuMulticastBindAddr 12010 legacy => multicast::bind_address;
+    cuMulticastUnbind = cuMulticastUnbind 12010 legacy => multicast::unbind;
+    cuMulticastGetGranularity = cuMulticastGetGranularity 12010 legacy => multicast::granularity;
+    cuMemMapArrayAsync = cuMemMapArrayAsync 11010 legacy => sparse::map::<false>;
+    cuMemMapArrayAsync_ptsz = cuMemMapArrayAsync 11010 thread => sparse::map::<true>;
+    cuArrayGetSparseProperties = cuArrayGetSparseProperties 11010 legacy => sparse::array_properties;
+    cuMipmappedArrayGetSparseProperties = cuMipmappedArrayGetSparseProperties 11010 legacy => sparse::mipmap_properties;
     cuPointerGetAttribute = cuPointerGetAttribute 4000 legacy => pointer::attribute;
     cuPointerGetAttributes = cuPointerGetAttributes 7000 legacy => pointer::attributes;
     cuPointerSetAttribute = cuPointerSetAttribute 6000 legacy => pointer::set_attribute;
@@ -371,13 +381,25 @@ crate::stub::exports! {
     cuMemPoolImportFromShareableHandle = cuMemPoolImportFromShareableHandle 11020 legacy => sharing::pool_import;
     cuMemPoolExportPointer = cuMemPoolExportPointer 11020 legacy => sharing::pool_export_pointer;
     cuMemPoolImportPointer = cuMemPoolImportPointer 11020 legacy => sharing::pool_import_pointer;
-    cuImportExternalMemory = cuImportExternalMemory 10000 legacy => refused::not_supported;
-    cuDestroyExternalMemory = cuDestroyExternalMemory 10000 legacy => refused::not_supported;
-    cuExternalMemoryGetMappedBuffer = cuExternalMemoryGetMappedBuffer 10000 legacy => refused::not_supported;
-    cuExternalMemoryGetMappedMipmappedArray = cuExternalMemoryGetMappedMipmappedArray 10000 legacy => refused::not_supported;
-    cuGreenCtxCreate = cuGreenCtxCreate 12040 legacy => refused::not_supported;
-    cuGreenCtxDestroy = cuGreenCtxDestroy 12040 legacy => refused::not_supported;
-    cuGreenCtxStreamCreate = cuGreenCtxStreamCreate 12050 legacy => refused::not_supported;
+    cuImportExternalMemory = cuImportExternalMemory 10000 legacy => external::import;
+    cuDestroyExternalMemory = cuDestroyExternalMemory 10000 legacy => external::destroy;
+    cuExternalMemoryGetMappedBuffer = cuExternalMemoryGetMappedBuffer 10000 legacy => external::buffer;
+    cuExternalMemoryGetMappedMipmappedArray = cuExternalMemoryGetMappedMipmappedArray 10000 legacy => external::mipmap;
+    cuDeviceGetDevResource = cuDeviceGetDevResource 12040 legacy => green::device_resource;
+    cuCtxGetDevResource = cuCtxGetDevResource 12040 legacy => green::context_resource;
+    cuGreenCtxGetDevResource = cuGreenCtxGetDevResource 12040 legacy => green::green_resource;
+    cuDevSmResourceSplitByCount = cuDevSmResourceSplitByCount 12040 legacy => green::split;
+    cuDevResourceGenerateDesc = cuDevResourceGenerateDesc 12040 legacy => green::describe;
+    cuCtxFromGreenCtx = cuCtxFromGreenCtx 12040 legacy => green::to_context;
+    cuStreamGetGreenCtx = cuStreamGetGreenCtx 12040 legacy => green::of_stream;
+    cuGreenCtxGetId = cuGreenCtxGetId 12090 legacy => green::id;
+    cuGLCtxCreate = cuGLCtxCreate 2000 legacy => context::create_for_gl;
+    cuGLCtxCreate_v2 = cuGLCtxCreate 3020 legacy => context::create_for_gl;
+    cuVDPAUCtxCreate = cuVDPAUCtxCreate 3010 legacy => context::create_for_vdpau;
+    cuVDPAUCtxCreate_v2 = cuVDPAUCtxCreate 3020 legacy => context::create_for_vdpau;
+    cuGreenCtxCreate = cuGreenCtxCreate 12040 legacy => green::create;
+    cuGreenCtxDestroy = cuGreenCtxDestroy 12040 legacy => green::destroy;
+    cuGreenCtxStreamCreate = cuGreenCtxStreamCreate 12050 legacy => green::create_stream;
     cuGraphAddMemcpyNode = cuGraphAddMemcpyNode 10000 legacy => refused::not_supported;
     cuGraphAddMemsetNode = cuGraphAddMemsetNode 10000 legacy => refused::not_supported;
     cuGraphAddHostNode = cuGraphAddHostNode 10000 legacy => refused::not_supported;

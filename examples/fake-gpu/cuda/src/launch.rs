@@ -110,7 +110,8 @@ fn start<const P: bool>(
         let target = stream::target::<P>(driver, inner, stream)?;
         let ns = duration(inner, function as u64, shape, arguments)?;
         let of = inner.functions.get(&(function as u64)).map_or(0, |found| found.context);
-        ensure(of == 0 || of == target.context, CuResult::INVALID_HANDLE)?;
+        let whole = crate::context::whole(inner, target.context);
+        ensure(of == 0 || of == target.context || of == whole, CuResult::INVALID_HANDLE)?;
         if cooperative {
             shape.fits_at_once()?;
         }

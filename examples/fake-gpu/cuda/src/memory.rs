@@ -11,7 +11,7 @@ use utils::driver::cuda::{CuResult, DevicePtr};
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure};
 use crate::state::{Driver, Inner, with, with_context};
-use crate::{capture, graph_memory, managed, pool, sharing};
+use crate::{capture, external, graph_memory, managed, pool, sharing};
 
 /// Allocations from here on are taken in multiples of [`GRANULE`].
 const LARGE: u64 = 1 << 20;
@@ -47,6 +47,8 @@ pub(crate) enum Kind {
         opens: u32,
         ipc: bool,
     },
+    /// A buffer mapped onto external memory.
+    External(u64),
     /// A mapped physical allocation of the virtual memory functions.
     Mapped {
         accessible: bool,
@@ -225,6 +227,7 @@ pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
             pool::returned(inner, key, found.taken);
         }
         Kind::Imported { block, .. } => sharing::let_go(driver, inner, block),
+        Kind::External(key) => external::unmap(driver, inner, key, base, found.size),
         _ => {}
     }
     if found.ours {
@@ -243,6 +246,7 @@ fn release(address: u64) -> Api {
                 Kind::Linear
                 | Kind::Managed { .. }
                 | Kind::Pool(_)
+                | Kind::External(_)
                 | Kind::Imported { ipc: false, .. },
             ) => {
                 capture::unsafe_call(inner)?;

@@ -18,14 +18,17 @@ use crate::capture::Capture;
 use crate::context::{Context, Primary};
 use crate::device;
 use crate::event::Event;
+use crate::external::External;
 use crate::ffi::{Api, ensure};
 use crate::graph::Graph;
 use crate::graph_exec::Exec;
 use crate::graph_memory::GraphMemory;
+use crate::green::{Description, Green};
 use crate::memory::Allocation;
 use crate::module::{Function, Module};
 use crate::pool::Pool;
 use crate::sharing::Holds;
+use crate::sparse::Sparse;
 use crate::stream::Stream;
 use crate::stub::{LIFE, TAKEN_DOWN};
 use crate::vmm::Vmm;
@@ -78,6 +81,10 @@ pub(crate) struct Inner {
     pub(crate) mipmaps: Table<Mipmap>,
     pub(crate) vmm: Vmm,
     pub(crate) holds: Holds,
+    pub(crate) sparse: Sparse,
+    pub(crate) greens: Table<Green>,
+    pub(crate) descriptions: Table<Description>,
+    pub(crate) external: Table<External>,
 }
 
 impl Inner {

@@ -9,10 +9,10 @@ use crate::capture::{self, Branch};
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure, handle};
 use crate::state::{Driver, Inner, current, driver, queue_error, with, with_context};
-use crate::{pool, thread};
+use crate::{green, pool, thread};
 
 /// `CU_STREAM_NON_BLOCKING`
-const NON_BLOCKING: c_uint = 1;
+pub(crate) const NON_BLOCKING: c_uint = 1;
 /// The most urgent priority (the least urgent is 0).
 pub(crate) const GREATEST_PRIORITY: c_int = -5;
 
@@ -138,12 +138,23 @@ fn create_any(stream: Out<cuda::Stream>, flags: c_uint, priority: c_int) -> CuRe
         with_context(|driver, inner, context| {
             stream.required()?;
             ensure(flags & !NON_BLOCKING == 0, CuResult::INVALID_VALUE)?;
-            let order = if flags == NON_BLOCKING { Order::NonBlocking } else { Order::Blocking };
-            let priority = priority.clamp(GREATEST_PRIORITY, 0);
-            stream.set(handle(make(driver, inner, context, order, flags, priority)?));
+            stream.set(handle(create_in(driver, inner, context, flags, priority)?));
             Ok(())
         })
     })
+}
+
+/// Makes a stream of a context.
+pub(crate) fn create_in(
+    driver: &Driver,
+    inner: &mut Inner,
+    context: u64,
+    flags: c_uint,
+    priority: c_int,
+) -> Api<u64> {
+    let order = if flags == NON_BLOCKING { Order::NonBlocking } else { Order::Blocking };
+    let priority = priority.clamp(GREATEST_PRIORITY, 0);
+    make(driver, inner, context, order, flags, priority)
 }
 
 pub(crate) extern "C" fn create(stream: Out<cuda::Stream>, flags: c_uint) -> CuResult {
@@ -253,8 +264,12 @@ pub(crate) extern "C" fn context_v2<const P: bool>(
     context: Out<cuda::Context>,
     green: Out<cuda::GreenContext>,
 ) -> CuResult {
-    green.set(core::ptr::null_mut());
-    describe::<P, _>(stream, context, |_, found, _| handle(found.context))
+    describe::<P, _>(stream, context, |inner, found, _| {
+        let of = green::of(inner, found.context);
+        green.set(of);
+        // A stream of a green context has that instead.
+        if of.is_null() { handle(found.context) } else { core::ptr::null_mut() }
+    })
 }
 
 pub(crate) extern "C" fn priority<const P: bool>(

@@ -17,11 +17,14 @@ use utils::driver::cuda::{
 
 use crate::ffi::{Api, In, Out, api, ensure};
 use crate::memory::{self, Allocation, GRANULE, Kind};
+use crate::multicast::{self, Multicast};
 use crate::sharing;
 use crate::state::{Driver, Inner, Table, driver, with};
 
 /// `CU_MEM_LOCATION_TYPE_HOST`, `_HOST_NUMA`, `_HOST_NUMA_CURRENT`
 const HOSTS: core::ops::RangeInclusive<c_uint> = 2..=4;
+/// `CU_MEM_CREATE_USAGE_TILE_POOL`
+const CREATE_USAGE_TILE_POOL: u8 = 1;
 /// Addresses for one reservation.
 const LARGEST: usize = 1 << 45;
 
@@ -54,8 +57,10 @@ pub(crate) struct Vmm {
     physical: Table<Physical>,
     /// Reserved addresses: base -> size.
     reserved: BTreeMap<u64, u64>,
-    /// Mapped addresses: base -> handle and offset.
+    /// Mapped addresses: base -> handle and size.
     mapped: BTreeMap<u64, (u64, u64)>,
+    /// The handles that are multicast objects.
+    pub(crate) multicast: Table<Multicast>,
 }
 
 /// # Safety
@@ -230,6 +235,7 @@ fn drop_unused(driver: &Driver, inner: &mut Inner, key: u64) {
     }
     let found = *found;
     inner.vmm.physical.remove(&key);
+    multicast::remove(driver, inner, key);
     if let Some(block) = found.block {
         // SAFETY: a descriptor of this allocation's own, not used again.
         unsafe { libc::close(found.file) };
@@ -257,6 +263,67 @@ fn known(inner: &mut Inner, key: AllocationHandle) -> Api<&mut Physical> {
     }
 }
 
+/// A handle that takes nothing of any device, for addresses to be mapped to.
+pub(crate) fn addresses_only(
+    inner: &mut Inner,
+    size: u64,
+    prop: AllocationProp,
+) -> Api<AllocationHandle> {
+    ensure(size <= LARGEST as u64, CuResult::OUT_OF_MEMORY)?;
+    let (file, offset) = place(&mut inner.vmm, size)?;
+    let key = inner.new_handle();
+    inner.vmm.physical.insert(
+        key,
+        Physical {
+            file,
+            offset,
+            block: None,
+            size,
+            device: None,
+            prop,
+            handles: 1,
+            mappings: 0,
+            bindings: 0,
+        },
+    );
+    Ok(key)
+}
+
+/// Device and size of an allocation whose handle the program holds.
+pub(crate) fn on_device(inner: &mut Inner, key: AllocationHandle) -> Api<(u32, u64)> {
+    let found = known(inner, key)?;
+    Ok((found.device.ok_or(CuResult::INVALID_VALUE)?, found.size))
+}
+
+/// The same of one that was made for sparse arrays.
+pub(crate) fn tile_pool(inner: &mut Inner, key: AllocationHandle) -> Api<(u32, u64)> {
+    let usage = &known(inner, key)?.prop.alloc_flags[2..4];
+    ensure(usage[0] & CREATE_USAGE_TILE_POOL == CREATE_USAGE_TILE_POOL, CuResult::INVALID_VALUE)?;
+    on_device(inner, key)
+}
+
+/// Device and handle of what is mapped from `base` on.
+pub(crate) fn mapped_at(inner: &Inner, base: u64) -> Api<(u32, AllocationHandle)> {
+    let &(key, _) = inner.vmm.mapped.get(&base).ok_or(CuResult::INVALID_VALUE)?;
+    let device = inner.vmm.physical.get(&key).and_then(|found| found.device);
+    Ok((device.ok_or(CuResult::INVALID_VALUE)?, key))
+}
+
+/// Something else than a handle or a mapping uses an allocation.
+pub(crate) fn bind(inner: &mut Inner, key: AllocationHandle) {
+    if let Some(found) = inner.vmm.physical.get_mut(&key) {
+        found.bindings += 1;
+    }
+}
+
+/// ... and does not any more.
+pub(crate) fn unbind(driver: &Driver, inner: &mut Inner, key: AllocationHandle) {
+    if let Some(found) = inner.vmm.physical.get_mut(&key) {
+        found.bindings -= 1;
+    }
+    drop_unused(driver, inner, key);
+}
+
 pub(crate) extern "C" fn release(key: AllocationHandle) -> CuResult {
     api(|| {
         with(|driver, inner| {
@@ -275,6 +342,7 @@ pub(crate) extern "C" fn map(
     flags: u64,
 ) -> CuResult {
     api(|| {
+        multicast::wait_for_team(key)?;
         with(|_, inner| {
             let found = *known(inner, key)?;
             let size = size as u64;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use utils::driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
 
-use utils::driver::cuda::IpcMemHandle;
+use utils::driver::cuda::{DevResource, IpcMemHandle};
 
 /// Marks a process that runs the body of one test.
 const BODY: &str = "FAKE_CUDA_TEST_BODY";
@@ -173,6 +173,30 @@ driver! {
     cuArrayCreate_v2(array: &mut Ptr, descriptor: *const c_void);
     cuArray3DCreate_v2(array: &mut Ptr, descriptor: *const c_void);
     cuArrayDestroy(array: Ptr);
+    cuArrayGetSparseProperties(properties: *mut c_void, array: Ptr);
+    cuMemMapArrayAsync(list: *const c_void, count: u32, stream: Ptr);
+    cuMulticastCreate(handle: &mut u64, prop: *const c_void);
+    cuMulticastAddDevice(handle: u64, device: i32);
+    cuMulticastBindMem(handle: u64, at: usize, memory: u64, from: usize, size: usize, flags: u64);
+    cuMulticastBindAddr(handle: u64, at: usize, address: u64, size: usize, flags: u64);
+    cuMulticastUnbind(handle: u64, device: i32, at: usize, size: usize);
+    cuMulticastGetGranularity(size: &mut usize, prop: *const c_void, option: u32);
+    cuImportExternalMemory(memory: &mut Ptr, desc: *const c_void);
+    cuDestroyExternalMemory(memory: Ptr);
+    cuExternalMemoryGetMappedBuffer(address: &mut u64, memory: Ptr, desc: *const c_void);
+    cuExternalMemoryGetMappedMipmappedArray(mipmap: &mut Ptr, memory: Ptr, desc: *const c_void);
+    cuDeviceGetDevResource(device: i32, resource: *mut c_void, kind: u32);
+    cuDevSmResourceSplitByCount(
+        result: *mut DevResource, groups: &mut u32, input: *const DevResource,
+        rest: *mut DevResource, flags: u32, least: u32,
+    );
+    cuDevResourceGenerateDesc(desc: &mut Ptr, resources: *const DevResource, count: u32);
+    cuGreenCtxCreate(green: &mut Ptr, desc: Ptr, device: i32, flags: u32);
+    cuGreenCtxDestroy(green: Ptr);
+    cuCtxFromGreenCtx(context: &mut Ptr, green: Ptr);
+    cuGreenCtxStreamCreate(stream: &mut Ptr, green: Ptr, flags: u32, priority: i32);
+    cuStreamGetGreenCtx(stream: Ptr, green: &mut Ptr);
+    cuGLCtxCreate_v2(context: &mut Ptr, flags: u32, device: i32);
     cuMipmappedArrayCreate(array: &mut Ptr, descriptor: *const c_void, levels: u32);
     cuMipmappedArrayDestroy(array: Ptr);
     cuLaunchKernel(
