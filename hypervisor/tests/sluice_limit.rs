@@ -216,6 +216,51 @@ fn percentages_are_of_the_device() {
     assert_eq!(program.tell("info"), "4096 3584");
 }
 
+/// What `tenant dense` tells of its progress: seconds, kernels.
+fn progress(output: &mut impl BufRead) -> Option<(f64, f64)> {
+    loop {
+        let mut line = String::new();
+        if output.read_line(&mut line).unwrap() == 0 {
+            return None;
+        }
+        let line: Value = serde_json::from_str(&line).unwrap();
+        if let (Some(elapsed), Some(kernels)) = (line["elapsed"].as_f64(), line["kernels"].as_f64())
+        {
+            return Some((elapsed, kernels));
+        }
+    }
+}
+
+#[test]
+fn a_share_changes_while_the_program_runs() {
+    let sluice = Sluice::new();
+    let mut child = sluice
+        .run(&["--fake-gpu", "--device", "0", "--daemon", "none", "--compute", "15", "--"])
+        .arg(sluice.built("tenant", "tenant"))
+        .args(["dense", "--kernel-us", "1000", "--seconds", "5", "--progress"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let start = progress(&mut output).unwrap();
+    let mut before = start;
+    while before.0 < 2.0 {
+        before = progress(&mut output).unwrap();
+    }
+    let (code, stdout, stderr) = limit(&sluice, &child.id().to_string(), &["--compute", "75%"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("compute was 15% fixed, is now 75% fixed"), "{stdout}");
+    let (_, status, _) = outcome(sluice.command().arg("status"));
+    assert!(status.contains("memory  no limit, not counted"), "{status}");
+    let rest: Vec<_> = std::iter::from_fn(|| progress(&mut output)).collect();
+    assert!(child.wait().unwrap().success());
+    let (first, last) = (rest.first().unwrap(), rest.last().unwrap());
+    let rate = |from: &(f64, f64), to: &(f64, f64)| (to.1 - from.1) / (to.0 - from.0);
+    let (slow, fast) = (rate(&start, &before), rate(first, last));
+    // Five times as much; on a machine that has other things to do, less.
+    assert!(fast > 2.5 * slow, "{slow} kernels a second, then {fast}");
+}
+
 #[test]
 fn the_settings_of_a_run_are_in_its_status() {
     let sluice = Sluice::new();
@@ -239,7 +284,7 @@ fn the_settings_of_a_run_are_in_its_status() {
     assert_eq!(device["memory"]["real"], 8 * GIB);
     let compute = serde_json::json!({
         "policy": "balance", "share_ppm": 300_000, "soft_ppm": 600_000, "weight": 7,
-        "priority": "low",
+        "priority": "low", "density_ppm": null,
     });
     assert_eq!(device["compute"], compute);
     let lines = lines_of(&sluice, &program);
@@ -275,12 +320,22 @@ fn the_json_has_one_shape() {
     let device = &session["devices"][0];
     assert_eq!(keys(device), ["compute", "memory", "processes", "uuid"]);
     assert_eq!(device["uuid"], DEVICE);
-    assert_eq!(keys(&device["compute"]), ["policy", "priority", "share_ppm", "soft_ppm", "weight"]);
+    let settings = ["density_ppm", "policy", "priority", "share_ppm", "soft_ppm", "weight"];
+    assert_eq!(keys(&device["compute"]), settings);
     assert_eq!(device["compute"]["policy"], "none");
     let kinds = ["array", "context", "data", "driver", "graph", "oversubscribed", "pool"];
     let memory = &device["memory"];
-    let figures =
-        ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "real", "used"];
+    let figures = [
+        "by_kind",
+        "counted",
+        "growth_refused",
+        "left",
+        "limit",
+        "on_device",
+        "over",
+        "real",
+        "used",
+    ];
     assert_eq!(keys(memory), figures);
     assert_eq!(keys(&memory["by_kind"]), kinds);
     assert_eq!(memory["by_kind"]["data"], 64 * MIB);
@@ -289,8 +344,17 @@ fn the_json_has_one_shape() {
     assert_eq!(memory["left"], 2 * GIB - CONTEXT - 64 * MIB);
     assert_eq!(device["processes"].as_array().unwrap().len(), 1);
     let process = &device["processes"][0];
-    let fields =
-        ["by_kind", "bytes", "density_ppm", "holding", "host_pid", "name", "pid", "waiting"];
+    let fields = [
+        "by_kind",
+        "bytes",
+        "charged_us",
+        "density_ppm",
+        "holding",
+        "host_pid",
+        "name",
+        "pid",
+        "waiting",
+    ];
     assert_eq!(keys(process), fields);
     assert_eq!(process["name"], "on_demand");
     assert_eq!((&process["bytes"], &process["holding"]), (&memory["used"], &Value::from(false)));

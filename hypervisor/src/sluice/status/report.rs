@@ -67,6 +67,8 @@ pub struct MemoryReport {
     pub limit: Option<u64>,
     /// What of it may be on the device, if that is less.
     pub real: Option<u64>,
+    /// Whether it is counted: not in a session that was started without a limit.
+    pub counted: bool,
     /// What its living processes have.
     pub used: u64,
     /// What of it is on the device.
@@ -140,6 +142,8 @@ pub struct ComputeReport {
     pub weight: u32,
     /// Whether others come first.
     pub priority: Priority,
+    /// The mean of what is known of its processes.
+    pub density_ppm: Option<u32>,
 }
 
 /// A process of a session.
@@ -159,6 +163,8 @@ pub struct ProcessReport {
     pub holding: bool,
     /// Whether it waits for one.
     pub waiting: bool,
+    /// Device time that it has been charged by that account, in microseconds.
+    pub charged_us: u64,
     /// How much of the time that it holds the device it keeps it busy, in millionths, where that is
     /// known.
     pub density_ppm: Option<u32>,
@@ -204,19 +210,24 @@ fn device(path: &Path) -> Result<DeviceReport, PageError> {
     let summary = page.summary()?;
     let layout = page.look()?;
     let limits = summary.limits;
-    let processes = summary.processes.iter().map(|process| {
-        let slot = layout.slots.get(process.slot);
-        ProcessReport {
-            pid: process.pid,
-            host_pid: process.host_pid,
-            name: name(process),
-            bytes: process.total(),
-            by_kind: ByKind::read(|kind| process.bytes(kind)),
-            holding: process.holding,
-            waiting: slot.is_some_and(|slot| slot.waiting_since_ns.load(Relaxed) != 0),
-            density_ppm: slot.map(|slot| slot.density_ppm.load(Relaxed)).filter(|ppm| *ppm > 0),
-        }
-    });
+    let processes: Vec<_> = summary
+        .processes
+        .iter()
+        .map(|process| {
+            let slot = layout.slots.get(process.slot);
+            ProcessReport {
+                pid: process.pid,
+                host_pid: process.host_pid,
+                name: name(process),
+                bytes: process.total(),
+                by_kind: ByKind::read(|kind| process.bytes(kind)),
+                holding: process.holding,
+                charged_us: process.charged_ns / 1000,
+                waiting: slot.is_some_and(|slot| slot.waiting_since_ns.load(Relaxed) != 0),
+                density_ppm: slot.map(|slot| slot.density_ppm.load(Relaxed)).filter(|ppm| *ppm > 0),
+            }
+        })
+        .collect();
     Ok(DeviceReport {
         uuid: page.device().to_string(),
         memory: memory(&summary),
@@ -226,10 +237,17 @@ fn device(path: &Path) -> Result<DeviceReport, PageError> {
             soft_ppm: limits.soft_share_ppm,
             weight: limits.weight,
             priority: limits.priority,
+            density_ppm: mean(processes.iter().filter_map(|process| process.density_ppm)),
         },
-        processes: processes.collect(),
+        processes,
         limits,
     })
+}
+
+fn mean(values: impl Iterator<Item = u32>) -> Option<u32> {
+    let (sum, count) =
+        values.fold((0, 0), |(sum, count), value| (sum + u64::from(value), count + 1));
+    u32::try_from(sum.checked_div(count)?).ok()
 }
 
 fn memory(summary: &Summary) -> MemoryReport {
@@ -238,6 +256,7 @@ fn memory(summary: &Summary) -> MemoryReport {
     let over = limit.map_or(0, |limit| used.saturating_sub(limit));
     MemoryReport {
         limit,
+        counted: limit.is_some(),
         real: limit.and(Some(summary.limits.memory_real)).filter(|real| Some(*real) < limit),
         used,
         on_device: summary.on_device(),
@@ -255,4 +274,16 @@ fn name(process: &Process) -> Option<String> {
     let pid = [process.host_pid.unwrap_or(process.pid), process.pid].into_iter().find(is_meant)?;
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(name.trim_end_matches('\n').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mean;
+
+    #[test]
+    fn a_mean_of_nothing_is_not_known() {
+        assert_eq!(mean([].into_iter()), None);
+        assert_eq!(mean([u32::MAX, u32::MAX].into_iter()), Some(u32::MAX));
+        assert_eq!(mean([1, 4].into_iter()), Some(2));
+    }
 }

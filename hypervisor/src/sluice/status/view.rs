@@ -36,7 +36,12 @@ impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {}", self.uuid)?;
         let memory = &self.memory;
-        write!(f, "    memory  {}, {} used", Memory(&self.limits), Rounded(memory.used))?;
+        write!(f, "    memory  {}, ", Memory(&self.limits))?;
+        if memory.counted {
+            write!(f, "{} used", Rounded(memory.used))?;
+        } else {
+            f.write_str("not counted")?;
+        }
         let kinds: Vec<_> =
             memory.by_kind.named().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         for (number, (kind, bytes)) in kinds.iter().enumerate() {
@@ -51,7 +56,11 @@ impl fmt::Display for DeviceReport {
             Some(left) => write!(f, ", {} left", Rounded(left))?,
             None => {}
         }
-        writeln!(f, "\n    compute {}", Compute(&self.limits))?;
+        write!(f, "\n    compute {}", Compute(&self.limits))?;
+        if let Some(density) = self.compute.density_ppm {
+            write!(f, ", density {}%", density / PPM_PER_PERCENT)?;
+        }
+        writeln!(f)?;
         if self.processes.is_empty() {
             writeln!(f, "    no processes")?;
         }
