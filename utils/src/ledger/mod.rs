@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod death;
 mod memory;
+#[cfg(test)]
+mod properties;
 mod time;
 
 pub use memory::{Bound, Damaged, Place, Refusal};

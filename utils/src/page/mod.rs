@@ -2,6 +2,10 @@
 
 mod alive;
 mod file;
+#[cfg(any(test, feature = "hostile"))]
+pub mod hostile;
+#[cfg(test)]
+mod interleavings;
 pub mod layout;
 mod limits;
 mod lock;
