@@ -1,6 +1,8 @@
 //! The shared page of a session on one device: a file that every process of the session maps.
 
 mod alive;
+#[cfg(test)]
+mod damage;
 mod file;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;

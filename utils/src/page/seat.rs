@@ -297,6 +297,17 @@ impl Seat {
     }
 }
 
+#[cfg(test)]
+impl Seat {
+    /// What a program does that closes descriptors it does not know.
+    pub(super) fn close_descriptor(&self) {
+        use std::os::fd::AsRawFd;
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: two valid descriptors; the page's goes on meaning some file.
+        unsafe { libc::dup2(null.as_raw_fd(), self.page.file().as_raw_fd()) };
+    }
+}
+
 /// Whether a book is opened for work, or to sit down.
 #[derive(Clone, Copy)]
 enum Purpose {
@@ -324,13 +335,12 @@ fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
         let pid = record.pid.load(Relaxed);
         (pid != 0).then(|| (pid, record.start_time.load(Relaxed)))
     };
-    // First those that are free, then those of the dead.
-    for take_over in [false, true] {
-        let mut row = FIRST_ROW.min(count);
-        loop {
+    let mut row = FIRST_ROW.min(count);
+    loop {
+        // First those that are free, then those of the dead.
+        for take_over in [false, true] {
             for slot in (0..row).map(|offset| (pid as usize + offset) % row) {
-                let before = owner(slot);
-                if before.is_some() != take_over || !sit(slot)? {
+                if owner(slot).is_some() != take_over || !sit(slot)? {
                     continue;
                 }
                 let lives = |(pid, start)| {
@@ -342,13 +352,12 @@ fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
                 // Alive, but it has lost its lock.
                 alive::stand_up(page, slot);
             }
-            if row == count {
-                break;
-            }
-            row = (row * 2).min(count);
         }
+        if row == count {
+            return Err(PageError::Full { path: page.path().to_owned() });
+        }
+        row = (row * 2).min(count);
     }
-    Err(PageError::Full { path: page.path().to_owned() })
 }
 
 fn high_water(layout: &Layout) -> usize {
