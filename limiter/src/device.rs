@@ -5,7 +5,7 @@ use crate::config::{Config, Identity};
 use crate::memory::{Contexts, Tracker};
 use crate::own;
 use crate::report;
-use crate::runtime::Refused;
+use crate::runtime::{self, Refused};
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicU8, Ordering};
 use core::time::Duration;
@@ -97,6 +97,11 @@ impl Device {
     /// Why the limits of this device cannot be kept any more.
     pub(crate) fn broken(&self) -> Option<&Refused> {
         self.broken.get()
+    }
+
+    /// Whether calls have to fail because the limits cannot be kept any more.
+    pub(crate) fn is_denied(&self) -> bool {
+        self.broken().is_some_and(|refused| !runtime::get().goes_on_without(refused))
     }
 
     fn or_say<T>(&self, result: Result<T, PageError>) -> Option<T> {

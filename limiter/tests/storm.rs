@@ -74,8 +74,7 @@ fn five_hundred_kills() {
     let stage = Stage::new();
     let limit = WORKERS * CONTEXT + 600 * MIB;
     let result = stage.folder().join("result");
-    let running =
-        start(&mut storm(&stage, limit, &["kill", "8", "500", result.to_str().unwrap()]));
+    let running = start(&mut storm(&stage, limit, &["kill", "8", "500", result.to_str().unwrap()]));
     let node = node(&stage);
     let mut most = 0;
     eventually("the survivors report", || {
@@ -94,7 +93,11 @@ fn five_hundred_kills() {
     let outcome = running.end().succeeded();
     println!("{} {report} most={most} of {limit}, {:?}", outcome.stdout, outcome.took);
     assert_eq!(found.processes.len() as u64, WORKERS, "{found:#?}");
-    assert_eq!((found.total(), found.used, on_node), (survivors, survivors, survivors), "{found:#?}");
+    assert_eq!(
+        (found.total(), found.used, on_node),
+        (survivors, survivors, survivors),
+        "{found:#?}"
+    );
     assert_eq!(outcome.value("bad"), 0, "{outcome:#?}");
     assert!(outcome.value("slowest_us") < 1_000_000, "{outcome:#?}");
     assert!(most <= limit, "{most} of {limit}");
@@ -136,7 +139,11 @@ fn a_page_that_is_damaged_while_in_use_is_said_and_refused() {
         println!("{name}: {} {:?}", outcome.stdout, outcome.took);
         assert_eq!(outcome.value("bad"), 0, "{name}: {outcome:#?}");
         // CUDA_ERROR_NOT_PERMITTED
-        assert_eq!((outcome.value("failed"), outcome.value("code")), (4, 800), "{name}: {outcome:#?}");
+        assert_eq!(
+            (outcome.value("failed"), outcome.value("code")),
+            (4, 800),
+            "{name}: {outcome:#?}"
+        );
         assert!(outcome.value("slowest_us") < 1_000_000, "{name}: {outcome:#?}");
         let lines = outcome.complaints();
         assert_eq!(lines.len(), 4, "{name}: {outcome:#?}");

@@ -67,6 +67,8 @@ fn rewrite<S: Size>(
             if let Some(free) = free {
                 *free = S::narrow(view.free);
             }
+        } else if device.is_denied() {
+            return CuResult::NOT_PERMITTED;
         }
     }
     result

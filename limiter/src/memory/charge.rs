@@ -45,7 +45,8 @@ pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
     let slot = device.seat().slot();
     let reserve = || match device.book() {
         Some(mut book) => book.reserve(slot, kind, bytes).is_ok(),
-        None => goes_on_without_page(device),
+        // A page that cannot be used, and a failure that is let pass.
+        None => device.broken().is_some() && !device.is_denied(),
     };
     let reserved = reserve() || (device.reap() && reserve());
     if reserved {
@@ -54,19 +55,10 @@ pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
     reserved
 }
 
-/// The page cannot be used: whether a reservation may do without.
-fn goes_on_without_page(device: &Device) -> bool {
-    device.broken().is_some_and(|refused| crate::runtime::get().goes_on_without(refused))
-}
-
 /// Notes a refusal, and is its result.
 pub(super) fn refused(device: &Device, asked: u64) -> CuResult {
     let Some(book) = device.book() else {
-        return if device.broken().is_some() {
-            CuResult::NOT_PERMITTED
-        } else {
-            CuResult::OUT_OF_MEMORY
-        };
+        return if device.is_denied() { CuResult::NOT_PERMITTED } else { CuResult::OUT_OF_MEMORY };
     };
     let (used, limit, real) = (book.used(), book.limit(), book.real_limit());
     drop(book);

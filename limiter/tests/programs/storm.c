@@ -94,6 +94,9 @@ static void churn(int self, int count, char **rest) {
                 memory[at] = 0;
         }
         slower(self, now() - begun);
+        /* In bursts, so that the others, and whoever kills, have their turn. */
+        if (rand_r(&seed) % 32 == 0)
+            usleep(500);
     }
     /* Asked twice, so that whoever died meanwhile is noticed. */
     size_t free_bytes, total;
@@ -168,7 +171,7 @@ int main(int argc, char **argv) {
         while (shared->ready < count)
             usleep(1000);
         for (int kills = atoi(rest[0]); kills > 0; kills--) {
-            usleep(rand_r(&seed) % 3000);
+            usleep(rand_r(&seed) % 4000);
             int self = (int)(rand_r(&seed) % (unsigned)count);
             kill(pids[self], SIGKILL);
             waitpid(pids[self], &status, 0);
