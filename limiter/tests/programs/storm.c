@@ -14,10 +14,10 @@
 /* What the processes share, besides the session. */
 struct shared {
     pthread_barrier_t barrier;
-    atomic_int granted, wrong, ready, stop;
+    atomic_int granted, wrong, stop;
     struct {
         atomic_uint_fast64_t held, slowest_us;
-        atomic_int reported, failures, code;
+        atomic_int runs, reported, failures, code;
     } worker[MOST];
 };
 static struct shared *shared;
@@ -29,14 +29,15 @@ static void slower(int self, double seconds) {
         shared->worker[self].slowest_us = us;
 }
 
-static void start_worker(void) {
+static void start_worker(int self) {
     d = driver_of(open_driver(RTLD_NOW));
     start_driver(&d);
-    shared->ready++;
+    shared->worker[self].runs = 1;
 }
 
 /* Forks a worker that ends with this process. */
 static pid_t worker(void (*work)(int, int, char **), int self, int count, char **rest) {
+    shared->worker[self].runs = 0;
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -53,7 +54,7 @@ static void race(int self, int count, char **rest) {
     int rounds = atoi(rest[0]), fits = atoi(rest[2]);
     size_t chunk = (size_t)atoll(rest[1]);
     (void)count;
-    start_worker();
+    start_worker(self);
     for (int round = 0; round < rounds; round++) {
         CUdeviceptr memory = 0;
         pthread_barrier_wait(&shared->barrier);
@@ -81,7 +82,7 @@ static void churn(int self, int count, char **rest) {
     CUdeviceptr memory[8] = {0};
     size_t bytes[8] = {0};
     unsigned seed = (unsigned)getpid();
-    start_worker();
+    start_worker(self);
     while (!shared->stop) {
         int at = (int)(rand_r(&seed) % 8);
         double begun = now();
@@ -95,7 +96,7 @@ static void churn(int self, int count, char **rest) {
         }
         slower(self, now() - begun);
         /* In bursts, so that the others, and whoever kills, have their turn. */
-        if (rand_r(&seed) % 32 == 0)
+        if (rand_r(&seed) % 8 == 0)
             usleep(500);
     }
     /* Asked twice, so that whoever died meanwhile is noticed. */
@@ -115,7 +116,7 @@ static void churn(int self, int count, char **rest) {
 static void steady(int self, int count, char **rest) {
     int rounds = atoi(rest[0]);
     (void)count;
-    start_worker();
+    start_worker(self);
     for (int left = rounds; left > 0; left--) {
         CUdeviceptr memory;
         double begun = now();
@@ -132,6 +133,12 @@ static void steady(int self, int count, char **rest) {
         }
         usleep(2000);
     }
+}
+
+static void await_all(int count) {
+    for (int self = 0; self < count; self++)
+        while (!shared->worker[self].runs)
+            usleep(1000);
 }
 
 static void write_and_wait(const char *path, uint64_t held, int workers) {
@@ -168,17 +175,24 @@ int main(int argc, char **argv) {
     int bad = 0, status;
     if (work == churn) {
         unsigned seed = 1;
-        while (shared->ready < count)
-            usleep(1000);
+        await_all(count);
         for (int kills = atoi(rest[0]); kills > 0; kills--) {
             usleep(rand_r(&seed) % 4000);
-            int self = (int)(rand_r(&seed) % (unsigned)count);
+            /* Sooner one that allocates than one that has just begun. */
+            int self = 0;
+            for (int tries = 0; tries < 4; tries++) {
+                self = (int)(rand_r(&seed) % (unsigned)count);
+                if (shared->worker[self].runs)
+                    break;
+            }
             kill(pids[self], SIGKILL);
             waitpid(pids[self], &status, 0);
             if (!WIFSIGNALED(status))
                 bad++;
             pids[self] = worker(work, self, count, rest);
         }
+        await_all(count);
+        usleep(100000);
         shared->stop = 1;
         uint64_t held = 0;
         for (int self = 0; self < count; self++) {
