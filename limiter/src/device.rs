@@ -89,9 +89,10 @@ impl Device {
         self.or_say(self.seat.reap()).is_some_and(|dead| dead > 0)
     }
 
-    /// [`Device::reap`], unless a process of the session did so a moment ago.
-    pub(crate) fn reap_now_and_then(&self) {
-        let _ = self.or_say(self.seat.reap_every(REAP_PERIOD));
+    /// The page's fields without the dead, as far as a process of the session has looked for them a
+    /// moment ago.
+    pub(crate) fn page_reaped(&self) -> Option<&Layout> {
+        self.or_say(self.seat.look_reaped(REAP_PERIOD))
     }
 
     /// Why the limits of this device cannot be kept any more.

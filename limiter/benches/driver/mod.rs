@@ -85,6 +85,7 @@ impl Options {
         if let Some(driver) = &self.driver {
             command.env("LD_LIBRARY_PATH", driver.path());
             command.env("SLUICE_FAKE_NODE", driver.path().join("node"));
+            command.env("SLUICE_FAKE_MEMORY", "128GiB");
         }
         if let Some(session) = session {
             let limit = format!(r#"{{"0": "{}"}}"#, self.limit);

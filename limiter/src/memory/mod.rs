@@ -39,10 +39,9 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
         return None;
     }
     // What the dead held, and what pools have given back, is free.
-    device.reap_now_and_then();
     pools::refresh(device, false);
     graphs::refresh(device, false);
-    let page = device.page()?;
+    let page = device.page_reaped()?;
     let (limit, used) = (page.memory_limit.load(Relaxed), page.used.load(Relaxed));
     let total = limit.min(real_total);
     Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })

@@ -286,14 +286,19 @@ impl Seat {
         Ok(dead)
     }
 
-    /// [`Seat::reap`], unless some process of the session did within `period`.
+    /// The page's fields after [`Seat::reap`], which is left out if some process of the session did it
+    /// within `period`.
     ///
     /// # Errors
     /// As for [`Seat::book`].
-    pub fn reap_every(&self, period: Duration) -> Result<usize, PageError> {
-        let (last, now) = (self.look()?.reaped_at_ns.load(Relaxed), nanoseconds(now()));
+    pub fn look_reaped(&self, period: Duration) -> Result<&Layout, PageError> {
+        let layout = self.look()?;
+        let (last, now) = (layout.reaped_at_ns.load(Relaxed), nanoseconds(now()));
         // A moment in the future is none.
-        if last <= now && now - last < nanoseconds(period) { Ok(0) } else { self.reap() }
+        if last > now || now - last >= nanoseconds(period) {
+            self.reap()?;
+        }
+        Ok(layout)
     }
 }
 
