@@ -70,11 +70,11 @@ fn the_last_bytes_are_given_once() {
 
 #[test]
 fn five_hundred_kills() {
-    const WORKERS: u64 = 6;
+    const WORKERS: u64 = 8;
     let stage = Stage::new();
     let limit = WORKERS * CONTEXT + 600 * MIB;
     let result = stage.folder().join("result");
-    let running = start(&mut storm(&stage, limit, &["kill", "6", "500", result.to_str().unwrap()]));
+    let running = start(&mut storm(&stage, limit, &["kill", "8", "500", result.to_str().unwrap()]));
     let node = node(&stage);
     let mut most = 0;
     eventually("the survivors report", || {

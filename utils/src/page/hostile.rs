@@ -70,7 +70,7 @@ fn work(seat: &Seat) {
     }
     if let Ok(mut book) = seat.book() {
         let _ = book.begin_lease(seat.slot(), 1_000_000_000);
-        book.end_lease(seat.slot(), 2_000_000_000);
+        book.end_lease(seat.slot(), 2_000_000_000, 500_000_000);
     }
     seat.still_holding(3);
     let _ = seat.reap();
