@@ -103,13 +103,13 @@ impl Account {
                 Err(_) => self.try_own().unwrap_or(Lease { end: clock::now(), id: None, ..lease }),
             };
         }
-        if let Some(daemon) = &mut self.daemon {
-            // While the gate is open nobody waits for the answer.
-            daemon.look_for_it(self.device);
-        }
         let (seat, now) = (self.device.seat(), clock::now());
         let turn =
             self.device.book().map(|mut book| book.renew_lease(seat.slot(), now, used.alone()));
+        // While the gate is open nobody waits for the answer.
+        if let Some(daemon) = &mut self.daemon {
+            daemon.look_for_it(self.device);
+        }
         // With a daemon that is back, the next lease is to come from there.
         let own = self.daemon.as_ref().is_none_or(|daemon| !daemon.is_there());
         match turn {

@@ -20,8 +20,11 @@ const POLL: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_millis(25);
 /// How long an answer that is due at once may take.
 const AT_ONCE: Duration = Duration::from_millis(25);
-/// How long the own account is used before the daemon is tried again.
-const RETRY_NS: u64 = 250_000_000;
+/// How long the own account is used before the daemon is tried again: first, and at most.
+const FIRST_RETRY_NS: u64 = 20_000_000;
+const LAST_RETRY_NS: u64 = 320_000_000;
+/// A daemon that has not answered for so long is worth a word. Less is a busy machine.
+const GONE_NS: u64 = 500_000_000;
 
 /// The daemon, as one device's governor knows it.
 pub(super) struct Daemon {
@@ -32,8 +35,18 @@ pub(super) struct Daemon {
     report: Option<LeaseReport>,
     /// The page's count of changes when the quota was last told.
     told_changes: u32,
-    /// Not to be tried before this moment, because it could not be reached last time.
-    retry_at: Option<u64>,
+    /// It could not be reached last time.
+    lost: Option<Loss>,
+}
+
+#[derive(Clone, Copy)]
+struct Loss {
+    since: u64,
+    /// Not to be tried before this moment.
+    retry_at: u64,
+    /// How long to wait after the next failure.
+    pause: u64,
+    told: bool,
 }
 
 impl Daemon {
@@ -50,13 +63,13 @@ impl Daemon {
             worker: None,
             report: None,
             told_changes: 0,
-            retry_at: None,
+            lost: None,
         })
     }
 
     /// Whether it answered last time, as far as it has been asked.
     pub(super) const fn is_there(&self) -> bool {
-        self.retry_at.is_none()
+        self.lost.is_none()
     }
 
     /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet.
@@ -99,10 +112,10 @@ impl Daemon {
 
     /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer.
     pub(super) fn look_for_it(&mut self, device: &Device) {
-        if self.retry_at.is_some_and(|at| clock::now() >= at) {
-            match self.register(device) {
-                Ok(_) => self.retry_at = None,
-                Err(error) => self.lost(&error),
+        if self.lost.is_some_and(|loss| clock::now() >= loss.retry_at) {
+            match self.try_exchange(device, None, None, AT_ONCE) {
+                Ok(_) => self.lost = None,
+                Err(error) => self.lose(&error),
             }
         }
     }
@@ -115,7 +128,7 @@ impl Daemon {
         grace: Duration,
     ) -> Result<Decision, Lost> {
         self.try_exchange(device, report, ask, grace).map_err(|error| {
-            self.lost(&error);
+            self.lose(&error);
             Lost
         })
     }
@@ -164,21 +177,33 @@ impl Daemon {
         Ok(worker)
     }
 
-    fn lost(&mut self, error: &ClientError) {
+    fn lose(&mut self, error: &ClientError) {
+        let now = clock::now();
+        let loss = self.lost.get_or_insert(Loss {
+            since: now,
+            retry_at: 0,
+            pause: FIRST_RETRY_NS,
+            told: false,
+        });
+        loss.retry_at = now.saturating_add(loss.pause);
+        loss.pause = loss.pause.saturating_mul(2).min(LAST_RETRY_NS);
         // Once for each time that it goes, whatever the errors are until it is back.
-        if self.retry_at.is_none() {
+        if !loss.told && now.saturating_sub(loss.since) >= GONE_NS {
+            loss.told = true;
             report::once(format_args!(
                 "daemon at {}: {error}; continuing with this session's own account",
                 self.client.endpoint()
             ));
         }
-        self.worker = None;
+        // One that is only late still knows this process.
+        if !matches!(error, ClientError::Timeout { .. }) {
+            self.worker = None;
+        }
         self.report = None;
-        self.retry_at = Some(clock::now() + RETRY_NS);
     }
 }
 
-/// The daemon could not be reached; it has been said.
+/// The daemon could not be reached.
 #[derive(Debug)]
 pub(super) struct Lost;
 

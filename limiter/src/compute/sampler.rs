@@ -11,6 +11,8 @@ use utils::driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
 
 /// Samples of one lane that may be under way.
 const PAIRS: usize = 4;
+/// A launch takes at most this on the host; a call that takes longer waits for its work.
+const SLOWEST_LAUNCH_NS: u64 = 10_000;
 /// What a pair of events costs can be at most this; more is a measurement gone wrong.
 const DEAREST_PAIR_NS: u64 = 4_000;
 
@@ -78,7 +80,9 @@ impl Sampler {
         estimate: &'static Estimate,
         alone: bool,
     ) {
-        let idle_ns = started.idle_since.map(|since| clock::now().saturating_sub(since));
+        let idle_ns = started
+            .idle_since
+            .map(|since| clock::now().saturating_sub(since).min(SLOWEST_LAUNCH_NS));
         let Some(pair) = self.pairs.get_mut(started.pair) else { return };
         if undisturbing(|| own::event_record(pair.end, stream)).is_ok() {
             pair.use_ = Some(Use::Sample { estimate, idle_ns, alone });
