@@ -64,28 +64,44 @@ fn what_is_freed_can_be_allocated_again() {
     assert_eq!(outcome.value("granted"), (GIB - CONTEXT) / (64 * MIB));
 }
 
-/// Runs a program of `tests/programs` under 1 GiB; it checks itself.
+/// Runs a program of `tests/programs` that checks itself, under a limit in GiB.
 #[track_caller]
-fn checks_itself(name: &str) {
+fn checks_itself(name: &str, limit: u64) {
     let stage = Stage::new();
     let program = stage.compile(&format!("{name}.c"), name, &[]);
-    let outcome = outcome(stage.limited(&program).env(MEMORY_LIMIT, first_device("1GiB"))).silent();
-    assert_eq!(outcome.value("left"), (GIB - CONTEXT) / MIB, "{outcome:#?}");
+    let mut command = stage.limited(&program);
+    let outcome = outcome(command.env(MEMORY_LIMIT, first_device(limit * GIB))).silent();
+    assert_eq!(outcome.value("left"), (limit * GIB - CONTEXT) / MIB, "{outcome:#?}");
 }
 
 #[test]
 fn graphs_take_what_they_hold() {
-    checks_itself("graphs");
+    checks_itself("graphs", 1);
 }
 
 #[test]
 fn physical_memory_is_charged_while_anything_refers_to_it() {
-    checks_itself("physical");
+    checks_itself("physical", 1);
+}
+
+#[test]
+fn shared_memory_is_charged_to_its_exporter() {
+    checks_itself("shared", 3);
+}
+
+#[test]
+fn contexts_of_every_kind_take_what_they_take() {
+    checks_itself("contexts", 1);
+}
+
+#[test]
+fn external_sparse_and_multicast_memory_is_charged_while_it_lives() {
+    checks_itself("external", 1);
 }
 
 #[test]
 fn pools_give_back_at_once() {
-    checks_itself("pools");
+    checks_itself("pools", 1);
 }
 
 /// Lines of `tenant mem`, added up.
