@@ -51,6 +51,27 @@ impl Tenant {
         decision.lease
     }
 
+    /// Round trips of a report with the request to go on.
+    fn renewals(&self, count: usize) -> Vec<f64> {
+        let lease = loop {
+            if let Some(lease) = self.call(None, Some(1_000_000)) {
+                break lease;
+            }
+        };
+        let mut told = Instant::now();
+        let mut trips = Vec::new();
+        for _ in 0..count {
+            let held_us = told.elapsed().as_micros() as u64;
+            let report = LeaseReport { done: false, ..LeaseReport::busy(lease.id, held_us) };
+            told = Instant::now();
+            assert!(self.call(Some(report), Some(0)).is_some_and(|more| more.id == lease.id));
+            trips.push(told.elapsed().as_secs_f64() * 1e6);
+        }
+        let held_us = told.elapsed().as_micros() as u64;
+        self.call(Some(LeaseReport::busy(lease.id, held_us)), None);
+        trips
+    }
+
     fn run(&self, length: Duration) -> Vec<Moment> {
         let mut moments = Vec::new();
         let mut report = None;
@@ -109,6 +130,7 @@ fn main() {
         start.elapsed().as_secs_f64() * 1e6
     });
     show("a call that is answered at once", calls.collect());
+    show("a lease that goes on", tenant.renewals(5_000));
     let alone = tenant.run(seconds);
     show("alone: from report to the next grant", hand_overs(&alone));
 

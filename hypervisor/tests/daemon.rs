@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
-use hypervisor::daemon::status::Status;
+use hypervisor::daemon::status::{Class, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use utils::protocol::{
@@ -173,6 +173,235 @@ fn held(output: &Output) -> Vec<(u64, u64)> {
 
 fn finish(child: Child) -> Vec<(u64, u64)> {
     held(&child.wait_with_output().unwrap())
+}
+
+/// How a helper uses the device: it goes on with its lease for as long as it may.
+#[derive(Clone)]
+struct Program<'a> {
+    session: &'a str,
+    quota: DeviceQuota,
+    /// What it uses of the time that it holds.
+    density: f64,
+    length: Duration,
+}
+
+/// What a helper has seen.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Seen {
+    /// When it held, lease by lease.
+    held: Vec<(u64, u64)>,
+    /// How often a lease went on, and how often it was refused to.
+    renewed: u64,
+    refused: u64,
+    /// Whether another session held at the same time, as told with its leases.
+    shared: u64,
+}
+
+impl Program<'_> {
+    fn start(&self, socket: &Path) -> Child {
+        let Self { session, quota, density, length } = self;
+        let arguments = json!([socket, session, quota, density, length.as_millis() as u64]);
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "helper_that_goes_on", "--ignored", "--nocapture"])
+            .env("PROGRAM", arguments.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+}
+
+fn seen(child: Child) -> Seen {
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().find_map(|line| line.split_once("SEEN "));
+    serde_json::from_str(line.unwrap_or_else(|| panic!("the helper failed: {text}")).1).unwrap()
+}
+
+#[test]
+#[ignore = "a helper process of the other tests"]
+fn helper_that_goes_on() {
+    let Ok(arguments) = std::env::var("PROGRAM") else { return };
+    let (socket, session, quota, density, length): (PathBuf, String, DeviceQuota, f64, u64) =
+        serde_json::from_str(&arguments).unwrap();
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket));
+    let register = Register { protocol: VERSION, session, devices: vec![quota] };
+    let registered: Registered = client.call(path::REGISTER, &register, PATIENCE).unwrap();
+    let worker = registered.worker;
+    let mut seen = Seen { held: Vec::new(), renewed: 0, refused: 0, shared: 0 };
+    let end = now_us() + length * 1000;
+    let mut last = None;
+    while now_us() < end {
+        // As the limiter asks.
+        let poll = Some(Duration::from_millis(20));
+        let Some(lease) = admission(&client, worker, last.take(), poll).unwrap() else { continue };
+        let start = now_us();
+        let (mut told, mut ends) = (start, start + lease.length_us);
+        seen.shared += u64::from(lease.shared);
+        let told = loop {
+            let nap = ends.saturating_sub(now_us()).min(5_000);
+            thread::sleep(Duration::from_micros(nap));
+            let now = now_us();
+            let used = ((now - told) as f64 * density) as u64;
+            let report = LeaseReport {
+                lease: lease.id,
+                held_us: now - told,
+                estimated_us: used,
+                backlogged_us: if density > 0.95 { now - told } else { 0 },
+                done: now >= ends || now >= end,
+            };
+            if report.done {
+                break report;
+            }
+            told = now;
+            if ends - now > 7_000 {
+                continue_with(&client, worker, report);
+                continue;
+            }
+            match admission(&client, worker, Some(report), Some(Duration::ZERO)).unwrap() {
+                Some(more) => {
+                    assert_eq!(more.id, lease.id);
+                    ends = now_us() + more.length_us;
+                    seen.renewed += 1;
+                    seen.shared += u64::from(more.shared);
+                }
+                None => seen.refused += 1,
+            }
+        };
+        seen.held.push((start, now_us()));
+        last = Some(told);
+    }
+    if last.is_some() {
+        admission(&client, worker, last, None).unwrap();
+    }
+    println!("SEEN {}", serde_json::to_string(&seen).unwrap());
+}
+
+/// Tells how a lease is used, and asks for nothing.
+fn continue_with(client: &BlockingHttpClient, worker: u64, report: LeaseReport) {
+    assert_eq!(admission(client, worker, Some(report), None).unwrap(), None);
+}
+
+fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
+    let pairs = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
+    pairs.map(|(a, b)| a.1.min(b.1).saturating_sub(a.0.max(b.0))).sum()
+}
+
+fn total(held: &[(u64, u64)]) -> u64 {
+    held.iter().map(|(a, b)| b - a).sum()
+}
+
+#[test]
+fn a_lone_holder_keeps_its_lease() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let quota = DeviceQuota::fixed(GPU, 1_000_000);
+    let length = Duration::from_secs(2);
+    let lone = Program { session: "lone", quota, density: 1.0, length }.start(&socket);
+    thread::sleep(Duration::from_millis(1_200));
+    let status = daemon.status();
+    let session = &status.devices[0].sessions[0];
+    assert_eq!((session.class, session.policy), (Class::Dense, Policy::Fixed));
+    assert!(session.density_ppm.is_some_and(|ppm| ppm > 900_000), "{session:?}");
+    let seen = seen(lone);
+    // A scheduling hiccup of the machine may cost it a lease.
+    assert!(seen.held.len() <= 5 && seen.renewed >= 20, "{seen:?}");
+    assert!(total(&seen.held) > 1_800_000, "{seen:?}");
+}
+
+#[test]
+fn two_sparse_sessions_hold_at_the_same_time() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let program = |session| {
+        let (quota, length) = (DeviceQuota::fixed(GPU, 500_000), Duration::from_secs(3));
+        Program { session, quota, density: 0.3, length }
+    };
+    let children = ["a", "b"].map(|session| program(session).start(&socket));
+    thread::sleep(Duration::from_millis(2_000));
+    let status = daemon.status();
+    for session in &status.devices[0].sessions {
+        assert_eq!(session.class, Class::Sparse, "{session:?}");
+        assert!(session.density_ppm.is_some_and(|ppm| ppm.abs_diff(300_000) < 30_000));
+        // It is charged for what it uses.
+        assert!(session.charged_us < 1_000_000, "{session:?}");
+    }
+    let [a, b] = children.map(seen);
+    let (held_a, held_b) = (total(&a.held), total(&b.held));
+    assert!(overlap(&a.held, &b.held) * 10 > held_a.min(held_b) * 7, "{a:?} {b:?}");
+    assert!(a.shared > 0 && b.shared > 0);
+    assert!(held_a > 2_000_000 && held_b > 2_000_000, "{held_a} {held_b}");
+}
+
+#[test]
+fn idle_time_goes_to_those_who_may_have_it() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let balance = |share_ppm, weight| DeviceQuota {
+        policy: Policy::Balance,
+        weight,
+        ..DeviceQuota::fixed(GPU, share_ppm)
+    };
+    let length = Duration::from_secs(4);
+    let quotas = [
+        ("light", balance(100_000, 1)),
+        ("heavy", balance(100_000, 3)),
+        ("fixed", DeviceQuota::fixed(GPU, 200_000)),
+    ];
+    let children = quotas
+        .map(|(session, quota)| Program { session, quota, density: 1.0, length }.start(&socket));
+    thread::sleep(Duration::from_millis(3_500));
+    let status = daemon.status();
+    let sessions = &status.devices[0].sessions;
+    let charged = |name: &str| {
+        let session = sessions.iter().find(|session| session.session == name).unwrap();
+        (session.charged_us as f64, session.spare_us as f64)
+    };
+    let (light, heavy, fixed) = (charged("light"), charged("heavy"), charged("fixed"));
+    let sum = light.0 + heavy.0 + fixed.0;
+    // 10 + 15, 10 + 45 and 20 of 100.
+    assert!((0.6..=0.9).contains(&(heavy.1 / (light.1 + heavy.1))), "{light:?} {heavy:?}");
+    assert!((0.14..=0.25).contains(&(fixed.0 / sum)), "{fixed:?} of {sum}");
+    assert!((0.45..=0.65).contains(&(heavy.0 / sum)), "{heavy:?} of {sum}");
+    assert_eq!(fixed.1, 0.0);
+    let [light, heavy, fixed] = children.map(seen);
+    for (a, b) in [(&light, &heavy), (&light, &fixed), (&heavy, &fixed)] {
+        assert_eq!(overlap(&a.held, &b.held), 0);
+    }
+}
+
+#[test]
+fn a_quota_changes_while_programs_run() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let quota = DeviceQuota::fixed(GPU, 200_000);
+    let length = Duration::from_secs(4);
+    let running = Program { session: "a", quota, density: 1.0, length }.start(&socket);
+    // Another process of the session brings the word.
+    let client = daemon.client();
+    let charged = || daemon.status().devices[0].sessions[0].charged_us as f64;
+    let rate = |length: Duration| {
+        let (before, start) = (charged(), Instant::now());
+        thread::sleep(length);
+        (charged() - before) / start.elapsed().as_micros() as f64
+    };
+    thread::sleep(Duration::from_millis(500));
+    let before = rate(Duration::from_secs(1));
+    assert!((0.15..0.25).contains(&before), "{before}");
+    let worker = register(&client, "a", 200_000).unwrap();
+    let change = Admission {
+        worker,
+        uuid: GPU.to_owned(),
+        report: None,
+        ask: None,
+        quota: Some(DeviceQuota::fixed(GPU, 800_000)),
+    };
+    let answer: Decision = client.call(path::REPORT, &change, PATIENCE).unwrap();
+    assert_eq!(answer.lease, None);
+    assert_eq!(daemon.status().devices[0].sessions[0].share_ppm, 800_000);
+    thread::sleep(Duration::from_millis(100));
+    let after = rate(Duration::from_secs(1));
+    assert!((0.6..0.9).contains(&after), "{after}");
+    seen(running);
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub(super) struct Account {
     virtual_ns: u128,
     /// Spare time used in relation to the weight.
     spare_virtual_ns: u128,
+    /// No turn can start before these moments, of own and of spare time: found once, so that those
+    /// who wait long cost little. Use only makes it later.
+    not_before: [u64; 2],
 }
 
 impl Account {
@@ -65,6 +68,7 @@ impl Account {
             spare_ns: 0,
             virtual_ns: 0,
             spare_virtual_ns: 0,
+            not_before: [0; 2],
         }
     }
 
@@ -160,6 +164,7 @@ impl Account {
     /// after [`Self::settle`].
     pub(super) fn set_quota(&mut self, quota: Quota, now: u64, tuning: &Tuning) {
         self.quota = quota;
+        self.not_before = [0; 2];
         self.guaranteed_ppm = quota.guaranteed_ppm(tuning);
         let old = self.ceiling.map(|(_, bucket)| bucket);
         let empty = Bucket::empty_at(now);
@@ -206,6 +211,16 @@ impl Account {
             Paid::Spare if self.quota.takes_spare() => ceiling(&|ppm| tuning.entry_ns(ppm)),
             Paid::Spare => None,
         }
+    }
+
+    /// A moment before which [`Self::can_pay`] for a new turn is known to be false.
+    pub(super) fn not_before(&self, paid: Paid) -> u64 {
+        self.not_before[paid as usize]
+    }
+
+    /// It was found that no turn can start now.
+    pub(super) fn remember_wait(&mut self, paid: Paid, tuning: &Tuning) {
+        self.not_before[paid as usize] = self.ready_at(paid, tuning).unwrap_or(u64::MAX);
     }
 
     /// How long a lease that starts now can be held by workers that use `density_ppm` of the time.

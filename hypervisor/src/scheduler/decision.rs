@@ -13,12 +13,10 @@ impl Scheduler {
         self.revoke_overdue(now);
         self.end_overdue_probe(now);
         let mut grants = Vec::new();
+        let asking = self.worth_a_look(now);
         // What is guaranteed goes first, and spare time is what is left.
         for paid in [Paid::Own, Paid::Spare] {
-            if self.asking.is_empty() {
-                break;
-            }
-            for worker in self.candidates(paid, now) {
+            for worker in self.candidates(&asking, paid, now) {
                 grants.extend(self.grant(worker, paid, now));
             }
         }
@@ -39,6 +37,9 @@ impl Scheduler {
         let (paid, length) = [Paid::Own, Paid::Spare]
             .into_iter()
             .find_map(|paid| Some((paid, self.length(worker, paid, true)?)))?;
+        if paid == Paid::Spare && !self.may_have_spare(session) {
+            return None;
+        }
         // A probe keeps the others waiting.
         let waiting = self.probe.is_none().then(|| self.strongest_waiting(worker, now)).flatten();
         let turn_ends_at = match (waiting, paid) {
@@ -75,29 +76,70 @@ impl Scheduler {
             holders.filter(|held| !held.revoked).map(|held| held.overdue_at(&self.tuning));
         let ready = self.asking.iter().filter_map(|id| {
             let session = self.sessions.get(&self.workers.get(id)?.session)?;
-            let later =
-                |paid| session.account.ready_at(paid, &self.tuning).filter(|&at: &u64| at > now);
+            let later = |paid| {
+                let known = Some(session.account.not_before(paid)).filter(|&at| at > now);
+                let ready = || session.account.ready_at(paid, &self.tuning);
+                known.or_else(ready).filter(|&at| at > now && at < u64::MAX)
+            };
             later(Paid::Own).into_iter().chain(later(Paid::Spare)).min()
         });
         let times = overdue.chain(ready).chain(self.probe_ends_at());
         times.filter(|&at| at > now).min()
     }
 
-    /// Those that ask, can pay and would fit, in the order in which they are served.
-    fn candidates(&mut self, paid: Paid, now: u64) -> Vec<WorkerId> {
-        let asking: Vec<WorkerId> = self.asking.iter().copied().collect();
+    /// Those that ask, less those that certainly have to wait on.
+    fn worth_a_look(&self, now: u64) -> Vec<(WorkerId, SessionId)> {
+        let holds_dense = |id: &WorkerId| {
+            self.workers.get(id).is_some_and(|worker| {
+                worker.density.is_dense() && worker.held.is_some_and(|held| !held.revoked)
+            })
+        };
+        let taken = self.holding.iter().any(holds_dense);
+        let look = |id: &WorkerId| {
+            let worker = self.workers.get(id)?;
+            if self.is_kept_away(*id) || taken && worker.density.is_dense() {
+                return None;
+            }
+            let session = self.sessions.get(&worker.session)?;
+            let account = &session.account;
+            let waits = account.not_before(Paid::Own).min(account.not_before(Paid::Spare)) > now;
+            // With others of its session it might join in.
+            (!waits || session.members.len() > 1).then_some((*id, worker.session))
+        };
+        self.asking.iter().filter_map(look).collect()
+    }
+
+    /// Those of `asking` that can pay and would fit, in the order in which they are served.
+    fn candidates(
+        &mut self,
+        asking: &[(WorkerId, SessionId)],
+        paid: Paid,
+        now: u64,
+    ) -> Vec<WorkerId> {
         let mut candidates: Vec<(u128, SessionId, u64, WorkerId)> = Vec::new();
-        for worker in asking {
-            let Some(state) = self.workers.get(&worker) else { continue };
-            let (session, served_at) = (state.session, state.served_at);
-            self.settle(session, now);
-            if !self.fits(worker) || self.length(worker, paid, false).is_none() {
+        for &(worker, session) in asking {
+            if !self.asking.contains(&worker) {
                 continue;
             }
-            let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
+            let alone = |session: &super::Session| session.members.len() == 1;
+            let Some(state) = self.sessions.get(&session) else { continue };
+            if alone(state) && state.account.not_before(paid) > now {
                 continue;
-            };
-            candidates.push((account.virtual_time(paid), session, served_at, worker));
+            }
+            self.settle(session, now);
+            let fits = self.length(worker, paid, false).is_some();
+            let served_at = self.workers.get(&worker).map_or(0, |worker| worker.served_at);
+            let Some(state) = self.sessions.get_mut(&session) else { continue };
+            let account = &mut state.account;
+            if fits {
+                candidates.push((account.virtual_time(paid), session, served_at, worker));
+            } else if !account.can_pay(paid, false, &self.tuning) {
+                account.remember_wait(paid, &self.tuning);
+            }
+        }
+        if paid == Paid::Spare && !candidates.is_empty() {
+            let missing = self.sessions_that_miss_their_share();
+            candidates.retain(|(_, session, ..)| missing.iter().all(|other| other == session));
         }
         candidates.sort_unstable();
         candidates.into_iter().map(|(.., worker)| worker).collect()
@@ -105,10 +147,10 @@ impl Scheduler {
 
     /// Grants a candidate its lease, unless a grant before it is in its way.
     fn grant(&mut self, worker: WorkerId, paid: Paid, now: u64) -> Option<Grant> {
-        if !self.fits(worker) {
+        let session = self.session_of(worker).ok()?;
+        if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session) {
             return None;
         }
-        let session = self.session_of(worker).ok()?;
         let length_ns = self.length(worker, paid, false)?.min(self.longest_turn(worker, paid));
         let virtual_time = self.sessions.get(&session)?.account.virtual_time(paid);
         let reached = match paid {
@@ -168,9 +210,7 @@ impl Scheduler {
         // Beside a member that holds, a sparse one does not have to wait for a whole turn's worth.
         let joins = !self.is_dense(worker)
             && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
-        if !account.can_pay(paid, going_on || joins, &self.tuning)
-            || paid == Paid::Spare && !self.may_have_spare(worker, session)
-        {
+        if !account.can_pay(paid, going_on || joins, &self.tuning) {
             return None;
         }
         let length = account.affordable_ns(paid, self.drain_ppm(worker, session));
@@ -224,12 +264,12 @@ impl Scheduler {
         });
         let claim = |(_, other): (&WorkerId, &super::worker::Worker)| {
             let account = &self.sessions.get(&other.session)?.account;
-            let ready = account.ready_at(Paid::Own, &self.tuning).is_some_and(|at| at <= now);
-            let spare = || {
-                account.ready_at(Paid::Spare, &self.tuning).is_some_and(|at| at <= now)
-                    && !self.yields_to(other.session, worker)
+            let ready = |paid| {
+                account.not_before(paid) <= now
+                    && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
             };
-            if ready { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }
+            let spare = || ready(Paid::Spare) && !self.yields_to(other.session, worker);
+            if ready(Paid::Own) { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }
         };
         waiting.filter_map(claim).min()
     }

@@ -143,10 +143,17 @@ impl Density {
 
     /// Whether its density can only be learnt by giving it the device alone, and it is time to.
     pub(super) fn wants_probe(&self, now: u64, tuning: &Tuning) -> bool {
+        // Busier neighbours make for less use and more waiting, a program that does something else for
+        // more of both or less of both.
         let changed = |(rate, backlog): (u64, u64)| {
             const NOTABLE_PPM: u64 = 150_000;
-            self.rate.ppm.abs_diff(rate) > NOTABLE_PPM
-                || self.backlog.ppm.abs_diff(backlog) > NOTABLE_PPM
+            const SLIGHT_PPM: u64 = 50_000;
+            let differs = |was: u64, is: u64| {
+                (is > was.saturating_add(NOTABLE_PPM), is.saturating_add(SLIGHT_PPM) < was)
+            };
+            let more = (differs(rate, self.rate.ppm), differs(backlog, self.backlog.ppm));
+            let less = (differs(self.rate.ppm, rate), differs(self.backlog.ppm, backlog));
+            [more, less].iter().any(|((a, not_a), (b, not_b))| (*a || *b) && !(*not_a || *not_b))
         };
         let every = match self.at_probe {
             Some(then) if !changed(then) => self.probe_every_ns,
@@ -250,7 +257,7 @@ mod tests {
         let mut density = Density::unknown(&tuning);
         observe(&mut density, 5, None, 20);
         observe(&mut density, 4, Some(600_000), 20);
-        for every in [2, 4, 4] {
+        for every in [2, 4, 8, 8] {
             let before = density.probe_begins();
             density.observe(interval(5, None), density.measured_at + 1_000 * MS, &tuning);
             density.probe_ends(before, density.measured_at, &tuning);

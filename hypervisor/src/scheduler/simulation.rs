@@ -415,7 +415,8 @@ impl Simulation {
         if !self.scheduler.workers[&worker].density.is_dense() {
             return;
         }
-        for (id, other) in &self.scheduler.workers {
+        for id in &self.scheduler.holding {
+            let other = &self.scheduler.workers[id];
             let holds = other.held.is_some_and(|held| !held.revoked);
             assert!(
                 *id == worker || !holds || !other.density.is_dense(),

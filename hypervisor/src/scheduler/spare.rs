@@ -9,21 +9,32 @@ use super::{Scheduler, SessionId, WorkerId};
 const MISSED_OF_SHARE_PPM: u64 = 980_000;
 /// A holder that uses less than its share is slowed down when it uses less than this part of what
 /// it would use alone.
-const SLOWED_OF_DENSITY_PPM: u64 = 900_000;
+const SLOWED_OF_DENSITY_PPM: u64 = 950_000;
 /// An account that is so full is not being used up.
 const FULL_PPM: u64 = 750_000;
 
 impl Scheduler {
     /// Whether there is time to spare for a worker of this session, as far as others are concerned.
-    pub(super) fn may_have_spare(&self, worker: WorkerId, session: SessionId) -> bool {
+    pub(super) fn may_have_spare(&self, session: SessionId) -> bool {
         if self.priority(session) == Priority::Low && self.high_wants(session) {
             return false;
         }
-        let others = self.asking.iter().chain(&self.holding).filter(|&&id| id != worker);
-        let mut others = others.filter_map(|id| self.workers.get(id)).filter(|other| {
-            other.session != session && other.held.is_none_or(|held| !held.revoked)
-        });
-        !others.any(|other| self.misses_its_share(other.session, other.held.is_none()))
+        self.sessions_that_miss_their_share().iter().all(|other| *other == session)
+    }
+
+    /// Those who get less than their share at present: nobody else is to have spare time.
+    pub(super) fn sessions_that_miss_their_share(&self) -> Vec<SessionId> {
+        let mut missing = Vec::new();
+        for id in self.asking.iter().chain(&self.holding) {
+            let Some(worker) = self.workers.get(id) else { continue };
+            let waits = worker.held.is_none();
+            if worker.held.is_none_or(|held| !held.revoked)
+                && self.misses_its_share(worker.session, waits)
+            {
+                missing.push(worker.session);
+            }
+        }
+        missing
     }
 
     pub(super) fn priority(&self, session: SessionId) -> Priority {

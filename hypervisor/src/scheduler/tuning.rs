@@ -80,7 +80,7 @@ impl Default for Tuning {
             probe_ns: 15 * MS,
             probe_limit_ns: 100 * MS,
             probe_every_ns: 1_000 * MS,
-            probe_rest_ns: 4_000 * MS,
+            probe_rest_ns: 8_000 * MS,
             probe_spacing: 20,
         }
     }
