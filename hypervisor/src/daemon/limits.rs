@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use utils::protocol::{DeviceQuota, Policy, Register, VERSION};
-use utils::units::PPM_ONE;
+use utils::units::{MAX_WEIGHT, PPM_ONE};
 
 use super::refused::Refused;
 use crate::scheduler::Quota;
@@ -14,8 +14,6 @@ pub(super) const DEVICES: usize = 64;
 pub(super) const SESSIONS: usize = 1024;
 /// Processes that are served.
 pub(super) const WORKERS: usize = 4096;
-/// The largest weight.
-pub(super) const WEIGHT: u32 = 10_000;
 const NAME_BYTES: usize = 253;
 
 /// Checks a registration; returns its quotas by device, in lower case.
@@ -51,7 +49,7 @@ pub(super) fn check_quota(device: &DeviceQuota) -> Result<(String, Quota), Refus
     if let Some(soft_ppm) = soft_ppm.filter(|soft| !(1..=PPM_ONE).contains(soft)) {
         return Err(Refused::SoftShare { uuid, soft_ppm });
     }
-    if !(1..=WEIGHT).contains(&weight) {
+    if !(1..=MAX_WEIGHT).contains(&weight) {
         return Err(Refused::Weight { uuid, weight });
     }
     Ok((uuid, Quota { share_ppm, policy, soft_ppm, weight, priority }))

@@ -35,7 +35,7 @@ pub enum Refused {
         soft_ppm: u32,
     },
     /// A weight out of range.
-    #[error("device {uuid}: weight {weight}: 1 to {limit} is accepted", limit = super::limits::WEIGHT)]
+    #[error("device {uuid}: weight {weight}: 1 to {limit} is accepted", limit = utils::units::MAX_WEIGHT)]
     Weight {
         /// The device.
         uuid: String,
