@@ -239,3 +239,48 @@ fn many_short_processes_use_few_slots() {
     assert!(used() > 100);
     assert_eq!(seat.look_reaped(Duration::ZERO).unwrap().used.load(Relaxed), 100);
 }
+
+/// A process id that another program has now, and a program that has another in its place, are no
+/// members of the session; one that has only lost its lock is.
+#[test]
+fn who_is_alive_without_a_lock() {
+    let (dir, seat, _) = stage();
+    let go = dir.path().join("go");
+    let ready = dir.path().join("ready");
+    // SAFETY: the child only uses what it opens itself, and is killed.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        while !go.exists() {
+            std::thread::yield_now();
+        }
+        let other = Seat::claim(page(dir.path())).unwrap();
+        other.book().unwrap().reserve(other.slot(), Kind::Data, 40).unwrap();
+        other.close_descriptor();
+        fs::write(&ready, "").unwrap();
+        std::thread::sleep(Duration::from_secs(60));
+    }
+    let pid = child.cast_unsigned();
+    let start = super::alive::process_start(pid).unwrap();
+    // Its pages are the parent's copies, the session's among them: as if it were a member.
+    for (started, dead) in [(start + 1, 1), (start, 0)] {
+        let mut book = seat.book().unwrap();
+        book.seat(500, pid, started);
+        book.charge(500, Kind::Data, 7);
+        drop(book);
+        assert_eq!(seat.reap().unwrap(), dead);
+        seat.book().unwrap().vacate(500);
+    }
+    fs::write(&go, "").unwrap();
+    while !ready.exists() {
+        std::thread::yield_now();
+    }
+    assert_eq!(seat.reap().unwrap(), 0);
+    assert_eq!(seat.book().unwrap().used(), 140);
+    // SAFETY: our own child.
+    unsafe {
+        libc::kill(child, libc::SIGKILL);
+        libc::waitpid(child, core::ptr::null_mut(), 0);
+    }
+    assert_eq!(seat.reap().unwrap(), 1);
+    assert_eq!(seat.book().unwrap().used(), 100);
+}
