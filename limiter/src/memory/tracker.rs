@@ -2,10 +2,9 @@
 
 use crate::device::Device;
 use crate::runtime;
-use core::hash::{BuildHasher, Hash};
+use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
 use std::collections::HashMap;
-use std::hash::RandomState;
 use std::sync::{Mutex, PoisonError};
 use utils::page::layout::Kind;
 
@@ -36,25 +35,48 @@ pub(crate) struct Allocation {
     pub(crate) context: usize,
 }
 
-/// The allocations on one device.
-pub(crate) struct Tracker {
-    shards: [CachePadded<Mutex<HashMap<Handle, Allocation>>>; SHARDS],
-    hasher: RandomState,
-}
+/// Spreads what the driver chose, which is nobody's attack: much cheaper than the standard hasher.
+#[derive(Default)]
+struct Spread(u64);
 
-impl Default for Tracker {
-    fn default() -> Self {
-        Self {
-            shards: [const { None }; SHARDS].map(|_: Option<()>| CachePadded::default()),
-            hasher: RandomState::new(),
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
         }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.write_u64(value as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 
+type Allocations = HashMap<Handle, Allocation, BuildHasherDefault<Spread>>;
+
+/// The allocations on one device.
+#[derive(Default)]
+pub(crate) struct Tracker {
+    shards: [CachePadded<Mutex<Allocations>>; SHARDS],
+}
+
 impl Tracker {
-    fn shard(&self, handle: Handle) -> &Mutex<HashMap<Handle, Allocation>> {
-        let hash = usize::try_from(self.hasher.hash_one(handle) % SHARDS as u64).unwrap_or(0);
-        &self.shards[hash]
+    fn shard(&self, handle: Handle) -> &Mutex<Allocations> {
+        // Bits that the table itself does not go by first.
+        let hash = BuildHasherDefault::<Spread>::default().hash_one(handle) >> 40;
+        &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 
     /// Remembers an allocation.
@@ -89,4 +111,29 @@ impl Tracker {
 pub(crate) fn take(handle: Handle) -> Option<(&'static Device, Allocation)> {
     let runtime = runtime::existing()?;
     runtime.devices().into_iter().find_map(|device| Some((device, device.tracker.take(handle)?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Addresses are multiples of page sizes: they must not all meet in one shard.
+    #[test]
+    fn handles_spread_over_the_shards() {
+        for step in [512, 1 << 12, 2 << 20, 1 << 30] {
+            let tracker = Tracker::default();
+            let allocation = Allocation { kind: Kind::Data, bytes: 1, context: 7 };
+            let handles =
+                |count: u64| (0..count).map(|n| Handle::Address(0x7f00_0000_0000 + n * step));
+            for handle in handles(1600) {
+                tracker.insert(handle, allocation);
+            }
+            for shard in &tracker.shards {
+                let length = shard.lock().unwrap().len();
+                assert!((30..=300).contains(&length), "{length} of 1600 at steps of {step}");
+            }
+            assert!(handles(800).all(|handle| tracker.take(handle) == Some(allocation)));
+            assert_eq!(tracker.end_context(7).len(), 800);
+        }
+    }
 }
