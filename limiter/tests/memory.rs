@@ -100,6 +100,11 @@ fn external_sparse_and_multicast_memory_is_charged_while_it_lives() {
 }
 
 #[test]
+fn a_caching_allocator_that_is_refused_succeeds_when_it_has_freed() {
+    checks_itself("caching", 1);
+}
+
+#[test]
 fn pools_give_back_at_once() {
     checks_itself("pools", 1);
 }
