@@ -6,18 +6,21 @@
 //! driver, and does not let it in again.
 
 use crate::compute::{SignalsBlocked, clock};
-use crate::memory::Reconciler;
+use crate::memory::{Reconciler, oversubscribe};
 use crate::{own, report, runtime};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use core::time::Duration;
 use rustix::thread::{Timespec, futex};
+use std::time::Instant;
 use utils::driver::cuda::CAPTURE_MODE_RELAXED;
 
 /// How often the keeper looks by itself.
-const PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How long it waits after it was rung for, and before it makes sure of what it has seen.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How often it looks at most when it is rung for, and when it makes sure of what it has seen.
 const DEBOUNCE: Duration = Duration::from_millis(50);
+/// How often it looks whether frees that were put off can be carried out.
+const FREES: Duration = Duration::from_millis(5);
 /// Enough for the calls that the thread makes.
 const STACK_BYTES: usize = 512 * 1024;
 /// How long the process's exit waits for the keeper to leave the driver, in steps of 0.1 ms.
@@ -79,25 +82,37 @@ fn keep() {
     let mut mode = CAPTURE_MODE_RELAXED;
     let _ = own::exchange_capture_mode(&raw mut mode);
     let mut reconciler = Reconciler::default();
+    let (mut looked, mut wanted) = (None::<Instant>, false);
     loop {
-        BELL.store(QUIET, Release);
-        let again = in_driver(|| {
-            let runtime = runtime::existing()?;
-            let limited = runtime.devices().into_iter().filter(|device| device.has_memory_limit());
-            // Each is looked at.
-            Some(limited.filter(|device| reconciler.look(device)).count() > 0)
-        });
-        if again == Some(true) || wait() {
+        wanted |= BELL.swap(QUIET, AcqRel) == RUNG;
+        let since = looked.map_or(PERIOD, |looked| looked.elapsed());
+        if since >= PERIOD || (wanted && since >= DEBOUNCE) {
+            wanted = in_driver(|| look(&mut reconciler));
+            looked = Some(Instant::now());
+        }
+        if in_driver(|| oversubscribe::carry_out_frees(0)) {
+            std::thread::sleep(FREES);
+        } else if wanted {
             std::thread::sleep(DEBOUNCE);
+        } else {
+            wait();
         }
     }
 }
 
-/// Sleeps for a period; `true`: until rung for.
-fn wait() -> bool {
-    let Ok(_) = BELL.compare_exchange(QUIET, ASLEEP, AcqRel, Acquire) else { return true };
-    let _ = futex::wait(&BELL, futex::Flags::PRIVATE, ASLEEP, Some(&PERIOD));
-    BELL.load(Acquire) == RUNG
+/// Looks at each device. `true`: look again soon.
+fn look(reconciler: &mut Reconciler) -> bool {
+    let Some(runtime) = runtime::existing() else { return false };
+    let limited = runtime.devices().into_iter().filter(|device| device.has_memory_limit());
+    limited.filter(|device| reconciler.look(device)).count() > 0
+}
+
+/// Sleeps for a period, or until rung for.
+fn wait() {
+    if BELL.compare_exchange(QUIET, ASLEEP, AcqRel, Acquire).is_ok() {
+        let period = Timespec { tv_sec: PERIOD.as_secs() as i64, tv_nsec: 0 };
+        let _ = futex::wait(&BELL, futex::Flags::PRIVATE, ASLEEP, Some(&period));
+    }
 }
 
 /// Runs driver calls, unless the process is about to end; then this thread has nothing more to do.

@@ -112,6 +112,12 @@ own_calls! {
     "cuDeviceGetGraphMemAttribute" => fn graph_mem_attribute(device: Device, attribute: c_uint, value: *mut c_void) -> CuResult else NOT_FOUND;
     /// Has a device's pool for graphs give back what it does not use.
     "cuDeviceGraphMemTrim" => fn graph_mem_trim(device: Device) -> CuResult else NOT_FOUND;
+    /// Allocates managed memory.
+    "cuMemAllocManaged" => fn mem_alloc_managed(pointer: *mut DevicePtr, bytes: usize, flags: c_uint) -> CuResult else NOT_FOUND;
+    /// Says where managed memory is to be.
+    "cuMemAdvise" => fn mem_advise(at: DevicePtr, bytes: usize, advice: c_uint, device: Device) -> CuResult else NOT_FOUND;
+    /// Frees.
+    "cuMemFree_v2" => fn mem_free(pointer: DevicePtr) -> CuResult else NOT_FOUND;
     /// Frees in the order of a stream.
     "cuMemFreeAsync" => fn mem_free_async(pointer: DevicePtr, stream: Stream) -> CuResult else NOT_FOUND;
     /// Starts NVML.

@@ -2,7 +2,7 @@
 
 use super::Call;
 use crate::device::Device as LimitedDevice;
-use crate::memory::contexts;
+use crate::memory::{contexts, oversubscribe};
 use crate::runtime::{self, Verdict};
 use crate::{compute, own};
 use core::ffi::{c_int, c_uint, c_void};
@@ -125,6 +125,7 @@ fn end_primary(
 ) -> CuResult {
     let handle = limited.contexts.primary();
     compute::context_ends(limited.gate(), handle);
+    oversubscribe::context_ends(handle);
     let result = original();
     if handle == 0 {
         return result;
@@ -289,6 +290,7 @@ fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let _alone = device.map(|device| {
         let alone = device.contexts.change();
         compute::context_ends(device.gate(), handle);
+        oversubscribe::context_ends(handle);
         alone
     });
     // SAFETY: the program's own arguments.

@@ -1,7 +1,8 @@
 //! Linear, pitched and managed memory.
 
 use super::Call;
-use crate::memory::{self, Handle};
+use crate::memory::{self, Handle, oversubscribe};
+use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
 use utils::driver::cuda::{CuResult, DevicePtr};
@@ -46,9 +47,49 @@ pub(super) fn charged<P: Copy + Into<u64>>(
     }
 }
 
+/// As [`charged`], for memory that `on_host` can place on the host where the session is oversubscribed.
+/// `valid`: the driver would accept the arguments.
+fn anywhere(
+    valid: bool,
+    bytes: u64,
+    pointer: *mut DevicePtr,
+    original: impl FnOnce() -> CuResult,
+    on_host: impl FnOnce() -> CuResult,
+) -> CuResult {
+    match runtime::get().current_device() {
+        Verdict::Limited(device) if device.has_memory_limit() && valid && !pointer.is_null() => {
+            // SAFETY: read after success only, when the driver or `on_host` has written there.
+            let address = || unsafe { *pointer };
+            let bytes = memory::linear_bytes(bytes);
+            oversubscribe::allocate(device, Kind::Data, bytes, original, on_host, address)
+        }
+        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+/// Places memory on the host and tells the program where.
+///
+/// # Safety
+/// `pointer` is the program's, not null.
+pub(super) unsafe fn place(bytes: u64, pointer: *mut DevicePtr) -> CuResult {
+    let Ok(bytes) = usize::try_from(bytes) else { return CuResult::OUT_OF_MEMORY };
+    match oversubscribe::place(bytes) {
+        Ok(address) => {
+            // SAFETY: the caller's word.
+            unsafe { *pointer = address };
+            CuResult::SUCCESS
+        }
+        Err(other) => other,
+    }
+}
+
 fn alloc(call: Call<signature::cuMemAlloc_v2>, pointer: *mut DevicePtr, bytes: usize) -> CuResult {
     // SAFETY: the program's own arguments.
-    charged(Kind::Data, bytes as u64, pointer, || unsafe { (call.original)(pointer, bytes) })
+    let original = || unsafe { (call.original)(pointer, bytes) };
+    // SAFETY: called where the pointer is not null.
+    let on_host = || unsafe { place(bytes as u64, pointer) };
+    anywhere(bytes > 0, bytes as u64, pointer, original, on_host)
 }
 
 fn alloc_32(call: Call<signature::cuMemAlloc>, pointer: *mut c_uint, bytes: c_uint) -> CuResult {
@@ -68,10 +109,21 @@ fn pitch(
     height: usize,
     element: c_uint,
 ) -> CuResult {
-    charged(Kind::Data, pitched(width as u64, height as u64), pointer, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(pointer, pitch, width, height, element) }
-    })
+    let bytes = pitched(width as u64, height as u64);
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(pointer, pitch, width, height, element) };
+    let on_host = || {
+        // SAFETY: called where neither is null.
+        unsafe {
+            let result = place(bytes, pointer);
+            if result.is_ok() {
+                *pitch = width.next_multiple_of(PITCH as usize);
+            }
+            result
+        }
+    };
+    let valid = matches!(element, 4 | 8 | 16) && bytes > 0 && !pitch.is_null();
+    anywhere(valid, bytes, pointer, original, on_host)
 }
 
 fn pitch_32(
@@ -95,7 +147,21 @@ fn managed(
     flags: c_uint,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    charged(Kind::Data, bytes as u64, pointer, || unsafe { (call.original)(pointer, bytes, flags) })
+    let original = || unsafe { (call.original)(pointer, bytes, flags) };
+    let on_host = || {
+        let result = original();
+        if !result.is_ok() {
+            return result;
+        }
+        // SAFETY: the call succeeded, so the driver has written there.
+        let address = unsafe { *pointer };
+        let result = oversubscribe::keep_on_host(address, bytes);
+        if !result.is_ok() {
+            let _ = own::mem_free(address);
+        }
+        result
+    };
+    anywhere(bytes > 0, bytes as u64, pointer, original, on_host)
 }
 
 fn free(call: Call<signature::cuMemFree_v2>, pointer: DevicePtr) -> CuResult {

@@ -10,6 +10,7 @@ mod copies;
 mod documentation;
 mod external;
 mod graphs;
+mod host_memory;
 mod info;
 mod launch;
 mod linear;
@@ -112,6 +113,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         info::TABLE,
         linear::TABLE,
         modules::TABLE,
+        host_memory::TABLE,
         pool::TABLE,
         virtual_memory::TABLE,
         arrays::TABLE,

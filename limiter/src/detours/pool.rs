@@ -2,9 +2,9 @@
 
 use super::Call;
 use crate::device::Device;
-use crate::memory::{self, Handle, pools};
-use crate::own;
+use crate::memory::{self, Handle, oversubscribe, pools};
 use crate::runtime::{self, Verdict};
+use crate::{compute, own};
 use core::ffi::{c_uint, c_void};
 use core::ptr;
 use utils::driver::cuda::{
@@ -60,9 +60,14 @@ fn current_pool() -> Option<MemoryPool> {
     (found && !pool.is_null()).then_some(pool)
 }
 
+/// A stream by a name that means the same in every version of a function.
+fn named(stream: Stream, per_thread: bool) -> Stream {
+    if stream.is_null() && per_thread { STREAM_PER_THREAD as Stream } else { stream }
+}
+
 /// Whether a stream is being captured.
 fn captures(stream: Stream, per_thread: bool) -> bool {
-    let stream = if stream.is_null() && per_thread { STREAM_PER_THREAD as Stream } else { stream };
+    let stream = named(stream, per_thread);
     let mut status = CAPTURE_STATUS_NONE;
     own::stream_is_capturing(stream, &raw mut status).is_ok() && status != CAPTURE_STATUS_NONE
 }
@@ -79,10 +84,12 @@ fn charged(
     let Some(pool) = pool else { return original() };
     match owner(pool) {
         // What is being captured becomes a node of a graph, which is charged when that is launched.
-        Verdict::Limited(device) if device.has_memory_limit() && !captures(stream, per_thread) => {
+        Verdict::Limited(device)
+            if device.has_memory_limit() && !pointer.is_null() && !captures(stream, per_thread) =>
+        {
             // SAFETY: read after success only, when the driver has written there.
             let address = || unsafe { *pointer };
-            pools::allocate(
+            let result = pools::allocate(
                 device,
                 pool,
                 memory::linear_bytes(bytes as u64),
@@ -91,7 +98,14 @@ fn charged(
                 || {
                     let _ = own::mem_free_async(address(), stream);
                 },
-            )
+            );
+            if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !oversubscribe::is_on(device) {
+                return result;
+            }
+            // SAFETY: the driver has accepted the pointer so far, or would have.
+            let on_host = || unsafe { super::linear::place(bytes as u64, pointer) };
+            let on_host = || compute::undisturbing(on_host);
+            oversubscribe::instead(device, memory::linear_bytes(bytes as u64), on_host, address)
         }
         Verdict::Limited(_) | Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -128,6 +142,9 @@ fn free_async(
     pointer: DevicePtr,
     stream: Stream,
 ) -> CuResult {
+    if let Some(result) = oversubscribe::free_async(pointer, named(stream, call.per_thread)) {
+        return result;
+    }
     // SAFETY: the program's own arguments.
     memory::free(Handle::Address(pointer), || unsafe { (call.original)(pointer, stream) })
 }

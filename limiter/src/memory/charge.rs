@@ -1,7 +1,7 @@
 //! Reserve, call, commit.
 
 use super::tracker::{Allocation, Handle};
-use super::{changes, graphs, imports, physical, pools};
+use super::{changes, graphs, imports, oversubscribe, physical, pools};
 use crate::device::Device;
 use utils::driver::cuda::{Context, CuResult};
 use utils::page::layout::Kind;
@@ -55,8 +55,14 @@ pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
     reserved
 }
 
-/// Notes a refusal, and is its result.
+/// Notes a refusal of memory that can only be on the device, and is its result.
 pub(super) fn refused(device: &Device, asked: u64) -> CuResult {
+    oversubscribe::say_if_real_share_is_used_up(device, asked);
+    declined(device, asked)
+}
+
+/// Notes a refusal, and is its result.
+pub(super) fn declined(device: &Device, asked: u64) -> CuResult {
     let Some(book) = device.book() else {
         return if device.is_denied() { CuResult::NOT_PERMITTED } else { CuResult::OUT_OF_MEMORY };
     };

@@ -5,6 +5,7 @@ mod charge;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
 pub(crate) mod imports;
+pub(crate) mod oversubscribe;
 pub(crate) mod physical;
 pub(crate) mod pools;
 mod reconcile;
@@ -43,6 +44,11 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
     graphs::refresh(device, false);
     let page = device.page_reaped()?;
     let (limit, used) = (page.memory_limit.load(Relaxed), page.used.load(Relaxed));
+    if oversubscribe::is_on(device) {
+        // What does not fit on the device is placed on the host.
+        let free = limit.saturating_sub(used);
+        return Some(View { total: limit, free, used: used.min(limit) });
+    }
     let total = limit.min(real_total);
     Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })
 }
@@ -60,5 +66,6 @@ pub(crate) fn after_fork() {
     pools::after_fork();
     seen::after_fork();
     changes::after_fork();
+    oversubscribe::after_fork();
     graphs::after_fork();
 }

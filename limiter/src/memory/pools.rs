@@ -6,7 +6,7 @@
 //! called; afterwards the pool's charge is set to what it really has. Before anything is refused, pools
 //! are asked to give back what they do not use.
 
-use super::charge::{current_context, refused, release, reserve_plainly};
+use super::charge::{current_context, declined, release, reserve_plainly};
 use super::graphs;
 use super::tracker::{Allocation, Handle};
 use crate::compute::undisturbing;
@@ -209,7 +209,7 @@ pub(crate) fn allocate(
     };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
     if reserve_plainly(device, Kind::Pool, growth) {
-        return attempt(growth).unwrap_or_else(|| refused(device, bytes));
+        return attempt(growth).unwrap_or_else(|| declined(device, bytes));
     }
     // What the pool has and does not use costs nothing.
     let idle = attribute(pool, POOL_RESERVED_CURRENT)
@@ -223,13 +223,15 @@ pub(crate) fn allocate(
     refresh(device, true);
     graphs::refresh(device, true);
     if reserve_plainly(device, Kind::Pool, growth) {
-        return attempt(growth).unwrap_or_else(|| refused(device, bytes));
+        return attempt(growth).unwrap_or_else(|| declined(device, bytes));
     }
-    refused(device, bytes)
+    declined(device, bytes)
 }
 
 fn is_over(device: &Device) -> bool {
-    device.book().is_some_and(|book| book.used() > book.limit())
+    device
+        .book()
+        .is_some_and(|book| book.used() > book.limit() || book.on_device() > book.real_limit())
 }
 
 #[cfg(test)]

@@ -106,11 +106,14 @@ fn sight(device: &'static Device) -> Option<Sight> {
         refresh(device);
         let (before, watch) = (Moment::now(), Watch::new(device));
         let charged_before = charged(device);
+        // Memory of others' that this process uses is charged to them, and seen here as well.
+        let imported_before = super::imported_bytes(device);
         let seen = Processes::now(device)?.own_bytes(device)?;
         refresh(device);
         let peak = watch.peak();
-        let quiet = Moment::now().is_quiet_since(&before);
-        let bytes = seen.saturating_sub(peak);
+        let imported = super::imported_bytes(device).max(imported_before);
+        let quiet = Moment::now().is_quiet_since(&before) && imported == imported_before;
+        let bytes = seen.saturating_sub(peak).saturating_sub(imported);
         if quiet && peak == charged_before && charged(device) == peak {
             return Some(Sight { bytes, exact: true });
         }

@@ -90,6 +90,11 @@ impl Tracker {
         self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
 
+    fn kind_of(&self, handle: Handle) -> Option<Kind> {
+        let shard = self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner);
+        shard.get(&handle).map(|allocation| allocation.kind)
+    }
+
     /// Forgets everything that ended with a context, and tells what it was.
     pub(crate) fn end_context(&self, context: usize) -> Vec<Allocation> {
         let mut ended = Vec::new();
@@ -111,6 +116,11 @@ impl Tracker {
 pub(crate) fn take(handle: Handle) -> Option<(&'static Device, Allocation)> {
     let runtime = runtime::existing()?;
     runtime.devices().into_iter().find_map(|device| Some((device, device.tracker.take(handle)?)))
+}
+
+/// What an allocation was charged as, on whatever device it is.
+pub(crate) fn kind_of(handle: Handle) -> Option<Kind> {
+    runtime::existing()?.devices().into_iter().find_map(|device| device.tracker.kind_of(handle))
 }
 
 #[cfg(test)]

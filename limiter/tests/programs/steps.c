@@ -5,6 +5,10 @@
  *   used        what the session uses, in MiB                sleep:MS
  *   settle      waits until what is used has been the same for 0.3 s
  *   churn:MS    allocates and frees in four threads          threads  names of the threads
+ *   pitch:MIB, managed:MIB, async:MIB   other ways to allocate     freeasync
+ *   create:MIB  physical memory          fill     writes the last allocation, and reads it
+ *   where       whether it is managed    ipc, bring   shares it, brings it to the device
+ *   busy:MS     a kernel                 sync     waits for it    info    what the driver tells
  *   fork        the next steps are a child's, with a context of its own */
 #include "driver.h"
 #include <dirent.h>
@@ -109,6 +113,91 @@ static void step(const char *what, long n) {
         ok(alloc(&memory, (size_t)n * MIB, NULL));
         result = release(memory, NULL);
         ok(d.ctx_synchronize());
+    } else if (!strcmp(what, "pitch")) {
+        int (*alloc)(CUdeviceptr *, size_t *, size_t, size_t, unsigned);
+        *(void **)&alloc = need(library, "cuMemAllocPitch_v2");
+        size_t pitch = 0;
+        result = alloc(&held[held_count], &pitch, 1000, (size_t)n * 1024, 4);
+        held_count += result == 0;
+        printf("row=%zu ", pitch);
+    } else if (!strcmp(what, "managed")) {
+        int (*alloc)(CUdeviceptr *, size_t, unsigned);
+        *(void **)&alloc = need(library, "cuMemAllocManaged");
+        result = alloc(&held[held_count], (size_t)n * MIB, 1);
+        held_count += result == 0;
+    } else if (!strcmp(what, "async")) {
+        int (*alloc)(CUdeviceptr *, size_t, CUstream);
+        *(void **)&alloc = need(library, "cuMemAllocAsync");
+        result = alloc(&held[held_count], (size_t)n * MIB, NULL);
+        held_count += result == 0;
+    } else if (!strcmp(what, "freeasync")) {
+        int (*release)(CUdeviceptr, CUstream);
+        *(void **)&release = need(library, "cuMemFreeAsync");
+        result = release(held[--held_count], NULL);
+    } else if (!strcmp(what, "create")) {
+        struct { int type, handles, where, id; void *meta; unsigned char flags[8]; } prop = {1, 0, 1, 0, 0, {0}};
+        int (*create)(unsigned long long *, size_t, void *, unsigned long long);
+        *(void **)&create = need(library, "cuMemCreate");
+        unsigned long long handle;
+        result = create(&handle, (size_t)n * MIB, &prop, 0);
+    } else if (!strcmp(what, "fill")) {
+        int (*fill)(CUdeviceptr, unsigned char, size_t);
+        int (*read)(void *, CUdeviceptr, size_t);
+        *(void **)&fill = need(library, "cuMemsetD8_v2");
+        *(void **)&read = need(library, "cuMemcpyDtoH_v2");
+        unsigned char bytes[4096] = {0};
+        ok(fill(held[held_count - 1], 0x5a, sizeof bytes));
+        ok(read(bytes, held[held_count - 1], sizeof bytes));
+        for (size_t i = 0; i < sizeof bytes; i++)
+            result |= bytes[i] != 0x5a;
+    } else if (!strcmp(what, "where")) {
+        int (*attribute)(void *, int, CUdeviceptr);
+        *(void **)&attribute = need(library, "cuPointerGetAttribute");
+        unsigned managed = 9;
+        ok(attribute(&managed, 8, held[held_count - 1]));
+        printf("managed=%u ", managed);
+        return;
+    } else if (!strcmp(what, "ipc")) {
+        int (*export)(void *, CUdeviceptr);
+        *(void **)&export = need(library, "cuIpcGetMemHandle");
+        char handle[64];
+        result = export(handle, held[held_count - 1]);
+    } else if (!strcmp(what, "bring")) {
+        int (*advise)(CUdeviceptr, size_t, int, CUdevice);
+        int (*prefetch)(CUdeviceptr, size_t, CUdevice, CUstream);
+        *(void **)&advise = need(library, "cuMemAdvise");
+        *(void **)&prefetch = need(library, "cuMemPrefetchAsync");
+        result = advise(held[held_count - 1], MIB, 3, 0);
+        if (result == 0)
+            result = prefetch(held[held_count - 1], MIB, 0, NULL);
+    } else if (!strcmp(what, "busy")) {
+        result = spin(&d, spin_kernel(&d), (uint64_t)n * 1000, NULL);
+    } else if (!strcmp(what, "sync")) {
+        result = d.ctx_synchronize();
+    } else if (!strcmp(what, "capture")) {
+        /* Frees the last allocation and allocates, both while a stream is captured. */
+        int (*alloc)(CUdeviceptr *, size_t, CUstream);
+        int (*release)(CUdeviceptr, CUstream);
+        *(void **)&alloc = need(library, "cuMemAllocAsync");
+        *(void **)&release = need(library, "cuMemFreeAsync");
+        CUstream stream;
+        CUgraph graph;
+        CUdeviceptr memory;
+        ok(d.stream_create(&stream, 1));
+        ok(d.begin_capture(stream, 2));
+        printf("captured_free=%d ", release(held[held_count - 1], stream));
+        result = alloc(&memory, (size_t)n * MIB, stream);
+        ok(d.end_capture(stream, &graph));
+    } else if (!strcmp(what, "destroy")) {
+        result = d.ctx_destroy(context);
+        if (result == 0)
+            ok(d.ctx_create(&context, 0, 0));
+    } else if (!strcmp(what, "info")) {
+        size_t free, total, size;
+        ok(d.mem_info(&free, &total));
+        ok(d.total_mem(&size, 0));
+        printf("free=%zu total=%zu size=%zu ", free / MIB, total / MIB, size / MIB);
+        return;
     } else if (!strcmp(what, "used")) {
         printf("used=%zu ", used());
         return;

@@ -15,6 +15,8 @@ use crate::{capture, stream};
 const CPU: c_int = -1;
 /// `CU_MEM_ADVISE_SET_PREFERRED_LOCATION`
 const PREFER: c_uint = 3;
+/// `CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION`
+const PREFER_NOTHING: c_uint = 4;
 /// Last of the advices.
 const LAST_ADVICE: c_uint = 6;
 
@@ -43,8 +45,16 @@ pub(crate) extern "C" fn alloc(address: Out<DevicePtr>, size: usize, flags: c_ui
     })
 }
 
-/// Brings the managed allocation at `base` to its device if there is room.
+/// A kernel or a fill on `device` writes the managed allocation at `base`: it comes there, unless it
+/// prefers the host.
 pub(crate) fn bring(driver: &Driver, inner: &mut Inner, base: u64, device: u32) {
+    if !inner.at_home.contains(&base) {
+        move_to(driver, inner, base, device);
+    }
+}
+
+/// Moves the managed allocation at `base` to a device if there is room.
+fn move_to(driver: &Driver, inner: &mut Inner, base: u64, device: u32) {
     let Some(found) = inner.memory.get(&base).copied() else { return };
     let Kind::Managed { resident } = found.kind else { return };
     if resident && found.device == device {
@@ -95,7 +105,7 @@ fn place(address: u64, size: usize, device: Option<c_int>) -> Api {
         match device {
             Some(ordinal) => {
                 let device = driver.device(ordinal)?;
-                bring(driver, inner, base, device);
+                move_to(driver, inner, base, device);
             }
             None => send_home(driver, inner, base),
         }
@@ -147,8 +157,14 @@ fn advise_any(address: u64, size: usize, advice: c_uint, device: Option<c_int>) 
     ensure((1..=LAST_ADVICE).contains(&advice), CuResult::INVALID_VALUE)?;
     let home = advice == PREFER && device.is_none();
     with(|_, inner| {
-        let (_, found) = memory::find(inner, address).ok_or(CuResult::INVALID_VALUE)?;
-        ensure(matches!(found.kind, Kind::Managed { .. }), CuResult::INVALID_VALUE)
+        let (base, found) = memory::find(inner, address).ok_or(CuResult::INVALID_VALUE)?;
+        ensure(matches!(found.kind, Kind::Managed { .. }), CuResult::INVALID_VALUE)?;
+        if home {
+            inner.at_home.insert(base);
+        } else if advice == PREFER || advice == PREFER_NOTHING {
+            inner.at_home.remove(&base);
+        }
+        Ok(())
     })?;
     if home { place(address, size, None) } else { Ok(()) }
 }

@@ -217,6 +217,7 @@ pub(crate) extern "C" fn alloc_pitch_v1(
 /// Takes an allocation out of the table and returns its bytes.
 pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
     let Some(found) = inner.memory.remove(&base) else { return };
+    inner.at_home.remove(&base);
     match found.kind {
         Kind::Linear if sharing::discarded(driver, inner, base) => {}
         Kind::Linear | Kind::Managed { resident: true } => {

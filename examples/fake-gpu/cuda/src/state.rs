@@ -5,7 +5,7 @@ use core::sync::atomic::{
     AtomicPtr, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
@@ -74,6 +74,8 @@ pub(crate) struct Inner {
     pub(crate) graph_memory: Table<GraphMemory>,
     /// Base address -> allocation: device, managed and host memory.
     pub(crate) memory: BTreeMap<u64, Allocation>,
+    /// Managed allocations that prefer the host.
+    pub(crate) at_home: BTreeSet<u64>,
     pub(crate) pools: Table<Pool>,
     /// Device of the node -> pool set by `cuDeviceSetMemPool`.
     pub(crate) current_pools: Table<u64>,

@@ -3,6 +3,7 @@
 use super::{Kind, transfer};
 use crate::compute::Work;
 use crate::detours::Call;
+use crate::memory::oversubscribe;
 use core::ffi::{c_uint, c_ulonglong};
 use core::slice;
 use utils::driver::copy::{BatchedCopy3d, CopyAttributes, DecompressParams};
@@ -163,7 +164,11 @@ fn prefetch(
     flags: c_uint,
     stream: Stream,
 ) -> CuResult {
-    let kind = prefetch_kind(location.kind == LOCATION_DEVICE);
+    let to_device = location.kind == LOCATION_DEVICE;
+    if to_device && oversubscribe::is_on_host(at) {
+        return CuResult::SUCCESS;
+    }
+    let kind = prefetch_kind(to_device);
     transfer(
         || kind.work(bytes as u64),
         stream,
@@ -183,7 +188,11 @@ fn prefetch_8(
     stream: Stream,
 ) -> CuResult {
     // The host is device -1.
-    let kind = prefetch_kind(device >= 0);
+    let to_device = device >= 0;
+    if to_device && oversubscribe::is_on_host(at) {
+        return CuResult::SUCCESS;
+    }
+    let kind = prefetch_kind(to_device);
     transfer(
         || kind.work(bytes as u64),
         stream,
