@@ -116,7 +116,7 @@ fn highest(stage: &Stage, command: &mut Command) -> u64 {
     let (mut highest, mut seen) = (0, false);
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(20) {
-        let slots = page.layout().slots.iter().take(4);
+        let slots = page.layout().slots.iter();
         let figures = slots.map(|slot| slot.bytes[Kind::Driver as usize].load(Relaxed));
         highest = highest.max(figures.max().unwrap());
         let alive = std::path::Path::new(&format!("/proc/{}/exe", running.pid())).exists();

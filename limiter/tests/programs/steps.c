@@ -155,7 +155,7 @@ static void step(const char *what, long n) {
         *(void **)&attribute = need(library, "cuPointerGetAttribute");
         unsigned managed = 9;
         ok(attribute(&managed, 8, held[held_count - 1]));
-        printf("managed=%u ", managed);
+        printf("is_managed=%u ", managed);
         return;
     } else if (!strcmp(what, "ipc")) {
         int (*export)(void *, CUdeviceptr);
