@@ -80,8 +80,8 @@ pub struct Grant {
     pub shared: bool,
 }
 
-/// What a worker says of its lease since it last spoke of it. Each of these is at most the one before
-/// it, and `held_ns` at most what was measured here: what exceeds that is cut off.
+/// What a worker says of its lease since it last spoke of it. It can have held for no longer than was
+/// measured here, and used no more than it held: what exceeds that is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     /// The time that it tells of, in nanoseconds.
