@@ -166,6 +166,9 @@ fn charge(device: &'static Device, bytes: u64) -> Option<Over> {
         .map(|(bound, limit, used)| Over { bound, limit, used, by_itself: bytes })
     };
     over()?;
+    // What the dead held is nobody's any more.
+    device.reap();
+    over()?;
     pools::refresh(device, true);
     graphs::refresh(device, true);
     over()
