@@ -82,6 +82,7 @@ impl Page {
         if !of_anybody && metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(foreign(format!("it belongs to user {}", metadata.uid())));
         }
+        let file = out_of_the_way(file);
         let map = map(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
         let page = Self { map, file, device, identity, path: path.clone() };
@@ -214,6 +215,19 @@ fn header(layout: &Layout) -> Result<(), String> {
         return Err(format!("it says that {high_water} of its {SLOTS} slots were used"));
     }
     Ok(())
+}
+
+/// A descriptor above those of the program. The kernel closes them in order when a process ends: its
+/// seat is given up after the driver has been told to free what it held, not before.
+fn out_of_the_way(file: File) -> File {
+    const MOST: u64 = 1024;
+    const ABOVE: u64 = 32;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let least = limit.map_or(MOST, |limit| limit.min(MOST)).saturating_sub(ABOVE);
+    match i32::try_from(least).map(|least| rustix::io::fcntl_dupfd_cloexec(&file, least)) {
+        Ok(Ok(higher)) => File::from(higher),
+        _ => file,
+    }
 }
 
 fn open_existing(path: &Path) -> io::Result<File> {
