@@ -194,6 +194,8 @@ pub const IPC_LAZY_PEER_ACCESS: c_uint = 1;
 pub const ATTACH_GLOBAL: c_uint = 1;
 /// `CU_GRAPH_NODE_TYPE_KERNEL`
 pub const NODE_KERNEL: c_uint = 0;
+/// `CU_GRAPH_NODE_TYPE_HOST`
+pub const NODE_HOST: c_uint = 3;
 /// `CU_GRAPH_NODE_TYPE_GRAPH`
 pub const NODE_GRAPH: c_uint = 4;
 /// `CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE`
@@ -393,6 +395,21 @@ pub struct KernelNodeParams {
     pub context: Context,
 }
 
+/// `CUhostFn`
+pub type HostFunction = extern "C" fn(*mut c_void);
+/// `CUstreamCallback`
+pub type StreamCallback = extern "C" fn(Stream, CuResult, *mut c_void);
+
+/// `CUDA_HOST_NODE_PARAMS`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct HostNodeParams {
+    /// What is called.
+    pub function: Option<HostFunction>,
+    /// Its argument.
+    pub user_data: *mut c_void,
+}
+
 /// `CUDA_CHILD_GRAPH_NODE_PARAMS`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -425,6 +442,8 @@ pub union GraphNodeBody {
     pub reserved1: [i64; 29],
     /// For [`NODE_KERNEL`].
     pub kernel: KernelNodeParams,
+    /// For [`NODE_HOST`].
+    pub host: HostNodeParams,
     /// For [`NODE_GRAPH`].
     pub child: ChildGraphNodeParams,
     /// For [`NODE_MEM_ALLOC`].

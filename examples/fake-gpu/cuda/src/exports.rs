@@ -3,8 +3,8 @@
 
 use crate::{
     array, capture, context, copy, device, errors, event, external, graph, graph_exec,
-    graph_memory, green, host, launch, managed, memory, module, multicast, pointer, pool,
-    proc_address, refused, sharing, sparse, state, stream, vmm,
+    graph_memory, green, host, host_calls, launch, managed, memory, module, multicast, pointer,
+    pool, proc_address, refused, sharing, sparse, state, stream, vmm,
 };
 
 crate::stub::exports! {
@@ -81,6 +81,8 @@ crate::stub::exports! {
     cuKernelGetParamInfo = cuKernelGetParamInfo 12040 legacy => module::param_info;
     cuKernelGetAttribute = cuKernelGetAttribute 12000 legacy => module::get_kernel_attribute;
     cuKernelSetAttribute = cuKernelSetAttribute 12000 legacy => module::set_kernel_attribute;
+    cuFuncLoad = cuFuncLoad 12040 legacy => module::load_function;
+    cuFuncIsLoaded = cuFuncIsLoaded 12040 legacy => module::function_is_loaded;
     cuFuncGetModule = cuFuncGetModule 11000 legacy => module::function_module;
     cuFuncGetName = cuFuncGetName 12030 legacy => module::function_name;
     cuFuncGetParamInfo = cuFuncGetParamInfo 12040 legacy => module::param_info;
@@ -402,10 +404,10 @@ crate::stub::exports! {
     cuGreenCtxStreamCreate = cuGreenCtxStreamCreate 12050 legacy => green::create_stream;
     cuGraphAddMemcpyNode = cuGraphAddMemcpyNode 10000 legacy => refused::not_supported;
     cuGraphAddMemsetNode = cuGraphAddMemsetNode 10000 legacy => refused::not_supported;
-    cuGraphAddHostNode = cuGraphAddHostNode 10000 legacy => refused::not_supported;
+    cuGraphAddHostNode = cuGraphAddHostNode 10000 legacy => graph::add_host;
     cuIpcOpenMemHandle_v2 = cuIpcOpenMemHandle 11000 legacy => sharing::ipc_open;
-    cuLaunchHostFunc = cuLaunchHostFunc 10000 legacy => refused::not_supported;
-    cuLaunchHostFunc_ptsz = cuLaunchHostFunc 10000 thread => refused::not_supported;
-    cuStreamAddCallback = cuStreamAddCallback 5000 legacy => refused::not_supported;
-    cuStreamAddCallback_ptsz = cuStreamAddCallback 7000 thread => refused::not_supported;
+    cuLaunchHostFunc = cuLaunchHostFunc 10000 legacy => host_calls::launch::<false>;
+    cuLaunchHostFunc_ptsz = cuLaunchHostFunc 10000 thread => host_calls::launch::<true>;
+    cuStreamAddCallback = cuStreamAddCallback 5000 legacy => host_calls::add_callback::<false>;
+    cuStreamAddCallback_ptsz = cuStreamAddCallback 7000 thread => host_calls::add_callback::<true>;
 }

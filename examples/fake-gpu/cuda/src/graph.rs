@@ -4,13 +4,15 @@ use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use utils::driver::cuda::{
-    self, AccessDesc, CHILD_CLONE, CHILD_MOVE, CuResult, GraphNodeParams, KernelNodeParams,
-    MemAllocNodeParams, NODE_GRAPH, NODE_KERNEL, NODE_MEM_ALLOC, NODE_MEM_FREE,
+    self, AccessDesc, CHILD_CLONE, CHILD_MOVE, CuResult, GraphNodeParams, HostNodeParams,
+    KernelNodeParams, MemAllocNodeParams, NODE_GRAPH, NODE_HOST, NODE_KERNEL, NODE_MEM_ALLOC,
+    NODE_MEM_FREE,
 };
 
 use crate::copy::Transfer;
 use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::graph_memory;
+use crate::host_calls::Function;
 use crate::launch;
 use crate::state::{Inner, driver, with};
 
@@ -28,6 +30,8 @@ pub(crate) enum Work {
     Alloc(u64, Arc<[AccessDesc]>),
     /// Ends its use.
     Free(u64),
+    /// Calls the program.
+    Host(Function),
     /// The graph of this handle, which the node owns.
     Child(u64),
 }
@@ -285,6 +289,21 @@ pub(crate) extern "C" fn add_empty(
     api(|| with(|_, inner| add(inner, node, graph, (after, count), |_| Ok(Work::Empty))))
 }
 
+pub(crate) extern "C" fn add_host(
+    node: Out<cuda::GraphNode>,
+    graph: cuda::Graph,
+    after: In<cuda::GraphNode>,
+    count: usize,
+    params: In<HostNodeParams>,
+) -> CuResult {
+    api(|| {
+        with(|_, inner| {
+            let work = Work::Host(Function::of(params.get()?)?);
+            add(inner, node, graph, (after, count), |_| Ok(work))
+        })
+    })
+}
+
 pub(crate) extern "C" fn add_child(
     node: Out<cuda::GraphNode>,
     graph: cuda::Graph,
@@ -379,6 +398,12 @@ fn add_any(
             let kernel = unsafe { wanted.body.kernel };
             with(|_, inner| add(inner, node, graph, after, |inner| kernel_work(inner, &kernel)))
         }
+        NODE_HOST => {
+            // SAFETY: `kind` says that the caller filled this member.
+            let host = unsafe { wanted.body.host };
+            let work = Work::Host(Function::of(host)?);
+            with(|_, inner| add(inner, node, graph, after, |_| Ok(work)))
+        }
         NODE_EMPTY => with(|_, inner| add(inner, node, graph, after, |_| Ok(Work::Empty))),
         NODE_GRAPH => {
             // SAFETY: `kind` says that the caller filled this member.
@@ -466,6 +491,7 @@ pub(crate) extern "C" fn node_type(node: cuda::GraphNode, kind: Out<c_int>) -> C
                 Work::Kernel(_) => 0,
                 Work::Transfer(Transfer::Copy { .. }) => 1,
                 Work::Transfer(Transfer::Fill { .. }) => 2,
+                Work::Host(_) => 3,
                 Work::Child(_) => 4,
                 Work::Empty => 5,
                 Work::Alloc(..) => 10,

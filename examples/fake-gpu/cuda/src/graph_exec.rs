@@ -9,7 +9,7 @@ use utils::driver::cuda::{self, CuResult};
 use crate::ffi::{Api, Out, api, ensure, handle};
 use crate::graph::{self, Work};
 use crate::state::{Driver, Inner, driver, queue_error, with, with_context};
-use crate::{capture, graph_memory, stream};
+use crate::{capture, graph_memory, host_calls, stream};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`
 const AUTO_FREE: u64 = 1;
@@ -141,7 +141,9 @@ fn length(works: &[Work]) -> (u64, bool) {
     works.iter().fold((0, false), |(ns, kernel), work| match work {
         Work::Kernel(own) => (ns + own, true),
         Work::Transfer(transfer) => (ns + transfer.nanoseconds(), kernel),
-        Work::Empty | Work::Child(_) | Work::Alloc(..) | Work::Free(_) => (ns, kernel),
+        Work::Empty | Work::Host(_) | Work::Child(_) | Work::Alloc(..) | Work::Free(_) => {
+            (ns, kernel)
+        }
     })
 }
 
@@ -154,13 +156,34 @@ fn apply(inner: &mut Inner, works: &[Work]) -> Api {
     Ok(())
 }
 
+/// Submits what a graph runs, and says where the stream is when it is over: what lies between two
+/// host functions is one piece of work.
+fn run(driver: &'static Driver, target: stream::Target, works: &[Work]) -> Api<u64> {
+    let mut end = 0;
+    for (index, part) in works.split(|work| matches!(work, Work::Host(_))).enumerate() {
+        if index > 0 {
+            let host = works.iter().filter_map(|work| match work {
+                Work::Host(function) => Some(*function),
+                _ => None,
+            });
+            if let Some(function) = host.skip(index - 1).next() {
+                host_calls::put(driver, target, function)?;
+            }
+        }
+        let (ns, kernel) = length(part);
+        let kind = if kernel { OpKind::Kernel } else { OpKind::Copy };
+        end = driver.node.submit(target.id, Op::work(kind, ns)).map_err(queue_error)?;
+    }
+    Ok(end)
+}
+
 pub(crate) extern "C" fn launch<const P: bool>(
     exec: cuda::GraphExec,
     stream: cuda::Stream,
 ) -> CuResult {
     api(|| {
         let driver = driver()?;
-        let (id, op, launch) = {
+        let (target, works, launch) = {
             let inner = &mut *driver.inner();
             let target = stream::target::<P>(driver, inner, stream)?;
             let found = inner.execs.get(&(exec as u64)).ok_or(CuResult::INVALID_VALUE)?;
@@ -175,11 +198,9 @@ pub(crate) extern "C" fn launch<const P: bool>(
             }
             let launch = graph_memory::start(driver, inner, &works, auto_free, target.id)?;
             apply(inner, &works)?;
-            let (ns, kernel) = length(&works);
-            let kind = if kernel { OpKind::Kernel } else { OpKind::Copy };
-            (target.id, Op::work(kind, ns), launch)
+            (target, works, launch)
         };
-        let end = driver.node.submit(id, op).map_err(queue_error);
+        let end = run(driver, target, &works);
         // A stream that is gone has nothing running.
         graph_memory::running(&mut driver.inner(), launch, end.as_ref().copied().unwrap_or(0));
         end.map(|_| ())

@@ -109,12 +109,14 @@ fn start<const P: bool>(
         let inner = &mut *driver.inner();
         let target = stream::target::<P>(driver, inner, stream)?;
         let ns = duration(inner, function as u64, shape, arguments)?;
-        let of = inner.functions.get(&(function as u64)).map_or(0, |found| found.context);
+        let found = inner.functions.get(&(function as u64));
+        let (of, module) = found.map_or((0, 0), |found| (found.context, found.module));
         let whole = crate::context::whole(inner, target.context);
         ensure(of == 0 || of == target.context || of == whole, CuResult::INVALID_HANDLE)?;
         if cooperative {
             shape.fits_at_once()?;
         }
+        crate::module::load_code(driver, inner, module, target.context)?;
         if capture::add(inner, target, |_, _| Ok(Work::Kernel(ns)))? {
             return Ok(());
         }

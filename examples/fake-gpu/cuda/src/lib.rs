@@ -24,6 +24,7 @@ mod graph_exec;
 mod graph_memory;
 mod green;
 mod host;
+mod host_calls;
 mod launch;
 mod managed;
 mod memory;

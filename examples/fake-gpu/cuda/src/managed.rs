@@ -1,5 +1,6 @@
 //! Managed memory. It is on the host until something brings it to the device, and goes back there
-//! when the device gets full, as on the real driver: only what is resident counts.
+//! when the device gets full, as on the real driver: only what is resident counts. Advice is for an
+//! allocation as a whole.
 
 use core::ffi::{c_int, c_uint};
 
@@ -17,6 +18,10 @@ const CPU: c_int = -1;
 const PREFER: c_uint = 3;
 /// `CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION`
 const PREFER_NOTHING: c_uint = 4;
+/// `CU_MEM_ADVISE_SET_ACCESSED_BY`
+const ACCESS: c_uint = 5;
+/// `CU_MEM_ADVISE_UNSET_ACCESSED_BY`
+const NO_ACCESS: c_uint = 6;
 /// Last of the advices.
 const LAST_ADVICE: c_uint = 6;
 
@@ -155,18 +160,26 @@ pub(crate) extern "C" fn prefetch<const P: bool>(
 
 fn advise_any(address: u64, size: usize, advice: c_uint, device: Option<c_int>) -> Api {
     ensure((1..=LAST_ADVICE).contains(&advice), CuResult::INVALID_VALUE)?;
-    let home = advice == PREFER && device.is_none();
-    with(|_, inner| {
+    with(|driver, inner| {
         let (base, found) = memory::find(inner, address).ok_or(CuResult::INVALID_VALUE)?;
         ensure(matches!(found.kind, Kind::Managed { .. }), CuResult::INVALID_VALUE)?;
-        if home {
-            inner.at_home.insert(base);
-        } else if advice == PREFER || advice == PREFER_NOTHING {
-            inner.at_home.remove(&base);
+        let end = address.checked_add(size as u64).ok_or(CuResult::INVALID_VALUE)?;
+        ensure(size > 0 && end <= base + found.size, CuResult::INVALID_VALUE)?;
+        if let (PREFER | ACCESS | NO_ACCESS, Some(ordinal)) = (advice, device) {
+            driver.device(ordinal)?;
+        }
+        // Advice moves nothing by itself.
+        match advice {
+            PREFER if device.is_none() => {
+                inner.at_home.insert(base);
+            }
+            PREFER | PREFER_NOTHING => {
+                inner.at_home.remove(&base);
+            }
+            _ => {}
         }
         Ok(())
-    })?;
-    if home { place(address, size, None) } else { Ok(()) }
+    })
 }
 
 pub(crate) extern "C" fn advise_v1(

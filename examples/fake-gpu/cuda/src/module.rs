@@ -9,8 +9,11 @@ use utils::driver::cuda::{self, CuResult, Device};
 use crate::attributes;
 use crate::ffi::{Api, In, Out, Text, api, ensure, handle};
 use crate::ptx::{self, Entry};
-use crate::state::{Driver, Inner, driver, with, with_context};
+use crate::state::{Driver, Inner, current, driver, with, with_context};
 use crate::{capture, context, memory};
+
+/// Images from here on take device memory of their own.
+const SMALL_IMAGE: u64 = 64 << 10;
 
 /// A module (of one context) or a library (`context` 0).
 pub(crate) struct Module {
@@ -23,6 +26,10 @@ pub(crate) struct Module {
     /// Device of the node, and what the variables take of it.
     device: u32,
     taken: u64,
+    /// Bytes that its code takes in each context in which it is loaded.
+    code: u64,
+    /// Those contexts, with their devices.
+    loaded: Vec<(u64, u32)>,
 }
 
 /// A kernel, of a module or of a library.
@@ -44,6 +51,9 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     let text = String::from_utf8(text).map_err(|_| CuResult::INVALID_IMAGE)?;
     let entries = ptx::entries(&text).ok_or(CuResult::INVALID_IMAGE)?;
     let functions = vec![0; entries.len()];
+    // Small images find room in what a context takes anyway.
+    let size = text.len() as u64;
+    let code = if size < SMALL_IMAGE { 0 } else { memory::round_up(size, memory::GRANULE) };
     // Those of a library would be made in each context that uses them; nothing here does.
     let library = context == 0;
     let (device, taken) = match (library, ptx::variables(&text)) {
@@ -52,19 +62,86 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     };
     memory::take(driver, inner, device, taken)?;
     let key = inner.new_handle();
-    inner.modules.insert(key, Module { context, entries, functions, library, device, taken });
+    let loaded = Vec::new();
+    let made = Module { context, entries, functions, library, device, taken, code, loaded };
+    inner.modules.insert(key, made);
     Ok(key)
 }
 
-/// Forgets the modules of a context, and gives back what their variables took.
+/// Whether modules are loaded at once, and not when something in them is first asked for.
+fn eager() -> bool {
+    std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER")
+}
+
+/// Sees that a module's code is in a context.
+pub(crate) fn load_code(driver: &Driver, inner: &mut Inner, key: u64, context: u64) -> Api {
+    let Some(found) = inner.modules.get(&key) else { return Ok(()) };
+    let code = found.code;
+    let context = context::whole(inner, if found.library { context } else { found.context });
+    if code == 0 || found.loaded.iter().any(|&(there, _)| there == context) {
+        return Ok(());
+    }
+    let (_, device) = context::device_of(inner, context)?;
+    memory::take(driver, inner, device, code)?;
+    if let Some(found) = inner.modules.get_mut(&key) {
+        found.loaded.push((context, device));
+    }
+    Ok(())
+}
+
+fn forget(driver: &Driver, inner: &mut Inner, key: u64) {
+    let Some(module) = inner.modules.remove(&key) else { return };
+    driver.node.give_back(driver.process, module.device, module.taken);
+    for &(_, device) in &module.loaded {
+        driver.node.give_back(driver.process, device, module.code);
+    }
+    inner.functions.retain(|_, function| function.module != key);
+}
+
+pub(crate) extern "C" fn load_function(function: cuda::Function) -> CuResult {
+    api(|| {
+        with_context(|driver, inner, context| {
+            let module = known(inner, function)?.module;
+            load_code(driver, inner, module, context)
+        })
+    })
+}
+
+/// 0 unloaded, 1 loaded.
+pub(crate) extern "C" fn function_is_loaded(
+    state: Out<c_uint>,
+    function: cuda::Function,
+) -> CuResult {
+    api(|| {
+        with_context(|_, inner, context| {
+            state.required()?;
+            let module = known(inner, function)?.module;
+            let context = context::whole(inner, context);
+            let loaded = inner.modules.get(&module).is_none_or(|module| {
+                module.code == 0 || module.loaded.iter().any(|&(there, _)| there == context)
+            });
+            state.set(c_uint::from(loaded));
+            Ok(())
+        })
+    })
+}
+
+/// Forgets the modules of a context and what it had of libraries, and gives back what they took.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
-    inner.modules.retain(|_, module| {
-        let stays = module.context != context;
-        if !stays {
-            driver.node.give_back(driver.process, module.device, module.taken);
-        }
-        stays
-    });
+    let own: Vec<u64> =
+        inner.modules.iter().filter(|(_, m)| m.context == context).map(|(&k, _)| k).collect();
+    for key in own {
+        forget(driver, inner, key);
+    }
+    for module in inner.modules.values_mut() {
+        let code = module.code;
+        module.loaded.retain(|&(there, device)| {
+            if there == context {
+                driver.node.give_back(driver.process, device, code);
+            }
+            there != context
+        });
+    }
 }
 
 pub(crate) extern "C" fn load_data(module: Out<cuda::Module>, image: Text) -> CuResult {
@@ -72,7 +149,14 @@ pub(crate) extern "C" fn load_data(module: Out<cuda::Module>, image: Text) -> Cu
         with_context(|driver, inner, context| {
             module.required()?;
             capture::unsafe_call(inner)?;
-            module.set(handle(load(driver, inner, image, context)?));
+            let key = load(driver, inner, image, context::whole(inner, context))?;
+            if eager()
+                && let Err(error) = load_code(driver, inner, key, context)
+            {
+                forget(driver, inner, key);
+                return Err(error);
+            }
+            module.set(handle(key));
             Ok(())
         })
     })
@@ -104,9 +188,7 @@ fn remove(module: cuda::Module, library: bool) -> Api {
         let key = module as u64;
         let found = inner.modules.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
         ensure(found.library == library, CuResult::INVALID_HANDLE)?;
-        driver.node.give_back(driver.process, found.device, found.taken);
-        inner.modules.remove(&key);
-        inner.functions.retain(|_, function| function.module != key);
+        forget(driver, inner, key);
         Ok(())
     })
 }
@@ -152,9 +234,11 @@ pub(crate) extern "C" fn get_function(
     name: Text,
 ) -> CuResult {
     api(|| {
-        with_context(|_, inner, _| {
+        with_context(|driver, inner, context| {
             to.required()?;
-            to.set(handle(function(inner, module, name, false)?));
+            let found = function(inner, module, name, false)?;
+            load_code(driver, inner, module as u64, context)?;
+            to.set(handle(found));
             Ok(())
         })
     })
@@ -191,7 +275,7 @@ pub(crate) extern "C" fn get_global(
 pub(crate) extern "C" fn loading_mode(mode: Out<c_uint>) -> CuResult {
     api(|| {
         driver()?;
-        mode.required()?.set(1);
+        mode.required()?.set(if eager() { 1 } else { 2 });
         Ok(())
     })
 }
@@ -223,9 +307,14 @@ pub(crate) extern "C" fn library_kernel(
     name: Text,
 ) -> CuResult {
     api(|| {
-        with(|_, inner| {
+        with(|driver, inner| {
             to.required()?;
-            to.set(handle(function(inner, library, name, true)?));
+            let found = function(inner, library, name, true)?;
+            // A library belongs to no context: it is loaded where it is used.
+            if let Ok(context) = current(inner) {
+                load_code(driver, inner, library as u64, context)?;
+            }
+            to.set(handle(found));
             Ok(())
         })
     })
@@ -244,9 +333,10 @@ pub(crate) extern "C" fn kernel_function(
     kernel: cuda::Function,
 ) -> CuResult {
     api(|| {
-        with_context(|_, inner, _| {
+        with_context(|driver, inner, context| {
             to.required()?;
-            known(inner, kernel)?;
+            let module = known(inner, kernel)?.module;
+            load_code(driver, inner, module, context)?;
             to.set(kernel);
             Ok(())
         })

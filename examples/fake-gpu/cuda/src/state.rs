@@ -24,6 +24,7 @@ use crate::graph::Graph;
 use crate::graph_exec::Exec;
 use crate::graph_memory::GraphMemory;
 use crate::green::{Description, Green};
+use crate::host_calls::Calls;
 use crate::memory::Allocation;
 use crate::module::{Function, Module};
 use crate::pool::Pool;
@@ -105,6 +106,7 @@ pub(crate) struct Driver {
     /// Ordinal -> device of the node (after `CUDA_VISIBLE_DEVICES`).
     pub(crate) visible: Vec<u32>,
     inner: Mutex<Inner>,
+    pub(crate) host_calls: Calls,
 }
 
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
@@ -118,8 +120,9 @@ pub(crate) fn life() -> u64 {
     FORKS.load(Relaxed)
 }
 
-/// The driver, if `cuInit` was called in this process.
+/// The driver, if `cuInit` was called in this process. Host functions that it calls must not call it.
 pub(crate) fn driver() -> Api<&'static Driver> {
+    ensure(!thread::in_callbacks(), CuResult::NOT_PERMITTED)?;
     let driver = DRIVER.load(Acquire);
     // SAFETY: null, or a box that was leaked by `init`; it is never freed.
     unsafe { driver.as_ref() }.ok_or(CuResult::NOT_INITIALIZED)
@@ -196,7 +199,8 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
         });
         let mut inner = Inner::default();
         inner.primaries.resize_with(visible.len(), Primary::default);
-        let driver = Box::new(Driver { node, process, visible, inner: Mutex::new(inner) });
+        let (inner, host_calls) = (Mutex::new(inner), Calls::default());
+        let driver = Box::new(Driver { node, process, visible, inner, host_calls });
         DRIVER.store(Box::into_raw(driver), Release);
         Ok(())
     })

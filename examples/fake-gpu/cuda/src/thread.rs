@@ -17,6 +17,7 @@ struct Local {
     id: Cell<u64>,
     mode: Cell<u32>,
     depth: Cell<usize>,
+    callbacks: Cell<bool>,
     stack: [Cell<u64>; DEPTH],
 }
 
@@ -27,6 +28,7 @@ thread_local! {
             id: Cell::new(0),
             mode: Cell::new(CAPTURE_MODE_GLOBAL),
             depth: Cell::new(0),
+            callbacks: Cell::new(false),
             stack: [const { Cell::new(0) }; DEPTH],
         }
     };
@@ -43,6 +45,7 @@ fn with<T>(body: impl FnOnce(&Local) -> T) -> T {
             local.id.set(NEXT.fetch_add(1, Relaxed));
             local.mode.set(CAPTURE_MODE_GLOBAL);
             local.depth.set(0);
+            local.callbacks.set(false);
         }
         body(local)
     })
@@ -105,4 +108,14 @@ pub(crate) fn mode() -> u32 {
 /// Changes it and returns the old one.
 pub(crate) fn exchange_mode(mode: u32) -> u32 {
     with(|local| local.mode.replace(mode))
+}
+
+/// This thread is the driver's, for host functions.
+pub(crate) fn enter_callbacks() {
+    with(|local| local.callbacks.set(true));
+}
+
+/// Whether it is.
+pub(crate) fn in_callbacks() -> bool {
+    LOCAL.with(|local| local.callbacks.get() && local.life.get() == state::life())
 }

@@ -246,6 +246,84 @@ fn managed_memory_counts_where_it_is() {
 }
 
 #[test]
+fn managed_memory_that_belongs_on_the_host_stays_there() {
+    isolated("managed_memory_that_belongs_on_the_host_stays_there", SMALL, || {
+        let gpu = Gpu::open();
+        let (before, size) = (free_memory(), 100 << 20);
+        let mut address = 0;
+        ok(cuMemAllocManaged(&mut address, size, 1));
+        let fill = || ok(cuMemsetD8_v2(address, 1, size));
+        // To the host; the device reaches it there.
+        ok(cuMemAdvise(address, size, 3, -1));
+        ok(cuMemAdvise(address, size, 5, gpu.device));
+        fill();
+        assert_eq!(free_memory(), before);
+        // Asking for it moves it all the same, and advice moves nothing.
+        ok(cuMemPrefetchAsync(address, size, gpu.device, null()));
+        assert_eq!(before - free_memory(), 100 * MIB);
+        ok(cuMemAdvise(address, size, 3, -1));
+        assert_eq!(before - free_memory(), 100 * MIB);
+        ok(cuMemPrefetchAsync(address, size, -1, null()));
+        assert_eq!(free_memory(), before);
+        ok(cuMemAdvise_v2(address, size, 4, MemLocation { kind: 0, id: 0 }));
+        fill();
+        assert_eq!(before - free_memory(), 100 * MIB);
+        let missing = MemLocation { kind: 1, id: 9 };
+        assert_eq!(cuMemAdvise_v2(address, size, 3, missing), INVALID_DEVICE);
+        assert_eq!(cuMemAdvise(address, size + 1, 3, -1), INVALID_VALUE);
+        assert_eq!(cuMemAdvise(address, size, 7, -1), INVALID_VALUE);
+        ok(cuMemFree_v2(address));
+        assert_eq!(free_memory(), before);
+    });
+}
+
+/// Text of a module with three MiB of code.
+fn large_image() -> Vec<u8> {
+    let mut image = b".version 8.0\n.visible .entry k() { ret; }\n".to_vec();
+    image.resize(3 << 20, b'\n');
+    image.push(0);
+    image
+}
+
+#[test]
+fn code_takes_memory_once_something_in_it_is_asked_for() {
+    isolated("code_takes_memory_once_something_in_it_is_asked_for", SMALL, || {
+        let gpu = Gpu::open();
+        let (before, image) = (free_memory(), large_image());
+        let (image, none) = (image.as_ptr().cast(), std::ptr::null());
+        let (mut module, mut function, mut library, mut kernel) = (null(), null(), null(), null());
+        ok(cuModuleLoadData(&mut module, image));
+        assert_eq!(free_memory(), before);
+        ok(cuModuleGetFunction(&mut function, module, c"k".as_ptr()));
+        ok(cuModuleGetFunction(&mut function, module, c"k".as_ptr()));
+        assert_eq!(before - free_memory(), 4 * MIB);
+        ok(cuModuleUnload(module));
+        assert_eq!(free_memory(), before);
+        // A library is loaded in each context that uses it.
+        ok(cuLibraryLoadData(&mut library, image, none, none, 0, none, none, 0));
+        ok(cuLibraryGetKernel(&mut kernel, library, c"k".as_ptr()));
+        assert_eq!(before - free_memory(), 4 * MIB);
+        let (mut context, mut loaded) = (null(), 2);
+        ok(cuCtxCreate_v2(&mut context, 0, gpu.device));
+        ok(cuFuncIsLoaded(&mut loaded, kernel));
+        assert_eq!(loaded, 0);
+        let no = std::ptr::null_mut();
+        ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null(), no, no));
+        ok(cuFuncIsLoaded(&mut loaded, kernel));
+        assert_eq!(loaded, 1);
+        assert_eq!(before - free_memory(), (128 + 8) * MIB);
+        ok(cuCtxDestroy_v2(context));
+        assert_eq!(before - free_memory(), 4 * MIB);
+        ok(cuLibraryUnload(library));
+        assert_eq!(free_memory(), before);
+        // There has to be room.
+        ok(cuModuleLoadData(&mut module, image));
+        ok(alloc(before - MIB).0);
+        assert_eq!(cuModuleGetFunction(&mut function, module, c"k".as_ptr()), OUT_OF_MEMORY);
+    });
+}
+
+#[test]
 fn graph_memory_is_taken_at_launch_and_kept_until_it_is_trimmed() {
     isolated("graph_memory_is_taken_at_launch_and_kept_until_it_is_trimmed", SMALL, || {
         let gpu = Gpu::open();

@@ -63,6 +63,19 @@ impl Op {
         Self { seq: 0, value: ns, kind: kind as u32, target: NONE, generation: 0, started: 0 }
     }
 
+    /// A wait until another stream has got to a position.
+    #[must_use]
+    pub fn wait(stream: StreamId, position: u64) -> Self {
+        Self {
+            seq: 0,
+            value: position,
+            kind: Kind::Wait as u32,
+            target: stream.slot,
+            generation: stream.generation,
+            started: 0,
+        }
+    }
+
     /// Whether it holds the device.
     #[must_use]
     pub fn is_work(&self) -> bool {

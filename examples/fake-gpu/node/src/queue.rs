@@ -6,6 +6,9 @@ use crate::layout::{
     QUEUE_DEPTH, State, StreamId,
 };
 
+/// Assumed of what nobody has queued yet.
+const UNKNOWN_NS: u64 = 50_000;
+
 /// Why something could not be queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
@@ -248,17 +251,8 @@ impl State {
         {
             return Ok(());
         }
-        self.push(
-            stream,
-            Op {
-                seq: 0,
-                value: event.position,
-                kind: Kind::Wait as u32,
-                target: event.stream,
-                generation: event.stream_generation,
-                started: 0,
-            },
-        )?;
+        let to = StreamId { slot: event.stream, generation: event.stream_generation };
+        self.push(stream, Op::wait(to, event.position))?;
         Ok(())
     }
 
@@ -318,7 +312,8 @@ impl State {
         }
         let stream = &self.streams[id.slot as usize];
         let mut work = 0_u64;
-        let mut blocked = 0;
+        // What is not even queued yet depends on somebody's doing: look again soon, not all the time.
+        let mut blocked = if position > stream.tail { UNKNOWN_NS } else { 0 };
         for at in stream.head..position.min(stream.tail) {
             let op = &self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize];
             if op.is_work() {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use utils::driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
 
-use utils::driver::cuda::{DevResource, IpcMemHandle};
+use utils::driver::cuda::{DevResource, HostFunction, IpcMemHandle, MemLocation, StreamCallback};
 
 /// Marks a process that runs the body of one test.
 const BODY: &str = "FAKE_CUDA_TEST_BODY";
@@ -230,6 +230,18 @@ driver! {
         node: &mut Ptr, g: Ptr, after: *const Ptr, edges: *const u64, n: usize, p: *mut c_void,
     );
     cuGraphAddEmptyNode(node: &mut Ptr, g: Ptr, after: *const Ptr, n: usize);
+    cuGraphAddHostNode(node: &mut Ptr, g: Ptr, after: *const Ptr, n: usize, p: *const c_void);
+    cuLaunchHostFunc(stream: Ptr, function: Option<HostFunction>, data: Ptr);
+    cuStreamAddCallback(stream: Ptr, function: Option<StreamCallback>, data: Ptr, flags: u32);
+    cuMemAdvise(address: u64, size: usize, advice: u32, device: i32);
+    cuMemAdvise_v2(address: u64, size: usize, advice: u32, location: MemLocation);
+    cuLibraryLoadData(
+        library: &mut Ptr, image: *const c_void, a: *const c_void, b: *const c_void, c: u32,
+        d: *const c_void, e: *const c_void, f: u32,
+    );
+    cuLibraryGetKernel(kernel: &mut Ptr, library: Ptr, name: *const i8);
+    cuLibraryUnload(library: Ptr);
+    cuFuncIsLoaded(state: &mut u32, function: Ptr);
     cuGraphClone(clone: &mut Ptr, graph: Ptr);
     cuGraphNodeFindInClone(node: &mut Ptr, original: Ptr, clone: Ptr);
     cuGraphGetNodes(graph: Ptr, nodes: *mut Ptr, count: &mut usize);
