@@ -118,9 +118,6 @@ fn serve() {
     let calls = &driver.host_calls;
     loop {
         let mut waiting = calls.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if LIFE.load(Acquire) == TAKEN_DOWN {
-            return;
-        }
         let mut least = u64::MAX;
         let ready = {
             let node = driver.node.lock();
@@ -130,6 +127,10 @@ fn serve() {
                 node.passed(call.stream.slot, call.stream.generation, call.position)
             })
         };
+        if LIFE.load(Acquire) == TAKEN_DOWN {
+            // The streams ended with the process's registration, not with their work.
+            return;
+        }
         let Some(ready) = ready else {
             let pause = Duration::from_nanos(least.clamp(20_000, 20_000_000));
             drop(calls.more.wait_timeout(waiting, pause));
