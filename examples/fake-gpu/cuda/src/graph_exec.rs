@@ -158,21 +158,15 @@ fn apply(inner: &mut Inner, works: &[Work]) -> Api {
 
 /// Submits what a graph runs, and says where the stream is when it is over: what lies between two
 /// host functions is one piece of work.
-fn run(driver: &'static Driver, target: stream::Target, works: &[Work]) -> Api<u64> {
+fn run(driver: &Driver, target: stream::Target, works: &[Work]) -> Api<u64> {
     let mut end = 0;
-    for (index, part) in works.split(|work| matches!(work, Work::Host(_))).enumerate() {
-        if index > 0 {
-            let host = works.iter().filter_map(|work| match work {
-                Work::Host(function) => Some(*function),
-                _ => None,
-            });
-            if let Some(function) = host.skip(index - 1).next() {
-                host_calls::put(driver, target, function)?;
-            }
-        }
+    for part in works.split_inclusive(|work| matches!(work, Work::Host(_))) {
         let (ns, kernel) = length(part);
         let kind = if kernel { OpKind::Kernel } else { OpKind::Copy };
         end = driver.node.submit(target.id, Op::work(kind, ns)).map_err(queue_error)?;
+        if let Some(Work::Host(function)) = part.last() {
+            end = host_calls::put(driver, target, *function)?;
+        }
     }
     Ok(end)
 }

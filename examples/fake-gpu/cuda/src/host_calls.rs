@@ -72,8 +72,8 @@ pub(crate) struct Calls {
     served: AtomicBool,
 }
 
-/// Puts a function into a stream.
-pub(crate) fn put(driver: &'static Driver, target: Target, function: Function) -> Api {
+/// Puts a function into a stream, and says where the stream is when it has returned.
+pub(crate) fn put(driver: &Driver, target: Target, function: Function) -> Api<u64> {
     let (_, device) = device_of(&driver.inner(), target.context)?;
     let gate = driver
         .node
@@ -95,7 +95,7 @@ pub(crate) fn put(driver: &'static Driver, target: Target, function: Function) -
         ensure(started, CuResult::OPERATING_SYSTEM)?;
     }
     calls.more.notify_one();
-    Ok(())
+    Ok(end)
 }
 
 /// The program's signals are not for the driver's thread: a thread inherits what is blocked.
@@ -162,7 +162,7 @@ pub(crate) extern "C" fn launch<const P: bool>(
             }
             target
         };
-        put(driver, target, function)
+        put(driver, target, function).map(|_| ())
     })
 }
 
@@ -184,6 +184,6 @@ pub(crate) extern "C" fn add_callback<const P: bool>(
             target
         };
         let (stream, data) = (stream as u64, data as u64);
-        put(driver, target, Function::Callback { function, stream, data })
+        put(driver, target, Function::Callback { function, stream, data }).map(|_| ())
     })
 }
