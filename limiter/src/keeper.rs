@@ -103,7 +103,7 @@ fn keep() {
 /// Looks at each device. `true`: look again soon.
 fn look(reconciler: &mut Reconciler) -> bool {
     let Some(runtime) = runtime::existing() else { return false };
-    let limited = runtime.devices().into_iter().filter(|device| device.has_memory_limit());
+    let limited = runtime.devices().filter(|device| device.has_memory_limit());
     limited.filter(|device| reconciler.look(device)).count() > 0
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Runtime {
     session_dir: Mutex<Option<PathBuf>>,
     devices: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
+    /// The devices that have a limit and have been used, null behind the last: for reading without a lock.
+    used: [AtomicPtr<Device>; MAX_DEVICES],
 }
 
 static RUNTIME: AtomicPtr<Runtime> = AtomicPtr::new(ptr::null_mut());
@@ -118,6 +120,7 @@ impl Runtime {
             session_dir: Mutex::new(None),
             devices: Mutex::new(HashMap::new()),
             by_ordinal: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
+            used: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
         }
     }
 
@@ -245,7 +248,15 @@ impl Runtime {
                 Some(dir) => dir.clone(),
                 None => dir.insert(device::session_dir(config)?).clone(),
             };
-            Device::new(uuid, &limits, &dir).map(|device| Some(&*Box::leak(Box::new(device))))
+            let Some(place) = self.used.iter().find(|used| used.load(Ordering::Relaxed).is_null())
+            else {
+                return Err(Refused(format!(
+                    "device {uuid}: {MAX_DEVICES} devices can be limited in one process"
+                )));
+            };
+            let device = Box::leak(Box::new(Device::new(uuid, &limits, &dir)?));
+            place.store(device, Ordering::Release);
+            Ok(Some(device))
         });
         match made {
             Ok(Some(device)) => self.verdict_on(device),
@@ -255,9 +266,9 @@ impl Runtime {
     }
 
     /// The devices that have a limit and have been used.
-    pub(crate) fn devices(&self) -> Vec<&'static Device> {
-        let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        devices.values().filter_map(|made| made.as_ref().ok().copied().flatten()).collect()
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
+        // SAFETY: null, or leaked and never freed.
+        self.used.iter().map_while(|used| unsafe { used.load(Ordering::Acquire).as_ref() })
     }
 
     /// The device of the calling thread's current context; `Free` where there is none.

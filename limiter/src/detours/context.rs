@@ -270,7 +270,7 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
     let original = || unsafe { (call.original)(green) };
     let handle = green as usize;
     let found = runtime::existing().and_then(|runtime| {
-        let mut devices = runtime.devices().into_iter();
+        let mut devices = runtime.devices();
         devices.find_map(|device| Some((device, device.contexts.ordinal_of_green(handle)?)))
     });
     let Some((limited, device)) = found else { return original() };
@@ -285,8 +285,8 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
 /// Destroying a context, or giving up the only reference that a program can have to one it made.
 fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let handle = context as usize;
-    let device = runtime::existing()
-        .and_then(|runtime| runtime.devices().into_iter().find(|d| d.contexts.has(handle)));
+    let device =
+        runtime::existing().and_then(|runtime| runtime.devices().find(|d| d.contexts.has(handle)));
     let _alone = device.map(|device| {
         let alone = device.contexts.change();
         compute::context_ends(device.gate(), handle);

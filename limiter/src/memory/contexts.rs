@@ -57,6 +57,7 @@ impl Contexts {
     /// made by a call for contexts, which are green ones, the primary context.
     pub(crate) fn owner(&self, current: usize) -> usize {
         match self.primary() {
+            primary if current == primary => current,
             primary if current == 0 || primary == 0 || self.has(current) => current,
             primary => primary,
         }

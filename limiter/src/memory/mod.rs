@@ -44,7 +44,7 @@ pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<V
     graphs::refresh(device, false);
     let page = device.page_reaped()?;
     let (limit, used) = (page.memory_limit.load(Relaxed), page.used.load(Relaxed));
-    if oversubscribe::is_on(device) {
+    if oversubscribe::is_allowed_by(page) {
         // What does not fit on the device is placed on the host.
         let free = limit.saturating_sub(used);
         return Some(View { total: limit, free, used: used.min(limit) });

@@ -23,7 +23,7 @@ use utils::driver::cuda::{
     Stream,
 };
 use utils::ledger::Place;
-use utils::page::layout::Kind;
+use utils::page::layout::{Kind, Layout};
 
 /// `CU_MEM_ADVISE_SET_PREFERRED_LOCATION`
 pub(crate) const ADVICE_PREFERRED_LOCATION: c_uint = 3;
@@ -64,9 +64,12 @@ fn put_off() -> MutexGuard<'static, Vec<Free>> {
 
 /// Whether a session may use more of a device's memory than is on the device for it.
 pub(crate) fn is_on(device: &Device) -> bool {
-    device
-        .page()
-        .is_some_and(|page| page.memory_real.load(Relaxed) < page.memory_limit.load(Relaxed))
+    device.page().is_some_and(is_allowed_by)
+}
+
+/// Whether the limits of a page say so.
+pub(super) fn is_allowed_by(page: &Layout) -> bool {
+    page.memory_real.load(Relaxed) < page.memory_limit.load(Relaxed)
 }
 
 /// Runs an allocating call for `bytes` of a device's memory; where the real share is used up, or the
@@ -79,9 +82,6 @@ pub(crate) fn allocate(
     on_host: impl FnOnce() -> CuResult,
     address: impl Fn() -> DevicePtr,
 ) -> CuResult {
-    if !is_on(device) {
-        return super::allocate(device, kind, bytes, call, || Handle::Address(address()));
-    }
     if charge::reserve(device, kind, bytes) {
         let result = call();
         if result.is_ok() {
@@ -90,9 +90,11 @@ pub(crate) fn allocate(
             return result;
         }
         charge::release(device, kind, bytes);
-        if result != CuResult::OUT_OF_MEMORY {
+        if result != CuResult::OUT_OF_MEMORY || !is_on(device) {
             return result;
         }
+    } else if !is_on(device) {
+        return charge::refused(device, bytes);
     }
     instead(device, bytes, on_host, address)
 }

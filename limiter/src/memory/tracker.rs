@@ -115,12 +115,12 @@ impl Tracker {
 /// another device's context, or with none.
 pub(crate) fn take(handle: Handle) -> Option<(&'static Device, Allocation)> {
     let runtime = runtime::existing()?;
-    runtime.devices().into_iter().find_map(|device| Some((device, device.tracker.take(handle)?)))
+    runtime.devices().find_map(|device| Some((device, device.tracker.take(handle)?)))
 }
 
 /// What an allocation was charged as, on whatever device it is.
 pub(crate) fn kind_of(handle: Handle) -> Option<Kind> {
-    runtime::existing()?.devices().into_iter().find_map(|device| device.tracker.kind_of(handle))
+    runtime::existing()?.devices().find_map(|device| device.tracker.kind_of(handle))
 }
 
 #[cfg(test)]

@@ -61,6 +61,19 @@ fn cut_short_where_the_program_has_closed_the_descriptor() {
     damaged(&seat, "it has 0 bytes instead of");
 }
 
+/// Nobody can tell any more how long the file is.
+#[test]
+fn cut_short_without_a_descriptor_and_a_name() {
+    let (dir, seat, path) = stage();
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    seat.close_descriptor();
+    fs::remove_file(&path).unwrap();
+    seat.book().unwrap().reserve(seat.slot(), Kind::Data, 1).unwrap();
+    file.set_len(4096).unwrap();
+    damaged(&seat, "it has been cut short");
+    drop(dir);
+}
+
 #[test]
 fn filled_with_noise() {
     for byte in [0_u8, 0x5a, 0xff] {

@@ -1,7 +1,7 @@
 //! Making, checking and mapping a page's file.
 
 use super::layout::{Layout, MAGIC, SLOTS, VERSION};
-use super::{PageError, SessionLimits, Summary, alive};
+use super::{PageError, SessionLimits, Summary, alive, probe};
 use crate::uuid::DeviceUuid;
 use core::sync::atomic::Ordering::Relaxed;
 use memmap2::{MmapOptions, MmapRaw};
@@ -115,8 +115,19 @@ impl Page {
         Ok(self.layout())
     }
 
+    #[inline]
     fn check(&self) -> Result<(), String> {
-        // Reading behind the end of a file that was cut short ends the process.
+        let layout = self.layout();
+        // Where the end is there, everything is.
+        match probe::is_readable(&layout.end) {
+            Some(true) if layout.end.load(Relaxed) == MAGIC => header(layout),
+            readable => self.check_length(readable),
+        }
+    }
+
+    /// Why the end of the page is not there, or not to be told by a look at it.
+    #[cold]
+    fn check_length(&self, readable: Option<bool>) -> Result<(), String> {
         let length = match rustix::fs::fstat(&self.file) {
             Ok(found) if (found.st_dev, found.st_ino) == self.identity => Some(found.st_size),
             // Under the file's own name then; without one, only who has it open can still change it.
@@ -127,6 +138,7 @@ impl Page {
         };
         match length.map(|length| u64::try_from(length).unwrap_or(0)) {
             Some(length) if length != LENGTH => Err(wrong_length(length)),
+            None if readable == Some(false) => Err("it has been cut short".to_owned()),
             _ => header(self.layout()),
         }
     }
@@ -214,6 +226,9 @@ fn header(layout: &Layout) -> Result<(), String> {
     if high_water as usize > SLOTS {
         return Err(format!("it says that {high_water} of its {SLOTS} slots were used"));
     }
+    if layout.end.load(Relaxed) != MAGIC {
+        return Err("it does not end like a page".to_owned());
+    }
     Ok(())
 }
 
@@ -266,6 +281,7 @@ fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result
         // SAFETY: as in `Page::layout`.
         let layout = unsafe { &*map.as_ptr().cast::<Layout>() };
         layout.magic.store(MAGIC, Relaxed);
+        layout.end.store(MAGIC, Relaxed);
         layout.version.store(VERSION, Relaxed);
         layout.slot_count.store(u32::try_from(SLOTS).unwrap_or(u32::MAX), Relaxed);
         for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 /// "sluicepg" in ASCII.
 pub const MAGIC: u64 = 0x736c_7569_6365_7067;
 /// Version of this layout.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Processes that one session can have on one device.
 pub const SLOTS: usize = 4096;
 /// A memory limit that limits nothing.
@@ -127,6 +127,10 @@ pub struct Layout {
     pub on_host: AtomicU64,
     /// When the dead were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
     pub reaped_at_ns: AtomicU64,
+    /// Nothing yet.
+    pub unused: [AtomicU64; 493],
+    /// [`MAGIC`] again: gone where the file has been cut short, however little.
+    pub end: AtomicU64,
 }
 
 #[cfg(test)]
@@ -143,6 +147,7 @@ mod tests {
         assert_eq!(offset_of!(Layout, busy_until_ns), 120);
         assert_eq!(offset_of!(Layout, slots), 128);
         assert_eq!(offset_of!(Layout, on_host), 128 + 4096 * 128);
+        assert_eq!(offset_of!(Layout, end) + 8, size_of::<Layout>());
         assert_eq!(size_of::<Slot>(), 128);
         assert_eq!(size_of::<Layout>(), 4096 * 129);
     }

@@ -11,6 +11,7 @@ mod interleavings;
 pub mod layout;
 mod limits;
 mod lock;
+mod probe;
 mod seat;
 mod summary;
 
