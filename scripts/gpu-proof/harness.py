@@ -106,12 +106,12 @@ class Harness:
     def tenant(self, *arguments):
         return [self.tool("tenant"), *(str(argument) for argument in arguments)]
 
-    def start(self, command, env=None):
+    def start(self, command, env=None, stdin=subprocess.DEVNULL):
         """Starts a program in a process group of its own."""
         self.log(f"$ {' '.join(map(str, command))}")
         return subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
