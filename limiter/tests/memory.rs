@@ -10,6 +10,8 @@ use common::{
     eventually, first_device, outcome, start,
 };
 use std::process::Command;
+use utils::page::layout::Kind;
+use utils::page::{Page, SessionLimits};
 
 const CHUNK: u64 = 32 * MIB;
 /// Above every limit here, below what the device has.
@@ -158,13 +160,39 @@ fn what_a_killed_process_held_is_free_within_a_second() {
     // A second process of the session finds no room, not even for its context.
     let full = |outcome: &Outcome| outcome.code() != 0 && outcome.stderr.contains("memory limit");
     let small = ["mem", "--api", "alloc", "--chunk", "32MiB", "--cap", "32MiB"];
-    eventually("the first process takes everything", || full(&outcome(limited().args(small))));
+    let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
+    eventually("the first process takes everything", || {
+        let page = Page::open_existing(&page).ok();
+        page.and_then(|page| page.summary().ok()).is_some_and(|found| found.total() == GIB)
+    });
+    let refused = outcome(limited().args(small));
+    assert!(full(&refused), "{refused:#?}");
     holder.kill();
     let died = std::time::Instant::now();
     let _ = holder.end();
     let again = tenant(&mut limited(), "alloc");
     assert!(died.elapsed().as_secs_f64() < 1.0, "{:?}", died.elapsed());
     stopped_at(GIB, &again);
+}
+
+/// A limit that is lowered below what is in use refuses growth, and nothing else.
+#[test]
+fn what_a_pool_has_can_be_used_under_a_lower_limit() {
+    let stage = Stage::new();
+    let program = stage.compile("steps.c", "steps", &[]);
+    let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
+    let steps = ["async:320", "sleep:1000", "freeasync", "async:320", "async:32"];
+    let mut command = stage.limited(&program);
+    let running = start(command.args(steps).env(MEMORY_LIMIT, first_device("1GiB")));
+    let open = || Page::open_existing(&page).ok();
+    let used = || Some(open()?.summary().ok()?.bytes(Kind::Pool));
+    eventually("the first allocation", || used() == Some(320 * MIB));
+    let limits = SessionLimits { memory: CONTEXT + 64 * MIB, ..SessionLimits::default() };
+    open().unwrap().change_limits(&limits).unwrap();
+    let outcome = running.end().succeeded();
+    let results: Vec<&str> =
+        outcome.stdout.split_whitespace().filter(|word| word.starts_with("async=")).collect();
+    assert_eq!(results, ["async=0", "async=0", "async=2"], "{outcome:#?}");
 }
 
 /// The new program has the old one's pid and start time, and nothing of its memory.

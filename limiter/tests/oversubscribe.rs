@@ -151,7 +151,7 @@ fn a_free_in_the_order_of_a_stream_is_put_off() {
 #[test]
 fn what_cannot_be_placed_on_the_host_is_refused_and_said() {
     let host = Host::new(2048, 1024);
-    let outcome = host.steps(&[
+    let mut command = host.command(&[
         "alloc:400",
         "create:200",
         "create:200",
@@ -159,9 +159,14 @@ fn what_cannot_be_placed_on_the_host_is_refused_and_said() {
         "ipc",
         "bring",
         "fill",
-        "sleep:300",
+        "sleep:1500",
         "where",
     ]);
+    let running = start(&mut command);
+    eventually("on the host", || host.has(Kind::Oversubscribed) == 200);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(host.on_device(), USED + 400);
+    let outcome = running.end().succeeded();
     assert_eq!(values(&outcome, "create"), [2, 2], "{outcome:#?}");
     assert_eq!(values(&outcome, "ipc"), [801], "{outcome:#?}");
     assert_eq!(values(&outcome, "bring"), [0], "{outcome:#?}");

@@ -1,7 +1,9 @@
 //! Memory that was placed on the host because the real share is used up: it stays there.
 
 use super::Call;
-use crate::memory::oversubscribe::{self, ADVICE_PREFERRED_LOCATION};
+use crate::memory::oversubscribe::{
+    self, ADVICE_NO_PREFERRED_LOCATION, ADVICE_PREFERRED_LOCATION, ADVICE_READ_MOSTLY,
+};
 use crate::report;
 use core::ffi::{c_uint, c_void};
 use utils::driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
@@ -18,7 +20,11 @@ macros::detours! {
 
 /// Advice is a hint: one that would bring the memory to the device is not passed on.
 fn stays(at: DevicePtr, advice: c_uint) -> bool {
-    advice == ADVICE_PREFERRED_LOCATION && oversubscribe::is_on_host(at)
+    let moves = matches!(
+        advice,
+        ADVICE_READ_MOSTLY | ADVICE_PREFERRED_LOCATION | ADVICE_NO_PREFERRED_LOCATION
+    );
+    moves && oversubscribe::is_on_host(at)
 }
 
 fn advise(

@@ -57,11 +57,16 @@ fn anywhere(
     on_host: impl FnOnce() -> CuResult,
 ) -> CuResult {
     match runtime::get().current_device() {
-        Verdict::Limited(device) if device.has_memory_limit() && valid && !pointer.is_null() => {
+        Verdict::Limited(device) if device.has_memory_limit() => {
             // SAFETY: read after success only, when the driver or `on_host` has written there.
             let address = || unsafe { *pointer };
             let bytes = memory::linear_bytes(bytes);
-            oversubscribe::allocate(device, Kind::Data, bytes, original, on_host, address)
+            if valid && !pointer.is_null() {
+                oversubscribe::allocate(device, Kind::Data, bytes, original, on_host, address)
+            } else {
+                // The driver has the word, and what it accepts is charged all the same.
+                memory::allocate(device, Kind::Data, bytes, original, || Handle::Address(address()))
+            }
         }
         Verdict::Limited(_) | Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,

@@ -96,7 +96,7 @@ fn charged(
                 original,
                 address,
                 || {
-                    let _ = own::mem_free_async(address(), stream);
+                    let _ = own::mem_free_async(address(), named(stream, per_thread));
                 },
             );
             if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !oversubscribe::is_on(device) {

@@ -23,7 +23,7 @@ pub(crate) fn allocate(
     let result = call();
     if result.is_ok() {
         let context = current_context(device);
-        device.tracker.insert(handle(), Allocation { kind, bytes, context });
+        remember(device, handle(), Allocation { kind, bytes, context });
     } else {
         release(device, kind, bytes);
     }
@@ -75,11 +75,24 @@ pub(super) fn declined(device: &Device, asked: u64) -> CuResult {
     CuResult::OUT_OF_MEMORY
 }
 
-/// Gives bytes back to the session.
+/// Remembers an allocation. What had its handle before is gone, however that came about.
+pub(super) fn remember(device: &Device, handle: Handle, allocation: Allocation) {
+    if let Some(gone) = device.tracker.insert(handle, allocation) {
+        release(device, gone.kind, gone.bytes);
+    }
+}
+
+/// Gives bytes back to the session; while the book cannot be opened, as soon as it can.
 pub(super) fn release(device: &Device, kind: Kind, bytes: u64) {
-    let slot = device.seat().slot();
-    let released = device.book().map(|mut book| book.release(slot, kind, bytes));
-    if let Some(Err(damaged)) = released {
+    let seat = device.seat();
+    let released = match device.book() {
+        Some(mut book) => book.release(seat.slot(), kind, bytes),
+        None => {
+            seat.owe(kind, bytes);
+            Ok(())
+        }
+    };
+    if let Err(damaged) = released {
         crate::report::once(format_args!("device {}: {damaged}", device.uuid()));
     }
 }
@@ -96,7 +109,7 @@ pub(crate) fn free(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult 
     if result.is_ok() {
         release(device, allocation.kind, allocation.bytes);
     } else {
-        device.tracker.insert(handle, allocation);
+        remember(device, handle, allocation);
     }
     result
 }

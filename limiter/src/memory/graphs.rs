@@ -144,7 +144,12 @@ fn settle(ordinal: cuda::Device, in_flight: u64) {
     let mut graphs = graphs();
     let Some(account) = graphs.accounts.get_mut(&ordinal) else { return };
     let seat = account.device.seat();
-    let Some(mut book) = account.device.book() else { return };
+    let Some(mut book) = account.device.book() else {
+        let device = account.device;
+        drop(graphs);
+        release(device, Kind::Graph, in_flight);
+        return;
+    };
     let mut released = book.release(seat.slot(), Kind::Graph, in_flight);
     if let Some((reserved, used)) = figures.filter(|_| asked > account.asked) {
         if in_flight > 0 && reserved > account.charged {

@@ -25,8 +25,12 @@ use utils::driver::cuda::{
 use utils::ledger::Place;
 use utils::page::layout::{Kind, Layout};
 
+/// `CU_MEM_ADVISE_SET_READ_MOSTLY`: the device may have a copy.
+pub(crate) const ADVICE_READ_MOSTLY: c_uint = 1;
 /// `CU_MEM_ADVISE_SET_PREFERRED_LOCATION`
 pub(crate) const ADVICE_PREFERRED_LOCATION: c_uint = 3;
+/// `CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION`
+pub(crate) const ADVICE_NO_PREFERRED_LOCATION: c_uint = 4;
 /// `CU_MEM_ADVISE_SET_ACCESSED_BY`
 const ADVICE_ACCESSED_BY: c_uint = 5;
 /// `CU_DEVICE_CPU`
@@ -86,7 +90,7 @@ pub(crate) fn allocate(
         let result = call();
         if result.is_ok() {
             let allocation = Allocation { kind, bytes, context: current_context(device) };
-            device.tracker.insert(Handle::Address(address()), allocation);
+            charge::remember(device, Handle::Address(address()), allocation);
             return result;
         }
         charge::release(device, kind, bytes);
@@ -119,7 +123,7 @@ pub(crate) fn instead(
     let result = on_host();
     if result.is_ok() {
         let allocation = Allocation { kind, bytes, context: current_context(device) };
-        device.tracker.insert(Handle::Address(address()), allocation);
+        charge::remember(device, Handle::Address(address()), allocation);
         tracing::debug!("device {}: {bytes} bytes are placed on the host", device.uuid());
     } else {
         charge::release(device, kind, bytes);
@@ -169,13 +173,24 @@ pub(super) fn say_if_real_share_is_used_up(device: &Device, bytes: u64) {
 }
 
 /// Whether an address is the start of memory that was placed on the host.
-pub(crate) fn is_on_host(address: DevicePtr) -> bool {
+fn starts_on_host(address: DevicePtr) -> bool {
     USED.load(Relaxed) && tracker::kind_of(Handle::Address(address)) == Some(Kind::Oversubscribed)
+}
+
+/// Whether an address is in memory that was placed on the host.
+pub(crate) fn is_on_host(address: DevicePtr) -> bool {
+    if starts_on_host(address) {
+        return true;
+    }
+    let (mut start, mut bytes) = (0, 0);
+    USED.load(Relaxed)
+        && own::mem_address_range(&raw mut start, &raw mut bytes, address).is_ok()
+        && starts_on_host(start)
 }
 
 /// Frees memory that was placed on the host in the order of a stream; `None`: it is not such memory.
 pub(crate) fn free_async(address: DevicePtr, stream: Stream) -> Option<CuResult> {
-    if !is_on_host(address) {
+    if !starts_on_host(address) {
         return None;
     }
     let (device, allocation) = tracker::take(Handle::Address(address))?;
@@ -188,7 +203,7 @@ pub(crate) fn free_async(address: DevicePtr, stream: Stream) -> Option<CuResult>
             Some(CuResult::SUCCESS)
         }
         Err(result) => {
-            device.tracker.insert(Handle::Address(address), allocation);
+            charge::remember(device, Handle::Address(address), allocation);
             Some(result)
         }
     }

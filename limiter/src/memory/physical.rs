@@ -164,7 +164,15 @@ pub(crate) fn create(
     if result.is_ok() {
         let mut pieces = pieces();
         let name = pieces.make(Payer::This(device), bytes);
-        pieces.handles.insert(handle(), (name, 1));
+        let gone = pieces.handles.insert(handle(), (name, 1));
+        // What had the number before has been released, however that came about.
+        let freed =
+            pieces
+                .let_go(gone.into_iter().flat_map(|(name, references)| {
+                    core::iter::repeat_n(name, references as usize)
+                }));
+        drop(pieces);
+        freed.give_back();
     } else {
         release(device, Kind::Data, bytes);
     }

@@ -6,7 +6,7 @@
 //! called; afterwards the pool's charge is set to what it really has. Before anything is refused, pools
 //! are asked to give back what they do not use.
 
-use super::charge::{current_context, declined, release, reserve_plainly};
+use super::charge::{current_context, declined, release, remember, reserve_plainly};
 use super::graphs;
 use super::tracker::{Allocation, Handle};
 use crate::compute::undisturbing;
@@ -94,14 +94,15 @@ pub(crate) fn destroy(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRe
         for (address, bytes) in taken.live {
             living = living.saturating_add(bytes);
             let allocation = Allocation { kind: Kind::Pool, bytes, context };
-            device.tracker.insert(Handle::Address(address), allocation);
+            remember(device, Handle::Address(address), allocation);
         }
-        let seat = device.seat();
-        let Some(mut book) = device.book() else { return result };
         if living > taken.charged {
-            book.charge(seat.slot(), Kind::Pool, living - taken.charged);
+            let slot = device.seat().slot();
+            if let Some(mut book) = device.book() {
+                book.charge(slot, Kind::Pool, living - taken.charged);
+            }
         } else {
-            let _ = book.release(seat.slot(), Kind::Pool, taken.charged - living);
+            release(device, Kind::Pool, taken.charged - living);
         }
     }
     result
@@ -134,7 +135,12 @@ fn settle(pool: MemoryPool, in_flight: u64) {
         return;
     };
     let seat = device.seat();
-    let Some(mut book) = device.book() else { return };
+    let Some(mut book) = device.book() else {
+        let device = *device;
+        drop(pools);
+        release(device, Kind::Pool, in_flight);
+        return;
+    };
     let mut released = book.release(seat.slot(), Kind::Pool, in_flight);
     // A figure asked for later contains what this one does.
     if let Some(reserved) = reserved.filter(|_| asked > *last) {
@@ -184,28 +190,25 @@ pub(crate) fn allocate(
     address: impl Fn() -> u64,
     undo: impl Fn(),
 ) -> CuResult {
-    let made = |reserved: u64| {
+    let charged = || pools().get(&(pool as usize)).map_or(0, |pool| pool.charged);
+    // Runs the call with some bytes reserved; `None`: the pool has taken more than the limit leaves, and
+    // what was allocated is freed again. What the pool had already is the program's, whatever has become
+    // of the limit.
+    let attempt = |reserved: u64| {
+        let before = charged();
         let result = call();
         settle(pool, reserved);
-        result
-    };
-    let remember = |result: CuResult| {
-        if result.is_ok()
-            && let Some(pool) = pools().get_mut(&(pool as usize))
-        {
-            pool.live.insert(address(), bytes);
+        if !result.is_ok() {
+            return Some(result);
         }
-        result
-    };
-    // Runs the call with some bytes reserved; `None`: the pool has taken more than the limit leaves, and
-    // what was allocated is freed again.
-    let attempt = |reserved: u64| {
-        let result = made(reserved);
-        if result.is_ok() && is_over(device) {
+        if charged() > before && is_over(device) {
             undo();
             return None;
         }
-        Some(remember(result))
+        if let Some(pool) = pools().get_mut(&(pool as usize)) {
+            pool.live.insert(address(), bytes);
+        }
+        Some(result)
     };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
     if reserve_plainly(device, Kind::Pool, growth) {

@@ -79,10 +79,11 @@ impl Tracker {
         &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 
-    /// Remembers an allocation.
-    pub(crate) fn insert(&self, handle: Handle, allocation: Allocation) {
+    /// Remembers an allocation; tells what had its handle before.
+    #[must_use]
+    pub(super) fn insert(&self, handle: Handle, allocation: Allocation) -> Option<Allocation> {
         let mut shard = self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner);
-        shard.insert(handle, allocation);
+        shard.insert(handle, allocation)
     }
 
     /// Forgets an allocation.
@@ -136,7 +137,7 @@ mod tests {
             let handles =
                 |count: u64| (0..count).map(|n| Handle::Address(0x7f00_0000_0000 + n * step));
             for handle in handles(1600) {
-                tracker.insert(handle, allocation);
+                assert_eq!(tracker.insert(handle, allocation), None);
             }
             for shard in &tracker.shards {
                 let length = shard.lock().unwrap().len();

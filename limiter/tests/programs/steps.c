@@ -167,9 +167,12 @@ static void step(const char *what, long n) {
         int (*prefetch)(CUdeviceptr, size_t, CUdevice, CUstream);
         *(void **)&advise = need(library, "cuMemAdvise");
         *(void **)&prefetch = need(library, "cuMemPrefetchAsync");
-        result = advise(held[held_count - 1], MIB, 3, 0);
-        if (result == 0)
-            result = prefetch(held[held_count - 1], MIB, 0, NULL);
+        /* From its start, and from the middle; with every advice that may move it. */
+        for (int at = 0; at < 2; at++) {
+            CUdeviceptr part = held[held_count - 1] + (size_t)at * MIB;
+            result |= advise(part, MIB, 1, 0) | advise(part, MIB, 3, 0) | advise(part, MIB, 4, 0);
+            result |= prefetch(part, MIB, 0, NULL);
+        }
     } else if (!strcmp(what, "busy")) {
         result = spin(&d, spin_kernel(&d), (uint64_t)n * 1000, NULL);
     } else if (!strcmp(what, "sync")) {

@@ -159,12 +159,18 @@ fn a_lock_that_is_not_given_back() {
         assert!(error.to_string().contains(&child.to_string()), "{error}");
         assert!(begun.elapsed() < Duration::from_millis(longest), "{:?}", begun.elapsed());
     }
+    // What is given back meanwhile is not lost.
+    for bytes in [10, 20] {
+        seat.owe(Kind::Data, bytes);
+    }
+    assert_eq!(seat.look().unwrap().used.load(Relaxed), 100);
     // SAFETY: our own child.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, core::ptr::null_mut(), 0);
     }
-    assert_eq!(seat.book().unwrap().used(), 100);
+    assert_eq!(seat.book().unwrap().used(), 70);
+    assert_eq!(seat.book().unwrap().has(seat.slot(), Kind::Data), 70);
 }
 
 #[test]

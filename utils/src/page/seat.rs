@@ -1,11 +1,12 @@
 //! A process's place in a page, and the book that it opens from there.
 
-use super::layout::{Layout, SLOTS, Slot};
+use super::layout::{Kind, Layout, SLOTS, Slot};
 use super::lock::{Attempt, Seen, Step, number};
 use super::{Page, PageError, alive};
 use crate::ledger::Book;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use core::time::Duration;
 use rustix::thread::Timespec;
 use rustix::time::{ClockId, clock_gettime};
@@ -33,6 +34,14 @@ pub struct Seat {
     /// Keeps the threads of this process apart, so that the owner in the page is always another
     /// process.
     threads: Mutex<Own>,
+    owed: Owed,
+}
+
+/// Bytes to give back that could not be written down, by kind.
+#[derive(Debug, Default)]
+struct Owed {
+    any: AtomicBool,
+    bytes: [AtomicU64; 8],
 }
 
 /// What this process knows by itself, whatever the page says.
@@ -100,7 +109,13 @@ impl Seat {
         let pid = std::process::id();
         let start = alive::process_start(pid).unwrap_or(0);
         let slot = find_slot(&page, pid)?;
-        let seat = Self { page, slot, identity: (pid, start), threads: Mutex::default() };
+        let seat = Self {
+            page,
+            slot,
+            identity: (pid, start),
+            threads: Mutex::default(),
+            owed: Owed::default(),
+        };
         seat.enter(Purpose::Sitting)?.seat(slot, pid, start);
         Ok(seat)
     }
@@ -127,6 +142,24 @@ impl Seat {
     /// [`PageError::Busy`] where a living process keeps the book open.
     pub fn book(&self) -> Result<BookGuard<'_>, PageError> {
         self.enter(Purpose::Working)
+    }
+
+    /// Gives bytes back with the next opening of the book, where it cannot be opened now.
+    pub fn owe(&self, kind: Kind, bytes: u64) {
+        self.owed.bytes[kind as usize].fetch_add(bytes, Relaxed);
+        self.owed.any.store(true, Release);
+    }
+
+    /// Writes down what could not be written down when it was given back.
+    fn pay(&self, book: &mut Book<'_>) {
+        if !self.owed.any.load(Relaxed) || !self.owed.any.swap(false, AcqRel) {
+            return;
+        }
+        for kind in Kind::ALL {
+            let bytes = self.owed.bytes[kind as usize].swap(0, Relaxed);
+            // A slot that has fewer has none afterwards.
+            let _ = book.release(self.slot, kind, bytes);
+        }
     }
 
     fn enter(&self, purpose: Purpose) -> Result<BookGuard<'_>, PageError> {
@@ -161,6 +194,7 @@ impl Seat {
         if recount || audit {
             guard.recount();
         }
+        self.pay(&mut guard);
         Ok(guard)
     }
 

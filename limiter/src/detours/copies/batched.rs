@@ -217,6 +217,14 @@ fn prefetches(
     flags: c_ulonglong,
     stream: Stream,
 ) -> CuResult {
+    if count > 0 && !at.is_null() {
+        // SAFETY: as many addresses as said, which the driver is about to read.
+        let ranges = unsafe { slice::from_raw_parts(at, count) };
+        // It is a hint, and what was placed on the host is not to leave it.
+        if ranges.iter().any(|&at| oversubscribe::is_on_host(at)) {
+            return CuResult::SUCCESS;
+        }
+    }
     transfer(
         || sum_of_sizes(kind, sizes, count),
         stream,
