@@ -80,7 +80,7 @@ pub(crate) fn ring() {
 fn keep() {
     // This thread asks and frees while other threads may be capturing.
     let mut mode = CAPTURE_MODE_RELAXED;
-    let _ = own::exchange_capture_mode(&raw mut mode);
+    let _ = in_driver(|| own::exchange_capture_mode(&raw mut mode));
     let mut reconciler = Reconciler::default();
     let (mut looked, mut wanted) = (None::<Instant>, false);
     loop {
@@ -130,12 +130,13 @@ fn in_driver<R>(calls: impl FnOnce() -> R) -> R {
 /// Exit handlers run in the opposite order of their registration, and the driver registered its own
 /// earlier.
 fn watch_exit() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
+    // Not a `Once`, which a forked child may find taken by a thread that it does not have.
+    static WATCHED: AtomicBool = AtomicBool::new(false);
     PROCESS.store(std::process::id(), Relaxed);
-    ONCE.call_once(|| {
+    if !WATCHED.swap(true, AcqRel) {
         // SAFETY: the handler does not unwind.
         unsafe { libc::atexit(at_exit) };
-    });
+    }
 }
 
 extern "C" fn at_exit() {

@@ -12,9 +12,9 @@ use crate::runtime::Verdict;
 use core::ffi::{c_uint, c_void};
 use core::ptr;
 use utils::driver::nvml::{
-    NvmlDevice, NvmlReturn, ProcessDetail, ProcessDetailList, ProcessInfoV1, ProcessInfoV2,
-    ProcessUtilizationInfo, ProcessUtilizationSample, ProcessesUtilizationInfo,
-    VALUE_NOT_AVAILABLE,
+    NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, PROCESSES_UTILIZATION_VERSION,
+    ProcessDetail, ProcessDetailList, ProcessInfoV1, ProcessInfoV2, ProcessUtilizationInfo,
+    ProcessUtilizationSample, ProcessesUtilizationInfo, VALUE_NOT_AVAILABLE,
 };
 
 macros::detours! {
@@ -201,9 +201,13 @@ fn details(
         Verdict::Free => return original(),
         Verdict::Denied => return NvmlReturn::NO_PERMISSION,
     };
+    // Entries of another version would have another length.
+    if asked.version != PROCESS_DETAIL_LIST_VERSION {
+        return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
+    }
     let found = whole(|room: &mut c_uint, list| {
         let mut own = ProcessDetailList { count: *room, list, ..*asked };
-        // SAFETY: a list of as many entries as said; version and mode are for the driver to check.
+        // SAFETY: a list of as many entries as said; the mode is for the driver to check.
         let result = unsafe { (call.original)(device, &raw mut own) };
         *room = own.count;
         result
@@ -282,9 +286,12 @@ fn utilization_info(
         Verdict::Denied => return NvmlReturn::NO_PERMISSION,
     };
     let (version, last_seen) = (asked.version, asked.last_seen);
+    if version != PROCESSES_UTILIZATION_VERSION {
+        return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
+    }
     samples(limited, &raw mut asked.count, asked.list, |room, list| {
         let mut own = ProcessesUtilizationInfo { version, count: *room, last_seen, list };
-        // SAFETY: a list of as many entries as said; the version is for the driver to check.
+        // SAFETY: a list of as many entries as said, of this version.
         let result = unsafe { (call.original)(device, &raw mut own) };
         *room = own.count;
         result
