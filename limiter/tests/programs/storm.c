@@ -168,7 +168,7 @@ int main(int argc, char **argv) {
         return 95;
     int count = atoi(argv[2]);
     /* The workers end with this process, and this one in any case. */
-    alarm(60);
+    alarm(80);
     /* Loaded, and patched, once; started by each worker for itself. */
     d = driver_of(open_driver(RTLD_NOW));
     dlopen("libnvidia-ml.so.1", RTLD_NOW);
