@@ -120,7 +120,7 @@ impl Page {
         let layout = self.layout();
         // Where the end is there, everything is.
         match probe::is_readable(&layout.end) {
-            Some(true) if layout.end.load(Relaxed) == MAGIC => header(layout),
+            Some(true) if has_end(layout) => header(layout),
             readable => self.check_length(readable),
         }
     }
@@ -209,6 +209,12 @@ fn wrong_length(length: u64) -> String {
     format!("it has {length} bytes instead of {LENGTH}")
 }
 
+/// Whether the last bytes are those of a page; of a file that was cut short they are zero.
+#[inline]
+fn has_end(layout: &Layout) -> bool {
+    layout.end.iter().all(|cell| cell.load(Relaxed) == MAGIC)
+}
+
 /// Whether the fields can be those of a page.
 #[inline]
 fn header(layout: &Layout) -> Result<(), String> {
@@ -226,7 +232,7 @@ fn header(layout: &Layout) -> Result<(), String> {
     if high_water as usize > SLOTS {
         return Err(format!("it says that {high_water} of its {SLOTS} slots were used"));
     }
-    if layout.end.load(Relaxed) != MAGIC {
+    if !has_end(layout) {
         return Err("it does not end like a page".to_owned());
     }
     Ok(())
@@ -281,7 +287,7 @@ fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result
         // SAFETY: as in `Page::layout`.
         let layout = unsafe { &*map.as_ptr().cast::<Layout>() };
         layout.magic.store(MAGIC, Relaxed);
-        layout.end.store(MAGIC, Relaxed);
+        layout.end.iter().for_each(|cell| cell.store(MAGIC, Relaxed));
         layout.version.store(VERSION, Relaxed);
         layout.slot_count.store(u32::try_from(SLOTS).unwrap_or(u32::MAX), Relaxed);
         for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {

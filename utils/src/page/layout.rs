@@ -128,9 +128,9 @@ pub struct Layout {
     /// When the dead were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
     pub reaped_at_ns: AtomicU64,
     /// Nothing yet.
-    pub unused: [AtomicU64; 493],
+    pub unused: [AtomicU64; 490],
     /// [`MAGIC`] again: gone where the file has been cut short, however little.
-    pub end: AtomicU64,
+    pub end: [AtomicU64; 4],
 }
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(offset_of!(Layout, busy_until_ns), 120);
         assert_eq!(offset_of!(Layout, slots), 128);
         assert_eq!(offset_of!(Layout, on_host), 128 + 4096 * 128);
-        assert_eq!(offset_of!(Layout, end) + 8, size_of::<Layout>());
+        assert_eq!(offset_of!(Layout, end) + 32, size_of::<Layout>());
         assert_eq!(size_of::<Slot>(), 128);
         assert_eq!(size_of::<Layout>(), 4096 * 129);
     }
