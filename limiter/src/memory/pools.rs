@@ -8,7 +8,7 @@
 
 use super::charge::{current_context, declined, release, remember, reserve_plainly};
 use super::graphs;
-use super::tracker::{Allocation, Handle};
+use super::tracker::{self, Allocation, Handle};
 use crate::compute::undisturbing;
 use crate::device::Device;
 use crate::own;
@@ -82,20 +82,31 @@ pub(crate) fn device_of(pool: MemoryPool) -> Option<Option<&'static Device>> {
 /// charged by itself.
 pub(crate) fn destroy(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
     let taken = pools().remove(&(pool as usize));
-    // Nobody asks about it any more from here on.
-    drop(ASKING.get().write().unwrap_or_else(PoisonError::into_inner));
-    let result = call();
-    let Some(taken) = taken else { return result };
-    if !result.is_ok() {
-        pools().insert(pool as usize, taken);
-    } else if let Some(device) = taken.device {
+    // Other threads may free what is of the pool at any moment, and have to find it.
+    if let Some(Pool { device: Some(device), live, .. }) = &taken {
         let context = current_context(device);
-        let mut living = 0_u64;
-        for (address, bytes) in taken.live {
-            living = living.saturating_add(bytes);
+        for (&address, &bytes) in live {
             let allocation = Allocation { kind: Kind::Pool, bytes, context };
             remember(device, Handle::Address(address), allocation);
         }
+    }
+    // Nobody asks about it any more from here on.
+    drop(ASKING.get().write().unwrap_or_else(PoisonError::into_inner));
+    let result = call();
+    let Some(mut taken) = taken else { return result };
+    if !result.is_ok() {
+        if taken.device.is_some() {
+            // What is not there any more has been given back by itself.
+            let Pool { charged, live, .. } = &mut taken;
+            live.retain(|&address, &mut bytes| {
+                let lives = tracker::take(Handle::Address(address)).is_some();
+                *charged = charged.saturating_sub(if lives { 0 } else { bytes });
+                lives
+            });
+        }
+        pools().insert(pool as usize, taken);
+    } else if let Some(device) = taken.device {
+        let living = taken.live.values().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
         if living > taken.charged {
             let slot = device.seat().slot();
             if let Some(mut book) = device.book() {
