@@ -105,6 +105,16 @@ fn idle_memory_of_pools_makes_room_for_it() {
     assert_eq!(outcome.stderr, "");
 }
 
+/// What is exported and released goes on being charged to whoever has imported it.
+#[test]
+fn memory_whose_exporter_is_gone_is_its_importers() {
+    let stage = Stage::new();
+    let outcome = steps(&stage, "1GiB", &["reimport:256", "settle", "alloc:300", "alloc:200"]);
+    assert_eq!(values(&outcome, "reimport"), [0], "{outcome:#?}");
+    assert_eq!(values(&outcome, "settled"), [USED + 256], "{outcome:#?}");
+    assert_eq!(values(&outcome, "alloc"), [2, 0], "{outcome:#?}");
+}
+
 /// The highest figure that the page shows while a program runs, once a second process's reader has
 /// found it.
 fn highest(stage: &Stage, command: &mut Command) -> u64 {

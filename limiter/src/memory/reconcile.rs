@@ -9,10 +9,11 @@
 
 use super::changes::{Moment, Watch, charged};
 use super::seen::Processes;
-use super::{graphs, pools};
+use super::{graphs, imports, physical, pools};
 use crate::device::Device;
 use crate::report;
 use core::ptr;
+use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use std::collections::HashMap;
 use utils::page::layout::Kind;
@@ -107,11 +108,11 @@ fn sight(device: &'static Device) -> Option<Sight> {
         let (before, watch) = (Moment::now(), Watch::new(device));
         let charged_before = charged(device);
         // Memory of others' that this process uses is charged to them, and seen here as well.
-        let imported_before = super::imported_bytes(device);
+        let imported_before = imported_bytes(device);
         let seen = Processes::now(device)?.own_bytes(device)?;
         refresh(device);
         let peak = watch.peak();
-        let imported = super::imported_bytes(device).max(imported_before);
+        let imported = imported_bytes(device).max(imported_before);
         let quiet = Moment::now().is_quiet_since(&before) && imported == imported_before;
         let bytes = seen.saturating_sub(peak).saturating_sub(imported);
         if quiet && peak == charged_before && charged(device) == peak {
@@ -120,6 +121,22 @@ fn sight(device: &'static Device) -> Option<Sight> {
         bound = bytes.max(bound);
     }
     Some(Sight { bytes: bound, exact: false })
+}
+
+/// Memory of others' that this process has imported. What came as a handle lives on when its exporter has
+/// released it, and is its importer's then: the others pay for no more than they are charged.
+fn imported_bytes(device: &Device) -> u64 {
+    let by_handle = physical::imported_bytes(device).min(data_of_others(device));
+    by_handle.saturating_add(imports::bytes(device))
+}
+
+/// What the other processes of the session are charged for, of the kind that can be exported.
+fn data_of_others(device: &Device) -> u64 {
+    let Some(page) = device.page() else { return 0 };
+    let (own, seated) = (device.seat().slot(), page.high_water.load(Relaxed) as usize);
+    let others = page.slots.iter().take(seated).enumerate().filter(|&(slot, _)| slot != own);
+    let data = others.map(|(_, slot)| slot.bytes[Kind::Data as usize].load(Relaxed));
+    data.fold(0, u64::saturating_add)
 }
 
 fn refresh(device: &Device) {

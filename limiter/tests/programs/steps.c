@@ -204,6 +204,32 @@ static void step(const char *what, long n) {
     } else if (!strcmp(what, "used")) {
         printf("used=%zu ", used());
         return;
+    } else if (!strcmp(what, "reimport")) {
+        /* Memory that is mapped from an import of what the program itself has exported and released. */
+        int (*create)(unsigned long long *, size_t, const void *, unsigned long long);
+        int (*export)(void *, unsigned long long, int, unsigned long long);
+        int (*import)(unsigned long long *, void *, int);
+        int (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+        int (*map)(CUdeviceptr, size_t, size_t, unsigned long long, unsigned long long);
+        int (*release)(unsigned long long);
+        *(void **)&create = need(library, "cuMemCreate");
+        *(void **)&export = need(library, "cuMemExportToShareableHandle");
+        *(void **)&import = need(library, "cuMemImportFromShareableHandle");
+        *(void **)&reserve = need(library, "cuMemAddressReserve");
+        *(void **)&map = need(library, "cuMemMap");
+        *(void **)&release = need(library, "cuMemRelease");
+        /* Pinned, shared by descriptor, on device 0. */
+        unsigned props[8] = {1, 1, 1, 0};
+        unsigned long long first, second;
+        CUdeviceptr at;
+        int file;
+        ok(create(&first, (size_t)n * MIB, props, 0));
+        ok(export(&file, first, 1, 0));
+        ok(import(&second, (void *)(intptr_t)file, 1));
+        ok(reserve(&at, (size_t)n * MIB, 0, 0, 0));
+        ok(map(at, (size_t)n * MIB, 0, second, 0));
+        ok(release(first));
+        result = release(second);
     } else if (!strcmp(what, "settle")) {
         size_t last = 0;
         for (int same = 0, tries = 0; same < 6 && tries < 100; tries++) {
