@@ -709,3 +709,44 @@ fn many_threads_of_hostile_bytes_do_not_stop_the_daemon() {
     register(&daemon.client(), "a", 1).unwrap();
     assert!(daemon.process.try_wait().unwrap().is_none());
 }
+
+/// Stopped for seconds: nothing of it is charged, what was sent and given up meanwhile is granted
+/// nothing, and those who ask afterwards are served at once.
+#[test]
+fn a_daemon_that_stood_still() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let client = daemon.client();
+    let worker = register(&client, "a", 100_000).unwrap();
+    let poll = Some(Duration::from_secs(5));
+    let lease = admission(&client, worker, None, poll).unwrap().expect("a lease");
+    let pid = Pid::from_child(&daemon.process);
+    kill_process(pid, Signal::STOP).unwrap();
+    // Each time it is asked for more of that lease, or anew, and the caller loses patience.
+    for (report, path) in [(true, path::ADMISSION), (false, path::ADMISSION), (true, path::REPORT)]
+    {
+        let report = report.then_some(LeaseReport {
+            lease: lease.id,
+            held_us: 5_000,
+            estimated_us: 5_000,
+            backlogged_us: 5_000,
+            done: false,
+        });
+        let ask = Some(10_000_000);
+        let message = Admission { worker, uuid: GPU.to_owned(), report, ask, quota: None };
+        let given_up =
+            client.call::<_, Decision>(path, &message, Duration::from_millis(300)).unwrap_err();
+        assert!(matches!(given_up, ClientError::Timeout { .. }), "{given_up}");
+    }
+    thread::sleep(Duration::from_secs(2));
+    kill_process(pid, Signal::CONT).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    let status = daemon.status();
+    let device = &status.devices[0];
+    assert!(device.leases.is_empty() && !device.sessions[0].asks, "{status:#?}");
+    assert!(device.sessions[0].charged_us < 200_000, "{status:#?}");
+    assert!(status.uptime_us > 2_900_000, "{status:#?}");
+    let start = Instant::now();
+    admission(&client, worker, None, poll).unwrap().expect("a lease");
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+}

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 use utils::protocol::{Admission, Decision, Lease, LeaseReport, Policy, Register, Registered};
 
+use super::clock::Clock;
 use super::limits::{check_quota, uuid_form};
 use super::node::Node;
 use super::refused::Refused;
@@ -20,7 +21,13 @@ use crate::scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 /// The longest that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
 /// How often sessions that nobody uses are looked for.
-const FORGET_EVERY: Duration = Duration::from_secs(5);
+const FORGET_EVERY_NS: u64 = 5_000_000_000;
+/// How often the clock is read at least while somebody holds or waits: a stall is noticed by its not
+/// being read.
+const TICK_NS: u64 = 50_000_000;
+/// How long a call that may have been sent before a stall's end is left until it counts. If its caller
+/// has gone it is dropped before that.
+const SETTLE: Duration = Duration::from_millis(2);
 
 /// Shared by all handlers.
 #[derive(Debug)]
@@ -34,11 +41,12 @@ pub(super) struct Core {
 #[derive(Debug)]
 struct State {
     node: Node,
+    clock: Clock,
     waiting: HashMap<(WorkerId, String), Waiter>,
     watches: HashMap<WorkerId, AbortHandle>,
     tickets: u64,
-    /// When the timer will next look.
-    alarm: Option<u64>,
+    /// When the timer will next look, on the clock.
+    alarm: u64,
 }
 
 #[derive(Debug)]
@@ -53,10 +61,11 @@ impl Core {
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
         let state = State {
             node: Node::new(tuning, first_worker),
+            clock: Clock::default(),
             waiting: HashMap::new(),
             watches: HashMap::new(),
             tickets: 0,
-            alarm: None,
+            alarm: FORGET_EVERY_NS,
         };
         Arc::new(Self { state: Mutex::new(state), started: Instant::now(), sooner: Notify::new() })
     }
@@ -70,7 +79,7 @@ impl Core {
         let watch = Watch::start(peer.pid)
             .map_err(|error| Refused::Unwatchable { pid: peer.pid, reason: error.to_string() })?;
         let mut state = self.state();
-        let now = self.now();
+        let now = self.now(&mut state);
         let admitted = state.node.register(peer.pid, peer.uid, register, now)?;
         let worker = admitted.worker;
         if admitted.new {
@@ -107,9 +116,12 @@ impl Core {
             }
             None => None,
         };
+        if self.has_just_resumed() {
+            tokio::time::sleep(SETTLE).await;
+        }
         let waiting = {
             let mut state = self.state();
-            let now = self.now();
+            let now = self.now(&mut state);
             // Before the quota: what was used until now was used under the old one.
             let going_on = match admission.report {
                 Some(report) => {
@@ -165,39 +177,44 @@ impl Core {
         let own = rustix::process::geteuid().as_raw();
         let only = (peer.uid != 0 && peer.uid != own).then_some(peer.uid);
         let mut state = self.state();
-        let now = self.now();
+        let now = self.now(&mut state);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_us: now / 1_000,
+            uptime_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
             devices: state.node.status(only, now),
         }
     }
 
     /// Acts when time alone makes a difference. Never returns.
     pub(super) async fn keep_time(&self) {
-        let mut forget_at = Instant::now() + FORGET_EVERY;
+        let mut forget_at = FORGET_EVERY_NS;
         loop {
-            let alarm = self.state().alarm;
-            let at = alarm.map(|ns| self.started + Duration::from_nanos(ns));
-            let at = at.map_or(forget_at, |at| at.min(forget_at));
+            let at = {
+                let state = self.state();
+                self.started + Duration::from_nanos(state.clock.to_system(state.alarm))
+            };
             tokio::select! {
                 () = tokio::time::sleep_until(at.into()) => {}
                 () = self.sooner.notified() => continue,
             }
             let mut state = self.state();
-            let now = self.now();
-            if Instant::now() >= forget_at {
-                state.node.forget_idle(now);
-                forget_at = Instant::now() + FORGET_EVERY;
+            let now = self.now(&mut state);
+            if now < state.alarm {
+                // A stall has put it off.
+                continue;
             }
-            state.alarm = None;
+            if now >= forget_at {
+                state.node.forget_idle(now);
+                forget_at = now.saturating_add(FORGET_EVERY_NS);
+            }
+            state.alarm = forget_at;
             self.decide_all(&mut state, now);
         }
     }
 
     fn ended(&self, worker: WorkerId) {
         let mut state = self.state();
-        let now = self.now();
+        let now = self.now(&mut state);
         state.node.leave(worker, now);
         state.watches.remove(&worker);
         state.waiting.retain(|(waiting, _), _| *waiting != worker);
@@ -239,11 +256,10 @@ impl Core {
                 break;
             }
         }
-        let next = state.node.next_deadline(now);
-        if let Some(next) = next
-            && state.alarm.is_none_or(|alarm| next < alarm)
-        {
-            state.alarm = Some(next);
+        let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
+        let next = state.node.next_deadline(now).into_iter().chain(tick).min();
+        if let Some(next) = next.filter(|&next| next < state.alarm) {
+            state.alarm = next;
             self.sooner.notify_one();
         }
     }
@@ -252,8 +268,24 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn now(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    /// The schedulers' time. If the daemon has just stood still, all leases are over, because they
+    /// were shorter than that, and all calls are answered: most callers have stopped waiting and go on
+    /// without the daemon.
+    fn now(&self, state: &mut State) -> u64 {
+        let system = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let (now, stall) = state.clock.read(system, state.alarm);
+        if let Some(stall_ns) = stall {
+            tracing::warn!(milliseconds = stall_ns / 1_000_000, "stood still");
+            state.waiting.clear();
+            state.node.dismiss_all(now);
+        }
+        now
+    }
+
+    fn has_just_resumed(&self) -> bool {
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        state.clock.has_just_resumed(now)
     }
 }
 
@@ -281,8 +313,9 @@ impl Waiting {
     fn stop_asking(&self, state: &mut State) {
         // A later call of the same worker may have taken its place.
         if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
+            let now = self.core.now(state);
             state.waiting.remove(&self.key);
-            state.node.withdraw(&self.key.1, self.key.0, self.core.now());
+            state.node.withdraw(&self.key.1, self.key.0, now);
         }
     }
 }
@@ -295,7 +328,7 @@ impl Drop for Waiting {
         if let Some(grant) = self.give_up() {
             let core = Arc::clone(&self.core);
             let mut state = core.state();
-            let now = core.now();
+            let now = core.now(&mut state);
             state.node.give_back(&self.key.1, self.key.0, grant.lease, now);
             core.decide(&mut state, &self.key.1, now);
         }

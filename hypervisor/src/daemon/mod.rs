@@ -4,6 +4,7 @@
 //! poll. Who calls is what the kernel says of the socket's other end. The decisions are the
 //! scheduler's; here is what connects them to callers, clocks and the ends of processes.
 
+mod clock;
 mod core;
 mod limits;
 mod node;

@@ -246,6 +246,18 @@ impl Node {
         }
     }
 
+    /// Nobody holds or asks any more.
+    pub(super) fn dismiss_all(&mut self, now: u64) {
+        for device in self.devices.values_mut() {
+            device.dismiss_all(now);
+        }
+    }
+
+    /// Whether anybody holds or asks.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.devices.values().any(Scheduler::is_in_use)
+    }
+
     pub(super) fn withdraw(&mut self, uuid: &str, worker: WorkerId, now: u64) {
         if let Some(device) = self.devices.get_mut(uuid) {
             device.withdraw(worker, now);

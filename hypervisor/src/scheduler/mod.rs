@@ -237,6 +237,22 @@ impl Scheduler {
         gone
     }
 
+    /// Ends all leases, charged until now, and forgets who asks: nobody could be told anything for
+    /// longer than leases last.
+    pub fn dismiss_all(&mut self, now: u64) {
+        for worker in self.holding.clone() {
+            self.stop(worker, now);
+        }
+        for worker in self.asking.clone() {
+            self.withdraw(worker, now);
+        }
+    }
+
+    /// Whether anybody holds or asks.
+    pub fn is_in_use(&self) -> bool {
+        !(self.holding.is_empty() && self.asking.is_empty())
+    }
+
     /// Whether no session is known.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()

@@ -185,6 +185,24 @@ fn silence_is_revoked_after_the_grace() {
 }
 
 #[test]
+fn after_a_silence_of_the_caller_all_start_anew() {
+    let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+    let grant = granted(&mut scheduler, LONE.1, 100 * MS).unwrap();
+    assert_eq!(granted(&mut scheduler, OTHER.1, 105 * MS), None);
+    assert!(scheduler.is_in_use());
+    scheduler.dismiss_all(108 * MS);
+    assert!(!scheduler.is_in_use());
+    let view = scheduler.view(108 * MS);
+    assert_eq!((view.sessions[0].charged_ns, view.sessions[1].charged_ns), (8 * MS, 0));
+    assert!(view.leases.is_empty() && !view.sessions[1].asks);
+    // What the old lease's holder says now, and wants, is about nothing.
+    assert!(!scheduler.report(LONE.1, grant.lease, told(9, 9, false), 109 * MS).unwrap());
+    assert_eq!(scheduler.renew(LONE.1, grant.lease, 109 * MS), None);
+    assert!(granted(&mut scheduler, OTHER.1, 109 * MS).is_some());
+    assert_eq!(scheduler.view(200 * MS).sessions[0].charged_ns, 8 * MS);
+}
+
+#[test]
 fn short_polls_keep_their_place() {
     let mut scheduler = scheduler(&[(LONE, 100_000), (OTHER, 900_000)]);
     let virtual_time =
