@@ -5,6 +5,7 @@ from steps import (
     allocators,
     ceiling,
     compute,
+    estimate,
     frameworks,
     hidden_memory,
     hooks,
@@ -15,6 +16,7 @@ from steps import (
     patterns,
     resize,
     shared_memory,
+    sharing,
 )
 
 # name, seconds that it takes on an H200 (about), function
@@ -33,4 +35,6 @@ ALL = [
     ("launch", 90, launch.run),
     ("frameworks", 200, frameworks.run),
     ("patterns", 50, patterns.run),
+    ("estimate", 90, estimate.run),
+    ("sharing", 400, sharing.run),
 ]

@@ -64,10 +64,15 @@ def describe(found):
     return " + ".join(f"{100 * got:.1f}" for got in found["each"]) + f" = {100 * found['sum']:.1f} % of one alone"
 
 
-def together(proof, commands):
+def alone(proof, command):
+    """The rate of one program by itself."""
+    return together(proof, [command])[0]
+
+
+def together(proof, commands, seconds=SECONDS, env=None):
     """Runs the programs at once; the rate of each over the time in which all of them ran."""
-    runs = [Run(proof, command) for command in commands]
-    give_up = time.monotonic() + min(SECONDS * 4 + dense.STARTUP, proof.left())
+    runs = [Run(proof, command, env) for command in commands]
+    give_up = time.monotonic() + min(seconds * 4 + dense.STARTUP, proof.left())
     try:
         for run_ in runs:
             run_.wait(give_up)
@@ -82,10 +87,10 @@ def together(proof, commands):
 class Run:
     """A tenant that tells its progress, each line with the time when it came."""
 
-    def __init__(self, proof, command):
+    def __init__(self, proof, command, env=None):
         self.proof = proof
         self.lines = []
-        self.process = proof.start(command)
+        self.process = proof.start(command, env)
         self.errors = []
         self.readers = [
             threading.Thread(target=self._read_out, daemon=True),
