@@ -1,7 +1,7 @@
-//! How long work takes, by what it is: the median of samples.
+//! How long work takes, by what it is: the mean of the middle half of the latest samples.
 //!
-//! The median of a few samples is right for kernels whose duration hardly varies, also while other
-//! programs' time slices stretch some of them. Pure, apart from the table's lock, which is taken the first
+//! It is right for kernels whose duration hardly varies, also while other programs' time slices stretch
+//! some of them, and near for those that take now one time, now another. Pure, apart from the table's lock, which is taken the first
 //! time that a thread meets some work, and for each sample.
 
 use super::work::Work;
@@ -28,24 +28,54 @@ struct Samples {
     count: usize,
     /// How many of them while no other session used the device.
     alone: usize,
+    /// The last ones that had nothing to do with the estimate: further off than by half or double.
+    strays: [u64; ENOUGH as usize],
+    stray: usize,
 }
 
 impl Samples {
-    /// Adds a sample and tells the median. One taken while other sessions used the device does not count
+    /// Adds a sample and tells the estimate. One taken while other sessions used the device does not count
     /// where there are better ones.
     fn add(&mut self, ns: u64, alone: bool) -> u64 {
         if alone && self.alone == 0 {
             self.count = 0;
         }
         if alone || self.alone < ENOUGH as usize {
+            self.notice_stray(ns);
             self.ring[self.count % SAMPLES] = ns;
             self.count += 1;
             self.alone += usize::from(alone);
         }
+        self.middle().unwrap_or(ns)
+    }
+
+    /// Several strays in a row: the work has become another, and what was known of it does not hold.
+    fn notice_stray(&mut self, ns: u64) {
+        let is_stray = |middle: u64| ns > middle.saturating_mul(2) || ns < middle / 2;
+        if !self.middle().is_some_and(is_stray) {
+            self.stray = 0;
+            return;
+        }
+        self.strays[self.stray] = ns;
+        self.stray += 1;
+        if self.stray == self.strays.len() {
+            // This one is about to be added.
+            let earlier = self.strays.len() - 1;
+            self.ring[..earlier].copy_from_slice(&self.strays[..earlier]);
+            self.count = earlier;
+            self.stray = 0;
+        }
+    }
+
+    /// The mean of the middle half.
+    fn middle(&self) -> Option<u64> {
         let mut sorted = self.ring;
         let used = &mut sorted[..self.count.min(SAMPLES)];
         used.sort_unstable();
-        used.get(used.len() / 2).copied().unwrap_or(ns)
+        let quarter = used.len().div_ceil(4).min(used.len().saturating_sub(1) / 2);
+        let middle = &used[quarter..used.len() - quarter];
+        let sum: u128 = middle.iter().map(|&ns| u128::from(ns)).sum();
+        u64::try_from(sum.checked_div(middle.len() as u128)?).ok()
     }
 }
 
@@ -79,10 +109,10 @@ impl Estimate {
     pub(super) fn add(&self, ns: u64, alone: bool) {
         // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
         let Ok(mut samples) = self.samples.try_lock() else { return };
-        let median = samples.add(ns, alone);
+        let middle = samples.add(ns, alone);
         // Until there are enough, every launch is looked at.
         if samples.count >= ENOUGH as usize {
-            self.ns.store(median.max(1), Relaxed);
+            self.ns.store(middle.max(1), Relaxed);
         }
     }
 }
@@ -160,11 +190,21 @@ mod tests {
     #[test]
     fn some_samples_that_others_stretched_do_not_matter() {
         let mut samples = Samples::default();
-        let mut median = 0;
+        let mut estimate = 0;
         for round in 0..30 {
-            median = samples.add(if round % 3 == 0 { 2_000 } else { 100 }, true);
+            estimate = samples.add(if round % 5 == 0 { 2_000 } else { 100 }, true);
         }
-        assert_eq!(median, 100);
+        assert_eq!(estimate, 100);
+    }
+
+    #[test]
+    fn work_that_takes_now_this_now_that_is_known_by_its_mean() {
+        let mut samples = Samples::default();
+        let mut estimate = 0;
+        for round in 0..30 {
+            estimate = samples.add(if round % 2 == 0 { 120 } else { 80 }, true);
+        }
+        assert!((95..=105).contains(&estimate), "{estimate}");
     }
 
     #[test]
@@ -186,7 +226,8 @@ mod tests {
         for _ in 0..100 {
             samples.add(100, true);
         }
-        assert_eq!((0..8).map(|_| samples.add(300, true)).last(), Some(300));
+        assert_eq!((0..3).map(|_| samples.add(300, true)).last(), Some(300));
+        assert_eq!((0..15).map(|_| samples.add(400, true)).last(), Some(400));
     }
 
     #[test]

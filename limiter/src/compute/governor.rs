@@ -17,6 +17,7 @@ const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;
 /// How long before its end at most a lease is asked to go on.
 const RENEW_BEFORE_NS: u64 = 6_000_000;
+const LEAST_BEFORE_NS: u64 = 500_000;
 /// How often the account is told of work that still runs.
 const TELL_NS: u64 = 20_000_000;
 /// How often it asks whether the work is done, once the gate is closed.
@@ -89,6 +90,7 @@ fn govern(device: &'static Device) {
         gate.close();
         tenure.drain(&mut account);
         density.add(tenure.used);
+        tracing::trace!("device {}: {:?}, at the end", device.uuid(), tenure.used);
         account.end(tenure.lease, tenure.used);
     }
 }
@@ -133,7 +135,7 @@ impl Tenure {
     fn new(device: &'static Device, lease: Lease) -> Self {
         let now = clock::now();
         let usage = Usage::new(now, device.gate().totals());
-        Self { device, lease, usage, used: Used::default(), renew_at: Some(renewal(now, &lease)) }
+        Self { device, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
     }
 
     fn look(&mut self, now: u64, busy: bool) {
@@ -152,8 +154,9 @@ impl Tenure {
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
             clock::sleep(LOOK_NS.min(next.saturating_sub(now)).max(1));
             let now = clock::now();
-            self.look(now, false);
             let lanes = self.device.gate().lanes();
+            let busy = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
+            self.look(now, busy && !self.lease.shared);
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
             if before != Some(activity) {
                 before = Some(activity);
@@ -169,9 +172,10 @@ impl Tenure {
             }
             if self.renew_at.is_some_and(|at| now >= at) {
                 density.add(self.used);
+                tracing::trace!("device {}: {:?}", self.device.uuid(), self.used);
                 let renewed = account.renew(self.lease, core::mem::take(&mut self.used));
                 let goes_on = renewed.end > self.lease.end;
-                self.renew_at = goes_on.then(|| renewal(clock::now(), &renewed));
+                self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
                 self.device.gate().set_shared(renewed.shared);
             }
@@ -228,10 +232,10 @@ impl Tenure {
     }
 }
 
-/// When to ask for more of a lease: so early that the answer comes before its end.
-fn renewal(now: u64, lease: &Lease) -> u64 {
-    let length = lease.end.saturating_sub(now);
-    lease.end - (length / 4).min(RENEW_BEFORE_NS)
+/// When to ask for more of a lease: so early that the answer comes before its end, if there is the time.
+fn renewal(now: u64, lease: &Lease) -> Option<u64> {
+    let early = (lease.end.saturating_sub(now) / 4).min(RENEW_BEFORE_NS);
+    (early >= LEAST_BEFORE_NS).then_some(lease.end - early)
 }
 
 fn drained(lanes: &[Arc<Lane>]) -> bool {

@@ -11,7 +11,7 @@
 use super::estimate::{Estimate, Remembered};
 use super::sampler::{Sampler, Started};
 use super::usage::Totals;
-use super::{Work, clock, own, undisturbing};
+use super::{Work, clock, own, pins, undisturbing};
 use crate::device::Device;
 use crate::runtime;
 use core::cell::{Cell, RefCell};
@@ -63,6 +63,8 @@ pub(crate) struct Lane {
     /// Time for which work was always queued.
     backlogged_ns: AtomicU64,
     backlogged_told_ns: AtomicU64,
+    /// The last event when the governor last looked.
+    looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
     sampler: Mutex<Sampler>,
@@ -287,6 +289,7 @@ impl Lane {
             covered_ns: [const { AtomicU64::new(0) }; 2],
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
+            looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
             sampler: Mutex::new(Sampler::default()),
             batches: AtomicU32::new(0),
@@ -473,6 +476,17 @@ impl Lane {
             let mixed = batches.wrapping_mul(0x9E37_79B9) >> 16;
             self.stop_at(1 + mixed % (batch - 1));
         }
+    }
+
+    /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
+    /// that was launched before then is not done yet. To be asked by the governor.
+    pub(super) fn has_been_busy(&self) -> bool {
+        let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
+        let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
+        let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
+            return false;
+        };
+        self.in_context(|| !self.is_done(before)).unwrap_or(false)
     }
 
     /// Time for which work was always queued, since this was last asked. To be asked by the governor.

@@ -2,7 +2,7 @@
 //!
 //! Where the stream still has work queued, the first event happens when that is done, and the time between
 //! the two is the work's own, plus what a pair of events costs. Where the stream is idle it happens at
-//! once, and the time until the work has been handed to the driver comes in addition.
+//! once, and the time until the work has been handed to the driver comes in addition to both.
 
 use super::estimate::Estimate;
 use super::{clock, own, undisturbing};
@@ -144,7 +144,7 @@ impl Sampler {
                     self.empty_ns = Some(elapsed.min(known));
                 }
                 Use::Sample { estimate, idle_ns, alone } => {
-                    let extra = idle_ns.unwrap_or_else(|| self.empty_ns.unwrap_or(0));
+                    let extra = idle_ns.unwrap_or(0) + self.empty_ns.unwrap_or(0);
                     tracing::trace!(
                         "sample: {elapsed} ns, {extra} of them not its own (idle: {})",
                         idle_ns.is_some()
