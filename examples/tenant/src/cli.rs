@@ -51,6 +51,10 @@ pub(crate) struct Dense {
     /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,
+    /// Wait for each group of launches, and then do nothing for so long, in microseconds: a load that
+    /// leaves the device idle part of the time
+    #[arg(long, value_name = "U", value_parser = kernel_us)]
+    pub(crate) pause_us: Option<f64>,
     /// Print the number of completed kernels as a JSON line, four times a second
     #[arg(long)]
     pub(crate) progress: bool,

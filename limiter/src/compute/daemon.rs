@@ -87,7 +87,11 @@ impl Daemon {
         used: Used,
     ) -> Result<Option<Lease>, Lost> {
         let report = Some(told(id, used, false));
-        let decision = self.exchange(device, report, Some(Duration::ZERO), AT_ONCE)?;
+        let decision =
+            self.exchange(device, report, Some(Duration::ZERO), AT_ONCE).inspect_err(|_| {
+                // Told when it answers again, or all of the lease would count as used.
+                self.report = Some(told(id, used, true));
+            })?;
         Ok(decision.lease.map(lease))
     }
 
@@ -113,7 +117,7 @@ impl Daemon {
     /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer.
     pub(super) fn look_for_it(&mut self, device: &Device) {
         if self.lost.is_some_and(|loss| clock::now() >= loss.retry_at) {
-            match self.try_exchange(device, None, None, AT_ONCE) {
+            match self.try_exchange(device, self.report, None, AT_ONCE) {
                 Ok(_) => self.lost = None,
                 Err(error) => self.lose(&error),
             }
@@ -198,8 +202,8 @@ impl Daemon {
         // One that is only late still knows this process.
         if !matches!(error, ClientError::Timeout { .. }) {
             self.worker = None;
+            self.report = None;
         }
-        self.report = None;
     }
 }
 

@@ -156,7 +156,7 @@ impl Tenure {
             let now = clock::now();
             let lanes = self.device.gate().lanes();
             let busy = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
-            self.look(now, busy && !self.lease.shared);
+            self.look(now, busy);
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
             if before != Some(activity) {
                 before = Some(activity);
@@ -217,12 +217,11 @@ impl Tenure {
             }
             if now.saturating_sub(told) > TELL_NS {
                 told = now;
-                // Something is under way all the time: others' slices are in it where there are others.
-                self.look(now, !self.lease.shared);
+                self.look(now, true);
                 account.still_draining(self.lease, core::mem::take(&mut self.used));
             }
         }
-        self.look(clock::now(), !self.lease.shared);
+        self.look(clock::now(), true);
         let abandoned = gate.remove_abandoned();
         if let Some(_pin) = pins::pin() {
             for lane in abandoned {

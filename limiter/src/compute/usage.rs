@@ -67,11 +67,12 @@ impl Usage {
         Self { at: now, served: totals.launched_ns, backlogged: totals.backlogged_ns }
     }
 
-    /// Tells of the time since it was last asked. `busy`: known to have been busy all the time.
+    /// Tells of the time since it was last asked. `busy`: work was under way all the time; where others
+    /// use the device as well, it may have been theirs that ran.
     pub(super) fn until(&mut self, now: u64, totals: Totals, busy: bool) -> Used {
         let held_ns = now.saturating_sub(self.at);
         let queued = totals.launched_ns.saturating_sub(self.served);
-        let estimated_ns = if totals.unknown || busy { held_ns } else { queued.min(held_ns) };
+        let estimated_ns = if totals.unknown { held_ns } else { queued.min(held_ns) };
         // What cannot be outstanding any more has been done, however long it was taken to be.
         let oldest = totals.launched_ns.saturating_sub(totals.outstanding_ns);
         self.served =

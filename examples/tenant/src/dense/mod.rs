@@ -58,6 +58,7 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
     let plan = Plan::new(options.pattern, options.kernel_us);
     let completed = AtomicU64::new(0);
     let (barrier, length) = (Barrier::new(plan.threads), Duration::from_secs_f64(options.seconds));
+    let pause = options.pause_us.map(|us| Duration::from_secs_f64(us / 1e6));
     let work = || {
         let lanes = context.make_current().and_then(|()| {
             (0..plan.lanes)
@@ -68,7 +69,7 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
         });
         // Every thread gets here, so that none waits for one that failed.
         barrier.wait();
-        launch_for(length, lanes?, &completed)
+        launch_for(length, pause, lanes?, &completed)
     };
     let works = std::thread::scope(|scope| -> Result<Vec<Work>, Failure> {
         let reporter = match options.progress {
@@ -103,9 +104,10 @@ fn prepare(
     Ok((spin, Some(measured_us)))
 }
 
-/// Launches into the lanes in turn until `length` is over, then waits for what is outstanding.
+/// Launches into the lanes in turn until `length` is over, with pauses if asked for, then waits for what is outstanding.
 fn launch_for(
     length: Duration,
+    pause: Option<Duration>,
     mut lanes: Vec<Lane<'_>>,
     completed: &AtomicU64,
 ) -> Result<Work, DriverError> {
@@ -116,6 +118,12 @@ fn launch_for(
     while start.elapsed() < length {
         for lane in &mut lanes {
             lane.step(completed)?;
+        }
+        if let Some(pause) = pause {
+            for lane in &mut lanes {
+                lane.drain(completed)?;
+            }
+            std::thread::sleep(pause);
         }
     }
     let (mut kernels, mut gaps_ms) = (0, Vec::new());
