@@ -1,7 +1,9 @@
-//! How long work takes, by what it is: the mean of the middle half of the latest samples.
+//! How long work takes, by what it is, from the latest samples.
 //!
-//! It is right for kernels whose duration hardly varies, also while other programs' time slices stretch
-//! some of them, and near for those that take now one time, now another. Pure, apart from the table's lock, which is taken the first
+//! Where the session had the device to itself it is the mean of their middle half: right for kernels
+//! whose duration hardly varies, and near for those that take now one time, now another. Where another
+//! session may have used it as well, its time slices are in some of them, and only ever make them
+//! longer: then it is their lower quartile. Pure, apart from the table's lock, which is taken the first
 //! time that a thread meets some work, and for each sample.
 
 use super::work::Work;
@@ -24,9 +26,9 @@ const REMEMBERED: usize = 256;
 #[derive(Default)]
 struct Samples {
     ring: [u64; SAMPLES],
-    /// How many there have been.
+    /// How many there have been since it was another.
     count: usize,
-    /// How many of them while no other session used the device.
+    /// How many of the latest ones were taken while no other session could use the device.
     alone: usize,
     /// The last ones that had nothing to do with the estimate: further off than by half or double.
     strays: [u64; ENOUGH as usize],
@@ -34,25 +36,19 @@ struct Samples {
 }
 
 impl Samples {
-    /// Adds a sample and tells the estimate. One taken while other sessions used the device does not count
-    /// where there are better ones.
+    /// Adds a sample and tells the estimate.
     fn add(&mut self, ns: u64, alone: bool) -> u64 {
-        if alone && self.alone == 0 {
-            self.count = 0;
-        }
-        if alone || self.alone < ENOUGH as usize {
-            self.notice_stray(ns);
-            self.ring[self.count % SAMPLES] = ns;
-            self.count += 1;
-            self.alone += usize::from(alone);
-        }
-        self.middle().unwrap_or(ns)
+        self.alone = if alone { self.alone.saturating_add(1) } else { 0 };
+        self.notice_stray(ns, alone);
+        self.ring[self.count % SAMPLES] = ns;
+        self.count += 1;
+        self.estimate().unwrap_or(ns)
     }
 
     /// Several strays in a row: the work has become another, and what was known of it does not hold.
-    fn notice_stray(&mut self, ns: u64) {
-        let is_stray = |middle: u64| ns > middle.saturating_mul(2) || ns < middle / 2;
-        if !self.middle().is_some_and(is_stray) {
+    fn notice_stray(&mut self, ns: u64, alone: bool) {
+        let is_stray = |known: u64| ns < known / 2 || (alone && ns > known.saturating_mul(2));
+        if !self.estimate().is_some_and(is_stray) {
             self.stray = 0;
             return;
         }
@@ -67,12 +63,14 @@ impl Samples {
         }
     }
 
-    /// The mean of the middle half.
-    fn middle(&self) -> Option<u64> {
+    fn estimate(&self) -> Option<u64> {
         let mut sorted = self.ring;
         let used = &mut sorted[..self.count.min(SAMPLES)];
         used.sort_unstable();
         let quarter = used.len().div_ceil(4).min(used.len().saturating_sub(1) / 2);
+        if self.alone < used.len() {
+            return used.get(quarter).copied();
+        }
         let middle = &used[quarter..used.len() - quarter];
         let sum: u128 = middle.iter().map(|&ns| u128::from(ns)).sum();
         u64::try_from(sum.checked_div(middle.len() as u128)?).ok()
@@ -207,17 +205,20 @@ mod tests {
         assert!((95..=105).contains(&estimate), "{estimate}");
     }
 
+    /// Up to two thirds of the samples, however many come one after the other.
     #[test]
-    fn what_was_learnt_alone_is_better() {
+    fn slices_of_other_sessions_do_not_make_work_longer() {
         let mut samples = Samples::default();
+        let mut estimate = 0;
+        for round in 0..60 {
+            estimate = samples.add(if round % 15 < 10 { 2_000_000 } else { 5_000 }, false);
+        }
+        assert_eq!(estimate, 5_000);
+        // What is learnt alone replaces it.
         for _ in 0..15 {
-            samples.add(200, false);
+            estimate = samples.add(6_000, true);
         }
-        assert_eq!(samples.add(100, true), 100);
-        for _ in 0..3 {
-            samples.add(100, true);
-        }
-        assert_eq!(samples.add(200, false), 100);
+        assert_eq!(estimate, 6_000);
     }
 
     #[test]

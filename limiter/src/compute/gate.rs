@@ -20,7 +20,7 @@ pub(crate) struct Gate {
     bell: AtomicU32,
     /// Whether the device's time is limited at all.
     active: AtomicBool,
-    /// Whether another session may be using the device.
+    /// Whether another session may be using the device at the same time.
     shared: AtomicBool,
     governed: AtomicBool,
     /// The program is ending: nothing closes any more.
@@ -77,7 +77,7 @@ impl Gate {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Whether another session may be using the device.
+    /// Whether another session may be using the device at the same time.
     pub(super) fn is_shared(&self) -> bool {
         self.shared.load(Ordering::Relaxed)
     }

@@ -83,7 +83,7 @@ fn govern(device: &'static Device) {
             gate.await_demand();
         }
         let Some(lease) = account.begin() else { continue };
-        gate.set_shared(lease.shared);
+        gate.set_shared(lease.id.is_some());
         let mut tenure = Tenure::new(device, lease);
         gate.open();
         tenure.hold(&mut account, &mut density);
@@ -177,7 +177,7 @@ impl Tenure {
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
-                self.device.gate().set_shared(renewed.shared);
+                self.device.gate().set_shared(renewed.id.is_some());
             }
         }
     }

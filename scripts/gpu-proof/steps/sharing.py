@@ -1,4 +1,7 @@
-"""Pairs of tenants that do not all fill the device, beside time slicing and MPS in the same run."""
+"""Pairs of tenants that do not all fill the device, beside time slicing and MPS in the same run.
+
+Under Sluice each has a guaranteed share (policy balance).
+"""
 
 import os
 import pathlib
@@ -55,7 +58,7 @@ def case(proof, found, loads, names, shares, folder):
     for pair in shares:
         label = "/".join(map(str, pair))
         with pairs.Daemon(proof, folder / "hypervisor.sock"):
-            limited = [proof.limited(["--compute", f"{share}%"], command, daemon=folder / "hypervisor.sock") for share, command in zip(pair, commands)]
+            limited = [proof.limited(["--compute", f"{share}%", "--policy", "balance"], command, daemon=folder / "hypervisor.sock") for share, command in zip(pair, commands)]
             got = relative(pairs.together(proof, limited, SECONDS), names, alone)
         row["sluice"][label] = got
         judge(proof, f"{names[0]} + {names[1]} at {label}", names, pair, got, sliced)
