@@ -15,6 +15,9 @@ use utils::protocol::Policy;
 /// session has died with a lease.
 const LOOK_NS: u64 = 10_000_000;
 
+/// A wait in which the daemon can be looked for.
+const LONG_WAIT_NS: u64 = 30_000_000;
+
 /// The right to launch until a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
@@ -50,7 +53,7 @@ impl Account {
         self.begin_own()
     }
 
-    fn begin_own(&self) -> Option<Lease> {
+    fn begin_own(&mut self) -> Option<Lease> {
         let seat = self.device.seat();
         loop {
             let page = self.device.page();
@@ -70,7 +73,14 @@ impl Account {
                 Turn::Granted(length) => {
                     return Some(Lease { end: now + length, id: None, shared: false });
                 }
-                Turn::In(wait) => self.wait_for_bell(bell, wait.min(LOOK_NS)),
+                Turn::In(wait) => {
+                    if wait >= LONG_WAIT_NS
+                        && let Some(daemon) = &mut self.daemon
+                    {
+                        daemon.look_for_it(self.device);
+                    }
+                    self.wait_for_bell(bell, wait.min(LOOK_NS));
+                }
             }
             if !self.device.gate().is_wanted() {
                 if let Some(mut book) = self.device.book() {
@@ -96,6 +106,7 @@ impl Account {
                 daemon.end(id, used);
                 return self.try_own().unwrap_or(lease);
             }
+            used_elsewhere(self.device, used);
             return match daemon.renew(self.device, id, used) {
                 Ok(Some(renewed)) => renewed,
                 Ok(None) => lease,
@@ -134,7 +145,10 @@ impl Account {
     /// Work that was launched under a lease that has ended still runs.
     pub(super) fn still_draining(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
-            (Some(id), Some(daemon)) => daemon.tell(self.device, id, used),
+            (Some(id), Some(daemon)) => {
+                used_elsewhere(self.device, used);
+                daemon.tell(self.device, id, used);
+            }
             _ => {
                 let seat = self.device.seat();
                 seat.still_holding(clock::now());
@@ -149,7 +163,10 @@ impl Account {
     /// Ends a lease; tells how it was used since that was last told.
     pub(super) fn end(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
-            (Some(id), Some(daemon)) => daemon.end(id, used),
+            (Some(id), Some(daemon)) => {
+                used_elsewhere(self.device, used);
+                daemon.end(id, used);
+            }
             _ => {
                 let seat = self.device.seat();
                 if let Some(mut book) = self.device.book() {
@@ -169,7 +186,14 @@ impl Account {
     pub(super) fn idle(&mut self) {
         if let Some(daemon) = &mut self.daemon {
             daemon.tell_the_rest(self.device);
+            daemon.look_for_it(self.device);
         }
+    }
+}
+
+fn used_elsewhere(device: &Device, used: Used) {
+    if let Some(mut book) = device.book() {
+        book.used_elsewhere(clock::now(), used.alone());
     }
 }
 

@@ -16,10 +16,12 @@ use utils::protocol::{
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
-const POLL: Duration = Duration::from_millis(20);
-const GRACE: Duration = Duration::from_millis(25);
+const POLL: Duration = Duration::from_millis(15);
+const GRACE: Duration = Duration::from_millis(20);
 /// How long an answer that is due at once may take.
 const AT_ONCE: Duration = Duration::from_millis(25);
+/// How long a registration may take: it comes before a question.
+const REGISTERED: Duration = Duration::from_millis(15);
 /// How long the own account is used before the daemon is tried again: first, and at most.
 const FIRST_RETRY_NS: u64 = 20_000_000;
 const LAST_RETRY_NS: u64 = 320_000_000;
@@ -173,7 +175,7 @@ impl Daemon {
             session: self.session.clone(),
             devices: quota(device).into_iter().collect(),
         };
-        let Registered { worker } = self.client.call(path::REGISTER, &message, AT_ONCE)?;
+        let Registered { worker } = self.client.call(path::REGISTER, &message, REGISTERED)?;
         tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;

@@ -1,8 +1,7 @@
 //! How long work takes, by what it is, from the latest samples.
 //!
-//! Where the session had the device to itself it is the mean of their middle half: right for kernels
-//! whose duration hardly varies, and near for those that take now one time, now another. Where another
-//! session may have used it as well, its time slices are in some of them, and only ever make them
+//! Where the session had the device to itself it is their mean, less what one of them may be far off by:
+//! right also for work that takes now one time, now another. Where another session may have used it as well, its time slices are in some of them, and only ever make them
 //! longer: then it is their lower quartile. Pure, apart from the table's lock, which is taken the first
 //! time that a thread meets some work, and for each sample.
 
@@ -17,10 +16,13 @@ use std::sync::{Mutex, PoisonError, RwLock};
 const SAMPLES: usize = 15;
 /// Samples after which work is no longer looked at whenever it comes.
 const ENOUGH: u32 = 3;
+/// How many times the next smaller one the largest sample may be.
+const FURTHEST: u64 = 4;
 /// Kinds of work that are told apart; what comes later has one estimate in common.
 const KINDS: usize = 1 << 16;
-/// Kinds that a thread finds without the table.
-const REMEMBERED: usize = 256;
+/// Kinds that a thread finds without the table: so many places for so many each.
+const PLACES: usize = 64;
+const WAYS: usize = 4;
 
 /// The latest samples of one kind of work. Pure.
 #[derive(Default)]
@@ -71,9 +73,11 @@ impl Samples {
         if self.alone < used.len() {
             return used.get(quarter).copied();
         }
-        let middle = &used[quarter..used.len() - quarter];
-        let sum: u128 = middle.iter().map(|&ns| u128::from(ns)).sum();
-        u64::try_from(sum.checked_div(middle.len() as u128)?).ok()
+        if let [.., second, largest] = used {
+            *largest = (*largest).min(second.saturating_mul(FURTHEST));
+        }
+        let sum: u128 = used.iter().map(|&ns| u128::from(ns)).sum();
+        u64::try_from(sum.checked_div(used.len() as u128)?).ok()
     }
 }
 
@@ -126,18 +130,18 @@ pub(super) fn after_fork() {
 }
 
 /// What a thread remembers of the table.
-pub(super) struct Remembered([Cell<(Work, Option<&'static Estimate>)>; REMEMBERED]);
+pub(super) struct Remembered([[Cell<(Work, Option<&'static Estimate>)>; WAYS]; PLACES]);
 
 impl Remembered {
     pub(super) const fn new() -> Self {
-        Self([const { Cell::new((Work::UNKNOWN, None)) }; REMEMBERED])
+        Self([const { [const { Cell::new((Work::UNKNOWN, None)) }; WAYS] }; PLACES])
     }
 
     /// The estimate, if the thread has met the work lately.
     #[inline]
     pub(super) fn find(&self, work: Work) -> Option<&'static Estimate> {
-        let (known, estimate) = self.0[work.place(REMEMBERED)].get();
-        if known == work { estimate } else { None }
+        let place = &self.0[work.place(PLACES)];
+        place.iter().map(Cell::get).find(|(known, _)| *known == work)?.1
     }
 
     /// The estimate, from the table if need be, where it is put if it is not there. `None` for work of
@@ -150,7 +154,12 @@ impl Remembered {
             return Some(estimate);
         }
         let estimate = in_table(work);
-        self.0[work.place(REMEMBERED)].set((work, Some(estimate)));
+        let place = &self.0[work.place(PLACES)];
+        // The oldest one makes room.
+        for way in (1..WAYS).rev() {
+            place[way].set(place[way - 1].get());
+        }
+        place[0].set((work, Some(estimate)));
         Some(estimate)
     }
 }
@@ -181,18 +190,18 @@ mod tests {
             estimate.add(ns, true);
             assert_eq!(estimate.ns(), None);
         }
-        estimate.add(12, true);
-        assert_eq!(estimate.ns(), Some(12));
+        estimate.add(14, true);
+        assert_eq!(estimate.ns(), Some((10 + 14 + 4 * 14) / 3));
     }
 
     #[test]
-    fn some_samples_that_others_stretched_do_not_matter() {
+    fn one_sample_that_went_wrong_matters_little() {
         let mut samples = Samples::default();
         let mut estimate = 0;
         for round in 0..30 {
-            estimate = samples.add(if round % 5 == 0 { 2_000 } else { 100 }, true);
+            estimate = samples.add(if round == 20 { 2_000_000 } else { 100 }, true);
         }
-        assert_eq!(estimate, 100);
+        assert_eq!(estimate, 120);
     }
 
     #[test]

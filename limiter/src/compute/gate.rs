@@ -186,16 +186,13 @@ impl Gate {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Removes and gives back the lanes that nobody will use again.
-    pub(super) fn remove_abandoned(&self) -> Vec<Arc<Lane>> {
+    /// Removes a lane that nobody will use again and that is drained.
+    pub(super) fn retire(&self, gone: &Arc<Lane>) {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<_> = lanes.extract_if(.., |lane| lane.is_abandoned()).collect();
+        lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        for lane in &gone {
-            retired.add(lane.totals());
-        }
+        retired.add(gone.totals());
         (retired.outstanding_ns, retired.unknown) = (0, false);
-        gone
     }
 
     /// What has been launched through this gate. To be asked by the governor.

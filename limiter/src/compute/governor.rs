@@ -171,6 +171,7 @@ impl Tenure {
                 }
             }
             if self.renew_at.is_some_and(|at| now >= at) {
+                self.remove_abandoned();
                 density.add(self.used);
                 tracing::trace!("device {}: {:?}", self.device.uuid(), self.used);
                 let renewed = account.renew(self.lease, core::mem::take(&mut self.used));
@@ -222,11 +223,17 @@ impl Tenure {
             }
         }
         self.look(clock::now(), true);
-        let abandoned = gate.remove_abandoned();
-        if let Some(_pin) = pins::pin() {
-            for lane in abandoned {
-                lane.destroy_events();
-            }
+        self.remove_abandoned();
+    }
+
+    /// Gives back the events of lanes whose threads have ended and whose work is done.
+    fn remove_abandoned(&self) {
+        let gate = self.device.gate();
+        let gone: Vec<_> = gate.lanes().into_iter().filter(|lane| lane.is_abandoned()).collect();
+        let Some(_pin) = pins::pin().filter(|_| !gone.is_empty()) else { return };
+        for lane in gone.iter().filter(|lane| lane.is_drained()) {
+            gate.retire(lane);
+            lane.destroy_events();
         }
     }
 }

@@ -29,6 +29,11 @@ const BATCH_NS: u64 = 1_000_000;
 /// suddenly changes.
 const MAX_BATCH: u32 = 256;
 const MAX_BATCH_NS: u64 = 2 * BATCH_NS;
+/// What may be outstanding, in estimated time, before a thread has to wait.
+const MOST_OUTSTANDING_NS: u64 = 2 * BATCH_NS;
+/// A call that takes longer than this has waited for its work. The governor takes the time around a look
+/// that meets it for busy: as often too much as too little.
+const WAITED_NS: u64 = 50_000;
 /// One launch in so many batches is sampled.
 const SAMPLE_EVERY: u32 = 4;
 /// Kernels longer than this are not queued behind each other: the GPU idles for tens of
@@ -40,7 +45,7 @@ const LONGEST_NAP_NS: u64 = 500_000;
 /// The longest wait for earlier work before a launch: that work may itself wait for the launch.
 const PATIENCE_NS: u64 = 200_000_000;
 /// Streams that a thread finds without a search.
-const SHORTCUTS: usize = 8;
+const SHORTCUTS: usize = 32;
 /// A batch size that no launch fits in: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
 /// Nothing has been covered by the governor.
@@ -56,10 +61,10 @@ pub(crate) struct Lane {
     batch: AtomicU32,
     /// At which launch the thread has to look up: the batch's last one, or one to be sampled.
     stop: AtomicU32,
-    /// Estimated nanoseconds of all launches, and how many of them were covered by the last event and the
-    /// one before (by number, like the events).
+    /// Estimated nanoseconds of all launches, and how many of them the latest events cover, by their
+    /// numbers.
     launched_ns: AtomicU64,
-    covered_ns: [AtomicU64; 2],
+    covered_ns: [AtomicU64; 4],
     /// Time for which work was always queued.
     backlogged_ns: AtomicU64,
     backlogged_told_ns: AtomicU64,
@@ -67,6 +72,10 @@ pub(crate) struct Lane {
     looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
+    /// Since when a call that may wait for its work has been under way; zero: none is.
+    calling_since: AtomicU64,
+    /// The lease in which the thread was here last.
+    entered: AtomicU32,
     sampler: Mutex<Sampler>,
     /// Batches until the next sample, and a source of places for it.
     batches: AtomicU32,
@@ -164,7 +173,7 @@ fn with_shortcut<R>(stream: usize, body: impl FnOnce(&Shortcut) -> R) -> Option<
 impl Fast {
     #[inline]
     fn shortcut(&self, stream: usize) -> &Shortcut {
-        &self.shortcuts[(stream ^ (stream >> 6)) % SHORTCUTS]
+        &self.shortcuts[(stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % SHORTCUTS]
     }
 }
 
@@ -176,6 +185,9 @@ pub(super) fn estimate_of(work: Work) -> Option<&'static Estimate> {
 /// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.
 #[inline]
 pub(super) fn pass(stream: usize, work: Work) -> bool {
+    if work.may_block() {
+        return false;
+    }
     FAST.try_with(|fast| {
         let shortcut = fast.shortcut(stream);
         if shortcut.stream.get() != stream || shortcut.lane.get().is_null() {
@@ -222,7 +234,9 @@ pub(super) fn enter(device: &'static Device, stream: usize, lane: Option<&Lane>)
     let Some(lane) = lane else { return true };
     let _ = with_shortcut(stream, |shortcut| {
         if !ptr::eq(shortcut.lane.get(), lane) || shortcut.lease.get() != lease {
-            lane.mark.store(clock::now(), Relaxed);
+            if lane.entered.swap(lease, Relaxed) != lease {
+                lane.mark.store(clock::now(), Relaxed);
+            }
             let mut ordinal = -1;
             let _ = own::ctx_get_device(&raw mut ordinal);
             shortcut.ordinal.set(ordinal);
@@ -286,11 +300,13 @@ impl Lane {
             batch: AtomicU32::new(1),
             stop: AtomicU32::new(1),
             launched_ns: AtomicU64::new(0),
-            covered_ns: [const { AtomicU64::new(0) }; 2],
+            covered_ns: [const { AtomicU64::new(0) }; 4],
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
+            calling_since: AtomicU64::new(0),
+            entered: AtomicU32::new(0),
             sampler: Mutex::new(Sampler::default()),
             batches: AtomicU32::new(0),
             lost: AtomicBool::new(false),
@@ -311,7 +327,7 @@ impl Lane {
     fn count_launch(&self, ns: u64) -> bool {
         let count = self.uncovered.load(Relaxed) + 1;
         let launched = self.launched_ns.load(Relaxed).wrapping_add(ns);
-        let uncovered_ns = launched.wrapping_sub(self.covered_ns[0].load(Relaxed));
+        let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         if count >= self.stop.load(Relaxed) || uncovered_ns >= MAX_BATCH_NS {
             return false;
         }
@@ -348,9 +364,40 @@ impl Lane {
         }
     }
 
-    /// Whether a sample is due, at the end of a batch.
+    /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have
+    /// as well.
     fn is_due(&self) -> bool {
-        self.batches.load(Relaxed).is_multiple_of(SAMPLE_EVERY)
+        (self.batches.load(Relaxed).wrapping_mul(0x9E37_79B9) >> 8).is_multiple_of(SAMPLE_EVERY)
+    }
+
+    fn covered_cell(&self, number: u64) -> &AtomicU64 {
+        &self.covered_ns[usize::try_from(number % 4).unwrap_or(0)]
+    }
+
+    /// Estimated nanoseconds of all launches up to an event, one of the latest.
+    #[inline]
+    fn covered_by(&self, number: u64) -> u64 {
+        self.covered_cell(number).load(Relaxed)
+    }
+
+    /// Estimated nanoseconds of the launches that may not have been done yet.
+    fn outstanding_ns(&self) -> u64 {
+        let recorded = self.recorded.load(Acquire);
+        let done = self.done.load(Acquire).max(recorded.saturating_sub(2));
+        self.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
+    }
+
+    /// A call that may wait for its work begins.
+    pub(super) fn call_begins(&self) -> u64 {
+        let now = clock::now();
+        self.calling_since.store(now, Release);
+        now
+    }
+
+    /// It has returned; tells whether it waited.
+    pub(super) fn call_ends(&self, since: u64) -> bool {
+        self.calling_since.store(0, Release);
+        clock::now().saturating_sub(since) >= WAITED_NS
     }
 
     /// Counts a launch that [`pass`] did not; ends the batch if it is full.
@@ -362,12 +409,16 @@ impl Lane {
         if ns.is_none() {
             self.unknown_until.store(self.recorded.load(Relaxed) + 1, Release);
         }
-        let uncovered_ns = launched.wrapping_sub(self.covered_ns[0].load(Relaxed));
+        let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
-        if count >= batch || uncovered_ns >= MAX_BATCH_NS {
-            self.cover();
-            self.pace(count);
-        } else {
+        if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
+            if self.cover() || self.outstanding_ns() >= MOST_OUTSTANDING_NS || ns.is_none() {
+                self.pace(count);
+            } else {
+                // Both events are still needed, for little work: others' turns keep it from being done.
+                self.stop_at(count.saturating_add(batch.max(8)));
+            }
+        } else if count >= self.stop.load(Relaxed) {
             // Past the place of a sample.
             self.stop_at(batch);
         }
@@ -381,26 +432,27 @@ impl Lane {
         }
     }
 
-    /// Ends the batch, full or not, with an event. The stream must not be capturing.
-    pub(super) fn cover(&self) {
+    /// Ends the batch, full or not, with an event; `false`: there is none free. The stream must not be
+    /// capturing.
+    pub(super) fn cover(&self) -> bool {
         if self.batch.load(Relaxed) == CLOSED || self.uncovered.load(Relaxed) == 0 {
-            return;
+            return true;
         }
         undisturbing(|| {
             let recorded = self.recorded.load(Relaxed);
             // The event of two batches ago is needed again. If it has not happened yet, the batch goes
             // on, and the governor covers it when the lease ends.
             if !self.is_done(recorded.saturating_sub(1)) {
-                return;
+                return false;
             }
             let number = recorded + 1;
             if own::event_record(self.event(number), self.stream as Stream).is_ok() {
-                self.covered_ns[1].store(self.covered_ns[0].load(Relaxed), Relaxed);
-                self.covered_ns[0].store(self.launched_ns.load(Relaxed), Relaxed);
+                self.covered_cell(number).store(self.launched_ns.load(Relaxed), Relaxed);
                 self.recorded.store(number, Release);
                 self.uncovered.store(0, Release);
             }
-        });
+            true
+        })
     }
 
     fn event(&self, number: u64) -> Event {
@@ -430,29 +482,41 @@ impl Lane {
         let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
         let begun = clock::now();
         let mut waited = false;
-        while awaited > self.given_up.load(Relaxed) && !undisturbing(|| self.is_done(awaited)) {
+        let is_done =
+            || awaited <= self.given_up.load(Relaxed) || undisturbing(|| self.is_done(awaited));
+        let mut done = is_done();
+        let was_queued = !done;
+        // A little work that is not done waits for others' turns, and should be ready, all of it, when
+        // its own comes.
+        let enough = || {
+            self.outstanding_ns() >= MOST_OUTSTANDING_NS
+                || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
+        };
+        while !done && enough() {
             let now = clock::now();
             if now.saturating_sub(begun) > patience {
                 // It may wait for what the program launches next: neither waited for again nor
                 // learnt from.
                 self.given_up.store(recorded, Relaxed);
                 self.mark.store(now, Relaxed);
+                self.launch_ns.fetch_max(patience / u64::from(batch.max(1)), Relaxed);
                 return;
             }
             waited = true;
             // Close to when it should be done, so that the device does not idle for a nap's length.
             let expected = self.mark.load(Relaxed) + launch_ns.saturating_mul(u64::from(batch));
             clock::sleep((expected.saturating_sub(now) / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS));
+            done = is_done();
         }
         let now = clock::now();
         let took = now.saturating_sub(self.mark.swap(now, Relaxed)).max(1);
         if waited {
-            self.launch_ns.store(took / u64::from(batch), Relaxed);
-            // The batch before was queued when this one was begun, and was not done when it was full.
-            // (A launch that is waited for by itself is known by its estimate.)
-            if !alone {
-                self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
-            }
+            self.launch_ns.store(took / u64::from(batch.max(1)), Relaxed);
+        }
+        // The batch before was queued when this one was begun, and was not done when it was full. (A
+        // launch that is waited for by itself is known by its estimate.)
+        if was_queued && !alone {
+            self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
         }
         let fitting = u64::from(batch) * BATCH_NS / took;
         self.resize(u32::try_from(fitting).unwrap_or(MAX_BATCH).min(batch.saturating_mul(2)));
@@ -497,19 +561,13 @@ impl Lane {
 
     /// What the lane has launched.
     pub(super) fn totals(&self) -> Totals {
-        let recorded = self.recorded.load(Acquire);
-        let done = self.done.load(Acquire);
-        let launched_ns = self.launched_ns.load(Relaxed);
-        // Up to which estimate everything is known to be done.
-        let done_ns = match recorded.saturating_sub(done) {
-            0 => self.covered_ns[0].load(Relaxed),
-            _ => self.covered_ns[1].load(Relaxed),
-        };
         Totals {
-            launched_ns,
-            outstanding_ns: launched_ns.saturating_sub(done_ns),
+            launched_ns: self.launched_ns.load(Relaxed),
+            outstanding_ns: self.outstanding_ns(),
             backlogged_ns: 0,
-            unknown: self.unknown_until.load(Acquire) > done && !self.lost.load(Relaxed),
+            unknown: !self.lost.load(Relaxed)
+                && (self.unknown_until.load(Acquire) > self.done.load(Acquire)
+                    || self.calling_since.load(Acquire) != 0),
         }
     }
 
@@ -528,6 +586,9 @@ impl Lane {
     pub(super) fn is_drained(&self) -> bool {
         if self.lost.load(Acquire) {
             return true;
+        }
+        if self.calling_since.load(Acquire) != 0 {
+            return false;
         }
         let recorded = self.recorded.load(Acquire);
         let activity = self.activity();

@@ -56,6 +56,11 @@ pub(crate) fn is_ungated() -> bool {
     GATED.load(Ordering::Relaxed) == NO
 }
 
+/// Whether launches are looked at.
+fn is_gated() -> bool {
+    GATED.load(Ordering::Relaxed) == YES
+}
+
 /// In a forked child: nothing is known, and no governor runs.
 pub(crate) fn after_fork() {
     set_gated(None);
@@ -100,7 +105,7 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
             return call();
         }
         if let Some(lane) = &lane {
-            lane.cover();
+            let _ = lane.cover();
         }
         match device.gate().wait(device) {
             Ok(()) => {}
@@ -118,14 +123,17 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     }
     let estimate = lane::estimate_of(work);
     let sample = estimate.and_then(|estimate| Some((estimate, lane.start_sample(estimate)?)));
+    let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
+    let waited = begun.is_some_and(|since| lane.call_ends(since));
     if !result.is_ok() {
         return result;
     }
     if let Some((estimate, started)) = &sample {
         lane.finish_sample(started, estimate, !device.gate().is_shared());
     }
-    lane.launched(estimate.and_then(estimate::Estimate::ns));
+    // Time in calls is counted while it passes.
+    lane.launched(if waited { Some(0) } else { estimate.and_then(estimate::Estimate::ns) });
     result
 }
 

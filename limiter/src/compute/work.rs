@@ -18,7 +18,9 @@ impl Work {
     /// Several transfers or kernels at once, of which nothing is known in common.
     pub(crate) const UNKNOWN: Self = Self(0);
     /// Whatever is not told apart.
-    pub(super) const OTHER: Self = Self(1);
+    pub(super) const OTHER: Self = Self(2);
+    /// Set where the call may return only when the work is done.
+    const MAY_BLOCK: u64 = 1;
 
     /// A kernel on a grid of blocks.
     #[inline]
@@ -26,13 +28,13 @@ impl Work {
         let pair = |high: c_uint, low: c_uint| u64::from(high) << 32 | u64::from(low);
         let hash = mix(function as u64, pair(grid[0], block[0]));
         let hash = mix(hash, pair(grid[1], block[1]));
-        Self(mix(hash, pair(grid[2], block[2])) | 2)
+        Self::launched(mix(hash, pair(grid[2], block[2])))
     }
 
     /// A graph, as instantiated.
     #[inline]
     pub(crate) fn graph(graph: GraphExec) -> Self {
-        Self(mix(graph as u64, 1) | 2)
+        Self::launched(mix(graph as u64, 1))
     }
 
     /// A copy or fill of so many bytes. `kind` tells the kinds of transfer apart. Sizes that differ by
@@ -41,7 +43,17 @@ impl Work {
     pub(crate) fn transfer(kind: u8, bytes: u64) -> Self {
         let octave = bytes.checked_ilog2().unwrap_or(0);
         let size = if octave > 3 { bytes >> (octave - 3) << (octave - 3) } else { bytes };
-        Self(mix(mix(2, u64::from(kind)), size) | 2)
+        Self(mix(mix(2, u64::from(kind)), size) | Self::MAY_BLOCK)
+    }
+
+    const fn launched(hash: u64) -> Self {
+        Self((hash | 4) & !Self::MAY_BLOCK)
+    }
+
+    /// Whether the call may return only when the work is done, as that of a copy.
+    #[inline]
+    pub(super) const fn may_block(self) -> bool {
+        self.0 & Self::MAY_BLOCK != 0
     }
 
     /// A place for it among `places`, a power of two.

@@ -156,6 +156,16 @@ impl Book<'_> {
         }
     }
 
+    /// A process used the device under a lease that came from elsewhere: what was saved up here goes
+    /// down by it, or the session would have two accounts.
+    pub fn used_elsewhere(&mut self, now_ns: u64, used_ns: u64) {
+        let mut bucket = self.settle(now_ns);
+        let used = i64::try_from(used_ns).unwrap_or(i64::MAX);
+        let left = bucket.balance_ns.saturating_sub(used).max(0);
+        bucket.balance_ns = bucket.balance_ns.min(left);
+        self.keep(bucket);
+    }
+
     /// Ends a process's lease, and charges it for `used_ns` of the time since it was charged last.
     pub fn end_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
         self.charge_use(slot, now_ns, used_ns);
@@ -437,6 +447,19 @@ mod tests {
         // It went on earning meanwhile.
         assert_eq!(before - after, i64::try_from(length - earned(length, 500_000)).unwrap());
         assert_eq!(stage.layout().holders.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn what_was_used_elsewhere_is_not_saved_up_here() {
+        let stage = Stage::new(500_000, 1);
+        let mut book = Book::new(stage.layout());
+        let start = 1_000 * MS;
+        let _ = book.begin_lease(0, start);
+        book.stop_waiting(0);
+        book.used_elsewhere(start + 40 * MS, 15 * MS);
+        assert_eq!(stage.layout().balance_ns.load(Relaxed), 5_000_000);
+        book.used_elsewhere(start + 50 * MS, 30 * MS);
+        assert_eq!(stage.layout().balance_ns.load(Relaxed), 0);
     }
 
     #[test]
