@@ -130,7 +130,9 @@ pub(super) fn after_fork() {
 }
 
 /// What a thread remembers of the table.
-pub(super) struct Remembered([[Cell<(Work, Option<&'static Estimate>)>; WAYS]; PLACES]);
+pub(super) struct Remembered([[Way; WAYS]; PLACES]);
+
+type Way = Cell<(Work, Option<&'static Estimate>)>;
 
 impl Remembered {
     pub(super) const fn new() -> Self {
