@@ -84,9 +84,13 @@ impl Sampler {
             .idle_since
             .map(|since| clock::now().saturating_sub(since).min(SLOWEST_LAUNCH_NS));
         let Some(pair) = self.pairs.get_mut(started.pair) else { return };
-        if undisturbing(|| own::event_record(pair.end, stream)).is_ok() {
-            pair.use_ = Some(Use::Sample { estimate, idle_ns, alone });
-        }
+        undisturbing(|| {
+            // A stream that ran dry in between: how long it then waited for the launch is not known.
+            let ran_dry = idle_ns.is_none() && own::event_query(pair.start) != CuResult::NOT_READY;
+            if !ran_dry && own::event_record(pair.end, stream).is_ok() {
+                pair.use_ = Some(Use::Sample { estimate, idle_ns, alone });
+            }
+        });
     }
 
     fn measure_empty(&mut self, stream: Stream) {
