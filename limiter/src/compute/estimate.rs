@@ -8,7 +8,7 @@
 use super::work::Work;
 use crate::per_process::PerProcess;
 use core::cell::Cell;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError, RwLock};
 
@@ -88,6 +88,8 @@ pub(super) struct Estimate {
     ns: AtomicU64,
     /// How often it has been met by a slow path, up to a few.
     met: AtomicU64,
+    /// The latest sample had nothing to do with it.
+    doubtful: AtomicBool,
     samples: Mutex<Samples>,
 }
 
@@ -101,6 +103,11 @@ impl Estimate {
         }
     }
 
+    /// Whether the latest sample says otherwise, so that the next launches should be looked at.
+    pub(super) fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Relaxed)
+    }
+
     /// Whether the next launch should be sampled because little is known. Not the first: what the
     /// driver loads for it would be taken for its duration.
     pub(super) fn wants_sample(&self) -> bool {
@@ -112,6 +119,7 @@ impl Estimate {
         // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
         let Ok(mut samples) = self.samples.try_lock() else { return };
         let middle = samples.add(ns, alone);
+        self.doubtful.store(samples.stray > 0, Relaxed);
         // Until there are enough, every launch is looked at.
         if samples.count >= ENOUGH as usize {
             self.ns.store(middle.max(1), Relaxed);

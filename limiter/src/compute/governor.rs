@@ -18,6 +18,8 @@ const IMPATIENCE_NS: u64 = 4_000_000;
 /// How long before its end at most a lease is asked to go on.
 const RENEW_BEFORE_NS: u64 = 6_000_000;
 const LEAST_BEFORE_NS: u64 = 500_000;
+/// How long another session that was seen to use the device is expected again.
+const NEIGHBOURS_NS: u64 = 1_000_000_000;
 /// How often the account is told of work that still runs.
 const TELL_NS: u64 = 20_000_000;
 /// How often it asks whether the work is done, once the gate is closed.
@@ -77,16 +79,17 @@ fn govern(device: &'static Device) {
     let gate = device.gate();
     let mut account = Account::new(device);
     let mut density = Density::default();
+    let mut neighbours = Neighbours::default();
     loop {
         while !gate.is_wanted() {
             account.idle();
             gate.await_demand();
         }
         let Some(lease) = account.begin() else { continue };
-        gate.set_shared(lease.id.is_some());
+        gate.set_shared(neighbours.seen(&lease));
         let mut tenure = Tenure::new(device, lease);
         gate.open();
-        tenure.hold(&mut account, &mut density);
+        tenure.hold(&mut account, &mut density, &mut neighbours);
         gate.close();
         tenure.drain(&mut account);
         density.add(tenure.used);
@@ -120,6 +123,21 @@ impl Density {
     }
 }
 
+/// Whether another session uses the device at the same time. A lease tells how it was when it was
+/// granted; those who were there a moment ago will be there again.
+#[derive(Default)]
+struct Neighbours(Option<u64>);
+
+impl Neighbours {
+    fn seen(&mut self, lease: &Lease) -> bool {
+        let now = clock::now();
+        if lease.shared {
+            self.0 = Some(now);
+        }
+        self.0.is_some_and(|at| now.saturating_sub(at) < NEIGHBOURS_NS)
+    }
+}
+
 /// The time from the opening of the gate until all work is done.
 struct Tenure {
     device: &'static Device,
@@ -143,7 +161,7 @@ impl Tenure {
     }
 
     /// Keeps the gate open until the lease ends or the program has stopped using it.
-    fn hold(&mut self, account: &mut Account, density: &mut Density) {
+    fn hold(&mut self, account: &mut Account, density: &mut Density, neighbours: &mut Neighbours) {
         let mut before = None;
         let mut idle_since = None;
         loop {
@@ -178,7 +196,7 @@ impl Tenure {
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
-                self.device.gate().set_shared(renewed.id.is_some());
+                self.device.gate().set_shared(neighbours.seen(&renewed));
             }
         }
     }

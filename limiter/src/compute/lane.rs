@@ -213,6 +213,13 @@ static SEVERAL_CONTEXTS: AtomicBool = AtomicBool::new(false);
 /// The context of the first lane.
 static FIRST_CONTEXT: AtomicUsize = AtomicUsize::new(0);
 
+/// Whether another session's work may run between this program's.
+static SLICED: AtomicBool = AtomicBool::new(false);
+
+pub(super) fn set_sliced(sliced: bool) {
+    SLICED.store(sliced, Relaxed);
+}
+
 fn note_context(context: usize) {
     if FIRST_CONTEXT
         .compare_exchange(0, context, Relaxed, Relaxed)
@@ -344,7 +351,7 @@ impl Lane {
             // Not because of the batch's end.
             self.uncovered.load(Relaxed) + 1 < self.batch.load(Relaxed)
                 && self.uncovered.load(Relaxed) + 1 >= self.stop.load(Relaxed)
-                || self.batch.load(Relaxed) == 1 && self.is_due()
+                || self.batch.load(Relaxed) == 1 && (self.is_due() || estimate.is_doubtful())
         };
         if !sampled {
             return None;
@@ -412,7 +419,7 @@ impl Lane {
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
         if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
-            if self.cover() || self.outstanding_ns() >= MOST_OUTSTANDING_NS || ns.is_none() {
+            if self.cover() || self.is_enough() {
                 self.pace(count);
             } else {
                 // Both events are still needed, for little work: others' turns keep it from being done.
@@ -472,6 +479,14 @@ impl Lane {
         done
     }
 
+    /// Whether what is outstanding should be done before more is launched. Beside other sessions a little
+    /// work waits for their turns, and should be ready, all of it, when its own comes.
+    fn is_enough(&self) -> bool {
+        !SLICED.load(Relaxed)
+            || self.outstanding_ns() >= MOST_OUTSTANDING_NS
+            || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
+    }
+
     /// Waits until so little is outstanding that the next batch may be launched, and learns from it
     /// how large that should be.
     fn pace(&self, batch: u32) {
@@ -486,13 +501,7 @@ impl Lane {
             || awaited <= self.given_up.load(Relaxed) || undisturbing(|| self.is_done(awaited));
         let mut done = is_done();
         let was_queued = !done;
-        // A little work that is not done waits for others' turns, and should be ready, all of it, when
-        // its own comes.
-        let enough = || {
-            self.outstanding_ns() >= MOST_OUTSTANDING_NS
-                || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
-        };
-        while !done && enough() {
+        while !done && self.is_enough() {
             let now = clock::now();
             if now.saturating_sub(begun) > patience {
                 // It may wait for what the program launches next: neither waited for again nor
