@@ -1,7 +1,7 @@
 //! The gate of a device in this process.
 
 use super::governor;
-use super::lane::{self, Lane};
+use super::lane::Lane;
 use super::usage::Totals;
 use crate::device::Device;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -83,7 +83,6 @@ impl Gate {
     }
 
     pub(super) fn set_shared(&self, shared: bool) {
-        lane::set_sliced(shared);
         self.shared.store(shared, Ordering::Relaxed);
     }
 

@@ -213,13 +213,6 @@ static SEVERAL_CONTEXTS: AtomicBool = AtomicBool::new(false);
 /// The context of the first lane.
 static FIRST_CONTEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether another session's work may run between this program's.
-static SLICED: AtomicBool = AtomicBool::new(false);
-
-pub(super) fn set_sliced(sliced: bool) {
-    SLICED.store(sliced, Relaxed);
-}
-
 fn note_context(context: usize) {
     if FIRST_CONTEXT
         .compare_exchange(0, context, Relaxed, Relaxed)
@@ -407,8 +400,9 @@ impl Lane {
         clock::now().saturating_sub(since) >= WAITED_NS
     }
 
-    /// Counts a launch that [`pass`] did not; ends the batch if it is full.
-    pub(super) fn launched(&self, ns: Option<u64>) {
+    /// Counts a launch that [`pass`] did not; ends the batch if it is full. `shared`: another session may
+    /// be using the device.
+    pub(super) fn launched(&self, ns: Option<u64>, shared: bool) {
         let count = self.uncovered.load(Relaxed) + 1;
         let launched = self.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
         self.launched_ns.store(launched, Relaxed);
@@ -419,8 +413,8 @@ impl Lane {
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
         if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
-            if self.cover() || self.is_enough() {
-                self.pace(count);
+            if self.cover() || self.is_enough(shared) {
+                self.pace(count, shared);
             } else {
                 // Both events are still needed, for little work: others' turns keep it from being done.
                 self.stop_at(count.saturating_add(batch.max(8)));
@@ -481,15 +475,15 @@ impl Lane {
 
     /// Whether what is outstanding should be done before more is launched. Beside other sessions a little
     /// work waits for their turns, and should be ready, all of it, when its own comes.
-    fn is_enough(&self) -> bool {
-        !SLICED.load(Relaxed)
+    fn is_enough(&self, shared: bool) -> bool {
+        !shared
             || self.outstanding_ns() >= MOST_OUTSTANDING_NS
             || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
     }
 
     /// Waits until so little is outstanding that the next batch may be launched, and learns from it
     /// how large that should be.
-    fn pace(&self, batch: u32) {
+    fn pace(&self, batch: u32, shared: bool) {
         let recorded = self.recorded.load(Relaxed);
         let launch_ns = self.launch_ns.load(Relaxed);
         let alone = batch == 1 && launch_ns > LONG_NS;
@@ -501,7 +495,7 @@ impl Lane {
             || awaited <= self.given_up.load(Relaxed) || undisturbing(|| self.is_done(awaited));
         let mut done = is_done();
         let was_queued = !done;
-        while !done && self.is_enough() {
+        while !done && self.is_enough(shared) {
             let now = clock::now();
             if now.saturating_sub(begun) > patience {
                 // It may wait for what the program launches next: neither waited for again nor

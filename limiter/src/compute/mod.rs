@@ -129,11 +129,13 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     if !result.is_ok() {
         return result;
     }
+    let shared = device.gate().is_shared();
     if let Some((estimate, started)) = &sample {
-        lane.finish_sample(started, estimate, !device.gate().is_shared());
+        lane.finish_sample(started, estimate, !shared);
     }
     // Time in calls is counted while it passes.
-    lane.launched(if waited { Some(0) } else { estimate.and_then(estimate::Estimate::ns) });
+    let ns = if waited { Some(0) } else { estimate.and_then(estimate::Estimate::ns) };
+    lane.launched(ns, shared);
     result
 }
 
