@@ -16,7 +16,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// In points of 100.
 const TOLERANCE: f64 = 5.0;
@@ -46,6 +46,12 @@ fn daemon(stage: &Stage) -> Daemon {
 struct Daemon(Option<Running>);
 
 impl Daemon {
+    fn signal(&self, signal: Signal) {
+        if let Some(running) = &self.0 {
+            kill_process(running.pid(), signal).unwrap();
+        }
+    }
+
     fn kill(mut self) {
         if let Some(running) = self.0.take() {
             running.kill();
@@ -283,4 +289,65 @@ fn a_killed_session_leaves_its_time_to_the_others() {
         })
     });
     daemon.kill();
+}
+
+/// Seconds without an answer, longer than any poll: the tenants go on by themselves, are back at the
+/// daemon within a second of its return, and owe nothing for the time in which it did not answer.
+#[test]
+fn a_daemon_that_is_stopped_and_continued() {
+    const NAMES: [&str; 2] = ["one", "two"];
+    const SHARE: u32 = 40;
+    let _alone = alone();
+    let stage = Stage::new();
+    let path = socket(&stage);
+    let charged = |path: &Path| {
+        let [one, two] = NAMES.map(|name| charged(path, name));
+        Some([one?, two?])
+    };
+    let native = native_rate(&stage);
+    let daemon = daemon(&stage);
+    let sessions = NAMES.map(|name| dense(limited(&stage, name, SHARE, &path), "9"));
+    eventually("both get leases", || charged(&path).is_some_and(|us| us.iter().all(|&us| us > 0)));
+    std::thread::sleep(Duration::from_millis(1_750));
+    let running = charged(&path).unwrap();
+    daemon.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(3));
+    daemon.signal(Signal::CONT);
+    let start = Instant::now();
+    // No time of the stop is charged, so that what is charged from now on is of new leases.
+    let before = charged(&path).unwrap();
+    for (before, running) in before.iter().zip(running) {
+        assert!(*before < running + 150_000, "{before} us instead of {running}");
+    }
+    let mut resumed = [None; 2];
+    while resumed.contains(&None) && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(5));
+        let now = charged(&path).unwrap();
+        for (at, (now, before)) in resumed.iter_mut().zip(now.iter().zip(before)) {
+            if at.is_none() && *now > before + 1_000 {
+                *at = Some(start.elapsed());
+            }
+        }
+    }
+    println!("leases resumed after {resumed:?}");
+    let outcomes = sessions.map(|session| session.end().succeeded());
+    for outcome in &outcomes {
+        let counts = progress(outcome);
+        let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        println!("kernels in each quarter of a second: {steps:?}");
+        // The first quarter has the start in it.
+        assert!(steps.iter().skip(1).all(|&step| step > 0), "stuck: {outcome:#?}");
+        // Nobody keeps the two apart then: each pays for time in which the device was sliced between
+        // them.
+        let meanwhile = between(outcome, 9, 18, native);
+        println!("while the daemon stands still: {meanwhile:.2} of {SHARE}");
+        assert!((10.0..=45.0).contains(&meanwhile), "{meanwhile}: {outcome:#?}");
+        let after = between(outcome, 25, 33, native);
+        println!("when it is back: {after:.2} of {SHARE}");
+        assert!((after - f64::from(SHARE)).abs() <= 6.0, "{after}: {outcome:#?}");
+        assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+        assert!(outcome.stderr.contains("own account"), "{outcome:#?}");
+    }
+    let within_a_second = |at: &Option<Duration>| at.is_some_and(|at| at < Duration::from_secs(1));
+    assert!(resumed.iter().all(within_a_second), "{resumed:?}");
 }
