@@ -55,9 +55,16 @@ pub(crate) struct Dense {
     /// leaves the device idle part of the time
     #[arg(long, value_name = "U", value_parser = kernel_us)]
     pub(crate) pause_us: Option<f64>,
-    /// Print the number of completed kernels as a JSON line, four times a second
+    /// Print the number of completed kernels as a JSON line every so often, in seconds
+    #[arg(long, value_name = "S", value_parser = interval, num_args = 0..=1, require_equals = true,
+          default_missing_value = "0.25")]
+    pub(crate) progress: Option<f64>,
+    /// Report the kernels completed in each window of so many seconds, by the device's clock
+    #[arg(long, value_name = "S", value_parser = interval)]
+    pub(crate) windows: Option<f64>,
+    /// Obey lines on stdin: 'pause', 'go', 'end'; its end ends the run
     #[arg(long)]
-    pub(crate) progress: bool,
+    pub(crate) commands: bool,
     #[command(flatten)]
     pub(crate) target: Target,
 }
@@ -149,6 +156,14 @@ fn seconds(text: &str) -> Result<f64, String> {
     number(text, 86_400.0)
 }
 
+/// Short enough to be of use, long enough that keeping count costs nothing.
+fn interval(text: &str) -> Result<f64, String> {
+    match number(text, 86_400.0) {
+        Ok(value) if value < 0.01 => Err("expected at least 0.01".to_owned()),
+        other => other,
+    }
+}
+
 fn number(text: &str, most: f64) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value > 0.0 && value <= most => Ok(value),
@@ -172,6 +187,10 @@ mod tests {
             assert!(kernel_us(text).is_err(), "{text}");
         }
         assert_eq!(kernel_us("2500"), Ok(2500.0));
+        for text in ["0", "0.009", "nan", "1e9"] {
+            assert!(interval(text).is_err(), "{text}");
+        }
+        assert_eq!(interval("0.01"), Ok(0.01));
         assert!(size("0").is_err());
         assert_eq!(size("64MiB"), Ok(64 << 20));
     }

@@ -17,6 +17,12 @@ impl Samples {
         self.0.get(rank.max(1) - 1).or(self.0.last()).copied().unwrap_or(0.0)
     }
 
+    /// The smaller ones, this part of all, but at least one.
+    pub(crate) fn cheapest(&self, part: f64) -> Self {
+        let count = ((part * self.0.len() as f64) as usize).max(1);
+        Self(self.0.iter().take(count).copied().collect())
+    }
+
     /// The arithmetic mean; 0 if there are no samples.
     pub(crate) fn mean(&self) -> f64 {
         self.0.iter().sum::<f64>() / (self.0.len().max(1) as f64)
@@ -35,6 +41,7 @@ mod tests {
         assert_eq!(samples.percentile(100.0), 100.0);
         assert_eq!(samples.percentile(0.0), 1.0);
         assert_eq!(samples.mean(), 50.5);
+        assert_eq!(samples.cheapest(0.5).mean(), 25.5);
     }
 
     #[test]
@@ -42,5 +49,7 @@ mod tests {
         assert_eq!(Samples::default().percentile(50.0), 0.0);
         assert_eq!(Samples::default().mean(), 0.0);
         assert_eq!(Samples::new(vec![3.0]).percentile(99.0), 3.0);
+        assert_eq!(Samples::new(vec![3.0]).cheapest(0.1).mean(), 3.0);
+        assert_eq!(Samples::default().cheapest(1.0).mean(), 0.0);
     }
 }

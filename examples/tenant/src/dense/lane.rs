@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::plan::{GRAPH_KERNELS, Plan};
+use super::timeline::Timeline;
 use crate::cli::Pattern;
 use crate::driver::{Context, DriverError, Event, Graph, Kernels, LaunchCall, Spin, Stream};
 
@@ -27,8 +28,8 @@ pub(super) struct Lane<'c> {
     last: Event<'c>,
     /// Kernels completed so far.
     pub(super) kernels: u64,
-    /// For each group, the time since the one before it, divided by its kernels.
-    pub(super) gaps_ms: Vec<f64>,
+    /// When they were.
+    pub(super) timeline: Timeline,
     // Last, so that graph and events go first.
     stream: Stream<'c>,
 }
@@ -41,6 +42,7 @@ impl<'c> Lane<'c> {
         ptsz: bool,
         spin: Spin,
         plan: Plan,
+        timeline: Timeline,
     ) -> Result<Self, DriverError> {
         let stream = match super::uses_default_stream(pattern, ptsz) {
             true => Stream::default_of(context),
@@ -67,7 +69,7 @@ impl<'c> Lane<'c> {
             spare: Vec::new(),
             last: Event::create(context)?,
             kernels: 0,
-            gaps_ms: Vec::new(),
+            timeline,
             stream,
         })
     }
@@ -117,7 +119,7 @@ impl<'c> Lane<'c> {
     fn retire(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
         let Some(event) = self.in_flight.pop_front() else { return Ok(()) };
         let kernels = self.plan.kernels_per_group();
-        self.gaps_ms.push(event.ms_since(&self.last)? / kernels as f64);
+        self.timeline.completed(event.ms_since(&self.last)?, kernels);
         self.spare.push(std::mem::replace(&mut self.last, event));
         self.kernels += kernels;
         completed.fetch_add(kernels, Ordering::Relaxed);

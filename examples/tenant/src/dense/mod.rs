@@ -1,8 +1,10 @@
 //! `tenant dense`: kernels that fill the device, back to back, for a stated time.
 
+mod commands;
 mod lane;
 mod plan;
 mod progress;
+mod timeline;
 
 use std::sync::Barrier;
 use std::sync::atomic::AtomicU64;
@@ -16,8 +18,10 @@ use crate::cli::{Dense, Pattern};
 use crate::driver::{Context, DriverError, Kernels, Spin, Stream};
 use crate::stats::Samples;
 use crate::{Failure, report};
+use commands::{Commands, Said};
 use lane::Lane;
 use plan::Plan;
+use timeline::Timeline;
 
 /// The result.
 #[derive(Serialize)]
@@ -34,6 +38,11 @@ struct Outcome {
     p50_ms: f64,
     /// As `p50_ms`, for 99 % of the time between completions.
     p99_ms: f64,
+    /// When kernels were held up, for whatever reason.
+    pauses: Pauses,
+    /// Kernels completed in each whole window, where windows were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    windows: Option<Vec<f64>>,
     /// Rounds of arithmetic in a kernel; for --iterations of a later run.
     iterations: u64,
     /// The kernel's length as measured, none where --iterations was given.
@@ -43,12 +52,30 @@ struct Outcome {
     driver: i32,
 }
 
+/// Times for which a stream stood still, of more than a millisecond.
+#[derive(Serialize)]
+struct Pauses {
+    count: usize,
+    p50_ms: f64,
+    p95_ms: f64,
+    longest_ms: f64,
+}
+
+impl From<Vec<f64>> for Pauses {
+    fn from(pauses: Vec<f64>) -> Self {
+        let count = pauses.len();
+        let pauses = Samples::new(pauses);
+        let [p50_ms, p95_ms, longest_ms] = [50.0, 95.0, 100.0].map(|part| pauses.percentile(part));
+        Self { count, p50_ms, p95_ms, longest_ms }
+    }
+}
+
 /// What one thread did.
 struct Work {
     start: Instant,
     end: Instant,
     kernels: u64,
-    gaps_ms: Vec<f64>,
+    timeline: Timeline,
 }
 
 pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
@@ -59,22 +86,40 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
     let completed = AtomicU64::new(0);
     let (barrier, length) = (Barrier::new(plan.threads), Duration::from_secs_f64(options.seconds));
     let pause = options.pause_us.map(|us| Duration::from_secs_f64(us / 1e6));
+    let commands = match options.commands {
+        true => Commands::from_stdin().map_err(Failure::Thread)?,
+        false => Commands::none(),
+    };
+    // Streams that share the device complete their kernels in turn.
+    let kernel_ms = options.kernel_us / 1e3 * (plan.threads * plan.lanes) as f64;
+    let timeline = || Timeline::new(kernel_ms, options.windows);
     let work = || {
         let lanes = context.make_current().and_then(|()| {
             (0..plan.lanes)
                 .map(|_| {
-                    Lane::new(&context, &kernels, options.pattern, options.target.ptsz, spin, plan)
+                    Lane::new(
+                        &context,
+                        &kernels,
+                        options.pattern,
+                        options.target.ptsz,
+                        spin,
+                        plan,
+                        timeline(),
+                    )
                 })
                 .collect::<Result<Vec<_>, _>>()
         });
         // Every thread gets here, so that none waits for one that failed.
         barrier.wait();
-        launch_for(length, pause, lanes?, &completed)
+        launch_for(length, pause, &commands, lanes?, timeline(), &completed)
     };
     let works = std::thread::scope(|scope| -> Result<Vec<Work>, Failure> {
         let reporter = match options.progress {
-            true => Some(progress::start(scope, &completed).map_err(Failure::Thread)?),
-            false => None,
+            Some(every) => {
+                let every = Duration::from_secs_f64(every);
+                Some(progress::start(scope, every, &completed).map_err(Failure::Thread)?)
+            }
+            None => None,
         };
         let others: Vec<_> = (1..plan.threads).map(|_| scope.spawn(work)).collect();
         let mut works = vec![work()];
@@ -104,11 +149,14 @@ fn prepare(
     Ok((spin, Some(measured_us)))
 }
 
-/// Launches into the lanes in turn until `length` is over, with pauses if asked for, then waits for what is outstanding.
+/// Launches into the lanes in turn until `length` is over or the end is said, with pauses if asked for,
+/// then waits for what is outstanding.
 fn launch_for(
     length: Duration,
     pause: Option<Duration>,
+    commands: &Commands,
     mut lanes: Vec<Lane<'_>>,
+    mut timeline: Timeline,
     completed: &AtomicU64,
 ) -> Result<Work, DriverError> {
     let start = Instant::now();
@@ -116,6 +164,17 @@ fn launch_for(
         lane.mark_start()?;
     }
     while start.elapsed() < length {
+        match commands.said() {
+            Said::Go => {}
+            Said::Pause => {
+                for lane in &mut lanes {
+                    lane.drain(completed)?;
+                }
+                commands.wait_out_pause(length.saturating_sub(start.elapsed()));
+                continue;
+            }
+            Said::End => break,
+        }
         for lane in &mut lanes {
             lane.step(completed)?;
         }
@@ -126,13 +185,13 @@ fn launch_for(
             std::thread::sleep(pause);
         }
     }
-    let (mut kernels, mut gaps_ms) = (0, Vec::new());
     for lane in &mut lanes {
         lane.drain(completed)?;
-        kernels += lane.kernels;
-        gaps_ms.append(&mut lane.gaps_ms);
     }
-    Ok(Work { start, end: Instant::now(), kernels, gaps_ms })
+    let end = Instant::now();
+    let kernels = lanes.iter().map(|lane| lane.kernels).sum();
+    lanes.into_iter().for_each(|lane| timeline.merge(lane.timeline));
+    Ok(Work { start, end, kernels, timeline })
 }
 
 fn outcome(
@@ -149,7 +208,17 @@ fn outcome(
         _ => 0.0,
     };
     let kernels: u64 = works.iter().map(|work| work.kernels).sum();
-    let gaps = Samples::new(works.into_iter().flat_map(|work| work.gaps_ms).collect());
+    let mut timeline = Timeline::new(options.kernel_us / 1e3, options.windows);
+    for work in works {
+        timeline.merge(work.timeline);
+    }
+    let gaps = Samples::new(timeline.gaps_ms);
+    let windows = options.windows.map(|length| {
+        // A window that was not run to its end tells nothing.
+        let whole = (seconds.min(options.seconds) / length + 1e-9) as usize;
+        timeline.windows.resize(whole, 0.0);
+        timeline.windows
+    });
     let pattern = options.pattern.to_possible_value();
     Ok(Outcome {
         pattern: pattern.map_or_else(String::new, |value| value.get_name().to_owned()),
@@ -158,6 +227,8 @@ fn outcome(
         rate: if seconds > 0.0 { kernels as f64 / seconds } else { 0.0 },
         p50_ms: gaps.percentile(50.0),
         p99_ms: gaps.percentile(99.0),
+        pauses: timeline.pauses_ms.into(),
+        windows,
         iterations: spin.iterations,
         kernel_us,
         device: context.device_name()?,

@@ -1,4 +1,4 @@
-//! The number of completed kernels, four times a second.
+//! The number of completed kernels, every so often.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -9,14 +9,15 @@ use serde::Serialize;
 
 use crate::report;
 
-const EVERY: Duration = Duration::from_millis(250);
-
 #[derive(Serialize)]
 struct Progress {
     /// Seconds since the first launch was about to begin.
     elapsed: f64,
     /// Kernels that the device completed since then.
     kernels: u64,
+    /// The same moment on the clock that all programs of the machine share (CLOCK_MONOTONIC), in
+    /// seconds.
+    at: f64,
 }
 
 /// Keeps the reporter going; it ends when this is dropped.
@@ -27,24 +28,31 @@ pub(super) struct Reporter {
 /// Starts the thread that prints.
 pub(super) fn start<'scope>(
     scope: &'scope Scope<'scope, '_>,
+    every: Duration,
     completed: &'scope AtomicU64,
 ) -> std::io::Result<Reporter> {
     let (running, ended) = channel();
     let start = Instant::now();
     let print = move || {
         for tick in 1.. {
-            let wait = (EVERY * tick).saturating_sub(start.elapsed());
+            let wait = (every * tick).saturating_sub(start.elapsed());
             if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
             let elapsed = start.elapsed().as_secs_f64();
             let kernels = completed.load(Ordering::Relaxed);
+            let at = monotonic();
             // Who reads this may leave early; the result at the end still reports that.
-            if report::line(&Progress { elapsed, kernels }).is_err() {
+            if report::line(&Progress { elapsed, kernels, at }).is_err() {
                 return;
             }
         }
     };
     Builder::new().name("progress".into()).spawn_scoped(scope, print)?;
     Ok(Reporter { _running: running })
+}
+
+fn monotonic() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }

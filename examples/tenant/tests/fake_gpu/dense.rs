@@ -1,10 +1,13 @@
 //! `tenant dense` and the cost measurements on the software GPU.
 
-use crate::node::{Node, text};
+use crate::node::{Node, Steered, text};
 use serde_json::Value;
 
 fn number(result: &Value, key: &str) -> f64 {
-    result[key].as_f64().unwrap_or_else(|| panic!("{key} is not a number: {result}"))
+    key.split('.')
+        .fold(result, |value, key| &value[key])
+        .as_f64()
+        .unwrap_or_else(|| panic!("{key} is not a number: {result}"))
 }
 
 /// What every run must satisfy. The device can not do more than one second of kernels a second;
@@ -75,6 +78,52 @@ fn progress_counts_completed_kernels() {
     assert!(number(shown, "kernels") > 0.0, "{lines:?}");
 }
 
+/// The windows are those of the device's clock: what was completed in whole ones is part of all.
+#[test]
+fn windows_add_up_to_what_was_completed() {
+    let node = Node::new("1GiB");
+    for pattern in ["kernel", "threads"] {
+        let arguments = format!("--seconds 1.1 --windows 0.25 --pattern {pattern}");
+        let result = check_dense(&node, 2000.0, &arguments);
+        let windows = result["windows"].as_array().unwrap();
+        assert_eq!(windows.len(), 4, "{result}");
+        let inside: f64 = windows.iter().map(|window| window.as_f64().unwrap()).sum();
+        assert!(inside <= number(&result, "kernels") + 1e-6, "{result}");
+        assert!(inside >= number(&result, "kernels") * 0.7, "{result}");
+        for window in windows {
+            assert!(window.as_f64().unwrap() <= 126.0, "more than possible: {result}");
+        }
+    }
+    let without = check_dense(&node, 2000.0, "--seconds 0.1");
+    assert_eq!(without["windows"], Value::Null);
+}
+
+#[test]
+fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
+    let node = Node::new("1GiB");
+    let arguments = "dense --kernel-us 2000 --seconds 60 --progress=0.05 --windows 0.25 --commands";
+    let mut steered = Steered::start(node.tenant(arguments));
+    let counts =
+        |lines: &[Value]| (number(&lines[0], "kernels"), number(lines.last().unwrap(), "kernels"));
+    let (first, last) = counts(&steered.hear(4));
+    assert!(last > first, "runs at first");
+    steered.say("pause");
+    // What was launched before is done soon, on any machine.
+    steered.hear(10);
+    let paused = steered.hear(4);
+    assert_eq!(counts(&paused).0, counts(&paused).1, "{paused:?}");
+    assert!(number(&paused[3], "at") - number(&paused[0], "at") > 0.1, "{paused:?}");
+    steered.say("what");
+    steered.say("go");
+    let again = steered.hear(20);
+    assert!(counts(&again).1 > counts(&paused).1, "{again:?}");
+    // The end of stdin is an end like the line.
+    let (result, err) = steered.end();
+    assert!(number(&result, "pauses.longest_ms") >= 100.0, "{result}");
+    assert!(number(&result, "seconds") < 30.0, "{result}");
+    assert_eq!(err, "tenant: stdin: 'what': expected pause, go or end\n");
+}
+
 #[test]
 fn costs_of_single_calls() {
     let node = Node::new("1GiB");
@@ -84,6 +133,7 @@ fn costs_of_single_calls() {
         assert!(number(cost, "median_ns") > 0.0, "{cost}");
         assert!(number(cost, "p1_ns") <= number(cost, "median_ns"), "{cost}");
         assert!(number(cost, "median_ns") <= number(cost, "p99_ns"), "{cost}");
+        assert!(number(cost, "trimmed_ns") <= number(cost, "mean_ns"), "{cost}");
     }
 }
 

@@ -1,7 +1,8 @@
 //! A software GPU of the test's own.
 
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -53,6 +54,49 @@ impl Node {
         let mut lines = self.lines(arguments);
         assert_eq!(lines.len(), 1, "tenant {arguments}: {lines:?}");
         lines.remove(0)
+    }
+}
+
+/// A running `tenant` that is told what to do.
+pub(crate) struct Steered {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Steered {
+    pub(crate) fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    pub(crate) fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Its next lines.
+    pub(crate) fn hear(&mut self, count: usize) -> Vec<Value> {
+        let mut next = || serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap();
+        (0..count).map(|_| next()).collect()
+    }
+
+    /// Closes its stdin; the last line that it prints, and stderr.
+    pub(crate) fn end(mut self) -> (Value, String) {
+        drop(self.child.stdin.take());
+        let last = self.lines.by_ref().last().unwrap().unwrap();
+        assert!(self.child.wait().unwrap().success(), "{last}");
+        let mut err = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (serde_json::from_str(&last).unwrap(), err)
+    }
+}
+
+impl Drop for Steered {
+    fn drop(&mut self) {
+        // It has ended, or the test has failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
