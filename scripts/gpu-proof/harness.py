@@ -65,6 +65,7 @@ class Harness:
         self.criteria = []
         self.data = {}
         self.step = "setup"
+        self.settings = None
         out.mkdir(parents=True, exist_ok=True)
         self.log_file = open(out / "gpu-proof.log", "w", encoding="utf-8")
         self.environment = self._environment()

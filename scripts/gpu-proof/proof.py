@@ -15,11 +15,13 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import report  # noqa: E402
+import settings  # noqa: E402
 import steps  # noqa: E402
 from harness import NEEDED, NEEDED_FAKE, Harness, StepFailed  # noqa: E402
 
@@ -33,13 +35,18 @@ def arguments():
     parser.add_argument("--only", metavar="STEPS", help=f"comma list of the steps to run: {names}")
     parser.add_argument("--fake", action="store_true", help="on the GPU simulated in software; the Python frameworks are left out")
     parser.add_argument("--budget", type=float, default=530, metavar="SECONDS", help="steps that do not fit any more are not run (default: 530)")
+    parser.add_argument("--set", metavar="STEP.NAME=VALUE", action="append", default=[], help="change a setting of a step, lists with commas; --plan shows them")
+    parser.add_argument("--full", action="store_true", help="the whole tables of the steps that have a shorter one")
+    parser.add_argument("--plan", action="store_true", help="print the steps with their settings and about how long they take, and run nothing")
     given = parser.parse_args()
     known = [name for name, _, _ in steps.ALL]
     chosen = given.only.split(",") if given.only else known
     for name in chosen:
         if name not in known:
             parser.error(f"--only {name}: expected some of {names}")
-    given.chosen = chosen
+    given.plan_rows = plan(parser, given, chosen)
+    if given.plan:
+        return given
     needed = NEEDED + (NEEDED_FAKE if given.fake else [])
     root = HERE.parent.parent
     around = [HERE.parent / "bin", root / "bin", root / "target/release", root / "target/debug"]
@@ -49,6 +56,25 @@ def arguments():
             given.binaries = folder.resolve()
             return given
     parser.error(f"no directory holds all of {', '.join(needed)}; looked in {', '.join(map(str, tried))}; build them with 'cargo build --release'")
+
+
+def plan(parser, given, chosen):
+    """Each chosen step's name, settings, seconds and function."""
+    for one in given.set:
+        if "=" not in one:
+            parser.error(f"--set {one}: expected STEP.NAME=VALUE")
+    changed = dict(one.split("=", 1) for one in given.set)
+    rows = []
+    try:
+        for name, seconds, step in steps.ALL:
+            values = settings.resolve(name, step, given.full, changed)
+            if name in chosen:
+                rows.append((name, values, settings.about(seconds, values), step))
+    except settings.WrongSetting as wrong:
+        parser.error(str(wrong))
+    if changed:
+        parser.error(f"--set {next(iter(changed))}: expected STEP.NAME=VALUE with a step of {', '.join(name for name, _, _ in steps.ALL)}")
+    return rows
 
 
 def machine(fake):
@@ -69,33 +95,42 @@ def machine(fake):
 
 def main():
     given = arguments()
+    if given.plan:
+        print(report.plan(given.plan_rows), end="")
+        return 0
     out = pathlib.Path(os.environ.get("OUT") or "gpu-proof-out")
     proof = Harness(given.binaries, out, given.fake, given.budget)
     version = proof.run([proof.tool("sluice"), "--version"], timeout=10).out.strip()
     result = {"date": datetime.date.today().isoformat(), "sluice": version, "machine": machine(given.fake), "steps": {}}
-    for name, about, step in steps.ALL:
-        if name not in given.chosen:
-            continue
-        proof.step = name
+    for name, values, about, step in given.plan_rows:
+        proof.step, proof.settings = name, values
         begun = time.monotonic()
-        print(f"{proof.elapsed():5.0f} s  {name} ...", flush=True)
-        proof.log(f"== {name}")
+        print(f"{proof.elapsed():5.0f} s  {name}, about {about:.0f} s ...", flush=True)
+        proof.log(f"== {name} {vars(values)}")
         try:
             if proof.left() < about * 0.6:
-                raise StepFailed(f"not run: {proof.left():.0f} s left, about {about} s needed")
+                raise StepFailed(f"not run: {proof.left():.0f} s left, about {about:.0f} s needed")
             step(proof)
         except StepFailed as failure:
             proof.check(f"{name}: ran to the end", False, str(failure), "no failure")
         except Exception as error:  # one broken step must not hide what the others found
+            proof.log(traceback.format_exc())
             proof.check(f"{name}: ran to the end", False, f"{type(error).__name__}: {error}", "no failure")
-        result["steps"][name] = {"seconds": time.monotonic() - begun}
-    result.update(seconds=proof.elapsed(), criteria=proof.criteria, data=proof.data)
-    (out / "gpu-proof.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = report.text(result)
-    (out / "gpu-proof.txt").write_text(text, encoding="utf-8")
+        result["steps"][name] = {"seconds": time.monotonic() - begun, "about": about, "settings": vars(values)}
+        result.update(seconds=proof.elapsed(), criteria=proof.criteria, data=proof.data)
+        # After each step: what was found is there even if a later step takes the machine down.
+        text = written(out, result)
     proof.close()
     print("\n" + text, end="", flush=True)
     return 1 if any(one["ok"] is False for one in proof.criteria) else 0
+
+
+def written(out, result):
+    """Writes the result for machines and for readers; the latter."""
+    (out / "gpu-proof.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    text = report.text(result)
+    (out / "gpu-proof.txt").write_text(text, encoding="utf-8")
+    return text
 
 
 if __name__ == "__main__":

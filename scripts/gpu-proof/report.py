@@ -1,5 +1,6 @@
 """The tables at the end."""
 
+import settings
 from harness import verdict
 
 WIDTHS = [4, 56, 58]
@@ -30,6 +31,42 @@ def pair_table(data):
     return lines + [""]
 
 
+def windows_table(data):
+    rows = data.get("windows", [])
+    if not rows:
+        return []
+    lines = ["delivered share of native after the first window, in percent (windows of 1 s: lowest to highest)"]
+    for row in rows:
+        cells = "".join(
+            f"  {percent}: {one['delivered']:.1f} ({one['lowest']:.1f} to {one['highest']:.1f})"
+            for percent, one in row["limited"].items()
+        )
+        lines.append(f"  {row['kernel_us']:>6} us{cells}")
+    return lines + [""]
+
+
+def sharing_table(data):
+    rows = data.get("sharing", {}).get("pairs", [])
+    if not rows:
+        return []
+    lines = ["pairs, each and the sum, relative to the same process alone"]
+    for row in rows:
+        for way, found in row["ways"].items():
+            each = " + ".join(f"{part:.2f}" for part in found["each"])
+            lines.append(f"  {' + '.join(row['names']):>26} {way:>14}: {each} = {found['sum']:.2f}")
+    return lines + [""]
+
+
+def plan(rows):
+    """What would be run, and for how long."""
+    lines = [f"{'step':14} {'about':>6}  settings"]
+    for name, values, about, _ in rows:
+        shown = " ".join(f"{key}={settings.shown(value)}" for key, value in vars(values).items())
+        lines.append(f"{name:14} {about:4.0f} s  {shown}".rstrip())
+    lines.append(f"{'all':14} {sum(row[2] for row in rows):4.0f} s")
+    return "\n".join(lines) + "\n"
+
+
 def criteria_table(criteria):
     lines = [f"{'':{WIDTHS[0]}} {'criterion':{WIDTHS[1]}} {'measured':{WIDTHS[2]}} wanted"]
     for one in criteria:
@@ -47,12 +84,16 @@ def text(result):
         f"{machine['device']}, driver {machine['driver']}, {machine['cpus']} CPUs, {machine['kernel']}, {result['seconds']:.0f} s",
         "",
         *compute_table(result["data"]),
+        *windows_table(result["data"]),
         *pair_table(result["data"]),
+        *sharing_table(result["data"]),
         *criteria_table(result["criteria"]),
         "",
     ]
     passed = sum(one["ok"] is True for one in result["criteria"])
     failed = [one for one in result["criteria"] if one["ok"] is False]
     lines.append(f"{passed} passed, {len(failed)} failed" + (":" if failed else ""))
+    took = ", ".join(f"{name} {one['seconds']:.0f} s" for name, one in result["steps"].items())
+    lines.insert(2, f"steps: {took}")
     lines += [f"  FAIL {one['step']}: {one['what']}: {str(one['measured'])[:150]}" for one in failed]
     return "\n".join(lines) + "\n"

@@ -1,13 +1,16 @@
 """PyTorch: a load that runs for a while and tells its progress, four times a second.
 
-    torch_load.py train|decode|graph SECONDS [--profile]
+    torch_load.py train|decode|graph SECONDS [--profile] [--commands]
 
 `train` and `decode` launch small kernels and wait for the host much of the time; `graph` decodes by
 replaying a CUDA graph. With `--profile` some steps are run under the vendor's profiler, and the time for
-which kernels kept the device busy is told for one step.
+which kernels kept the device busy is told for one step. With `--commands` it obeys lines on stdin, `pause`,
+`go` and `end`, ends with stdin, and tells its progress ten times a second.
 """
 
 import json
+import os
+import select
 import sys
 import time
 
@@ -70,6 +73,21 @@ def graph():
     return captured.replay
 
 
+class Commands:
+    """What was said last on stdin."""
+
+    def __init__(self, heeded):
+        self.said, self.heeded, self.rest = "go", heeded, b""
+
+    def listen(self, seconds=0.0):
+        """Takes note of what has been said, and waits so long if there is nothing."""
+        while self.heeded and select.select([0], [], [], seconds)[0]:
+            seconds, data = 0.0, os.read(0, 4096)
+            *lines, self.rest = (self.rest + data).split(b"\n")
+            self.said = "end" if not data else lines[-1].decode().strip() if lines else self.said
+            self.heeded = bool(data)
+
+
 def busy_seconds(step, count=20):
     """Device time of one step: the union of its kernels', copies' and fills' intervals."""
     from torch.profiler import ProfilerActivity, profile
@@ -87,6 +105,8 @@ def busy_seconds(step, count=20):
 
 
 kind, seconds = sys.argv[1], float(sys.argv[2])
+commands = Commands("--commands" in sys.argv)
+tell_every = 0.1 if commands.heeded else 0.25
 torch.manual_seed(7)
 step = {"train": training, "decode": decoding, "graph": graph}[kind]()
 # Small batches wait for each result, as a service does.
@@ -94,18 +114,27 @@ every = 1 if kind != "train" else 4
 for _ in range(30):
     step()
 torch.cuda.synchronize()
-begun = told = time.perf_counter()
+# The clock that all programs of the machine share.
+begun = told = time.monotonic()
 steps = 0
-while (now := time.perf_counter()) - begun < seconds:
+while time.monotonic() - begun < seconds:
+    commands.listen()
+    if commands.said == "end":
+        break
+    if commands.said == "pause":
+        torch.cuda.synchronize()
+        commands.listen(max(begun + seconds - time.monotonic(), 0.0))
+        continue
     step()
     steps += 1
     if steps % every == 0:
         torch.cuda.synchronize()
-    if now - told >= 0.25:
-        told = now
-        print(json.dumps({"elapsed": now - begun, "kernels": steps}), flush=True)
+        now = time.monotonic()
+        if now - told >= tell_every:
+            told = now
+            print(json.dumps({"elapsed": now - begun, "kernels": steps, "at": now}), flush=True)
 torch.cuda.synchronize()
-result = {"program": kind, "rate": steps / (time.perf_counter() - begun), "unit": "steps/s", "steps": steps}
+result = {"program": kind, "rate": steps / (time.monotonic() - begun), "unit": "steps/s", "steps": steps}
 if "--profile" in sys.argv:
     result["busy_s_per_step"] = busy_seconds(step)
 print(json.dumps(result))

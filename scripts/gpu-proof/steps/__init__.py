@@ -5,11 +5,12 @@ from steps import (
     allocators,
     ceiling,
     compute,
+    cost,
     estimate,
     frameworks,
     hidden_memory,
     hooks,
-    launch,
+    many,
     memory,
     oversubscribe,
     pairs,
@@ -17,9 +18,10 @@ from steps import (
     resize,
     shared_memory,
     sharing,
+    windows,
 )
 
-# name, seconds that it takes on an H200 (about), function
+# name, seconds that it takes on an H200 (about; a function: of the settings), function
 ALL = [
     ("hooks", 2, hooks.run),
     ("memory", 35, memory.run),
@@ -32,9 +34,11 @@ ALL = [
     ("alloc-cost", 60, alloc_cost.run),
     ("compute", 100, compute.run),
     ("pairs", 70, pairs.run),
-    ("launch", 90, launch.run),
+    ("many", many.seconds, many.run),
+    ("windows", windows.seconds, windows.run),
+    ("cost", cost.seconds, cost.run),
     ("frameworks", 200, frameworks.run),
-    ("patterns", 50, patterns.run),
+    ("patterns", patterns.seconds, patterns.run),
     ("estimate", 90, estimate.run),
-    ("sharing", 400, sharing.run),
+    ("sharing", sharing.seconds, sharing.run),
 ]

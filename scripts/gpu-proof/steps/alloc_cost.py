@@ -3,7 +3,7 @@
 import re
 
 from harness import StepFailed
-from steps import launch
+from steps import cost
 
 MOST_NS, MOST_PERCENT = 1000, 2.0
 # cuMemGetInfo must not be slower; a measurement is good to so much.
@@ -26,7 +26,7 @@ def run(proof):
 def bench(proof, file, timeout, *options):
     # The system's driver is the simulated one where the environment says so.
     command = [proof.tool(file), "--driver", "system", "--limiter", proof.tool("libcuda_limiter.so"), *options]
-    finished = proof.run(launch.pinned(command) if file == "bench-alloc" else command, timeout)
+    finished = proof.run(cost.pinned(command) if file == "bench-alloc" else command, timeout)
     if not finished.ok:
         raise StepFailed(f"{file}: {finished.why()}")
     return finished.out

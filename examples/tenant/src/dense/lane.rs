@@ -79,6 +79,16 @@ impl<'c> Lane<'c> {
         self.last.record(&self.stream)
     }
 
+    /// Goes on after a pause that was wanted: it is no gap between kernels. Nothing is in flight.
+    pub(super) fn resume(&mut self) -> Result<(), DriverError> {
+        let event = Event::create(self.context)?;
+        event.record(&self.stream)?;
+        event.synchronize()?;
+        self.timeline.skip(event.ms_since(&self.last)?);
+        self.last = event;
+        Ok(())
+    }
+
     /// Launches one group; takes note of what is complete; waits if too much is outstanding.
     pub(super) fn step(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
         for _ in 0..self.plan.launches_per_group {

@@ -38,7 +38,7 @@ struct Outcome {
     p50_ms: f64,
     /// As `p50_ms`, for 99 % of the time between completions.
     p99_ms: f64,
-    /// When kernels were held up, for whatever reason.
+    /// When kernels were held up, for whatever reason but a pause that was wanted.
     pauses: Pauses,
     /// Kernels completed in each whole window, where windows were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,6 +171,9 @@ fn launch_for(
                     lane.drain(completed)?;
                 }
                 commands.wait_out_pause(length.saturating_sub(start.elapsed()));
+                for lane in &mut lanes {
+                    lane.resume()?;
+                }
                 continue;
             }
             Said::End => break,

@@ -43,6 +43,11 @@ impl Timeline {
         }
     }
 
+    /// Time in which nothing was to be done.
+    pub(super) fn skip(&mut self, ms: f64) {
+        self.now_ms += ms.max(0.0);
+    }
+
     /// Spreads kernels that took `work_ms` until now over the windows.
     fn count(&mut self, kernels: f64, work_ms: f64) {
         let last = (self.now_ms / self.window_ms) as usize;
@@ -107,6 +112,16 @@ mod tests {
         close(&line.windows, &[16.0, 0.0, 16.0]);
         close(&line.pauses_ms, &[250.0]);
         close(&line.gaps_ms, &[0.1, 251.6 / 16.0]);
+    }
+
+    #[test]
+    fn time_that_is_skipped_is_no_pause() {
+        let mut line = Timeline::new(0.1, Some(0.1));
+        line.completed(1.6, 16);
+        line.skip(250.0);
+        line.completed(1.6, 16);
+        close(&line.windows, &[16.0, 0.0, 16.0]);
+        assert!(line.pauses_ms.is_empty());
     }
 
     #[test]

@@ -110,16 +110,19 @@ fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
     steered.say("pause");
     // What was launched before is done soon, on any machine.
     steered.hear(10);
-    let paused = steered.hear(4);
+    let paused = steered.hear(10);
     assert_eq!(counts(&paused).0, counts(&paused).1, "{paused:?}");
-    assert!(number(&paused[3], "at") - number(&paused[0], "at") > 0.1, "{paused:?}");
     steered.say("what");
     steered.say("go");
     let again = steered.hear(20);
     assert!(counts(&again).1 > counts(&paused).1, "{again:?}");
     // The end of stdin is an end like the line.
     let (result, err) = steered.end();
-    assert!(number(&result, "pauses.longest_ms") >= 100.0, "{result}");
+    // The device's clock went on, and what was wanted is not taken for a wait.
+    let paused_ms = 1e3 * (number(&paused[9], "at") - number(&paused[0], "at"));
+    assert!(number(&result, "pauses.longest_ms") < paused_ms, "{result}");
+    let windows = result["windows"].as_array().unwrap();
+    assert!(windows.iter().any(|window| window.as_f64() == Some(0.0)), "{result}");
     assert!(number(&result, "seconds") < 30.0, "{result}");
     assert_eq!(err, "tenant: stdin: 'what': expected pause, go or end\n");
 }
