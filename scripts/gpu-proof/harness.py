@@ -135,6 +135,10 @@ class Harness:
             kill_group(process)
             out, err = process.communicate()
             timed_out = True
+        except BaseException:
+            # This run is being ended.
+            kill_group(process)
+            raise
         seconds = time.monotonic() - begun
         finished = Finished(command, process.returncode, out, err, seconds, timed_out)
         self.log(f"  status {finished.status} after {seconds:.2f} s" + (" TIMED OUT" if timed_out else ""))

@@ -12,6 +12,7 @@ import os
 import pathlib
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -99,6 +100,8 @@ def main():
         print(report.plan(given.plan_rows), end="")
         return 0
     out = pathlib.Path(os.environ.get("OUT") or "gpu-proof-out")
+    # Told to end, it ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     proof = Harness(given.binaries, out, given.fake, given.budget)
     version = proof.run([proof.tool("sluice"), "--version"], timeout=10).out.strip()
     result = {"date": datetime.date.today().isoformat(), "sluice": version, "machine": machine(given.fake), "steps": {}}

@@ -3,7 +3,7 @@
 import settings
 from harness import verdict
 
-WIDTHS = [4, 56, 58]
+WIDTHS = [4, 56, 68]
 
 
 def compute_table(data):

@@ -41,13 +41,19 @@ def run(proof):
                 loads = steered.Loads(proof)
                 loads.iterations[kernel_us] = native["iterations"]
                 for shares in proof.settings.shares:
-                    name = f"tenants at {shares}, kernels of {kernel_us} us"
+                    name = f"{kernel_us} us, {label(shares)}"
                     with proof.guard(name, "rates"), pairs.Daemon(proof, folder / "hypervisor.sock"):
                         row = {"kernel_us": kernel_us, "shares": [float(share) for share in shares.split("/")]}
                         rows.append(row)
                         measure(proof, name, row, native, loads, folder / "hypervisor.sock")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def label(shares):
+    """Shares as text; equal ones once."""
+    parts = shares.split("/")
+    return f"{len(parts)} tenants at {parts[0] if len(set(parts)) == 1 else shares}"
 
 
 def measure(proof, name, row, native, loads, socket):
@@ -59,8 +65,8 @@ def measure(proof, name, row, native, loads, socket):
     row["pauses"] = pauses = [(program.result or {}).get("pauses") for program in programs]
     judged = (lambda ok: None) if proof.fake else bool
     off = max(abs(got - share) for got, share in zip(each, row["shares"]))
-    shown = " + ".join(f"{got:.1f}" for got in each)
-    proof.check(f"{name}: each", judged(off <= TOLERANCE_POINTS), f"{off:.1f} off at most: {shown}", f"within {TOLERANCE_POINTS:g} points")
+    shown = " ".join(f"{got:.1f}" for got in each)
+    proof.check(f"{name}: each", judged(off <= TOLERANCE_POINTS), f"{shown}, at most {off:.1f} off", f"within {TOLERANCE_POINTS:g} points")
     proof.check(f"{name}: sum", judged(sum(each) >= 100 * LEAST_SUM), f"{sum(each) / 100:.3f} of one alone", f"at least {LEAST_SUM}")
     known = [one for one in pauses if one]
     worst = max((one["p95_ms"] for one in known), default=None)

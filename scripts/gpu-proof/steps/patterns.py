@@ -5,7 +5,7 @@ from steps import dense, watched
 SETTINGS = {
     "percent": 50,
     "kernel_us": 130,
-    "native": 1.0,
+    "native": 0.6,
     "seconds": 2.5,
     "patterns": ["ex", "coop", "graph", "multistream", "threads", "kernel --ptsz"],
     "processes": [3],
@@ -15,7 +15,7 @@ FULL = {"copies": ["dtod", "htod", "dtoh", "any", "rows", "layers", "memset", "h
 TOLERANCE_POINTS, COPY_POINTS = 2.0, 3.0
 # The burst at the start, of what a session saves up by idling, is not counted.
 WINDOW, SKIPPED = 0.5, 1
-START = 0.6
+START = 0.4
 
 
 def seconds(settings):

@@ -12,7 +12,7 @@ import tempfile
 from steps import mps, pairs, steered
 
 SETTINGS = {
-    "pairs": ["train+train", "decode+decode", "dense2500+decode", "dense130+decode"],
+    "pairs": ["train+train", "decode+decode", "dense2500+decode", "dense130+decode", "dense130+dense130"],
     "ways": ["slicing", "sluice", "mps"],
     # Under Sluice; those that are not equal where one of the two is dense and the other is not.
     "shares": ["50/50", "75/25", "25/75"],
@@ -137,6 +137,10 @@ class Pair:
         means = [sum(rates) / len(rates) for rates in zip(*together)]
         each = [mean / single for mean, single in zip(means, alone)]
         found = {"each": each, "sum": sum(each)}
+        sliced = self.row["rates"].get("slicing")
+        if sliced and label != "slicing":
+            # Of processes that are as fast only where the program is dense.
+            found["alone"] = [single / native for single, native in zip(alone, sliced["alone"])]
         self.row["ways"][label] = found
         self.row["rates"][label] = {"alone": alone, "together": together}
         return found
@@ -166,4 +170,7 @@ class Pair:
 
 
 def describe(found):
-    return " + ".join(f"{part:.2f}" for part in found["each"]) + f" = {found['sum']:.2f}"
+    text = " + ".join(f"{part:.2f}" for part in found["each"]) + f" = {found['sum']:.2f}"
+    if "alone" not in found:
+        return text
+    return f"{text}; alone {', '.join(f'{part:.2f}' for part in found['alone'])} of native"

@@ -104,7 +104,7 @@ class Steered:
 
 
 @contextlib.contextmanager
-def running(proof, commands, wait=45):
+def running(proof, commands, wait=90):
     """Starts programs, each a command and its environment, and waits until all of them run; then they are paused.
 
     They end with the block, whatever happens in it.
