@@ -124,6 +124,9 @@ pub(crate) struct LaunchCost {
     /// How many launches to time
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub(crate) launches: u64,
+    /// Measure once for each line on stdin, until it ends
+    #[arg(long)]
+    pub(crate) each_line: bool,
     #[command(flatten)]
     pub(crate) target: Target,
 }

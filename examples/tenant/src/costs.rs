@@ -60,18 +60,28 @@ pub(crate) fn launches(options: &LaunchCost) -> Result<(), Failure> {
     let context = Context::open(options.target.device, options.target.ptsz)?;
     let kernels = Kernels::load(&context)?;
     let stream = Stream::default_of(&context);
-    let mut samples = Vec::new();
-    for phase in [WARM_UP, options.launches] {
-        samples.clear();
-        for i in 1..=phase {
-            timed(&mut samples, || kernels.launch_empty(&stream))?;
-            if i % BATCH == 0 {
-                stream.synchronize()?;
+    let measure = || -> Result<(), Failure> {
+        let mut samples = Vec::new();
+        for phase in [WARM_UP, options.launches] {
+            samples.clear();
+            for i in 1..=phase {
+                timed(&mut samples, || kernels.launch_empty(&stream))?;
+                if i % BATCH == 0 {
+                    stream.synchronize()?;
+                }
             }
+            stream.synchronize()?;
         }
-        stream.synchronize()?;
+        report::line(&Launches { launches: options.launches, cost: samples.into() })
+    };
+    if !options.each_line {
+        return measure();
     }
-    report::line(&Launches { launches: options.launches, cost: samples.into() })
+    for line in std::io::stdin().lines() {
+        line.map_err(Failure::Input)?;
+        measure()?;
+    }
+    Ok(())
 }
 
 /// Times cuMemAlloc with cuMemFree, and cuMemGetInfo.

@@ -31,6 +31,9 @@ enum Failure {
     /// Stdout is gone.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
+    /// Stdin can not be read.
+    #[error("cannot read stdin: {0}")]
+    Input(std::io::Error),
     /// The system gave no thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),

@@ -1,24 +1,27 @@
 """What an open gate costs: one launch, and whole programs.
 
-A launch: native, with a memory limit only, and with a compute limit of 99 %, in alternating processes on one CPU,
-the same for all; from one CPU to another a launch differs by tens of percent.
+A launch: native, with a memory limit only, and with a compute limit of 99 %, in three processes at a time that
+measure in short turns, on one CPU, the same for all; from one CPU to another a launch differs by tens of percent,
+from one process to another by some percent.
 
 Programs whose speed is the host's: one process is limited to 99 % and not limited at all, in turns (`sluice limit`),
 so that it is compared with itself; the patched functions stay in place meanwhile. Beside it, processes that never
 were limited and processes that always were, each in turn while the others pause.
 """
 
+import contextlib
 import os
 import shutil
 import statistics
 
 from harness import StepFailed
 from medians import median_and_interval, shown
-from steps import steered
+from steps import steered, watched
 
 SETTINGS = {
     "launch_pairs": 15,
-    "launches": 20_000,
+    "launch_turns": 10,
+    "launches": 4_000,
     "programs": ["train", "decode", "graph"],
     "toggles": 10,
     "segment": 0.6,
@@ -26,7 +29,7 @@ SETTINGS = {
     "process_pairs": 6,
     "process_seconds": 1.5,
 }
-FULL = {"launch_pairs": 60, "toggles": 20, "process_seconds": 4.0}
+FULL = {"launch_pairs": 40, "toggles": 20, "process_seconds": 4.0}
 LAUNCH_WAYS = {"memory limit only": ["--mem", "8GiB"], "compute limit 99%": ["--compute", "99%"]}
 MOST_RATIO, MOST_MORE_NS = 1.01, 30
 LEAST_KEPT = 0.99
@@ -34,7 +37,7 @@ LEAST_KEPT = 0.99
 
 def seconds(settings):
     """About how long it takes."""
-    launches = settings.launch_pairs * 3 * (0.7 + settings.launches * 5e-6)
+    launches = settings.launch_pairs * (1.2 + 3 * settings.launch_turns * (settings.launches + 1000) * 6e-6)
     toggled = (2 * settings.toggles + 1) * (settings.segment + settings.settle + 0.05)
     alternating = 2 * settings.process_pairs * (settings.process_seconds + settings.settle)
     return launches + len(settings.programs) * (12 + toggled + alternating)
@@ -59,23 +62,38 @@ def pinned(command):
 
 def launch(proof, found):
     ways = {"native": None, **LAUNCH_WAYS}
-    runs = found["runs"] = {way: [] for way in ways}
-    tenant = proof.tenant("launch-cost", "--launches", proof.settings.launches)
-    for number in range(proof.settings.launch_pairs):
-        # Each round in the other order: a drift of the machine acts on both sides.
-        for way in list(ways) if number % 2 == 0 else list(reversed(ways)):
-            command = tenant if way == "native" else proof.limited(ways[way], tenant)
-            runs[way].append(proof.result(pinned(command), timeout=60))
+    tenant = proof.tenant("launch-cost", "--launches", proof.settings.launches, "--each-line")
+    commands = {way: pinned(proof.limited(limits, tenant) if limits else tenant) for way, limits in ways.items()}
+    rounds = found["rounds"] = []
+    for _ in range(proof.settings.launch_pairs):
+        with contextlib.ExitStack() as stack:
+            processes = {way: stack.enter_context(watched.Watched(proof, command)) for way, command in commands.items()}
+            turns = [turn(processes, number) for number in range(proof.settings.launch_turns + 1)]
+        # The first turn is for caches and clocks.
+        rounds.append(turns[1:])
+    native = statistics.median(one["native"]["median_ns"] for turns in rounds for one in turns)
     for way in LAUNCH_WAYS:
-        pairs = list(zip(runs[way], runs["native"]))
         # Events are one in hundreds of launches: they are in the mean and not in the median.
-        ratio = median_and_interval([limited["median_ns"] / native["median_ns"] for limited, native in pairs])
-        more = median_and_interval([limited["trimmed_ns"] - native["trimmed_ns"] for limited, native in pairs])
+        ratio = paired(rounds, lambda one: one[way]["median_ns"] / one["native"]["median_ns"])
+        more = paired(rounds, lambda one: one[way]["trimmed_ns"] - one["native"]["trimmed_ns"])
         found[way] = {"ratio_of_medians": ratio, "ns_more_in_the_mean": more}
-        native = statistics.median(one["median_ns"] for one in runs["native"])
         judged = (lambda ok: None) if proof.fake else bool
         proof.check(f"cuLaunchKernel, {way}: median", judged(ratio[0] <= MOST_RATIO), f"ratio {shown(ratio)}, native {native:.0f} ns", f"at most {MOST_RATIO}")
         proof.check(f"cuLaunchKernel, {way}: mean", judged(more[0] <= MOST_MORE_NS), f"{shown(more, 0)} ns more", f"at most {MOST_MORE_NS} ns more")
+
+
+def turn(processes, number):
+    """Each process measures once while the others wait; the next time in the other order."""
+    found = {}
+    for way in list(processes) if number % 2 == 0 else list(reversed(processes)):
+        processes[way].go_on()
+        found[way] = processes[way].hear(60)
+    return found
+
+
+def paired(rounds, compare):
+    """The median of the turns of each round's processes, and of those the median with its interval."""
+    return median_and_interval([statistics.median(map(compare, turns)) for turns in rounds])
 
 
 def program(proof, name, command, rows):

@@ -80,7 +80,7 @@ def copied(proof, api):
     name = f"--compute {proof.settings.percent}%, tenant copy --api {api}"
     with guarded(proof, name, COPY_POINTS):
         # About a tenth of a millisecond of copying within the device, and less than one over the bus.
-        size = "250KB" if proof.fake else "16MiB" if "hto" in api or "toh" in api else "128MiB"
+        size = "250KB" if proof.fake else "16MiB" if api.startswith(("htod", "dtoh")) else "128MiB"
         copy = ["copy", "--api", api, "--bytes", size, "--seconds"]
         native = proof.result(proof.tenant(*copy, proof.settings.native), timeout=dense.STARTUP)
         tenant = proof.tenant(*copy, proof.settings.seconds)

@@ -18,9 +18,9 @@ SETTINGS = {
     "shares": ["50/50", "75/25", "25/75"],
     "alone": 1.5,
     "together": 2.5,
-    # Leases and densities adapt within a second.
-    "settle": 0.8,
-    "settle_alone": 0.4,
+    # Leases and densities adapt within a second; without Sluice nothing has to.
+    "settle": 1.0,
+    "settle_plain": 0.3,
 }
 FULL = {
     "pairs": ["train+train", "decode+decode", "train+decode", "dense2500+decode", "dense130+decode", "dense130+train", "dense130+dense130", "dense2500+dense2500"],
@@ -35,13 +35,17 @@ TOLERANCE = 0.02
 def seconds(settings):
     """About how long it takes."""
     total = 14 * ("mps" in settings.ways)
-    both = settings.together + settings.settle
     for pair in settings.pairs:
         names = pair.split("+")
         total += max(START.get(name, 2) for name in names)
-        total += len(settings.ways) * 2 * (settings.alone + settings.settle_alone + both) + 1
-        total += both * (len(shares_of(names, settings)) - 1) * ("sluice" in settings.ways)
+        total += sum(2 * (settings.alone + settings.together + 2 * settle(way, settings)) for way in settings.ways) + 1
+        more = len(shares_of(names, settings)) - 1
+        total += more * (settings.together + settings.settle) * ("sluice" in settings.ways)
     return total
+
+
+def settle(way, settings):
+    return settings.settle if way == "sluice" else settings.settle_plain
 
 
 def is_dense(name):
@@ -110,8 +114,8 @@ class Pair:
     def way(self, way, both):
         alone, together = [], []
         for program in both:
-            alone += steered.rates(self.proof, [program], self.settings.settle_alone, self.settings.alone)
-            together.append(self.together(both))
+            alone += steered.rates(self.proof, [program], settle(way, self.settings), self.settings.alone)
+            together.append(self.together(way, both))
         if way != "sluice":
             what = {"slicing": "the hardware's own", "mps": "the vendor's"}[way]
             found = self.note(way, alone, together)
@@ -125,12 +129,12 @@ class Pair:
                     if refused:
                         self.proof.check(f"sluice limit --compute {share}%", False, refused, "accepted")
                         return
-                together = [self.together(both)]
+                together = [self.together(way, both)]
             label = "/".join(map(str, shares))
             self.judge(label, shares, self.note(f"sluice {label}", alone, together))
 
-    def together(self, both):
-        return steered.rates(self.proof, both, self.settings.settle, self.settings.together)
+    def together(self, way, both):
+        return steered.rates(self.proof, both, settle(way, self.settings), self.settings.together)
 
     def note(self, label, alone, together):
         """Rates together, relative to alone."""

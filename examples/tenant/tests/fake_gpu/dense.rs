@@ -141,6 +141,18 @@ fn costs_of_single_calls() {
 }
 
 #[test]
+fn launches_are_measured_for_each_line() {
+    let node = Node::new("1GiB");
+    let mut steered = Steered::start(node.tenant("launch-cost --launches 100 --each-line"));
+    steered.say("");
+    assert_eq!(number(&steered.hear(1)[0], "launches"), 100.0);
+    steered.say("");
+    let (last, err) = steered.end();
+    assert!(number(&last, "median_ns") > 0.0, "{last}");
+    assert_eq!(err, "");
+}
+
+#[test]
 fn without_a_driver_one_line_tells_so() {
     let empty = tempfile::tempdir().unwrap();
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_tenant"))
