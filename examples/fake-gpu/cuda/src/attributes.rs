@@ -62,10 +62,30 @@ pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
         126 => 4,
         134 | 131 => -1,
         // What it can do: copies beside kernels, several kernels, host mapping, unified addresses,
-        // priorities, managed memory, cooperative launches, virtual memory and
-        // its descriptors, sparse arrays, pools and their descriptors, clusters, multicast.
-        15 | 19 | 31 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 96 | 99 | 102 | 103 | 112
-        | 115 | 119 | 120 | 132 => 1,
+        // priorities, managed memory, stream memory operations of 32 bits, cooperative launches,
+        // virtual memory and its descriptors, sparse arrays, pools and their descriptors, clusters,
+        // multicast.
+        15
+        | 19
+        | 31
+        | 41
+        | 78
+        | 79
+        | 80
+        | 83
+        | 89..=92
+        | 94
+        | 95
+        | 96
+        | 99
+        | 102
+        | 103
+        | 112
+        | 115
+        | 119
+        | 120
+        | 123
+        | 132 => 1,
         other if other < END => 0,
         _ => return None,
     })

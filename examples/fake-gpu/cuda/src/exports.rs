@@ -4,7 +4,7 @@
 use crate::{
     array, capture, context, copy, device, errors, event, external, graph, graph_exec,
     graph_memory, green, host, host_calls, launch, managed, memory, module, multicast, pointer,
-    pool, proc_address, refused, sharing, sparse, state, stream, vmm,
+    pool, proc_address, refused, sharing, sparse, state, stream, stream_memory, vmm,
 };
 
 crate::stub::exports! {
@@ -103,6 +103,10 @@ crate::stub::exports! {
     cuStreamQuery_ptsz = cuStreamQuery 7000 thread => stream::query::<true>;
     cuStreamWaitEvent = cuStreamWaitEvent 3020 legacy => stream::wait_event::<false>;
     cuStreamWaitEvent_ptsz = cuStreamWaitEvent 7000 thread => stream::wait_event::<true>;
+    cuStreamWaitValue32 = cuStreamWaitValue32 8000 legacy => stream_memory::wait_value::<false>;
+    cuStreamWaitValue32_ptsz = cuStreamWaitValue32 8000 thread => stream_memory::wait_value::<true>;
+    cuStreamWaitValue32_v2 = cuStreamWaitValue32 11070 legacy => stream_memory::wait_value::<false>;
+    cuStreamWaitValue32_v2_ptsz = cuStreamWaitValue32 11070 thread => stream_memory::wait_value::<true>;
     cuStreamGetCtx = cuStreamGetCtx 9020 legacy => stream::context::<false>;
     cuStreamGetCtx_ptsz = cuStreamGetCtx 9020 thread => stream::context::<true>;
     cuStreamGetCtx_v2 = cuStreamGetCtx 12050 legacy => stream::context_v2::<false>;

@@ -81,11 +81,11 @@ pub(crate) extern "C" fn unregister(address: *mut c_void) -> CuResult {
     /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`
     const NOT_REGISTERED: CuResult = CuResult(713);
     api(|| {
-        with(|_, inner| {
+        with(|driver, inner| {
             let base = address as u64;
             let kind = inner.memory.get(&base).map(|found| found.kind);
             ensure(kind == Some(Kind::Registered), NOT_REGISTERED)?;
-            inner.memory.remove(&base);
+            memory::discard(driver, inner, base);
             Ok(())
         })
     })

@@ -39,6 +39,7 @@ mod sharing;
 mod sparse;
 mod state;
 mod stream;
+mod stream_memory;
 mod stub;
 mod thread;
 mod vmm;

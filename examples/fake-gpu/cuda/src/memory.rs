@@ -11,7 +11,7 @@ use utils::driver::cuda::{CuResult, DevicePtr};
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure};
 use crate::state::{Driver, Inner, with, with_context};
-use crate::{capture, external, graph_memory, managed, pool, sharing};
+use crate::{capture, external, graph_memory, managed, pool, sharing, stream_memory};
 
 /// Allocations from here on are taken in multiples of [`GRANULE`].
 const LARGE: u64 = 1 << 20;
@@ -229,6 +229,7 @@ pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
         }
         Kind::Imported { block, .. } => sharing::let_go(driver, inner, block),
         Kind::External(key) => external::unmap(driver, inner, key, base, found.size),
+        Kind::Host | Kind::Registered => stream_memory::forget(driver, base, found.size),
         _ => {}
     }
     if found.ours {

@@ -20,6 +20,8 @@ pub struct Config {
     pub switch_ns: u64,
     /// Cost of a switch away from a process that has nothing to run, in nanoseconds.
     pub yield_ns: u64,
+    /// What lies between two events with nothing in between, in nanoseconds.
+    pub event_ns: u64,
 }
 
 impl Default for Config {
@@ -32,6 +34,7 @@ impl Default for Config {
             slice_ns: 2_000_000,
             switch_ns: 200_000,
             yield_ns: 20_000,
+            event_ns: 0,
         }
     }
 }
@@ -49,8 +52,8 @@ pub struct ConfigError {
 }
 
 impl Config {
-    /// Reads `SLUICE_FAKE_DEVICES`, `_MEMORY`, `_CONTEXT`, `_SLICE_US`, `_SWITCH_US` and
-    /// `_YIELD_US` through `lookup`.
+    /// Reads `SLUICE_FAKE_DEVICES`, `_MEMORY`, `_CONTEXT`, `_SLICE_US`, `_SWITCH_US`,
+    /// `_YIELD_US` and `_EVENT_NS` through `lookup`.
     ///
     /// # Errors
     /// The first variable that cannot be parsed or is out of range.
@@ -86,6 +89,7 @@ impl Config {
         config.slice_ns = micros("SLUICE_FAKE_SLICE_US", 1, config.slice_ns)?;
         config.switch_ns = micros("SLUICE_FAKE_SWITCH_US", 0, config.switch_ns)?;
         config.yield_ns = micros("SLUICE_FAKE_YIELD_US", 0, config.yield_ns)?;
+        config.event_ns = number("SLUICE_FAKE_EVENT_NS", 0, 1_000_000, config.event_ns)?;
         Ok(config)
     }
 
@@ -122,6 +126,7 @@ mod tests {
             ("SLUICE_FAKE_DEVICES", "17"),
             ("SLUICE_FAKE_MEMORY", "lots"),
             ("SLUICE_FAKE_SLICE_US", "-1"),
+            ("SLUICE_FAKE_EVENT_NS", "1000001"),
         ] {
             let error = Config::from_lookup(|n| (n == name).then(|| value.to_owned())).unwrap_err();
             assert_eq!((error.variable, error.value.as_str()), (name, value));

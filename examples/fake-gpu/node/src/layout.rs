@@ -36,6 +36,8 @@ pub enum Kind {
     Record = 3,
     /// Blocks its stream until another stream has got to a position.
     Wait = 4,
+    /// Blocks its stream until its process has seen the value that it waits for.
+    Value = 5,
 }
 
 /// One queued operation.
@@ -52,7 +54,8 @@ pub struct Op {
     pub target: u32,
     /// Generation of `target`.
     pub generation: u32,
-    /// Whether it has begun to run.
+    /// Kernel, copy: whether it has begun to run. Value: whether the value was there when its process
+    /// last looked.
     pub started: u32,
 }
 
@@ -74,6 +77,13 @@ impl Op {
             generation: stream.generation,
             started: 0,
         }
+    }
+
+    /// A wait for a value in the process's memory, which may be there already.
+    #[must_use]
+    pub fn value(there: bool) -> Self {
+        let started = u32::from(there);
+        Self { seq: 0, value: 0, kind: Kind::Value as u32, target: NONE, generation: 0, started }
     }
 
     /// Whether it holds the device.
@@ -121,6 +131,10 @@ pub struct Stream {
     pub head: u64,
     /// Operations submitted so far.
     pub tail: u64,
+    /// What its last event record costs ends then; nothing goes on before.
+    pub open_at: u64,
+    /// The results of its last work are out then; no event is reached before.
+    pub settled_at: u64,
 }
 
 /// A stream's operations, at position modulo [`QUEUE_DEPTH`].
@@ -179,6 +193,12 @@ pub struct Client {
     pub choice: u32,
     /// Whether `choice` has to be found anew.
     pub dirty: u32,
+    /// Whether the cost of an event holds up something that it would run.
+    pub held: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
+    /// When `choice` has to be found anew without anything else happening.
+    pub wake: u64,
     /// Utilisation.
     pub samples: [Sample; SAMPLES],
 }
@@ -295,6 +315,8 @@ impl State {
                 client.first = NONE;
                 client.choice = NONE;
                 client.dirty = 1;
+                client.held = 0;
+                client.wake = u64::MAX;
                 if live {
                     self.devices[device].used += client.memory;
                 }

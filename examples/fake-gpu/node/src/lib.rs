@@ -9,8 +9,8 @@
 //! * [`layout`] is the shared data, [`schedule`] and [`queue`] the rules (pure: time is an
 //!   argument), [`memory`] and [`usage`] the accounts.
 //! * [`blocks`] are memory that several processes hold, [`shared`] its contents.
-//! * [`node`] maps the file, takes the lock, reads the clock and sleeps: the one module that
-//!   needs `unsafe`.
+//! * [`node`] maps the file, takes the lock, reads the clock and sleeps; [`values`] looks at a
+//!   process's memory: the modules that need `unsafe`.
 
 pub mod blocks;
 pub mod config;
@@ -23,6 +23,7 @@ pub mod queue;
 pub mod schedule;
 pub mod shared;
 pub mod usage;
+pub mod values;
 
 #[cfg(test)]
 mod tests;

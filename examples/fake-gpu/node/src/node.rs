@@ -16,9 +16,10 @@ use crate::memory::OutOfMemory;
 use crate::process::start_time;
 use crate::queue::QueueError;
 use crate::shared::sweep;
+use crate::values::Values;
 
 /// Changes whenever the layout does: the size tells most differences, this the others.
-const MAGIC: u64 = 0x534c_5543_4500_0003;
+const MAGIC: u64 = 0x534c_5543_4500_0004;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 50_000_000;
 /// ... and in `/proc` this often.
@@ -68,6 +69,8 @@ pub struct Node {
     life: File,
     /// This process's slot, [`NONE`] if it only looks.
     own: AtomicU32,
+    /// What its streams wait for in its memory.
+    pub(crate) values: Values,
 }
 
 // SAFETY: the mapping is never unmapped, and what is behind the pointer is only touched through
@@ -219,7 +222,8 @@ impl Node {
             let config = (*shared).state.config;
             // Programs change their directory.
             let path = std::path::absolute(path)?;
-            Ok(Some(Self { shared, config, path, life, own: AtomicU32::new(NONE) }))
+            let (own, values) = (AtomicU32::new(NONE), Values::default());
+            Ok(Some(Self { shared, config, path, life, own, values }))
         }
     }
 
@@ -238,9 +242,7 @@ impl Node {
     /// least every 50 ms of use.
     #[must_use]
     pub fn lock(&self) -> Guard<'_> {
-        let mut guard = self.lock_unmoved();
-        let now = clock();
-        guard.advance(now);
+        let (mut guard, now) = self.lock_now();
         if now.saturating_sub(guard.reaped) > REAP_NS {
             reap(&mut guard, now);
         }
@@ -250,11 +252,21 @@ impl Node {
     /// Like [`Node::lock`], with dead processes looked for now.
     #[must_use]
     pub fn lock_reaped(&self) -> Guard<'_> {
-        let mut guard = self.lock_unmoved();
-        let now = clock();
-        guard.advance(now);
+        let (mut guard, now) = self.lock_now();
         reap(&mut guard, now);
         guard
+    }
+
+    fn lock_now(&self) -> (Guard<'_>, u64) {
+        let mut guard = self.lock_unmoved();
+        // Read before the clock: nothing goes on earlier than what it waited for was stored.
+        let values = self.values.look();
+        let now = clock();
+        guard.advance(now);
+        if values.is_some_and(|mut values| values.tell(&mut guard)) {
+            guard.advance(now);
+        }
+        (guard, now)
     }
 
     fn lock_unmoved(&self) -> Guard<'_> {

@@ -8,6 +8,8 @@ use crate::layout::{
 
 /// Assumed of what nobody has queued yet.
 const UNKNOWN_NS: u64 = 50_000;
+/// A process that waits looks this often at a value that is not there yet.
+const LOOK_NS: u64 = 20_000;
 
 /// Why something could not be queued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -51,6 +53,8 @@ impl State {
             client.first = NONE;
             client.choice = NONE;
             client.dirty = 0;
+            client.held = 0;
+            client.wake = u64::MAX;
             for sample in &mut client.samples {
                 sample.busy = 0;
             }
@@ -101,6 +105,8 @@ impl State {
         stream.listed = 0;
         stream.head = 0;
         stream.tail = 0;
+        stream.open_at = 0;
+        stream.settled_at = 0;
         stream.state = 1;
         Ok(StreamId { slot, generation: stream.generation })
     }
@@ -256,6 +262,22 @@ impl State {
         Ok(())
     }
 
+    /// Says whether the value is there that a stream waits for in front of `position`; false if
+    /// nothing waits there any more.
+    pub fn tell(&mut self, id: StreamId, position: u64, there: bool) -> bool {
+        if self.passed(id.slot, id.generation, position) {
+            return false;
+        }
+        let at = position - 1;
+        self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize].started = there.into();
+        let stream = &self.streams[id.slot as usize];
+        if there && stream.head == at {
+            let (process, device) = (stream.process as usize, stream.device as usize);
+            self.processes[process].clients[device].dirty = 1;
+        }
+        true
+    }
+
     /// Whether a stream has finished everything up to `position`.
     #[must_use]
     pub fn passed(&self, slot: u32, generation: u32, position: u64) -> bool {
@@ -321,6 +343,8 @@ impl State {
             } else if op.kind == Kind::Wait as u32 && depth > 0 {
                 let other = StreamId { slot: op.target, generation: op.generation };
                 blocked = blocked.max(self.least_time_through(other, op.value, depth - 1));
+            } else if op.kind == Kind::Value as u32 && op.started == 0 {
+                blocked = blocked.max(LOOK_NS);
             }
         }
         work.max(blocked)
@@ -364,6 +388,8 @@ impl State {
         if client.first == NONE {
             client.choice = NONE;
             client.dirty = 0;
+            client.held = 0;
+            client.wake = u64::MAX;
             let device = &mut self.devices[device];
             let queued = device.queued as usize;
             if let Some(at) = device.queue[..queued].iter().position(|&p| p == process) {

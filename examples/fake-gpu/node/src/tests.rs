@@ -119,6 +119,96 @@ fn a_wait_refers_to_the_record_of_its_time() {
 }
 
 #[test]
+fn a_wait_for_a_value_holds_its_stream_alone() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let q = s.add_process(2, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = stream(&mut s, p, Order::NonBlocking);
+    let c = stream(&mut s, q, Order::NonBlocking);
+    s.push(a, kernel(MS)).unwrap();
+    let before = reached(&mut s, p, a);
+    let held = s.push(a, Op::value(false)).unwrap();
+    s.push(a, kernel(MS)).unwrap();
+    let after = reached(&mut s, p, a);
+    s.push(b, kernel(MS)).unwrap();
+    let apart = reached(&mut s, p, b);
+    s.push(c, kernel(MS)).unwrap();
+    let other = reached(&mut s, q, c);
+    s.advance(50 * MS);
+    assert_eq!(s.event_state(before), Ok(EventState::Reached(MS)));
+    assert_eq!(s.event_state(apart), Ok(EventState::Reached(2 * MS)));
+    assert_eq!(s.event_state(other), Ok(EventState::Reached(3 * MS + 20_000)));
+    assert_eq!(s.event_state(after), Ok(EventState::Pending));
+    assert!(s.tell(a, held, false));
+    s.advance(60 * MS);
+    assert_eq!(s.event_state(after), Ok(EventState::Pending));
+    assert!(s.tell(a, held, true));
+    s.advance(60 * MS);
+    assert!(!s.tell(a, held, true), "nothing waits there any more");
+    s.advance(70 * MS);
+    // The device comes back from the other process.
+    assert_eq!(s.event_state(after), Ok(EventState::Reached(61 * MS + 20_000)));
+    // What was there before its turn is no wait, and what went away in time is one.
+    s.push(a, kernel(MS)).unwrap();
+    let kept = s.push(a, Op::value(true)).unwrap();
+    s.push(a, kernel(MS)).unwrap();
+    let gone = s.push(a, Op::value(true)).unwrap();
+    let end = reached(&mut s, p, a);
+    assert!(s.tell(a, gone, false));
+    s.advance(80 * MS);
+    assert!(!s.tell(a, kept, false));
+    assert!(s.tell(a, gone, false));
+    assert_eq!(s.event_state(end), Ok(EventState::Pending));
+    assert_eq!(s.least_time(a, gone), 20_000);
+    // A dead process's wait is nobody's.
+    s.drop_process(p);
+    assert!(!s.tell(a, gone, true));
+    s.push(c, kernel(MS)).unwrap();
+    let end = reached(&mut s, q, c);
+    s.advance(90 * MS);
+    assert_eq!(s.event_state(end), Ok(EventState::Reached(81 * MS)));
+}
+
+#[test]
+fn events_can_cost() {
+    let mut s = node();
+    s.config.event_ns = 1248;
+    let p = s.add_process(1, 1).unwrap();
+    let q = s.add_process(2, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    let b = stream(&mut s, p, Order::NonBlocking);
+    let c = stream(&mut s, q, Order::NonBlocking);
+    let time = |s: &State, event| match s.event_state(event) {
+        Ok(EventState::Reached(time)) => time,
+        other => panic!("{other:?}"),
+    };
+    // The same on an idle stream and behind work, with another process that wants the device.
+    for round in 0..2 {
+        if round == 1 {
+            s.push(a, kernel(MS)).unwrap();
+        }
+        let first = reached(&mut s, p, a);
+        let second = reached(&mut s, p, a);
+        s.push(a, kernel(50_000)).unwrap();
+        let third = reached(&mut s, p, a);
+        s.push(a, kernel(50_000)).unwrap();
+        s.push(c, kernel(50_000)).unwrap();
+        s.advance(s.now + 5 * MS);
+        assert_eq!(time(&s, second) - time(&s, first), 1248);
+        assert_eq!(time(&s, third) - time(&s, second), 50_000 + 2340);
+    }
+    // A record waits for no device, and holds none that another stream could use.
+    s.push(b, kernel(MS)).unwrap();
+    let (from, begun) = (s.now, reached(&mut s, p, a));
+    s.push(a, kernel(MS)).unwrap();
+    let end = reached(&mut s, p, a);
+    s.advance(from + 5 * MS);
+    assert_eq!(time(&s, begun), from);
+    assert_eq!(time(&s, end), from + 2 * MS + 1092);
+}
+
+#[test]
 fn two_dense_processes_are_sliced_fairly_with_a_loss() {
     let mut s = node();
     let mut last = Vec::new();
@@ -241,6 +331,8 @@ fn utilisation_is_of_the_last_full_period() {
 enum Step {
     Push { process: usize, stream: usize, us: u64 },
     Wait { process: usize, from: usize, to: usize },
+    Value { process: usize, stream: usize },
+    Store,
     Pass { us: u64 },
 }
 
@@ -250,12 +342,15 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(process, stream, us)| Step::Push { process, stream, us }),
         1 => (0..3_usize, 0..3_usize, 0..3_usize)
             .prop_map(|(process, from, to)| Step::Wait { process, from, to }),
+        1 => (0..3_usize, 0..3_usize).prop_map(|(process, stream)| Step::Value { process, stream }),
+        1 => Just(Step::Store),
         3 => (1..3000_u64).prop_map(|us| Step::Pass { us }),
     ]
 }
 
-fn play(steps: &[Step], chop: bool) -> (Vec<u64>, u64) {
+fn play(steps: &[Step], event_ns: u64, chop: bool) -> (Vec<u64>, u64) {
     let mut s = node();
+    s.config.event_ns = event_ns;
     let orders = [Order::Legacy, Order::Blocking, Order::NonBlocking];
     let mut streams = Vec::new();
     for pid in 0..3 {
@@ -265,6 +360,13 @@ fn play(steps: &[Step], chop: bool) -> (Vec<u64>, u64) {
     let mut now = 0;
     let mut events = Vec::new();
     let mut work = 0;
+    let mut values = Vec::new();
+    let store = |s: &mut State, values: &mut Vec<(StreamId, u64)>, now| {
+        for (on, position) in values.drain(..) {
+            s.tell(on, position, true);
+        }
+        s.advance(now);
+    };
     for step in steps {
         match *step {
             Step::Push { process, stream, us } => {
@@ -278,6 +380,11 @@ fn play(steps: &[Step], chop: bool) -> (Vec<u64>, u64) {
                 let event = reached(&mut s, *p, of[from]);
                 s.wait(of[to], event).unwrap();
             }
+            Step::Value { process, stream } => {
+                let on = streams[process].1[stream];
+                values.push((on, s.push(on, Op::value(false)).unwrap()));
+            }
+            Step::Store => store(&mut s, &mut values, now),
             Step::Pass { us } => {
                 let end = now + us * 1000;
                 if chop {
@@ -291,7 +398,8 @@ fn play(steps: &[Step], chop: bool) -> (Vec<u64>, u64) {
             }
         }
     }
-    s.advance(now + 10 * work + 1);
+    store(&mut s, &mut values, now);
+    s.advance(now + 10 * (work + MS));
     let times = events
         .iter()
         .map(|&event| match s.event_state(event) {
@@ -308,9 +416,12 @@ proptest! {
     /// When and how often the simulation is carried forward makes no difference, all work ends,
     /// and no two kernels overlap (the last one ends no sooner than the sum).
     #[test]
-    fn results_depend_on_the_clock_alone(steps in proptest::collection::vec(step(), 1..60)) {
-        let (whole, work) = play(&steps, false);
-        let (chopped, _) = play(&steps, true);
+    fn results_depend_on_the_clock_alone(
+        steps in proptest::collection::vec(step(), 1..60),
+        event_ns in prop_oneof![Just(0), 1..5000_u64],
+    ) {
+        let (whole, work) = play(&steps, event_ns, false);
+        let (chopped, _) = play(&steps, event_ns, true);
         prop_assert_eq!(&whole, &chopped);
         if let Some(&last) = whole.iter().max() {
             prop_assert!(last >= work);

@@ -28,6 +28,7 @@ pub(crate) const INVALID_CONTEXT: u32 = 201;
 pub(crate) const INVALID_HANDLE: u32 = 400;
 pub(crate) const NOT_FOUND: u32 = 500;
 pub(crate) const NOT_READY: u32 = 600;
+pub(crate) const NOT_SUPPORTED: u32 = 801;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -83,6 +84,7 @@ driver! {
     cuInit(flags: u32);
     cuDeviceGet(device: &mut i32, ordinal: i32);
     cuDeviceGetCount(count: &mut i32);
+    cuDeviceGetAttribute(value: &mut i32, attribute: u32, device: i32);
     cuDeviceTotalMem_v2(bytes: &mut usize, device: i32);
     cuDevicePrimaryCtxRetain(context: &mut Ptr, device: i32);
     cuDevicePrimaryCtxRelease_v2(device: i32);
@@ -105,6 +107,9 @@ driver! {
     cuStreamSynchronize(stream: Ptr);
     cuStreamQuery(stream: Ptr);
     cuStreamWaitEvent(stream: Ptr, event: Ptr, flags: u32);
+    cuStreamWaitValue32(stream: Ptr, address: u64, value: u32, flags: u32);
+    cuStreamWaitValue32_v2(stream: Ptr, address: u64, value: u32, flags: u32);
+    cuStreamWaitValue32_v2_ptsz(stream: Ptr, address: u64, value: u32, flags: u32);
     cuStreamBeginCapture_v2(stream: Ptr, mode: u32);
     cuStreamEndCapture(stream: Ptr, graph: &mut Ptr);
     cuStreamIsCapturing(stream: Ptr, status: &mut u32);
@@ -128,6 +133,9 @@ driver! {
     cuMemGetAddressRange_v2(base: &mut u64, size: &mut usize, address: u64);
     cuMemHostAlloc(address: &mut Ptr, size: usize, flags: u32);
     cuMemFreeHost(address: Ptr);
+    cuMemHostRegister_v2(address: *mut c_void, size: usize, flags: u32);
+    cuMemHostUnregister(address: *mut c_void);
+    cuMemHostGetDevicePointer_v2(to: &mut u64, address: *mut c_void, flags: u32);
     cuMemPoolSetAttribute(pool: Ptr, attribute: u32, value: *const u64);
     cuIpcGetMemHandle(handle: &mut IpcMemHandle, address: u64);
     cuIpcOpenMemHandle_v2(address: &mut u64, handle: IpcMemHandle, flags: u32);
