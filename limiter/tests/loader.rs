@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{MEMORY_LIMIT, Outcome, Stage, built, first_device, outcome};
+use common::{MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome};
 use std::path::Path;
 
 fn limited(stage: &Stage, program: &Path, arguments: &[&str]) -> Outcome {
@@ -35,6 +35,16 @@ fn the_same_program_without_the_limiter_gets_the_memory() {
 #[test]
 fn dlopen_then_an_immediate_call() {
     holds(loader("now"));
+}
+
+#[test]
+fn a_limiter_that_is_loaded_by_hand_cannot_be_unloaded() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let mut command = stage.native(program);
+    command.arg("unload-limiter").arg(built("libcuda_limiter.so"));
+    command.env(SESSION_DIR, stage.session("session")).env(MEMORY_LIMIT, first_device("1GiB"));
+    holds(outcome(&mut command));
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub(super) fn start(device: &'static Device) -> io::Result<()> {
 }
 
 /// Keeps the program's signals away from a thread that is started meanwhile: they are for the
-/// program's own threads.
+/// program's own threads. Not that of an access to a page that is gone, unless the program blocks it.
 pub(crate) struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
@@ -55,6 +55,10 @@ impl SignalsBlocked {
             let (mut all, mut old) = core::mem::zeroed();
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+            if libc::sigismember(&raw const old, libc::SIGBUS) == 0 {
+                libc::sigdelset(&raw mut all, libc::SIGBUS);
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut());
+            }
             Self(old)
         }
     }

@@ -69,6 +69,13 @@ int main(int argc, char **argv) {
             fprintf(stderr, "%s\n", dlerror());
             return 98;
         }
+    } else if (!strcmp(how, "unload-limiter")) {
+        void *limiter = dlopen(argv[2], RTLD_NOW);
+        if (!limiter || dlclose(limiter) != 0) {
+            fprintf(stderr, "%s\n", dlerror());
+            return 98;
+        }
+        use(open_driver(RTLD_NOW));
     } else if (!strcmp(how, "namespace")) {
         use(dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW));
     } else if (!strcmp(how, "second-copy")) {

@@ -1,10 +1,10 @@
 //! Making, checking and mapping a page's file.
 
 use super::layout::{Layout, MAGIC, SLOTS, VERSION};
-use super::{PageError, SessionLimits, Summary, alive, probe};
+use super::map::Map;
+use super::{PageError, SessionLimits, Summary, alive};
 use crate::uuid::DeviceUuid;
 use core::sync::atomic::Ordering::Relaxed;
-use memmap2::{MmapOptions, MmapRaw};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// A mapped page.
 #[derive(Debug)]
 pub struct Page {
-    map: MmapRaw,
+    map: Map,
     file: File,
     device: DeviceUuid,
     /// Device and inode.
@@ -83,7 +83,7 @@ impl Page {
             return Err(foreign(format!("it belongs to user {}", metadata.uid())));
         }
         let file = out_of_the_way(file);
-        let map = map(&file).map_err(io)?;
+        let map = Map::new(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
         let page = Self { map, file, device, identity, path: path.clone() };
         header(page.layout()).map_err(foreign)?;
@@ -117,17 +117,16 @@ impl Page {
 
     #[inline]
     fn check(&self) -> Result<(), String> {
-        let layout = self.layout();
-        // Where the end is there, everything is.
-        match probe::is_readable(&layout.end) {
-            Some(true) if has_end(layout) => header(layout),
-            readable => self.check_length(readable),
+        let readable = self.map.is_readable();
+        if readable == Some(true) && header(self.layout()).is_ok() {
+            return Ok(());
         }
+        self.look_closer(readable)
     }
 
-    /// Why the end of the page is not there, or not to be told by a look at it.
+    /// Why the page is not whole, or cannot be told to be by a look at it.
     #[cold]
-    fn check_length(&self, readable: Option<bool>) -> Result<(), String> {
+    fn look_closer(&self, readable: Option<bool>) -> Result<(), String> {
         let length = match rustix::fs::fstat(&self.file) {
             Ok(found) if (found.st_dev, found.st_ino) == self.identity => Some(found.st_size),
             // Under the file's own name then; without one, only who has it open can still change it.
@@ -138,7 +137,10 @@ impl Page {
         };
         match length.map(|length| u64::try_from(length).unwrap_or(0)) {
             Some(length) if length != LENGTH => Err(wrong_length(length)),
-            None if readable == Some(false) => Err("it has been cut short".to_owned()),
+            // Whatever length it has again.
+            _ if readable == Some(false) || self.map.is_gone() => {
+                Err("it has been cut short".to_owned())
+            }
             _ => header(self.layout()),
         }
     }
@@ -165,13 +167,11 @@ impl Page {
         Ok(summary)
     }
 
-    /// The fields, unchecked: a file that has been cut short ends the process that looks. See
-    /// [`Page::look`].
+    /// The fields, unchecked: a file that has been cut short reads as zeros, or ends the process that looks
+    /// if that does not let the signal be caught. See [`Page::look`].
     #[must_use]
     pub fn layout(&self) -> &Layout {
-        // SAFETY: the mapping is as long as the layout, page-aligned, and lives as long as `self`.
-        // All fields are atomics, for which any bytes are a value.
-        unsafe { &*self.map.as_ptr().cast::<Layout>() }
+        self.map.layout()
     }
 
     /// The file, for its locks.
@@ -259,10 +259,6 @@ fn open_existing(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn map(file: &File) -> io::Result<MmapRaw> {
-    MmapOptions::new().len(size_of::<Layout>()).map_raw(file)
-}
-
 /// Makes the file under a name of its own and gives it its real one when it is whole: nobody sees a
 /// page half made, and of two makers the first wins.
 fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result<()> {
@@ -283,9 +279,8 @@ fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result
     let made = (|| {
         // With its memory: a store to a page of a full tmpfs would end the process.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
-        let map = map(&file)?;
-        // SAFETY: as in `Page::layout`.
-        let layout = unsafe { &*map.as_ptr().cast::<Layout>() };
+        let map = Map::new(&file)?;
+        let layout = map.layout();
         layout.magic.store(MAGIC, Relaxed);
         layout.end.iter().for_each(|cell| cell.store(MAGIC, Relaxed));
         layout.version.store(VERSION, Relaxed);

@@ -3,6 +3,7 @@
 mod alive;
 #[cfg(test)]
 mod damage;
+mod fault;
 mod file;
 #[cfg(any(test, feature = "hostile"))]
 pub mod hostile;
@@ -11,6 +12,7 @@ mod interleavings;
 pub mod layout;
 mod limits;
 mod lock;
+mod map;
 mod probe;
 mod seat;
 mod summary;

@@ -1,21 +1,21 @@
 //! Asks the kernel whether memory is there. What a file that was cut short no longer holds is still
 //! mapped, and whoever touches it is ended by `SIGBUS`; a system call that is handed it only fails.
 
-use core::sync::atomic::AtomicU64;
 use std::io;
 
-/// Whether `words` can be read; `None`: the kernel does not say.
+/// Bytes that are asked about.
+pub(super) const LENGTH: usize = size_of::<libc::itimerspec>();
+
+/// Whether the [`LENGTH`] bytes at an address can be read; `None`: the kernel does not say.
 ///
-/// Half the price of asking for the file's size. The call changes nothing: what a timer is to be set
-/// to is fetched from `words`, and then it turns out that there is no such timer.
+/// Half the price of asking for a file's size. The call changes nothing: what a timer is to be set
+/// to is fetched from there, and then it turns out that there is no such timer.
 #[inline]
-pub(super) fn is_readable(words: &[AtomicU64; 4]) -> Option<bool> {
-    const _: () = assert!(size_of::<libc::itimerspec>() == size_of::<[AtomicU64; 4]>());
+pub(super) fn is_readable<T>(address: *const T) -> Option<bool> {
     const NO_TIMER: libc::c_int = -1;
     let nothing = core::ptr::null_mut::<libc::itimerspec>();
-    // SAFETY: the kernel only reads the words, and finds out by itself whether they are there.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_timer_settime, NO_TIMER, 0, words.as_ptr(), nothing) };
+    // SAFETY: the kernel only reads the bytes, and finds out by itself whether they are there.
+    let answer = unsafe { libc::syscall(libc::SYS_timer_settime, NO_TIMER, 0, address, nothing) };
     if answer == 0 {
         return None;
     }
@@ -29,6 +29,7 @@ pub(super) fn is_readable(words: &[AtomicU64; 4]) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicU64;
     use core::sync::atomic::Ordering::Relaxed;
     use memmap2::MmapOptions;
 
@@ -40,6 +41,7 @@ mod tests {
         // SAFETY: aligned, mapped, and not touched here.
         let words = |at: usize| unsafe { &*map.as_ptr().add(at).cast::<[AtomicU64; 4]>() };
         let (first, last) = (words(0), words(8192 - 32));
+        let is_readable = |words: &[AtomicU64; 4]| is_readable(words.as_ptr());
         assert_eq!((is_readable(first), is_readable(last)), (Some(true), Some(true)));
         file.set_len(4096).unwrap();
         assert_eq!((is_readable(first), is_readable(last)), (Some(true), Some(false)));

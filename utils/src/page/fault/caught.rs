@@ -1,0 +1,63 @@
+//! Whether the handler would get a signal that the calling thread raises.
+
+use core::cell::Cell;
+use rustix::time::{ClockId, clock_gettime};
+
+/// How often a thread asks the kernel.
+const PERIOD_NS: i64 = 100_000_000;
+
+thread_local! {
+    /// Until when the last answer counts, on `CLOCK_MONOTONIC_COARSE`, and the answer.
+    static ANSWER: Cell<(i64, bool)> = const { Cell::new((0, false)) };
+}
+
+/// Whether accesses of this thread to pages are safe whatever happens to their files. The program may change
+/// this at any moment; that is noticed within [`PERIOD_NS`].
+#[inline]
+pub(in super::super) fn are_caught() -> bool {
+    // As of the last tick, which costs a few nanoseconds.
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    let now = now.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec);
+    ANSWER.with(|answer| {
+        let (until, caught) = answer.get();
+        if now < until { caught } else { ask(answer, now) }
+    })
+}
+
+#[cold]
+fn ask(answer: &Cell<(i64, bool)>, now: i64) -> bool {
+    let caught = is_installed() && !is_blocked();
+    answer.set((now.saturating_add(PERIOD_NS), caught));
+    caught
+}
+
+/// Whether the signal goes to this library's handler, and with its cause. As the kernel has it: libraries that
+/// stand in for `sigaction` may say otherwise.
+pub(super) fn is_installed() -> bool {
+    /// `struct sigaction` of the kernel, with room for what comes behind the fields that all machines have.
+    #[repr(C)]
+    struct Action {
+        handler: usize,
+        flags: libc::c_ulong,
+        rest: [u64; 16],
+    }
+    const SET_BYTES: usize = 8;
+    const WITH_CAUSE: libc::c_ulong = libc::SA_SIGINFO as libc::c_ulong;
+    let mut action = Action { handler: 0, flags: 0, rest: [0; 16] };
+    let nothing = core::ptr::null::<Action>();
+    // SAFETY: changes nothing, and the kernel writes less than there is room for.
+    let answer = unsafe {
+        libc::syscall(libc::SYS_rt_sigaction, libc::SIGBUS, nothing, &raw mut action, SET_BYTES)
+    };
+    answer == 0 && action.handler == super::address() && action.flags & WITH_CAUSE != 0
+}
+
+/// Whether the calling thread blocks the signal: raised by an access it would end the process then.
+fn is_blocked() -> bool {
+    // SAFETY: changes nothing; zero bytes are a signal set.
+    unsafe {
+        let mut mask = core::mem::zeroed();
+        let asked = libc::pthread_sigmask(libc::SIG_BLOCK, core::ptr::null(), &raw mut mask);
+        asked != 0 || libc::sigismember(&raw const mask, libc::SIGBUS) != 0
+    }
+}

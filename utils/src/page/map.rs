@@ -1,0 +1,53 @@
+//! A page's file in memory.
+
+use super::fault::{self, Range};
+use super::layout::Layout;
+use super::probe;
+use memmap2::{MmapOptions, MmapRaw};
+use std::fs::File;
+use std::io;
+
+/// The mapping of a file. An access to what the file no longer holds reads zeros, or has to be avoided:
+/// see [`Map::is_readable`].
+#[derive(Debug)]
+pub(super) struct Map {
+    /// Before the mapping, and so dropped before it. `None`: the handler of faults does not know it.
+    range: Option<Range>,
+    map: MmapRaw,
+}
+
+impl Map {
+    pub(super) fn new(file: &File) -> io::Result<Self> {
+        fault::install();
+        let map = MmapOptions::new().len(size_of::<Layout>()).map_raw(file)?;
+        Ok(Self { range: Range::new(map.as_ptr().addr()), map })
+    }
+
+    /// The fields, unchecked.
+    #[inline]
+    pub(super) fn layout(&self) -> &Layout {
+        // SAFETY: the mapping is as long as the layout, page-aligned, and lives as long as `self`.
+        // All fields are atomics, for which any bytes are a value.
+        unsafe { &*self.map.as_ptr().cast::<Layout>() }
+    }
+
+    /// Whether the calling thread may touch all of the memory, be the file as long as it likes; `None`: the
+    /// kernel does not say.
+    #[inline]
+    pub(super) fn is_readable(&self) -> Option<bool> {
+        match &self.range {
+            Some(_) if fault::are_caught() => Some(true),
+            // Where the end is there, everything is.
+            _ => {
+                let end = &self.layout().end;
+                const { assert!(probe::LENGTH == size_of::<[u64; 4]>()) };
+                probe::is_readable(end)
+            }
+        }
+    }
+
+    /// Whether the memory is not the file's any more.
+    pub(super) fn is_gone(&self) -> bool {
+        self.range.as_ref().is_some_and(Range::is_gone)
+    }
+}
