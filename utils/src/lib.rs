@@ -1,5 +1,6 @@
 //! Building blocks shared by the limiter and the hypervisor.
 
+pub mod clock;
 pub mod driver;
 pub mod env;
 pub mod hook;

@@ -1,12 +1,7 @@
 //! The clock that all processes of the machine share.
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
-
-/// `CLOCK_MONOTONIC` in nanoseconds.
-pub(super) fn now() -> u64 {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
-    u64::try_from(tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(tv_nsec).unwrap_or(0)
-}
+use rustix::thread::Timespec;
+pub(super) use utils::clock::now_ns as now;
 
 /// Sleeps for some nanoseconds, or until a signal. By the bare system call: the C library's is a
 /// cancellation point, and a thread of the program must not be unwound from in here.

@@ -3,13 +3,13 @@
 use super::layout::{Kind, Layout, SLOTS, Slot};
 use super::lock::{Attempt, Seen, Step, number};
 use super::{Page, PageError, alive};
+use crate::clock;
 use crate::ledger::Book;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use core::time::Duration;
 use rustix::thread::Timespec;
-use rustix::time::{ClockId, clock_gettime};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Tries before the processor is given away, and before the owner is looked at.
@@ -19,8 +19,10 @@ const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// How long a living owner may keep the book open, and how long one that did before.
 const PATIENCE: Duration = Duration::from_millis(500);
 const IMPATIENCE: Duration = Duration::from_millis(10);
-/// The sums are looked at once in this many openings.
-const AUDIT: u32 = 64;
+/// The sums are made again once in this many openings, and this many more for each slot that has to be
+/// looked at: what that costs an opening does not grow with the session.
+const AUDIT: usize = 64;
+const AUDIT_PER_SLOT: usize = 4;
 /// Slots that the first process of a session looks at for a free one.
 const FIRST_ROW: usize = 64;
 
@@ -49,7 +51,8 @@ struct Owed {
 struct Own {
     /// What its slot held when it last closed the book.
     bytes: [u64; 8],
-    openings: u32,
+    /// Since the sums were last made.
+    openings: usize,
     /// Whom it last waited for in vain.
     kept_open_by: Option<u32>,
     /// Why the page is not believed any more.
@@ -81,22 +84,11 @@ impl<'a> DerefMut for BookGuard<'a> {
 
 impl Drop for BookGuard<'_> {
     fn drop(&mut self) {
-        self.own.bytes = bytes(self.slot);
+        for (own, cell) in self.own.bytes.iter_mut().zip(&self.slot.bytes) {
+            *own = cell.load(Relaxed);
+        }
         self.layout.lock.store(0, Release);
     }
-}
-
-fn bytes(slot: &Slot) -> [u64; 8] {
-    let mut bytes = [0; 8];
-    for (value, cell) in bytes.iter_mut().zip(&slot.bytes) {
-        *value = cell.load(Relaxed);
-    }
-    bytes
-}
-
-fn now() -> Duration {
-    let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or(0))
 }
 
 impl Seat {
@@ -181,8 +173,8 @@ impl Seat {
         };
         let recount = self.lock(layout, &mut own).map_err(|error| lost(&mut own, error))?;
         own.kept_open_by = None;
-        own.openings = own.openings.wrapping_add(1);
-        let audit = own.openings.is_multiple_of(AUDIT);
+        own.openings += 1;
+        let audit = own.openings >= AUDIT + AUDIT_PER_SLOT * high_water(layout);
         // Closes the book on each way out.
         let mut guard = BookGuard { layout, slot, book: Book::new(layout), own };
         if let Purpose::Working = purpose
@@ -193,6 +185,7 @@ impl Seat {
         }
         if recount || audit {
             guard.recount();
+            guard.own.openings = 0;
         }
         self.pay(&mut guard);
         Ok(guard)
@@ -204,16 +197,27 @@ impl Seat {
 
     /// Checks what only this process writes.
     fn own_slot(&self, guard: &mut BookGuard<'_>) -> Result<(), String> {
-        let (slot, own) = (guard.slot, guard.own.bytes);
+        let slot = guard.slot;
         let found = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
-        let has = bytes(slot);
-        if found == self.identity && has == own {
-            let sum = own.iter().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
-            if guard.used() < sum {
-                guard.recount();
-            }
-            return Ok(());
+        // One by one: they have just been written one by one.
+        let pairs = slot.bytes.iter().zip(&guard.own.bytes);
+        let (same, sum) = pairs.fold((true, 0_u64), |(same, sum), (cell, &own)| {
+            (same & (cell.load(Relaxed) == own), sum.saturating_add(own))
+        });
+        if found != self.identity || !same {
+            return self.own_slot_again(guard, found);
         }
+        if guard.used() < sum {
+            guard.recount();
+        }
+        Ok(())
+    }
+
+    /// This process's slot does not say what it wrote there.
+    #[cold]
+    fn own_slot_again(&self, guard: &mut BookGuard<'_>, found: (u32, u64)) -> Result<(), String> {
+        let (slot, own) = (guard.slot, guard.own.bytes);
+        let has = slot.bytes.each_ref().map(|cell| cell.load(Relaxed));
         if found.0 != 0 || has != [0; 8] {
             return Err(format!(
                 "slot {} says process {} with {has:?} bytes, process {} wrote {own:?}",
@@ -241,7 +245,7 @@ impl Seat {
             }
         }
         let mut attempt = Attempt::new(self.slot, SLOTS);
-        let (mut waits_for, mut since) = (0, now());
+        let (mut waits_for, mut since) = (0, clock::now_ns());
         loop {
             let seen = match attempt.next() {
                 Step::Taken { recount } => return Ok(recount),
@@ -263,10 +267,11 @@ impl Seat {
             };
             let Some(owner) = attempt.saw(seen) else { continue };
             if owner != waits_for {
-                (waits_for, since) = (owner, now());
+                (waits_for, since) = (owner, clock::now_ns());
             }
             let again = own.kept_open_by == Some(owner);
-            if now().saturating_sub(since) > if again { IMPATIENCE } else { PATIENCE } {
+            let patience = if again { IMPATIENCE } else { PATIENCE };
+            if clock::now_ns().saturating_sub(since) > nanoseconds(patience) {
                 own.kept_open_by = Some(owner);
                 let slot = (owner as usize).saturating_sub(1);
                 let pid = layout.slots.get(slot).map_or(0, |slot| slot.pid.load(Relaxed));
@@ -303,7 +308,7 @@ impl Seat {
     /// As for [`Seat::book`].
     pub fn reap(&self) -> Result<usize, PageError> {
         let layout = self.look()?;
-        layout.reaped_at_ns.store(nanoseconds(now()), Relaxed);
+        layout.reaped_at_ns.store(clock::tick_ns(), Relaxed);
         let is_dead = |slot: usize| {
             let pid = layout.slots.get(slot).map_or(0, |record| record.pid.load(Relaxed));
             pid != 0 && !self.is_alive(slot)
@@ -327,9 +332,9 @@ impl Seat {
     /// As for [`Seat::book`].
     pub fn look_reaped(&self, period: Duration) -> Result<&Layout, PageError> {
         let layout = self.look()?;
-        let (last, now) = (layout.reaped_at_ns.load(Relaxed), nanoseconds(now()));
-        // A moment in the future is none.
-        if last > now || now - last >= nanoseconds(period) {
+        // A moment far in the future is none; one just ahead is another clock's.
+        let since = layout.reaped_at_ns.load(Relaxed).abs_diff(clock::tick_ns());
+        if since >= nanoseconds(period) {
             self.reap()?;
         }
         Ok(layout)

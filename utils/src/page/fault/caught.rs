@@ -1,23 +1,21 @@
 //! Whether the handler would get a signal that the calling thread raises.
 
+use crate::clock;
 use core::cell::Cell;
-use rustix::time::{ClockId, clock_gettime};
 
 /// How often a thread asks the kernel.
-const PERIOD_NS: i64 = 100_000_000;
+const PERIOD_NS: u64 = 100_000_000;
 
 thread_local! {
-    /// Until when the last answer counts, on `CLOCK_MONOTONIC_COARSE`, and the answer.
-    static ANSWER: Cell<(i64, bool)> = const { Cell::new((0, false)) };
+    /// Until when the last answer counts, and the answer.
+    static ANSWER: Cell<(u64, bool)> = const { Cell::new((0, false)) };
 }
 
 /// Whether accesses of this thread to pages are safe whatever happens to their files. The program may change
 /// this at any moment; that is noticed within [`PERIOD_NS`].
 #[inline]
 pub(in super::super) fn are_caught() -> bool {
-    // As of the last tick, which costs a few nanoseconds.
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    let now = now.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec);
+    let now = clock::tick_ns();
     ANSWER.with(|answer| {
         let (until, caught) = answer.get();
         if now < until { caught } else { ask(answer, now) }
@@ -25,7 +23,7 @@ pub(in super::super) fn are_caught() -> bool {
 }
 
 #[cold]
-fn ask(answer: &Cell<(i64, bool)>, now: i64) -> bool {
+fn ask(answer: &Cell<(u64, bool)>, now: u64) -> bool {
     let caught = is_installed() && !is_blocked();
     answer.set((now.saturating_add(PERIOD_NS), caught));
     caught
