@@ -1,4 +1,4 @@
-//! A device that has a limit in this process.
+//! A device that is accounted in this process.
 
 use crate::compute::Gate;
 use crate::config::{Config, Identity};
@@ -16,7 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use utils::driver::nvml::Memory;
-use utils::page::layout::{Layout, NO_LIMIT, Slot};
+use utils::page::layout::{Layout, Slot};
 use utils::page::{BookGuard, Page, PageError, Seat, SessionLimits};
 use utils::protocol::Policy;
 use utils::uuid::DeviceUuid;
@@ -30,7 +30,6 @@ pub(crate) struct Device {
     seat: Seat,
     /// Why the page is not believed any more.
     broken: OnceLock<Refused>,
-    has_memory_limit: bool,
     gate: Gate,
     /// What this process has taken.
     pub(crate) tracker: Tracker,
@@ -53,7 +52,6 @@ impl Device {
             uuid,
             seat: Seat::claim(page).map_err(refused)?,
             broken: OnceLock::new(),
-            has_memory_limit: limits.memory != NO_LIMIT,
             gate: Gate::new(limits.policy != Policy::None),
             tracker: Tracker::default(),
             contexts: Contexts::default(),
@@ -124,10 +122,9 @@ impl Device {
         &self.gate
     }
 
-    /// Whether the session has a memory limit. One that was made without cannot be given one later: what
-    /// its processes hold has not been counted.
-    pub(crate) const fn has_memory_limit(&self) -> bool {
-        self.has_memory_limit
+    /// Whether the session has a limit on this device, as of now.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.page().map(SessionLimits::load).is_none_or(|limits| limits.limits_anything())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The keeper: one thread in a process, for what no call of the program tells of.
 //!
-//! It starts with the first context on a device whose memory is limited. It asks the driver and NVML,
+//! It starts with the first context on a device that is accounted. It asks the driver and NVML,
 //! which may take milliseconds, and holds no lock meanwhile that a call of the program waits for. It
 //! does not keep a process from ending: its exit waits a moment for the keeper to be out of the
 //! driver, and does not let it in again.
@@ -103,8 +103,7 @@ fn keep() {
 /// Looks at each device. `true`: look again soon.
 fn look(reconciler: &mut Reconciler) -> bool {
     let Some(runtime) = runtime::existing() else { return false };
-    let limited = runtime.devices().filter(|device| device.has_memory_limit());
-    limited.filter(|device| reconciler.look(device)).count() > 0
+    runtime.devices().filter(|device| reconciler.look(device)).count() > 0
 }
 
 /// Sleeps for a period, or until rung for.

@@ -128,7 +128,7 @@ fn patch(kind: Library, library: loader::Library) {
 /// the first copy, and since nothing can then initialise it, whatever else it has only fails.
 fn further_copy(kind: Library, library: &loader::Library) {
     let config = Config::from_env(&ProcessEnvironment);
-    if config.as_ref().is_ok_and(|config| !config.limits_anything()) {
+    if config.as_ref().is_ok_and(|config| !config.keeps_account()) {
         return;
     }
     let copy = format!("a second {} was loaded from {}", kind.soname(), library.path());

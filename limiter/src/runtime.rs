@@ -23,7 +23,7 @@ pub(crate) struct Refused(pub(crate) String);
 /// What a call may do.
 #[derive(Clone, Copy)]
 pub(crate) enum Verdict<T> {
-    /// There is a limit: `T` keeps it.
+    /// There is a limit, or one may come: `T` keeps account, and keeps the limit.
     Limited(T),
     /// There is nothing to limit, or the limiter is configured to let calls pass when it fails.
     Free,
@@ -36,9 +36,9 @@ pub(crate) struct Runtime {
     config: Result<Config, Refused>,
     on_failure: OnFailure,
     session_dir: Mutex<Option<PathBuf>>,
-    devices: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
+    devices: Mutex<HashMap<DeviceUuid, Result<&'static Device, Refused>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
-    /// The devices that have a limit and have been used, null behind the last: for reading without a lock.
+    /// The devices that are accounted and have been used, null behind the last: for reading without a lock.
     used: [AtomicPtr<Device>; MAX_DEVICES],
 }
 
@@ -138,6 +138,23 @@ impl Runtime {
         }
     }
 
+    /// Whether devices have a page. A process without limits, in which not everything could be patched,
+    /// is left alone: one that is given later could not be kept.
+    fn keeps_account(&self, config: &Config) -> bool {
+        config.keeps_account() && (config.limits_anything() || crate::patch::failure().is_none())
+    }
+
+    /// A device's time has come to be limited, or is no more: says whether launches are looked at.
+    pub(crate) fn gates_changed(&self) {
+        let handled = self.config.as_ref().is_ok_and(|config| {
+            config.cuda_hooks && !config.control_disabled && self.keeps_account(config)
+        });
+        if handled {
+            let any = || self.devices().any(|device| device.gate().is_active());
+            compute::set_gated_by(|| crate::patch::failure().is_none().then(any));
+        }
+    }
+
     /// Whether calls of the NVML family are to be handled at all.
     pub(crate) fn nvml(&self) -> Verdict<()> {
         match &self.config {
@@ -188,7 +205,7 @@ impl Runtime {
         verdict
     }
 
-    /// A device that has a limit: whether it can still be kept.
+    /// A device that is accounted: whether its limits can still be kept.
     fn verdict_on(&self, device: &'static Device) -> Verdict<&'static Device> {
         match device.broken() {
             None => Verdict::Limited(device),
@@ -212,7 +229,7 @@ impl Runtime {
             Ok(config) => config,
             Err(refused) => return self.fail(refused),
         };
-        if !config.limits_anything() {
+        if !self.keeps_account(config) {
             return Verdict::Free;
         }
         // NVML is loaded before the lock is taken: loading runs other people's code.
@@ -237,9 +254,6 @@ impl Runtime {
                 return Err(Refused(format!("device {uuid}: {conflict}")));
             }
             tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
-            if !limits.limit_anything() {
-                return Ok(None);
-            }
             let limits = limits
                 .session(size)
                 .map_err(|problem| Refused(format!("device {uuid}: {problem}")))?;
@@ -251,21 +265,21 @@ impl Runtime {
             let Some(place) = self.used.iter().find(|used| used.load(Ordering::Relaxed).is_null())
             else {
                 return Err(Refused(format!(
-                    "device {uuid}: {MAX_DEVICES} devices can be limited in one process"
+                    "device {uuid}: {MAX_DEVICES} devices can be used in one process"
                 )));
             };
             let device = Box::leak(Box::new(Device::new(uuid, &limits, &dir)?));
             place.store(device, Ordering::Release);
-            Ok(Some(device))
+            self.gates_changed();
+            Ok(device)
         });
         match made {
-            Ok(Some(device)) => self.verdict_on(device),
-            Ok(None) => Verdict::Free,
+            Ok(device) => self.verdict_on(device),
             Err(refused) => self.fail(refused),
         }
     }
 
-    /// The devices that have a limit and have been used.
+    /// The devices that are accounted and have been used.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
         // SAFETY: null, or leaked and never freed.
         self.used.iter().map_while(|used| unsafe { used.load(Ordering::Acquire).as_ref() })

@@ -163,10 +163,14 @@ fn there_is_one_keeper_and_no_more_than_needed() {
     assert_eq!(values(&outcome, "keepers"), [1, 1], "{outcome:#?}");
     // Nobody waits for it when the program ends.
     assert!(outcome.took < Duration::from_secs(2), "{outcome:#?}");
-    let mut unlimited = limited(&stage, "1GiB");
-    unlimited.env(SESSION_DIR, stage.session("free")).env_remove(MEMORY_LIMIT);
-    let outcome = common::outcome(unlimited.args(["load:1", "threads"])).silent();
-    assert_eq!(values(&outcome, "keepers"), [0], "{outcome:#?}");
+    // A session without limits may be given one at any time; a program outside of one may not.
+    for (session, keepers) in [(Some("free"), 1), (None, 0)] {
+        let mut unlimited = limited(&stage, "1GiB");
+        unlimited.env_remove(MEMORY_LIMIT).env_remove(SESSION_DIR);
+        unlimited.envs(session.map(|name| (SESSION_DIR, stage.session(name))));
+        let outcome = common::outcome(unlimited.args(["load:1", "threads"])).silent();
+        assert_eq!(values(&outcome, "keepers"), [keepers], "{outcome:#?}");
+    }
 }
 
 #[test]

@@ -125,10 +125,16 @@ impl Core {
             // Before the quota: what was used until now was used under the old one.
             let going_on = match admission.report {
                 Some(report) => {
-                    let device = state.node.device(worker, peer.pid, &uuid)?;
                     let lease = LeaseId(report.lease);
-                    // Can not fail: the worker is known to the device.
-                    let _ = device.report(worker, lease, told(&report), now);
+                    match state.node.device(worker, peer.pid, &uuid) {
+                        Ok(device) => {
+                            // Can not fail: the worker is known to the device.
+                            let _ = device.report(worker, lease, told(&report), now);
+                        }
+                        // The limit was taken away, and the lease with it, by another's word.
+                        Err(Refused::NoLimit(_)) => {}
+                        Err(other) => return Err(other),
+                    }
                     (!report.done).then_some(lease)
                 }
                 None => None,
@@ -136,11 +142,17 @@ impl Core {
             if let Some(quota) = quota {
                 state.node.change(worker, peer.pid, &uuid, quota, now)?;
             }
-            if quota.is_some_and(|quota| quota.policy == Policy::None) && admission.ask.is_none() {
+            if quota.is_some_and(|quota| quota.policy == Policy::None) {
                 self.decide(&mut state, &uuid, now);
                 return Ok(Decision { lease: None });
             }
-            let device = state.node.device(worker, peer.pid, &uuid)?;
+            let device = match state.node.device(worker, peer.pid, &uuid) {
+                // Only a question needs a limit to be answered by.
+                Err(Refused::NoLimit(_)) if admission.ask.is_none() => {
+                    return Ok(Decision { lease: None });
+                }
+                other => other?,
+            };
             match (admission.ask, going_on) {
                 (Some(_), Some(lease)) => {
                     let renewed = device.renew(worker, lease, now).map(wire);

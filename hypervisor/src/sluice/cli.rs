@@ -177,10 +177,11 @@ pub struct StatusArgs {
 Examples:
   sluice limit 4711 --mem 4GiB
   sluice limit env-3f2a77e0c1d2b4a6 --compute 50 --soft 80
+  sluice limit 4711 --no-mem --policy none
 
-Changes the devices that the session has used; on others it gets what it was started with. What a
-session was started without, a memory limit or a compute limit, cannot be set later. A memory limit
-below what is in use refuses growth; nothing is taken away.
+Changes the devices that the session has used; on others it gets what it was started with. Limits
+can be set for a session that was started without, and taken away. A memory limit below what is in
+use refuses growth; nothing is taken away.
 
 Exit status: 0 when it was changed; 2 wrong usage; 3 no NVIDIA driver or GPU where one has to be
 asked; 70 the system refused something, or a page is damaged.")]
@@ -196,6 +197,10 @@ pub struct LimitArguments {
     /// The new limits; what is not named stays as it is.
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    /// Take the memory limit away; --policy none does so with the compute limit.
+    #[arg(long, conflicts_with_all = ["mem", "mem_real"])]
+    pub no_mem: bool,
 }
 
 /// `--policy`

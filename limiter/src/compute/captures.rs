@@ -23,7 +23,7 @@ pub(crate) fn capture_begins(call: impl FnOnce() -> CuResult) -> CuResult {
     // Counted before: another thread may launch into the stream at once.
     CAPTURES.fetch_add(1, Ordering::SeqCst);
     // A governor may be about to record an event into the stream.
-    let alone = super::is_gated().then(super::pins::exclude);
+    let alone = super::has_lanes().then(super::pins::exclude);
     let result = call();
     drop(alone);
     if !result.is_ok() {

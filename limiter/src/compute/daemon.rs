@@ -109,10 +109,11 @@ impl Daemon {
         self.report = Some(told(id, used, true));
     }
 
-    /// Tells what has not been told.
+    /// Tells what has not been told: how a lease was used, that the limits have changed.
     pub(super) fn tell_the_rest(&mut self, device: &Device) {
-        if let (Some(report), true) = (self.report, self.is_there()) {
-            let _ = self.exchange(device, Some(report), None, AT_ONCE);
+        let changed = self.worker.is_some() && changes(device) != self.told_changes;
+        if self.is_there() && (self.report.is_some() || changed) {
+            let _ = self.exchange(device, self.report, None, AT_ONCE);
         }
     }
 

@@ -23,6 +23,8 @@ pub(crate) struct Gate {
     /// Whether another session may be using the device at the same time.
     shared: AtomicBool,
     governed: AtomicBool,
+    /// Whether a thread follows the session's limits.
+    followed: AtomicBool,
     /// The program is ending: nothing closes any more.
     stands_open: AtomicBool,
     /// The account cannot be used any more: nobody passes.
@@ -59,6 +61,7 @@ impl Gate {
             active: AtomicBool::new(active),
             shared: AtomicBool::new(false),
             governed: AtomicBool::new(false),
+            followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             lanes: Mutex::new(Vec::new()),
@@ -74,7 +77,28 @@ impl Gate {
 
     /// Whether the device's time is limited.
     pub(crate) fn is_active(&self) -> bool {
-        self.active.load(Ordering::Relaxed)
+        self.active.load(Ordering::SeqCst)
+    }
+
+    /// The device's time has come to be limited, or is no more: then whoever waits passes. `false`: it was
+    /// so before.
+    ///
+    /// The governor goes on as it was: with a lease under way, or asleep.
+    pub(super) fn set_active(&self, active: bool) -> bool {
+        if self.active.swap(active, Ordering::SeqCst) == active {
+            return false;
+        }
+        if !active {
+            // Another number for the lease under way: no shortcut leads into a lane any more.
+            self.word.fetch_add(2, Ordering::SeqCst);
+            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+        true
+    }
+
+    /// Whether nobody has asked this before.
+    pub(super) fn is_first_to_follow(&self) -> bool {
+        !self.followed.swap(true, Ordering::AcqRel)
     }
 
     /// Whether another session may be using the device at the same time.
@@ -104,9 +128,9 @@ impl Gate {
     }
 
     pub(super) fn close(&self) {
-        let word = self.word.load(Ordering::Relaxed);
-        if is_open(word) {
-            self.word.store(word.wrapping_add(1), Ordering::SeqCst);
+        // Only the governor makes it odd or even; another thread may change its number.
+        if is_open(self.word.load(Ordering::Relaxed)) {
+            self.word.fetch_add(1, Ordering::SeqCst);
         }
         if self.stands_open.load(Ordering::SeqCst) {
             self.open();
@@ -136,7 +160,7 @@ impl Gate {
         self.word.store((word | 1).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Waits until the gate opens.
+    /// Waits until the gate opens, or nobody has to pass it any more.
     pub(super) fn wait(&self, device: &'static Device) -> Result<(), NoLease> {
         if !self.governed.swap(true, Ordering::AcqRel)
             && let Err(error) = governor::start(device)
@@ -145,11 +169,10 @@ impl Gate {
             return Err(NoLease::Governor(error));
         }
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        self.bell.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
+        self.ring();
         loop {
-            let word = self.word.load(Ordering::Acquire);
-            if is_open(word) {
+            let word = self.word.load(Ordering::SeqCst);
+            if is_open(word) || !self.is_active() {
                 break;
             }
             if self.failed.load(Ordering::SeqCst) {
@@ -168,16 +191,28 @@ impl Gate {
         self.waiting.load(Ordering::Acquire) > 0
     }
 
-    /// Sleeps until a thread waits; may wake early.
-    pub(super) fn await_demand(&self) {
-        let bell = self.bell.load(Ordering::Acquire);
+    /// Has the governor look around.
+    pub(super) fn ring(&self) {
+        self.bell.fetch_add(1, Ordering::Release);
+        let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
+    }
+
+    /// How often the governor has been rung for.
+    pub(super) fn rings(&self) -> u32 {
+        self.bell.load(Ordering::Acquire)
+    }
+
+    /// Sleeps until a thread waits or the governor is rung for once more than `rings` times; may wake
+    /// early.
+    pub(super) fn await_demand(&self, rings: u32) {
         if !self.is_wanted() {
-            let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, bell, None);
+            let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, rings, None);
         }
     }
 
     /// Adds a lane.
     pub(super) fn add(&self, lane: Arc<Lane>) {
+        super::HAS_LANES.store(true, Ordering::SeqCst);
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
     }
 

@@ -85,9 +85,13 @@ fn govern(device: &'static Device) {
     let mut density = Density::default();
     let mut neighbours = Neighbours::default();
     loop {
-        while !gate.is_wanted() {
+        loop {
+            let rings = gate.rings();
+            if gate.is_wanted() {
+                break;
+            }
             account.idle();
-            gate.await_demand();
+            gate.await_demand(rings);
         }
         let Some(lease) = account.begin() else { continue };
         gate.set_shared(neighbours.seen(&lease));

@@ -12,6 +12,7 @@ mod captures;
 pub(crate) mod clock;
 mod daemon;
 mod estimate;
+mod follow;
 mod gate;
 mod governor;
 mod lane;
@@ -21,6 +22,7 @@ mod usage;
 mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
+pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
 pub(crate) use governor::SignalsBlocked;
@@ -29,7 +31,7 @@ pub(crate) use work::Work;
 use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use utils::driver::cuda::{
     CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
 };
@@ -40,6 +42,9 @@ const UNKNOWN: u8 = 0;
 const NO: u8 = 1;
 const YES: u8 = 2;
 
+/// Whether this process has ever made a lane. Lanes outlive a limit that is taken away.
+static HAS_LANES: AtomicBool = AtomicBool::new(false);
+
 /// Says whether launches have to be looked at; `None`: to be found out.
 pub(crate) fn set_gated(gated: Option<bool>) {
     let state = match gated {
@@ -47,7 +52,21 @@ pub(crate) fn set_gated(gated: Option<bool>) {
         Some(false) => NO,
         Some(true) => YES,
     };
-    GATED.store(state, Ordering::Relaxed);
+    GATED.store(state, Ordering::SeqCst);
+}
+
+/// Says the same by asking. Threads may do so at the same time about different devices: the last answer
+/// holds.
+pub(crate) fn set_gated_by(ask: impl Fn() -> Option<bool>) {
+    let mut gated = ask();
+    loop {
+        set_gated(gated);
+        let now = ask();
+        if now == gated {
+            return;
+        }
+        gated = now;
+    }
 }
 
 /// Whether launches need no look, and so nothing has to be known about them.
@@ -56,14 +75,15 @@ pub(crate) fn is_ungated() -> bool {
     GATED.load(Ordering::Relaxed) == NO
 }
 
-/// Whether launches are looked at.
-fn is_gated() -> bool {
-    GATED.load(Ordering::Relaxed) == YES
+/// Whether there may be lanes.
+fn has_lanes() -> bool {
+    HAS_LANES.load(Ordering::SeqCst)
 }
 
 /// In a forked child: nothing is known, and no governor runs.
 pub(crate) fn after_fork() {
     set_gated(None);
+    HAS_LANES.store(false, Ordering::Relaxed);
     pins::after_fork();
     captures::after_fork();
     estimate::after_fork();
@@ -101,7 +121,8 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     };
     let lane = lane::of_this_thread(device, stream);
     while !lane::enter(device, stream, lane.as_deref()) {
-        if is_capturing(stream) {
+        // The limit may have been taken away meanwhile.
+        if !device.gate().is_active() || is_capturing(stream) {
             return call();
         }
         if let Some(lane) = &lane {
@@ -161,10 +182,7 @@ pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
 
 /// A stream is about to end: nothing may be recorded into it any more.
 pub(crate) fn stream_ends(stream: Stream) {
-    if GATED.load(Ordering::Relaxed) != YES {
-        return;
-    }
-    let Some(runtime) = runtime::existing() else { return };
+    let Some(runtime) = runtime::existing().filter(|_| has_lanes()) else { return };
     let _alone = pins::exclude();
     for device in runtime.devices() {
         for lane in device.gate().lanes() {
@@ -182,7 +200,7 @@ pub(crate) fn context_stays(gate: &Gate, context: usize) {
 
 /// A context is about to end: its events must not be asked about any more.
 pub(crate) fn context_ends(gate: &Gate, context: usize) {
-    if context != 0 && gate.is_active() {
+    if context != 0 && has_lanes() {
         let _alone = pins::exclude();
         for lane in gate.lanes() {
             lane.context_ends(context);

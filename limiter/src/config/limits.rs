@@ -106,11 +106,6 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Whether there is any.
-    pub(crate) const fn limit_anything(&self) -> bool {
-        self.memory.is_some() || self.share.is_some()
-    }
-
     /// The limits in the form of the session's page, on a device of `total` bytes.
     ///
     /// # Errors

@@ -188,6 +188,12 @@ impl Config {
         self.rules.limit_anything()
     }
 
+    /// Whether what the process takes of each device is accounted in the session's pages: where it has a
+    /// limit, and where it belongs to a session that can be given one.
+    pub(crate) fn keeps_account(&self) -> bool {
+        self.limits_anything() || self.session_dir.is_some()
+    }
+
     /// Whether any device's time can be limited.
     pub(crate) fn limits_compute(&self) -> bool {
         self.rules.limit_compute()

@@ -34,7 +34,7 @@ fn charged(
     handle: impl FnOnce() -> Handle,
 ) -> CuResult {
     match runtime::get().current_device() {
-        Verdict::Limited(device) if device.has_memory_limit() => {
+        Verdict::Limited(device) => {
             if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) == 0 {
                 return memory::allocate(device, Kind::Array, bytes(), original, handle);
             }
@@ -47,7 +47,7 @@ fn charged(
             }
             result
         }
-        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
     }
 }

@@ -48,6 +48,24 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     unsafe { (call.original)(flags) }
 }
 
+/// Makes a context by `make`, under `Contexts::change`, on a device that is accounted; else as the
+/// driver does.
+fn made_on(
+    device: Device,
+    original: impl FnOnce() -> CuResult,
+    make: impl FnOnce(&'static LimitedDevice) -> CuResult,
+) -> CuResult {
+    match runtime::get().device(device) {
+        Verdict::Limited(limited) => {
+            contexts::prepare();
+            let _alone = limited.contexts.change();
+            make(limited)
+        }
+        Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
 fn primary_is_active(device: Device) -> bool {
     let (mut flags, mut active) = (0, 0);
     own::primary_ctx_get_state(device, &raw mut flags, &raw mut active).is_ok() && active != 0
@@ -60,29 +78,20 @@ fn primary_retain(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(context, device) };
-    let limited = match runtime::get().device(device) {
-        Verdict::Limited(limited) => limited,
-        Verdict::Free => return original(),
-        Verdict::Denied => return CuResult::NOT_PERMITTED,
-    };
-    contexts::prepare(limited);
-    let _alone = limited.contexts.change();
-    let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
-        original()
-    } else {
-        contexts::create(
-            limited,
-            original,
-            || written(context),
-            || {
+    made_on(device, original, |limited| {
+        let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
+            original()
+        } else {
+            let undo = || {
                 let _ = own::primary_ctx_release(device);
-            },
-        )
-    };
-    if result.is_ok() {
-        limited.contexts.primary_retained(written(context));
-    }
-    result
+            };
+            contexts::create(limited, original, || written(context), undo)
+        };
+        if result.is_ok() {
+            limited.contexts.primary_retained(written(context));
+        }
+        result
+    })
 }
 
 fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Device) -> CuResult {
@@ -138,26 +147,13 @@ fn end_primary(
     result
 }
 
-fn create_on(
-    device: Device,
-    context: *mut Context,
-    original: impl FnOnce() -> CuResult,
-) -> CuResult {
-    let limited = match runtime::get().device(device) {
-        Verdict::Limited(limited) => limited,
-        Verdict::Free => return original(),
-        Verdict::Denied => return CuResult::NOT_PERMITTED,
+fn create_on(device: Device, context: *mut Context, original: impl Fn() -> CuResult) -> CuResult {
+    let undo = || {
+        let _ = own::ctx_destroy(written(context) as Context);
     };
-    contexts::prepare(limited);
-    let _alone = limited.contexts.change();
-    contexts::create(
-        limited,
-        original,
-        || written(context),
-        || {
-            let _ = own::ctx_destroy(written(context) as Context);
-        },
-    )
+    made_on(device, &original, |limited| {
+        contexts::create(limited, &original, || written(context), undo)
+    })
 }
 
 fn create(
@@ -238,31 +234,26 @@ fn create_green(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(green, resources, device, flags) };
-    let limited = match runtime::get().device(device) {
-        Verdict::Limited(limited) => limited,
-        Verdict::Free => return original(),
-        Verdict::Denied => return CuResult::NOT_PERMITTED,
-    };
-    contexts::prepare(limited);
-    let _alone = limited.contexts.change();
     // SAFETY: read after success only, when the driver has written there.
     let handle = || unsafe { *green as usize };
     let undo = || {
         let _ = own::green_ctx_destroy(handle() as GreenContext);
     };
-    let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
-        contexts::create_green(limited, device, original, handle, undo)
-    } else {
-        let result = contexts::create(limited, original, || primary_of(device), undo);
+    made_on(device, original, |limited| {
+        let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
+            contexts::create_green(limited, device, original, handle, undo)
+        } else {
+            let result = contexts::create(limited, original, || primary_of(device), undo);
+            if result.is_ok() {
+                contexts::green_made(limited, device, handle());
+            }
+            result
+        };
         if result.is_ok() {
-            contexts::green_made(limited, device, handle());
+            limited.contexts.primary_retained(primary_of(device));
         }
         result
-    };
-    if result.is_ok() {
-        limited.contexts.primary_retained(primary_of(device));
-    }
-    result
+    })
 }
 
 fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) -> CuResult {

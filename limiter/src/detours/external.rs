@@ -35,13 +35,13 @@ fn import(
         return original();
     }
     match runtime::get().current_device() {
-        Verdict::Limited(device) if device.has_memory_limit() => {
+        Verdict::Limited(device) => {
             let bytes = memory::linear_bytes(descriptor.size);
             // SAFETY: read after success only, when the driver has written there.
             let handle = || Handle::External(unsafe { *external } as usize);
             physical::import_external(device, bytes, original, handle)
         }
-        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
     }
 }

@@ -37,12 +37,12 @@ pub(super) fn charged<P: Copy + Into<u64>>(
     original: impl FnOnce() -> CuResult,
 ) -> CuResult {
     match runtime::get().current_device() {
-        Verdict::Limited(device) if device.has_memory_limit() => {
+        Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver has written there.
             let handle = || Handle::Address(unsafe { *pointer }.into());
             memory::allocate(device, kind, memory::linear_bytes(bytes), original, handle)
         }
-        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
     }
 }
@@ -57,7 +57,7 @@ fn anywhere(
     on_host: impl FnOnce() -> CuResult,
 ) -> CuResult {
     match runtime::get().current_device() {
-        Verdict::Limited(device) if device.has_memory_limit() => {
+        Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver or `on_host` has written there.
             let address = || unsafe { *pointer };
             let bytes = memory::linear_bytes(bytes);
@@ -68,7 +68,7 @@ fn anywhere(
                 memory::allocate(device, Kind::Data, bytes, original, || Handle::Address(address()))
             }
         }
-        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
     }
 }

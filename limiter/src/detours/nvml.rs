@@ -30,12 +30,15 @@ fn uuid_of(device: NvmlDevice) -> Option<DeviceUuid> {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().ok()?.parse().ok()
 }
 
-/// A device by NVML's handle, if it has a limit.
+/// A device by NVML's handle, if it has a limit now.
 pub(super) fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
     let runtime = runtime::get();
     match runtime.nvml() {
         Verdict::Limited(()) => match uuid_of(device) {
-            Some(uuid) => runtime.device_by_uuid(uuid, None),
+            Some(uuid) => match runtime.device_by_uuid(uuid, None) {
+                Verdict::Limited(device) if !device.is_limited() => Verdict::Free,
+                other => other,
+            },
             None => Verdict::Free,
         },
         Verdict::Free => Verdict::Free,

@@ -29,7 +29,7 @@ macros::detours! {
     fn cuMemPoolSetAttribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult = set_attribute;
 }
 
-/// The device whose memory a pool has, if that has a limit.
+/// The device whose memory a pool has, if that is accounted.
 fn owner(pool: MemoryPool) -> Verdict<&'static Device> {
     if let Some(known) = pools::device_of(pool) {
         return known.map_or(Verdict::Free, Verdict::Limited);
@@ -43,7 +43,7 @@ fn owner(pool: MemoryPool) -> Verdict<&'static Device> {
         if own::device_get_default_mem_pool(&raw mut default, ordinal).is_ok() && default == pool {
             let device = runtime::get().device(ordinal);
             if let Verdict::Limited(device) = device {
-                pools::known(pool, device.has_memory_limit().then_some(device));
+                pools::known(pool, Some(device));
             }
             return device;
         }
@@ -84,9 +84,7 @@ fn charged(
     let Some(pool) = pool else { return original() };
     match owner(pool) {
         // What is being captured becomes a node of a graph, which is charged when that is launched.
-        Verdict::Limited(device)
-            if device.has_memory_limit() && !pointer.is_null() && !captures(stream, per_thread) =>
-        {
+        Verdict::Limited(device) if !pointer.is_null() && !captures(stream, per_thread) => {
             // SAFETY: read after success only, when the driver has written there.
             let address = || unsafe { *pointer };
             let result = pools::allocate(
@@ -164,8 +162,8 @@ fn create(
             _ => Verdict::Free,
         };
         let device = match device {
-            Verdict::Limited(device) if device.has_memory_limit() => Some(device),
-            _ => None,
+            Verdict::Limited(device) => Some(device),
+            Verdict::Free | Verdict::Denied => None,
         };
         // SAFETY: the call succeeded, so the driver has written there.
         pools::made(unsafe { *pool }, device);

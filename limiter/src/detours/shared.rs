@@ -20,9 +20,7 @@ macros::detours! {
 
 /// Remembers what the driver has just opened.
 fn opened(pointer: *mut DevicePtr) {
-    if let Verdict::Limited(device) = runtime::get().current_device()
-        && device.has_memory_limit()
-    {
+    if let Verdict::Limited(device) = runtime::get().current_device() {
         // SAFETY: the call succeeded, so the driver has written there.
         imports::opened(device, unsafe { *pointer });
     }

@@ -47,11 +47,11 @@ fn create(
         return original();
     }
     match runtime::get().device(location.id) {
-        Verdict::Limited(device) if device.has_memory_limit() => {
+        Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver has written there.
             physical::create(device, bytes as u64, original, || unsafe { *handle })
         }
-        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
     }
 }

@@ -8,7 +8,7 @@ use super::charge::{release, reserve};
 use super::seen::Processes;
 use super::{graphs, imports, physical, pools};
 use crate::device::Device;
-use crate::{keeper, report};
+use crate::{compute, keeper, report};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
@@ -106,10 +106,8 @@ impl Contexts {
 
 /// To be called before [`Contexts::change`]: loading a library under that lock could wait for a thread
 /// that holds the loader's lock and waits for this one.
-pub(crate) fn prepare(device: &Device) {
-    if device.has_memory_limit() {
-        crate::device::load_nvml();
-    }
+pub(crate) fn prepare() {
+    crate::device::load_nvml();
 }
 
 /// Runs a call that makes a context. `handle` tells, after success, which one it is, and `undo` takes
@@ -120,13 +118,6 @@ pub(crate) fn create(
     handle: impl FnOnce() -> usize,
     undo: impl FnOnce(),
 ) -> CuResult {
-    if !device.has_memory_limit() {
-        let result = call();
-        if result.is_ok() {
-            device.contexts.set(handle(), 0);
-        }
-        return result;
-    }
     let known = device.page().map_or(0, |page| page.context_bytes.load(Relaxed));
     let before = Usage::now(device);
     if !reserve(device, Kind::Context, known) {
@@ -160,6 +151,7 @@ pub(crate) fn create(
     }
     device.contexts.set(handle(), took);
     keeper::start();
+    compute::follow_limits(device);
     tracing::debug!("device {}: a context took {took} bytes", device.uuid());
     result
 }
@@ -173,15 +165,13 @@ pub(crate) fn create_green(
     handle: impl FnOnce() -> usize,
     undo: impl FnOnce(),
 ) -> CuResult {
-    let before = device.has_memory_limit().then(|| Usage::now(device));
+    let before = Usage::now(device);
     let result = call();
     if !result.is_ok() {
         return result;
     }
-    let took = before
-        .and_then(|before| Usage::now(device).since(&before, device))
-        .filter(|&took| took <= MOST_BYTES)
-        .unwrap_or(0);
+    let took =
+        Usage::now(device).since(&before, device).filter(|&took| took <= MOST_BYTES).unwrap_or(0);
     if took > 0 && !reserve(device, Kind::Context, took) {
         undo();
         return too_small(device, took);

@@ -223,8 +223,8 @@ fn needs_of(graph: Graph) -> Vec<Need> {
         }
     }
     let limited = |ordinal| match runtime::get().device(ordinal) {
-        Verdict::Limited(device) if device.has_memory_limit() => Some(device),
-        _ => None,
+        Verdict::Limited(device) => Some(device),
+        Verdict::Free | Verdict::Denied => None,
     };
     let needs = ranges.into_iter().filter_map(|(ordinal, ranges)| {
         Some(Need { ordinal, device: limited(ordinal)?, bytes: footprint(ranges) })

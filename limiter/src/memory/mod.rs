@@ -22,6 +22,7 @@ pub(crate) use tracker::{Handle, Tracker};
 
 use crate::device::Device;
 use core::sync::atomic::Ordering::Relaxed;
+use utils::page::layout::NO_LIMIT;
 
 /// What a program is to see of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub(crate) struct View {
 
 /// Fits the driver's figures into the session's limit; `None` where there is no memory limit.
 pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<View> {
-    if !device.has_memory_limit() {
+    if device.page()?.memory_limit.load(Relaxed) == NO_LIMIT {
         return None;
     }
     // What the dead held, and what pools have given back, is free.

@@ -24,7 +24,7 @@ use utils::page::layout::Kind;
 const CHUNK: u64 = 32 << 20;
 
 struct Pool {
-    /// `None`: its memory is not of a device with a limit.
+    /// `None`: its memory is not of a device that is accounted.
     device: Option<&'static Device>,
     charged: u64,
     /// When the figure that `charged` comes from was asked for; an older one must not replace it.

@@ -5,6 +5,7 @@ use super::map::Map;
 use super::{PageError, SessionLimits, Summary, alive};
 use crate::uuid::DeviceUuid;
 use core::sync::atomic::Ordering::Relaxed;
+use rustix::thread::futex;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -145,12 +146,15 @@ impl Page {
         }
     }
 
-    /// Changes the session's limits; each process sees them with its next reservation or lease.
+    /// Changes the session's limits; each process sees them with its next reservation or lease, and
+    /// those that sleep on the count of changes are woken.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
     pub fn change_limits(&self, limits: &SessionLimits) -> Result<(), PageError> {
-        limits.store(self.look()?);
+        let layout = self.look()?;
+        limits.store(layout);
+        let _ = futex::wake(&layout.limit_changes, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
 

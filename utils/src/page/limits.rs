@@ -40,6 +40,12 @@ impl Default for SessionLimits {
 }
 
 impl SessionLimits {
+    /// Whether there is any limit.
+    #[must_use]
+    pub fn limits_anything(&self) -> bool {
+        self.memory != NO_LIMIT || self.policy != Policy::None
+    }
+
     /// Reads the limits of a page. Values that cannot be are taken for the strictest that can.
     #[must_use]
     pub fn load(layout: &Layout) -> Self {

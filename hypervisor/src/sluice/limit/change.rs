@@ -10,20 +10,33 @@ use crate::sluice::cli::{PolicyArg, PriorityArg};
 use crate::sluice::devices::Device;
 use crate::sluice::limits::Limits;
 
+/// What is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// New limits; what is not named stays.
+    pub(super) limits: Limits,
+    /// The memory limit is to go.
+    pub(super) no_memory_limit: bool,
+}
+
 /// The limits after a change, on `device` where NVML knows it; `name` is what messages call it.
 ///
 /// # Errors
-/// [`Error::Usage`] for what the session was started without, and what cannot be meant together;
-/// [`Error::NoDriver`] for a part of a device whose size cannot be found out.
+/// [`Error::Usage`] for what cannot be meant together, or not without a limit that the session does not
+/// have; [`Error::NoDriver`] for a part of a device whose size cannot be found out.
 pub(super) fn change(
     before: &SessionLimits,
-    asked: &Limits,
+    asked: &Asked,
     device: Option<&Device>,
     name: &str,
 ) -> Result<SessionLimits, Error> {
     let mut after = *before;
-    memory(&mut after, asked, device, name)?;
-    compute(&mut after, asked, name)?;
+    if asked.no_memory_limit {
+        let SessionLimits { memory, memory_real, .. } = SessionLimits::default();
+        (after.memory, after.memory_real) = (memory, memory_real);
+    }
+    memory(&mut after, &asked.limits, device, name)?;
+    compute(&mut after, &asked.limits, name)?;
     Ok(after)
 }
 
@@ -40,10 +53,10 @@ fn memory(
     if asked.memory.is_none() && asked.memory_real.is_none() {
         return Ok(());
     }
-    if limits.memory == NO_LIMIT {
+    if limits.memory == NO_LIMIT && asked.memory.is_none() {
         return usage(format!(
-            "{name}: the session was started without a memory limit, and what it has allocated \
-             has not been counted"
+            "{name}: the session has no memory limit that --mem-real could be a part of: give --mem \
+             with it"
         ));
     }
     let total = device.map(|device| device.memory);
@@ -84,16 +97,28 @@ fn compute(limits: &mut SessionLimits, asked: &Limits, name: &str) -> Result<(),
         return Ok(());
     }
     if policy == Some(PolicyArg::None) {
-        return usage(
-            "--policy none: a compute limit cannot be taken away from a running session; \
-             --compute 100 gives it the whole device"
-                .to_owned(),
-        );
+        if compute.or(soft).or(weight).is_some() || priority.is_some() {
+            return usage(
+                "--policy none takes the compute limit away: --compute, --soft, --weight and \
+                 --priority would have no effect; leave them out"
+                    .to_owned(),
+            );
+        }
+        let SessionLimits { memory, memory_real, .. } = *limits;
+        *limits = SessionLimits { memory, memory_real, ..SessionLimits::default() };
+        return Ok(());
     }
     if limits.policy == Policy::None {
-        return usage(format!(
-            "{name}: the session was started without a compute limit, and its launches are not held"
-        ));
+        let Some(share) = compute else {
+            return usage(format!(
+                "{name}: the session has no compute limit: --compute says which share of the \
+                 device's time it gets, and --policy, --soft, --weight and --priority go with it"
+            ));
+        };
+        // As `sluice run` begins.
+        limits.policy = Policy::Fixed;
+        limits.weight = default_weight(share);
+        limits.share_ppm = share;
     }
     if policy == Some(PolicyArg::Fixed) && soft.is_some() {
         return usage("--soft with --policy fixed: there is no idle time to be limited".to_owned());
@@ -160,8 +185,9 @@ mod tests {
         Device { index: 0, uuid, name, memory: 16 * GIB }
     }
 
-    fn changed(before: &SessionLimits, asked: &Limits) -> Result<SessionLimits, String> {
-        change(before, asked, Some(&device()), "GPU-a").map_err(|error| error.to_string())
+    fn changed(before: &SessionLimits, limits: &Limits) -> Result<SessionLimits, String> {
+        let asked = Asked { limits: *limits, no_memory_limit: false };
+        change(before, &asked, Some(&device()), "GPU-a").map_err(|error| error.to_string())
     }
 
     const NOTHING: Limits = Limits {
@@ -224,13 +250,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_changed_is_refused() {
-        let none = SessionLimits::default();
-        let mem = Limits { memory: Some(Amount::Bytes(GIB)), ..NOTHING };
-        assert!(changed(&none, &mem).unwrap_err().contains("without a memory limit"));
-        let share = Limits { compute: Some(1), ..NOTHING };
-        assert!(changed(&none, &share).unwrap_err().contains("without a compute limit"));
         for (asked, named) in [
-            (Limits { policy: Some(PolicyArg::None), ..NOTHING }, "--compute 100"),
+            (
+                Limits { policy: Some(PolicyArg::None), weight: Some(3), ..NOTHING },
+                "leave them out",
+            ),
             (Limits { weight: Some(3), ..NOTHING }, "--weight"),
             (Limits { soft: Some(200_000), ..NOTHING }, "would be less than the share, 30%"),
             (Limits { soft: Some(400_000), policy: Some(PolicyArg::Fixed), ..NOTHING }, "--soft"),
@@ -238,9 +262,48 @@ mod tests {
             let message = changed(&before(), &asked).unwrap_err();
             assert!(message.contains(named), "{message}");
         }
-        let percent = Limits { memory: Some(Amount::Ppm(1)), ..NOTHING };
+        let limits = Limits { memory: Some(Amount::Ppm(1)), ..NOTHING };
+        let percent = Asked { limits, no_memory_limit: false };
         let unknown = change(&before(), &percent, None, "GPU-a").unwrap_err();
         assert!(unknown.to_string().contains("size of GPU-a"), "{unknown}");
-        assert_eq!(change(&before(), &mem, None, "GPU-a").unwrap().memory, GIB);
+        let limits = Limits { memory: Some(Amount::Bytes(GIB)), ..NOTHING };
+        let bytes = Asked { limits, ..percent };
+        assert_eq!(change(&before(), &bytes, None, "GPU-a").unwrap().memory, GIB);
+    }
+
+    #[test]
+    fn limits_come_and_go() {
+        let none = SessionLimits::default();
+        let mem = Limits { memory: Some(Amount::Ppm(250_000)), ..NOTHING };
+        assert_eq!(changed(&none, &mem), Ok(SessionLimits { memory: 4 * GIB, ..none }));
+        let share = Limits { compute: Some(300_000), ..NOTHING };
+        let fixed = SessionLimits { share_ppm: 300_000, policy: Policy::Fixed, weight: 30, ..none };
+        assert_eq!(changed(&none, &share), Ok(fixed));
+        let soft = Limits { soft: Some(600_000), priority: Some(PriorityArg::Low), ..share };
+        let balanced = SessionLimits {
+            policy: Policy::Balance,
+            soft_share_ppm: Some(600_000),
+            priority: Priority::Low,
+            ..fixed
+        };
+        assert_eq!(changed(&none, &soft), Ok(balanced));
+        for (asked, named) in [
+            (Limits { memory_real: Some(Amount::Bytes(GIB)), ..NOTHING }, "give --mem"),
+            (Limits { policy: Some(PolicyArg::Balance), ..NOTHING }, "--compute says"),
+            (Limits { soft: Some(1), ..NOTHING }, "--compute says"),
+            (Limits { weight: Some(1), ..NOTHING }, "--compute says"),
+            (Limits { priority: Some(PriorityArg::Low), ..NOTHING }, "--compute says"),
+        ] {
+            let message = changed(&none, &asked).unwrap_err();
+            assert!(message.contains(named), "{message}");
+        }
+        let lifted = Limits { policy: Some(PolicyArg::None), ..NOTHING };
+        let both = SessionLimits { memory: GIB, memory_real: 1 << 20, ..balanced };
+        let memory_only = SessionLimits { memory: GIB, memory_real: 1 << 20, ..none };
+        assert_eq!(changed(&both, &lifted), Ok(memory_only));
+        assert_eq!(changed(&none, &lifted), Ok(none));
+        let unlimited = Asked { limits: NOTHING, no_memory_limit: true };
+        let after = change(&both, &unlimited, None, "GPU-a").map_err(|error| error.to_string());
+        assert_eq!(after, Ok(balanced));
     }
 }

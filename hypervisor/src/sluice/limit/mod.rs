@@ -13,9 +13,9 @@ use utils::uuid::DeviceUuid;
 use super::cli::LimitArguments;
 use super::described::{Compute, Memory};
 use super::devices::{self, Device};
-use super::limits::Limits;
 use super::sessions::{self, Found};
-use super::{Error, parts};
+use super::{Error, parts, session};
+use change::Asked;
 
 /// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
 ///
@@ -23,11 +23,11 @@ use super::{Error, parts};
 /// [`Error::Usage`] for a session that there is not, or limits that cannot be meant;
 /// [`Error::Page`] for a damaged page; others from the system.
 pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
-    let limits = arguments.limits.limits();
-    if limits == Limits::default() {
+    let asked = Asked { limits: arguments.limits.limits(), no_memory_limit: arguments.no_mem };
+    if asked == Asked::default() {
         return Err(Error::Usage(
-            "nothing to change: name at least one of --mem, --mem-real, --compute, --policy, \
-             --soft, --weight and --priority"
+            "nothing to change: name at least one of --mem, --mem-real, --no-mem, --compute, \
+             --policy, --soft, --weight and --priority"
                 .to_owned(),
         ));
     }
@@ -41,7 +41,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
             .iter()
             .flatten()
             .find(|device| device.uuid.eq_ignore_ascii_case(&uuid.to_string()));
-        let after = change::change(&before, &limits, device, &uuid.to_string())?;
+        let after = change::change(&before, &asked, device, &uuid.to_string())?;
         changes.push((page, before, after));
     }
     let mut text = String::new();
@@ -69,6 +69,13 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     }
     match matching.as_slice() {
         [session] => Ok(session),
+        [] if wanted.parse().is_ok_and(|pid| session::start_time(pid).is_ok()) => {
+            Err(Error::Usage(format!(
+                "process {wanted} is in no session that this user can change: what can be limited is \
+                 what 'sluice run' starts, and what is started with the limiter preloaded and a \
+                 limit in its environment, once it has used a device"
+            )))
+        }
         [] => {
             let whose = if rustix::process::getuid().is_root() {
                 "there is no such session"
@@ -114,7 +121,8 @@ fn chosen_pages(
 ) -> Result<Vec<Page>, Error> {
     if session.pages.is_empty() {
         return Err(Error::Usage(format!(
-            "session {} has used no device yet: there is nothing to change",
+            "session {} has used no device yet: there is nothing to change; 'sluice run' with \
+             --mem or --compute limits a program from its start",
             session.name
         )));
     }

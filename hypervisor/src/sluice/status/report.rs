@@ -67,8 +67,6 @@ pub struct MemoryReport {
     pub limit: Option<u64>,
     /// What of it may be on the device, if that is less.
     pub real: Option<u64>,
-    /// Whether it is counted: not in a session that was started without a limit.
-    pub counted: bool,
     /// What its living processes have.
     pub used: u64,
     /// What of it is on the device.
@@ -256,7 +254,6 @@ fn memory(summary: &Summary) -> MemoryReport {
     let over = limit.map_or(0, |limit| used.saturating_sub(limit));
     MemoryReport {
         limit,
-        counted: limit.is_some(),
         real: limit.and(Some(summary.limits.memory_real)).filter(|real| Some(*real) < limit),
         used,
         on_device: summary.on_device(),

@@ -36,12 +36,7 @@ impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {}", self.uuid)?;
         let memory = &self.memory;
-        write!(f, "    memory  {}, ", Memory(&self.limits))?;
-        if memory.counted {
-            write!(f, "{} used", Rounded(memory.used))?;
-        } else {
-            f.write_str("not counted")?;
-        }
+        write!(f, "    memory  {}, {} used", Memory(&self.limits), Rounded(memory.used))?;
         let kinds: Vec<_> =
             memory.by_kind.named().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         for (number, (kind, bytes)) in kinds.iter().enumerate() {

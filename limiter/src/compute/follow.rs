@@ -1,0 +1,68 @@
+//! Follows the limits of a session while they change.
+//!
+//! One thread per device sleeps on the page's count of changes; whoever changes the limits wakes it. It
+//! opens and closes the way past the gate, and tells those who would notice later. It calls neither the
+//! driver nor anybody else, so that the process's end does not have to wait for it.
+
+use super::{SignalsBlocked, clock};
+use crate::device::Device;
+use crate::{keeper, report, runtime};
+use core::sync::atomic::Ordering;
+use rustix::thread::{Timespec, futex};
+use utils::page::SessionLimits;
+use utils::protocol::Policy;
+
+/// How often the thread looks by itself: who changed the limits may have died before it woke anybody, and
+/// a page that is damaged wakes nobody.
+const PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// The shortest time between two looks, however often the page says that something has changed.
+const DEBOUNCE_NS: u64 = 2_000_000;
+/// Enough for the calls that the thread makes.
+const STACK_BYTES: usize = 512 * 1024;
+
+/// Starts to follow the limits of a device, unless that is done already.
+pub(crate) fn follow_limits(device: &'static Device) {
+    if !device.gate().is_first_to_follow() {
+        return;
+    }
+    let signals = SignalsBlocked::new();
+    let started = std::thread::Builder::new()
+        .name("sluice-limits".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || follow(device));
+    drop(signals);
+    if let Err(error) = started {
+        report::once(format_args!(
+            "the thread that follows changes of the limits cannot be started: {error}; a compute limit that is set or taken away while this process runs is not noticed"
+        ));
+    }
+}
+
+fn follow(device: &'static Device) {
+    let mut followed = None;
+    // Of a damaged page nothing is believed any more; `Device::broken` says so to the program.
+    while let Some(page) = device.page() {
+        // Before the limits are read: a change that comes between is another one.
+        let count = page.limit_changes.load(Ordering::Acquire);
+        if followed != Some(count) {
+            apply(device, &SessionLimits::load(page));
+            followed = Some(count);
+        }
+        if futex::wait(&page.limit_changes, futex::Flags::empty(), count, Some(&PERIOD)).is_ok() {
+            clock::sleep(DEBOUNCE_NS);
+        }
+    }
+}
+
+fn apply(device: &'static Device, limits: &SessionLimits) {
+    if device.gate().set_active(limits.policy != Policy::None) {
+        tracing::info!("device {}: limits are now {limits:?}", device.uuid());
+        if let Some(runtime) = runtime::existing() {
+            runtime.gates_changed();
+        }
+    }
+    // What a session holds beyond a new limit and does not use can go.
+    keeper::ring();
+    // The daemon is to know.
+    device.gate().ring();
+}
