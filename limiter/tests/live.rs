@@ -136,7 +136,8 @@ fn a_share_comes_and_goes_for_all_processes_of_a_session() {
     let (_running, tenants) = tenants(&stage, 2, &[]);
     let page = page(&stage);
     let (a, b) = (&tenants[0], &tenants[1]);
-    (a.has(2), b.has(2));
+    a.has(2);
+    b.has(2);
     let both = || {
         std::thread::scope(|scope| {
             let other = scope.spawn(|| b.rate(4));

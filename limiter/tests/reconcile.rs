@@ -168,7 +168,7 @@ fn there_is_one_keeper_and_no_more_than_needed() {
         let mut unlimited = limited(&stage, "1GiB");
         unlimited.env_remove(MEMORY_LIMIT).env_remove(SESSION_DIR);
         unlimited.envs(session.map(|name| (SESSION_DIR, stage.session(name))));
-        let outcome = common::outcome(unlimited.args(["load:1", "threads"])).silent();
+        let outcome = common::outcome(unlimited.args(["sleep:200", "threads"])).silent();
         assert_eq!(values(&outcome, "keepers"), [keepers], "{outcome:#?}");
     }
 }

@@ -37,14 +37,15 @@ pub(crate) struct View {
 
 /// Fits the driver's figures into the session's limit; `None` where there is no memory limit.
 pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<View> {
-    if device.page()?.memory_limit.load(Relaxed) == NO_LIMIT {
+    // What the dead held, and what pools have given back, is free.
+    let page = device.page_reaped()?;
+    let limit = page.memory_limit.load(Relaxed);
+    if limit == NO_LIMIT {
         return None;
     }
-    // What the dead held, and what pools have given back, is free.
     pools::refresh(device, false);
     graphs::refresh(device, false);
-    let page = device.page_reaped()?;
-    let (limit, used) = (page.memory_limit.load(Relaxed), page.used.load(Relaxed));
+    let used = page.used.load(Relaxed);
     if oversubscribe::is_allowed_by(page) {
         // What does not fit on the device is placed on the host.
         let free = limit.saturating_sub(used);

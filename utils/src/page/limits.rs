@@ -72,8 +72,9 @@ impl SessionLimits {
 
     /// Writes the limits into a page and lets readers notice.
     pub fn store(&self, layout: &Layout) {
-        layout.memory_limit.store(self.memory, Relaxed);
+        // First the part, so that it never holds for the whole of a limit that came or went.
         layout.memory_real.store(self.memory_real, Relaxed);
+        layout.memory_limit.store(self.memory, Relaxed);
         layout.share_ppm.store(self.share_ppm, Relaxed);
         let policy = match self.policy {
             Policy::Fixed => 0,
