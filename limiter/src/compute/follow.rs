@@ -8,6 +8,7 @@ use super::{SignalsBlocked, clock};
 use crate::device::Device;
 use crate::{keeper, report, runtime};
 use core::sync::atomic::Ordering;
+use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 use utils::page::SessionLimits;
 use utils::protocol::Policy;
@@ -15,6 +16,8 @@ use utils::protocol::Policy;
 /// How often the thread looks by itself: who changed the limits may have died before it woke anybody, and
 /// a page that is damaged wakes nobody.
 const PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How often it looks where the page cannot be slept on.
+const UNWOKEN_NS: u64 = 100_000_000;
 /// The shortest time between two looks, however often the page says that something has changed.
 const DEBOUNCE_NS: u64 = 2_000_000;
 /// Enough for the calls that the thread makes.
@@ -48,8 +51,11 @@ fn follow(device: &'static Device) {
             apply(device, &SessionLimits::load(page));
             followed = Some(count);
         }
-        if futex::wait(&page.limit_changes, futex::Flags::empty(), count, Some(&PERIOD)).is_ok() {
-            clock::sleep(DEBOUNCE_NS);
+        match futex::wait(&page.limit_changes, futex::Flags::empty(), count, Some(&PERIOD)) {
+            Err(Errno::TIMEDOUT) => {}
+            Ok(()) | Err(Errno::AGAIN | Errno::INTR) => clock::sleep(DEBOUNCE_NS),
+            // No sleeping on this page.
+            Err(_) => clock::sleep(UNWOKEN_NS),
         }
     }
 }
