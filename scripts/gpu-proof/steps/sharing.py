@@ -170,7 +170,7 @@ class Pair:
                     least, why = LEAST_SPARSE, "alone"
                 elif sliced:
                     least, why = sliced["each"][index] - TOLERANCE, "as sliced"
-            proof.check(f"{what}: {name}", verdict(part >= least), f"{part:.2f} of alone", f"at least {least:.2f}, {why}")
+            proof.check(f"{what}: {name}", verdict(part >= least), f"{part:.3f} of alone", f"at least {least:.3f}, {why}")
 
 
 def describe(found):
