@@ -174,6 +174,10 @@ fn settle(ordinal: cuda::Device, in_flight: u64) {
 /// Brings the charges of a device's pool up to date; `trim`: after it has given back what it does not
 /// use.
 pub(super) fn refresh(device: &Device, trim: bool) {
+    // In most programs there is none.
+    if !GRAPHS.is_made() {
+        return;
+    }
     let ordinals: Vec<cuda::Device> = {
         let graphs = graphs();
         let of_device = graphs.accounts.iter().filter(|(_, of)| ptr::eq(of.device, device));

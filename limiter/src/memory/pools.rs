@@ -169,6 +169,10 @@ fn settle(pool: MemoryPool, in_flight: u64) {
 /// Brings the charges of a device's pools up to date; `trim`: after they have given back what they do
 /// not use.
 pub(super) fn refresh(device: &Device, trim: bool) {
+    // In most programs there is none.
+    if !POOLS.is_made() {
+        return;
+    }
     let _asking = ASKING.get().read().unwrap_or_else(PoisonError::into_inner);
     let of_device: Vec<usize> = pools()
         .iter()

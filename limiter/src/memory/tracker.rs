@@ -12,7 +12,7 @@ use utils::page::layout::Kind;
 const SHARDS: usize = 16;
 
 /// By what an allocation is freed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handle {
     /// An address: `cuMemFree`, `cuMemFreeAsync`.
     Address(u64),
@@ -22,6 +22,18 @@ pub(crate) enum Handle {
     MipmappedArray(usize),
     /// `cuDestroyExternalMemory`
     External(usize),
+}
+
+impl Hash for Handle {
+    /// By the number alone: those of different kinds are seldom the same.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(match *self {
+            Self::Address(address) => address,
+            Self::Array(number) | Self::MipmappedArray(number) | Self::External(number) => {
+                number as u64
+            }
+        });
+    }
 }
 
 /// One allocation.
@@ -49,14 +61,6 @@ impl Hasher for Spread {
     fn write_u64(&mut self, value: u64) {
         let mixed = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         self.0 = mixed ^ (mixed >> 32);
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
-    }
-
-    fn write_isize(&mut self, value: isize) {
-        self.write_u64(value as u64);
     }
 
     fn finish(&self) -> u64 {
