@@ -49,7 +49,7 @@ def sharing_table(data):
     rows = data.get("sharing", {}).get("pairs", [])
     if not rows:
         return []
-    lines = ["pairs, each and the sum, relative to the same process alone"]
+    lines = ["pairs, each and the sum, relative to alone"]
     for row in rows:
         for way, found in row["ways"].items():
             each = " + ".join(f"{part:.2f}" for part in found["each"])

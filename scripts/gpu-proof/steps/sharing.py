@@ -1,7 +1,8 @@
 """Pairs of tenants beside each other: time sliced by the hardware, under Sluice, under the vendor's MPS.
 
 All processes of a pair are there from the start, two for each way, and all but those that are measured pause. For
-each way: the first alone, both, the second alone, both. Figures are relative to the same process alone.
+each way: the first alone, both, the second alone, both. Figures are relative to the same process alone, those of
+dense programs to alone and native.
 Under Sluice each has a guaranteed share (policy balance), which is changed while they run.
 """
 
@@ -66,7 +67,10 @@ def run(proof):
         with mps.wanted(proof, "mps" in proof.settings.ways) as service:
             for pair in proof.settings.pairs:
                 with proof.guard(pair, "rates"):
-                    Pair(proof, loads, pair.split("+"), folder / "hypervisor.sock", service, found).measure()
+                    one = Pair(proof, loads, pair.split("+"), folder / "hypervisor.sock", service, found)
+                    one.measure()
+                    # What could not be started with it once is not waited for again.
+                    service = one.service
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,7 +94,8 @@ class Pair:
             if "mps" not in ways:
                 raise
             # The vendor's service is no reason to measure nothing.
-            self.proof.check(f"{' + '.join(self.names)}, mps", None, f"did not start with it: {failure}", "the vendor's")
+            self.proof.check("MPS", None, f"not measured from here on: {failure}", "the vendor's, in the same run")
+            self.service = None
             self.side_by_side([way for way in ways if way != "mps"])
 
     def side_by_side(self, ways):
@@ -137,14 +142,16 @@ class Pair:
         return steered.rates(self.proof, both, settle(way, self.settings), self.settings.together)
 
     def note(self, label, alone, together):
-        """Rates together, relative to alone."""
-        means = [sum(rates) / len(rates) for rates in zip(*together)]
-        each = [mean / single for mean, single in zip(means, alone)]
-        found = {"each": each, "sum": sum(each)}
+        """Rates together, relative to alone: to the same process alone, or natively where all processes of the
+        program are as fast as each other."""
         sliced = self.row["rates"].get("slicing")
-        if sliced and label != "slicing":
-            # Of processes that are as fast only where the program is dense.
-            found["alone"] = [single / native for single, native in zip(alone, sliced["alone"])]
+        native = sliced["alone"] if sliced else alone
+        means = [sum(rates) / len(rates) for rates in zip(*together)]
+        bases = [by_itself if is_dense(name) else single for name, single, by_itself in zip(self.names, alone, native)]
+        each = [mean / base for mean, base in zip(means, bases)]
+        found = {"each": each, "sum": sum(each)}
+        if sliced:
+            found["alone"] = [single / by_itself for single, by_itself in zip(alone, native)]
         self.row["ways"][label] = found
         self.row["rates"][label] = {"alone": alone, "together": together}
         return found
