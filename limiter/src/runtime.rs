@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use utils::driver::cuda;
+use utils::page::{Page, SessionLimits};
 use utils::uuid::DeviceUuid;
 
 /// Devices that one process can see. The driver itself stops at 64.
@@ -36,7 +37,7 @@ pub(crate) struct Runtime {
     config: Result<Config, Refused>,
     on_failure: OnFailure,
     session_dir: Mutex<Option<PathBuf>>,
-    devices: Mutex<HashMap<DeviceUuid, Result<&'static Device, Refused>>>,
+    devices: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
     /// The devices that are accounted and have been used, null behind the last: for reading without a lock.
     used: [AtomicPtr<Device>; MAX_DEVICES],
@@ -257,25 +258,55 @@ impl Runtime {
             let limits = limits
                 .session(size)
                 .map_err(|problem| Refused(format!("device {uuid}: {problem}")))?;
-            let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
-            let dir = match dir.as_ref() {
-                Some(dir) => dir.clone(),
-                None => dir.insert(device::session_dir(config)?).clone(),
-            };
-            let Some(place) = self.used.iter().find(|used| used.load(Ordering::Relaxed).is_null())
-            else {
-                return Err(Refused(format!(
-                    "device {uuid}: {MAX_DEVICES} devices can be used in one process"
-                )));
-            };
-            let device = Box::leak(Box::new(Device::new(uuid, &limits, &dir)?));
-            place.store(device, Ordering::Release);
-            self.gates_changed();
-            Ok(device)
+            self.make_device(config, uuid, &limits)
         });
         match made {
-            Ok(device) => self.verdict_on(device),
+            Ok(Some(device)) => self.verdict_on(device),
+            Ok(None) => Verdict::Free,
             Err(refused) => self.fail(refused),
+        }
+    }
+
+    /// Takes part in the session's account of a device. `None`: that cannot be done, and is not needed,
+    /// because nobody can have set a limit.
+    fn make_device(
+        &self,
+        config: &Config,
+        uuid: DeviceUuid,
+        limits: &SessionLimits,
+    ) -> Result<Option<&'static Device>, Refused> {
+        let Some(place) = self.used.iter().find(|used| used.load(Ordering::Relaxed).is_null())
+        else {
+            return Err(Refused(format!(
+                "device {uuid}: {MAX_DEVICES} devices can be used in one process"
+            )));
+        };
+        let dir = self.make_session_dir(config);
+        let made = dir.clone().and_then(|dir| Device::new(uuid, limits, &dir));
+        match made {
+            Ok(device) => {
+                let device = Box::leak(Box::new(device));
+                place.store(device, Ordering::Release);
+                self.gates_changed();
+                Ok(Some(device))
+            }
+            Err(refused)
+                if !limits.limits_anything() && !dir.is_ok_and(|dir| Page::exists(&dir, uuid)) =>
+            {
+                report::once(format_args!(
+                    "{refused}; device {uuid} has no limit in this process and cannot be given one"
+                ));
+                Ok(None)
+            }
+            Err(refused) => Err(refused),
+        }
+    }
+
+    fn make_session_dir(&self, config: &Config) -> Result<PathBuf, Refused> {
+        let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
+        match dir.as_ref() {
+            Some(dir) => Ok(dir.clone()),
+            None => Ok(dir.insert(device::session_dir(config)?).clone()),
         }
     }
 

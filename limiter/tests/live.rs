@@ -200,9 +200,16 @@ fn a_session_that_is_given_a_share_turns_to_the_daemon() {
     assert!(charged(&socket).is_none_or(|now| Some(now) == before), "it goes on paying");
     give_share(&page, 30);
     let again = tenant.rate(4) / free * 100.0;
-    println!("{limited:.1}, {lifted:.1}, {again:.1} % of {free:.1}");
-    for (rate, expected) in [(limited, 30.0), (lifted, 100.0), (again, 30.0)] {
-        assert!((rate - expected).abs() <= 12.0, "{limited:.1}, {lifted:.1}, {again:.1}");
+    // All of the idle time, at once, and no more than a half of the device.
+    change(&page, |limits| (limits.policy, limits.weight) = (Policy::Balance, 7));
+    let balanced = tenant.rate(4) / free * 100.0;
+    assert_eq!(sessions(&socket).unwrap()[0]["weight"], 7);
+    change(&page, |limits| limits.soft_share_ppm = Some(500_000));
+    let soft = tenant.rate(4) / free * 100.0;
+    let rates = [limited, lifted, again, balanced, soft];
+    println!("{rates:.1?} % of {free:.1}");
+    for (rate, expected) in rates.into_iter().zip([30.0, 100.0, 30.0, 100.0, 50.0]) {
+        assert!((rate - expected).abs() <= 12.0, "{rates:.1?}");
     }
     assert_eq!(sessions(&socket).unwrap().len(), 1);
     running.kill();
@@ -265,6 +272,32 @@ fn outside_of_a_session_nothing_is_accounted() {
     let outcome = start(&mut command).end().silent();
     assert!(outcome.stdout.contains("keepers=0"), "{outcome:#?}");
     assert_eq!(fs::read_dir(stage.session("session")).unwrap().count(), 0);
+}
+
+/// A page that cannot be made holds no limit: a program that has none of its own goes on. One that is there
+/// may hold one.
+#[test]
+fn a_session_that_is_gone_stops_no_program_without_limits() {
+    let _alone = alone();
+    let stage = Stage::new();
+    stage.compile("steps.c", "steps", &[]);
+    let program = || {
+        let mut command = stage.limited(stage.folder().join("steps"));
+        command.arg("alloc:1");
+        command
+    };
+    let gone = stage.folder().join("gone");
+    let outcome = start(program().env(SESSION_DIR, &gone)).end().succeeded();
+    assert!(outcome.stdout.contains("alloc=0"), "{outcome:#?}");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+    assert!(outcome.stderr.contains("has no limit in this process and cannot be given one"));
+    let mut limited = program();
+    limited.env(SESSION_DIR, &gone).env(common::MEMORY_LIMIT, common::first_device("1GiB"));
+    assert_ne!(start(&mut limited).end().code(), 0);
+    fs::write(stage.session("session").join(format!("{}.page", UUIDS[0])), b"noise").unwrap();
+    let outcome = start(&mut program()).end();
+    assert_ne!(outcome.code(), 0, "{outcome:#?}");
+    assert!(outcome.stderr.contains("cannot be used"), "{outcome:#?}");
 }
 
 /// Whoever may write to the page may do so all the time, and in the middle of nowhere.

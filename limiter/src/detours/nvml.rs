@@ -31,7 +31,7 @@ fn uuid_of(device: NvmlDevice) -> Option<DeviceUuid> {
 }
 
 /// A device by NVML's handle, if it has a limit now.
-pub(super) fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
+fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
     let runtime = runtime::get();
     match runtime.nvml() {
         Verdict::Limited(()) => match uuid_of(device) {
@@ -46,22 +46,27 @@ pub(super) fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
     }
 }
 
-/// Runs the original and has its answer rewritten by what the session may see.
-fn rewritten(
+/// Answers for a device by `session` where that has a limit now, else as the driver does.
+pub(super) fn answered(
     device: NvmlDevice,
     original: impl FnOnce() -> NvmlReturn,
-    rewrite: impl FnOnce(&'static Device),
+    session: impl FnOnce(&'static Device) -> NvmlReturn,
+) -> NvmlReturn {
+    match limited(device) {
+        Verdict::Limited(device) => session(device),
+        Verdict::Free => original(),
+        Verdict::Denied => NvmlReturn::NO_PERMISSION,
+    }
+}
+
+/// Runs the original and has its answer, if it is one, rewritten by what the session may see.
+pub(super) fn rewritten(
+    device: NvmlDevice,
+    original: impl FnOnce() -> NvmlReturn,
+    rewrite: impl FnOnce(&'static Device) -> NvmlReturn,
 ) -> NvmlReturn {
     let result = original();
-    if !result.is_ok() {
-        return result;
-    }
-    match limited(device) {
-        Verdict::Limited(device) => rewrite(device),
-        Verdict::Free => {}
-        Verdict::Denied => return NvmlReturn::NO_PERMISSION,
-    }
-    result
+    if result.is_ok() { answered(device, || result, rewrite) } else { result }
 }
 
 fn memory_info(
@@ -77,6 +82,7 @@ fn memory_info(
         if let Some(View { total, free, used }) = memory::view(device, memory.free, memory.total) {
             *memory = Memory { total, free, used };
         }
+        NvmlReturn::SUCCESS
     })
 }
 
@@ -94,5 +100,6 @@ fn memory_info_v2(
             // The session's world has no part that is set aside.
             *memory = MemoryV2 { total, free, used, reserved: 0, ..*memory };
         }
+        NvmlReturn::SUCCESS
     })
 }

@@ -5,10 +5,9 @@
 //! the whole device.
 
 use super::Call;
-use super::nvml::limited;
+use super::nvml::{answered, rewritten};
 use crate::device::Device;
 use crate::memory::seen::{self, Member};
-use crate::runtime::Verdict;
 use core::ffi::{c_uint, c_void};
 use core::ptr;
 use utils::driver::nvml::{
@@ -142,19 +141,17 @@ fn filtered<E: Entry>(
     if count.is_null() {
         return original(count, list);
     }
-    let device = match limited(device) {
-        Verdict::Limited(device) => device,
-        Verdict::Free => return original(count, list),
-        Verdict::Denied => return NvmlReturn::NO_PERMISSION,
-    };
-    match whole(|room: &mut c_uint, list| original(ptr::from_mut(room), list)) {
-        Ok(mut found) => {
-            own_only(device, &mut found);
-            // SAFETY: the program's own arguments, as the driver would use them.
-            unsafe { fill(&found, count, list) }
+    let of_session = |device: &'static Device| {
+        match whole(|room: &mut c_uint, list| original(ptr::from_mut(room), list)) {
+            Ok(mut found) => {
+                own_only(device, &mut found);
+                // SAFETY: the program's own arguments, as the driver would use them.
+                unsafe { fill(&found, count, list) }
+            }
+            Err(other) => other,
         }
-        Err(other) => other,
-    }
+    };
+    answered(device, || original(count, list), of_session)
 }
 
 fn running_v1(
@@ -196,30 +193,27 @@ fn details(
     let original = || unsafe { (call.original)(device, of) };
     // SAFETY: null, or the program's list.
     let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
-    let limited = match limited(device) {
-        Verdict::Limited(limited) => limited,
-        Verdict::Free => return original(),
-        Verdict::Denied => return NvmlReturn::NO_PERMISSION,
-    };
-    // Entries of another version would have another length.
-    if asked.version != PROCESS_DETAIL_LIST_VERSION {
-        return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
-    }
-    let found = whole(|room: &mut c_uint, list| {
-        let mut own = ProcessDetailList { count: *room, list, ..*asked };
-        // SAFETY: a list of as many entries as said; the mode is for the driver to check.
-        let result = unsafe { (call.original)(device, &raw mut own) };
-        *room = own.count;
-        result
-    });
-    match found {
-        Ok(mut found) => {
-            own_only(limited, &mut found);
-            // SAFETY: the program's own list.
-            unsafe { fill(&found, &raw mut asked.count, asked.list) }
+    answered(device, original, |limited| {
+        // Entries of another version would have another length.
+        if asked.version != PROCESS_DETAIL_LIST_VERSION {
+            return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
         }
-        Err(other) => other,
-    }
+        let found = whole(|room: &mut c_uint, list| {
+            let mut own = ProcessDetailList { count: *room, list, ..*asked };
+            // SAFETY: a list of as many entries as said; the mode is for the driver to check.
+            let result = unsafe { (call.original)(device, &raw mut own) };
+            *room = own.count;
+            result
+        });
+        match found {
+            Ok(mut found) => {
+                own_only(limited, &mut found);
+                // SAFETY: the program's own list.
+                unsafe { fill(&found, &raw mut asked.count, asked.list) }
+            }
+            Err(other) => other,
+        }
+    })
 }
 
 /// Utilisation, of which the driver says `NOT_FOUND` where there is none, and, asked without a list,
@@ -261,14 +255,12 @@ fn utilization(
     if count.is_null() {
         return original();
     }
-    match limited(device) {
-        Verdict::Limited(limited) => samples(limited, count, list, |room, list| {
+    answered(device, original, |limited| {
+        samples(limited, count, list, |room, list| {
             // SAFETY: a list of as many entries as said.
             unsafe { (call.original)(device, list, ptr::from_mut(room), last_seen) }
-        }),
-        Verdict::Free => original(),
-        Verdict::Denied => NvmlReturn::NO_PERMISSION,
-    }
+        })
+    })
 }
 
 fn utilization_info(
@@ -280,21 +272,18 @@ fn utilization_info(
     let original = || unsafe { (call.original)(device, of) };
     // SAFETY: null, or the program's list.
     let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
-    let limited = match limited(device) {
-        Verdict::Limited(limited) => limited,
-        Verdict::Free => return original(),
-        Verdict::Denied => return NvmlReturn::NO_PERMISSION,
-    };
-    let (version, last_seen) = (asked.version, asked.last_seen);
-    if version != PROCESSES_UTILIZATION_VERSION {
-        return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
-    }
-    samples(limited, &raw mut asked.count, asked.list, |room, list| {
-        let mut own = ProcessesUtilizationInfo { version, count: *room, last_seen, list };
-        // SAFETY: a list of as many entries as said, of this version.
-        let result = unsafe { (call.original)(device, &raw mut own) };
-        *room = own.count;
-        result
+    answered(device, original, |limited| {
+        let (version, last_seen) = (asked.version, asked.last_seen);
+        if version != PROCESSES_UTILIZATION_VERSION {
+            return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
+        }
+        samples(limited, &raw mut asked.count, asked.list, |room, list| {
+            let mut own = ProcessesUtilizationInfo { version, count: *room, last_seen, list };
+            // SAFETY: a list of as many entries as said, of this version.
+            let result = unsafe { (call.original)(device, &raw mut own) };
+            *room = own.count;
+            result
+        })
     })
 }
 
@@ -306,13 +295,9 @@ fn accounting(
     stats: *mut c_void,
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments.
-    let result = unsafe { (call.original)(device, pid, stats) };
-    match limited(device) {
-        Verdict::Limited(device) if result.is_ok() => {
-            let ours = seen::members(device).iter().any(|member| member.pid == pid);
-            if ours { result } else { NvmlReturn::NOT_FOUND }
-        }
-        Verdict::Denied if result.is_ok() => NvmlReturn::NO_PERMISSION,
-        _ => result,
-    }
+    let original = || unsafe { (call.original)(device, pid, stats) };
+    rewritten(device, original, |device| {
+        let ours = seen::members(device).iter().any(|member| member.pid == pid);
+        if ours { NvmlReturn::SUCCESS } else { NvmlReturn::NOT_FOUND }
+    })
 }

@@ -44,6 +44,12 @@ impl Page {
         Self::of_file(file, path, device, false)
     }
 
+    /// Whether there is a file for the page of `device` in a session's directory.
+    #[must_use]
+    pub fn exists(dir: &Path, device: DeviceUuid) -> bool {
+        dir.join(file_name(device)).exists()
+    }
+
     /// Opens a page that is there, of the device that its name says, to look at it or to change its
     /// limits. Root may open everybody's.
     ///
