@@ -82,6 +82,12 @@ own_calls! {
     "cuEventElapsedTime" => fn event_elapsed(ms: *mut f32, start: Event, end: Event) -> CuResult else NOT_FOUND;
     /// Whether all work of a stream is done.
     "cuStreamQuery" => fn stream_query(stream: Stream) -> CuResult else NOT_FOUND;
+    /// Has a stream wait for a word in memory.
+    "cuStreamWaitValue32_v2" => fn stream_wait_value(stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult else NOT_FOUND;
+    /// Makes host memory visible to the device.
+    "cuMemHostRegister_v2" => fn mem_host_register(memory: *mut c_void, bytes: usize, flags: c_uint) -> CuResult else NOT_FOUND;
+    /// Where the device sees host memory.
+    "cuMemHostGetDevicePointer_v2" => fn mem_host_device_pointer(pointer: *mut DevicePtr, memory: *mut c_void, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Gives an event back.
     "cuEventDestroy_v2" => fn event_destroy(event: Event) -> CuResult else NOT_FOUND;
     /// A stream's context.

@@ -1,9 +1,10 @@
 //! How long work takes, by what it is, from the latest samples.
 //!
 //! Where the session had the device to itself it is their mean, less what one of them may be far off by:
-//! right also for work that takes now one time, now another. Where another session may have used it as well, its time slices are in some of them, and only ever make them
-//! longer: then it is their lower quartile. Pure, apart from the table's lock, which is taken the first
-//! time that a thread meets some work, and for each sample.
+//! right also for work that takes now one time, now another. Where another session may have used it as
+//! well, its time slices are in some of them, and what it leaves in the caches makes all of them longer: then
+//! it is their lower quartile, unless that is near enough to what was known before. Pure, apart from the table's lock,
+//! which is taken the first time that a thread meets some work, and for each sample.
 
 use super::work::Work;
 use crate::per_process::PerProcess;
@@ -18,6 +19,9 @@ const SAMPLES: usize = 15;
 const ENOUGH: u32 = 3;
 /// How many times the next smaller one the largest sample may be.
 const FURTHEST: u64 = 4;
+/// Beside another session work is taken to be what it was alone if it takes at most twice as long, and so
+/// much on top.
+const DISTURBANCE_NS: u64 = 3_000;
 /// Kinds of work that are told apart; what comes later has one estimate in common.
 const KINDS: usize = 1 << 16;
 /// Kinds that a thread finds without the table: so many places for so many each.
@@ -32,6 +36,8 @@ struct Samples {
     count: usize,
     /// How many of the latest ones were taken while no other session could use the device.
     alone: usize,
+    /// The estimate when all of them were.
+    undisturbed: Option<u64>,
     /// The last ones that had nothing to do with the estimate: further off than by half or double.
     strays: [u64; ENOUGH as usize],
     stray: usize,
@@ -44,7 +50,11 @@ impl Samples {
         self.notice_stray(ns, alone);
         self.ring[self.count % SAMPLES] = ns;
         self.count += 1;
-        self.estimate().unwrap_or(ns)
+        let estimate = self.estimate().unwrap_or(ns);
+        if self.alone >= self.count.min(SAMPLES) && self.count >= ENOUGH as usize {
+            self.undisturbed = Some(estimate);
+        }
+        estimate
     }
 
     /// Several strays in a row: the work has become another, and what was known of it does not hold.
@@ -61,6 +71,7 @@ impl Samples {
             let earlier = self.strays.len() - 1;
             self.ring[..earlier].copy_from_slice(&self.strays[..earlier]);
             self.count = earlier;
+            self.undisturbed = None;
             self.stray = 0;
         }
     }
@@ -71,7 +82,11 @@ impl Samples {
         used.sort_unstable();
         let quarter = used.len().div_ceil(4).min(used.len().saturating_sub(1) / 2);
         if self.alone < used.len() {
-            return used.get(quarter).copied();
+            let seen = used.get(quarter).copied()?;
+            let near = |&known: &u64| {
+                (known / 2..=known.saturating_mul(2) + DISTURBANCE_NS).contains(&seen)
+            };
+            return Some(self.undisturbed.filter(near).unwrap_or(seen));
         }
         if let [.., second, largest] = used {
             *largest = (*largest).min(second.saturating_mul(FURTHEST));
@@ -238,6 +253,13 @@ mod tests {
             estimate = samples.add(6_000, true);
         }
         assert_eq!(estimate, 6_000);
+        // And stays, as far as the others can be the reason for what comes then.
+        for (ns, expected) in [(9_000, 6_000), (14_000, 6_000), (40_000, 40_000), (5_000, 5_000)] {
+            for _ in 0..15 {
+                estimate = samples.add(ns, false);
+            }
+            assert_eq!(estimate, expected);
+        }
     }
 
     #[test]

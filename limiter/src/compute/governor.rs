@@ -181,6 +181,7 @@ impl Tenure {
             clock::sleep(LOOK_NS.min(next.saturating_sub(now)).max(1));
             let now = clock::now();
             let lanes = self.device.gate().lanes();
+            lanes.iter().for_each(|lane| lane.release_overdue(now));
             let busy = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
             self.look(now, busy);
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
@@ -230,6 +231,7 @@ impl Tenure {
             }
             clock::sleep(DRAIN_POLL_NS);
             let now = clock::now();
+            lanes.iter().for_each(|lane| lane.release_overdue(now));
             let done = lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()));
             if done != progress {
                 progress = done;

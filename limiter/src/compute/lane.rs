@@ -9,6 +9,7 @@
 //! Each launch adds its estimate to what the lane has launched. Now and then one is sampled.
 
 use super::estimate::{Estimate, Remembered};
+use super::hold::Hold;
 use super::sampler::{Sampler, Started};
 use super::usage::Totals;
 use super::{Work, clock, own, pins, undisturbing};
@@ -77,6 +78,7 @@ pub(crate) struct Lane {
     /// The lease in which the thread was here last.
     entered: AtomicU32,
     sampler: Mutex<Sampler>,
+    hold: Hold,
     /// Batches until the next sample, and a source of places for it.
     batches: AtomicU32,
     /// The context is gone, and the events with it.
@@ -308,6 +310,7 @@ impl Lane {
             calling_since: AtomicU64::new(0),
             entered: AtomicU32::new(0),
             sampler: Mutex::new(Sampler::default()),
+            hold: Hold::default(),
             batches: AtomicU32::new(0),
             lost: AtomicBool::new(false),
             events: events.map(AtomicPtr::new),
@@ -336,8 +339,14 @@ impl Lane {
         true
     }
 
-    /// Begins a sample, if the launch that comes is to be one.
-    pub(super) fn start_sample(&self, estimate: &'static Estimate) -> Option<Started> {
+    /// Begins a sample, if the launch that comes is to be one. `shared`: another session may be using the
+    /// device.
+    pub(super) fn start_sample(
+        &self,
+        work: Work,
+        estimate: &Estimate,
+        shared: bool,
+    ) -> Option<Started<'_>> {
         let sampled = if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
@@ -349,19 +358,20 @@ impl Lane {
         if !sampled {
             return None;
         }
-        self.sampler.try_lock().ok()?.start(self.stream as Stream)
+        let stream = (self.stream as Stream, self.context);
+        self.sampler.try_lock().ok()?.start(stream, &self.hold, work, !shared)
     }
 
     /// Ends a sample.
-    pub(super) fn finish_sample(
-        &self,
-        started: &Started,
-        estimate: &'static Estimate,
-        alone: bool,
-    ) {
+    pub(super) fn finish_sample(&self, started: Started<'_>, estimate: &'static Estimate) {
         if let Ok(mut sampler) = self.sampler.try_lock() {
-            sampler.finish(started, self.stream as Stream, estimate, alone);
+            sampler.finish(started, self.stream as Stream, estimate);
         }
+    }
+
+    /// Lets the stream go if it has been held back for too long. To be called by the governor.
+    pub(super) fn release_overdue(&self, now: u64) {
+        self.hold.release_overdue(now);
     }
 
     /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have
@@ -674,6 +684,7 @@ impl Lane {
 
     /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
     pub(super) fn destroy_events(&self) {
+        self.hold.give_back();
         if !self.lost.load(Acquire) {
             for event in &self.events {
                 let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));

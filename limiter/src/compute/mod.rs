@@ -15,6 +15,7 @@ mod estimate;
 mod follow;
 mod gate;
 mod governor;
+mod hold;
 mod lane;
 mod pins;
 mod sampler;
@@ -87,6 +88,7 @@ pub(crate) fn after_fork() {
     pins::after_fork();
     captures::after_fork();
     estimate::after_fork();
+    hold::after_fork();
 }
 
 /// Runs a call that gives work to a stream, when the device's time is there for it.
@@ -142,17 +144,18 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     if is_capturing(stream) {
         return call();
     }
+    let shared = device.gate().is_shared();
     let estimate = lane::estimate_of(work);
-    let sample = estimate.and_then(|estimate| Some((estimate, lane.start_sample(estimate)?)));
+    let sample =
+        estimate.and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, shared)?)));
     let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
     let waited = begun.is_some_and(|since| lane.call_ends(since));
     if !result.is_ok() {
         return result;
     }
-    let shared = device.gate().is_shared();
-    if let Some((estimate, started)) = &sample {
-        lane.finish_sample(started, estimate, !shared);
+    if let Some((estimate, started)) = sample {
+        lane.finish_sample(started, estimate);
     }
     // Time in calls is counted while it passes.
     let ns = if waited { Some(0) } else { estimate.and_then(estimate::Estimate::ns) };
@@ -205,5 +208,6 @@ pub(crate) fn context_ends(gate: &Gate, context: usize) {
         for lane in gate.lanes() {
             lane.context_ends(context);
         }
+        hold::context_ends(context);
     }
 }

@@ -1,11 +1,14 @@
 //! Takes samples of how long work takes: a timing event before it, one after it.
 //!
-//! Where the stream still has work queued, the first event happens when that is done, and the time between
-//! the two is the work's own, plus what a pair of events costs. Where the stream is idle it happens at
-//! once, and the time until the work has been handed to the driver comes in addition to both.
+//! The stream is held back meanwhile ([`super::hold`]), so that the device does the three one right after the
+//! other: the time between the events is the work's own, and what events and launches cost the device, which
+//! a pair with nothing in between tells. Where it cannot be held back (calls that wait for their work,
+//! devices that cannot wait for a word), a stream that still has work queued does as well; on an idle one
+//! the time until the work has been handed to the driver comes in addition.
 
 use super::estimate::Estimate;
-use super::{clock, own, undisturbing};
+use super::hold::{HeldBack, Hold};
+use super::{Work, clock, own, undisturbing};
 use core::ptr;
 use utils::driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
 
@@ -15,17 +18,41 @@ const PAIRS: usize = 4;
 const SLOWEST_LAUNCH_NS: u64 = 10_000;
 /// What a pair of events costs can be at most this; more is a measurement gone wrong.
 const DEAREST_PAIR_NS: u64 = 4_000;
+/// An empty pair is measured before so many samples.
+const EMPTY_EVERY: u32 = 16;
 
 /// The samplers of a lane. Used by the lane's thread, and by the governor once that has ended.
 #[derive(Default)]
 pub(super) struct Sampler {
     pairs: Vec<Pair>,
-    /// What a pair of events with nothing in between costs; the smallest seen.
-    empty_ns: Option<u64>,
+    /// Beside other sessions everything costs a little more.
+    alone: Empty,
+    shared: Empty,
 }
 
 // SAFETY: event handles may be used from every thread.
 unsafe impl Send for Sampler {}
+
+/// What a pair of events with nothing in between costs, lately.
+#[derive(Default)]
+struct Empty {
+    latest: [u64; 4],
+    count: usize,
+    /// Samples since it was last measured.
+    used: u32,
+}
+
+impl Empty {
+    fn add(&mut self, ns: u64) {
+        self.latest[self.count % self.latest.len()] = ns.min(DEAREST_PAIR_NS);
+        self.count += 1;
+    }
+
+    /// Single ones may have taken longer.
+    fn ns(&self) -> Option<u64> {
+        self.latest[..self.count.min(self.latest.len())].iter().min().copied()
+    }
+}
 
 struct Pair {
     start: Event,
@@ -34,72 +61,102 @@ struct Pair {
 }
 
 #[derive(Clone, Copy)]
-enum Use {
-    /// Nothing is in between.
-    Empty,
-    Sample {
-        estimate: &'static Estimate,
-        /// How long the launch took on the host, if the stream was idle.
-        idle_ns: Option<u64>,
-        alone: bool,
-    },
+struct Use {
+    /// `None`: nothing is in between.
+    work: Option<&'static Estimate>,
+    /// How long the launch took on the host, if the stream was idle and not held back.
+    idle_ns: Option<u64>,
+    /// Whether it was a transfer, not a launch.
+    transfer: bool,
+    alone: bool,
+}
+
+impl Use {
+    /// What was measured that is not the work, if an empty pair costs so much. Measured beside the vendor's
+    /// profiler: between two events a launch costs 7/8 of an empty pair in addition, and the first event of
+    /// an idle stream that much less.
+    fn not_its_own(&self, empty_ns: u64) -> u64 {
+        let launch_ns = empty_ns / 8 * 7;
+        match self.idle_ns {
+            Some(handed_over_ns) => handed_over_ns + launch_ns,
+            None if self.transfer => empty_ns,
+            None => empty_ns + launch_ns,
+        }
+    }
 }
 
 /// A sample under way: the first event has been recorded.
-pub(super) struct Started {
+pub(super) struct Started<'lane> {
     pair: usize,
-    /// When, if the stream was idle.
+    /// When, if the stream was idle and is not held back.
     idle_since: Option<u64>,
+    transfer: bool,
+    alone: bool,
+    held: Option<HeldBack<'lane>>,
 }
 
 impl Sampler {
-    /// Records the first event; `None` where there is none to spare. The stream must not be
-    /// capturing.
-    pub(super) fn start(&mut self, stream: Stream) -> Option<Started> {
+    /// Records the first event; `None` where there is none to spare. The stream, one of the current
+    /// context, must not be capturing. `alone`: no other session uses the device.
+    pub(super) fn start<'lane>(
+        &mut self,
+        (stream, context): (Stream, usize),
+        hold: &'lane Hold,
+        work: Work,
+        alone: bool,
+    ) -> Option<Started<'lane>> {
         undisturbing(|| {
             self.collect();
-            if self.empty_ns.is_none() && !self.pairs.iter().any(|pair| pair.use_.is_some()) {
-                self.measure_empty(stream);
+            let empty = if alone { &mut self.alone } else { &mut self.shared };
+            empty.used += 1;
+            if empty.count == 0 || empty.used > EMPTY_EVERY {
+                empty.used = 0;
+                self.measure_empty((stream, context), hold, alone);
                 return None;
             }
-            self.empty_ns?;
             let pair = self.free_pair()?;
-            let idle = own::stream_query(stream).is_ok();
+            let transfer = work.may_block();
+            let held = if transfer { None } else { hold.hold(stream, context) };
+            let idle = held.is_none() && own::stream_query(stream).is_ok();
             if !own::event_record(self.pairs[pair].start, stream).is_ok() {
                 return None;
             }
-            Some(Started { pair, idle_since: idle.then(clock::now) })
+            Some(Started { pair, idle_since: idle.then(clock::now), transfer, alone, held })
         })
     }
 
-    /// Records the second event.
+    /// Records the second event, and lets the stream go.
     pub(super) fn finish(
         &mut self,
-        started: &Started,
+        started: Started<'_>,
         stream: Stream,
         estimate: &'static Estimate,
-        alone: bool,
     ) {
-        let idle_ns = started
-            .idle_since
-            .map(|since| clock::now().saturating_sub(since).min(SLOWEST_LAUNCH_NS));
-        let Some(pair) = self.pairs.get_mut(started.pair) else { return };
+        let Started { pair, idle_since, transfer, alone, held } = started;
+        let idle_ns = idle_since.map(|since| clock::now().saturating_sub(since));
+        let idle_ns = idle_ns.map(|ns| ns.min(SLOWEST_LAUNCH_NS));
+        let Some(pair) = self.pairs.get_mut(pair) else { return };
         undisturbing(|| {
             // A stream that ran dry in between: how long it then waited for the launch is not known.
-            let ran_dry = idle_ns.is_none() && own::event_query(pair.start) != CuResult::NOT_READY;
-            if !ran_dry && own::event_record(pair.end, stream).is_ok() {
-                pair.use_ = Some(Use::Sample { estimate, idle_ns, alone });
+            let whole = match &held {
+                Some(held) => held.is_intact(),
+                None => idle_ns.is_some() || own::event_query(pair.start) == CuResult::NOT_READY,
+            };
+            if whole && own::event_record(pair.end, stream).is_ok() {
+                pair.use_ = Some(Use { work: Some(estimate), idle_ns, transfer, alone });
             }
         });
     }
 
-    fn measure_empty(&mut self, stream: Stream) {
+    fn measure_empty(&mut self, (stream, context): (Stream, usize), hold: &Hold, alone: bool) {
         let Some(pair) = self.free_pair() else { return };
         let pair = &mut self.pairs[pair];
+        let held = hold.hold(stream, context);
         if own::event_record(pair.start, stream).is_ok()
             && own::event_record(pair.end, stream).is_ok()
+            && held.is_none_or(|held| held.is_intact())
         {
-            pair.use_ = Some(Use::Empty);
+            pair.use_ = Some(Use { work: None, idle_ns: None, transfer: false, alone });
         }
     }
 
@@ -142,22 +199,14 @@ impl Sampler {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
             let elapsed =
                 if ms.is_finite() && ms >= 0.0 { (f64::from(ms) * 1e6) as u64 } else { 0 };
-            match use_ {
-                Use::Empty => {
-                    let known = self.empty_ns.unwrap_or(DEAREST_PAIR_NS);
-                    self.empty_ns = Some(elapsed.min(known));
-                }
-                Use::Sample { estimate, idle_ns, alone } => {
-                    let empty_ns = self.empty_ns.unwrap_or(0);
-                    // Measured beside the vendor's profiler: the first event of an idle stream is a little cheaper.
-                    let extra = idle_ns.map_or(empty_ns, |ns| ns + empty_ns / 8 * 7);
-                    tracing::trace!(
-                        "sample: {elapsed} ns, {extra} of them not its own (idle: {})",
-                        idle_ns.is_some()
-                    );
-                    estimate.add(elapsed.saturating_sub(extra).max(1), alone);
-                }
-            }
+            let empty = if use_.alone { &mut self.alone } else { &mut self.shared };
+            let Some(estimate) = use_.work else {
+                empty.add(elapsed);
+                continue;
+            };
+            let extra = empty.ns().map_or(0, |empty_ns| use_.not_its_own(empty_ns));
+            tracing::trace!("sample: {elapsed} ns, {extra} of them not its own");
+            estimate.add(elapsed.saturating_sub(extra).max(1), use_.alone);
         }
     }
 

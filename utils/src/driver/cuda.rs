@@ -158,6 +158,12 @@ pub const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`
 pub const STREAM_PER_THREAD: usize = 2;
 
+/// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has reached the value, counted in a circle.
+pub const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
+
+/// `CU_MEMHOSTREGISTER_DEVICEMAP`
+pub const MEMHOSTREGISTER_DEVICEMAP: c_uint = 2;
+
 /// `CU_EVENT_DEFAULT`
 pub const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`
