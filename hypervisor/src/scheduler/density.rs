@@ -45,7 +45,9 @@ pub(super) struct Density {
     /// What it used and had queued lately, slowed down or not.
     rate: Mean,
     backlog: Mean,
-    /// The same at the last probe.
+    /// What it used lately while others held as well.
+    crowded: Mean,
+    /// Rate and backlog at the last probe.
     at_probe: Option<(u64, u64)>,
     /// Whether the last that was told of it says little about its density.
     in_doubt: bool,
@@ -73,6 +75,7 @@ impl Density {
             measured_at: 0,
             rate: Mean::default(),
             backlog: Mean::default(),
+            crowded: Mean::default(),
             at_probe: None,
             in_doubt: false,
             probe_every_ns: tuning.probe_every_ns,
@@ -99,6 +102,11 @@ impl Density {
         if self.rate.weight_ns == 0 { PPM_ONE.into() } else { self.rate.ppm }
     }
 
+    /// What it has used lately of the time in which others held as well.
+    pub(super) fn crowded_ppm(&self) -> u64 {
+        if self.crowded.weight_ns == 0 { self.rate_ppm() } else { self.crowded.ppm }
+    }
+
     /// An estimate, corrected by what was learnt of this worker's estimates.
     pub(super) fn calibrated(&self, estimated_ns: u64) -> u64 {
         let ns = u128::from(estimated_ns) * u128::from(self.calibration.ppm);
@@ -123,6 +131,9 @@ impl Density {
         let backlog = ratio_ppm(seen.backlogged_ns, seen.held_ns);
         self.rate.add(used, seen.held_ns, tuning.memory_ns / 2);
         self.backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
+        if seen.others_ppm.is_some() {
+            self.crowded.add(used, seen.held_ns, tuning.memory_ns / 2);
+        }
         // Where nobody had to wait for the others, what each did is what it would do alone.
         let undisturbed = seen.others_ppm.is_none_or(|others| {
             others.saturating_add(used) < tuning.saturated_ppm && backlog < tuning.dense_ppm

@@ -308,14 +308,17 @@ impl Scheduler {
         let done = told.done;
         let told = told.at_most(measured);
         let others_ppm = held.crowded.then(|| self.rates_beside(worker));
+        let wrongs = held.shared && self.wrongs_a_dense_one(session);
         let tuning = self.tuning;
-        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
+        let Some(state) = self.workers.get(&worker) else { return Ok(false) };
         let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
+        let waste = if wrongs { self.waste_beside(worker, told, calibrated) } else { 0 };
+        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
         let alone = told.estimated_ns.max(told.backlogged_ns);
         let used = match held {
             // Others went on without it: it has nothing to say about that time.
             Held { revoked: true, .. } => measured,
-            Held { shared: true, .. } => calibrated,
+            Held { shared: true, .. } => calibrated.saturating_add(waste).min(told.held_ns),
             _ => alone,
         };
         if !held.revoked {
@@ -446,6 +449,20 @@ impl Scheduler {
             .filter_map(|id| self.workers.get(id))
             .any(|other| Some(other.session) != session);
         (self.present(worker).next().is_some(), shared)
+    }
+
+    /// Time that nobody got, because the hardware slices the worker and a dense one that gets less than
+    /// its share. Where more than these two hold it cannot be told whose doing it is.
+    fn waste_beside(&self, worker: WorkerId, told: Told, calibrated: u64) -> u64 {
+        let mut others = self.present(worker).map(|(_, other, _)| other);
+        let (Some(dense), None) = (others.next(), others.next()) else { return 0 };
+        let theirs = share_of(told.held_ns, dense.density.crowded_ppm());
+        let waste = told.held_ns.saturating_sub(theirs).saturating_sub(calibrated);
+        if waste < share_of(told.held_ns, self.tuning.waste_ppm) {
+            return 0;
+        }
+        // More than it was: until the dense one has what it is due, and then nothing.
+        waste.saturating_mul(2).min(calibrated)
     }
 
     /// What the other holders use of the device's time, in millionths.

@@ -203,13 +203,37 @@ fn a_returning_session_gets_its_share_at_once_and_no_more() {
 fn sparse_beside_dense_keeps_its_pace() {
     // The hardware's slicing of the two, by the simulation's own model: 0.5 and 0.45.
     let (_, rates) = run(&[sparse(500_000, 500_000), Tenant::busy(500_000)], 120 * SECOND);
-    assert!(rates[0] >= 460_000, "{rates:?}");
+    assert!(rates[0] >= 425_000, "{rates:?}");
     assert!(rates[1] >= 440_000, "{rates:?}");
     for (share, other) in [(250_000, 750_000), (750_000, 250_000)] {
         let (_, rates) = run(&[sparse(share, 500_000), Tenant::busy(other)], 120 * SECOND);
         assert!(rates[0] + 20_000 >= u64::from(share.min(480_000)), "{share}: {rates:?}");
         assert!(rates[1] + 40_000 >= u64::from(other), "{share}: {rates:?}");
     }
+}
+
+/// As on an H200: a sparse one that needs a quarter of the device takes two fifths of it from a dense one.
+#[test]
+fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
+    let together = |share: u32, policy: fn(u32) -> Quota| {
+        let tenants = [(share, 250_000), (1_000_000 - share, 1_000_000)];
+        let tenants = tenants.map(|(share, density)| Tenant::new(policy(share), density));
+        let mut simulation = Simulation::new(&tenants, 5);
+        simulation.sparse_cost_ppm = 1_500_000;
+        go_on(&mut simulation, 10 * SECOND);
+        go_on(&mut simulation, 120 * SECOND)
+    };
+    let balance = |share| Quota::balance(share, 1);
+    // What the slicing alone gives: 0.25 and 0.575.
+    let rates = together(500_000, balance);
+    assert!(near(rates[0], 250_000, 1) && near(rates[1], 575_000, 2), "{rates:?}");
+    // The dense one gets its share, and the sparse one the same part of what it would get alone.
+    let rates = together(250_000, balance);
+    assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
+    let rates = together(250_000, Quota::fixed);
+    assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
+    let rates = together(750_000, balance);
+    assert!(near(rates[0], 250_000, 1) && rates[1] >= 550_000, "{rates:?}");
 }
 
 #[test]
@@ -505,8 +529,8 @@ impl Stay {
             && (policy, priority) == (Policy::Balance, Priority::High)
     }
 
-    /// It had what it is due in the last `length`, and no more than it may have.
-    fn check(&self, simulation: &Simulation, length: u64, count: usize) {
+    /// It had no more than it may have in the last `length`, and so many thousandths of what it is due.
+    fn check(&self, simulation: &Simulation, length: u64, count: usize) -> u64 {
         let books = &simulation.books[&self.session];
         let rate = (books.used_ns - self.used_before) * 1_000_000 / length;
         let quota = &self.tenant.quota;
@@ -514,23 +538,31 @@ impl Stay {
         let case = || format!("{rate} for {quota:?}, density {density}, among {count}");
         let share = u64::from(quota.guaranteed_ppm(&Tuning::default()));
         // One that needs less than its share may be slowed down a little.
-        let due = share.min(density * 9 / 10);
-        assert!(rate * 100 + 500_000 >= due * 88, "{}", case());
+        let due = share.min(density * 85 / 100);
         if quota.policy == Policy::Fixed {
-            assert!(rate <= u64::from(quota.share_ppm) + 6_000, "{}", case());
+            assert!(rate <= u64::from(quota.share_ppm) + 10_000, "{}", case());
         }
         // A small share needs a while to earn the shortest turn.
-        let bound = 2 * SECOND + 4 * MS * 1_000_000 / share;
+        let bound = 2 * SECOND + 8 * MS * 1_000_000 / share;
         let longest = books.waits.iter().max();
         assert!(longest.is_none_or(|&longest| longest < bound), "{longest:?}: {}", case());
+        // Over a few seconds a small share is a turn more or less.
+        (rate + 1_000) * 1_000 / due
+    }
+}
+
+#[test]
+fn hours_of_changing_tenants() {
+    for seed in [1, 2, 11] {
+        an_hour_of_changing_tenants(seed);
     }
 }
 
 /// An hour of 2 to 64 tenants of all kinds that come and go, their shares together nine tenths of
 /// the device: the rest is what slicing and probes may cost.
-#[test]
-fn an_hour_of_changing_tenants() {
-    let mut simulation = Simulation::empty(11);
+fn an_hour_of_changing_tenants(seed: u64) {
+    let mut simulation = Simulation::empty(seed);
+    let mut parts = Vec::new();
     simulation.keeps_lists = false;
     let start = simulation.now;
     let mut stays: Vec<Stay> = Vec::new();
@@ -566,7 +598,7 @@ fn an_hour_of_changing_tenants() {
         let length = if crowd == 64 { 7 } else { 20 + simulation.up_to(40) } * SECOND;
         simulation.run_for(length);
         for stay in &stays {
-            stay.check(&simulation, length, stays.len());
+            parts.push(stay.check(&simulation, length, stays.len()));
         }
         if stays.iter().any(Stay::could_use_everything) {
             wanted += length;
@@ -575,6 +607,11 @@ fn an_hour_of_changing_tenants() {
     }
     assert!(counts.contains(&2) && counts.contains(&64), "{counts:?}");
     assert!(arrived > 400, "{arrived}");
+    // Of what they were due, in thousandths: nearly all, most of it even in the worst case.
+    parts.sort_unstable();
+    let part = |percent: usize| parts[parts.len() * percent / 100];
+    let found = (part(0), part(1), part(5), part(50));
+    assert!(found.0 >= 500 && found.1 >= 750 && found.2 >= 880 && found.3 >= 990, "{found:?}");
     // Where somebody could use all of the device, most of it is used: slicing costs a twentieth here, and
     // a sparse one that would else miss its share keeps others from what it leaves idle.
     assert!(wanted > 600 * SECOND && worked * 100 >= wanted * 85, "{worked} of {wanted}");

@@ -2,7 +2,7 @@
 //!
 //! The hardware is a fluid: each holder gets what it can use, or an equal slice where all together
 //! want more than there is. Slicing costs: a tenth where two dense ones overlap, a twentieth where a
-//! dense one overlaps with sparse ones. The simulation keeps its own books, and fails as soon as two dense
+//! dense one overlaps with sparse ones, and if asked for more for each bit that these get. The simulation keeps its own books, and fails as soon as two dense
 //! workers hold at once.
 
 use std::cmp::Reverse;
@@ -126,6 +126,8 @@ pub(super) struct Simulation {
     random: u64,
     /// Whether long lists are kept.
     pub(super) keeps_lists: bool,
+    /// What the device loses for what sparse ones get beside a dense one, in millionths of it.
+    pub(super) sparse_cost_ppm: u64,
 }
 
 impl Simulation {
@@ -145,6 +147,7 @@ impl Simulation {
             sequence: 0,
             random: seed,
             keeps_lists: true,
+            sparse_cost_ppm: WHOLE,
         }
     }
 
@@ -467,8 +470,11 @@ impl Simulation {
         };
         let count = wants.len() as u64;
         for (place, (want, worker)) in wants.into_iter().enumerate() {
-            let rate = want.min(left / (count - place as u64));
-            left -= rate;
+            let sliced = dense == 1 && want <= 900_000;
+            let cost = if sliced { self.sparse_cost_ppm } else { WHOLE };
+            let taken = (want * cost / WHOLE).min(left / (count - place as u64));
+            let rate = taken * WHOLE / cost;
+            left -= taken;
             let mine = self.held.get_mut(&worker).unwrap();
             mine.rate = rate;
             mine.dense = want > 950_000 || rate < want;

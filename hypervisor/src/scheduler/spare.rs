@@ -8,15 +8,24 @@ use super::{Scheduler, SessionId, WorkerId};
 /// A holder's share counts as missed when it uses less than this part of it.
 const MISSED_OF_SHARE_PPM: u64 = 980_000;
 /// A holder that uses less than its share is slowed down when it uses less than this part of what
-/// it would use alone.
-const SLOWED_OF_DENSITY_PPM: u64 = 950_000;
+/// it would use alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
+/// less than they lose.
+const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
+/// One that needs at most this part of its share is nobody's hindrance.
+const MODEST_PPM: u64 = 750_000;
 /// An account that is so full is not being used up.
 const FULL_PPM: u64 = 750_000;
+/// And one that is fuller than this is being used too little, if others are in the way: early enough that
+/// nothing of it is lost before they have paid for that.
+const FILLING_PPM: u64 = 400_000;
 
 impl Scheduler {
     /// Whether there is time to spare for a worker of this session, as far as others are concerned.
     pub(super) fn may_have_spare(&self, session: SessionId) -> bool {
         if self.priority(session) == Priority::Low && self.high_wants(session) {
+            return false;
+        }
+        if self.wrongs_a_dense_one(session) {
             return false;
         }
         self.sessions_that_miss_their_share().iter().all(|other| *other == session)
@@ -35,6 +44,42 @@ impl Scheduler {
             }
         }
         missing
+    }
+
+    /// Whether a sparse session that needs about all of its share keeps, or would keep, a dense worker of
+    /// another session from its own.
+    pub(super) fn wrongs_a_dense_one(&self, session: SessionId) -> bool {
+        let share = self.sessions.get(&session).map_or(0, |own| own.account.guaranteed_ppm());
+        let active = |id: &WorkerId, worker: &super::worker::Worker| {
+            worker.held.is_some() || self.asking.contains(id)
+        };
+        let mut needed = 0u64;
+        for (_, worker) in self.members(session).filter(|(id, worker)| active(id, worker)) {
+            if worker.density.is_dense() {
+                return false;
+            }
+            needed = needed.saturating_add(worker.density.assumed_ppm(&self.tuning));
+        }
+        if needed <= super::share_of(share.into(), MODEST_PPM) {
+            return false;
+        }
+        self.holding.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
+            worker.session != session
+                && worker.density.is_dense()
+                && worker.held.is_some_and(|held| !held.revoked)
+                && self.is_kept_from_its_share(worker.session)
+        })
+    }
+
+    /// Whether the account of a session fills up although one of its workers holds, and it gets less than
+    /// its share whenever others hold as well.
+    fn is_kept_from_its_share(&self, session: SessionId) -> bool {
+        let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
+            return false;
+        };
+        let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
+        let rate: u64 = holders.map(|(_, worker)| worker.density.crowded_ppm()).sum();
+        account.fullness_ppm(&self.tuning) >= FILLING_PPM && rate < account.guaranteed_ppm().into()
     }
 
     pub(super) fn priority(&self, session: SessionId) -> Priority {
@@ -85,11 +130,11 @@ impl Scheduler {
         if waits {
             return true;
         }
-        let (mut rate, mut density) = (0u64, 0u64);
-        for (_, worker) in self.members(session).filter(|(_, worker)| worker.held.is_some()) {
-            rate = rate.saturating_add(worker.density.rate_ppm());
-            density = density.saturating_add(worker.density.assumed_ppm(&self.tuning));
-        }
+        let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
+        let rate: u64 = holders.map(|(_, worker)| worker.density.rate_ppm()).sum();
+        let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
+        let density: u64 =
+            holders.map(|(_, worker)| worker.density.assumed_ppm(&self.tuning)).sum();
         let share = u64::from(account.guaranteed_ppm());
         let wanted = super::share_of(share, MISSED_OF_SHARE_PPM);
         rate < wanted.min(super::share_of(density, SLOWED_OF_DENSITY_PPM))

@@ -38,6 +38,8 @@ pub struct Tuning {
     pub sparse_ppm: u64,
     /// Where all holders together use less than this, none is slowed by the others.
     pub saturated_ppm: u64,
+    /// Slicing that leaves more than this unused is dear.
+    pub waste_ppm: u64,
     /// Density is smoothed over this much held time.
     pub memory_ns: u64,
     /// A density that was last measured so long ago gives way to the next measurement.
@@ -74,6 +76,7 @@ impl Default for Tuning {
             dense_ppm: 900_000,
             sparse_ppm: 800_000,
             saturated_ppm: 850_000,
+            waste_ppm: 100_000,
             memory_ns: 200 * MS,
             stale_ns: 500 * MS,
             known_ns: 10 * MS,
