@@ -76,7 +76,7 @@ impl Default for Tuning {
             dense_ppm: 900_000,
             sparse_ppm: 800_000,
             saturated_ppm: 850_000,
-            waste_ppm: 100_000,
+            waste_ppm: 60_000,
             memory_ns: 200 * MS,
             stale_ns: 500 * MS,
             known_ns: 10 * MS,
