@@ -8,21 +8,20 @@
 //!
 //! Each launch adds its estimate to what the lane has launched. Now and then one is sampled.
 
-use super::estimate::{Estimate, Remembered};
+mod governed;
+mod thread;
+
+use super::estimate::Estimate;
 use super::hold::Hold;
 use super::sampler::{Sampler, Started};
-use super::usage::Totals;
-use super::{Work, clock, own, pins, undisturbing};
-use crate::device::Device;
-use crate::runtime;
-use core::cell::{Cell, RefCell};
+use super::{Work, clock, own, undisturbing};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex};
-use utils::driver::cuda::{
-    Context, CuResult, EVENT_DISABLE_TIMING, Event, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
-};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use std::sync::Mutex;
+use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
+
+pub(super) use thread::{enter, estimate_of, of_this_thread, pass};
 
 /// The time for which one batch should keep the GPU busy.
 const BATCH_NS: u64 = 1_000_000;
@@ -45,8 +44,6 @@ const SHORTEST_NAP_NS: u64 = 30_000;
 const LONGEST_NAP_NS: u64 = 500_000;
 /// The longest wait for earlier work before a launch: that work may itself wait for the launch.
 const PATIENCE_NS: u64 = 200_000_000;
-/// Streams that a thread finds without a search.
-const SHORTCUTS: usize = 32;
 /// A batch size that no launch fits in: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
 /// Nothing has been covered by the governor.
@@ -98,193 +95,6 @@ pub(crate) struct Lane {
     /// [`Lane::activity`] at the time of the governor's event.
     governors: AtomicU64,
     abandoned: AtomicBool,
-}
-
-/// What a thread remembers about a stream that it launches into.
-struct Shortcut {
-    stream: Cell<usize>,
-    lease: Cell<u32>,
-    ordinal: Cell<i32>,
-    gate: Cell<*const super::Gate>,
-    lane: Cell<*const Lane>,
-}
-
-impl Shortcut {
-    const fn new() -> Self {
-        Self {
-            stream: Cell::new(0),
-            lease: Cell::new(0),
-            ordinal: Cell::new(-1),
-            gate: Cell::new(ptr::null()),
-            lane: Cell::new(ptr::null()),
-        }
-    }
-}
-
-/// What a launch looks at.
-struct Fast {
-    shortcuts: [Shortcut; SHORTCUTS],
-    remembered: Remembered,
-}
-
-thread_local! {
-    static FAST: Fast =
-        const { Fast { shortcuts: [const { Shortcut::new() }; SHORTCUTS], remembered: Remembered::new() } };
-    static LANES_OF_THREAD: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
-}
-
-/// The lanes of a thread. They stay allocated as long as a shortcut may point to them: a lane is
-/// dropped by the governor, and only after its thread has ended.
-struct Lanes(Vec<(*const super::Gate, Arc<Lane>)>);
-
-impl Drop for Lanes {
-    fn drop(&mut self) {
-        let _ = FAST.try_with(|fast| {
-            for shortcut in &fast.shortcuts {
-                shortcut.lane.set(ptr::null());
-            }
-        });
-        for (_, lane) in &self.0 {
-            lane.abandoned.store(true, Release);
-        }
-    }
-}
-
-impl Lanes {
-    /// Gives up the lanes whose stream or context is gone, and the shortcuts to them.
-    fn forget_closed(&mut self) {
-        self.0.retain(|(_, lane)| {
-            let open = lane.batch.load(Relaxed) != CLOSED;
-            if !open {
-                let _ = with_shortcut(lane.stream, |shortcut| {
-                    if ptr::eq(shortcut.lane.get(), Arc::as_ptr(lane)) {
-                        shortcut.lane.set(ptr::null());
-                    }
-                });
-                lane.abandoned.store(true, Release);
-            }
-            open
-        });
-    }
-}
-
-fn with_shortcut<R>(stream: usize, body: impl FnOnce(&Shortcut) -> R) -> Option<R> {
-    FAST.try_with(|fast| body(fast.shortcut(stream))).ok()
-}
-
-impl Fast {
-    #[inline]
-    fn shortcut(&self, stream: usize) -> &Shortcut {
-        &self.shortcuts[(stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % SHORTCUTS]
-    }
-}
-
-/// What is known about some work, put into the table if need be.
-pub(super) fn estimate_of(work: Work) -> Option<&'static Estimate> {
-    FAST.try_with(|fast| fast.remembered.meet(work)).ok().flatten()
-}
-
-/// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.
-#[inline]
-pub(super) fn pass(stream: usize, work: Work) -> bool {
-    if work.may_block() {
-        return false;
-    }
-    FAST.try_with(|fast| {
-        let shortcut = fast.shortcut(stream);
-        if shortcut.stream.get() != stream || shortcut.lane.get().is_null() {
-            return false;
-        }
-        // SAFETY: the gate is part of a device, which is never freed; the lane is held by this
-        // thread's list until the thread ends.
-        let (gate, lane) = unsafe { (&*shortcut.gate.get(), &*shortcut.lane.get()) };
-        gate.admits(shortcut.lease.get())
-            && (runtime::single_device() || is_current(shortcut.ordinal.get()))
-            && (!SEVERAL_CONTEXTS.load(Relaxed) || context_of(stream) == Some(lane.context))
-            && fast
-                .remembered
-                .find(work)
-                .and_then(Estimate::ns)
-                .is_some_and(|ns| lane.count_launch(ns))
-    })
-    .unwrap_or(false)
-}
-
-/// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
-static SEVERAL_CONTEXTS: AtomicBool = AtomicBool::new(false);
-/// The context of the first lane.
-static FIRST_CONTEXT: AtomicUsize = AtomicUsize::new(0);
-
-fn note_context(context: usize) {
-    if FIRST_CONTEXT
-        .compare_exchange(0, context, Relaxed, Relaxed)
-        .is_err_and(|first| first != context)
-    {
-        SEVERAL_CONTEXTS.store(true, Relaxed);
-    }
-}
-
-/// Whether the calling thread's context is of a device.
-fn is_current(ordinal: i32) -> bool {
-    let mut current = -1;
-    own::ctx_get_device(&raw mut current).is_ok() && current == ordinal
-}
-
-/// Goes through the device's gate if it is open, and remembers the way.
-pub(super) fn enter(device: &'static Device, stream: usize, lane: Option<&Lane>) -> bool {
-    let Some(lease) = device.gate().lease() else { return false };
-    let Some(lane) = lane else { return true };
-    let _ = with_shortcut(stream, |shortcut| {
-        if !ptr::eq(shortcut.lane.get(), lane) || shortcut.lease.get() != lease {
-            if lane.entered.swap(lease, Relaxed) != lease {
-                lane.mark.store(clock::now(), Relaxed);
-            }
-            let mut ordinal = -1;
-            let _ = own::ctx_get_device(&raw mut ordinal);
-            shortcut.ordinal.set(ordinal);
-            shortcut.stream.set(stream);
-            shortcut.lease.set(lease);
-            shortcut.gate.set(device.gate());
-            shortcut.lane.set(lane);
-        }
-    });
-    true
-}
-
-/// The calling thread's lane for a stream of the current context, made if need be. `None` where
-/// there cannot be one: the launch then passes the gate without being followed.
-pub(super) fn of_this_thread(device: &'static Device, stream: usize) -> Option<Arc<Lane>> {
-    let context = context_of(stream)?;
-    let gate: *const super::Gate = device.gate();
-    LANES_OF_THREAD
-        .try_with(|lanes| {
-            let mut lanes = lanes.try_borrow_mut().ok()?;
-            lanes.forget_closed();
-            let known = lanes.0.iter().find(|(of, lane)| {
-                ptr::eq(*of, gate) && lane.stream == stream && lane.context == context
-            });
-            if let Some((_, lane)) = known {
-                return Some(Arc::clone(lane));
-            }
-            let lane = Arc::new(Lane::new(stream, context)?);
-            note_context(context);
-            device.gate().add(Arc::clone(&lane));
-            lanes.0.push((gate, Arc::clone(&lane)));
-            Some(lane)
-        })
-        .ok()
-        .flatten()
-}
-
-/// The context of a stream: its own, or for the default streams the current one.
-fn context_of(stream: usize) -> Option<usize> {
-    let mut context: Context = ptr::null_mut();
-    let found = if matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD) {
-        own::ctx_get_current(&raw mut context)
-    } else {
-        own::stream_get_ctx(stream as Stream, &raw mut context)
-    };
-    (found.is_ok() && !context.is_null()).then_some(context as usize)
 }
 
 impl Lane {
@@ -552,146 +362,6 @@ impl Lane {
         if self.is_due() && batch > 1 {
             let mixed = batches.wrapping_mul(0x9E37_79B9) >> 16;
             self.stop_at(1 + mixed % (batch - 1));
-        }
-    }
-
-    /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
-    /// that was launched before then is not done yet. To be asked by the governor.
-    pub(super) fn has_been_busy(&self) -> bool {
-        let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
-        let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
-        let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
-            return false;
-        };
-        self.in_context(|| !self.is_done(before)).unwrap_or(false)
-    }
-
-    /// Time for which work was always queued, since this was last asked. To be asked by the governor.
-    pub(super) fn newly_backlogged_ns(&self) -> u64 {
-        let now = self.backlogged_ns.load(Acquire);
-        now.saturating_sub(self.backlogged_told_ns.swap(now, Relaxed))
-    }
-
-    /// What the lane has launched.
-    pub(super) fn totals(&self) -> Totals {
-        Totals {
-            launched_ns: self.launched_ns.load(Relaxed),
-            outstanding_ns: self.outstanding_ns(),
-            backlogged_ns: 0,
-            unknown: !self.lost.load(Relaxed)
-                && (self.unknown_until.load(Acquire) > self.done.load(Acquire)
-                    || self.calling_since.load(Acquire) != 0),
-        }
-    }
-
-    /// A number that changes whenever something is seen to be done.
-    pub(super) fn progress(&self) -> u64 {
-        self.done.load(Acquire)
-    }
-
-    /// A number that changes whenever something is launched.
-    pub(super) fn activity(&self) -> u64 {
-        (self.recorded.load(Acquire) << 32).wrapping_add(u64::from(self.uncovered.load(Acquire)))
-    }
-
-    /// Whether everything launched has been done. Launches that no event covers yet, because their
-    /// thread is busy elsewhere, get the governor's event. To be called by the governor, pinned.
-    pub(super) fn is_drained(&self) -> bool {
-        if self.lost.load(Acquire) {
-            return true;
-        }
-        if self.calling_since.load(Acquire) != 0 {
-            return false;
-        }
-        let recorded = self.recorded.load(Acquire);
-        let activity = self.activity();
-        let uncovered = self.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
-        if self.done.load(Acquire) >= recorded && !uncovered {
-            return true;
-        }
-        let asked = self.in_context(|| {
-            if !self.is_done(recorded) {
-                return false;
-            }
-            // The calling thread cannot name another thread's default stream; what is in there and not
-            // covered is less than a batch.
-            if !uncovered || self.stream == STREAM_PER_THREAD {
-                return true;
-            }
-            let event = self.events[2].load(Relaxed);
-            if self.governors.load(Relaxed) != activity {
-                self.governors.store(activity, Relaxed);
-                // Work that is being captured does not run.
-                return super::is_capturing(self.stream)
-                    || !own::event_record(event, self.stream as Stream).is_ok();
-            }
-            own::event_query(event) != CuResult::NOT_READY
-        });
-        // A context that cannot be entered is gone.
-        let drained = asked.unwrap_or_else(|| {
-            self.context_ends(self.context);
-            true
-        });
-        if drained {
-            self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
-        }
-        drained
-    }
-
-    /// Runs driver calls in the lane's context, from a thread that has none of its own; `None` where
-    /// it cannot be entered.
-    fn in_context<R>(&self, calls: impl FnOnce() -> R) -> Option<R> {
-        if !own::ctx_push_current(self.context as Context).is_ok() {
-            return None;
-        }
-        let result = calls();
-        let mut context = ptr::null_mut();
-        let _ = own::ctx_pop_current(&raw mut context);
-        Some(result)
-    }
-
-    fn close(&self) {
-        self.batch.store(CLOSED, Relaxed);
-        self.stop.store(CLOSED, Relaxed);
-    }
-
-    /// A context is going away.
-    pub(super) fn context_ends(&self, context: usize) {
-        if self.context == context {
-            self.close();
-            self.lost.store(true, Release);
-        }
-    }
-
-    /// The context did not go away after all. The lane stays closed; its events are good.
-    pub(super) fn context_stays(&self, context: usize) {
-        if self.context == context {
-            self.lost.store(false, Release);
-        }
-    }
-
-    /// A stream is going away; what is in it will still be done.
-    pub(super) fn stream_ends(&self, stream: usize) {
-        if self.stream == stream {
-            self.close();
-        }
-    }
-
-    /// Whether its thread has ended.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Acquire)
-    }
-
-    /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
-    pub(super) fn destroy_events(&self) {
-        self.hold.give_back();
-        if !self.lost.load(Acquire) {
-            for event in &self.events {
-                let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));
-            }
-            if let Ok(mut sampler) = self.sampler.try_lock() {
-                let _ = self.in_context(|| sampler.destroy_events());
-            }
         }
     }
 }

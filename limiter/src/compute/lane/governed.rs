@@ -1,0 +1,150 @@
+//! A lane as the governor sees it: how much has been launched, whether it is done.
+
+use super::super::usage::Totals;
+use super::super::{is_capturing, own, pins};
+use super::{CLOSED, Lane};
+use core::ptr;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use utils::driver::cuda::{Context, CuResult, STREAM_PER_THREAD, Stream};
+
+impl Lane {
+    /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
+    /// that was launched before then is not done yet. To be asked by the governor.
+    pub(in crate::compute) fn has_been_busy(&self) -> bool {
+        let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
+        let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
+        let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
+            return false;
+        };
+        self.in_context(|| !self.is_done(before)).unwrap_or(false)
+    }
+
+    /// Time for which work was always queued, since this was last asked. To be asked by the governor.
+    pub(in crate::compute) fn newly_backlogged_ns(&self) -> u64 {
+        let now = self.backlogged_ns.load(Acquire);
+        now.saturating_sub(self.backlogged_told_ns.swap(now, Relaxed))
+    }
+
+    /// What the lane has launched.
+    pub(in crate::compute) fn totals(&self) -> Totals {
+        Totals {
+            launched_ns: self.launched_ns.load(Relaxed),
+            outstanding_ns: self.outstanding_ns(),
+            backlogged_ns: 0,
+            unknown: !self.lost.load(Relaxed)
+                && (self.unknown_until.load(Acquire) > self.done.load(Acquire)
+                    || self.calling_since.load(Acquire) != 0),
+        }
+    }
+
+    /// A number that changes whenever something is seen to be done.
+    pub(in crate::compute) fn progress(&self) -> u64 {
+        self.done.load(Acquire)
+    }
+
+    /// A number that changes whenever something is launched.
+    pub(in crate::compute) fn activity(&self) -> u64 {
+        (self.recorded.load(Acquire) << 32).wrapping_add(u64::from(self.uncovered.load(Acquire)))
+    }
+
+    /// Whether everything launched has been done. Launches that no event covers yet, because their
+    /// thread is busy elsewhere, get the governor's event. To be called by the governor, pinned.
+    pub(in crate::compute) fn is_drained(&self) -> bool {
+        if self.lost.load(Acquire) {
+            return true;
+        }
+        if self.calling_since.load(Acquire) != 0 {
+            return false;
+        }
+        let recorded = self.recorded.load(Acquire);
+        let activity = self.activity();
+        let uncovered = self.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
+        if self.done.load(Acquire) >= recorded && !uncovered {
+            return true;
+        }
+        let asked = self.in_context(|| {
+            if !self.is_done(recorded) {
+                return false;
+            }
+            // The calling thread cannot name another thread's default stream; what is in there and not
+            // covered is less than a batch.
+            if !uncovered || self.stream == STREAM_PER_THREAD {
+                return true;
+            }
+            let event = self.events[2].load(Relaxed);
+            if self.governors.load(Relaxed) != activity {
+                self.governors.store(activity, Relaxed);
+                // Work that is being captured does not run.
+                return is_capturing(self.stream)
+                    || !own::event_record(event, self.stream as Stream).is_ok();
+            }
+            own::event_query(event) != CuResult::NOT_READY
+        });
+        // A context that cannot be entered is gone.
+        let drained = asked.unwrap_or_else(|| {
+            self.context_ends(self.context);
+            true
+        });
+        if drained {
+            self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
+        }
+        drained
+    }
+
+    /// Runs driver calls in the lane's context, from a thread that has none of its own; `None` where
+    /// it cannot be entered.
+    fn in_context<R>(&self, calls: impl FnOnce() -> R) -> Option<R> {
+        if !own::ctx_push_current(self.context as Context).is_ok() {
+            return None;
+        }
+        let result = calls();
+        let mut context = ptr::null_mut();
+        let _ = own::ctx_pop_current(&raw mut context);
+        Some(result)
+    }
+
+    fn close(&self) {
+        self.batch.store(CLOSED, Relaxed);
+        self.stop.store(CLOSED, Relaxed);
+    }
+
+    /// A context is going away.
+    pub(in crate::compute) fn context_ends(&self, context: usize) {
+        if self.context == context {
+            self.close();
+            self.lost.store(true, Release);
+        }
+    }
+
+    /// The context did not go away after all. The lane stays closed; its events are good.
+    pub(in crate::compute) fn context_stays(&self, context: usize) {
+        if self.context == context {
+            self.lost.store(false, Release);
+        }
+    }
+
+    /// A stream is going away; what is in it will still be done.
+    pub(in crate::compute) fn stream_ends(&self, stream: usize) {
+        if self.stream == stream {
+            self.close();
+        }
+    }
+
+    /// Whether its thread has ended.
+    pub(in crate::compute) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Acquire)
+    }
+
+    /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
+    pub(in crate::compute) fn destroy_events(&self) {
+        self.hold.give_back();
+        if !self.lost.load(Acquire) {
+            for event in &self.events {
+                let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));
+            }
+            if let Ok(mut sampler) = self.sampler.try_lock() {
+                let _ = self.in_context(|| sampler.destroy_events());
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What a thread remembers of its way: its lanes, by stream, and the estimates of what it launches.
+
+use super::super::estimate::{Estimate, Remembered};
+use super::super::{Gate, Work, clock, own};
+use super::{CLOSED, Lane};
+use crate::device::Device;
+use crate::runtime;
+use core::cell::{Cell, RefCell};
+use core::ptr;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::Arc;
+use utils::driver::cuda::{Context, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
+
+/// Streams that a thread finds without a search.
+const SHORTCUTS: usize = 32;
+
+/// What a thread remembers about a stream that it launches into.
+struct Shortcut {
+    stream: Cell<usize>,
+    lease: Cell<u32>,
+    ordinal: Cell<i32>,
+    gate: Cell<*const Gate>,
+    lane: Cell<*const Lane>,
+}
+
+impl Shortcut {
+    const fn new() -> Self {
+        Self {
+            stream: Cell::new(0),
+            lease: Cell::new(0),
+            ordinal: Cell::new(-1),
+            gate: Cell::new(ptr::null()),
+            lane: Cell::new(ptr::null()),
+        }
+    }
+}
+
+/// What a launch looks at.
+struct Fast {
+    shortcuts: [Shortcut; SHORTCUTS],
+    remembered: Remembered,
+}
+
+thread_local! {
+    static FAST: Fast =
+        const { Fast { shortcuts: [const { Shortcut::new() }; SHORTCUTS], remembered: Remembered::new() } };
+    static LANES_OF_THREAD: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
+}
+
+/// The lanes of a thread. They stay allocated as long as a shortcut may point to them: a lane is
+/// dropped by the governor, and only after its thread has ended.
+struct Lanes(Vec<(*const Gate, Arc<Lane>)>);
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        let _ = FAST.try_with(|fast| {
+            for shortcut in &fast.shortcuts {
+                shortcut.lane.set(ptr::null());
+            }
+        });
+        for (_, lane) in &self.0 {
+            lane.abandoned.store(true, Release);
+        }
+    }
+}
+
+impl Lanes {
+    /// Gives up the lanes whose stream or context is gone, and the shortcuts to them.
+    fn forget_closed(&mut self) {
+        self.0.retain(|(_, lane)| {
+            let open = lane.batch.load(Relaxed) != CLOSED;
+            if !open {
+                let _ = with_shortcut(lane.stream, |shortcut| {
+                    if ptr::eq(shortcut.lane.get(), Arc::as_ptr(lane)) {
+                        shortcut.lane.set(ptr::null());
+                    }
+                });
+                lane.abandoned.store(true, Release);
+            }
+            open
+        });
+    }
+}
+
+fn with_shortcut<R>(stream: usize, body: impl FnOnce(&Shortcut) -> R) -> Option<R> {
+    FAST.try_with(|fast| body(fast.shortcut(stream))).ok()
+}
+
+impl Fast {
+    #[inline]
+    fn shortcut(&self, stream: usize) -> &Shortcut {
+        &self.shortcuts[(stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % SHORTCUTS]
+    }
+}
+
+/// What is known about some work, put into the table if need be.
+pub(in crate::compute) fn estimate_of(work: Work) -> Option<&'static Estimate> {
+    FAST.try_with(|fast| fast.remembered.meet(work)).ok().flatten()
+}
+
+/// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.
+#[inline]
+pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
+    if work.may_block() {
+        return false;
+    }
+    FAST.try_with(|fast| {
+        let shortcut = fast.shortcut(stream);
+        if shortcut.stream.get() != stream || shortcut.lane.get().is_null() {
+            return false;
+        }
+        // SAFETY: the gate is part of a device, which is never freed; the lane is held by this
+        // thread's list until the thread ends.
+        let (gate, lane) = unsafe { (&*shortcut.gate.get(), &*shortcut.lane.get()) };
+        gate.admits(shortcut.lease.get())
+            && (runtime::single_device() || is_current(shortcut.ordinal.get()))
+            && (!SEVERAL_CONTEXTS.load(Relaxed) || context_of(stream) == Some(lane.context))
+            && fast
+                .remembered
+                .find(work)
+                .and_then(Estimate::ns)
+                .is_some_and(|ns| lane.count_launch(ns))
+    })
+    .unwrap_or(false)
+}
+
+/// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
+static SEVERAL_CONTEXTS: AtomicBool = AtomicBool::new(false);
+/// The context of the first lane.
+static FIRST_CONTEXT: AtomicUsize = AtomicUsize::new(0);
+
+fn note_context(context: usize) {
+    if FIRST_CONTEXT
+        .compare_exchange(0, context, Relaxed, Relaxed)
+        .is_err_and(|first| first != context)
+    {
+        SEVERAL_CONTEXTS.store(true, Relaxed);
+    }
+}
+
+/// Whether the calling thread's context is of a device.
+fn is_current(ordinal: i32) -> bool {
+    let mut current = -1;
+    own::ctx_get_device(&raw mut current).is_ok() && current == ordinal
+}
+
+/// Goes through the device's gate if it is open, and remembers the way.
+pub(in crate::compute) fn enter(
+    device: &'static Device,
+    stream: usize,
+    lane: Option<&Lane>,
+) -> bool {
+    let Some(lease) = device.gate().lease() else { return false };
+    let Some(lane) = lane else { return true };
+    let _ = with_shortcut(stream, |shortcut| {
+        if !ptr::eq(shortcut.lane.get(), lane) || shortcut.lease.get() != lease {
+            if lane.entered.swap(lease, Relaxed) != lease {
+                lane.mark.store(clock::now(), Relaxed);
+            }
+            let mut ordinal = -1;
+            let _ = own::ctx_get_device(&raw mut ordinal);
+            shortcut.ordinal.set(ordinal);
+            shortcut.stream.set(stream);
+            shortcut.lease.set(lease);
+            shortcut.gate.set(device.gate());
+            shortcut.lane.set(lane);
+        }
+    });
+    true
+}
+
+/// The calling thread's lane for a stream of the current context, made if need be. `None` where
+/// there cannot be one: the launch then passes the gate without being followed.
+pub(in crate::compute) fn of_this_thread(
+    device: &'static Device,
+    stream: usize,
+) -> Option<Arc<Lane>> {
+    let context = context_of(stream)?;
+    let gate: *const Gate = device.gate();
+    LANES_OF_THREAD
+        .try_with(|lanes| {
+            let mut lanes = lanes.try_borrow_mut().ok()?;
+            lanes.forget_closed();
+            let known = lanes.0.iter().find(|(of, lane)| {
+                ptr::eq(*of, gate) && lane.stream == stream && lane.context == context
+            });
+            if let Some((_, lane)) = known {
+                return Some(Arc::clone(lane));
+            }
+            let lane = Arc::new(Lane::new(stream, context)?);
+            note_context(context);
+            device.gate().add(Arc::clone(&lane));
+            lanes.0.push((gate, Arc::clone(&lane)));
+            Some(lane)
+        })
+        .ok()
+        .flatten()
+}
+
+/// The context of a stream: its own, or for the default streams the current one.
+fn context_of(stream: usize) -> Option<usize> {
+    let mut context: Context = ptr::null_mut();
+    let found = if matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD) {
+        own::ctx_get_current(&raw mut context)
+    } else {
+        own::stream_get_ctx(stream as Stream, &raw mut context)
+    };
+    (found.is_ok() && !context.is_null()).then_some(context as usize)
+}
