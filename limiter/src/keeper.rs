@@ -6,7 +6,7 @@
 //! driver, and does not let it in again.
 
 use crate::compute::{SignalsBlocked, clock};
-use crate::memory::{Reconciler, oversubscribe};
+use crate::memory::{oversubscribe, reconcile};
 use crate::{own, report, runtime};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32};
@@ -81,13 +81,12 @@ fn keep() {
     // This thread asks and frees while other threads may be capturing.
     let mut mode = CAPTURE_MODE_RELAXED;
     let _ = in_driver(|| own::exchange_capture_mode(&raw mut mode));
-    let mut reconciler = Reconciler::default();
     let (mut looked, mut wanted) = (None::<Instant>, false);
     loop {
         wanted |= BELL.swap(QUIET, AcqRel) == RUNG;
         let since = looked.map_or(PERIOD, |looked| looked.elapsed());
         if since >= PERIOD || (wanted && since >= DEBOUNCE) {
-            wanted = in_driver(|| look(&mut reconciler));
+            wanted = in_driver(look);
             looked = Some(Instant::now());
         }
         if in_driver(|| oversubscribe::carry_out_frees(0)) {
@@ -101,9 +100,9 @@ fn keep() {
 }
 
 /// Looks at each device. `true`: look again soon.
-fn look(reconciler: &mut Reconciler) -> bool {
+fn look() -> bool {
     let Some(runtime) = runtime::existing() else { return false };
-    runtime.devices().filter(|device| reconciler.look(device)).count() > 0
+    runtime.devices().filter(|device| reconcile(device)).count() > 0
 }
 
 /// Sleeps for a period, or until rung for.

@@ -11,6 +11,7 @@ mod documentation;
 mod external;
 mod graphs;
 mod host_memory;
+mod image;
 mod info;
 mod launch;
 mod linear;

@@ -1,14 +1,15 @@
-//! Calls that make the driver take memory without saying how much, or give it back: the keeper finds
-//! out.
+//! Calls that make the driver take memory without saying how much, or give it back: NVML is asked.
 
-use super::Call;
+use super::{Call, image};
 use crate::keeper;
+use crate::memory;
+use crate::memory::headroom::{self, Into};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use utils::driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
 
 macros::detours! {
-    /// CUDA driver API, Module / Library / Context / Stream Management: what the driver takes for code,
-    /// variables, stacks and heaps is looked up in NVML afterwards.
+    /// CUDA driver API, Module / Library / Context / Stream Management: room is kept free for the code of
+    /// images; what the driver takes for code, variables, stacks and heaps is looked up in NVML afterwards.
     library Cuda;
 
     fn cuModuleLoad(module: *mut Module, file: *const c_char) -> CuResult = load;
@@ -18,7 +19,8 @@ macros::detours! {
     fn cuModuleGetFunction(function: *mut Function, module: Module, name: *const c_char) -> CuResult = get_function;
     fn cuFuncLoad(function: Function) -> CuResult = load_function;
     fn cuKernelGetFunction(function: *mut Function, kernel: Function) -> CuResult = kernel_function;
-    fn cuLibraryLoadData | cuLibraryLoadFromFile (library: *mut Module, image: *const c_void, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library;
+    fn cuLibraryLoadData(library: *mut Module, image: *const c_void, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library;
+    fn cuLibraryLoadFromFile(library: *mut Module, file: *const c_char, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library_file;
     fn cuLibraryGetModule(module: *mut Module, library: Module) -> CuResult = library_module;
     fn cuLibraryGetGlobal | cuLibraryGetManaged (pointer: *mut DevicePtr, bytes: *mut usize, library: Module, name: *const c_char) -> CuResult = library_variable;
     fn cuLibraryGetUnifiedFunction(function: *mut *mut c_void, library: Module, name: *const c_char) -> CuResult = library_function;
@@ -36,9 +38,27 @@ fn looked_after(call: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
+/// Runs a call that may have code placed on the device.
+fn placing(call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
+    if result.is_ok() {
+        memory::code_may_have_come();
+    }
+    result
+}
+
+/// Runs a call that gives the driver an image.
+fn loading(bytes: u64, into: Into, to: *mut Module, call: impl FnOnce() -> CuResult) -> CuResult {
+    // SAFETY: read after success, when the driver has written there.
+    let handle = || unsafe { *to } as usize;
+    placing(|| headroom::load(bytes, into, call, handle))
+}
+
 fn load(call: Call<signature::cuModuleLoad>, module: *mut Module, file: *const c_char) -> CuResult {
-    // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(module, file) })
+    // SAFETY: the program's own arguments, here and below.
+    let bytes = unsafe { image::file_bytes(file) };
+    // SAFETY: as above.
+    loading(bytes, Into::Context, module, || unsafe { (call.original)(module, file) })
 }
 
 fn load_data(
@@ -46,8 +66,10 @@ fn load_data(
     module: *mut Module,
     image: *const c_void,
 ) -> CuResult {
-    // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(module, image) })
+    // SAFETY: the program's own arguments, here and below.
+    let bytes = unsafe { image::bytes(image) };
+    // SAFETY: as above.
+    loading(bytes, Into::Context, module, || unsafe { (call.original)(module, image) })
 }
 
 fn load_data_ex(
@@ -58,13 +80,16 @@ fn load_data_ex(
     options: *mut c_uint,
     values: *mut *mut c_void,
 ) -> CuResult {
-    // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(module, image, count, options, values) })
+    // SAFETY: the program's own arguments, here and below.
+    let bytes = unsafe { image::bytes(image) };
+    // SAFETY: as above.
+    let original = || unsafe { (call.original)(module, image, count, options, values) };
+    loading(bytes, Into::Context, module, original)
 }
 
 fn unload(call: Call<signature::cuModuleUnload>, module: Module) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(module) })
+    looked_after(|| headroom::unload(module as usize, || unsafe { (call.original)(module) }))
 }
 
 fn get_function(
@@ -74,12 +99,12 @@ fn get_function(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(function, module, name) })
+    placing(|| unsafe { (call.original)(function, module, name) })
 }
 
 fn load_function(call: Call<signature::cuFuncLoad>, function: Function) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(function) })
+    placing(|| unsafe { (call.original)(function) })
 }
 
 fn kernel_function(
@@ -88,7 +113,7 @@ fn kernel_function(
     kernel: Function,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(function, kernel) })
+    placing(|| unsafe { (call.original)(function, kernel) })
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
@@ -103,12 +128,45 @@ fn load_library(
     library_values: *mut *mut c_void,
     library_count: c_uint,
 ) -> CuResult {
-    looked_after(|| {
-        // SAFETY: the program's own arguments.
+    // SAFETY: the program's own arguments, here and below.
+    let bytes = unsafe { image::bytes(image) };
+    loading(bytes, Into::Library, library, || {
+        // SAFETY: as above.
         unsafe {
             (call.original)(
                 library,
                 image,
+                options,
+                values,
+                count,
+                library_options,
+                library_values,
+                library_count,
+            )
+        }
+    })
+}
+
+#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
+fn load_library_file(
+    call: Call<signature::cuLibraryLoadFromFile>,
+    library: *mut Module,
+    file: *const c_char,
+    options: *mut c_uint,
+    values: *mut *mut c_void,
+    count: c_uint,
+    library_options: *mut c_uint,
+    library_values: *mut *mut c_void,
+    library_count: c_uint,
+) -> CuResult {
+    // SAFETY: the program's own arguments, here and below.
+    let bytes = unsafe { image::file_bytes(file) };
+    loading(bytes, Into::Library, library, || {
+        // SAFETY: as above.
+        unsafe {
+            (call.original)(
+                library,
+                file,
                 options,
                 values,
                 count,
@@ -126,7 +184,7 @@ fn library_module(
     library: Module,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(module, library) })
+    placing(|| unsafe { (call.original)(module, library) })
 }
 
 fn library_variable(
@@ -137,7 +195,7 @@ fn library_variable(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(pointer, bytes, library, name) })
+    placing(|| unsafe { (call.original)(pointer, bytes, library, name) })
 }
 
 fn library_function(
@@ -147,12 +205,12 @@ fn library_function(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(function, library, name) })
+    placing(|| unsafe { (call.original)(function, library, name) })
 }
 
 fn set_limit(call: Call<signature::cuCtxSetLimit>, limit: c_uint, value: usize) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(limit, value) })
+    placing(|| unsafe { (call.original)(limit, value) })
 }
 
 fn stream_create(
@@ -161,7 +219,7 @@ fn stream_create(
     flags: c_uint,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(stream, flags) })
+    placing(|| unsafe { (call.original)(stream, flags) })
 }
 
 fn stream_create_with_priority(
@@ -171,5 +229,5 @@ fn stream_create_with_priority(
     priority: c_int,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| unsafe { (call.original)(stream, flags, priority) })
+    placing(|| unsafe { (call.original)(stream, flags, priority) })
 }

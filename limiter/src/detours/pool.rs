@@ -5,7 +5,8 @@ use crate::device::Device;
 use crate::memory::{self, Handle, oversubscribe, pools};
 use crate::runtime::{self, Verdict};
 use crate::{compute, own};
-use core::ffi::{c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_void};
+use core::ops::RangeInclusive;
 use core::ptr;
 use utils::driver::cuda::{
     CAPTURE_STATUS_NONE, CuResult, DevicePtr, LOCATION_DEVICE, MemoryPool, PoolProps,
@@ -28,6 +29,9 @@ macros::detours! {
     /// A lower release threshold may give memory back.
     fn cuMemPoolSetAttribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult = set_attribute;
 }
+
+/// `CU_MEMPOOL_ATTR_REUSE_*`: how soon memory that was freed may be used again.
+const REUSE: RangeInclusive<c_uint> = 1..=3;
 
 /// The device whose memory a pool has, if that is accounted.
 fn owner(pool: MemoryPool) -> Verdict<&'static Device> {
@@ -188,5 +192,11 @@ fn set_attribute(
     value: *mut c_void,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    pools::shrink(pool, || unsafe { (call.original)(pool, attribute, value) })
+    let result = pools::shrink(pool, || unsafe { (call.original)(pool, attribute, value) });
+    // SAFETY: these attributes are numbers of this type, and the driver has just read it.
+    if result.is_ok() && REUSE.contains(&attribute) && unsafe { value.cast::<c_int>().read() } == 0
+    {
+        pools::waits(pool);
+    }
+    result
 }

@@ -70,7 +70,8 @@ impl Drop for Watch<'_> {
 /// What this process has been charged for on the device itself, by calls that said how much.
 pub(super) fn charged(device: &Device) -> u64 {
     let Some(slot) = device.own_slot() else { return u64::MAX };
-    let of_calls = |kind: &Kind| !matches!(kind, Kind::Driver | Kind::Oversubscribed);
+    let of_calls =
+        |kind: &Kind| !matches!(kind, Kind::Driver | Kind::Oversubscribed | Kind::Headroom);
     let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
     Kind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
 }
@@ -96,9 +97,10 @@ impl Moment {
         Self { begun: BEGUN.load(SeqCst), ended }
     }
 
-    /// Whether nothing was allocated or freed from then until `self`.
-    pub(super) fn is_quiet_since(&self, then: &Self) -> bool {
-        self == then && self.begun == self.ended
+    /// Whether nothing was allocated or freed from then until `self`, other than by the caller, who is
+    /// within so many such calls.
+    pub(super) fn is_quiet_since(&self, then: &Self, own_calls: u64) -> bool {
+        self == then && self.begun.wrapping_sub(self.ended) == own_calls
     }
 }
 
@@ -109,14 +111,15 @@ mod tests {
     #[test]
     fn a_moment_is_quiet_when_no_call_runs() {
         let before = Moment::now();
-        assert!(Moment::now().is_quiet_since(&before));
+        assert!(Moment::now().is_quiet_since(&before, 0));
         let call = begin();
         let during = Moment::now();
-        assert!(!during.is_quiet_since(&before));
-        assert!(!Moment::now().is_quiet_since(&during));
+        assert!(!during.is_quiet_since(&before, 0));
+        assert!(!Moment::now().is_quiet_since(&during, 0));
+        assert!(Moment::now().is_quiet_since(&during, 1));
         drop(call);
         let after = Moment::now();
-        assert!(!after.is_quiet_since(&during));
-        assert!(Moment::now().is_quiet_since(&after));
+        assert!(!after.is_quiet_since(&during, 0));
+        assert!(Moment::now().is_quiet_since(&after, 0));
     }
 }

@@ -1,9 +1,13 @@
 //! Reserve, call, commit.
 
+use super::reconcile::{self, From};
 use super::tracker::{Allocation, Handle};
 use super::{changes, graphs, imports, oversubscribe, physical, pools};
 use crate::device::Device;
+use crate::keeper;
+use crate::runtime::{self, Verdict};
 use utils::driver::cuda::{Context, CuResult};
+use utils::ledger::Book;
 use utils::page::layout::Kind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory.
@@ -30,29 +34,91 @@ pub(crate) fn allocate(
     result
 }
 
-/// Reserves; where it does not fit, has pools give back what they do not use and tries once more.
-pub(super) fn reserve(device: &Device, kind: Kind, bytes: u64) -> bool {
-    if reserve_plainly(device, kind, bytes) {
-        return true;
+/// Reserves; where it does not fit, has pools give back what they do not use and tries once more. To be
+/// called from within a call that is counted as one that allocates ([`changes`]).
+pub(super) fn reserve(device: &'static Device, kind: Kind, bytes: u64) -> bool {
+    reserve_seen(device, kind, bytes) || {
+        trim(device);
+        reserve_again(device, kind, bytes)
     }
+}
+
+/// Has pools and graphs give back what they do not use.
+pub(super) fn trim(device: &Device) {
     pools::refresh(device, true);
     graphs::refresh(device, true);
-    reserve_plainly(device, kind, bytes)
+}
+
+/// Reserves; near the limit only what is left by NVML's figure.
+pub(super) fn reserve_seen(device: &'static Device, kind: Kind, bytes: u64) -> bool {
+    match try_to_reserve(device, kind, bytes) {
+        None => false,
+        Some(Left::Plenty) => true,
+        Some(Left::Little) => reconcile::look_now(device, From::Allocation(kind, bytes), false),
+    }
+}
+
+/// Reserves what did not fit a moment ago; where it still does not, but may by NVML's figure, looks there.
+pub(super) fn reserve_again(device: &'static Device, kind: Kind, bytes: u64) -> bool {
+    reserve_seen(device, kind, bytes) || {
+        reconcile::look_now(device, From::Allocation(kind, 0), true);
+        reserve_seen(device, kind, bytes)
+    }
 }
 
 /// Reserves; where it does not fit, gives back what dead processes left and tries once more.
 pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
+    try_to_reserve(device, kind, bytes).is_some()
+}
+
+/// How much a reservation has left of the limit.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Plenty,
+    /// So little that what the driver takes by itself may be more.
+    Little,
+}
+
+impl Left {
+    /// The part of a limit that is little.
+    const LITTLE: u64 = 16;
+
+    fn in_book(book: &Book<'_>) -> Self {
+        let left = |limit: u64, used: u64| limit.saturating_sub(used) >= limit / Self::LITTLE;
+        let plenty = left(book.limit(), book.used()) && left(book.real_limit(), book.on_device());
+        if plenty { Self::Plenty } else { Self::Little }
+    }
+}
+
+fn try_to_reserve(device: &Device, kind: Kind, bytes: u64) -> Option<Left> {
     let slot = device.seat().slot();
     let reserve = || match device.book() {
-        Some(mut book) => book.reserve(slot, kind, bytes).is_ok(),
+        Some(mut book) => book.reserve(slot, kind, bytes).is_ok().then(|| Left::in_book(&book)),
         // A page that cannot be used, and a failure that is let pass.
-        None => device.broken().is_some() && !device.is_denied(),
+        None => (device.broken().is_some() && !device.is_denied()).then_some(Left::Plenty),
     };
-    let reserved = reserve() || (device.reap() && reserve());
-    if reserved {
+    let reserved = reserve().or_else(|| device.reap().then(reserve).flatten());
+    if reserved.is_some() {
         changes::reserved(device);
     }
     reserved
+}
+
+/// Code may have been loaded: where little is left, that is charged at once; else the keeper does it.
+pub(crate) fn code_may_have_come() {
+    if let Verdict::Limited(device) = runtime::get().current_device()
+        && device.book().is_some_and(|book| Left::in_book(&book) == Left::Little)
+    {
+        reconcile::look_now(device, From::Elsewhere, false);
+    }
+    keeper::ring();
+}
+
+/// Whether a session uses more than it may.
+pub(super) fn is_over(device: &Device) -> bool {
+    device
+        .book()
+        .is_some_and(|book| book.used() > book.limit() || book.on_device() > book.real_limit())
 }
 
 /// Notes a refusal of memory that can only be on the device, and is its result.

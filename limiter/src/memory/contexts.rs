@@ -6,7 +6,7 @@
 
 use super::charge::{release, reserve};
 use super::seen::Processes;
-use super::{graphs, imports, physical, pools};
+use super::{graphs, headroom, imports, physical, pools};
 use crate::device::Device;
 use crate::{compute, keeper, report};
 use core::sync::atomic::AtomicUsize;
@@ -119,10 +119,10 @@ pub(crate) fn create(
     undo: impl FnOnce(),
 ) -> CuResult {
     let known = device.page().map_or(0, |page| page.context_bytes.load(Relaxed));
-    let before = Usage::now(device);
     if !reserve(device, Kind::Context, known) {
         return too_small(device, known);
     }
+    let before = Usage::now(device);
     let result = call();
     if !result.is_ok() {
         release(device, Kind::Context, known);
@@ -215,6 +215,7 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
     physical::context_ended(handle);
     imports::context_ended(handle);
     graphs::context_ended(device, handle);
+    headroom::context_ended(device, handle);
     pools::refresh(device, true);
     // What the driver had taken for it is gone as well.
     keeper::ring();
@@ -232,7 +233,8 @@ impl Usage {
     fn now(device: &Device) -> Self {
         let slot = device.own_slot();
         let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
-        let others = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Context);
+        let taken = |kind: &Kind| !matches!(kind, Kind::Context | Kind::Headroom);
+        let others = Kind::ALL.into_iter().filter(taken);
         let charged = others.map(bytes).fold(super::imported_bytes(device), u64::saturating_add);
         Self { processes: Processes::now(device), charged }
     }

@@ -10,7 +10,7 @@
 //! more than its own allocations, and no more than what all launched graphs would have if none were
 //! shared.
 
-use super::charge::{context_of_thread, refused, release, reserve_plainly};
+use super::charge::{context_of_thread, is_over, refused, release, reserve_plainly};
 use super::{pools, size};
 use crate::compute::undisturbing;
 use crate::device::Device;
@@ -357,9 +357,9 @@ fn make_room(exec: usize, need: &Need) -> Option<u64> {
         if growth == 0 || reserve_plainly(need.device, Kind::Graph, growth) {
             return Some(growth);
         }
-        // What the pool has and does not use costs nothing.
+        // What the pool has and does not use costs nothing, as far as that is whole grains.
         let (reserved, used) = figures(need.ordinal)?;
-        (reserved.saturating_sub(used) >= need.bytes).then_some(0)
+        (reserved.saturating_sub(used) >= grains(need.bytes)).then_some(0)
     };
     if let Some(bytes) = try_once() {
         return Some(bytes);
@@ -432,10 +432,6 @@ pub(super) fn context_ended(device: &Device, context: usize) {
         leave_behind(executable);
     }
     refresh(device, true);
-}
-
-fn is_over(device: &Device) -> bool {
-    device.book().is_some_and(|book| book.used() > book.limit())
 }
 
 #[cfg(test)]

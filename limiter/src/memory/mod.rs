@@ -4,6 +4,8 @@ pub(crate) mod changes;
 mod charge;
 pub(crate) mod contexts;
 pub(crate) mod graphs;
+pub(crate) mod headroom;
+mod holes;
 pub(crate) mod imports;
 pub(crate) mod oversubscribe;
 pub(crate) mod physical;
@@ -14,9 +16,9 @@ mod size;
 pub(crate) mod tiles;
 mod tracker;
 
-pub(crate) use charge::{allocate, free};
+pub(crate) use charge::{allocate, code_may_have_come, free};
 pub(crate) use contexts::Contexts;
-pub(crate) use reconcile::Reconciler;
+pub(crate) use reconcile::reconcile;
 pub(crate) use size::{array_bytes, linear_bytes, mipmapped_bytes};
 pub(crate) use tracker::{Handle, Tracker};
 
@@ -70,4 +72,6 @@ pub(crate) fn after_fork() {
     changes::after_fork();
     oversubscribe::after_fork();
     graphs::after_fork();
+    headroom::after_fork();
+    reconcile::after_fork();
 }

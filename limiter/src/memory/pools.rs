@@ -2,26 +2,33 @@
 //! (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
 //!
 //! A pool keeps what is freed into it, so that a stream-ordered allocation may take nothing from the
-//! device and a free may give nothing back. An allocation is reserved in full before the driver is
-//! called; afterwards the pool's charge is set to what it really has. Before anything is refused, pools
-//! are asked to give back what they do not use.
+//! device and a free may give nothing back. The most by which a pool may grow is reserved before the
+//! driver is called; afterwards the pool's charge is set to what it really has.
+//!
+//! Where so much is not left, an allocation has to fit into what its pool has. It does where something
+//! as large was freed ([`Holes`]). Else pools are asked to give back what they do not use. Where there is
+//! no room even then, it may still fit between others: that is tried if the headroom covers what the
+//! pool may take instead, and undone where it has.
 
-use super::charge::{current_context, declined, release, remember, reserve_plainly};
-use super::graphs;
+use super::charge::{
+    current_context, declined, is_over, release, remember, reserve_again, reserve_seen, trim,
+};
+use super::headroom;
+use super::holes::Holes;
 use super::tracker::{self, Allocation, Handle};
-use crate::compute::undisturbing;
+use crate::compute::{clock, undisturbing};
 use crate::device::Device;
 use crate::own;
 use crate::per_process::PerProcess;
 use core::sync::atomic::{AtomicU64, Ordering};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use utils::driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT};
 use utils::page::layout::Kind;
 
 /// What pools take from the device at a time, on current drivers; where a pool takes more, it is noticed
 /// afterwards.
-const CHUNK: u64 = 32 << 20;
+pub(super) const CHUNK: u64 = 32 << 20;
 
 struct Pool {
     /// `None`: its memory is not of a device that is accounted.
@@ -30,7 +37,33 @@ struct Pool {
     /// When the figure that `charged` comes from was asked for; an older one must not replace it.
     asked: u64,
     /// What has been allocated and not been freed: address and bytes.
-    live: HashMap<u64, u64>,
+    live: BTreeMap<u64, u64>,
+    /// What has been freed, and is the pool's still.
+    holes: Holes,
+    /// Whether what was freed in another stream may not be used yet, by the program's own wish.
+    waits: bool,
+    /// Calls that allocate from it or have it give something back, while they run; how many there were.
+    running: u32,
+    calls: u64,
+    /// Whether one is to be the only one.
+    alone: bool,
+}
+
+impl Pool {
+    fn fresh(device: Option<&'static Device>) -> Self {
+        let (live, holes) = (BTreeMap::new(), Holes::default());
+        Self {
+            device,
+            charged: 0,
+            asked: 0,
+            live,
+            holes,
+            waits: false,
+            running: 0,
+            calls: 0,
+            alone: false,
+        }
+    }
 }
 
 static POOLS: PerProcess<Mutex<HashMap<usize, Pool>>> = PerProcess::new();
@@ -59,15 +92,13 @@ fn attribute(pool: MemoryPool, attribute: u32) -> Option<u64> {
 
 /// A pool is known now, with memory on `device` or elsewhere.
 pub(crate) fn known(pool: MemoryPool, device: Option<&'static Device>) {
-    let fresh = || Pool { device, charged: 0, asked: 0, live: HashMap::new() };
-    pools().entry(pool as usize).or_insert_with(fresh);
+    pools().entry(pool as usize).or_insert_with(|| Pool::fresh(device));
 }
 
 /// The program has made or imported a pool. Another one may have had its handle, and have ended without
 /// a call that said so.
 pub(crate) fn made(pool: MemoryPool, device: Option<&'static Device>) {
-    let fresh = Pool { device, charged: 0, asked: 0, live: HashMap::new() };
-    let old = pools().insert(pool as usize, fresh);
+    let old = pools().insert(pool as usize, Pool::fresh(device));
     if let Some(Pool { device: Some(device), charged, .. }) = old {
         release(device, Kind::Pool, charged);
     }
@@ -126,12 +157,28 @@ pub(crate) fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
         .iter_mut()
         .find_map(|(&pool, of)| of.live.remove(&address).map(|bytes| (pool, bytes)));
     let result = call();
-    if let (false, Some((pool, bytes))) = (result.is_ok(), taken)
+    if let Some((pool, bytes)) = taken
         && let Some(pool) = pools().get_mut(&pool)
     {
-        pool.live.insert(address, bytes);
+        if !result.is_ok() {
+            pool.live.insert(address, bytes);
+        } else if !pool.waits {
+            pool.holes.add(address, bytes);
+            // Another thread may have got it meanwhile, or a part.
+            for (&start, &taken) in pool.live.range(address..address.saturating_add(bytes)) {
+                pool.holes.cut(start, taken);
+            }
+        }
     }
     result
+}
+
+/// The program does not want memory to be used again before the stream that freed it has got there.
+pub(crate) fn waits(pool: MemoryPool) {
+    if let Some(pool) = pools().get_mut(&(pool as usize)) {
+        pool.waits = true;
+        pool.holes.forget();
+    }
 }
 
 /// Asks how much a pool has reserved, and sets its charge to that; gives the reservation of an
@@ -140,7 +187,7 @@ fn settle(pool: MemoryPool, in_flight: u64) {
     let asked = QUESTIONS.fetch_add(1, Ordering::Relaxed);
     let reserved = attribute(pool, POOL_RESERVED_CURRENT);
     let mut pools = pools();
-    let Some(Pool { device: Some(device), charged, asked: last, .. }) =
+    let Some(Pool { device: Some(device), charged, asked: last, live, holes, .. }) =
         pools.get_mut(&(pool as usize))
     else {
         return;
@@ -157,12 +204,93 @@ fn settle(pool: MemoryPool, in_flight: u64) {
     if let Some(reserved) = reserved.filter(|_| asked > *last) {
         released = released.and(book.release(seat.slot(), Kind::Pool, *charged));
         book.charge(seat.slot(), Kind::Pool, reserved);
+        if reserved < *charged {
+            holes.trim(live.iter().map(|(&address, &bytes)| (address, bytes)));
+        }
         (*charged, *last) = (reserved, asked);
     }
     drop(book);
     drop(pools);
     if let Err(damaged) = released {
         crate::report::once(format_args!("{damaged}"));
+    }
+}
+
+/// A call that changes what a pool has, while it runs. One that needs a certain hole has to be alone:
+/// the driver might give the hole to another, or back to the device.
+struct Running {
+    pool: usize,
+    alone: bool,
+    number: u64,
+}
+
+impl Running {
+    /// How long one call waits for others, in steps.
+    const PATIENCE: u32 = 200;
+    const STEP_NS: u64 = 50_000;
+
+    /// Beside others; waits a moment for one that is alone.
+    fn beside(pool: MemoryPool) -> Self {
+        let pool = pool as usize;
+        let is_taken = || pools().get(&pool).is_some_and(|of| of.alone);
+        for _ in 0..Self::PATIENCE {
+            if let Some(running) = Self::enter(pool, |of| !of.alone) {
+                return running;
+            }
+            if !is_taken() {
+                break;
+            }
+            clock::sleep(Self::STEP_NS);
+        }
+        Self::enter(pool, |_| true).unwrap_or(Self { pool, alone: false, number: 0 })
+    }
+
+    fn enter(pool: usize, may: impl Fn(&Pool) -> bool) -> Option<Self> {
+        let mut pools = pools();
+        let of = pools.get_mut(&pool).filter(|of| may(of))?;
+        of.running += 1;
+        of.calls += 1;
+        Some(Self { pool, alone: false, number: of.calls })
+    }
+
+    /// Whether no other call has run since it began.
+    fn was_alone(&self, of: &Pool) -> bool {
+        self.alone || (of.running == 1 && of.calls == self.number)
+    }
+
+    /// Without others, once those that run are done; `None`: they are not after a moment.
+    fn alone(pool: MemoryPool) -> Option<Self> {
+        let pool = pool as usize;
+        let mut own = None;
+        for _ in 0..Self::PATIENCE {
+            match pools().get_mut(&pool) {
+                Some(of) if own.is_some() && of.running == 0 => return own,
+                Some(of) if own.is_none() && !of.alone => {
+                    of.alone = true;
+                    of.calls += 1;
+                    own = Some(Self { pool, alone: true, number: of.calls });
+                    if of.running == 0 {
+                        return own;
+                    }
+                }
+                Some(_) => {}
+                None => return None,
+            }
+            clock::sleep(Self::STEP_NS);
+        }
+        None
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(of) = pools().get_mut(&self.pool) {
+            if self.alone {
+                of.alone = false;
+            } else {
+                of.running = of.running.saturating_sub(1);
+            }
+        }
     }
 }
 
@@ -182,6 +310,7 @@ pub(super) fn refresh(device: &Device, trim: bool) {
     for pool in of_device {
         let pool = pool as MemoryPool;
         if trim {
+            let _running = Running::beside(pool);
             let _ = undisturbing(|| own::pool_trim_to(pool, 0));
         }
         settle(pool, 0);
@@ -190,7 +319,9 @@ pub(super) fn refresh(device: &Device, trim: bool) {
 
 /// Runs a call that may have a pool give memory back to the device.
 pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
+    let running = Running::beside(pool);
     let result = call();
+    drop(running);
     settle(pool, 0);
     result
 }
@@ -206,50 +337,84 @@ pub(crate) fn allocate(
     undo: impl Fn(),
 ) -> CuResult {
     let charged = || pools().get(&(pool as usize)).map_or(0, |pool| pool.charged);
-    // Runs the call with some bytes reserved; `None`: the pool has taken more than the limit leaves, and
-    // what was allocated is freed again. What the pool had already is the program's, whatever has become
-    // of the limit.
-    let attempt = |reserved: u64| {
-        let before = charged();
-        let result = call();
-        settle(pool, reserved);
-        if !result.is_ok() {
-            return Some(result);
-        }
-        if charged() > before && is_over(device) {
-            undo();
-            return None;
-        }
-        if let Some(pool) = pools().get_mut(&(pool as usize)) {
-            pool.live.insert(address(), bytes);
-        }
-        Some(result)
-    };
+    // Runs the call with some bytes reserved, to be placed in a hole or where the driver likes; `None`:
+    // the pool has taken more than there is room for, and what was allocated is freed again. What the
+    // pool had already is the program's, whatever has become of the limit.
+    let attempt =
+        |running: &Running, reserved, hole: Option<(u64, u64)>, room: &dyn Fn() -> bool| {
+            let before = charged();
+            let result = call();
+            settle(pool, reserved);
+            let grown = charged().saturating_sub(before);
+            if result.is_ok() && grown > 0 && !room() {
+                undo();
+                return None;
+            }
+            if let Some(pool) = pools().get_mut(&(pool as usize)) {
+                if let Some((start, bytes)) = hole {
+                    pool.holes.add(start, bytes);
+                }
+                if result.is_ok() {
+                    let address = address();
+                    if grown > bytes && !pool.waits && running.was_alone(pool) {
+                        // The rest of what it took lies behind.
+                        pool.holes.add(address.saturating_add(bytes), grown - bytes);
+                    }
+                    pool.holes.cut(address, bytes);
+                    pool.live.insert(address, bytes);
+                }
+            }
+            Some(result)
+        };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
-    if reserve_plainly(device, Kind::Pool, growth) {
-        return attempt(growth).unwrap_or_else(|| declined(device, bytes));
+    let grow = || attempt(&Running::beside(pool), growth, None, &|| !is_over(device));
+    let fill_hole = || {
+        let running = Running::alone(pool)?;
+        attempt(&running, 0, Some(take_hole(pool, bytes)?), &|| !is_over(device))
+    };
+    if reserve_seen(device, Kind::Pool, growth) {
+        return grow().unwrap_or_else(|| declined(device, bytes));
     }
-    // What the pool has and does not use costs nothing.
-    let idle = attribute(pool, POOL_RESERVED_CURRENT)
-        .zip(attribute(pool, POOL_USED_CURRENT))
-        .map_or(0, |(reserved, used)| reserved.saturating_sub(used));
-    if idle >= bytes
-        && let Some(result) = attempt(0)
-    {
+    if let Some(result) = fill_hole() {
         return result;
     }
-    refresh(device, true);
-    graphs::refresh(device, true);
-    if reserve_plainly(device, Kind::Pool, growth) {
-        return attempt(growth).unwrap_or_else(|| declined(device, bytes));
+    trim(device);
+    if reserve_again(device, Kind::Pool, growth) {
+        return grow().unwrap_or_else(|| declined(device, bytes));
+    }
+    if let Some(result) = fill_hole() {
+        return result;
+    }
+    if idle(pool) >= bytes
+        && let Some(lent) = headroom::lend(device, Kind::Pool, growth)
+    {
+        let result = attempt(&Running::beside(pool), growth, None, &|| lent.is_back());
+        lent.give_back();
+        if let Some(result) = result {
+            return result;
+        }
+        trim(device);
     }
     declined(device, bytes)
 }
 
-fn is_over(device: &Device) -> bool {
-    device
-        .book()
-        .is_some_and(|book| book.used() > book.limit() || book.on_device() > book.real_limit())
+/// What a pool has and does not use.
+fn idle(pool: MemoryPool) -> u64 {
+    let figures = attribute(pool, POOL_RESERVED_CURRENT).zip(attribute(pool, POOL_USED_CURRENT));
+    figures.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
+}
+
+/// Takes a hole out of a pool's that an allocation of so many bytes fits into.
+fn take_hole(pool: MemoryPool, bytes: u64) -> Option<(u64, u64)> {
+    // It may have given something back since.
+    settle(pool, 0);
+    let idle = idle(pool);
+    let mut pools = pools();
+    let pool = pools.get_mut(&(pool as usize))?;
+    if pool.holes.bytes() > idle {
+        pool.holes.forget();
+    }
+    pool.holes.take(bytes)
 }
 
 #[cfg(test)]

@@ -6,23 +6,33 @@
 //! no more than a bound from below, because memory is charged before the driver takes it and until
 //! the driver has freed it. Managed memory is charged in full and seen by NVML as far as it is on the
 //! device, so that it may hide some of what the driver has taken; it never adds to it.
+//!
+//! The keeper looks now and then. Near the limit that would be too late: there an allocation looks as
+//! well, between its reservation and the driver's call. What such a look sees counts at once, and the
+//! moment is quiet but for the allocation itself if no other thread allocates.
 
 use super::changes::{Moment, Watch, charged};
+use super::headroom::Wanted;
 use super::seen::Processes;
 use super::{graphs, imports, physical, pools};
 use crate::device::Device;
+use crate::per_process::PerProcess;
 use crate::report;
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Instant;
 use utils::page::layout::Kind;
 
 /// Attempts to find a quiet moment, and the pause between them.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
 /// Bounds from below that are looked at together before one of them counts as a decrease.
-const BOUNDS: u32 = 8;
+const BOUNDS: u32 = 32;
+/// Looks of allocations are so many times as far apart as they take.
+const SPARING: u32 = 4;
 const MIB: u64 = 1 << 20;
 
 /// What nobody has been charged for, as seen once.
@@ -67,33 +77,96 @@ impl Estimate {
         (self.bounds, self.highest) = (0, 0);
         false
     }
+
+    /// Takes notice of what an allocation has seen: that counts at once, but for bounds that are lower.
+    fn notice_now(&mut self, sight: Sight) {
+        if sight.exact || sight.bytes > self.bytes {
+            *self = Self { bytes: sight.bytes, last: Some(sight.bytes), ..Self::default() };
+        }
+    }
 }
 
-/// Keeps the charges for what the driver takes by itself.
-#[derive(Default)]
-pub(crate) struct Reconciler(HashMap<usize, Account>);
-
-/// A device's.
+/// What is known of a device.
 #[derive(Default)]
 struct Account {
     estimate: Estimate,
     /// Whether it has been said that the session is over its limit.
     said: bool,
+    /// When an allocation last looked, and how long that took.
+    looked: Option<(Instant, Duration)>,
 }
 
-impl Reconciler {
-    /// Brings a device's charge up to date. `true`: look again soon.
-    pub(crate) fn look(&mut self, device: &'static Device) -> bool {
-        let Some(sight) = sight(device) else { return false };
-        let account = self.0.entry(ptr::from_ref(device).addr()).or_default();
-        let soon = account.estimate.notice(sight);
-        let over = charge(device, account.estimate.bytes);
-        if let Some(over) = over.as_ref().filter(|over| over.by_itself > 0 && !account.said) {
-            report::once(format_args!("device {}: {over}", device.uuid()));
-        }
-        account.said = over.is_some();
-        soon
+type Accounts = HashMap<usize, Account>;
+
+/// By device. Held while somebody looks; nobody waits for it.
+static ACCOUNTS: PerProcess<Mutex<Accounts>> = PerProcess::new();
+
+/// In a forked child: what the parent has seen says nothing about it.
+pub(super) fn after_fork() {
+    ACCOUNTS.forget();
+}
+
+/// The accounts, unless somebody looks.
+fn accounts() -> Option<MutexGuard<'static, Accounts>> {
+    match ACCOUNTS.get().try_lock() {
+        Ok(accounts) => Some(accounts),
+        Err(TryLockError::Poisoned(accounts)) => Some(accounts.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
     }
+}
+
+/// Brings a device's charge up to date, from outside of any call. `true`: look again soon.
+pub(crate) fn reconcile(device: &'static Device) -> bool {
+    let Some(mut accounts) = accounts() else { return true };
+    let Some(sight) = sight(device) else { return false };
+    let account = accounts.entry(ptr::from_ref(device).addr()).or_default();
+    let soon = account.estimate.notice(sight);
+    let over = charge(device, account.estimate.bytes);
+    if let Some(over) = over.as_ref().filter(|over| over.by_itself > 0 && !account.said) {
+        report::once(format_args!("device {}: {over}", device.uuid()));
+    }
+    account.said = over.is_some();
+    soon
+}
+
+/// Where a look is taken from.
+#[derive(Clone, Copy)]
+pub(super) enum From {
+    /// A call that allocates or frees; what it has reserved by now, as which kind.
+    Allocation(Kind, u64),
+    /// Some other call of the program.
+    Elsewhere,
+}
+
+/// Brings a device's charge up to date in the midst of a call, unless that was done a moment ago or
+/// another thread is at it. `false`: with what was seen there is no room for what the call has
+/// reserved, and it is given back.
+pub(super) fn look_now(device: &'static Device, from: From, urgent: bool) -> bool {
+    let Some(mut accounts) = accounts() else { return true };
+    let account = accounts.entry(ptr::from_ref(device).addr()).or_default();
+    let pause = if urgent { 1 } else { SPARING };
+    if account.looked.is_some_and(|(last, took)| last.elapsed() < took * pause) {
+        return true;
+    }
+    let begun = Instant::now();
+    let (calls, kind, tried) = match from {
+        From::Allocation(kind, tried) => (1, kind, tried),
+        From::Elsewhere => (0, Kind::Data, 0),
+    };
+    let sight = measure(device, calls, tried);
+    account.looked = Some((Instant::now(), begun.elapsed()));
+    let Some(sight) = sight else { return true };
+    account.estimate.notice_now(sight);
+    let (wanted, slot) = (Wanted::by(device), device.seat().slot());
+    let Some(mut book) = device.book() else { return true };
+    if wanted.write(&mut book, slot, account.estimate.bytes, tried) || tried == 0 {
+        return true;
+    }
+    if let Err(damaged) = book.release(slot, kind, tried) {
+        drop(book);
+        report::once(format_args!("device {}: {damaged}", device.uuid()));
+    }
+    false
 }
 
 /// Looks once, in a quiet moment if there is one.
@@ -103,24 +176,32 @@ fn sight(device: &'static Device) -> Option<Sight> {
         if attempt > 0 {
             std::thread::sleep(PAUSE);
         }
-        // Pools and graphs give memory back without a call that says so.
-        refresh(device);
-        let (before, watch) = (Moment::now(), Watch::new(device));
-        let charged_before = charged(device);
-        // Memory of others' that this process uses is charged to them, and seen here as well.
-        let imported_before = imported_bytes(device);
-        let seen = Processes::now(device)?.own_bytes(device)?;
-        refresh(device);
-        let peak = watch.peak();
-        let imported = imported_bytes(device).max(imported_before);
-        let quiet = Moment::now().is_quiet_since(&before) && imported == imported_before;
-        let bytes = seen.saturating_sub(peak).saturating_sub(imported);
-        if quiet && peak == charged_before && charged(device) == peak {
-            return Some(Sight { bytes, exact: true });
+        let sight = measure(device, 0, 0)?;
+        if sight.exact {
+            return Some(sight);
         }
-        bound = bytes.max(bound);
+        bound = sight.bytes.max(bound);
     }
     Some(Sight { bytes: bound, exact: false })
+}
+
+/// Asks NVML once. The caller is within so many calls that allocate or free, and has reserved so many
+/// bytes that the driver has not taken.
+fn measure(device: &'static Device, own_calls: u64, reserved: u64) -> Option<Sight> {
+    // Pools and graphs give memory back without a call that says so.
+    refresh(device);
+    let (before, watch) = (Moment::now(), Watch::new(device));
+    let charged_before = charged(device);
+    // Memory of others' that this process uses is charged to them, and seen here as well.
+    let imported_before = imported_bytes(device);
+    let seen = Processes::now(device)?.own_bytes(device)?;
+    refresh(device);
+    let peak = watch.peak();
+    let imported = imported_bytes(device).max(imported_before);
+    let quiet = Moment::now().is_quiet_since(&before, own_calls) && imported == imported_before;
+    let taken = peak.saturating_sub(reserved);
+    let bytes = seen.saturating_sub(taken).saturating_sub(imported);
+    Some(Sight { bytes, exact: quiet && peak == charged_before && charged(device) == peak })
 }
 
 /// Memory of others' that this process has imported. What came as a handle lives on when its exporter has
@@ -161,13 +242,8 @@ struct Over {
 
 /// Writes the charge down. Over the limit with it nothing can grow any more, and what is idle goes.
 fn charge(device: &'static Device, bytes: u64) -> Option<Over> {
-    let slot = device.seat().slot();
-    {
-        let mut book = device.book()?;
-        if book.has(slot, Kind::Driver) != bytes {
-            book.set(slot, Kind::Driver, bytes);
-        }
-    }
+    let (wanted, slot) = (Wanted::by(device), device.seat().slot());
+    wanted.write(&mut *device.book()?, slot, bytes, 0);
     let over = || {
         let book = device.book()?;
         [
@@ -233,9 +309,21 @@ mod tests {
     }
 
     #[test]
+    fn what_an_allocation_sees_counts_at_once() {
+        let mut estimate = Estimate::default();
+        estimate.notice_now(bound(100));
+        assert_eq!(estimate.bytes, 100);
+        // A bound from below that is lower says nothing.
+        estimate.notice_now(bound(30));
+        assert_eq!(estimate.bytes, 100);
+        estimate.notice_now(exact(30));
+        assert_eq!(estimate.bytes, 30);
+    }
+
+    #[test]
     fn bounds_from_below_lower_it_only_together() {
         let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
-        for low in [0, 0, 60, 0, 10, 0, 0] {
+        for low in [0, 0, 60, 0, 10].into_iter().chain([0; 26]) {
             assert!(estimate.notice(bound(low)));
             assert_eq!(estimate.bytes, 100);
         }
@@ -243,7 +331,7 @@ mod tests {
         assert_eq!(estimate.bytes, 60);
         // One that reaches the figure again says that it was right.
         for _ in 0..3 {
-            for _ in 0..5 {
+            for _ in 0..20 {
                 estimate.notice(bound(0));
             }
             estimate.notice(bound(60));

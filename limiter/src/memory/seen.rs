@@ -99,7 +99,7 @@ pub(crate) fn own_pid(device: &Device) -> Option<u32> {
 pub(crate) struct Member {
     /// Its id as NVML knows it.
     pub(crate) pid: u32,
-    /// What it has been charged, other than for what is on the host.
+    /// What it has been charged, other than for what is on the host or kept free.
     pub(crate) bytes: u64,
 }
 
@@ -118,8 +118,9 @@ pub(crate) fn members(device: &Device) -> Vec<Member> {
             (pid, _) => pid,
         };
         let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
-        let on_device = Kind::ALL.into_iter().filter(|&kind| kind != Kind::Oversubscribed);
-        Some(Member { pid, bytes: on_device.map(bytes).fold(0, u64::saturating_add) })
+        let taken = |kind: &Kind| !matches!(kind, Kind::Oversubscribed | Kind::Headroom);
+        let taken = Kind::ALL.into_iter().filter(taken);
+        Some(Member { pid, bytes: taken.map(bytes).fold(0, u64::saturating_add) })
     };
     layout.slots[..seated].iter().filter_map(member).collect()
 }

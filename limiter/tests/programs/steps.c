@@ -1,5 +1,6 @@
 /* Takes steps on the first device, each an argument, and says how each ended:
  *   load:MIB    a module with a variable of so many MiB      unload   the last one
+ *   image:MIB   a module with so much code                   use      a kernel of the last one
  *   heap:MIB    the kernels' heap                            alloc:MIB, free
  *   pool:MIB    a stream-ordered allocation, freed at once: the pool keeps it
  *   used        what the session uses, in MiB                sleep:MS
@@ -83,6 +84,20 @@ static void step(const char *what, long n) {
                  (size_t)n * MIB);
         result = d.module_load(&modules[module_count], image);
         module_count += result == 0;
+    } else if (!strcmp(what, "image")) {
+        size_t bytes = (size_t)n * MIB;
+        char *image = malloc(bytes + 1);
+        memset(image, 'x', bytes);
+        static const char begin[] =
+            ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry k() { ret; }\n//";
+        memcpy(image, begin, sizeof begin - 1);
+        image[bytes] = 0;
+        result = d.module_load(&modules[module_count], image);
+        module_count += result == 0;
+        free(image);
+    } else if (!strcmp(what, "use")) {
+        CUfunction function;
+        result = d.module_function(&function, modules[module_count - 1], "k");
     } else if (!strcmp(what, "unload")) {
         int (*unload)(CUmodule);
         *(void **)&unload = need(library, "cuModuleUnload");

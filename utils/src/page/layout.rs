@@ -30,11 +30,13 @@ pub enum Kind {
     /// What the driver has taken without a call that says how much (code, stacks, printf buffers), as
     /// far as NVML shows it.
     Driver = 6,
+    /// Kept free of allocations, for code that the driver has been given and has yet to place.
+    Headroom = 7,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Data,
         Self::Context,
         Self::Pool,
@@ -42,6 +44,7 @@ impl Kind {
         Self::Array,
         Self::Oversubscribed,
         Self::Driver,
+        Self::Headroom,
     ];
 }
 

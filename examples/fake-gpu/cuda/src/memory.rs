@@ -22,7 +22,7 @@ pub(crate) const GRANULE: u64 = 2 << 20;
 /// Rows of pitched memory start at multiples of this.
 const PITCH: usize = 512;
 /// Nothing is as large as this.
-const LARGEST: u64 = 1 << 46;
+pub(crate) const LARGEST: u64 = 1 << 46;
 
 /// Where an allocation comes from, and so how it is freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,6 +107,30 @@ pub(crate) fn unmap(base: u64, size: u64) {
     // SAFETY: the table of allocations says that this range is the driver's own mapping; whoever
     // uses it after freeing it has broken the driver API's rules.
     unsafe { libc::munmap(base as *mut c_void, size as usize) };
+}
+
+/// Maps fresh memory that begins at a multiple of `grain`.
+pub(crate) fn map_aligned(size: u64, grain: u64) -> Api<u64> {
+    let whole = map(size + grain, false)?;
+    let base = round_up(whole, grain);
+    unmap(whole, base - whole);
+    unmap(base + size, whole + grain - base);
+    Ok(base)
+}
+
+/// Loses the contents of a part of the driver's own mappings.
+pub(crate) fn clear(base: u64, size: u64) {
+    // SAFETY: as for `unmap`; the range stays mapped.
+    unsafe {
+        libc::mmap(
+            base as *mut c_void,
+            size as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+            -1,
+            0,
+        )
+    };
 }
 
 /// Takes bytes of a device, after giving up what this process can spare if need be.
@@ -225,7 +249,7 @@ pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
         }
         Kind::Pool(key) => {
             sharing::discarded(driver, inner, base);
-            pool::returned(inner, key, found.taken);
+            pool::returned(inner, key, base, &found);
         }
         Kind::Imported { block, .. } => sharing::let_go(driver, inner, block),
         Kind::External(key) => external::unmap(driver, inner, key, base, found.size),

@@ -2,6 +2,9 @@
 //!
 //! A pool takes device memory in chunks and keeps it: memory freed into it is used again by it
 //! alone. At a synchronisation it gives back what it does not need beyond its release threshold.
+//! What it has not in one piece it takes from the device anew, however much lies free in pieces.
+
+use std::collections::BTreeMap;
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -22,9 +25,10 @@ use crate::{capture, graph, graph_memory, sharing, stream};
 const CHUNK: u64 = 32 << 20;
 /// Granularity of an allocation in a pool.
 const GRAIN: u64 = 512;
+/// Allocations begin at multiples of this, so that each can be mapped by itself.
+const PAGE: u64 = 4096;
 
 /// A pool.
-#[derive(Clone, Copy)]
 pub(crate) struct Pool {
     /// Device of the node.
     pub(crate) device: u32,
@@ -35,8 +39,9 @@ pub(crate) struct Pool {
     /// Another process's: nothing can be allocated from it.
     pub(crate) imported: bool,
     default: bool,
-    /// Bytes taken from the device.
+    /// Bytes taken from the device, and where they are: addresses and bytes of pieces.
     reserved: u64,
+    pieces: BTreeMap<u64, u64>,
     reserved_high: u64,
     /// Bytes allocated.
     used: u64,
@@ -75,6 +80,7 @@ fn make(inner: &mut Inner, device: u32, default: bool, limit: u64) -> u64 {
         imported: false,
         default,
         reserved: 0,
+        pieces: BTreeMap::new(),
         reserved_high: 0,
         used: 0,
         used_high: 0,
@@ -103,22 +109,52 @@ fn current_pool(inner: &mut Inner, device: u32) -> u64 {
     }
 }
 
-fn shrink(driver: &Driver, pool: &mut Pool, keep: u64) {
-    let keep = round_up(pool.used.max(keep), GRANULE).min(pool.reserved);
-    let surplus = pool.reserved - keep;
-    if surplus > 0 {
-        pool.reserved = keep;
-        driver.node.give_back(driver.process, pool.device, surplus);
+/// Where an allocation of a pool ends.
+const fn end_of(base: u64, size: u64) -> u64 {
+    base + size.div_ceil(PAGE) * PAGE
+}
+
+type Allocations = BTreeMap<u64, Allocation>;
+
+/// The first place in a pool's pieces with so many bytes in a row.
+fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
+    pool.pieces.iter().find_map(|(&base, &size)| {
+        let mut at = base;
+        for (&taken, allocation) in memory.range(base..base + size) {
+            if taken - at >= bytes {
+                break;
+            }
+            at = end_of(taken, allocation.size);
+        }
+        (base + size - at >= bytes).then_some(at)
+    })
+}
+
+/// Gives back whole chunks that nothing lies in, down to `keep` bytes.
+fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
+    for (base, size) in core::mem::take(&mut pool.pieces) {
+        let mut kept = None;
+        for start in (base..base + size).step_by(CHUNK as usize) {
+            let end = (start + CHUNK).min(base + size);
+            let last = memory.range(..end).next_back();
+            let free = last.is_none_or(|(&at, found)| end_of(at, found.size) <= start);
+            if free && pool.reserved > keep {
+                pool.reserved -= end - start;
+                driver.node.give_back(driver.process, pool.device, end - start);
+                memory::unmap(start, end - start);
+                kept = None;
+            } else {
+                let first = *kept.get_or_insert(start);
+                pool.pieces.insert(first, end - first);
+            }
+        }
     }
 }
 
 /// At a synchronisation: pools go down to their thresholds.
 pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     for pool in inner.pools.values_mut() {
-        if pool.reserved > pool.threshold {
-            let keep = round_up(pool.used, CHUNK).max(pool.threshold);
-            shrink(driver, pool, keep);
-        }
+        shrink(driver, pool, &inner.memory, pool.threshold);
     }
     drop_empty(driver, inner);
 }
@@ -126,14 +162,15 @@ pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
 /// Gives back everything that no pool on a device uses.
 pub(crate) fn trim_all(driver: &Driver, inner: &mut Inner, device: u32) {
     for pool in inner.pools.values_mut().filter(|pool| pool.device == device) {
-        shrink(driver, pool, 0);
+        shrink(driver, pool, &inner.memory, 0);
     }
 }
 
-/// An allocation was freed into its pool.
-pub(crate) fn returned(inner: &mut Inner, key: u64, bytes: u64) {
+/// An allocation was freed into its pool, where its contents are lost.
+pub(crate) fn returned(inner: &mut Inner, key: u64, base: u64, freed: &Allocation) {
     if let Some(pool) = inner.pools.get_mut(&key) {
-        pool.used = pool.used.saturating_sub(bytes);
+        pool.used = pool.used.saturating_sub(freed.taken);
+        memory::clear(base, end_of(base, freed.size) - base);
     }
 }
 
@@ -146,7 +183,7 @@ fn drop_empty(driver: &Driver, inner: &mut Inner) {
         .collect();
     for key in gone {
         if let Some(mut pool) = inner.pools.remove(&key) {
-            shrink(driver, &mut pool, 0);
+            shrink(driver, &mut pool, &inner.memory, 0);
             if let Some(block) = pool.block {
                 sharing::let_go(driver, inner, block);
             }
@@ -154,26 +191,41 @@ fn drop_empty(driver: &Driver, inner: &mut Inner) {
     }
 }
 
-fn grow(driver: &Driver, inner: &mut Inner, key: u64, bytes: u64) -> Api<Pool> {
-    let pool = inner.pools.get(&key).copied().ok_or(CuResult::INVALID_VALUE)?;
+/// Finds a place for an allocation; the pool grows if need be.
+fn obtain(driver: &Driver, inner: &mut Inner, key: u64, size: u64) -> Api<(u64, u32)> {
+    let pool = inner.pools.get(&key).ok_or(CuResult::INVALID_VALUE)?;
     ensure(!pool.destroyed && !pool.imported, CuResult::INVALID_VALUE)?;
-    let needed = pool.used + bytes;
-    ensure(pool.limit == 0 || needed <= pool.limit, CuResult::OUT_OF_MEMORY)?;
-    let mut more = round_up(needed.saturating_sub(pool.reserved), CHUNK);
-    if driver.node.take(driver.process, pool.device, more).is_err() {
-        // A whole chunk is not left. What is needed may be, once nothing lies idle (in this pool
-        // neither, so that its size has to be looked at again).
-        memory::reclaim(driver, inner, pool.device);
-        let reserved = inner.pools.get(&key).map_or(0, |pool| pool.reserved);
-        more = round_up(needed.saturating_sub(reserved), GRANULE);
-        memory::take(driver, inner, pool.device, more)?;
-    }
+    let (taken, bytes) = (round_up(size, GRAIN), round_up(size, PAGE));
+    let (device, limit, needed) = (pool.device, pool.limit, pool.used + taken);
+    ensure(limit == 0 || needed <= limit, CuResult::OUT_OF_MEMORY)?;
+    let found = match place(pool, &inner.memory, bytes) {
+        Some(found) => found,
+        None => {
+            let mut more = round_up(bytes, CHUNK);
+            if driver.node.take(driver.process, device, more).is_err() {
+                // A whole chunk is not left. What is needed may be, once nothing lies idle.
+                memory::reclaim(driver, inner, device);
+                more = round_up(bytes, GRANULE);
+                memory::take(driver, inner, device, more)?;
+            }
+            let base = match memory::map_aligned(more, CHUNK) {
+                Ok(base) => base,
+                Err(error) => {
+                    driver.node.give_back(driver.process, device, more);
+                    return Err(error);
+                }
+            };
+            let pool = inner.pools.get_mut(&key).ok_or(CuResult::INVALID_VALUE)?;
+            pool.pieces.insert(base, more);
+            pool.reserved += more;
+            base
+        }
+    };
     let pool = inner.pools.get_mut(&key).ok_or(CuResult::INVALID_VALUE)?;
-    pool.reserved += more;
     pool.used = needed;
     pool.reserved_high = pool.reserved_high.max(pool.reserved);
     pool.used_high = pool.used_high.max(pool.used);
-    Ok(*pool)
+    Ok((found, device))
 }
 
 fn allocate<const P: bool>(
@@ -217,22 +269,15 @@ fn allocate<const P: bool>(
             return Ok(captured);
         }
         let size = size as u64;
-        let base = memory::map(size, false)?;
-        let taken = round_up(size, GRAIN);
-        let pool = match grow(driver, inner, key, taken) {
-            Ok(pool) => pool,
-            Err(error) => {
-                memory::unmap(base, size);
-                return Err(error);
-            }
-        };
+        ensure(size <= memory::LARGEST, CuResult::OUT_OF_MEMORY)?;
+        let (base, device) = obtain(driver, inner, key, size)?;
         let allocation = Allocation {
             size,
-            taken,
-            device: pool.device,
+            taken: round_up(size, GRAIN),
+            device,
             context: target.context,
             kind: Kind::Pool(key),
-            ours: true,
+            ours: false,
         };
         inner.memory.insert(base, allocation);
         Ok(base)
@@ -393,8 +438,10 @@ pub(crate) extern "C" fn set_attribute(
 pub(crate) extern "C" fn trim_to(pool: cuda::MemoryPool, keep: usize) -> CuResult {
     api(|| {
         with(|driver, inner| {
-            let pool = known(inner, pool)?;
-            shrink(driver, pool, keep as u64);
+            known(inner, pool)?;
+            if let Some(pool) = inner.pools.get_mut(&(pool as u64)) {
+                shrink(driver, pool, &inner.memory, keep as u64);
+            }
             Ok(())
         })
     })

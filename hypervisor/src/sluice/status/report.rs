@@ -98,6 +98,8 @@ pub struct ByKind {
     pub oversubscribed: u64,
     /// Taken by the driver without being asked.
     pub driver: u64,
+    /// Kept free for code that the driver has yet to place.
+    pub headroom: u64,
 }
 
 impl ByKind {
@@ -110,11 +112,12 @@ impl ByKind {
             array: bytes(Kind::Array),
             oversubscribed: bytes(Kind::Oversubscribed),
             driver: bytes(Kind::Driver),
+            headroom: bytes(Kind::Headroom),
         }
     }
 
     /// The kinds by name.
-    pub(super) fn named(&self) -> [(&'static str, u64); 7] {
+    pub(super) fn named(&self) -> [(&'static str, u64); 8] {
         [
             ("data", self.data),
             ("context", self.context),
@@ -123,6 +126,7 @@ impl ByKind {
             ("array", self.array),
             ("oversubscribed", self.oversubscribed),
             ("driver", self.driver),
+            ("headroom", self.headroom),
         ]
     }
 }

@@ -1,0 +1,177 @@
+//! What a pool has free between what is allocated from it, as far as this process knows.
+//!
+//! That a pool has enough bytes that are not used does not say that they lie together, and where they do
+//! not, the pool takes more from the device. Memory that was one allocation lies together. So does what
+//! lies side by side within a chunk that the pool took at once; where chunks begin is not told, but for
+//! their size, of which addresses are taken to be multiples.
+
+use super::pools::CHUNK;
+use std::collections::BTreeMap;
+
+/// Allocations of this size and more begin at multiples of [`PAGE`].
+const LARGE: u64 = 1 << 20;
+const PAGE: u64 = 2 << 20;
+
+/// Ranges of addresses: where each begins, and its bytes.
+#[derive(Default, Debug)]
+pub(super) struct Holes(BTreeMap<u64, u64>);
+
+impl Holes {
+    /// An allocation has been freed.
+    pub(super) fn add(&mut self, start: u64, bytes: u64) {
+        let (mut low, mut high) = (start, start.saturating_add(bytes));
+        let joined = |low: u64, at: u64, high: u64| {
+            !at.is_multiple_of(CHUNK) && high.saturating_sub(low) <= CHUNK
+        };
+        let before = self.0.range(..start).next_back().map(|(&start, &bytes)| (start, bytes));
+        if let Some((before, bytes)) = before
+            && before.saturating_add(bytes) == start
+            && joined(before, start, high)
+        {
+            self.0.remove(&before);
+            low = before;
+        }
+        if let Some(&after) = self.0.get(&high)
+            && joined(low, high, high.saturating_add(after))
+        {
+            self.0.remove(&high);
+            high = high.saturating_add(after);
+        }
+        self.0.insert(low, high - low);
+    }
+
+    /// Something lies there now.
+    pub(super) fn cut(&mut self, start: u64, bytes: u64) {
+        let end = start.saturating_add(bytes);
+        let over =
+            |(&at, &bytes): (&u64, &u64)| (at.saturating_add(bytes) > start).then_some((at, bytes));
+        let met: Vec<(u64, u64)> = self.0.range(..end).rev().map_while(over).collect();
+        for (at, bytes) in met {
+            self.0.remove(&at);
+            let stop = at.saturating_add(bytes);
+            if at < start {
+                self.0.insert(at, start - at);
+            }
+            if stop > end {
+                self.0.insert(end, stop - end);
+            }
+        }
+    }
+
+    /// Takes out the smallest one that an allocation of so many bytes fits into.
+    pub(super) fn take(&mut self, bytes: u64) -> Option<(u64, u64)> {
+        let grain = if bytes < LARGE { 1 } else { PAGE };
+        let fits = |&(start, has): &(u64, u64)| {
+            let aligned = start.checked_next_multiple_of(grain);
+            aligned.is_some_and(|aligned| has.saturating_sub(aligned - start) >= bytes)
+        };
+        let all = self.0.iter().map(|(&start, &bytes)| (start, bytes));
+        let found = all.filter(fits).min_by_key(|&(_, bytes)| bytes)?;
+        self.0.remove(&found.0);
+        Some(found)
+    }
+
+    /// Bytes of all.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
+    }
+
+    /// The pool has given chunks back in which nothing is allocated: what is left is beside something
+    /// that is `live`.
+    pub(super) fn trim(&mut self, live: impl Iterator<Item = (u64, u64)>) {
+        let chunk = |at: u64| at - at % CHUNK;
+        let mut kept = Self::default();
+        let mut last = None;
+        let mut live: Vec<(u64, u64)> = live.collect();
+        live.sort_unstable();
+        for (start, bytes) in live {
+            let end = start.saturating_add(bytes.max(1));
+            // Only where it begins and where it ends there can be room beside it.
+            for low in [chunk(start), chunk(end - 1)] {
+                if last.is_none_or(|last| low > last) {
+                    last = Some(low);
+                    self.each_within(low, low.saturating_add(CHUNK), |start, bytes| {
+                        kept.0.insert(start, bytes);
+                    });
+                }
+            }
+        }
+        *self = kept;
+    }
+
+    fn each_within(&self, low: u64, high: u64, mut each: impl FnMut(u64, u64)) {
+        for (&start, &bytes) in self.0.range(..high).rev() {
+            let end = start.saturating_add(bytes).min(high);
+            if end <= low {
+                break;
+            }
+            each(start.max(low), end - start.max(low));
+        }
+    }
+
+    /// Nothing is known any more.
+    pub(super) fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const BASE: u64 = 64 * CHUNK;
+
+    fn holes(ranges: &[(u64, u64)]) -> Holes {
+        let mut holes = Holes::default();
+        for &(start, mib) in ranges {
+            holes.add(BASE + start * MIB, mib * MIB);
+        }
+        holes
+    }
+
+    fn list(holes: &Holes) -> Vec<(u64, u64)> {
+        holes.0.iter().map(|(start, bytes)| ((start - BASE) / MIB, bytes / MIB)).collect()
+    }
+
+    #[test]
+    fn neighbours_are_joined_within_a_chunk_only() {
+        assert_eq!(list(&holes(&[(0, 4), (8, 4), (4, 4)])), [(0, 12)]);
+        assert_eq!(list(&holes(&[(28, 4), (32, 4)])), [(28, 4), (32, 4)]);
+        assert_eq!(list(&holes(&[(0, 64), (64, 8)])), [(0, 64), (64, 8)]);
+        // One that was allocated at once is known to lie together.
+        assert_eq!(holes(&[(0, 320)]).take(320 * MIB), Some((BASE, 320 * MIB)));
+    }
+
+    #[test]
+    fn what_is_allocated_is_cut_out() {
+        let mut holes = holes(&[(0, 20), (40, 8)]);
+        holes.cut(BASE + 4 * MIB, 4 * MIB);
+        assert_eq!(list(&holes), [(0, 4), (8, 12), (40, 8)]);
+        holes.cut(BASE + 2 * MIB, 100 * MIB);
+        assert_eq!(list(&holes), [(0, 2)]);
+        holes.cut(0, u64::MAX);
+        assert_eq!(holes.bytes(), 0);
+    }
+
+    #[test]
+    fn the_smallest_that_fits_is_taken_with_what_aligning_costs() {
+        let mut found = holes(&[(0, 8), (40, 4)]);
+        assert_eq!(found.take(4 * MIB), Some((BASE + 40 * MIB, 4 * MIB)));
+        assert_eq!(found.take(12 * MIB), None);
+        assert_eq!(found.take(8 * MIB), Some((BASE, 8 * MIB)));
+        let mut odd = holes(&[(1, 4)]);
+        assert_eq!(odd.take(4 * MIB), None);
+        assert_eq!(odd.take(512), Some((BASE + MIB, 4 * MIB)));
+    }
+
+    #[test]
+    fn trimming_leaves_what_lies_beside_something() {
+        let mut holes = holes(&[(0, 4), (8, 10), (64, 32), (100, 4), (200, 2)]);
+        let live = [(4, 4), (96, 4), (104, 92)].map(|(at, mib)| (BASE + at * MIB, mib * MIB));
+        holes.trim(live.into_iter());
+        assert_eq!(list(&holes), [(0, 4), (8, 10), (100, 4), (200, 2)]);
+        holes.trim(core::iter::empty());
+        assert_eq!(holes.bytes(), 0);
+    }
+}

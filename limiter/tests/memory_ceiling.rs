@@ -1,0 +1,122 @@
+//! NVML's own figure, asked for over and over from outside, while programs do what they can close to
+//! their limit: it is never above it.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
+
+mod common;
+
+use common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
+use std::process::Stdio;
+use utils::page::layout::Kind;
+use utils::page::{Page, Summary};
+
+const LIMIT: u64 = 2048 * MIB;
+
+/// Runs `full` with these arguments in so many processes of a session; what NVML showed at most.
+#[track_caller]
+fn highest(stage: &Stage, arguments: &[&str], processes: usize) -> (u64, Vec<Outcome>) {
+    let program = stage.compile("full.c", "full", &[]);
+    let mut watch = stage.native(stage.compile("watch.c", "watch", &[]));
+    let mut watching = watch.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let running: Vec<_> = (0..processes)
+        .map(|_| {
+            let mut command = stage.limited(&program);
+            start(command.args(arguments).env(MEMORY_LIMIT, first_device(LIMIT)))
+        })
+        .collect();
+    let ended: Vec<Outcome> = running.into_iter().map(|one| one.end().succeeded()).collect();
+    drop(watching.stdin.take());
+    let said = watching.wait_with_output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let highest = said.trim().strip_prefix("highest=").unwrap().parse().unwrap();
+    for one in &ended {
+        println!("{arguments:?}: {} MiB; {}", highest / MIB, one.stdout.trim());
+    }
+    (highest, ended)
+}
+
+#[track_caller]
+fn stays_below(arguments: &[&str], processes: usize) -> Vec<Outcome> {
+    let stage = Stage::new();
+    let (highest, ended) = highest(&stage, arguments, processes);
+    assert!(highest <= LIMIT, "{} MiB of {}", highest / MIB, LIMIT / MIB);
+    assert!(highest >= LIMIT / 100 * 90, "{} MiB of {}", highest / MIB, LIMIT / MIB);
+    for one in &ended {
+        assert!(one.value("refused") > 10, "{one:#?}");
+        assert_eq!(one.stderr, "", "{one:#?}");
+    }
+    ended
+}
+
+/// Most of what was refused fits when a third of everything has been freed.
+#[track_caller]
+fn fits_again(ended: &[Outcome]) {
+    for one in ended {
+        assert!(one.value("fitted") * 2 > one.value("refused"), "{one:#?}");
+    }
+}
+
+#[test]
+fn linear_memory() {
+    fits_again(&stays_below(&["linear", "2000", "1"], 1));
+    stays_below(&["linear", "1500", "4"], 1);
+    stays_below(&["linear", "1500", "2"], 2);
+}
+
+#[test]
+fn physical_memory() {
+    fits_again(&stays_below(&["expand", "1500", "1"], 1));
+}
+
+#[test]
+fn pools_that_fragment() {
+    fits_again(&stays_below(&["pool", "2500", "1"], 1));
+    stays_below(&["pool", "1500", "4"], 1);
+    stays_below(&["pool", "1500", "2"], 2);
+}
+
+/// More code than there can be room kept for, some of it placed whenever there is least of it.
+#[test]
+fn code_that_is_placed_when_memory_is_full() {
+    for threads in ["1", "3"] {
+        let ended = stays_below(&["code", "2500", threads], 1);
+        assert_eq!(ended[0].value("images"), 48);
+    }
+}
+
+/// What is kept free is no more than a small part, is shown as its own kind, and ends with the images.
+#[test]
+fn headroom_is_shown_and_given_back() {
+    let stage = Stage::new();
+    let steps = stage.compile("steps.c", "steps", &[]);
+    let mut command = stage.limited(steps);
+    let steps = [
+        "image:8",
+        "info",
+        "use",
+        "settle",
+        "info",
+        "image:100",
+        "info",
+        "alloc:1480",
+        "alloc:1464",
+    ];
+    let rest = ["unload", "unload", "settle", "info", "sleep:1000"];
+    let running = start(command.args(steps).args(rest).env(MEMORY_LIMIT, first_device(LIMIT)));
+    let page = stage.session("session").join(format!("{}.page", common::UUIDS[0]));
+    let summary = || Page::open_existing(&page).ok().and_then(|page| page.summary().ok());
+    let headroom = |summary: Summary| summary.bytes(Kind::Headroom) / MIB;
+    // Two images are 64 MiB, a 32nd part of the limit.
+    common::eventually("headroom", || summary().map(headroom) == Some(64));
+    let outcome = running.end().succeeded();
+    let free: Vec<u64> = outcome
+        .stdout
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("free=")?.parse().ok())
+        .collect();
+    // At least 16 MiB, whatever is placed; 8 MiB of code; 64 MiB for the larger image.
+    assert_eq!(free[..3], [1536 - 16, 1536 - 16 - 8, 1536 - 64 - 8], "{outcome:#?}");
+    assert!(outcome.stdout.contains("alloc=2 alloc=0"), "{outcome:#?}");
+    assert_eq!(free[3], 1536 - 1464, "{outcome:#?}");
+}
