@@ -421,8 +421,8 @@ fn the_json_has_one_shape() {
     let settings = ["density_ppm", "policy", "priority", "share_ppm", "soft_ppm", "weight"];
     assert_eq!(keys(&device["compute"]), settings);
     assert_eq!(device["compute"]["policy"], "none");
-    let kinds = ["array", "context", "data", "driver",
-        "headroom", "graph", "oversubscribed", "pool"];
+    let kinds =
+        ["array", "context", "data", "driver", "graph", "headroom", "oversubscribed", "pool"];
     let memory = &device["memory"];
     let figures =
         ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "real", "used"];

@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(of(&nothing), 0);
         // A wrapper in a wrapper is not followed.
         let wrapper = Wrapper { magic: WRAPPER, version: 0, data: ptr::from_ref(&nothing).cast() };
-        assert_eq!(of(&wrapper), 4);
+        assert_eq!(of(&wrapper), 5);
         // SAFETY: null, and names that end with a zero.
         unsafe {
             assert_eq!(bytes(ptr::null()), 0);
