@@ -104,7 +104,7 @@ fn five_hundred_kills() {
     assert!(most <= limit, "{most} of {limit}");
 }
 
-/// What it is called, and what it does.'s directory can do to its page.
+/// What it is called, and what it does.
 type Damage = (&'static str, fn(&PathBuf));
 /// What whoever may write to the session's directory can do to its page.
 const DAMAGES: [Damage; 4] = [
