@@ -2,8 +2,8 @@
 
 use super::{Call, image};
 use crate::keeper;
-use crate::memory;
-use crate::memory::headroom::{self, Into};
+use crate::memory::headroom::{self, Loaded};
+use crate::memory::{self, Much};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use utils::driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
 
@@ -42,23 +42,28 @@ fn looked_after(call: impl FnOnce() -> CuResult) -> CuResult {
 fn placing(call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     if result.is_ok() {
-        memory::code_may_have_come();
+        memory::driver_may_have_taken(Much::Perhaps);
     }
     result
 }
 
 /// Runs a call that gives the driver an image.
-fn loading(bytes: u64, into: Into, to: *mut Module, call: impl FnOnce() -> CuResult) -> CuResult {
+fn loading(
+    bytes: u64,
+    loaded_as: Loaded,
+    to: *mut Module,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
     // SAFETY: read after success, when the driver has written there.
     let handle = || unsafe { *to } as usize;
-    placing(|| headroom::load(bytes, into, call, handle))
+    placing(|| headroom::load(bytes, loaded_as, call, handle))
 }
 
 fn load(call: Call<signature::cuModuleLoad>, module: *mut Module, file: *const c_char) -> CuResult {
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { image::file_bytes(file) };
     // SAFETY: as above.
-    loading(bytes, Into::Context, module, || unsafe { (call.original)(module, file) })
+    loading(bytes, Loaded::Module, module, || unsafe { (call.original)(module, file) })
 }
 
 fn load_data(
@@ -69,7 +74,7 @@ fn load_data(
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { image::bytes(image) };
     // SAFETY: as above.
-    loading(bytes, Into::Context, module, || unsafe { (call.original)(module, image) })
+    loading(bytes, Loaded::Module, module, || unsafe { (call.original)(module, image) })
 }
 
 fn load_data_ex(
@@ -84,7 +89,7 @@ fn load_data_ex(
     let bytes = unsafe { image::bytes(image) };
     // SAFETY: as above.
     let original = || unsafe { (call.original)(module, image, count, options, values) };
-    loading(bytes, Into::Context, module, original)
+    loading(bytes, Loaded::Module, module, original)
 }
 
 fn unload(call: Call<signature::cuModuleUnload>, module: Module) -> CuResult {
@@ -130,7 +135,7 @@ fn load_library(
 ) -> CuResult {
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { image::bytes(image) };
-    loading(bytes, Into::Library, library, || {
+    loading(bytes, Loaded::Library, library, || {
         // SAFETY: as above.
         unsafe {
             (call.original)(
@@ -161,7 +166,7 @@ fn load_library_file(
 ) -> CuResult {
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { image::file_bytes(file) };
-    loading(bytes, Into::Library, library, || {
+    loading(bytes, Loaded::Library, library, || {
         // SAFETY: as above.
         unsafe {
             (call.original)(
@@ -210,7 +215,11 @@ fn library_function(
 
 fn set_limit(call: Call<signature::cuCtxSetLimit>, limit: c_uint, value: usize) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(limit, value) })
+    let result = unsafe { (call.original)(limit, value) };
+    if result.is_ok() {
+        memory::driver_may_have_taken(Much::Surely);
+    }
+    result
 }
 
 fn stream_create(

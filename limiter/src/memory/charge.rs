@@ -1,6 +1,6 @@
 //! Reserve, call, commit.
 
-use super::reconcile::{self, From};
+use super::reconcile::{self, Caller};
 use super::tracker::{Allocation, Handle};
 use super::{changes, graphs, imports, oversubscribe, physical, pools};
 use crate::device::Device;
@@ -54,14 +54,14 @@ pub(super) fn reserve_seen(device: &'static Device, kind: Kind, bytes: u64) -> b
     match try_to_reserve(device, kind, bytes) {
         None => false,
         Some(Left::Plenty) => true,
-        Some(Left::Little) => reconcile::look_now(device, From::Allocation(kind, bytes), false),
+        Some(Left::Little) => reconcile::look_now(device, Caller::Allocation(kind, bytes), false),
     }
 }
 
 /// Reserves what did not fit a moment ago; where it still does not, but may by NVML's figure, looks there.
 pub(super) fn reserve_again(device: &'static Device, kind: Kind, bytes: u64) -> bool {
     reserve_seen(device, kind, bytes) || {
-        reconcile::look_now(device, From::Allocation(kind, 0), true);
+        reconcile::look_now(device, Caller::Allocation(kind, 0), true);
         reserve_seen(device, kind, bytes)
     }
 }
@@ -104,12 +104,21 @@ fn try_to_reserve(device: &Device, kind: Kind, bytes: u64) -> Option<Left> {
     reserved
 }
 
-/// Code may have been loaded: where little is left, that is charged at once; else the keeper does it.
-pub(crate) fn code_may_have_come() {
+/// Whether what the driver may have taken can be much.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Much {
+    Perhaps,
+    Surely,
+}
+
+/// The driver may have taken memory of the current device. That is charged at once if it can be much or
+/// where little is left; else the keeper does it.
+pub(crate) fn driver_may_have_taken(much: Much) {
     if let Verdict::Limited(device) = runtime::get().current_device()
-        && device.book().is_some_and(|book| Left::in_book(&book) == Left::Little)
+        && let Some(left) = device.book().map(|book| Left::in_book(&book))
+        && (much == Much::Surely || left == Left::Little)
     {
-        reconcile::look_now(device, From::Elsewhere, false);
+        reconcile::look_now(device, Caller::Other, much == Much::Surely);
     }
     keeper::ring();
 }

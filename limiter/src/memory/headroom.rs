@@ -79,19 +79,19 @@ impl Images {
     }
 }
 
-/// How an image is loaded.
+/// What an image is loaded as.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Into {
-    /// The current context.
-    Context,
-    /// Every context that uses it.
+pub(crate) enum Loaded {
+    /// A module, which the current context has.
+    Module,
+    /// A library, for every context that uses it.
     Library,
 }
 
 /// Runs a call that gives the driver an image of so many bytes; `handle` is read after success.
 pub(crate) fn load(
     bytes: u64,
-    into: Into,
+    loaded_as: Loaded,
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> usize,
 ) -> CuResult {
@@ -102,10 +102,10 @@ pub(crate) fn load(
     images().begin(device, bytes);
     fill(device);
     let result = call();
+    let context = if loaded_as == Loaded::Library { 0 } else { context_of_thread() };
     let mut images = images();
     images.end(device, bytes);
     if result.is_ok() {
-        let context = if into == Into::Library { 0 } else { context_of_thread() };
         images.loaded.insert(handle(), Image { device, context, bytes });
     }
     drop(images);

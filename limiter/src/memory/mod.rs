@@ -16,7 +16,7 @@ mod size;
 pub(crate) mod tiles;
 mod tracker;
 
-pub(crate) use charge::{allocate, code_may_have_come, free};
+pub(crate) use charge::{Much, allocate, driver_may_have_taken, free};
 pub(crate) use contexts::Contexts;
 pub(crate) use reconcile::reconcile;
 pub(crate) use size::{array_bytes, linear_bytes, mipmapped_bytes};

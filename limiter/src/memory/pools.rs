@@ -135,6 +135,8 @@ pub(crate) fn destroy(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRe
                 lives
             });
         }
+        // Calls that ran meanwhile have not found it, and cannot have left.
+        (taken.running, taken.alone) = (0, false);
         pools().insert(pool as usize, taken);
     } else if let Some(device) = taken.device {
         let living = taken.live.values().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));

@@ -33,6 +33,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const BOUNDS: u32 = 32;
 /// Looks of allocations are so many times as far apart as they take.
 const SPARING: u32 = 4;
+/// But no more allocations than this are made without one: the driver's own tables grow with them.
+const UNSEEN: u32 = 32;
 const MIB: u64 = 1 << 20;
 
 /// What nobody has been charged for, as seen once.
@@ -92,8 +94,9 @@ struct Account {
     estimate: Estimate,
     /// Whether it has been said that the session is over its limit.
     said: bool,
-    /// When an allocation last looked, and how long that took.
+    /// When an allocation last looked, how long that took, and how many did not look since.
     looked: Option<(Instant, Duration)>,
+    unseen: u32,
 }
 
 type Accounts = HashMap<usize, Account>;
@@ -129,32 +132,34 @@ pub(crate) fn reconcile(device: &'static Device) -> bool {
     soon
 }
 
-/// Where a look is taken from.
+/// The call in whose midst a look is taken.
 #[derive(Clone, Copy)]
-pub(super) enum From {
-    /// A call that allocates or frees; what it has reserved by now, as which kind.
+pub(super) enum Caller {
+    /// One that allocates or frees; what it has reserved by now, as which kind.
     Allocation(Kind, u64),
-    /// Some other call of the program.
-    Elsewhere,
+    /// Another.
+    Other,
 }
 
 /// Brings a device's charge up to date in the midst of a call, unless that was done a moment ago or
 /// another thread is at it. `false`: with what was seen there is no room for what the call has
 /// reserved, and it is given back.
-pub(super) fn look_now(device: &'static Device, from: From, urgent: bool) -> bool {
+pub(super) fn look_now(device: &'static Device, caller: Caller, urgent: bool) -> bool {
     let Some(mut accounts) = accounts() else { return true };
     let account = accounts.entry(ptr::from_ref(device).addr()).or_default();
     let pause = if urgent { 1 } else { SPARING };
-    if account.looked.is_some_and(|(last, took)| last.elapsed() < took * pause) {
+    account.unseen += 1;
+    let lately = account.looked.is_some_and(|(last, took)| last.elapsed() < took * pause);
+    if lately && account.unseen < UNSEEN {
         return true;
     }
     let begun = Instant::now();
-    let (calls, kind, tried) = match from {
-        From::Allocation(kind, tried) => (1, kind, tried),
-        From::Elsewhere => (0, Kind::Data, 0),
+    let (calls, kind, tried) = match caller {
+        Caller::Allocation(kind, tried) => (1, kind, tried),
+        Caller::Other => (0, Kind::Data, 0),
     };
     let sight = measure(device, calls, tried);
-    account.looked = Some((Instant::now(), begun.elapsed()));
+    (account.looked, account.unseen) = (Some((Instant::now(), begun.elapsed())), 0);
     let Some(sight) = sight else { return true };
     account.estimate.notice_now(sight);
     let (wanted, slot) = (Wanted::by(device), device.seat().slot());
