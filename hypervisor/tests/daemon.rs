@@ -649,6 +649,38 @@ fn a_session_without_limit_needs_no_lease() {
     }
 }
 
+/// A process may still have to tell of a lease when another one's word has taken the limit away.
+#[test]
+fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let client = daemon.client();
+    let worker = register(&client, "a", 1_000_000).unwrap();
+    let poll = Some(Duration::from_secs(10));
+    let lease = admission(&client, worker, None, poll).unwrap().unwrap();
+    let say = |policy: Policy, ask: Option<u64>| -> Option<Lease> {
+        let quota = DeviceQuota { policy, ..DeviceQuota::fixed(GPU, 1_000_000) };
+        let uuid = GPU.to_owned();
+        let message = Admission { worker, uuid, report: None, ask, quota: Some(quota) };
+        client.call::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
+    };
+    assert_eq!(say(Policy::None, None), None);
+    assert!(daemon.status().devices.iter().all(|device| device.leases.is_empty()));
+    for done in [false, true] {
+        let report = LeaseReport { done, ..LeaseReport::busy(lease.id, 1_000) };
+        assert_eq!(admission(&client, worker, Some(report), None).unwrap(), None);
+    }
+    // Who knows, and asks all the same, is answered at once; who does not know is told.
+    let started = Instant::now();
+    assert_eq!(say(Policy::None, Some(10_000_000)), None);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(matches!(
+        admission(&client, worker, None, poll),
+        Err(ClientError::Refused { status: 400, .. })
+    ));
+    assert!(say(Policy::Fixed, Some(10_000_000)).is_some());
+}
+
 #[test]
 fn a_caller_that_hangs_up_gives_its_grant_back() {
     let (_dir, socket) = place();
