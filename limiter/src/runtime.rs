@@ -128,7 +128,9 @@ impl Runtime {
     /// Whether calls of the CUDA family are to be handled at all.
     pub(crate) fn cuda(&self) -> Verdict<()> {
         if let Some(failure) = crate::patch::failure()
-            && self.config.as_ref().is_ok_and(Config::limits_anything)
+            && self.config.as_ref().is_ok_and(|config| {
+                config.limits_anything() || self.devices().any(Device::is_limited)
+            })
         {
             return self.fail(&Refused(failure.to_owned()));
         }
