@@ -12,7 +12,7 @@ const MISSED_OF_SHARE_PPM: u64 = 980_000;
 /// less than they lose.
 const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
 /// One that needs at most this part of its share is nobody's hindrance.
-const MODEST_PPM: u64 = 750_000;
+const MODEST_PPM: u64 = 500_000;
 /// An account that is so full is not being used up.
 const FULL_PPM: u64 = 750_000;
 /// And one that is fuller than this is being used too little, if others are in the way: early enough that

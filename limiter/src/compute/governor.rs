@@ -220,6 +220,13 @@ impl Tenure {
         self.look(clock::now(), false);
         let mut progress = 0;
         let mut since = clock::now();
+        let begun = since;
+        let under_way: Vec<_> = gate
+            .lanes()
+            .into_iter()
+            .map(|lane| (lane.under_way(), lane))
+            .filter(|(launches, _)| *launches > 0)
+            .collect();
         let mut told = since;
         let mut patience = STUCK_NS;
         loop {
@@ -250,7 +257,11 @@ impl Tenure {
                 account.still_draining(self.lease, core::mem::take(&mut self.used));
             }
         }
-        self.look(clock::now(), true);
+        let now = clock::now();
+        for (launches, lane) in under_way {
+            lane.took(launches, now.saturating_sub(begun));
+        }
+        self.look(now, true);
         self.remove_abandoned();
     }
 

@@ -24,8 +24,9 @@ SETTINGS = {
     "settle": 1.0,
     "settle_plain": 0.3,
     # Programs of which one at least waits for its CPU: under Sluice and not, in turns.
-    "turns": 4,
-    "turn": 1.0,
+    "turns": 3,
+    "turn": 1.5,
+    "turn_settle": 2.0,
 }
 FULL = {
     "pairs": ["train+train", "decode+decode", "train+decode", "dense2500+decode", "dense130+decode", "dense130+train", "dense130+dense130", "dense2500+dense2500"],
@@ -48,7 +49,7 @@ def seconds(settings):
         more = len(shares_of(names, settings)) - 1
         total += more * (settings.together + settings.settle) * ("sluice" in settings.ways)
         if not all(map(is_dense, names)) and "sluice" in settings.ways:
-            total += (2 * settings.turns + 1) * (settings.turn + settings.settle)
+            total += (2 * settings.turns + 1) * (settings.turn + settings.turn_settle)
     return total
 
 
@@ -144,10 +145,10 @@ class Pair:
                 together = [self.together(way, both)]
             label = "/".join(map(str, shares))
             self.judge(label, shares, self.note(f"sluice {label}", alone, together))
-            if shares == self.shares[0] and not all(map(is_dense, self.names)):
-                self.in_turns(label, both)
+        if not all(map(is_dense, self.names)):
+            self.in_turns(both)
 
-    def in_turns(self, label, both):
+    def in_turns(self, both):
         """The same processes together, not limited, limited, not limited, ...: what differs between processes is
         not in these figures."""
         rates = []
@@ -158,7 +159,7 @@ class Pair:
                 if refused:
                     self.proof.check("sluice limit", False, refused, "accepted")
                     return
-            rates.append(steered.rates(self.proof, both, self.settings.settle, self.settings.turn))
+            rates.append(steered.rates(self.proof, both, self.settings.turn_settle, self.settings.turn))
         plain = [[(a + b) / 2 for a, b in zip(rates[i - 1], rates[i + 1])] for i in range(1, len(rates), 2)]
         ratios = [[got / sliced for got, sliced in zip(rates[i], plain[i // 2])] for i in range(1, len(rates), 2)]
         each = [statistics.median(column) for column in zip(*ratios)]
@@ -167,7 +168,7 @@ class Pair:
         shown = " and ".join(f"{part:.3f}" for part in each)
         spread = f"{min(sum(one) / 2 for one in ratios):.3f} to {max(sum(one) / 2 for one in ratios):.3f}"
         ok = None if self.proof.fake else mean >= LEAST_OF_SLICING
-        what = f"{' + '.join(self.names)} at {label} beside slicing, same processes"
+        what = f"{' + '.join(self.names)} at {'/'.join(map(str, self.shares[0]))} beside slicing, same processes"
         self.proof.check(what, ok, f"{shown} of what slicing gives, mean {mean:.3f} ({spread})", f"mean at least {LEAST_OF_SLICING}")
 
     def together(self, way, both):

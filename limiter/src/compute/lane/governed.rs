@@ -2,7 +2,7 @@
 
 use super::super::usage::Totals;
 use super::super::{is_capturing, own, pins};
-use super::{CLOSED, Lane};
+use super::{CLOSED, LONG_NS, Lane};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use utils::driver::cuda::{Context, CuResult, STREAM_PER_THREAD, Stream};
@@ -34,6 +34,23 @@ impl Lane {
             unknown: !self.lost.load(Relaxed)
                 && (self.unknown_until.load(Acquire) > self.done.load(Acquire)
                     || self.calling_since.load(Acquire) != 0),
+        }
+    }
+
+    /// How many launches may not have been done yet, about.
+    pub(in crate::compute) fn under_way(&self) -> u64 {
+        let batches = self.recorded.load(Acquire).saturating_sub(self.done.load(Acquire));
+        let batch = u64::from(self.batch.load(Relaxed).max(1));
+        u64::from(self.uncovered.load(Acquire)).saturating_add(batches.saturating_mul(batch))
+    }
+
+    /// The last so many launches of a lease were done so late that they are not what was known of the work:
+    /// the next ones are to be waited for, each by itself.
+    pub(in crate::compute) fn took(&self, launches: u64, ns: u64) {
+        let each = ns / launches.max(1);
+        if each > LONG_NS {
+            self.launch_ns.fetch_max(each, Relaxed);
+            self.resize(1);
         }
     }
 
