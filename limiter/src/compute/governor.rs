@@ -29,6 +29,9 @@ const DRAIN_POLL_NS: u64 = 30_000;
 const STUCK_NS: u64 = 1_000_000_000;
 /// How long the gate is then opened.
 const GLIMPSE_NS: u64 = 5_000_000;
+/// So long before its work will be done the daemon is told that a lease is over: the next holder's first
+/// launch takes at least as long to come.
+const HANDOVER_NS: u64 = 150_000;
 /// Enough for the calls that the thread makes.
 const STACK_BYTES: usize = 512 * 1024;
 
@@ -229,6 +232,7 @@ impl Tenure {
             .collect();
         let mut told = since;
         let mut patience = STUCK_NS;
+        let mut done_at = None;
         loop {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
@@ -243,6 +247,7 @@ impl Tenure {
             if done != progress {
                 progress = done;
                 since = now;
+                done_at = self.lease.id.and_then(|_| expected_end(now, &lanes));
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 gate.open();
                 clock::sleep(GLIMPSE_NS);
@@ -250,6 +255,9 @@ impl Tenure {
                 since = clock::now();
                 // Longer each time, so that it outgrows kernels that only take long.
                 patience = patience.saturating_mul(2);
+            }
+            if done_at.is_some_and(|at| (at..at + HANDOVER_NS).contains(&(now + HANDOVER_NS))) {
+                break;
             }
             if now.saturating_sub(told) > TELL_NS {
                 told = now;
@@ -281,6 +289,20 @@ impl Tenure {
 fn renewal(now: u64, lease: &Lease) -> Option<u64> {
     let early = (lease.end.saturating_sub(now) / 4).min(RENEW_BEFORE_NS);
     (early >= LEAST_BEFORE_NS).then_some(lease.end - early)
+}
+
+/// When everything launched will be done, if something has just been seen to be done; `None`: not known,
+/// or not soon.
+fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
+    const SOON_NS: u64 = 1_000_000;
+    let mut left_ns = 0_u64;
+    for totals in lanes.iter().map(|lane| lane.totals()) {
+        if totals.unknown {
+            return None;
+        }
+        left_ns = left_ns.saturating_add(totals.outstanding_ns);
+    }
+    (left_ns < SOON_NS).then_some(now + left_ns)
 }
 
 fn drained(lanes: &[Arc<Lane>]) -> bool {
