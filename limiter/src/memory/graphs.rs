@@ -18,7 +18,7 @@ use crate::own;
 use crate::per_process::PerProcess;
 use crate::runtime::{self, Verdict};
 use core::ptr;
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,9 +28,6 @@ use utils::driver::cuda::{
 };
 use utils::page::layout::Kind;
 
-/// The most that the driver is taken to add to a device's pool at a time, as a power of two, until its
-/// figures show that it adds less.
-const COARSEST_GRAIN: u32 = 25;
 /// Physical memory comes in pages of this size.
 const PAGE: u64 = 2 << 20;
 /// How long a launch that finds no room waits for graphs that run to give theirs up.
@@ -60,6 +57,8 @@ struct Account {
     asked: u64,
     /// What executable graphs that are gone may have left allocated.
     left_behind: u64,
+    /// Launches that are under way, and count on what the pool has.
+    launches: u32,
 }
 
 #[derive(Default)]
@@ -73,8 +72,6 @@ static GRAPHS: PerProcess<Mutex<Graphs>> = PerProcess::new();
 static EXECUTABLES: AtomicUsize = AtomicUsize::new(0);
 /// Counts questions.
 static QUESTIONS: AtomicU64 = AtomicU64::new(1);
-/// What the pools have taken at a time so far were multiples of this power of two.
-static GRAIN: AtomicU32 = AtomicU32::new(COARSEST_GRAIN);
 
 /// In a forked child: the parent's graphs are not the child's.
 pub(crate) fn after_fork() {
@@ -102,6 +99,36 @@ impl Graphs {
         EXECUTABLES.store(self.executables.len(), Ordering::Relaxed);
     }
 
+    /// A launch begins: the most that the pool may grow by it, and whether it is the only launch.
+    fn begin(&mut self, exec: usize, need: &Need) -> (u64, bool) {
+        let growth = self.growth(exec, need);
+        // From here on it counts for others.
+        if let Some(executable) = self.executables.get_mut(&exec) {
+            executable.launched = true;
+        }
+        let Some(account) = self.accounts.get_mut(&need.ordinal) else { return (growth, true) };
+        account.launches += 1;
+        (growth, account.launches == 1)
+    }
+
+    /// Such a launch is over, or was not made.
+    fn end(&mut self, ordinal: cuda::Device) {
+        if let Some(account) = self.accounts.get_mut(&ordinal) {
+            account.launches = account.launches.saturating_sub(1);
+        }
+    }
+
+    fn leave_behind(&mut self, executable: &Executable) {
+        if !executable.launched {
+            return;
+        }
+        for need in &executable.needs {
+            if let Some(account) = self.accounts.get_mut(&need.ordinal) {
+                account.left_behind = account.left_behind.saturating_add(grains(need.bytes));
+            }
+        }
+    }
+
     /// The most that the pool may grow when an executable graph gets its memory.
     fn growth(&self, exec: usize, need: &Need) -> u64 {
         let others = self.executables.iter().filter(|&(&other, of)| of.launched && other != exec);
@@ -114,13 +141,13 @@ impl Graphs {
             .get(&need.ordinal)
             .map_or((0, 0), |account| (account.charged, account.left_behind));
         let most = of_others.saturating_add(left_behind).saturating_add(grains(need.bytes));
-        most.saturating_sub(charged).min(grains(need.bytes))
+        grains(most.saturating_sub(charged)).min(grains(need.bytes))
     }
 }
 
 /// Rounds up to what the pools take at a time.
 fn grains(bytes: u64) -> u64 {
-    bytes.checked_next_multiple_of(1 << GRAIN.load(Ordering::Relaxed)).unwrap_or(u64::MAX)
+    bytes.checked_next_multiple_of(pools::CHUNK).unwrap_or(u64::MAX)
 }
 
 /// A pool's figure in bytes.
@@ -152,10 +179,6 @@ fn settle(ordinal: cuda::Device, in_flight: u64) {
     };
     let mut released = book.release(seat.slot(), Kind::Graph, in_flight);
     if let Some((reserved, used)) = figures.filter(|_| asked > account.asked) {
-        if in_flight > 0 && reserved > account.charged {
-            let grown = reserved - account.charged;
-            GRAIN.fetch_min(grown.trailing_zeros(), Ordering::Relaxed);
-        }
         // What is in use has memory, or is about to get it.
         let holds = reserved.max(used);
         released = released.and(book.release(seat.slot(), Kind::Graph, account.charged));
@@ -184,7 +207,7 @@ pub(super) fn refresh(device: &Device, trim: bool) {
         of_device.filter(|(_, of)| of.charged > 0).map(|(&ordinal, _)| ordinal).collect()
     };
     for ordinal in ordinals {
-        if trim {
+        if trim && graphs().accounts.get(&ordinal).is_some_and(|of| of.launches == 0) {
             let _ = undisturbing(|| own::graph_mem_trim(ordinal));
         }
         settle(ordinal, 0);
@@ -311,7 +334,8 @@ pub(crate) fn instantiate(
 /// Has an account for a device, and tells by how much the pool may grow.
 fn open_account(exec: usize, need: &Need) -> u64 {
     let mut graphs = graphs();
-    let fresh = || Account { device: need.device, charged: 0, asked: 0, left_behind: 0 };
+    let fresh =
+        || Account { device: need.device, charged: 0, asked: 0, left_behind: 0, launches: 0 };
     graphs.accounts.entry(need.ordinal).or_insert_with(fresh);
     graphs.growth(exec, need)
 }
@@ -330,19 +354,16 @@ pub(crate) fn launch(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResu
         let Some(bytes) = make_room(exec, need) else {
             for (need, bytes) in reserved {
                 release(need.device, Kind::Graph, bytes);
+                graphs().end(need.ordinal);
             }
             return refused(need.device, need.bytes);
         };
         reserved.push((need, bytes));
     }
     let result = call();
-    if result.is_ok()
-        && let Some(executable) = graphs().executables.get_mut(&exec)
-    {
-        executable.launched = true;
-    }
     for (need, bytes) in reserved {
         settle(need.ordinal, bytes);
+        graphs().end(need.ordinal);
         if is_over(need.device) {
             refresh(need.device, true);
         }
@@ -353,13 +374,18 @@ pub(crate) fn launch(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResu
 /// Reserves what a launch may need and tells how much that is; `None`: there is no room.
 fn make_room(exec: usize, need: &Need) -> Option<u64> {
     let try_once = || {
-        let growth = graphs().growth(exec, need);
+        let (growth, only) = graphs().begin(exec, need);
         if growth == 0 || reserve_plainly(need.device, Kind::Graph, growth) {
             return Some(growth);
         }
         // What the pool has and does not use costs nothing, as far as that is whole grains.
-        let (reserved, used) = figures(need.ordinal)?;
-        (reserved.saturating_sub(used) >= grains(need.bytes)).then_some(0)
+        let idle =
+            figures(need.ordinal).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
+        if only && idle >= grains(need.bytes) {
+            return Some(0);
+        }
+        graphs().end(need.ordinal);
+        None
     };
     if let Some(bytes) = try_once() {
         return Some(bytes);
@@ -394,42 +420,37 @@ pub(crate) fn destroy(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuRes
     }
     // Forgotten first: another thread may get the same handle.
     let exec = exec as usize;
-    let taken = graphs().remove(exec);
+    let taken = {
+        let mut graphs = graphs();
+        let taken = graphs.remove(exec);
+        if let Some(executable) = &taken {
+            graphs.leave_behind(executable);
+        }
+        taken
+    };
     let result = call();
     let Some(executable) = taken else { return result };
     if !result.is_ok() {
         graphs().insert(exec, executable);
         return result;
     }
-    leave_behind(&executable);
     for need in &executable.needs {
         settle(need.ordinal, 0);
     }
     result
 }
 
-fn leave_behind(executable: &Executable) {
-    if !executable.launched {
-        return;
-    }
-    let mut graphs = graphs();
-    for need in &executable.needs {
-        if let Some(account) = graphs.accounts.get_mut(&need.ordinal) {
-            account.left_behind = account.left_behind.saturating_add(grains(need.bytes));
-        }
-    }
-}
-
 /// A context is gone, and with it the executable graphs made in it.
 pub(super) fn context_ended(device: &Device, context: usize) {
-    let ended: Vec<Executable> = {
+    {
         let mut graphs = graphs();
         let of_context = graphs.executables.iter().filter(|(_, of)| of.context == context);
         let handles: Vec<usize> = of_context.map(|(&exec, _)| exec).collect();
-        handles.into_iter().filter_map(|exec| graphs.remove(exec)).collect()
-    };
-    for executable in &ended {
-        leave_behind(executable);
+        for exec in handles {
+            if let Some(executable) = graphs.remove(exec) {
+                graphs.leave_behind(&executable);
+            }
+        }
     }
     refresh(device, true);
 }

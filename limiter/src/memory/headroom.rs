@@ -10,7 +10,7 @@
 //! part of the limit all the same, and the processes of a session share it.
 
 use super::changes;
-use super::charge::context_of_thread;
+use super::charge::{context_of_thread, trim};
 use crate::device::Device;
 use crate::per_process::PerProcess;
 use crate::runtime::{self, Verdict};
@@ -100,7 +100,12 @@ pub(crate) fn load(
         _ => return call(),
     };
     images().begin(device, bytes);
-    fill(device);
+    if !fill(device) {
+        // What pools do not use serves better here.
+        let _changing = changes::begin();
+        trim(device);
+        fill(device);
+    }
     let result = call();
     let context = if loaded_as == Loaded::Library { 0 } else { context_of_thread() };
     let mut images = images();
@@ -121,7 +126,9 @@ pub(crate) fn unload(handle: usize, call: impl FnOnce() -> CuResult) -> CuResult
     let image = images().loaded.remove(&handle);
     let result = call();
     match image {
-        Some(image) if result.is_ok() => fill(image.device),
+        Some(image) if result.is_ok() => {
+            fill(image.device);
+        }
         Some(image) => {
             images().loaded.entry(handle).or_insert(image);
         }
@@ -136,14 +143,14 @@ pub(super) fn context_ended(device: &Device, context: usize) {
     fill(device);
 }
 
-/// Keeps as much free as is wanted, or as there is.
-fn fill(device: &Device) {
+/// Keeps as much free as is wanted, or as there is; `false`: there is not enough.
+fn fill(device: &Device) -> bool {
     let wanted = Wanted::by(device);
-    if let Some(mut book) = device.book() {
-        let slot = device.seat().slot();
-        let driver = book.has(slot, Kind::Driver);
-        wanted.write(&mut book, slot, driver, 0);
-    }
+    let Some(mut book) = device.book() else { return true };
+    let slot = device.seat().slot();
+    let driver = book.has(slot, Kind::Driver);
+    wanted.write(&mut book, slot, driver, 0);
+    book.has(slot, Kind::Headroom) == wanted.bytes(book.real_limit(), driver)
 }
 
 /// Headroom that has been lent to an allocation which needs it only if things turn out badly.

@@ -78,13 +78,11 @@ impl Holes {
 
     /// The pool has given chunks back in which nothing is allocated: what is left is beside something
     /// that is `live`.
-    pub(super) fn trim(&mut self, live: impl Iterator<Item = (u64, u64)>) {
+    pub(super) fn trim(&mut self, live: &BTreeMap<u64, u64>) {
         let chunk = |at: u64| at - at % CHUNK;
         let mut kept = Self::default();
         let mut last = None;
-        let mut live: Vec<(u64, u64)> = live.collect();
-        live.sort_unstable();
-        for (start, bytes) in live {
+        for (&start, &bytes) in live {
             let end = start.saturating_add(bytes.max(1));
             // Only where it begins and where it ends there can be room beside it.
             for low in [chunk(start), chunk(end - 1)] {
@@ -169,9 +167,9 @@ mod tests {
     fn trimming_leaves_what_lies_beside_something() {
         let mut holes = holes(&[(0, 4), (8, 10), (64, 32), (100, 4), (200, 2)]);
         let live = [(4, 4), (96, 4), (104, 92)].map(|(at, mib)| (BASE + at * MIB, mib * MIB));
-        holes.trim(live.into_iter());
+        holes.trim(&live.into());
         assert_eq!(list(&holes), [(0, 4), (8, 10), (100, 4), (200, 2)]);
-        holes.trim(core::iter::empty());
+        holes.trim(&BTreeMap::new());
         assert_eq!(holes.bytes(), 0);
     }
 }

@@ -166,8 +166,10 @@ pub(crate) fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
             pool.live.insert(address, bytes);
         } else if !pool.waits {
             pool.holes.add(address, bytes);
-            // Another thread may have got it meanwhile, or a part.
-            for (&start, &taken) in pool.live.range(address..address.saturating_add(bytes)) {
+            // Another thread may have got it meanwhile, or a part; or what begins before and ends in it.
+            let before = pool.live.range(..address).next_back();
+            let within = pool.live.range(address..address.saturating_add(bytes));
+            for (&start, &taken) in before.into_iter().chain(within) {
                 pool.holes.cut(start, taken);
             }
         }
@@ -207,7 +209,7 @@ fn settle(pool: MemoryPool, in_flight: u64) {
         released = released.and(book.release(seat.slot(), Kind::Pool, *charged));
         book.charge(seat.slot(), Kind::Pool, reserved);
         if reserved < *charged {
-            holes.trim(live.iter().map(|(&address, &bytes)| (address, bytes)));
+            holes.trim(live);
         }
         (*charged, *last) = (reserved, asked);
     }
@@ -224,18 +226,21 @@ struct Running {
     pool: usize,
     alone: bool,
     number: u64,
+    /// Whether no other ran when it began.
+    first: bool,
 }
 
 impl Running {
-    /// How long one call waits for others, in steps.
+    /// How long one that wants to be alone waits for others, and how long others wait for it, in steps.
     const PATIENCE: u32 = 200;
+    const LONG_PATIENCE: u32 = 10_000;
     const STEP_NS: u64 = 50_000;
 
     /// Beside others; waits a moment for one that is alone.
     fn beside(pool: MemoryPool) -> Self {
         let pool = pool as usize;
         let is_taken = || pools().get(&pool).is_some_and(|of| of.alone);
-        for _ in 0..Self::PATIENCE {
+        for _ in 0..Self::LONG_PATIENCE {
             if let Some(running) = Self::enter(pool, |of| !of.alone) {
                 return running;
             }
@@ -244,20 +249,21 @@ impl Running {
             }
             clock::sleep(Self::STEP_NS);
         }
-        Self::enter(pool, |_| true).unwrap_or(Self { pool, alone: false, number: 0 })
+        Self::enter(pool, |_| true).unwrap_or(Self { pool, alone: false, number: 0, first: false })
     }
 
     fn enter(pool: usize, may: impl Fn(&Pool) -> bool) -> Option<Self> {
         let mut pools = pools();
         let of = pools.get_mut(&pool).filter(|of| may(of))?;
+        let first = of.running == 0;
         of.running += 1;
         of.calls += 1;
-        Some(Self { pool, alone: false, number: of.calls })
+        Some(Self { pool, alone: false, number: of.calls, first })
     }
 
     /// Whether no other call has run since it began.
     fn was_alone(&self, of: &Pool) -> bool {
-        self.alone || (of.running == 1 && of.calls == self.number)
+        self.alone || (self.first && of.calls == self.number)
     }
 
     /// Without others, once those that run are done; `None`: they are not after a moment.
@@ -270,7 +276,7 @@ impl Running {
                 Some(of) if own.is_none() && !of.alone => {
                     of.alone = true;
                     of.calls += 1;
-                    own = Some(Self { pool, alone: true, number: of.calls });
+                    own = Some(Self { pool, alone: true, number: of.calls, first: true });
                     if of.running == 0 {
                         return own;
                     }
@@ -314,8 +320,16 @@ pub(super) fn refresh(device: &Device, trim: bool) {
         if trim {
             let _running = Running::beside(pool);
             let _ = undisturbing(|| own::pool_trim_to(pool, 0));
+            given_back(pool);
         }
         settle(pool, 0);
+    }
+}
+
+/// A pool has given back what it does not use.
+fn given_back(pool: MemoryPool) {
+    if let Some(Pool { live, holes, .. }) = pools().get_mut(&(pool as usize)) {
+        holes.trim(live);
     }
 }
 
@@ -323,6 +337,7 @@ pub(super) fn refresh(device: &Device, trim: bool) {
 pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
     let running = Running::beside(pool);
     let result = call();
+    given_back(pool);
     drop(running);
     settle(pool, 0);
     result

@@ -1,9 +1,9 @@
 /* Allocates and frees at random, always close to its limit, for so many milliseconds and in so many
  * threads:
- *   full linear|pool|expand MS THREADS
+ *   full linear|pool|expand|graph MS THREADS
  *   full code MS THREADS       and uses kernels meanwhile whose code is large
  * Says how much it had at most, how often it was refused, and how often a refused allocation fitted when a
- * third of everything was freed. Of a pool, all frees are in the order of a stream. */
+ * third of everything was freed. Memory of pools and graphs is freed in the order of a stream. */
 #include "any.h"
 #include <pthread.h>
 
@@ -29,9 +29,35 @@ struct part {
 
 static unsigned any(struct part *part, unsigned below) { return (unsigned)rand_r(&part->seed) % below; }
 
+/* The memory that a graph has allocated outlives it. */
+static CUresult by_graph(struct part *part, CUdeviceptr *at, size_t bytes) {
+    struct {
+        struct props pool;
+        void *access;
+        size_t access_count, bytes;
+        CUdeviceptr address;
+    } params = {.pool = on_device(0), .bytes = bytes};
+    CUgraph graph;
+    void *node, *exec;
+    must("cuGraphCreate", &graph, 0);
+    must("cuGraphAddMemAllocNode", &node, graph, NULL, (size_t)0, &params);
+    *at = params.address;
+    CUresult result = call("cuGraphInstantiateWithFlags", &exec, graph, 0ull);
+    if (result == 0) {
+        result = call("cuGraphLaunch", exec, part->stream);
+        must("cuGraphExecDestroy", exec);
+    }
+    must("cuGraphDestroy", graph);
+    return result;
+}
+
+static int in_order(void) { return !strcmp(kind, "pool") || !strcmp(kind, "graph"); }
+
 static CUresult take(struct part *part, CUdeviceptr *at, size_t bytes) {
     if (!strcmp(kind, "pool"))
         return alloc_async(at, bytes, part->stream);
+    if (!strcmp(kind, "graph"))
+        return by_graph(part, at, bytes);
     if (strcmp(kind, "expand"))
         return d.mem_alloc(at, bytes);
     struct props props = on_device(0);
@@ -43,7 +69,7 @@ static void drop(struct part *part, int count) {
         int number = (int)any(part, (unsigned)part->count);
         CUdeviceptr at = part->at[number];
         part->at[number] = part->at[--part->count];
-        if (!strcmp(kind, "pool"))
+        if (in_order())
             ok(free_async(at, part->stream));
         else if (!strcmp(kind, "expand"))
             must("cuMemRelease", at);
