@@ -40,6 +40,8 @@ struct Pool {
     live: BTreeMap<u64, u64>,
     /// What has been freed, and is the pool's still.
     holes: Holes,
+    /// How often it may have given something back.
+    trims: u64,
     /// Whether what was freed in another stream may not be used yet, by the program's own wish.
     waits: bool,
     /// Calls that allocate from it or have it give something back, while they run; how many there were.
@@ -58,6 +60,7 @@ impl Pool {
             asked: 0,
             live,
             holes,
+            trims: 0,
             waits: false,
             running: 0,
             calls: 0,
@@ -157,14 +160,14 @@ pub(crate) fn free(address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     // Forgotten first: once it is free, another thread may get the same address.
     let taken = pools()
         .iter_mut()
-        .find_map(|(&pool, of)| of.live.remove(&address).map(|bytes| (pool, bytes)));
+        .find_map(|(&pool, of)| of.live.remove(&address).map(|bytes| (pool, bytes, of.trims)));
     let result = call();
-    if let Some((pool, bytes)) = taken
+    if let Some((pool, bytes, trims)) = taken
         && let Some(pool) = pools().get_mut(&pool)
     {
         if !result.is_ok() {
             pool.live.insert(address, bytes);
-        } else if !pool.waits {
+        } else if !pool.waits && pool.trims == trims {
             pool.holes.add(address, bytes);
             // Another thread may have got it meanwhile, or a part; or what begins before and ends in it.
             let before = pool.live.range(..address).next_back();
@@ -191,7 +194,7 @@ fn settle(pool: MemoryPool, in_flight: u64) {
     let asked = QUESTIONS.fetch_add(1, Ordering::Relaxed);
     let reserved = attribute(pool, POOL_RESERVED_CURRENT);
     let mut pools = pools();
-    let Some(Pool { device: Some(device), charged, asked: last, live, holes, .. }) =
+    let Some(Pool { device: Some(device), charged, asked: last, live, holes, trims, .. }) =
         pools.get_mut(&(pool as usize))
     else {
         return;
@@ -209,6 +212,7 @@ fn settle(pool: MemoryPool, in_flight: u64) {
         released = released.and(book.release(seat.slot(), Kind::Pool, *charged));
         book.charge(seat.slot(), Kind::Pool, reserved);
         if reserved < *charged {
+            *trims += 1;
             holes.trim(live);
         }
         (*charged, *last) = (reserved, asked);
@@ -328,7 +332,8 @@ pub(super) fn refresh(device: &Device, trim: bool) {
 
 /// A pool has given back what it does not use.
 fn given_back(pool: MemoryPool) {
-    if let Some(Pool { live, holes, .. }) = pools().get_mut(&(pool as usize)) {
+    if let Some(Pool { live, holes, trims, .. }) = pools().get_mut(&(pool as usize)) {
+        *trims += 1;
         holes.trim(live);
     }
 }
