@@ -58,6 +58,16 @@ fn without_a_limit_the_cap_is_reached() {
     assert_eq!(granted(&outcome), 8 * GIB);
 }
 
+/// Small allocations share pages of 2 MiB: the last one is made where a page is left.
+#[test]
+fn small_allocations_stop_where_no_page_is_left() {
+    let stage = Stage::new();
+    let mut command = stage.limited(built("tenant"));
+    command.args(["mem", "--api", "alloc", "--chunk", "256KiB", "--cap", CAP]);
+    let outcome = outcome(command.env(MEMORY_LIMIT, first_device("600MiB"))).succeeded();
+    assert_eq!(granted(&outcome), 600 * MIB - CONTEXT - 2 * MIB + (256 << 10), "{outcome:#?}");
+}
+
 #[test]
 fn what_is_freed_can_be_allocated_again() {
     let stage = Stage::new();

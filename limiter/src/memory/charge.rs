@@ -1,13 +1,14 @@
 //! Reserve, call, commit.
 
 use super::reconcile::{self, Caller};
+use super::size::PAGE;
 use super::tracker::{Allocation, Handle};
 use super::{changes, graphs, imports, oversubscribe, physical, pools};
 use crate::device::Device;
 use crate::keeper;
 use crate::runtime::{self, Verdict};
 use utils::driver::cuda::{Context, CuResult};
-use utils::ledger::Book;
+use utils::ledger::{Book, Place};
 use utils::page::layout::Kind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory.
@@ -90,10 +91,20 @@ impl Left {
     }
 }
 
+/// Whether the driver may take a page for an allocation that is smaller.
+const fn shares_pages(kind: Kind, bytes: u64) -> bool {
+    matches!(kind, Kind::Data | Kind::Array) && !bytes.is_multiple_of(PAGE)
+}
+
 fn try_to_reserve(device: &Device, kind: Kind, bytes: u64) -> Option<Left> {
     let slot = device.seat().slot();
     let reserve = || match device.book() {
-        Some(mut book) => book.reserve(slot, kind, bytes).is_ok().then(|| Left::in_book(&book)),
+        Some(mut book) => {
+            // Small ones share pages; each may be the first of one.
+            let fits =
+                book.place(bytes.max(PAGE)) == Ok(Place::Device) || !shares_pages(kind, bytes);
+            (fits && book.reserve(slot, kind, bytes).is_ok()).then(|| Left::in_book(&book))
+        }
         // A page that cannot be used, and a failure that is let pass.
         None => (device.broken().is_some() && !device.is_denied()).then_some(Left::Plenty),
     };

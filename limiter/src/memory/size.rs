@@ -5,7 +5,7 @@ use utils::driver::cuda::{ARRAY3D_CUBEMAP, Array3dDescriptor};
 /// Allocations of this size and more are made of pages of this size.
 const LARGE: u64 = 1 << 20;
 /// Page size of large allocations.
-const PAGE: u64 = 2 << 20;
+pub(super) const PAGE: u64 = 2 << 20;
 /// Granularity of small ones, which share pages.
 const SMALL: u64 = 512;
 
