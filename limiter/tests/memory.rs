@@ -205,6 +205,19 @@ fn what_a_pool_has_can_be_used_under_a_lower_limit() {
     assert_eq!(results, ["async=0", "async=0", "async=2"], "{outcome:#?}");
 }
 
+/// A larger piece than what was freed, while the device has not got to the free yet.
+#[test]
+fn what_a_stream_is_about_to_free_is_waited_for_before_memory_is_refused() {
+    let stage = Stage::new();
+    let program = stage.compile("steps.c", "steps", &[]);
+    let mut command = stage.limited(&program);
+    let steps = ["async:320", "busy:300", "freeasync", "async:448", "async:448"];
+    let outcome = outcome(command.args(steps).env(MEMORY_LIMIT, first_device("1GiB"))).succeeded();
+    let results: Vec<&str> =
+        outcome.stdout.split_whitespace().filter(|word| word.starts_with("async=")).collect();
+    assert_eq!(results, ["async=0", "async=0", "async=2"], "{outcome:#?}");
+}
+
 /// The new program has the old one's pid and start time, and nothing of its memory.
 #[test]
 fn what_a_program_held_before_exec_is_free() {

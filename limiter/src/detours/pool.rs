@@ -93,7 +93,7 @@ fn charged(
             let address = || unsafe { *pointer };
             let result = pools::allocate(
                 device,
-                pool,
+                (pool, named(stream, per_thread)),
                 memory::linear_bytes(bytes as u64),
                 original,
                 address,

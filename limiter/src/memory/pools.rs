@@ -23,7 +23,7 @@ use crate::per_process::PerProcess;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use utils::driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT};
+use utils::driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, Stream};
 use utils::page::layout::Kind;
 
 /// What pools take from the device at a time, on current drivers; where a pool takes more, it is noticed
@@ -348,11 +348,26 @@ pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRes
     result
 }
 
-/// Runs a call that allocates `bytes` from a known pool on `device`. `address` is read after success,
-/// and `undo` frees what the call has allocated.
+/// Waits until a stream has done what is in it, for a while; whether it has.
+fn await_frees(stream: Stream) -> bool {
+    const LONGEST_NS: u64 = 2_000_000_000;
+    const STEP_NS: u64 = 500_000;
+    let begun = utils::clock::now_ns();
+    loop {
+        match undisturbing(|| own::stream_query(stream)) {
+            CuResult::NOT_READY if utils::clock::now_ns().saturating_sub(begun) < LONGEST_NS => {
+                clock::sleep(STEP_NS);
+            }
+            result => return result.is_ok(),
+        }
+    }
+}
+
+/// Runs a call that allocates `bytes` from a known pool on `device`, in the order of a stream that is not
+/// being captured. `address` is read after success, and `undo` frees what the call has allocated.
 pub(crate) fn allocate(
     device: &'static Device,
-    pool: MemoryPool,
+    (pool, stream): (MemoryPool, Stream),
     bytes: u64,
     call: impl Fn() -> CuResult,
     address: impl Fn() -> u64,
@@ -416,6 +431,17 @@ pub(crate) fn allocate(
             return result;
         }
         trim(device);
+    }
+    // What the stream has yet to free cannot be given back before. This is the end of the way, where the
+    // driver waits as well.
+    if charged() >= growth.min(CHUNK) && await_frees(stream) {
+        trim(device);
+        if reserve_again(device, Kind::Pool, growth) {
+            return grow().unwrap_or_else(|| declined(device, bytes));
+        }
+        if let Some(result) = fill_hole() {
+            return result;
+        }
     }
     declined(device, bytes)
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use core::ffi::{c_int, c_uint, c_void};
 
 use fake_node::blocks::BlockId;
+use fake_node::layout::StreamId;
 use utils::driver::cuda::{
     self, ALLOCATION_PINNED, AccessDesc, CuResult, Device, DevicePtr, HANDLE_TYPE_POSIX_FD,
     LOCATION_DEVICE, MemLocation, POOL_RELEASE_THRESHOLD, POOL_RESERVED_CURRENT, POOL_USED_CURRENT,
@@ -52,6 +53,8 @@ pub(crate) struct Pool {
     reuse: [c_int; 3],
     /// Destroyed with allocations left: goes away with the last of them.
     destroyed: bool,
+    /// Freed, but the stream has not got there: where, and from which position on it has.
+    late: Vec<(u64, u64, Vec<(StreamId, u64)>)>,
 }
 
 impl Pool {
@@ -88,6 +91,7 @@ fn make(inner: &mut Inner, device: u32, default: bool, limit: u64) -> u64 {
         limit,
         reuse: [1; 3],
         destroyed: false,
+        late: Vec::new(),
     };
     inner.pools.insert(key, pool);
     key
@@ -130,14 +134,21 @@ fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
     })
 }
 
-/// Gives back whole chunks that nothing lies in, down to `keep` bytes.
+/// Gives back whole chunks that nothing lies in, down to `keep` bytes. What a stream has yet to free counts as
+/// lying there.
 fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
+    let node = driver.node.lock();
+    pool.late.retain(|(.., ends)| {
+        !ends.iter().all(|(id, end)| node.passed(id.slot, id.generation, *end))
+    });
+    drop(node);
     for (base, size) in core::mem::take(&mut pool.pieces) {
         let mut kept = None;
         for start in (base..base + size).step_by(CHUNK as usize) {
             let end = (start + CHUNK).min(base + size);
             let last = memory.range(..end).next_back();
-            let free = last.is_none_or(|(&at, found)| end_of(at, found.size) <= start);
+            let free = last.is_none_or(|(&at, found)| end_of(at, found.size) <= start)
+                && !pool.late.iter().any(|&(from, to, _)| from < end && to > start);
             if free && pool.reserved > keep {
                 pool.reserved -= end - start;
                 driver.node.give_back(driver.process, pool.device, end - start);
@@ -309,7 +320,8 @@ pub(crate) extern "C" fn alloc_from_pool<const P: bool>(
     })
 }
 
-/// The memory is back in its pool at once: the bytes behind it are never read by a kernel here.
+/// The memory can be allocated again at once, in any stream: the bytes behind it are never read by a kernel
+/// here. Its pool can give it back to the device once the stream has got there.
 pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::Stream) -> CuResult {
     api(|| {
         with(|driver, inner| {
@@ -334,6 +346,14 @@ pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::S
                         // Memory that the graph did not allocate cannot be freed by it.
                         capture::invalidate(inner, branch.capture);
                         return Err(CuResult::INVALID_VALUE);
+                    }
+                    let found = inner.memory.get(&address);
+                    let place = found.map(|found| (found.kind, end_of(address, found.size)));
+                    if let Some((Kind::Pool(key), end)) = place {
+                        let ends = stream::ends_of(driver, inner, target);
+                        if let Some(pool) = inner.pools.get_mut(&key) {
+                            pool.late.push((address, end, ends));
+                        }
                     }
                     memory::discard(driver, inner, address);
                     Ok(())
