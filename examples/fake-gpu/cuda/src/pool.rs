@@ -53,8 +53,14 @@ pub(crate) struct Pool {
     reuse: [c_int; 3],
     /// Destroyed with allocations left: goes away with the last of them.
     destroyed: bool,
-    /// Freed, but the stream has not got there: where, and from which position on it has.
-    late: Vec<(u64, u64, Vec<(StreamId, u64)>)>,
+    late: Vec<Late>,
+}
+
+/// Freed, but the stream has not got there: where, and the positions at which it has.
+struct Late {
+    from: u64,
+    to: u64,
+    ends: Vec<(StreamId, u64)>,
 }
 
 impl Pool {
@@ -138,8 +144,8 @@ fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
 /// lying there.
 fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
     let node = driver.node.lock();
-    pool.late.retain(|(.., ends)| {
-        !ends.iter().all(|(id, end)| node.passed(id.slot, id.generation, *end))
+    pool.late.retain(|late| {
+        !late.ends.iter().all(|(id, end)| node.passed(id.slot, id.generation, *end))
     });
     drop(node);
     for (base, size) in core::mem::take(&mut pool.pieces) {
@@ -148,7 +154,7 @@ fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
             let end = (start + CHUNK).min(base + size);
             let last = memory.range(..end).next_back();
             let free = last.is_none_or(|(&at, found)| end_of(at, found.size) <= start)
-                && !pool.late.iter().any(|&(from, to, _)| from < end && to > start);
+                && !pool.late.iter().any(|late| late.from < end && late.to > start);
             if free && pool.reserved > keep {
                 pool.reserved -= end - start;
                 driver.node.give_back(driver.process, pool.device, end - start);
@@ -352,7 +358,7 @@ pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::S
                     if let Some((Kind::Pool(key), end)) = place {
                         let ends = stream::ends_of(driver, inner, target);
                         if let Some(pool) = inner.pools.get_mut(&key) {
-                            pool.late.push((address, end, ends));
+                            pool.late.push(Late { from: address, to: end, ends });
                         }
                     }
                     memory::discard(driver, inner, address);
