@@ -171,3 +171,41 @@ fn launches_in_exit_handlers_do_not_hang() {
         assert!(outcome.value("late_ms") < 3000, "{how}: {outcome:#?}");
     }
 }
+
+/// What a launch takes on the host is the kernel's own time there.
+#[test]
+fn short_kernels_whose_launches_wait_for_them() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let program = stage.compile("time.c", "time", &[]);
+    let run = |command: &mut Command| {
+        let command = command.args(["short-ones", "3"]).env("CUDA_LAUNCH_BLOCKING", "1");
+        outcome(command.env("SLUICE_FAKE_EVENT_NS", "1250")).silent().value("permille")
+    };
+    let native = run(&mut stage.native(&program));
+    let limited = run(stage.limited(&program).env(COMPUTE_LIMIT, first_device(5)));
+    println!("{limited} of {native} thousandths");
+    assert!(native > 150, "{native}");
+    assert!(limited <= 65, "{limited} of {native} thousandths");
+}
+
+/// They wait for what the limiter holds back, and it may be that nobody is there to let it go.
+#[test]
+fn launches_that_wait_for_their_work_do_not_hang() {
+    let _alone = alone();
+    for variable in ["CUDA_LAUNCH_BLOCKING", "SLUICE_FAKE_LAUNCHES_WAIT"] {
+        let stage = Stage::new();
+        let program = stage.compile("time.c", "time", &[]);
+        let run = |how: &str, percent: u32| {
+            let mut command = stage.limited(&program);
+            command.args([how, "0.5"]).env(variable, "1").env("SLUICE_FAKE_EVENT_NS", "1250");
+            outcome(command.env(COMPUTE_LIMIT, first_device(percent))).silent()
+        };
+        let took = run("many-streams", 90).value("took_ms");
+        assert!(took < 1000, "{variable}: {took} ms");
+        for how in ["exit-handler", "exit-handler-before"] {
+            let late = run(how, 10).value("late_ms");
+            assert!(late < 3000, "{variable}, {how}: {late} ms");
+        }
+    }
+}

@@ -29,11 +29,22 @@ pub(crate) struct Gate {
     stands_open: AtomicBool,
     /// The account cannot be used any more: nobody passes.
     failed: AtomicBool,
+    /// The governor is in the driver, or about to be.
+    inside: AtomicBool,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What lanes that are gone had launched.
     retired: Mutex<Totals>,
     /// Time for which some lane had work queued.
     backlogged_ns: AtomicU64,
+}
+
+/// The governor is in the driver until this is dropped.
+pub(super) struct Inside<'gate>(&'gate AtomicBool);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
 }
 
 /// Why there is no time to be had.
@@ -64,6 +75,7 @@ impl Gate {
             followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            inside: AtomicBool::new(false),
             lanes: Mutex::new(Vec::new()),
             retired: Mutex::new(Totals {
                 launched_ns: 0,
@@ -135,6 +147,22 @@ impl Gate {
         if self.stands_open.load(Ordering::SeqCst) {
             self.open();
         }
+    }
+
+    /// Whether the governor will see that a stream is held back, as the calling thread has just said: it
+    /// follows a lease, and is not in the driver, where whoever waits for that stream may be in its way.
+    pub(super) fn may_hold_back(&self) -> bool {
+        is_open(self.word.load(Ordering::SeqCst))
+            && !self.stands_open.load(Ordering::SeqCst)
+            && !self.inside.load(Ordering::SeqCst)
+    }
+
+    /// Keeps threads from holding a stream back as long as the governor is in the driver; `None`: one of
+    /// them does, and the governor has to stay outside.
+    pub(super) fn inside(&self, lanes: &[Arc<Lane>]) -> Option<Inside<'_>> {
+        self.inside.store(true, Ordering::SeqCst);
+        let inside = Inside(&self.inside);
+        (!lanes.iter().any(|lane| lane.holds_back())).then_some(inside)
     }
 
     /// Opens for good.

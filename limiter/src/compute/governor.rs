@@ -1,7 +1,9 @@
 //! The governor: a thread that obtains leases for a device and opens and closes its gate.
 
 use super::account::{Account, Lease};
+use super::gate::Gate;
 use super::lane::Lane;
+use super::rest::Rest;
 use super::usage::{Usage, Used};
 use super::{clock, own, pins};
 use crate::device::Device;
@@ -87,6 +89,7 @@ fn govern(device: &'static Device) {
     let mut account = Account::new(device);
     let mut density = Density::default();
     let mut neighbours = Neighbours::default();
+    let mut handover = Handover { ended: None, rest: Rest::none() };
     loop {
         loop {
             let rings = gate.rings();
@@ -98,14 +101,38 @@ fn govern(device: &'static Device) {
         }
         let Some(lease) = account.begin() else { continue };
         gate.set_shared(neighbours.seen(&lease));
-        let mut tenure = Tenure::new(device, lease);
+        let left = handover.has_left_work(gate);
+        let mut tenure = Tenure::new(device, lease, left);
         gate.open();
         tenure.hold(&mut account, &mut density, &mut neighbours);
         gate.close();
-        tenure.drain(&mut account);
+        tenure.drain(&mut account, &mut handover);
         density.add(tenure.used);
         tracing::trace!("device {}: {:?}, at the end", device.uuid(), tenure.used);
         account.end(tenure.lease, tenure.used);
+    }
+}
+
+/// Leases that are given up when the last work is about to be done, by what is known of it.
+struct Handover {
+    /// When the last one's should have been.
+    ended: Option<u64>,
+    /// After one that was given up far too early.
+    rest: Rest,
+}
+
+impl Handover {
+    /// Whether the work of the last lease is still not done although it should be: then it was another than
+    /// it was taken for, and for a while nothing is given up early.
+    fn has_left_work(&mut self, gate: &Gate) -> bool {
+        let now = clock::now();
+        let Some(at) = self.ended.take() else { return false };
+        let lanes = gate.lanes();
+        let done = gate.inside(&lanes).is_none_or(|_inside| drained(&lanes));
+        if !done && now > at.saturating_add(HANDOVER_NS) {
+            self.rest.begin(now);
+        }
+        !done && now > at
     }
 }
 
@@ -161,9 +188,11 @@ struct Tenure {
 }
 
 impl Tenure {
-    fn new(device: &'static Device, lease: Lease) -> Self {
+    /// `left`: work of the lease before is not done.
+    fn new(device: &'static Device, lease: Lease, left: bool) -> Self {
         let now = clock::now();
-        let usage = Usage::new(now, device.gate().totals());
+        let totals = device.gate().totals();
+        let usage = if left { Usage::with_rest(now, totals) } else { Usage::new(now, totals) };
         Self { device, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
     }
 
@@ -185,6 +214,11 @@ impl Tenure {
             let now = clock::now();
             let lanes = self.device.gate().lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
+            let Some(inside) = self.device.gate().inside(&lanes) else {
+                // A sample is being taken. It is short.
+                clock::sleep(DRAIN_POLL_NS);
+                continue;
+            };
             let busy = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
             self.look(now, busy);
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
@@ -200,6 +234,7 @@ impl Tenure {
                     return;
                 }
             }
+            drop(inside);
             if self.renew_at.is_some_and(|at| now >= at) {
                 self.remove_abandoned();
                 density.add(self.used);
@@ -218,7 +253,7 @@ impl Tenure {
     /// Work may wait for work that its program is about to launch (a stream that waits for a value, a
     /// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
     /// opened for a moment. The time goes on being charged.
-    fn drain(&mut self, account: &mut Account) {
+    fn drain(&mut self, account: &mut Account, handover: &mut Handover) {
         let gate = self.device.gate();
         self.look(clock::now(), false);
         let mut progress = 0;
@@ -237,7 +272,7 @@ impl Tenure {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
             let lanes = gate.lanes();
-            if drained(&lanes) {
+            if gate.inside(&lanes).is_some_and(|_inside| drained(&lanes)) {
                 break;
             }
             clock::sleep(DRAIN_POLL_NS);
@@ -247,7 +282,8 @@ impl Tenure {
             if done != progress {
                 progress = done;
                 since = now;
-                done_at = self.lease.id.and_then(|_| expected_end(now, &lanes));
+                let may_guess = self.lease.id.is_some() && handover.rest.is_over(now);
+                done_at = if may_guess { expected_end(now, &lanes) } else { None };
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 gate.open();
                 clock::sleep(GLIMPSE_NS);
@@ -256,7 +292,14 @@ impl Tenure {
                 // Longer each time, so that it outgrows kernels that only take long.
                 patience = patience.saturating_mul(2);
             }
-            if done_at.is_some_and(|at| (at..at + HANDOVER_NS).contains(&(now + HANDOVER_NS))) {
+            let soon = |at: &u64| (*at..*at + HANDOVER_NS).contains(&(now + HANDOVER_NS));
+            // Whoever holds a stream back has to be looked after.
+            if let Some(at) = done_at.filter(soon)
+                && !lanes.iter().any(|lane| lane.holds_back())
+            {
+                handover.ended = Some(at);
+                // What is left is paid for now.
+                self.used += Used::busy(at.saturating_sub(now));
                 break;
             }
             if now.saturating_sub(told) > TELL_NS {
@@ -276,7 +319,9 @@ impl Tenure {
     /// Gives back the events of lanes whose threads have ended and whose work is done.
     fn remove_abandoned(&self) {
         let gate = self.device.gate();
-        let gone: Vec<_> = gate.lanes().into_iter().filter(|lane| lane.is_abandoned()).collect();
+        let lanes = gate.lanes();
+        let gone: Vec<_> = lanes.iter().filter(|lane| lane.is_abandoned()).collect();
+        let Some(_inside) = gate.inside(&lanes) else { return };
         let Some(_pin) = pins::pin().filter(|_| !gone.is_empty()) else { return };
         for lane in gone.iter().filter(|lane| lane.is_drained()) {
             gate.retire(lane);

@@ -4,11 +4,17 @@
 //! The stream waits until a word in host memory has reached a value (`cuStreamWaitValue32`), and
 //! storing it lets the stream go on: no call of the driver's can be in the way of that. Should the thread
 //! be kept from it, because the launch waits for what is held back, the governor stores it.
+//!
+//! So nothing is held back unless the governor is there to store it. It must neither sleep nor be in the
+//! driver: whoever waits for the stream may hold the driver's locks. Thread and governor each say what they
+//! are about to do before they look at what the other does ([`Gate::may_hold_back`], [`Gate::inside`]).
 
+use super::gate::Gate;
+use super::rest::Rest;
 use super::{clock, own};
 use core::ffi::c_void;
 use core::ptr;
-use core::sync::atomic::Ordering::{Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use std::sync::{Mutex, PoisonError};
 use utils::driver::cuda::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP, STREAM_WAIT_VALUE_GEQ, Stream};
@@ -17,11 +23,33 @@ use crate::per_process::PerProcess;
 
 /// The longest that a stream is held back if its thread does not let go.
 const LONGEST_NS: u64 = 2_000_000;
-/// A lane whose launches were met waiting for themselves so often holds nothing back any more.
-const STRIKES: u32 = 3;
 /// Words of a context, each in a cache line of its own.
 const WORDS: usize = 64;
 const LINE: usize = 64;
+
+/// Whether the driver was told to wait for the work of each launch.
+static LAUNCHES_WAIT: AtomicBool = AtomicBool::new(false);
+/// Whether it was told to bring in a tool that may have it do so.
+static HAS_TOOL: AtomicBool = AtomicBool::new(false);
+
+/// In it no stream of the process is held back.
+static REST: Rest = Rest::none();
+
+/// Looks at what the driver looks at when it is initialised.
+pub(crate) fn driver_starts() {
+    let is_set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    if is_set("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value != "0") {
+        LAUNCHES_WAIT.store(true, Relaxed);
+    }
+    if is_set("CUDA_INJECTION64_PATH").is_some() {
+        HAS_TOOL.store(true, Relaxed);
+    }
+}
+
+/// Whether a launch is known to return when its work is done.
+pub(super) fn launches_wait() -> bool {
+    LAUNCHES_WAIT.load(Relaxed)
+}
 
 /// A lane's way to hold its stream back.
 #[derive(Default)]
@@ -33,24 +61,29 @@ pub(super) struct Hold {
     /// What the stream waits for, and since when; zero: it does not.
     value: AtomicU32,
     since: AtomicU64,
-    strikes: AtomicU32,
+    /// How often another thread has let the stream go.
+    let_go: AtomicU32,
 }
 
 /// A stream is held back until this is dropped.
 pub(super) struct HeldBack<'lane> {
     hold: &'lane Hold,
-    strikes: u32,
+    let_go: u32,
 }
 
 impl Hold {
-    /// Holds the stream back; `None` where that cannot be done. To be called by the lane's thread, with
-    /// the context of the stream current.
-    pub(super) fn hold(&self, stream: Stream, context: usize) -> Option<HeldBack<'_>> {
-        let strikes = self.strikes.load(Relaxed);
-        if self.denied.load(Relaxed) || strikes >= STRIKES {
+    /// Holds the stream back; `None` where that cannot be done. To be called by the lane's thread.
+    pub(super) fn hold(&self, stream: Stream, context: usize, gate: &Gate) -> Option<HeldBack<'_>> {
+        let now = clock::now();
+        let useless = launches_wait() || HAS_TOOL.load(Relaxed) || self.denied.load(Relaxed);
+        if useless || !REST.is_over(now) {
             return None;
         }
         if self.word.load(Relaxed).is_null() {
+            // A page becomes visible to the current context.
+            if current_context() != context {
+                return None;
+            }
             let Some((word, at)) = take_word(context) else {
                 self.denied.store(true, Relaxed);
                 return None;
@@ -62,8 +95,11 @@ impl Hold {
         }
         let value = self.value.load(Relaxed).wrapping_add(1);
         self.value.store(value, Relaxed);
-        self.since.store(clock::now(), Release);
-        let held = HeldBack { hold: self, strikes };
+        let held = HeldBack { hold: self, let_go: self.let_go.load(Relaxed) };
+        self.since.store(clock::now(), SeqCst);
+        if !gate.may_hold_back() {
+            return None;
+        }
         let at = self.at.load(Relaxed);
         if own::stream_wait_value(stream, at, value, STREAM_WAIT_VALUE_GEQ).is_ok() {
             return Some(held);
@@ -72,21 +108,42 @@ impl Hold {
         None
     }
 
+    /// Whether the stream is held back, or about to be.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.since.load(SeqCst) != 0
+    }
+
     fn release(&self) {
-        // SAFETY: null, or a word that stays mapped as long as the process lives.
-        if let Some(word) = unsafe { self.word.load(Relaxed).as_ref() } {
-            word.store(self.value.load(Relaxed), Release);
-        }
+        self.store(self.value.load(Relaxed));
         self.since.store(0, Release);
     }
 
-    /// Lets a stream go that has been held back for too long. For the governor.
-    pub(super) fn release_overdue(&self, now: u64) {
-        let since = self.since.load(Relaxed);
-        if since != 0 && now.saturating_sub(since) > LONGEST_NS {
-            self.strikes.fetch_add(1, Relaxed);
-            self.release();
+    fn store(&self, value: u32) {
+        // SAFETY: null, or a word that stays mapped as long as the process lives.
+        if let Some(word) = unsafe { self.word.load(Acquire).as_ref() } {
+            advance(word, value);
         }
+    }
+
+    /// Lets a stream go that has been held back for too long. To be called by other threads.
+    pub(super) fn release_overdue(&self, now: u64) {
+        if now.saturating_sub(self.since.load(Acquire)) > LONGEST_NS && self.let_go() {
+            // Where launches wait for themselves it happens each time; on a busy machine it happens to any.
+            REST.begin(now);
+        }
+    }
+
+    /// Lets the stream go, if it is held back. To be called by other threads.
+    pub(super) fn let_go(&self) -> bool {
+        let since = self.since.load(Acquire);
+        let value = self.value.load(Relaxed);
+        // The value is that of the hold that began then; the next one is not touched.
+        if since == 0 || self.since.compare_exchange(since, 0, SeqCst, Relaxed).is_err() {
+            return false;
+        }
+        self.let_go.fetch_add(1, SeqCst);
+        self.store(value);
+        true
     }
 
     /// Gives the word back, for other lanes of the context. Nothing may be held back any more.
@@ -97,10 +154,22 @@ impl Hold {
     }
 }
 
+/// Stores a value, unless a later one is there already: a stream that waits for that would wait for ever.
+fn advance(word: &AtomicU32, value: u32) {
+    let _ = word.fetch_update(Release, Relaxed, |old| {
+        (value.wrapping_sub(old).cast_signed() > 0).then_some(value)
+    });
+}
+
+fn current_context() -> usize {
+    let mut context = ptr::null_mut();
+    if own::ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
+}
+
 impl HeldBack<'_> {
     /// Whether the stream is still held back.
     pub(super) fn is_intact(&self) -> bool {
-        self.hold.strikes.load(Relaxed) == self.strikes
+        self.hold.let_go.load(SeqCst) == self.let_go
     }
 }
 
@@ -129,6 +198,7 @@ static PAGES: PerProcess<Pages> = PerProcess::new();
 /// In a forked child: nothing is visible to a device.
 pub(super) fn after_fork() {
     PAGES.forget();
+    REST.end();
 }
 
 /// A context has ended: its handle may come again.
@@ -192,5 +262,41 @@ impl Words {
         // SAFETY: within the page, aligned, and never unmapped.
         let word = unsafe { &*word };
         Some((word, self.device + (index * LINE) as DevicePtr))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A word that `hold` has put into use.
+    fn held(word: &AtomicU32, since: u64) -> Hold {
+        let hold = Hold::default();
+        hold.word.store(ptr::from_ref(word).cast_mut(), Relaxed);
+        hold.value.store(word.load(Relaxed).wrapping_add(1), Relaxed);
+        hold.since.store(since, Relaxed);
+        hold
+    }
+
+    #[test]
+    fn a_word_never_goes_back() {
+        let word = AtomicU32::new(u32::MAX - 1);
+        for (value, expected) in [(u32::MAX, u32::MAX), (1, 1), (u32::MAX, 1), (0, 1), (7, 7)] {
+            advance(&word, value);
+            assert_eq!(word.load(Relaxed), expected);
+        }
+    }
+
+    #[test]
+    fn a_stream_is_let_go_once_it_is_overdue() {
+        let word = AtomicU32::new(u32::MAX);
+        let hold = held(&word, 5);
+        let held = HeldBack { hold: &hold, let_go: 0 };
+        hold.release_overdue(5 + LONGEST_NS);
+        assert!(hold.is_under_way() && held.is_intact());
+        hold.release_overdue(6 + LONGEST_NS);
+        assert!(!hold.is_under_way() && !held.is_intact());
+        assert_eq!(word.load(Relaxed), 0);
+        assert!(!hold.let_go());
     }
 }

@@ -18,6 +18,7 @@ mod governor;
 mod hold;
 mod lane;
 mod pins;
+mod rest;
 mod sampler;
 mod usage;
 mod work;
@@ -27,6 +28,7 @@ pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
 pub(crate) use governor::SignalsBlocked;
+pub(crate) use hold::driver_starts;
 pub(crate) use work::Work;
 
 use crate::own;
@@ -146,8 +148,9 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     }
     let shared = device.gate().is_shared();
     let estimate = lane::estimate_of(work);
-    let sample =
-        estimate.and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, shared)?)));
+    let sample = estimate.and_then(|estimate| {
+        Some((estimate, lane.start_sample(work, estimate, device.gate(), shared)?))
+    });
     let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
     let waited = begun.is_some_and(|since| lane.call_ends(since));

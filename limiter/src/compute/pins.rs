@@ -62,6 +62,8 @@ extern "C" fn at_exit() {
     if let Some(runtime) = crate::runtime::existing() {
         for device in runtime.devices() {
             device.gate().stand_open();
+            // And nobody will let a stream go that is held back.
+            device.gate().lanes().iter().for_each(|lane| lane.let_go());
         }
     }
 }

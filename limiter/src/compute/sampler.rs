@@ -7,8 +7,8 @@
 //! the time until the work has been handed to the driver comes in addition.
 
 use super::estimate::Estimate;
-use super::hold::{HeldBack, Hold};
-use super::{Work, clock, own, undisturbing};
+use super::hold::{self, HeldBack, Hold};
+use super::{Gate, Work, clock, own, undisturbing};
 use core::ptr;
 use utils::driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
 
@@ -85,6 +85,16 @@ impl Use {
     }
 }
 
+/// Where samples are taken.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'gate> {
+    pub(super) stream: Stream,
+    /// The stream's.
+    pub(super) context: usize,
+    /// That the thread has passed.
+    pub(super) gate: &'gate Gate,
+}
+
 /// A sample under way: the first event has been recorded.
 pub(super) struct Started<'lane> {
     pair: usize,
@@ -96,11 +106,11 @@ pub(super) struct Started<'lane> {
 }
 
 impl Sampler {
-    /// Records the first event; `None` where there is none to spare. The stream, one of the current
-    /// context, must not be capturing. `alone`: no other session uses the device.
+    /// Records the first event; `None` where there is none to spare. The stream must not be capturing.
+    /// `alone`: no other session uses the device.
     pub(super) fn start<'lane>(
         &mut self,
-        (stream, context): (Stream, usize),
+        place: Place<'_>,
         hold: &'lane Hold,
         work: Work,
         alone: bool,
@@ -111,12 +121,13 @@ impl Sampler {
             empty.used += 1;
             if empty.count == 0 || empty.used > EMPTY_EVERY {
                 empty.used = 0;
-                self.measure_empty((stream, context), hold, alone);
+                self.measure_empty(place, hold, alone);
                 return None;
             }
             let pair = self.free_pair()?;
             let transfer = work.may_block();
-            let held = if transfer { None } else { hold.hold(stream, context) };
+            let Place { stream, context, gate } = place;
+            let held = if transfer { None } else { hold.hold(stream, context, gate) };
             let idle = held.is_none() && own::stream_query(stream).is_ok();
             if !own::event_record(self.pairs[pair].start, stream).is_ok() {
                 return None;
@@ -134,24 +145,29 @@ impl Sampler {
     ) {
         let Started { pair, idle_since, transfer, alone, held } = started;
         let idle_ns = idle_since.map(|since| clock::now().saturating_sub(since));
-        let idle_ns = idle_ns.map(|ns| ns.min(SLOWEST_LAUNCH_NS));
+        // How much of the call was the work itself cannot be told where launches wait for it.
+        let slowest = if hold::launches_wait() && !transfer { 0 } else { SLOWEST_LAUNCH_NS };
+        let idle_ns = idle_ns.map(|ns| ns.min(slowest));
         let Some(pair) = self.pairs.get_mut(pair) else { return };
         undisturbing(|| {
             // A stream that ran dry in between: how long it then waited for the launch is not known.
-            let whole = match &held {
-                Some(held) => held.is_intact(),
-                None => idle_ns.is_some() || own::event_query(pair.start) == CuResult::NOT_READY,
-            };
-            if whole && own::event_record(pair.end, stream).is_ok() {
+            let whole = held.is_some()
+                || idle_ns.is_some()
+                || own::event_query(pair.start) == CuResult::NOT_READY;
+            if whole
+                && own::event_record(pair.end, stream).is_ok()
+                && held.is_none_or(|held| held.is_intact())
+            {
                 pair.use_ = Some(Use { work: Some(estimate), idle_ns, transfer, alone });
             }
         });
     }
 
-    fn measure_empty(&mut self, (stream, context): (Stream, usize), hold: &Hold, alone: bool) {
+    fn measure_empty(&mut self, place: Place<'_>, hold: &Hold, alone: bool) {
+        let Place { stream, context, gate } = place;
         let Some(pair) = self.free_pair() else { return };
         let pair = &mut self.pairs[pair];
-        let held = hold.hold(stream, context);
+        let held = hold.hold(stream, context, gate);
         if own::event_record(pair.start, stream).is_ok()
             && own::event_record(pair.end, stream).is_ok()
             && held.is_none_or(|held| held.is_intact())

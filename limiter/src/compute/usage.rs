@@ -52,6 +52,13 @@ impl core::ops::AddAssign for Used {
     }
 }
 
+impl Used {
+    /// Time in which the device is busy with the program's work.
+    pub(super) const fn busy(ns: u64) -> Self {
+        Self { held_ns: ns, estimated_ns: ns, backlogged_ns: ns }
+    }
+}
+
 /// Follows the use of a lease.
 #[derive(Debug)]
 pub(super) struct Usage {
@@ -65,6 +72,12 @@ impl Usage {
     /// From the opening of the gate, when nothing is queued.
     pub(super) const fn new(now: u64, totals: Totals) -> Self {
         Self { at: now, served: totals.launched_ns, backlogged: totals.backlogged_ns }
+    }
+
+    /// From the opening of the gate, when what was launched before is not done.
+    pub(super) const fn with_rest(now: u64, totals: Totals) -> Self {
+        let served = totals.launched_ns.saturating_sub(totals.outstanding_ns);
+        Self { served, ..Self::new(now, totals) }
     }
 
     /// Tells of the time since it was last asked. `busy`: work was under way all the time; where others
@@ -134,6 +147,15 @@ mod tests {
         assert_eq!(usage.until(30 * MS, totals(50 * MS, 2 * MS), false).alone(), 2 * MS);
         usage.drained(totals(50 * MS, 2 * MS));
         assert_eq!(usage.until(50 * MS, totals(50 * MS, 2 * MS), false).alone(), 0);
+    }
+
+    #[test]
+    fn what_is_left_of_the_lease_before_is_used_up_in_the_next() {
+        let left = totals(50 * MS, 3 * MS);
+        let mut usage = Usage::with_rest(0, left);
+        let sum: u64 = (1..=10).map(|step| usage.until(step * MS, left, false).alone()).sum();
+        assert_eq!(sum, 3 * MS);
+        assert_eq!(Usage::new(0, left).until(10 * MS, left, false).alone(), 0);
     }
 
     #[test]

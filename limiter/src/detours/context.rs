@@ -44,6 +44,7 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     if let Verdict::Denied = runtime::get().cuda() {
         return CuResult::NOT_PERMITTED;
     }
+    compute::driver_starts();
     // SAFETY: the program's own arguments.
     unsafe { (call.original)(flags) }
 }

@@ -51,6 +51,20 @@ static void contexts(double seconds) {
     printf("done=%d permille=%.0f\n", done, done * 2e-3 / (now() - start) * 1000);
 }
 
+/* Short kernels in one stream after the other; says how long that took. */
+static void many_streams(void) {
+    enum { STREAMS = 40 };
+    CUstream stream[STREAMS];
+    double start = now();
+    for (int i = 0; i < STREAMS; i++) {
+        ok(d.stream_create(&stream[i], 1));
+        for (int j = 0; j < 30; j++)
+            ok(spin(&d, kernel, 50, stream[i]));
+    }
+    ok(d.ctx_synchronize());
+    printf("took_ms=%.0f\n", (now() - start) * 1000);
+}
+
 static void *launch_until_stopped(void *unused) {
     (void)unused;
     ok(d.ctx_set(context));
@@ -115,6 +129,10 @@ int main(int argc, char **argv) {
     kernel = spin_kernel(&d);
     if (!strcmp(how, "one-at-a-time")) {
         one_at_a_time(20000, seconds);
+    } else if (!strcmp(how, "short-ones")) {
+        one_at_a_time(8, seconds);
+    } else if (!strcmp(how, "many-streams")) {
+        many_streams();
     } else if (!strcmp(how, "streams")) {
         streams(seconds);
     } else if (!strcmp(how, "contexts")) {

@@ -2,6 +2,7 @@
 //! number of nanoseconds, says.
 
 use core::ffi::{c_int, c_uint, c_void};
+use std::sync::LazyLock;
 
 use fake_node::layout::{Kind, Op};
 use utils::driver::cuda::{self, CuResult, LaunchConfig, LaunchParams};
@@ -122,7 +123,21 @@ fn start<const P: bool>(
         }
         (target.id, ns)
     };
-    driver.node.submit(id, Op::work(Kind::Kernel, ns)).map(|_| ()).map_err(queue_error)
+    let position = driver.node.submit(id, Op::work(Kind::Kernel, ns)).map_err(queue_error)?;
+    if launches_wait() {
+        driver.node.wait_for(id, position);
+    }
+    Ok(())
+}
+
+/// Whether a launch returns when its work is done: as the driver is told to, or as some tools have it.
+fn launches_wait() -> bool {
+    static WAIT: LazyLock<bool> = LazyLock::new(|| {
+        ["CUDA_LAUNCH_BLOCKING", "SLUICE_FAKE_LAUNCHES_WAIT"]
+            .iter()
+            .any(|name| std::env::var_os(name).is_some_and(|value| value != "0"))
+    });
+    *WAIT
 }
 
 /// `cuLaunchKernel`

@@ -13,8 +13,8 @@ mod thread;
 
 use super::estimate::Estimate;
 use super::hold::Hold;
-use super::sampler::{Sampler, Started};
-use super::{Work, clock, own, undisturbing};
+use super::sampler::{Place, Sampler, Started};
+use super::{Gate, Work, clock, own, undisturbing};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
@@ -155,6 +155,7 @@ impl Lane {
         &self,
         work: Work,
         estimate: &Estimate,
+        gate: &Gate,
         shared: bool,
     ) -> Option<Started<'_>> {
         let sampled = if estimate.ns().is_none() {
@@ -168,8 +169,8 @@ impl Lane {
         if !sampled {
             return None;
         }
-        let stream = (self.stream as Stream, self.context);
-        self.sampler.try_lock().ok()?.start(stream, &self.hold, work, !shared)
+        let place = Place { stream: self.stream as Stream, context: self.context, gate };
+        self.sampler.try_lock().ok()?.start(place, &self.hold, work, !shared)
     }
 
     /// Ends a sample.
@@ -182,6 +183,16 @@ impl Lane {
     /// Lets the stream go if it has been held back for too long. To be called by the governor.
     pub(super) fn release_overdue(&self, now: u64) {
         self.hold.release_overdue(now);
+    }
+
+    /// Lets the stream go: nobody will look after it any more.
+    pub(super) fn let_go(&self) {
+        let _ = self.hold.let_go();
+    }
+
+    /// Whether the stream is held back, or about to be.
+    pub(super) fn holds_back(&self) -> bool {
+        self.hold.is_under_way()
     }
 
     /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have

@@ -1,0 +1,64 @@
+//! For how long something that did not work out is left alone: longer each time that it fails again.
+
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The first one, and the longest.
+const FIRST_NS: u64 = 1_000_000_000;
+const LONGEST_NS: u64 = 128 * FIRST_NS;
+
+/// See the module. Two threads that begin one at once make it no worse.
+pub(super) struct Rest {
+    until: AtomicU64,
+    last_ns: AtomicU64,
+}
+
+impl Rest {
+    pub(super) const fn none() -> Self {
+        Self { until: AtomicU64::new(0), last_ns: AtomicU64::new(0) }
+    }
+
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        now >= self.until.load(Relaxed)
+    }
+
+    /// Twice as long as the last one, unless that was over for as long as it lasted.
+    pub(super) fn begin(&self, now: u64) {
+        let last = self.last_ns.load(Relaxed);
+        let helped = now.saturating_sub(self.until.load(Relaxed)) > last;
+        let next = if last == 0 || helped { FIRST_NS } else { last.saturating_mul(2) };
+        let next = next.min(LONGEST_NS);
+        self.last_ns.store(next, Relaxed);
+        self.until.store(now.saturating_add(next), Relaxed);
+    }
+
+    /// As if there had never been one.
+    pub(super) fn end(&self) {
+        self.last_ns.store(0, Relaxed);
+        self.until.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rests_grow_while_they_do_not_help() {
+        let rest = Rest::none();
+        let mut now = 10 * LONGEST_NS;
+        let mut length = FIRST_NS;
+        for _ in 0..12 {
+            assert!(rest.is_over(now));
+            rest.begin(now);
+            assert!(!rest.is_over(now + length - 1));
+            now += length + 1;
+            length = (length * 2).min(LONGEST_NS);
+        }
+        now += LONGEST_NS;
+        rest.begin(now);
+        assert!(rest.is_over(now + FIRST_NS));
+        rest.begin(now);
+        rest.end();
+        assert!(rest.is_over(0));
+    }
+}
