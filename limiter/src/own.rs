@@ -82,6 +82,8 @@ own_calls! {
     "cuEventElapsedTime" => fn event_elapsed(ms: *mut f32, start: Event, end: Event) -> CuResult else NOT_FOUND;
     /// Whether all work of a stream is done.
     "cuStreamQuery" => fn stream_query(stream: Stream) -> CuResult else NOT_FOUND;
+    /// Waits until all work of a stream is done.
+    "cuStreamSynchronize" => fn stream_synchronize(stream: Stream) -> CuResult else NOT_FOUND;
     /// Has a stream wait for a word in memory.
     "cuStreamWaitValue32_v2" => fn stream_wait_value(stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Makes host memory visible to the device.

@@ -348,7 +348,8 @@ pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRes
     result
 }
 
-/// Waits until a stream has done what is in it, for a while; whether it has.
+/// Waits until a stream has done what is in it, for a while; whether it has. What it has freed is given back
+/// only once that was seen by a call that waits, which this one ends with: by then there is nothing to wait for.
 fn await_frees(stream: Stream) -> bool {
     const LONGEST_NS: u64 = 2_000_000_000;
     const STEP_NS: u64 = 500_000;
@@ -358,7 +359,10 @@ fn await_frees(stream: Stream) -> bool {
             CuResult::NOT_READY if utils::clock::now_ns().saturating_sub(begun) < LONGEST_NS => {
                 clock::sleep(STEP_NS);
             }
-            result => return result.is_ok(),
+            CuResult::SUCCESS => {
+                return undisturbing(|| own::stream_synchronize(stream)).is_ok();
+            }
+            _ => return false,
         }
     }
 }
@@ -404,20 +408,25 @@ pub(crate) fn allocate(
             Some(result)
         };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
+    let refused = || {
+        let _ = await_frees(stream);
+        trim(device);
+        declined(device, bytes)
+    };
     let grow = || attempt(&Running::beside(pool), growth, None, &|| !is_over(device));
     let fill_hole = || {
         let running = Running::alone(pool)?;
         attempt(&running, 0, Some(take_hole(pool, bytes)?), &|| !is_over(device))
     };
     if reserve_seen(device, Kind::Pool, growth) {
-        return grow().unwrap_or_else(|| declined(device, bytes));
+        return grow().unwrap_or_else(refused);
     }
     if let Some(result) = fill_hole() {
         return result;
     }
     trim(device);
     if reserve_again(device, Kind::Pool, growth) {
-        return grow().unwrap_or_else(|| declined(device, bytes));
+        return grow().unwrap_or_else(refused);
     }
     if let Some(result) = fill_hole() {
         return result;
@@ -430,14 +439,13 @@ pub(crate) fn allocate(
         if let Some(result) = result {
             return result;
         }
-        trim(device);
     }
     // What the stream has yet to free cannot be given back before. This is the end of the way, where the
     // driver waits as well.
     if charged() >= growth.min(CHUNK) && await_frees(stream) {
         trim(device);
         if reserve_again(device, Kind::Pool, growth) {
-            return grow().unwrap_or_else(|| declined(device, bytes));
+            return grow().unwrap_or_else(refused);
         }
         if let Some(result) = fill_hole() {
             return result;

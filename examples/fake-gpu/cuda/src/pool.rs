@@ -63,6 +63,13 @@ struct Late {
     ends: Vec<(StreamId, u64)>,
 }
 
+impl Late {
+    fn has_passed(&self, driver: &Driver) -> bool {
+        let node = driver.node.lock();
+        self.ends.iter().all(|(id, end)| node.passed(id.slot, id.generation, *end))
+    }
+}
+
 impl Pool {
     /// Whether it may be shared with other processes.
     pub(crate) fn shareable(&self) -> bool {
@@ -140,14 +147,9 @@ fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
     })
 }
 
-/// Gives back whole chunks that nothing lies in, down to `keep` bytes. What a stream has yet to free counts as
-/// lying there.
+/// Gives back whole chunks that nothing lies in, down to `keep` bytes. What a stream was to free, and has not
+/// been waited for since, counts as lying there.
 fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
-    let node = driver.node.lock();
-    pool.late.retain(|late| {
-        !late.ends.iter().all(|(id, end)| node.passed(id.slot, id.generation, *end))
-    });
-    drop(node);
     for (base, size) in core::mem::take(&mut pool.pieces) {
         let mut kept = None;
         for start in (base..base + size).step_by(CHUNK as usize) {
@@ -171,6 +173,7 @@ fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
 /// At a synchronisation: pools go down to their thresholds.
 pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     for pool in inner.pools.values_mut() {
+        pool.late.retain(|late| !late.has_passed(driver));
         shrink(driver, pool, &inner.memory, pool.threshold);
     }
     drop_empty(driver, inner);
@@ -327,7 +330,8 @@ pub(crate) extern "C" fn alloc_from_pool<const P: bool>(
 }
 
 /// The memory can be allocated again at once, in any stream: the bytes behind it are never read by a kernel
-/// here. Its pool can give it back to the device once the stream has got there.
+/// here. Its pool can give it back to the device once the stream has got there, and a call that waits has
+/// seen it.
 pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::Stream) -> CuResult {
     api(|| {
         with(|driver, inner| {
@@ -357,8 +361,11 @@ pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::S
                     let place = found.map(|found| (found.kind, end_of(address, found.size)));
                     if let Some((Kind::Pool(key), end)) = place {
                         let ends = stream::ends_of(driver, inner, target);
-                        if let Some(pool) = inner.pools.get_mut(&key) {
-                            pool.late.push(Late { from: address, to: end, ends });
+                        let late = Late { from: address, to: end, ends };
+                        if let Some(pool) = inner.pools.get_mut(&key)
+                            && !late.has_passed(driver)
+                        {
+                            pool.late.push(late);
                         }
                     }
                     memory::discard(driver, inner, address);
