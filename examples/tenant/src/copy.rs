@@ -14,7 +14,7 @@ use crate::{Failure, report};
 /// slowed by an event each, and not much is outstanding.
 const GROUP_BYTES: u64 = 32 << 20;
 const LARGEST_GROUP: u64 = 16;
-const GROUPS_AHEAD: usize = 4;
+const GROUPS_AHEAD: usize = 16;
 /// Rows of the smallest 3-D copy of whole words.
 const LEAST_BYTES: u64 = 64;
 
