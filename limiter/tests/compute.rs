@@ -209,3 +209,13 @@ fn launches_that_wait_for_their_work_do_not_hang() {
         }
     }
 }
+
+/// A closed gate between the two is opened after a second, and then sooner.
+#[test]
+fn work_that_waits_for_what_is_launched_next() {
+    let _alone = alone();
+    let outcome = program("dependent", "6", 80);
+    let (longest, rounds) = (outcome.value("longest_ms"), outcome.value("rounds"));
+    println!("{rounds} rounds, {longest} ms");
+    assert!(longest < 1_900 && rounds > 20, "{outcome:#?}");
+}

@@ -29,7 +29,9 @@ const DRAIN_POLL_NS: u64 = 30_000;
 /// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
 /// thread.
 const STUCK_NS: u64 = 1_000_000_000;
-/// How long the gate is then opened.
+/// The same for work that has just been seen to wait for that.
+const STUCK_AGAIN_NS: u64 = 50_000_000;
+/// How long the gate is then opened at most.
 const GLIMPSE_NS: u64 = 5_000_000;
 /// So long before its work will be done the daemon is told that a lease is over: the next holder's first
 /// launch takes at least as long to come.
@@ -89,7 +91,7 @@ fn govern(device: &'static Device) {
     let mut account = Account::new(device);
     let mut density = Density::default();
     let mut neighbours = Neighbours::default();
-    let mut handover = Handover { ended: None, rest: Rest::none() };
+    let mut handover = Handover { dependent: false, ended: None, rest: Rest::none() };
     loop {
         loop {
             let rings = gate.rings();
@@ -113,8 +115,11 @@ fn govern(device: &'static Device) {
     }
 }
 
-/// Leases that are given up when the last work is about to be done, by what is known of it.
+/// What one lease's end teaches for the next one's. Leases are given up when the last work is about to be
+/// done, by what is known of it.
 struct Handover {
+    /// Work was last seen to wait for what its program would launch next.
+    dependent: bool,
     /// When the last one's should have been.
     ended: Option<u64>,
     /// After one that was given up far too early.
@@ -256,7 +261,7 @@ impl Tenure {
     fn drain(&mut self, account: &mut Account, handover: &mut Handover) {
         let gate = self.device.gate();
         self.look(clock::now(), false);
-        let mut progress = 0;
+        let mut done_before = 0;
         let mut since = clock::now();
         let begun = since;
         let under_way: Vec<_> = gate
@@ -266,8 +271,9 @@ impl Tenure {
             .filter(|(launches, _)| *launches > 0)
             .collect();
         let mut told = since;
-        let mut patience = STUCK_NS;
+        let mut patience = if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
         let mut done_at = None;
+        let mut was_stuck = false;
         loop {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
@@ -278,19 +284,22 @@ impl Tenure {
             clock::sleep(DRAIN_POLL_NS);
             let now = clock::now();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
-            let done = lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()));
-            if done != progress {
-                progress = done;
+            let done = progress(&lanes);
+            if done != done_before {
+                done_before = done;
                 since = now;
                 let may_guess = self.lease.id.is_some() && handover.rest.is_over(now);
                 done_at = if may_guess { expected_end(now, &lanes) } else { None };
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
-                gate.open();
-                clock::sleep(GLIMPSE_NS);
-                gate.close();
+                was_stuck = true;
+                handover.dependent = self.glimpse(done);
                 since = clock::now();
                 // Longer each time, so that it outgrows kernels that only take long.
-                patience = patience.saturating_mul(2);
+                patience = if handover.dependent {
+                    STUCK_AGAIN_NS
+                } else {
+                    STUCK_NS.max(patience.saturating_mul(2))
+                };
             }
             let soon = |at: &u64| (*at..*at + HANDOVER_NS).contains(&(now + HANDOVER_NS));
             // Whoever holds a stream back has to be looked after.
@@ -309,11 +318,34 @@ impl Tenure {
             }
         }
         let now = clock::now();
-        for (launches, lane) in under_way {
+        // Work that waited for its program tells nothing of how long it takes.
+        for (launches, lane) in under_way.into_iter().filter(|_| !was_stuck) {
             lane.took(launches, now.saturating_sub(begun));
         }
         self.look(now, true);
         self.remove_abandoned();
+    }
+
+    /// Opens the gate until more has been done than before, or for a moment; tells which.
+    fn glimpse(&self, before: u64) -> bool {
+        let gate = self.device.gate();
+        let until = clock::now().saturating_add(GLIMPSE_NS);
+        gate.open();
+        let helped = loop {
+            clock::sleep(DRAIN_POLL_NS);
+            let now = clock::now();
+            let lanes = gate.lanes();
+            lanes.iter().for_each(|lane| lane.release_overdue(now));
+            let all = gate.inside(&lanes).is_some_and(|_inside| drained(&lanes));
+            if all || progress(&lanes) != before {
+                break true;
+            }
+            if now >= until {
+                break false;
+            }
+        };
+        gate.close();
+        helped
     }
 
     /// Gives back the events of lanes whose threads have ended and whose work is done.
@@ -348,6 +380,11 @@ fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
         left_ns = left_ns.saturating_add(totals.outstanding_ns);
     }
     (left_ns < SOON_NS).then_some(now + left_ns)
+}
+
+/// A number that changes whenever something is seen to be done.
+fn progress(lanes: &[Arc<Lane>]) -> u64 {
+    lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()))
 }
 
 fn drained(lanes: &[Arc<Lane>]) -> bool {

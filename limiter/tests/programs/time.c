@@ -65,6 +65,38 @@ static void many_streams(void) {
     printf("took_ms=%.0f\n", (now() - start) * 1000);
 }
 
+/* Work in one stream that waits until there is work in another; says how long the longest round took. */
+static void dependent(void *library, double seconds) {
+    CUresult (*wait_value)(CUstream, CUdeviceptr, uint32_t, unsigned);
+    CUresult (*host_alloc)(void **, size_t, unsigned);
+    CUresult (*device_pointer)(CUdeviceptr *, void *, unsigned);
+    *(void **)&wait_value = need(library, "cuStreamWaitValue32_v2");
+    *(void **)&host_alloc = need(library, "cuMemHostAlloc");
+    *(void **)&device_pointer = need(library, "cuMemHostGetDevicePointer_v2");
+    void *memory;
+    CUdeviceptr word;
+    CUstream one, other;
+    ok(host_alloc(&memory, 4096, 2));
+    ok(device_pointer(&word, memory, 0));
+    ok(d.stream_create(&one, 1));
+    ok(d.stream_create(&other, 1));
+    double start = now(), longest = 0;
+    uint32_t round = 1;
+    for (; now() - start < seconds; round++) {
+        double begun = now();
+        ok(wait_value(one, word, round, 0));
+        ok(spin(&d, kernel, 100, one));
+        usleep(8000);
+        ok(spin(&d, kernel, 100, other));
+        __atomic_store_n((uint32_t *)memory, round, __ATOMIC_RELEASE);
+        ok(d.stream_synchronize(one));
+        ok(d.stream_synchronize(other));
+        if (now() - begun > longest)
+            longest = now() - begun;
+    }
+    printf("rounds=%u longest_ms=%.0f\n", round - 1, longest * 1000);
+}
+
 static void *launch_until_stopped(void *unused) {
     (void)unused;
     ok(d.ctx_set(context));
@@ -124,13 +156,16 @@ int main(int argc, char **argv) {
     double seconds = argc > 2 ? atof(argv[2]) : 1;
     if (!strcmp(how, "exit-handler-before"))
         atexit(launch_at_exit);
-    d = driver_of(open_driver(RTLD_NOW));
+    void *library = open_driver(RTLD_NOW);
+    d = driver_of(library);
     context = start_driver(&d);
     kernel = spin_kernel(&d);
     if (!strcmp(how, "one-at-a-time")) {
         one_at_a_time(20000, seconds);
     } else if (!strcmp(how, "short-ones")) {
         one_at_a_time(8, seconds);
+    } else if (!strcmp(how, "dependent")) {
+        dependent(library, seconds);
     } else if (!strcmp(how, "many-streams")) {
         many_streams();
     } else if (!strcmp(how, "streams")) {

@@ -333,7 +333,12 @@ impl Lane {
                 // learnt from.
                 self.given_up.store(recorded, Relaxed);
                 self.mark.store(now, Relaxed);
-                self.launch_ns.fetch_max(patience / u64::from(batch.max(1)), Relaxed);
+                if alone {
+                    // It was waited for by itself, and in vain: longer waits would help no more.
+                    self.launch_ns.store(0, Relaxed);
+                } else {
+                    self.launch_ns.fetch_max(patience / u64::from(batch.max(1)), Relaxed);
+                }
                 return;
             }
             waited = true;
