@@ -217,5 +217,5 @@ fn work_that_waits_for_what_is_launched_next() {
     let outcome = program("dependent", "6", 80);
     let (longest, rounds) = (outcome.value("longest_ms"), outcome.value("rounds"));
     println!("{rounds} rounds, {longest} ms");
-    assert!(longest < 1_900 && rounds > 20, "{outcome:#?}");
+    assert!(longest < 3_500 && rounds > 20, "{outcome:#?}");
 }

@@ -295,11 +295,8 @@ impl Tenure {
                 handover.dependent = self.glimpse(done);
                 since = clock::now();
                 // Longer each time, so that it outgrows kernels that only take long.
-                patience = if handover.dependent {
-                    STUCK_AGAIN_NS
-                } else {
-                    STUCK_NS.max(patience.saturating_mul(2))
-                };
+                patience =
+                    if handover.dependent { STUCK_AGAIN_NS } else { patience.saturating_mul(2) };
             }
             let soon = |at: &u64| (*at..*at + HANDOVER_NS).contains(&(now + HANDOVER_NS));
             // Whoever holds a stream back has to be looked after.
