@@ -267,8 +267,8 @@ impl Tenure {
         let under_way: Vec<_> = gate
             .lanes()
             .into_iter()
-            .map(|lane| (lane.under_way(), lane))
-            .filter(|(launches, _)| *launches > 0)
+            .map(|lane| (lane.under_way(), lane.totals().outstanding_ns, lane))
+            .filter(|(launches, ..)| *launches > 0)
             .collect();
         let mut told = since;
         let mut patience = if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
@@ -316,8 +316,8 @@ impl Tenure {
         }
         let now = clock::now();
         // Work that waited for its program tells nothing of how long it takes.
-        for (launches, lane) in under_way.into_iter().filter(|_| !was_stuck) {
-            lane.took(launches, now.saturating_sub(begun));
+        for (launches, expected_ns, lane) in under_way.into_iter().filter(|_| !was_stuck) {
+            lane.took(launches, expected_ns, now.saturating_sub(begun));
         }
         self.look(now, true);
         self.remove_abandoned();

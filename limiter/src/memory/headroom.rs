@@ -153,6 +153,11 @@ fn fill(device: &Device) -> bool {
     book.has(slot, Kind::Headroom) == wanted.bytes(book.real_limit(), driver)
 }
 
+/// Keeps free what can be, of what has just been given back.
+pub(super) fn refill(device: &Device) {
+    fill(device);
+}
+
 /// Headroom that has been lent to an allocation which needs it only if things turn out badly.
 pub(super) struct Lent {
     device: &'static Device,

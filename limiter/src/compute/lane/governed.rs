@@ -44,11 +44,12 @@ impl Lane {
         u64::from(self.uncovered.load(Acquire)).saturating_add(batches.saturating_mul(batch))
     }
 
-    /// The last so many launches of a lease were done so late that they are not what was known of the work:
-    /// the next ones are to be waited for, each by itself.
-    pub(in crate::compute) fn took(&self, launches: u64, ns: u64) {
+    /// The last so many launches of a lease took so much longer than expected that they are not what was known
+    /// of the work: if they are long, the next ones are to be waited for, each by itself.
+    pub(in crate::compute) fn took(&self, launches: u64, expected_ns: u64, ns: u64) {
+        const FAR_OFF: u64 = 4;
         let each = ns / launches.max(1);
-        if each > LONG_NS {
+        if each > LONG_NS && ns / FAR_OFF > expected_ns {
             self.launch_ns.fetch_max(each, Relaxed);
             self.resize(1);
         }
