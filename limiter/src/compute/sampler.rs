@@ -25,9 +25,26 @@ const EMPTY_EVERY: u32 = 16;
 #[derive(Default)]
 pub(super) struct Sampler {
     pairs: Vec<Pair>,
-    /// Beside other sessions everything costs a little more.
+    empty: Empties,
+}
+
+/// Beside other sessions everything costs a little more, and on an idle stream that is not held back the host's
+/// time between the two events is in it.
+#[derive(Default)]
+struct Empties {
     alone: Empty,
     shared: Empty,
+    loose: Empty,
+}
+
+impl Empties {
+    fn of(&mut self, loose: bool, alone: bool) -> &mut Empty {
+        match (loose, alone) {
+            (true, _) => &mut self.loose,
+            (false, true) => &mut self.alone,
+            (false, false) => &mut self.shared,
+        }
+    }
 }
 
 // SAFETY: event handles may be used from every thread.
@@ -66,6 +83,8 @@ struct Use {
     work: Option<&'static Estimate>,
     /// How long the launch took on the host, if the stream was idle and not held back.
     idle_ns: Option<u64>,
+    /// Whether it was.
+    loose: bool,
     /// Whether it was a transfer, not a launch.
     transfer: bool,
     alone: bool,
@@ -117,18 +136,19 @@ impl Sampler {
     ) -> Option<Started<'lane>> {
         undisturbing(|| {
             self.collect();
-            let empty = if alone { &mut self.alone } else { &mut self.shared };
-            empty.used += 1;
-            if empty.count == 0 || empty.used > EMPTY_EVERY {
-                empty.used = 0;
-                self.measure_empty(place, hold, alone);
-                return None;
-            }
             let pair = self.free_pair()?;
             let transfer = work.may_block();
             let Place { stream, context, gate } = place;
             let held = if transfer { None } else { hold.hold(stream, context, gate) };
             let idle = held.is_none() && own::stream_query(stream).is_ok();
+            let empty = self.empty.of(idle, alone);
+            empty.used += 1;
+            if empty.count == 0 || empty.used > EMPTY_EVERY {
+                empty.used = 0;
+                let use_ = Use { work: None, idle_ns: None, loose: idle, transfer, alone };
+                self.measure_empty(pair, stream, held, use_);
+                return None;
+            }
             if !own::event_record(self.pairs[pair].start, stream).is_ok() {
                 return None;
             }
@@ -158,21 +178,25 @@ impl Sampler {
                 && own::event_record(pair.end, stream).is_ok()
                 && held.is_none_or(|held| held.is_intact())
             {
-                pair.use_ = Some(Use { work: Some(estimate), idle_ns, transfer, alone });
+                let loose = idle_ns.is_some();
+                pair.use_ = Some(Use { work: Some(estimate), idle_ns, loose, transfer, alone });
             }
         });
     }
 
-    fn measure_empty(&mut self, place: Place<'_>, hold: &Hold, alone: bool) {
-        let Place { stream, context, gate } = place;
-        let Some(pair) = self.free_pair() else { return };
+    fn measure_empty(
+        &mut self,
+        pair: usize,
+        stream: Stream,
+        held: Option<HeldBack<'_>>,
+        use_: Use,
+    ) {
         let pair = &mut self.pairs[pair];
-        let held = hold.hold(stream, context, gate);
         if own::event_record(pair.start, stream).is_ok()
             && own::event_record(pair.end, stream).is_ok()
             && held.is_none_or(|held| held.is_intact())
         {
-            pair.use_ = Some(Use { work: None, idle_ns: None, transfer: false, alone });
+            pair.use_ = Some(use_);
         }
     }
 
@@ -215,13 +239,16 @@ impl Sampler {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
             let elapsed =
                 if ms.is_finite() && ms >= 0.0 { (f64::from(ms) * 1e6) as u64 } else { 0 };
-            let empty = if use_.alone { &mut self.alone } else { &mut self.shared };
+            let empty = self.empty.of(use_.loose, use_.alone);
             let Some(estimate) = use_.work else {
                 empty.add(elapsed);
                 continue;
             };
             let extra = empty.ns().map_or(0, |empty_ns| use_.not_its_own(empty_ns));
-            tracing::trace!("sample: {elapsed} ns, {extra} of them not its own");
+            tracing::trace!(
+                "sample: {elapsed} ns, {extra} of them not its own (idle: {})",
+                use_.loose
+            );
             estimate.add(elapsed.saturating_sub(extra).max(1), use_.alone);
         }
     }

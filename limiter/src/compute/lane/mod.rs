@@ -2,7 +2,7 @@
 //!
 //! Only its thread launches in it, so that counting needs no read-modify-write. Every batch of
 //! launches ends with an event; two events take turns, and a batch is begun only when the one before
-//! the last is done. The size of a batch follows the program's pace, so that there is about one event a
+//! the last is done. The size of a batch follows the program's pace, so that there are about two events a
 //! millisecond. A third event is the governor's: it covers what the thread has launched since its
 //! last one, when the thread is busy elsewhere.
 //!
@@ -23,19 +23,20 @@ use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 
 pub(super) use thread::{enter, estimate_of, of_this_thread, pass};
 
-/// The time for which one batch should keep the GPU busy.
-const BATCH_NS: u64 = 1_000_000;
+/// The time for which one batch should keep the GPU busy. A program that queues work for twice as long is
+/// seen to have some queued always.
+const BATCH_NS: u64 = 500_000;
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work
 /// suddenly changes.
 const MAX_BATCH: u32 = 256;
-const MAX_BATCH_NS: u64 = 2 * BATCH_NS;
+const MAX_BATCH_NS: u64 = 4 * BATCH_NS;
 /// What may be outstanding, in estimated time, before a thread has to wait.
-const MOST_OUTSTANDING_NS: u64 = 2 * BATCH_NS;
+const MOST_OUTSTANDING_NS: u64 = 4 * BATCH_NS;
 /// A call that takes longer than this has waited for its work. The governor takes the time around a look
 /// that meets it for busy: as often too much as too little.
 const WAITED_NS: u64 = 50_000;
 /// One launch in so many batches is sampled.
-const SAMPLE_EVERY: u32 = 4;
+const SAMPLE_EVERY: u32 = 8;
 /// Kernels longer than this are not queued behind each other: the GPU idles for tens of
 /// microseconds between them, which is little, and half as much is outstanding.
 const LONG_NS: u64 = 5_000_000;
