@@ -38,9 +38,15 @@ fn highest(stage: &Stage, arguments: &[&str], processes: usize) -> (u64, Vec<Out
 
 #[track_caller]
 fn stays_below(arguments: &[&str], processes: usize) -> Vec<Outcome> {
+    stays_near(arguments, processes, 0)
+}
+
+/// For a moment `slip` more may be taken: what is undone again, or not seen before it is there.
+#[track_caller]
+fn stays_near(arguments: &[&str], processes: usize, slip: u64) -> Vec<Outcome> {
     let stage = Stage::new();
     let (highest, ended) = highest(&stage, arguments, processes);
-    assert!(highest <= LIMIT, "{} MiB of {}", highest / MIB, LIMIT / MIB);
+    assert!(highest <= LIMIT + slip, "{} MiB of {}", highest / MIB, LIMIT / MIB);
     assert!(highest >= LIMIT / 100 * 90, "{} MiB of {}", highest / MIB, LIMIT / MIB);
     for one in &ended {
         assert!(one.value("refused") >= 5, "{one:#?}");
@@ -72,8 +78,9 @@ fn physical_memory() {
 #[test]
 fn pools_that_fragment() {
     fits_again(&stays_below(&["pool", "2500", "1"], 1));
-    stays_below(&["pool", "1500", "4"], 1);
-    stays_below(&["pool", "1500", "2"], 2);
+    // Several at once may each have a chunk that is undone.
+    stays_near(&["pool", "1500", "4"], 1, 64 * MIB);
+    stays_near(&["pool", "1500", "2"], 2, 64 * MIB);
 }
 
 #[test]
@@ -86,7 +93,8 @@ fn memory_of_graphs() {
 #[test]
 fn code_that_is_placed_when_memory_is_full() {
     for threads in ["1", "3"] {
-        let ended = stays_below(&["code", "2500", threads], 1);
+        // What is placed between two looks is seen at the next one.
+        let ended = stays_near(&["code", "2500", threads], 1, LIMIT / 16);
         assert_eq!(ended[0].value("images"), 48);
     }
 }

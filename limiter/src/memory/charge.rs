@@ -3,7 +3,7 @@
 use super::reconcile::{self, Caller};
 use super::size::PAGE;
 use super::tracker::{Allocation, Handle};
-use super::{changes, graphs, headroom, imports, oversubscribe, physical, pools};
+use super::{changes, graphs, imports, oversubscribe, physical, pools};
 use crate::device::Device;
 use crate::keeper;
 use crate::runtime::{self, Verdict};
@@ -48,8 +48,6 @@ pub(super) fn reserve(device: &'static Device, kind: Kind, bytes: u64) -> bool {
 pub(super) fn trim(device: &Device) {
     pools::refresh(device, true);
     graphs::refresh(device, true);
-    // What an allocation that was undone had borrowed comes first.
-    headroom::refill(device);
 }
 
 /// Reserves; near the limit only what is left by NVML's figure.

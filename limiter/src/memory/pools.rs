@@ -408,9 +408,14 @@ pub(crate) fn allocate(
             Some(result)
         };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
+    // What an allocation that was undone had borrowed of the headroom comes back first.
+    let give_back = || {
+        trim(device);
+        headroom::refill(device);
+    };
     let refused = || {
         let _ = await_frees(stream);
-        trim(device);
+        give_back();
         declined(device, bytes)
     };
     let grow = || attempt(&Running::beside(pool), growth, None, &|| !is_over(device));
@@ -443,7 +448,7 @@ pub(crate) fn allocate(
     // What the stream has yet to free cannot be given back before. This is the end of the way, where the
     // driver waits as well.
     if charged() >= growth.min(CHUNK) && await_frees(stream) {
-        trim(device);
+        give_back();
         if reserve_again(device, Kind::Pool, growth) {
             return grow().unwrap_or_else(refused);
         }
