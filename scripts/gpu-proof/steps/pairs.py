@@ -1,6 +1,5 @@
 """Two tenants under the daemon: each gets its share, and together they lose little."""
 
-import json
 import pathlib
 import shutil
 import subprocess
@@ -9,7 +8,7 @@ import threading
 import time
 
 from harness import StepFailed, kill_group
-from steps import dense
+from steps import dense, listener
 
 TOLERANCE_POINTS = 3.0
 LEAST_SUM = 0.96
@@ -84,29 +83,16 @@ def together(proof, commands, seconds=SECONDS, env=None):
     return [run_.rate(begin, end) for run_ in runs]
 
 
-class Run:
+class Run(listener.Listener):
     """A tenant that tells its progress, each line with the time when it came."""
 
     def __init__(self, proof, command, env=None):
-        self.proof = proof
         self.lines = []
-        self.process = proof.start(command, env)
-        self.errors = []
-        self.readers = [
-            threading.Thread(target=self._read_out, daemon=True),
-            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
-        ]
-        for reader in self.readers:
-            reader.start()
+        super().__init__(proof, command, env)
 
-    def _read_out(self):
-        for line in self.process.stdout:
-            try:
-                progress = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if "elapsed" in progress:
-                self.lines.append((time.monotonic(), progress["elapsed"], progress["kernels"]))
+    def heard(self, said):
+        if "elapsed" in said:
+            self.lines.append((time.monotonic(), said["elapsed"], said["kernels"]))
 
     def wait(self, give_up):
         try:

@@ -9,11 +9,10 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 
 from harness import StepFailed, kill_group
-from steps import dense
+from steps import dense, listener
 
 LOAD = str(pathlib.Path(__file__).parent.parent / "programs" / "torch_load.py")
 # A program that nobody ends does so by itself.
@@ -31,30 +30,18 @@ class NotStarted(StepFailed):
     """Programs that should run at once do not."""
 
 
-class Steered:
+class Steered(listener.Listener):
     """A program that obeys `pause`, `go` and `end`, and tells its progress with the time on the machine's clock."""
 
     def __init__(self, proof, command, env=None):
-        self.proof = proof
-        self.lines, self.errors, self.result = [], [], None
-        self.process = proof.start(command, env, stdin=subprocess.PIPE)
-        self.readers = [
-            threading.Thread(target=self._read_out, daemon=True),
-            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
-        ]
-        for reader in self.readers:
-            reader.start()
+        self.lines, self.result = [], None
+        super().__init__(proof, command, env, stdin=subprocess.PIPE)
 
-    def _read_out(self):
-        for line in self.process.stdout:
-            try:
-                said = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if "at" in said:
-                self.lines.append((said["at"], said["kernels"]))
-            else:
-                self.result = said
+    def heard(self, said):
+        if "at" in said:
+            self.lines.append((said["at"], said["kernels"]))
+        else:
+            self.result = said
 
     def say(self, word):
         try:

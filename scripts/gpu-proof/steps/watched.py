@@ -10,6 +10,7 @@ import threading
 import time
 
 from harness import StepFailed, kill_group
+from steps import listener
 
 PROGRAMS = pathlib.Path(__file__).parent.parent / "programs"
 MIB = 1 << 20
@@ -29,26 +30,17 @@ def mib(value):
     return f"{value / MIB:.0f} MiB"
 
 
-class Watched:
+class Watched(listener.Listener):
     """A program that tells how far it is, a JSON object a line, and waits for a line to go on."""
 
     def __init__(self, proof, command, env=None):
-        self.proof = proof
-        self.process = proof.start(command, env, stdin=subprocess.PIPE)
-        self.lines, self.errors = queue.Queue(), []
-        self.readers = [
-            threading.Thread(target=self._read_out, daemon=True),
-            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
-        ]
-        for reader in self.readers:
-            reader.start()
+        self.lines = queue.Queue()
+        super().__init__(proof, command, env, stdin=subprocess.PIPE)
 
-    def _read_out(self):
-        for line in self.process.stdout:
-            try:
-                self.lines.put(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+    def heard(self, said):
+        self.lines.put(said)
+
+    def fell_silent(self):
         self.lines.put(None)
 
     def __enter__(self):
