@@ -308,11 +308,10 @@ impl Scheduler {
         let done = told.done;
         let told = told.at_most(measured);
         let others_ppm = held.crowded.then(|| self.rates_beside(worker));
-        let wrongs = held.shared && self.wrongs_a_dense_one(session);
         let tuning = self.tuning;
         let Some(state) = self.workers.get(&worker) else { return Ok(false) };
         let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
-        let waste = if wrongs { self.waste_beside(worker, told, calibrated) } else { 0 };
+        let waste = if held.shared { self.waste_beside(worker, told, calibrated) } else { 0 };
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
         let alone = told.estimated_ns.max(told.backlogged_ns);
         let used = match held {
@@ -458,7 +457,8 @@ impl Scheduler {
         let (Some(dense), None) = (others.next(), others.next()) else { return 0 };
         let theirs = share_of(told.held_ns, dense.density.crowded_ppm());
         let waste = told.held_ns.saturating_sub(theirs).saturating_sub(calibrated);
-        if waste < share_of(told.held_ns, self.tuning.waste_ppm) {
+        let wrongs = || self.session_of(worker).is_ok_and(|own| self.wrongs_a_dense_one(own));
+        if waste < share_of(told.held_ns, self.tuning.waste_ppm) || !wrongs() {
             return 0;
         }
         // More than it was: until the dense one has what it is due, and then nothing.

@@ -83,8 +83,6 @@ struct Use {
     work: Option<&'static Estimate>,
     /// How long the launch took on the host, if the stream was idle and not held back.
     idle_ns: Option<u64>,
-    /// Whether it was.
-    loose: bool,
     /// Whether it was a transfer, not a launch.
     transfer: bool,
     alone: bool,
@@ -145,7 +143,7 @@ impl Sampler {
             empty.used += 1;
             if empty.count == 0 || empty.used > EMPTY_EVERY {
                 empty.used = 0;
-                let use_ = Use { work: None, idle_ns: None, loose: idle, transfer, alone };
+                let use_ = Use { work: None, idle_ns: idle.then_some(0), transfer, alone };
                 self.measure_empty(pair, stream, held, use_);
                 return None;
             }
@@ -178,8 +176,7 @@ impl Sampler {
                 && own::event_record(pair.end, stream).is_ok()
                 && held.is_none_or(|held| held.is_intact())
             {
-                let loose = idle_ns.is_some();
-                pair.use_ = Some(Use { work: Some(estimate), idle_ns, loose, transfer, alone });
+                pair.use_ = Some(Use { work: Some(estimate), idle_ns, transfer, alone });
             }
         });
     }
@@ -239,7 +236,7 @@ impl Sampler {
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
             let elapsed =
                 if ms.is_finite() && ms >= 0.0 { (f64::from(ms) * 1e6) as u64 } else { 0 };
-            let empty = self.empty.of(use_.loose, use_.alone);
+            let empty = self.empty.of(use_.idle_ns.is_some(), use_.alone);
             let Some(estimate) = use_.work else {
                 empty.add(elapsed);
                 continue;
@@ -247,7 +244,7 @@ impl Sampler {
             let extra = empty.ns().map_or(0, |empty_ns| use_.not_its_own(empty_ns));
             tracing::trace!(
                 "sample: {elapsed} ns, {extra} of them not its own (idle: {})",
-                use_.loose
+                use_.idle_ns.is_some()
             );
             estimate.add(elapsed.saturating_sub(extra).max(1), use_.alone);
         }

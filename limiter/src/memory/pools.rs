@@ -423,17 +423,14 @@ pub(crate) fn allocate(
         let running = Running::alone(pool)?;
         attempt(&running, 0, Some(take_hole(pool, bytes)?), &|| !is_over(device))
     };
-    if reserve_seen(device, Kind::Pool, growth) {
-        return grow().unwrap_or_else(refused);
-    }
-    if let Some(result) = fill_hole() {
+    let grow_or_fill = |is_reserved: bool| {
+        if is_reserved { Some(grow().unwrap_or_else(refused)) } else { fill_hole() }
+    };
+    if let Some(result) = grow_or_fill(reserve_seen(device, Kind::Pool, growth)) {
         return result;
     }
     trim(device);
-    if reserve_again(device, Kind::Pool, growth) {
-        return grow().unwrap_or_else(refused);
-    }
-    if let Some(result) = fill_hole() {
+    if let Some(result) = grow_or_fill(reserve_again(device, Kind::Pool, growth)) {
         return result;
     }
     if idle(pool) >= bytes
@@ -449,10 +446,7 @@ pub(crate) fn allocate(
     // driver waits as well.
     if charged() >= growth.min(CHUNK) && await_frees(stream) {
         give_back();
-        if reserve_again(device, Kind::Pool, growth) {
-            return grow().unwrap_or_else(refused);
-        }
-        if let Some(result) = fill_hole() {
+        if let Some(result) = grow_or_fill(reserve_again(device, Kind::Pool, growth)) {
             return result;
         }
     }
