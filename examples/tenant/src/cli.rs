@@ -60,7 +60,7 @@ pub(crate) struct Dense {
           default_missing_value = "0.25")]
     pub(crate) progress: Option<f64>,
     /// Report the kernels completed in each window of so many seconds, by the device's clock
-    #[arg(long, value_name = "S", value_parser = interval)]
+    #[arg(long, value_name = "S", value_parser = window)]
     pub(crate) windows: Option<f64>,
     /// Obey lines on stdin: 'pause', 'go', 'end'; its end ends the run
     #[arg(long)]
@@ -161,8 +161,17 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Short enough to be of use, long enough that keeping count costs nothing.
 fn interval(text: &str) -> Result<f64, String> {
+    at_least(0.01, text)
+}
+
+/// Kept in memory: a number for each.
+fn window(text: &str) -> Result<f64, String> {
+    at_least(0.001, text)
+}
+
+fn at_least(least: f64, text: &str) -> Result<f64, String> {
     match number(text, 86_400.0) {
-        Ok(value) if value < 0.01 => Err("expected at least 0.01".to_owned()),
+        Ok(value) if value < least => Err(format!("expected at least {least}")),
         other => other,
     }
 }
@@ -194,6 +203,8 @@ mod tests {
             assert!(interval(text).is_err(), "{text}");
         }
         assert_eq!(interval("0.01"), Ok(0.01));
+        assert_eq!(window("0.001"), Ok(0.001));
+        assert_eq!(window("0.0009"), Err("expected at least 0.001".to_owned()));
         assert!(size("0").is_err());
         assert_eq!(size("64MiB"), Ok(64 << 20));
     }

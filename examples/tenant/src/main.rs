@@ -8,6 +8,7 @@
 
 mod calibrate;
 mod cli;
+mod clock;
 mod copy;
 mod costs;
 mod dense;

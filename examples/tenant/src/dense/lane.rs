@@ -74,9 +74,10 @@ impl<'c> Lane<'c> {
         })
     }
 
-    /// The point that the first gap is measured from.
+    /// The point that the first gap is measured from: the device has reached it when this returns.
     pub(super) fn mark_start(&mut self) -> Result<(), DriverError> {
-        self.last.record(&self.stream)
+        self.last.record(&self.stream)?;
+        self.last.synchronize()
     }
 
     /// Goes on after a pause that was wanted: it is no gap between kernels. Nothing is in flight.

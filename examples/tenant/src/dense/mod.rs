@@ -17,7 +17,7 @@ use crate::calibrate::{self, Calibrated};
 use crate::cli::{Dense, Pattern};
 use crate::driver::{Context, DriverError, Kernels, Spin, Stream};
 use crate::stats::Samples;
-use crate::{Failure, report};
+use crate::{Failure, clock, report};
 use commands::{Commands, Said};
 use lane::Lane;
 use plan::Plan;
@@ -43,6 +43,10 @@ struct Outcome {
     /// Kernels completed in each whole window, where windows were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     windows: Option<Vec<f64>>,
+    /// When the first of them began, on the clock that all programs of the machine share
+    /// (CLOCK_MONOTONIC), in seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    windows_at: Option<f64>,
     /// Rounds of arithmetic in a kernel; for --iterations of a later run.
     iterations: u64,
     /// The kernel's length as measured, none where --iterations was given.
@@ -73,6 +77,8 @@ impl From<Vec<f64>> for Pauses {
 /// What one thread did.
 struct Work {
     start: Instant,
+    /// The same moment on the machine's clock, in seconds.
+    at: f64,
     end: Instant,
     kernels: u64,
     timeline: Timeline,
@@ -159,10 +165,10 @@ fn launch_for(
     mut timeline: Timeline,
     completed: &AtomicU64,
 ) -> Result<Work, DriverError> {
-    let start = Instant::now();
     for lane in &mut lanes {
         lane.mark_start()?;
     }
+    let (start, at) = (Instant::now(), clock::monotonic());
     while start.elapsed() < length {
         match commands.said() {
             Said::Go => {}
@@ -194,7 +200,7 @@ fn launch_for(
     let end = Instant::now();
     let kernels = lanes.iter().map(|lane| lane.kernels).sum();
     lanes.into_iter().for_each(|lane| timeline.merge(lane.timeline));
-    Ok(Work { start, end, kernels, timeline })
+    Ok(Work { start, at, end, kernels, timeline })
 }
 
 fn outcome(
@@ -206,6 +212,7 @@ fn outcome(
 ) -> Result<Outcome, DriverError> {
     let start = works.iter().map(|work| work.start).min();
     let end = works.iter().map(|work| work.end).max();
+    let at = works.iter().map(|work| work.at).reduce(f64::min);
     let seconds = match (start, end) {
         (Some(start), Some(end)) => (end - start).as_secs_f64(),
         _ => 0.0,
@@ -232,6 +239,7 @@ fn outcome(
         p99_ms: gaps.percentile(99.0),
         pauses: timeline.pauses_ms.into(),
         windows,
+        windows_at: at.filter(|_| options.windows.is_some()),
         iterations: spin.iterations,
         kernel_us,
         device: context.device_name()?,

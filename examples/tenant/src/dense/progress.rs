@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::report;
+use crate::{clock, report};
 
 #[derive(Serialize)]
 struct Progress {
@@ -41,7 +41,7 @@ pub(super) fn start<'scope>(
             }
             let elapsed = start.elapsed().as_secs_f64();
             let kernels = completed.load(Ordering::Relaxed);
-            let at = monotonic();
+            let at = clock::monotonic();
             // Who reads this may leave early; the result at the end still reports that.
             if report::line(&Progress { elapsed, kernels, at }).is_err() {
                 return;
@@ -50,9 +50,4 @@ pub(super) fn start<'scope>(
     };
     Builder::new().name("progress".into()).spawn_scoped(scope, print)?;
     Ok(Reporter { _running: running })
-}
-
-fn monotonic() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }

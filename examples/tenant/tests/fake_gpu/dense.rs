@@ -95,7 +95,27 @@ fn windows_add_up_to_what_was_completed() {
         }
     }
     let without = check_dense(&node, 2000.0, "--seconds 0.1");
-    assert_eq!(without["windows"], Value::Null);
+    assert_eq!((&without["windows"], &without["windows_at"]), (&Value::Null, &Value::Null));
+}
+
+/// Windows and progress tell of the same time: the device's clock and the machine's are laid beside each other.
+#[test]
+fn windows_begin_when_they_say() {
+    let node = Node::new("1GiB");
+    let arguments = "dense --kernel-us 500 --seconds 60 --windows 0.002 --progress=0.05 --commands";
+    let mut steered = Steered::start(node.tenant(arguments));
+    let told = steered.hear(16);
+    let (result, _) = steered.end();
+    let windows = result["windows"].as_array().unwrap();
+    let until = |moment: f64| -> f64 {
+        let whole = ((moment - number(&result, "windows_at")) / 0.002) as usize;
+        windows.iter().take(whole).map(|window| window.as_f64().unwrap()).sum()
+    };
+    for line in &told {
+        let (at, kernels) = (number(line, "at"), number(line, "kernels"));
+        let (before, after) = (until(at - 0.3), until(at + 0.05));
+        assert!((before..=after).contains(&kernels), "{before} to {after}: {line}");
+    }
 }
 
 #[test]
