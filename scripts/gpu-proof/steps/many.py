@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import tempfile
 
-from steps import dense, pairs, steered
+from steps import daemon, dense, steered
 
 SETTINGS = {
     "kernels_us": [130, 2500],
@@ -42,7 +42,7 @@ def run(proof):
                 loads.iterations[kernel_us] = native["iterations"]
                 for shares in proof.settings.shares:
                     name = f"{kernel_us} us, {label(shares)}"
-                    with proof.guard(name, "rates"), pairs.Daemon(proof, folder / "hypervisor.sock"):
+                    with proof.guard(name, "rates"), daemon.Daemon(proof, folder / "hypervisor.sock"):
                         row = {"kernel_us": kernel_us, "shares": [float(share) for share in shares.split("/")]}
                         rows.append(row)
                         measure(proof, name, row, native, loads, folder / "hypervisor.sock")

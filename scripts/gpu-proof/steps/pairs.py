@@ -8,7 +8,7 @@ import threading
 import time
 
 from harness import StepFailed, kill_group
-from steps import dense, listener
+from steps import daemon, dense, listener
 
 TOLERANCE_POINTS = 3.0
 LEAST_SUM = 0.96
@@ -44,7 +44,7 @@ def measure(proof, rows, socket):
 def share(proof, row, shares, tenant, socket):
     name = f"two tenants at {shares[0]}/{shares[1]}, kernels of {row['kernel_us']} us"
     wanted = f"within {TOLERANCE_POINTS:g} points"
-    with proof.guard(name, wanted), Daemon(proof, socket):
+    with proof.guard(name, wanted), daemon.Daemon(proof, socket):
         commands = [proof.limited(["--compute", f"{share}%"], tenant, daemon=socket) for share in shares]
         found = relative(together(proof, commands), row["native"])
         row["daemon"][f"{shares[0]}/{shares[1]}"] = found
@@ -120,38 +120,3 @@ class Run(listener.Listener):
             raise StepFailed("the two tenants did not run at the same time")
         (e0, k0), (e1, k1) = within[0], within[-1]
         return (k1 - k0) / (e1 - e0)
-
-
-class Daemon:
-    """A `hypervisor daemon` for as long as the block runs."""
-
-    def __init__(self, proof, socket):
-        self.proof = proof
-        self.socket = socket
-
-    def __enter__(self):
-        self.socket.unlink(missing_ok=True)
-        command = [self.proof.tool("hypervisor"), "daemon", "--socket", str(self.socket)]
-        self.process = self.proof.start(command)
-        for stream in (self.process.stdout, self.process.stderr):
-            threading.Thread(target=self._log, args=(stream,), daemon=True).start()
-        for _ in range(100):
-            if self.process.poll() is not None:
-                raise StepFailed(f"hypervisor daemon ended with status {self.process.returncode}")
-            if self.socket.exists():
-                return self
-            time.sleep(0.05)
-        self.__exit__()
-        raise StepFailed(f"hypervisor daemon made no socket at {self.socket}")
-
-    def _log(self, stream):
-        for line in stream:
-            self.proof.log(f"  daemon: {line.rstrip()}")
-
-    def __exit__(self, *_):
-        self.process.terminate()
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            kill_group(self.process)
-            self.process.wait()

@@ -11,7 +11,7 @@ import shutil
 import statistics
 import tempfile
 
-from steps import mps, pairs, steered
+from steps import daemon, mps, steered
 
 SETTINGS = {
     "pairs": ["train+train", "decode+decode", "dense2500+decode", "dense130+decode", "dense130+dense130"],
@@ -107,7 +107,7 @@ class Pair:
             self.side_by_side([way for way in ways if way != "mps"])
 
     def side_by_side(self, ways):
-        with pairs.Daemon(self.proof, self.socket):
+        with daemon.Daemon(self.proof, self.socket):
             commands = [command for way in ways for command in self.started(way)]
             with steered.running(self.proof, commands) as programs:
                 by_way = {way: programs[2 * i : 2 * i + 2] for i, way in enumerate(ways)}

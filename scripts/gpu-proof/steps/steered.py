@@ -34,13 +34,14 @@ class Steered(listener.Listener):
     """A program that obeys `pause`, `go` and `end`, and tells its progress with the time on the machine's clock."""
 
     def __init__(self, proof, command, env=None):
-        self.lines, self.result = [], None
+        self.lines, self.result, self.windows = [], None, None
         super().__init__(proof, command, env, stdin=subprocess.PIPE)
 
     def heard(self, said):
         if "at" in said:
             self.lines.append((said["at"], said["kernels"]))
         else:
+            self.windows = said.pop("windows", None)
             self.result = said
 
     def say(self, word):
@@ -152,7 +153,8 @@ class Loads:
         self.proof = proof
         self.iterations = {}
 
-    def command(self, name):
+    def command(self, name, *options):
+        """`options`: more of them, for dense programs."""
         if not name.startswith("dense"):
             if not self.proof.fake:
                 return [sys.executable, LOAD, name, str(LONGEST), "--commands"]
@@ -160,7 +162,7 @@ class Loads:
         kernel_us = float(name.removeprefix("dense"))
         if kernel_us not in self.iterations:
             self.iterations[kernel_us] = dense.native(self.proof, kernel_us, 0.3)["iterations"]
-        return self.tenant(["--kernel-us", kernel_us, "--iterations", self.iterations[kernel_us]])
+        return self.tenant(["--kernel-us", kernel_us, "--iterations", self.iterations[kernel_us], *options])
 
     def tenant(self, options):
         return self.proof.tenant("dense", *options, "--seconds", LONGEST, f"--progress={TELL_EVERY}", "--commands")
