@@ -6,31 +6,6 @@ from harness import verdict
 WIDTHS = [4, 56, 68]
 
 
-def compute_table(data):
-    rows = data.get("compute", [])
-    if not rows:
-        return []
-    lines = ["delivered share of native, in percent", f"  {'kernel':>9} {'native/s':>10} {'25':>7} {'50':>7} {'75':>7}"]
-    for row in rows:
-        cells = "".join(
-            f" {row['limited'][p]['delivered']:7.2f}" if p in row["limited"] else f" {'-':>7}" for p in (25, 50, 75)
-        )
-        lines.append(f"  {row['kernel_us']:>6} us {row['native_rate']:>10.1f}{cells}")
-    return lines + [""]
-
-
-def pair_table(data):
-    rows = data.get("pairs", [])
-    if not rows:
-        return []
-    lines = ["two tenants, each and the sum, in percent of one alone"]
-    for row in rows:
-        for name, found in [("without Sluice", row["without_sluice"]), *row["daemon"].items()]:
-            each = " + ".join(f"{100 * got:5.1f}" for got in found["each"])
-            lines.append(f"  {row['kernel_us']:>6} us {name:>15}: {each} = {100 * found['sum']:5.1f}")
-    return lines + [""]
-
-
 def windows_table(data):
     rows = data.get("windows", [])
     if not rows:
@@ -42,6 +17,19 @@ def windows_table(data):
             for percent, one in row["limited"].items()
         )
         lines.append(f"  {row['kernel_us']:>6} us{cells}")
+    return lines + [""]
+
+
+def many_table(data):
+    rows = [row for row in data.get("many", []) if "each" in row]
+    if not rows:
+        return []
+    lines = ["tenants that each fill the device, each and the sum, in percent of one alone"]
+    for row in rows:
+        shares = row["shares"]
+        name = "without Sluice" if shares is None else "/".join(f"{share:g}" for share in shares)
+        each = " + ".join(f"{got:.1f}" for got in row["each"])
+        lines.append(f"  {row['kernel_us']:>6} us {name:>30}: {each} = {sum(row['each']):.1f}")
     return lines + [""]
 
 
@@ -83,9 +71,8 @@ def text(result):
         f"Sluice GPU proof, {result['date']}",
         f"{machine['device']}, driver {machine['driver']}, {machine['cpus']} CPUs, {machine['kernel']}, {result['seconds']:.0f} s",
         "",
-        *compute_table(result["data"]),
         *windows_table(result["data"]),
-        *pair_table(result["data"]),
+        *many_table(result["data"]),
         *sharing_table(result["data"]),
         *criteria_table(result["criteria"]),
         "",

@@ -9,7 +9,7 @@ import itertools
 import time
 
 from harness import StepFailed
-from steps import daemon, dense, steered
+from steps import daemon, steered
 
 SETTINGS = {
     "kinds": ["share", "limit", "share-daemon", "limit-daemon", "policy", "soft", "weight", "priority"],

@@ -6,10 +6,7 @@ dense programs to alone and native.
 Under Sluice each has a guaranteed share (policy balance), which is changed while they run.
 """
 
-import pathlib
-import shutil
 import statistics
-import tempfile
 
 from steps import daemon, mps, steered
 
@@ -69,18 +66,14 @@ def shares_of(names, settings):
 
 def run(proof):
     found = proof.data["sharing"] = {"pairs": []}
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="sluice-proof-"))
-    try:
-        loads = steered.Loads(proof)
-        with mps.wanted(proof, "mps" in proof.settings.ways) as service:
-            for pair in proof.settings.pairs:
-                with proof.guard(pair, "rates"):
-                    one = Pair(proof, loads, pair.split("+"), folder / "hypervisor.sock", service, found)
-                    one.measure()
-                    # What could not be started with it once is not waited for again.
-                    service = one.service
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    loads = steered.Loads(proof)
+    with daemon.socket() as socket, mps.wanted(proof, "mps" in proof.settings.ways) as service:
+        for pair in proof.settings.pairs:
+            with proof.guard(pair, "rates"):
+                one = Pair(proof, loads, pair.split("+"), socket, service, found)
+                one.measure()
+                # What could not be started with it once is not waited for again.
+                service = one.service
 
 
 class Pair:

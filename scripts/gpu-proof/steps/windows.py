@@ -3,7 +3,7 @@
 from steps import dense
 
 SETTINGS = {
-    "kernels_us": [10, 100, 10_000],
+    "kernels_us": [10, 130, 2500, 10_000],
     "percents": [10, 50, 90],
     "native": 2.5,
     # Whole windows after the first.
