@@ -1,13 +1,37 @@
 //! The default engine: the `detour` crate, pure Rust.
 
+#[cfg(target_arch = "x86_64")]
+use super::batch::Batch;
 use super::{HookEngine, HookError, Slot};
 use core::ffi::c_void;
 use core::mem;
 use detour::RawDetour;
 
-/// Patches with a five-byte jump to a relay near the target, 1 ns a call.
-#[derive(Debug, Default)]
-pub struct DetourEngine;
+/// Patches with a five-byte jump, by way of a relay near the target where the detour is out of its
+/// reach: 1 ns a call.
+#[derive(Debug)]
+pub struct DetourEngine {
+    /// Patches most functions itself.
+    #[cfg(target_arch = "x86_64")]
+    batch: Option<Batch>,
+}
+
+impl DetourEngine {
+    /// Looks at what is mapped. Functions and detours that are mapped later cost more to patch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            #[cfg(target_arch = "x86_64")]
+            batch: Batch::begin(),
+        }
+    }
+}
+
+impl Default for DetourEngine {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl HookEngine for DetourEngine {
     fn name(&self) -> &'static str {
@@ -20,6 +44,13 @@ impl HookEngine for DetourEngine {
         detour: *const c_void,
         slot: &Slot,
     ) -> Result<(), HookError> {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(batch) = &mut self.batch
+            // SAFETY: the caller's.
+            && unsafe { batch.install(target, detour, slot) }
+        {
+            return Ok(());
+        }
         let failed = |error: detour::Error| HookError {
             address: target as usize,
             reason: error.to_string(),

@@ -1,8 +1,18 @@
 //! Inline patching of a function's first instructions, by one of two engines.
 
+#[cfg(target_arch = "x86_64")]
+mod batch;
+#[cfg(target_arch = "x86_64")]
+mod code_memory;
 mod detour_engine;
 #[cfg(feature = "frida")]
 mod frida_engine;
+pub(crate) mod jump;
+#[cfg(target_arch = "x86_64")]
+mod mappings;
+pub(crate) mod overwrite;
+#[cfg(target_arch = "x86_64")]
+mod prologue;
 
 use core::ffi::c_void;
 use core::ptr;
@@ -61,7 +71,7 @@ pub struct HookError {
     pub reason: String,
 }
 
-/// Redirects functions.
+/// Redirects functions: one engine for those that are patched together.
 pub trait HookEngine {
     /// The engine's name in logs and reports.
     fn name(&self) -> &'static str;
@@ -71,7 +81,8 @@ pub trait HookEngine {
     ///
     /// # Safety
     /// `target` must be the entry of a function that no thread is executing the first
-    /// instructions of, and `detour` a function of the same signature and calling convention.
+    /// instructions of, and `detour` a function of the same signature and calling convention. Nor may
+    /// another thread patch in the same page meanwhile.
     ///
     /// # Errors
     /// [`HookError`] where the function's shape does not allow it; it is left unpatched.
@@ -83,13 +94,13 @@ pub trait HookEngine {
     ) -> Result<(), HookError>;
 }
 
-/// The engine that this build uses.
+/// The engine that this build uses, made for the functions that are patched next.
 #[must_use]
 pub fn engine() -> Box<dyn HookEngine> {
     #[cfg(feature = "frida")]
     return Box::new(FridaEngine::new());
     #[cfg(not(feature = "frida"))]
-    Box::new(DetourEngine)
+    Box::new(DetourEngine::new())
 }
 
 #[cfg(test)]

@@ -4,12 +4,9 @@
 //! a function needs no way back and no instruction decoder, whose tables take longer to set up than
 //! everything else that happens in a process which never loads a driver.
 
+use crate::hook::jump;
+use crate::hook::overwrite::overwrite;
 use core::ffi::c_void;
-use core::ptr;
-
-/// `jmp qword ptr [rip]`, followed by the address.
-const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
-const PATCH: usize = JUMP.len() + size_of::<usize>();
 
 /// What compilers pad with, longest first.
 const PADDING: &[&[u8]] = &[
@@ -55,29 +52,12 @@ pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) ->
     }
     // SAFETY: the caller vouches for 16 bytes.
     let code = unsafe { core::slice::from_raw_parts(function.cast::<u8>(), 16) };
-    if span(code) < PATCH {
+    if span(code) < jump::FAR {
         return false;
     }
-    // SAFETY: asks for a constant.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let first = function as usize / page * page;
-    let length = (function as usize + PATCH).next_multiple_of(page) - first;
-    let start = first as *mut c_void;
-    let (read_execute, all) =
-        (libc::PROT_READ | libc::PROT_EXEC, libc::PROT_READ | libc::PROT_EXEC | libc::PROT_WRITE);
-    // SAFETY: whole pages of mapped code, which stay executable: other functions there go on running.
-    // The bytes written are a `ret` that nobody executes, by the caller's word, and padding.
-    unsafe {
-        if libc::mprotect(start, length, all) != 0 {
-            return false;
-        }
-        let patch = function.cast::<u8>().cast_mut();
-        ptr::copy_nonoverlapping(JUMP.as_ptr(), patch, JUMP.len());
-        ptr::write_unaligned(patch.add(JUMP.len()).cast::<usize>(), target as usize);
-        // The patch stands even where the protection cannot be set back.
-        libc::mprotect(start, length, read_execute);
-    }
-    true
+    let read_execute = libc::PROT_READ | libc::PROT_EXEC;
+    // SAFETY: a `ret` that nobody executes, by the caller's word, and padding, in mapped code.
+    unsafe { overwrite(function, &jump::far(target as usize), read_execute) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,161 @@
+//! What is mapped in this process, read once for many questions: the kernel writes the list anew each
+//! time, which takes a millisecond where there are thousands of mappings.
+
+use core::ffi::c_int;
+use core::ops::Range;
+use std::fs;
+
+/// A stretch of memory with one protection.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    range: Range<usize>,
+    protection: c_int,
+}
+
+/// The mappings, by address.
+#[derive(Debug, Default)]
+pub(super) struct Mappings(Vec<Mapping>);
+
+impl Mappings {
+    /// As they are now; `None` where the kernel does not say.
+    pub(super) fn now() -> Option<Self> {
+        Self::parse(&fs::read("/proc/self/maps").ok()?)
+    }
+
+    fn parse(list: &[u8]) -> Option<Self> {
+        let mut mappings: Vec<Mapping> = Vec::new();
+        // A path may be anything but a line break, which is escaped.
+        for line in list.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            let mut next = mapping(line)?;
+            // The kernel writes the list in pieces. What grows between two of them is in both.
+            let known = mappings.last().map_or(0, |last| last.range.end);
+            next.range.start = next.range.start.max(known);
+            if !next.range.is_empty() {
+                mappings.push(next);
+            }
+        }
+        Some(Self(mappings))
+    }
+
+    /// Notes that `range`, which was free, has been mapped.
+    pub(super) fn add(&mut self, range: Range<usize>, protection: c_int) {
+        let next = self.0.partition_point(|mapping| mapping.range.end <= range.start);
+        self.0.insert(next, Mapping { range, protection });
+    }
+
+    /// The protection of the mapping that `address` lies in, and how many bytes there are up to its
+    /// end.
+    pub(super) fn at(&self, address: usize) -> Option<(c_int, usize)> {
+        let next = self.0.partition_point(|mapping| mapping.range.end <= address);
+        let mapping = self.0.get(next).filter(|mapping| mapping.range.contains(&address))?;
+        Some((mapping.protection, mapping.range.end - address))
+    }
+
+    /// Starts of pages in `within` at which `size` bytes are free, one for each gap, nearest to
+    /// `origin` first.
+    pub(super) fn free(&self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
+        let ends = self.0.iter().map(|mapping| mapping.range.end);
+        let starts = self.0.iter().map(|mapping| mapping.range.start);
+        let gaps = core::iter::once(0).chain(ends).zip(starts.chain([usize::MAX]));
+        let mut places: Vec<usize> = gaps
+            .filter_map(|(from, to)| {
+                let first = from.max(within.start).checked_next_multiple_of(PAGE)?;
+                let last = to.min(within.end).checked_sub(size)? / PAGE * PAGE;
+                (first <= last).then(|| (origin / PAGE * PAGE).clamp(first, last))
+            })
+            .collect();
+        places.sort_unstable_by_key(|&place| place.abs_diff(origin));
+        places
+    }
+}
+
+/// This module is for x86-64.
+const PAGE: usize = 4096;
+
+/// `7f00-7f10 r-xp ...`
+fn mapping(line: &[u8]) -> Option<Mapping> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let mut ends = fields.next()?.split(|&byte| byte == b'-').map(address);
+    let range = ends.next()??..ends.next()??;
+    let rights = fields.next()?.get(..3)?;
+    let bits = [libc::PROT_READ, libc::PROT_WRITE, libc::PROT_EXEC];
+    let given = rights.iter().zip(bits).filter(|&(&right, _)| right != b'-');
+    let protection = given.fold(libc::PROT_NONE, |all, (_, bit)| all | bit);
+    (range.start < range.end).then_some(Mapping { range, protection })
+}
+
+fn address(text: &[u8]) -> Option<usize> {
+    usize::from_str_radix(core::str::from_utf8(text).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &[u8] = b"00400000-00409000 r-xs 00000000 08:00 16088 /usr/bin/a name \xff\n\
+        00409000-0040a000 rw-p 00009000 08:00 16088\n\
+        00500000-00501000 ---p 00000000 00:00 0 [heap]\n\
+        ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+
+    #[test]
+    fn protections_are_found() {
+        let mappings = Mappings::parse(LIST).unwrap();
+        let code = libc::PROT_READ | libc::PROT_EXEC;
+        assert_eq!(mappings.at(0x40_0000), Some((code, 0x9000)));
+        assert_eq!(mappings.at(0x40_8fff), Some((code, 1)));
+        assert_eq!(mappings.at(0x40_9000), Some((libc::PROT_READ | libc::PROT_WRITE, 0x1000)));
+        assert_eq!(mappings.at(0x50_0010), Some((libc::PROT_NONE, 0xff0)));
+        for nowhere in [0, 0x3f_ffff, 0x40_a000, 0x4f_ffff, 0x50_1000, usize::MAX] {
+            assert_eq!(mappings.at(nowhere), None, "{nowhere:#x}");
+        }
+    }
+
+    #[test]
+    fn free_memory_is_found_nearest_first() {
+        let mappings = Mappings::parse(LIST).unwrap();
+        let all = 0x1_0000..usize::MAX;
+        let places = mappings.free(0x40_0010, &all, 0x4000);
+        assert_eq!(places, [0x3f_c000, 0x40_a000, 0x50_1000, 0xffff_ffff_ff60_1000]);
+        // What lies out of reach, in part or in whole, is not offered.
+        assert_eq!(mappings.free(0x40_0010, &(0x3f_e000..0x40_e001), 0x4000), [0x40_a000]);
+        assert!(mappings.free(0x40_0010, &(0x3f_e000..0x40_d000), 0x4000).is_empty());
+        // What was mapped meanwhile is not offered again.
+        let mut mappings = mappings;
+        mappings.add(0x3f_c000..0x40_0000, libc::PROT_NONE);
+        assert_eq!(mappings.free(0x40_0010, &all, 0x4000)[..2], [0x3f_8000, 0x40_a000]);
+        assert_eq!(mappings.at(0x3f_f000), Some((libc::PROT_NONE, 0x1000)));
+        // Free memory is everywhere in an empty process.
+        assert_eq!(Mappings::default().free(0x1234_5678, &all, 0x4000), [0x1234_5000]);
+    }
+
+    #[test]
+    fn a_mapping_that_grew_while_the_list_was_read_counts_once() {
+        let list = b"1000-3000 r--p 0\n2000-4000 r-xp 0\n3000-4000 r-xp 0\n4000-5000 rw-p 0\n";
+        let mappings = Mappings::parse(list).unwrap();
+        let ranges: Vec<_> = mappings.0.iter().map(|mapping| mapping.range.clone()).collect();
+        assert_eq!(ranges, [0x1000..0x3000, 0x3000..0x4000, 0x4000..0x5000]);
+    }
+
+    #[test]
+    fn what_is_no_list_of_mappings_is_not_believed() {
+        for list in [
+            &b"text"[..],
+            b"1000-2000",
+            b"1000-2000 r",
+            b"2000-1000 r-xp",
+            b"1000 r-xp",
+            b"1000-2000 r-xp 0\ng000-h000 r-xp 0",
+        ] {
+            assert!(Mappings::parse(list).is_none(), "{}", String::from_utf8_lossy(list));
+        }
+    }
+
+    #[test]
+    fn this_process_has_its_code_mapped() {
+        let mappings = Mappings::now().unwrap();
+        let own = this_process_has_its_code_mapped as *const () as usize;
+        let (protection, left) = mappings.at(own).unwrap();
+        assert_eq!(protection, libc::PROT_READ | libc::PROT_EXEC);
+        assert!(left > 0);
+    }
+}

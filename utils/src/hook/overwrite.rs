@@ -1,0 +1,119 @@
+//! Writing into code that is mapped without the right to write.
+
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Puts `bytes` in the place of the code at `function`, whose pages have `protection`: before, and
+/// again afterwards. `false`: the code is as it was.
+///
+/// The pages stay executable meanwhile, because other functions there go on running.
+///
+/// # Safety
+/// `function` must be mapped, readable and executable code of at least `bytes.len()` bytes that no
+/// thread executes meanwhile, all of it with `protection`, which no other thread changes meanwhile.
+pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection: c_int) -> bool {
+    // SAFETY: asks for a constant.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let first = function as usize / page * page;
+    let start = first as *mut c_void;
+    let length = (function as usize + bytes.len()).next_multiple_of(page) - first;
+    let writable = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+    let code = function.cast::<u8>().cast_mut();
+    // SAFETY: the caller vouches that these bytes can be read.
+    let before = unsafe { core::slice::from_raw_parts(code, bytes.len()) }.to_vec();
+    // SAFETY: whole pages of the code that the caller vouches for; written while they are writable.
+    unsafe {
+        if libc::mprotect(start, length, writable) != 0 {
+            return false;
+        }
+        store(code, bytes);
+        if libc::mprotect(start, length, protection) == 0 {
+            return true;
+        }
+        store(code, &before);
+    }
+    false
+}
+
+/// Writes `bytes` in one store where they lie in one aligned word: nobody sees half of them then. Else the
+/// first byte comes last: whoever runs a lone `ret` sees it or the whole jump in its place.
+///
+/// # Safety
+/// The words that `bytes` will lie in must be readable and writable.
+unsafe fn store(at: *mut u8, bytes: &[u8]) {
+    const WORD: usize = size_of::<u64>();
+    let offset = at as usize % WORD;
+    if offset + bytes.len() <= WORD {
+        // SAFETY: aligned, and in the same page as `at`.
+        let word = unsafe { AtomicU64::from_ptr(at.sub(offset).cast()) };
+        let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
+        value[offset..offset + bytes.len()].copy_from_slice(bytes);
+        word.store(u64::from_ne_bytes(value), Ordering::Release);
+        return;
+    }
+    for (index, &byte) in bytes.iter().enumerate().rev() {
+        // SAFETY: inside the range that the caller vouches for.
+        unsafe { AtomicU8::from_ptr(at.add(index)) }.store(byte, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ptr;
+
+    const READ_EXECUTE: c_int = libc::PROT_READ | libc::PROT_EXEC;
+
+    fn pages(count: usize, protection: c_int) -> *mut u8 {
+        // SAFETY: anonymous memory of the kernel's choice.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(ptr::null_mut(), count * 4096, protection, flags, -1, 0)
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        start.cast()
+    }
+
+    #[test]
+    fn bytes_are_written_wherever_they_lie_and_nothing_beside_them() {
+        let start = pages(2, READ_EXECUTE);
+        for at in [0, 1, 3, 4, 8, 61, 4091, 4093, 4096] {
+            let bytes = [1_u8, 2, 3, 4, 5];
+            // SAFETY: code of this test's own.
+            unsafe {
+                assert!(overwrite(start.add(at).cast(), &bytes, READ_EXECUTE));
+                let around = core::slice::from_raw_parts(start, 2 * 4096);
+                assert_eq!(around[at..at + 5], bytes);
+                assert_eq!(around.iter().filter(|&&byte| byte != 0).count(), 5, "at {at}");
+                assert!(overwrite(start.add(at).cast(), &[0; 5], READ_EXECUTE));
+            }
+        }
+    }
+
+    #[test]
+    fn the_pages_cannot_be_written_afterwards() {
+        let start = pages(1, READ_EXECUTE);
+        // SAFETY: code of this test's own.
+        assert!(unsafe { overwrite(start.cast(), &[0x90; 5], READ_EXECUTE) });
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|line| {
+            let (range, _) = line.split_once(' ').unwrap();
+            let (from, to) = range.split_once('-').unwrap();
+            let number = |text| usize::from_str_radix(text, 16).unwrap();
+            (number(from)..number(to)).contains(&(start as usize))
+        });
+        assert!(line.unwrap().contains(" r-xp "), "{line:?}");
+    }
+
+    #[test]
+    fn code_whose_protection_cannot_be_set_back_is_as_it_was() {
+        let start = pages(1, READ_EXECUTE);
+        // No such protection: the kernel refuses it.
+        let impossible = 0x4000_0000;
+        // SAFETY: code of this test's own.
+        unsafe {
+            assert!(!overwrite(start.cast(), &[0x90; 5], impossible));
+            assert_eq!(core::slice::from_raw_parts(start, 8), [0; 8]);
+        }
+    }
+}
