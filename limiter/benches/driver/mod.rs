@@ -15,7 +15,7 @@ const USAGE: &str =
                           simulated one of this build)
          --pairs N        runs with the limiter and without, in turn
          --limit BYTES    the memory limit of device 0
-         --count N        calls of a run, or processes at once";
+         --count N        calls of a run, processes at once, or mappings";
 
 /// What was asked for on the command line.
 pub struct Options {
@@ -75,6 +75,11 @@ impl Options {
         let limiter = limiter.unwrap_or_else(|| built("libcuda_limiter.so"));
         let limiter = std::fs::canonicalize(&limiter).unwrap();
         Self { limiter, driver, pairs: options.0, count: options.1, limit: options.2 }
+    }
+
+    /// The library to preload.
+    pub fn limiter(&self) -> &Path {
+        &self.limiter
     }
 
     /// A copy of this benchmark, in the session `session` or without the limiter.
