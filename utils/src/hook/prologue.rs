@@ -158,8 +158,7 @@ mod tests {
         }
         let (mut same, mut left) = (0, 0);
         for &entry in functions.iter().step_by(5) {
-            // SAFETY: the C library is larger than the rest of a function near its text's end: read-only
-            // data follows.
+            // SAFETY: code of the C library, whose read-only data is mapped behind it.
             let code = unsafe { core::slice::from_raw_parts(entry as *const u8, LONGEST) };
             let detour = the_c_library_is_relocated_as_the_crate_does_it as *const ();
             // SAFETY: never enabled.
