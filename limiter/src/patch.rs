@@ -5,7 +5,7 @@ use crate::detours::{self, Library};
 use crate::per_process::Turnstile;
 use crate::{own, report};
 use core::ffi::c_void;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
@@ -18,12 +18,12 @@ const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 
 /// What has been seen in the loader's list.
 struct Seen {
-    libraries: BTreeSet<(usize, usize)>,
+    /// In its order.
+    libraries: Vec<(usize, usize)>,
     patched: [Option<(usize, usize)>; 2],
 }
 
-static SEEN: Turnstile<Seen> =
-    Turnstile::new(Seen { libraries: BTreeSet::new(), patched: [None; 2] });
+static SEEN: Turnstile<Seen> = Turnstile::new(Seen { libraries: Vec::new(), patched: [None; 2] });
 
 /// The first function that exists and could not be patched, with the reason.
 static FAILURE: OnceLock<String> = OnceLock::new();
@@ -58,14 +58,36 @@ fn on_change() {
     SEEN.pass(look);
 }
 
+/// The list as it was, asked for its members in its order: a program may have hundreds of libraries, and
+/// load them one by one.
+struct Before<'a> {
+    libraries: &'a [(usize, usize)],
+    /// Behind the last one that was asked for and was there.
+    next: usize,
+}
+
+impl Before<'_> {
+    fn has(&mut self, library: (usize, usize)) -> bool {
+        let (passed, ahead) = self.libraries.split_at(self.next);
+        match ahead.iter().position(|&other| other == library) {
+            Some(unloaded) => {
+                self.next += unloaded + 1;
+                true
+            }
+            None => passed.contains(&library),
+        }
+    }
+}
+
 fn look(seen: &mut Seen) {
-    let mut present = BTreeSet::new();
+    let mut present = Vec::with_capacity(seen.libraries.len() + 1);
     let mut fresh = Vec::new();
+    let mut before = Before { libraries: &seen.libraries, next: 0 };
     // SAFETY: called by the watch only, when the list is at rest.
     unsafe {
         loader::libraries(&mut |library| {
-            present.insert(library.key());
-            if !seen.libraries.contains(&library.key()) {
+            present.push(library.key());
+            if !before.has(library.key()) {
                 fresh.push(library);
             }
         });
@@ -186,5 +208,32 @@ fn write_report(kind: Library, states: &HashMap<&str, String>) {
         .and_then(|mut file| file.write_all(text.as_bytes()));
     if let Err(error) = written {
         report::once(format_args!("{REPORT_FILE}={}: {error}", path.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh(before: &[usize], now: &[usize]) -> Vec<usize> {
+        let libraries: Vec<_> = before.iter().map(|&base| (base, 0)).collect();
+        let mut before = Before { libraries: &libraries, next: 0 };
+        now.iter().copied().filter(|&base| !before.has((base, 0))).collect()
+    }
+
+    #[test]
+    fn only_new_libraries_are_fresh() {
+        assert_eq!(fresh(&[], &[1, 2]), [1, 2]);
+        assert_eq!(fresh(&[1, 2], &[1, 2, 3]), [3]);
+        // One was unloaded, another loaded.
+        assert_eq!(fresh(&[1, 2, 3, 4], &[1, 3, 4, 5]), [5]);
+        // A namespace before the last one has grown.
+        assert_eq!(fresh(&[1, 2, 8, 9], &[1, 2, 3, 8, 9]), [3]);
+        // The loader itself is in the list of every namespace.
+        assert_eq!(fresh(&[1, 2], &[1, 2, 8, 2]), [8]);
+        assert_eq!(fresh(&[1, 2, 8, 2], &[1, 2, 8, 2, 9]), [9]);
+        assert!(fresh(&[1, 2, 8, 2], &[1, 2]).is_empty());
+        // Whatever the order.
+        assert_eq!(fresh(&[1, 2, 3], &[3, 1, 4, 2]), [4]);
     }
 }

@@ -3,7 +3,8 @@
 
 use core::ffi::c_int;
 use core::ops::Range;
-use std::fs;
+use std::fs::File;
+use std::io::Read;
 
 /// A stretch of memory with one protection.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,7 +20,9 @@ pub(super) struct Mappings(Vec<Mapping>);
 impl Mappings {
     /// As they are now; `None` where the kernel does not say.
     pub(super) fn now() -> Option<Self> {
-        Self::parse(&fs::read("/proc/self/maps").ok()?)
+        let mut list = Vec::with_capacity(64 * 1024);
+        File::open("/proc/self/maps").ok()?.read_to_end(&mut list).ok()?;
+        Self::parse(&list)
     }
 
     fn parse(list: &[u8]) -> Option<Self> {
