@@ -11,7 +11,7 @@ const REACH: usize = 0x7ff0_0000;
 /// Room for the ways into and out of 300 functions.
 const BLOCK: usize = 16 * 1024;
 /// At least as much is left in a block that is offered.
-pub(super) const ROOM: usize = 256;
+const ROOM: usize = 256;
 const WRITABLE_CODE: c_int = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
 /// Where functions begin.
 const ALIGNED: usize = 16;
@@ -128,12 +128,14 @@ mod tests {
         drop(memory);
         places.dedup();
         assert_eq!(places.len(), 3000);
+        for place in [places[0], places[2999]] {
+            assert_eq!(rights(place), libc::PROT_READ | libc::PROT_EXEC);
+        }
         for place in places {
             // SAFETY: the code above, of this signature.
             let function: extern "C" fn() -> i32 = unsafe { core::mem::transmute(place) };
             assert_eq!(function(), 42);
         }
-        assert_eq!(rights(origin), libc::PROT_READ | libc::PROT_EXEC);
     }
 
     #[test]
