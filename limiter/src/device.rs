@@ -7,7 +7,7 @@ use crate::own;
 use crate::report;
 use crate::runtime::{self, Refused};
 use core::ffi::c_uint;
-use core::sync::atomic::{AtomicU8, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
@@ -35,6 +35,10 @@ pub(crate) struct Device {
     pub(crate) tracker: Tracker,
     /// The contexts among it.
     pub(crate) contexts: Contexts,
+    /// Bytes of the images that the driver has been given, for their code to be placed.
+    pub(crate) images: AtomicU64,
+    /// What was left of the limit when this process last asked NVML.
+    pub(crate) left_when_seen: AtomicU64,
 }
 
 impl Device {
@@ -55,6 +59,8 @@ impl Device {
             gate: Gate::new(limits.policy != Policy::None),
             tracker: Tracker::default(),
             contexts: Contexts::default(),
+            images: AtomicU64::new(0),
+            left_when_seen: AtomicU64::new(0),
         })
     }
 

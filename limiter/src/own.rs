@@ -54,6 +54,8 @@ own_calls! {
     "cuDeviceGetCount" => fn device_get_count(count: *mut c_int) -> CuResult else NOT_FOUND;
     /// A device's memory.
     "cuDeviceTotalMem_v2" => fn device_total_mem(bytes: *mut usize, device: Device) -> CuResult else NOT_FOUND;
+    /// What the current context's device has left.
+    "cuMemGetInfo_v2" => fn mem_get_info(free: *mut usize, total: *mut usize) -> CuResult else NOT_FOUND;
     /// A device's UUID.
     "cuDeviceGetUuid_v2" => fn device_get_uuid_v2(uuid: *mut Uuid, device: Device) -> CuResult else NOT_FOUND;
     /// A device's UUID, in drivers before 11.4.

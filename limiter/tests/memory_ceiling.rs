@@ -7,7 +7,7 @@
 mod common;
 
 use common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use utils::page::layout::Kind;
 use utils::page::{Page, Summary};
 
@@ -17,14 +17,18 @@ const LIMIT: u64 = 2048 * MIB;
 #[track_caller]
 fn highest(stage: &Stage, arguments: &[&str], processes: usize) -> (u64, Vec<Outcome>) {
     let program = stage.compile("full.c", "full", &[]);
+    let commands = (0..processes).map(|_| stage.limited(&program)).collect();
+    watched(stage, arguments, commands)
+}
+
+/// Runs programs of a session with these arguments side by side; what NVML showed at most.
+#[track_caller]
+fn watched(stage: &Stage, arguments: &[&str], commands: Vec<Command>) -> (u64, Vec<Outcome>) {
     let mut watch = stage.native(stage.compile("watch.c", "watch", &[]));
     let mut watching = watch.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let running: Vec<_> = (0..processes)
-        .map(|_| {
-            let mut command = stage.limited(&program);
-            start(command.args(arguments).env(MEMORY_LIMIT, first_device(LIMIT)))
-        })
-        .collect();
+    let begin =
+        |mut one: Command| start(one.args(arguments).env(MEMORY_LIMIT, first_device(LIMIT)));
+    let running: Vec<_> = commands.into_iter().map(begin).collect();
     let ended: Vec<Outcome> = running.into_iter().map(|one| one.end().succeeded()).collect();
     drop(watching.stdin.take());
     let said = watching.wait_with_output().unwrap();
@@ -96,6 +100,48 @@ fn code_that_is_placed_when_memory_is_full() {
         // What is placed between two looks is seen at the next one.
         let ended = stays_near(&["code", "2500", threads], 1, LIMIT / 16);
         assert_eq!(ended[0].value("images"), 48);
+    }
+}
+
+/// Fills the memory while so much code is placed; tells how many chunks were granted. NVML takes its time.
+#[track_caller]
+fn fill(arguments: &[&str], list_us: u64) -> u64 {
+    let stage = Stage::new();
+    let program = stage.compile("fill.c", "fill", &[]);
+    let mut command = stage.limited(&program);
+    command.env("SLUICE_FAKE_LIST_US", list_us.to_string());
+    let (highest, ended) = watched(&stage, arguments, vec![command]);
+    assert!(highest <= LIMIT, "{arguments:?}: {} MiB of {}", highest / MIB, LIMIT / MIB);
+    assert_eq!(ended[0].stderr, "", "{:#?}", ended[0]);
+    ended[0].value("granted")
+}
+
+/// The driver places code when a kernel is first used, and no call tells of it.
+#[test]
+fn code_that_was_placed_is_seen_before_the_memory_is_full() {
+    for list_us in ["0", "3000", "20000"].map(|us| us.parse().unwrap()) {
+        // 512 MiB the context, 92 MiB the code; 64 MiB are kept free at most.
+        let granted = fill(&["1", "32", "46", "2", "2", "before"], list_us);
+        assert!((43..=45).contains(&granted), "{granted}, {list_us} us");
+    }
+}
+
+/// More than what counts as little of the limit, and more than the images have bytes: they are compressed.
+#[test]
+fn much_code_is_placed_before_the_memory_is_filled() {
+    for image in ["8", "1"] {
+        let granted = fill(&["1", "32", "50", image, "8", "before"], 1000);
+        assert!((33..=35).contains(&granted), "{granted}, images of {image} MiB");
+    }
+}
+
+#[test]
+fn code_is_placed_while_the_memory_is_filled() {
+    for when in ["between", "meanwhile"] {
+        for threads in ["1", "4"] {
+            let granted = fill(&[threads, "2", "46", "2", "2", when], 1000);
+            assert!((690..=760).contains(&granted), "{granted}, {when}, {threads} threads");
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! Whether this process is allocating or freeing: what NVML says in such a moment cannot be compared
 //! with what has been charged.
 
+use super::waiting;
+use crate::compute::clock;
 use crate::device::Device;
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -97,11 +99,61 @@ impl Moment {
         Self { begun: BEGUN.load(SeqCst), ended }
     }
 
-    /// Whether nothing was allocated or freed from then until `self`, other than by the caller, who is
-    /// within so many such calls.
-    pub(super) fn is_quiet_since(&self, then: &Self, own_calls: u64) -> bool {
-        self == then && self.begun.wrapping_sub(self.ended) == own_calls
+    /// How many calls run.
+    const fn running(&self) -> u64 {
+        self.begun.wrapping_sub(self.ended)
     }
+}
+
+/// What a look leaves out of account: the call in whose midst it is taken, if any, and what that has reserved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Own {
+    pub(super) calls: u64,
+    pub(super) bytes: u64,
+}
+
+impl Own {
+    /// A look from outside of any call.
+    pub(super) const NONE: Self = Self { calls: 0, bytes: 0 };
+}
+
+/// How a device's memory stands by what this process has been charged for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    /// What the driver has taken for calls, where it is quiet.
+    pub(super) taken: u64,
+    /// Whether no call runs but the looking one, and those that wait with what they have reserved.
+    pub(super) is_quiet: bool,
+    ended: u64,
+}
+
+impl Standing {
+    pub(super) fn now(device: &Device, own: Own) -> Self {
+        let (waiting, moment) = (waiting::now(device), Moment::now());
+        let charged = charged(device);
+        let same = moment == Moment::now() && waiting == waiting::now(device);
+        let taken = charged.saturating_sub(own.bytes).saturating_sub(waiting.bytes);
+        let is_quiet = same && moment.running() == own.calls.saturating_add(waiting.calls);
+        Self { taken, is_quiet, ended: moment.ended }
+    }
+
+    /// Whether the driver neither took nor gave back anything by calls from then until `self`.
+    pub(super) fn is_quiet_since(&self, then: &Self) -> bool {
+        self.is_quiet && self == then
+    }
+}
+
+/// Waits a moment until it is quiet; whether it is.
+pub(super) fn await_quiet(device: &Device, own: Own) -> bool {
+    const PATIENCE: u32 = 60;
+    const STEP_NS: u64 = 50_000;
+    for _ in 0..PATIENCE {
+        if Standing::now(device, own).is_quiet {
+            return true;
+        }
+        clock::sleep(STEP_NS);
+    }
+    false
 }
 
 #[cfg(test)]
@@ -109,17 +161,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_quiet_when_no_call_runs() {
+    fn calls_are_counted_while_they_run() {
         let before = Moment::now();
-        assert!(Moment::now().is_quiet_since(&before, 0));
         let call = begin();
         let during = Moment::now();
-        assert!(!during.is_quiet_since(&before, 0));
-        assert!(!Moment::now().is_quiet_since(&during, 0));
-        assert!(Moment::now().is_quiet_since(&during, 1));
+        assert_eq!(during.running(), before.running() + 1);
         drop(call);
         let after = Moment::now();
-        assert!(!after.is_quiet_since(&during, 0));
-        assert!(Moment::now().is_quiet_since(&after, 0));
+        assert_eq!(after.running(), before.running());
+        assert!(after != during && after != before);
     }
 }

@@ -3,10 +3,11 @@
 use super::reconcile::{self, Caller};
 use super::size::PAGE;
 use super::tracker::{Allocation, Handle};
-use super::{changes, graphs, imports, oversubscribe, physical, pools};
+use super::{changes, graphs, headroom, imports, oversubscribe, physical, pools};
 use crate::device::Device;
 use crate::keeper;
 use crate::runtime::{self, Verdict};
+use core::sync::atomic::Ordering::Relaxed;
 use utils::driver::cuda::{Context, CuResult};
 use utils::ledger::{Book, Place};
 use utils::page::layout::Kind;
@@ -55,14 +56,14 @@ pub(super) fn reserve_seen(device: &'static Device, kind: Kind, bytes: u64) -> b
     match try_to_reserve(device, kind, bytes) {
         None => false,
         Some(Left::Plenty) => true,
-        Some(Left::Little) => reconcile::look_now(device, Caller::Allocation(kind, bytes), false),
+        Some(Left::Little) => reconcile::look_now(device, Caller::Allocation(kind, bytes)),
     }
 }
 
 /// Reserves what did not fit a moment ago; where it still does not, but may by NVML's figure, looks there.
 pub(super) fn reserve_again(device: &'static Device, kind: Kind, bytes: u64) -> bool {
     reserve_seen(device, kind, bytes) || {
-        reconcile::look_now(device, Caller::Allocation(kind, 0), true);
+        reconcile::look_now(device, Caller::Refused);
         reserve_seen(device, kind, bytes)
     }
 }
@@ -76,19 +77,39 @@ pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Left {
     Plenty,
-    /// So little that what the driver takes by itself may be more.
+    /// So little that what the driver has taken by itself, and nobody has seen yet, may be more.
     Little,
 }
 
 impl Left {
     /// The part of a limit that is little.
     const LITTLE: u64 = 16;
+    /// And where there is much code that may have been placed.
+    const MOST: u64 = 2;
 
-    fn in_book(book: &Book<'_>) -> Self {
-        let left = |limit: u64, used: u64| limit.saturating_sub(used) >= limit / Self::LITTLE;
+    /// After an allocation: what was little before, where much has been allocated since NVML was asked,
+    /// and what code may yet take count as well.
+    fn after(book: &Book<'_>, device: &Device) -> Self {
+        let unplaced = headroom::unplaced(device, book.has(device.seat().slot(), Kind::Driver));
+        let seen = device.left_when_seen.load(Relaxed);
+        let enough = |limit: u64| {
+            let since = seen.saturating_sub(limit / Self::LITTLE);
+            (limit / Self::LITTLE).max(unplaced.min(limit / Self::MOST)).max(since)
+        };
+        Self::of(book, enough)
+    }
+
+    fn of(book: &Book<'_>, enough: impl Fn(u64) -> u64) -> Self {
+        let left = |limit: u64, used: u64| limit.saturating_sub(used) >= enough(limit);
         let plenty = left(book.limit(), book.used()) && left(book.real_limit(), book.on_device());
         if plenty { Self::Plenty } else { Self::Little }
     }
+}
+
+/// What a session may still take on a device itself.
+pub(super) fn left(book: &Book<'_>) -> u64 {
+    let left = book.limit().saturating_sub(book.used());
+    left.min(book.real_limit().saturating_sub(book.on_device()))
 }
 
 /// Whether the driver may take a page for an allocation that is smaller.
@@ -103,7 +124,7 @@ fn try_to_reserve(device: &Device, kind: Kind, bytes: u64) -> Option<Left> {
             // Small ones share pages; each may be the first of one.
             let fits =
                 book.place(bytes.max(PAGE)) == Ok(Place::Device) || !shares_pages(kind, bytes);
-            (fits && book.reserve(slot, kind, bytes).is_ok()).then(|| Left::in_book(&book))
+            (fits && book.reserve(slot, kind, bytes).is_ok()).then(|| Left::after(&book, device))
         }
         // A page that cannot be used, and a failure that is let pass.
         None => (device.broken().is_some() && !device.is_denied()).then_some(Left::Plenty),
@@ -126,10 +147,10 @@ pub(crate) enum Much {
 /// where little is left; else the keeper does it.
 pub(crate) fn driver_may_have_taken(much: Much) {
     if let Verdict::Limited(device) = runtime::get().current_device()
-        && let Some(left) = device.book().map(|book| Left::in_book(&book))
+        && let Some(left) = device.book().map(|book| Left::of(&book, |limit| limit / Left::LITTLE))
         && (much == Much::Surely || left == Left::Little)
     {
-        reconcile::look_now(device, Caller::Other, much == Much::Surely);
+        reconcile::look_now(device, Caller::Other { urgent: much == Much::Surely });
     }
     keeper::ring();
 }

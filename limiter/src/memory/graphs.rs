@@ -10,8 +10,8 @@
 //! more than its own allocations, and no more than what all launched graphs would have if none were
 //! shared.
 
-use super::charge::{context_of_thread, is_over, refused, release, reserve_plainly};
-use super::{pools, size};
+use super::charge::{context_of_thread, is_over, refused, release, reserve_plainly, reserve_seen};
+use super::{changes, pools, size, waiting};
 use crate::compute::undisturbing;
 use crate::device::Device;
 use crate::own;
@@ -349,6 +349,7 @@ pub(crate) fn launch(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResu
     let Some(needs) = graphs().executables.get(&exec).map(|of| of.needs.clone()) else {
         return call();
     };
+    let _changing = changes::begin();
     let mut reserved: Vec<(&Need, u64)> = Vec::with_capacity(needs.len());
     for need in &needs {
         let Some(bytes) = make_room(exec, need) else {
@@ -375,7 +376,7 @@ pub(crate) fn launch(exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResu
 fn make_room(exec: usize, need: &Need) -> Option<u64> {
     let try_once = || {
         let (growth, only) = graphs().begin(exec, need);
-        if growth == 0 || reserve_plainly(need.device, Kind::Graph, growth) {
+        if growth == 0 || reserve_seen(need.device, Kind::Graph, growth) {
             return Some(growth);
         }
         // What the pool has and does not use costs nothing, as far as that is whole grains.
@@ -401,6 +402,7 @@ fn make_room(exec: usize, need: &Need) -> Option<u64> {
         if !fits_without_the_others(need) || started.elapsed() > PATIENCE {
             return None;
         }
+        let _waits = waiting::begin(need.device, 0);
         crate::compute::clock::sleep(5_000_000);
     }
 }

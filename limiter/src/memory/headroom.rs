@@ -10,13 +10,13 @@
 //! part of the limit all the same, and the processes of a session share it.
 
 use super::changes;
-use super::charge::{context_of_thread, trim};
+use super::charge::{context_of_thread, left, trim};
 use crate::device::Device;
 use crate::per_process::PerProcess;
 use crate::runtime::{self, Verdict};
-use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use utils::driver::cuda::CuResult;
 use utils::ledger::Book;
@@ -40,13 +40,8 @@ struct Image {
     bytes: u64,
 }
 
-#[derive(Default)]
-struct Images {
-    /// By module or library.
-    loaded: HashMap<usize, Image>,
-    /// By device: bytes of those that are being loaded.
-    loading: HashMap<usize, u64>,
-}
+/// By module or library.
+type Images = HashMap<usize, Image>;
 
 static IMAGES: PerProcess<Mutex<Images>> = PerProcess::new();
 
@@ -59,24 +54,19 @@ fn images() -> MutexGuard<'static, Images> {
     IMAGES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Images {
-    /// Bytes that the driver has been given for a device.
-    fn given(&self, device: &Device) -> u64 {
-        let of_device = self.loaded.values().filter(|image| ptr::eq(image.device, device));
-        let loading = self.loading.get(&ptr::from_ref(device).addr()).copied().unwrap_or(0);
-        of_device.fold(loading, |sum, image| sum.saturating_add(image.bytes))
-    }
+/// The driver has been given so many bytes more for a device.
+fn given(device: &Device, bytes: u64) {
+    let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(bytes)));
+}
 
-    fn begin(&mut self, device: &Device, bytes: u64) {
-        let loading = self.loading.entry(ptr::from_ref(device).addr()).or_default();
-        *loading = loading.saturating_add(bytes);
-    }
+/// The driver has dropped so many bytes.
+fn dropped(device: &Device, bytes: u64) {
+    let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_sub(bytes)));
+}
 
-    fn end(&mut self, device: &Device, bytes: u64) {
-        if let Some(loading) = self.loading.get_mut(&ptr::from_ref(device).addr()) {
-            *loading = loading.saturating_sub(bytes);
-        }
-    }
+/// What of the images may yet be placed when the driver has taken so much.
+pub(super) fn unplaced(device: &Device, driver: u64) -> u64 {
+    device.images.load(Relaxed).saturating_sub(driver)
 }
 
 /// What an image is loaded as.
@@ -99,7 +89,7 @@ pub(crate) fn load(
         Verdict::Limited(device) if bytes > 0 => device,
         _ => return call(),
     };
-    images().begin(device, bytes);
+    given(device, bytes);
     if !fill(device) {
         // What pools do not use serves better here.
         let _changing = changes::begin();
@@ -108,13 +98,14 @@ pub(crate) fn load(
     }
     let result = call();
     let context = if loaded_as == Loaded::Library { 0 } else { context_of_thread() };
-    let mut images = images();
-    images.end(device, bytes);
     if result.is_ok() {
-        images.loaded.insert(handle(), Image { device, context, bytes });
-    }
-    drop(images);
-    if !result.is_ok() {
+        // What had its handle before is gone, however that came about.
+        let gone = images().insert(handle(), Image { device, context, bytes });
+        if let Some(gone) = gone {
+            dropped(gone.device, gone.bytes);
+        }
+    } else {
+        dropped(device, bytes);
         fill(device);
     }
     result
@@ -123,15 +114,19 @@ pub(crate) fn load(
 /// Runs a call that unloads a module or a library.
 pub(crate) fn unload(handle: usize, call: impl FnOnce() -> CuResult) -> CuResult {
     // Forgotten first: another thread may get the same handle.
-    let image = images().loaded.remove(&handle);
+    let image = images().remove(&handle);
     let result = call();
     match image {
         Some(image) if result.is_ok() => {
+            dropped(image.device, image.bytes);
             fill(image.device);
         }
-        Some(image) => {
-            images().loaded.entry(handle).or_insert(image);
-        }
+        Some(image) => match images().entry(handle) {
+            Entry::Vacant(place) => {
+                place.insert(image);
+            }
+            Entry::Occupied(_) => dropped(image.device, image.bytes),
+        },
         None => {}
     }
     result
@@ -139,7 +134,13 @@ pub(crate) fn unload(handle: usize, call: impl FnOnce() -> CuResult) -> CuResult
 
 /// A context is gone, and its modules with it.
 pub(super) fn context_ended(device: &Device, context: usize) {
-    images().loaded.retain(|_, image| image.context == 0 || image.context != context);
+    images().retain(|_, image| {
+        let stays = image.context == 0 || image.context != context;
+        if !stays {
+            dropped(image.device, image.bytes);
+        }
+        stays
+    });
     fill(device);
 }
 
@@ -169,10 +170,8 @@ pub(super) struct Lent {
 pub(super) fn lend(device: &'static Device, kind: Kind, bytes: u64) -> Option<Lent> {
     let slot = device.seat().slot();
     let mut book = device.book()?;
-    let left = book.limit().saturating_sub(book.used());
-    let left = left.min(book.real_limit().saturating_sub(book.on_device()));
     let kept = book.has(slot, Kind::Headroom);
-    let rest = kept.checked_sub(bytes.saturating_sub(left))?;
+    let rest = kept.checked_sub(bytes.saturating_sub(left(&book)))?;
     book.set(slot, Kind::Headroom, rest);
     book.charge(slot, kind, bytes);
     drop(book);
@@ -202,7 +201,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     pub(super) fn by(device: &Device) -> Self {
-        let given = images().given(device);
+        let given = device.images.load(Relaxed);
         let processes = match device.page() {
             Some(page) if given >= PAGE => processes(page),
             _ => 1,

@@ -3,6 +3,7 @@
 pub(crate) mod changes;
 mod charge;
 pub(crate) mod contexts;
+mod glance;
 pub(crate) mod graphs;
 pub(crate) mod headroom;
 mod holes;
@@ -15,6 +16,7 @@ pub(crate) mod seen;
 mod size;
 pub(crate) mod tiles;
 mod tracker;
+mod waiting;
 
 pub(crate) use charge::{Much, allocate, driver_may_have_taken, free};
 pub(crate) use contexts::Contexts;
@@ -74,4 +76,5 @@ pub(crate) fn after_fork() {
     graphs::after_fork();
     headroom::after_fork();
     reconcile::after_fork();
+    waiting::after_fork();
 }

@@ -13,9 +13,9 @@
 use super::charge::{
     current_context, declined, is_over, release, remember, reserve_again, reserve_seen, trim,
 };
-use super::headroom;
 use super::holes::Holes;
 use super::tracker::{self, Allocation, Handle};
+use super::{headroom, waiting};
 use crate::compute::{clock, undisturbing};
 use crate::device::Device;
 use crate::own;
@@ -271,7 +271,8 @@ impl Running {
     }
 
     /// Without others, once those that run are done; `None`: they are not after a moment.
-    fn alone(pool: MemoryPool) -> Option<Self> {
+    fn alone(device: &Device, pool: MemoryPool) -> Option<Self> {
+        let _waits = waiting::begin(device, 0);
         let pool = pool as usize;
         let mut own = None;
         for _ in 0..Self::PATIENCE {
@@ -350,10 +351,11 @@ pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRes
 
 /// Waits until a stream has done what is in it, for a while; whether it has. What it has freed is given back
 /// only once that was seen by a call that waits, which this one ends with: by then there is nothing to wait for.
-fn await_frees(stream: Stream) -> bool {
+fn await_frees(device: &Device, stream: Stream) -> bool {
     const LONGEST_NS: u64 = 2_000_000_000;
     const STEP_NS: u64 = 500_000;
     let begun = utils::clock::now_ns();
+    let _waits = waiting::begin(device, 0);
     loop {
         match undisturbing(|| own::stream_query(stream)) {
             CuResult::NOT_READY if utils::clock::now_ns().saturating_sub(begun) < LONGEST_NS => {
@@ -414,13 +416,13 @@ pub(crate) fn allocate(
         headroom::refill(device);
     };
     let refused = || {
-        let _ = await_frees(stream);
+        let _ = await_frees(device, stream);
         give_back();
         declined(device, bytes)
     };
     let grow = || attempt(&Running::beside(pool), growth, None, &|| !is_over(device));
     let fill_hole = || {
-        let running = Running::alone(pool)?;
+        let running = Running::alone(device, pool)?;
         attempt(&running, 0, Some(take_hole(pool, bytes)?), &|| !is_over(device))
     };
     let grow_or_fill = |is_reserved: bool| {
@@ -444,7 +446,7 @@ pub(crate) fn allocate(
     }
     // What the stream has yet to free cannot be given back before. This is the end of the way, where the
     // driver waits as well.
-    if charged() >= growth.min(CHUNK) && await_frees(stream) {
+    if charged() >= growth.min(CHUNK) && await_frees(device, stream) {
         give_back();
         if let Some(result) = grow_or_fill(reserve_again(device, Kind::Pool, growth)) {
             return result;

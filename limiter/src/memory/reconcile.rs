@@ -7,14 +7,19 @@
 //! the driver has freed it. Managed memory is charged in full and seen by NVML as far as it is on the
 //! device, so that it may hide some of what the driver has taken; it never adds to it.
 //!
-//! The keeper looks now and then. Near the limit that would be too late: there an allocation looks as
-//! well, between its reservation and the driver's call. What such a look sees counts at once, and the
-//! moment is quiet but for the allocation itself if no other thread allocates.
+//! The keeper looks now and then. Near the limit that would be too late: there each allocation looks as
+//! well, between its reservation and the driver's call, one after the other. What such a look sees counts
+//! at once, and the moment is quiet but for the allocation itself, and for those that wait for their turn,
+//! as soon as the calls that the driver has are done. Where a [glance](super::glance) shows that nothing can
+//! have changed that would matter, the last look is enough.
 
-use super::changes::{Moment, Watch, charged};
+use super::changes::{Own, Standing, Watch, await_quiet};
+use super::charge::left;
+use super::glance::{self, Reference};
 use super::headroom::Wanted;
 use super::seen::Processes;
-use super::{graphs, imports, physical, pools};
+use super::{graphs, imports, physical, pools, waiting};
+use crate::compute::clock;
 use crate::device::Device;
 use crate::per_process::PerProcess;
 use crate::report;
@@ -24,17 +29,21 @@ use core::time::Duration;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
+use utils::ledger::Book;
 use utils::page::layout::Kind;
 
 /// Attempts to find a quiet moment, and the pause between them.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Bounds from below that are looked at together before one of them counts as a decrease.
+/// After so many bounds from below an exact figure is no longer looked for at once.
 const BOUNDS: u32 = 32;
-/// Looks of allocations are so many times as far apart as they take.
+/// Looks of calls that do not allocate are so many times as far apart as they take.
 const SPARING: u32 = 4;
-/// But no more allocations than this are made without one: the driver's own tables grow with them.
-const UNSEEN: u32 = 32;
+/// How long an allocation waits for another thread's look, in steps.
+const TURNS: u32 = 20_000;
+const TURN_NS: u64 = 50_000;
+/// How long NVML is not asked again when it did not know.
+const UNKNOWN: Duration = Duration::from_millis(500);
 const MIB: u64 = 1 << 20;
 
 /// What nobody has been charged for, as seen once.
@@ -50,9 +59,8 @@ struct Sight {
 struct Estimate {
     bytes: u64,
     last: Option<u64>,
-    /// Bounds from below since the last exact figure, and the highest of them.
+    /// Bounds from below since the last exact figure.
     bounds: u32,
-    highest: u64,
 }
 
 impl Estimate {
@@ -61,23 +69,17 @@ impl Estimate {
     fn notice(&mut self, sight: Sight) -> bool {
         let before = self.last.replace(sight.bytes);
         if sight.bytes > self.bytes {
-            (self.bounds, self.highest) = (0, 0);
+            self.bounds = 0;
             let twice = before.unwrap_or(0).min(sight.bytes);
             self.bytes = self.bytes.max(twice);
             return self.bytes < sight.bytes;
         }
-        if sight.bytes == self.bytes || sight.exact {
-            *self = Self { bytes: sight.bytes, last: Some(sight.bytes), ..Self::default() };
+        if sight.exact || sight.bytes == self.bytes {
+            (self.bytes, self.bounds) = (sight.bytes, 0);
             return false;
         }
-        self.bounds += 1;
-        self.highest = self.highest.max(sight.bytes);
-        if self.bounds < BOUNDS {
-            return true;
-        }
-        self.bytes = self.highest;
-        (self.bounds, self.highest) = (0, 0);
-        false
+        self.bounds = self.bounds.saturating_add(1);
+        self.bounds < BOUNDS
     }
 
     /// Takes notice of what an allocation has seen: that counts at once, but for bounds that are lower.
@@ -94,14 +96,17 @@ struct Account {
     estimate: Estimate,
     /// Whether it has been said that the session is over its limit.
     said: bool,
-    /// When an allocation last looked, how long that took, and how many did not look since.
+    /// When a call last looked, and how long that took.
     looked: Option<(Instant, Duration)>,
-    unseen: u32,
+    /// What the last exact look of an allocation has found.
+    reference: Option<Reference>,
+    /// Until when NVML is not asked by allocations: it does not say what this process uses.
+    unknown_until: Option<Instant>,
 }
 
 type Accounts = HashMap<usize, Account>;
 
-/// By device. Held while somebody looks; nobody waits for it.
+/// By device. Held while somebody looks; who waits for it does so for a while only.
 static ACCOUNTS: PerProcess<Mutex<Accounts>> = PerProcess::new();
 
 /// In a forked child: what the parent has seen says nothing about it.
@@ -118,13 +123,64 @@ fn accounts() -> Option<MutexGuard<'static, Accounts>> {
     }
 }
 
+/// The accounts, for a call that has reserved so many bytes: once those before it have looked. `None`: they
+/// do not come to an end.
+fn accounts_in_turn(device: &Device, bytes: u64) -> Option<MutexGuard<'static, Accounts>> {
+    let found = accounts();
+    if found.is_some() {
+        return found;
+    }
+    let _waits = waiting::begin(device, bytes);
+    (0..TURNS).find_map(|_| {
+        clock::sleep(TURN_NS);
+        accounts()
+    })
+}
+
+/// What the driver has taken is known with so much left.
+fn seen(device: &Device, book: &Book<'_>) {
+    device.left_when_seen.store(left(book), Relaxed);
+}
+
+fn account_of<'a>(accounts: &'a mut Accounts, device: &Device) -> &'a mut Account {
+    accounts.entry(ptr::from_ref(device).addr()).or_default()
+}
+
 /// Brings a device's charge up to date, from outside of any call. `true`: look again soon.
 pub(crate) fn reconcile(device: &'static Device) -> bool {
-    let Some(mut accounts) = accounts() else { return true };
-    let Some(sight) = sight(device) else { return false };
-    let account = accounts.entry(ptr::from_ref(device).addr()).or_default();
+    let mut bound = 0;
+    let (mut accounts, sight) = 'looked: {
+        for attempt in 1..=ATTEMPTS {
+            // Allocations that want to look are let in between.
+            let Some(accounts) = accounts() else { return true };
+            let Some(sight) = measure(device, Own::NONE) else { return false };
+            bound = sight.bytes.max(bound);
+            if sight.exact {
+                break 'looked (accounts, sight);
+            }
+            if attempt == ATTEMPTS {
+                break 'looked (accounts, Sight { bytes: bound, exact: false });
+            }
+            drop(accounts);
+            std::thread::sleep(PAUSE);
+        }
+        return true;
+    };
+    let account = account_of(&mut accounts, device);
+    let before = account.estimate.bytes;
     let soon = account.estimate.notice(sight);
-    let over = charge(device, account.estimate.bytes);
+    let bytes = account.estimate.bytes;
+    if bytes != before {
+        account.reference = None;
+    }
+    let written = device.book().map(|mut book| {
+        Wanted::by(device).write(&mut book, device.seat().slot(), bytes, 0);
+        seen(device, &book);
+    });
+    drop(accounts);
+    let over = written.and_then(|()| over(device, bytes));
+    let Some(mut accounts) = self::accounts() else { return true };
+    let account = account_of(&mut accounts, device);
     if let Some(over) = over.as_ref().filter(|over| over.by_itself > 0 && !account.said) {
         report::once(format_args!("device {}: {over}", device.uuid()));
     }
@@ -135,78 +191,121 @@ pub(crate) fn reconcile(device: &'static Device) -> bool {
 /// The call in whose midst a look is taken.
 #[derive(Clone, Copy)]
 pub(super) enum Caller {
-    /// One that allocates or frees; what it has reserved by now, as which kind.
+    /// One that allocates; what it has reserved by now, as which kind.
     Allocation(Kind, u64),
-    /// Another.
-    Other,
+    /// One that allocates and is about to be refused: the figure may be too high.
+    Refused,
+    /// Another. `urgent`: what the driver has taken can be much.
+    Other { urgent: bool },
 }
 
-/// Brings a device's charge up to date in the midst of a call, unless that was done a moment ago or
-/// another thread is at it. `false`: with what was seen there is no room for what the call has
-/// reserved, and it is given back.
-pub(super) fn look_now(device: &'static Device, caller: Caller, urgent: bool) -> bool {
-    let Some(mut accounts) = accounts() else { return true };
-    let account = accounts.entry(ptr::from_ref(device).addr()).or_default();
-    let pause = if urgent { 1 } else { SPARING };
-    account.unseen += 1;
-    let lately = account.looked.is_some_and(|(last, took)| last.elapsed() < took * pause);
-    if lately && account.unseen < UNSEEN {
+/// Brings a device's charge up to date in the midst of a call. `false`: with what was seen there is no room
+/// for what the call has reserved, and it is given back.
+///
+/// Calls that do not allocate leave it out where another thread is at it, or where it was done a moment ago.
+pub(super) fn look_now(device: &'static Device, caller: Caller) -> bool {
+    let (own, kind) = match caller {
+        Caller::Allocation(kind, bytes) => (Own { calls: 1, bytes }, kind),
+        Caller::Refused => (Own { calls: 1, bytes: 0 }, Kind::Data),
+        Caller::Other { .. } => (Own::NONE, Kind::Data),
+    };
+    let accounts = match caller {
+        Caller::Other { .. } => accounts(),
+        _ => accounts_in_turn(device, own.bytes),
+    };
+    let Some(mut accounts) = accounts else { return true };
+    let account = account_of(&mut accounts, device);
+    let lately = |pause| account.looked.is_some_and(|(at, took)| at.elapsed() < took * pause);
+    let done = match caller {
+        Caller::Allocation(..) => account.knows_enough(device, own),
+        Caller::Refused | Caller::Other { urgent: true } => lately(1),
+        Caller::Other { urgent: false } => lately(SPARING),
+    };
+    if done {
         return true;
     }
     let begun = Instant::now();
-    let (calls, kind, tried) = match caller {
-        Caller::Allocation(kind, tried) => (1, kind, tried),
-        Caller::Other => (0, Kind::Data, 0),
-    };
-    let sight = measure(device, calls, tried);
-    (account.looked, account.unseen) = (Some((Instant::now(), begun.elapsed())), 0);
-    let Some(sight) = sight else { return true };
-    account.estimate.notice_now(sight);
-    let (wanted, slot) = (Wanted::by(device), device.seat().slot());
-    let Some(mut book) = device.book() else { return true };
-    if wanted.write(&mut book, slot, account.estimate.bytes, tried) || tried == 0 {
+    if account.unknown_until.is_some_and(|until| begun < until) {
         return true;
     }
-    if let Err(damaged) = book.release(slot, kind, tried) {
-        drop(book);
+    let found = look(device, own);
+    account.looked = Some((Instant::now(), begun.elapsed()));
+    let Some((sight, reference)) = found else {
+        account.unknown_until = Some(Instant::now() + UNKNOWN);
+        return true;
+    };
+    account.estimate.notice_now(sight);
+    account.reference = reference;
+    let (wanted, slot) = (Wanted::by(device), device.seat().slot());
+    let Some(mut book) = device.book() else { return true };
+    let fits = wanted.write(&mut book, slot, account.estimate.bytes, own.bytes);
+    seen(device, &book);
+    if fits || own.bytes == 0 {
+        return true;
+    }
+    let released = book.release(slot, kind, own.bytes);
+    drop(book);
+    if let Err(damaged) = released {
         report::once(format_args!("device {}: {damaged}", device.uuid()));
     }
     false
 }
 
-/// Looks once, in a quiet moment if there is one.
-fn sight(device: &'static Device) -> Option<Sight> {
-    let mut bound = 0;
-    for attempt in 0..ATTEMPTS {
-        if attempt > 0 {
-            std::thread::sleep(PAUSE);
-        }
-        let sight = measure(device, 0, 0)?;
-        if sight.exact {
-            return Some(sight);
-        }
-        bound = sight.bytes.max(bound);
+impl Account {
+    /// Whether an allocation fits, with what it has reserved, whatever the driver may have taken by itself
+    /// since the last look.
+    fn knows_enough(&self, device: &'static Device, own: Own) -> bool {
+        let missing = self.reference.as_ref().and_then(|last| last.missing(device, own));
+        let (Some(missing), wanted) = (missing, Wanted::by(device)) else { return false };
+        let slot = device.seat().slot();
+        device.book().is_some_and(|mut book| {
+            let left = |book: &Book<'_>| left(book).saturating_add(book.has(slot, Kind::Headroom));
+            let fits = wanted.write(&mut book, slot, self.estimate.bytes, own.bytes);
+            if fits && missing == 0 {
+                seen(device, &book);
+            }
+            fits && missing <= left(&book)
+        })
     }
-    Some(Sight { bytes: bound, exact: false })
 }
 
-/// Asks NVML once. The caller is within so many calls that allocate or free, and has reserved so many
-/// bytes that the driver has not taken.
-fn measure(device: &'static Device, own_calls: u64, reserved: u64) -> Option<Sight> {
+/// Looks in the midst of a call, when nothing else is going on; where something does not come to an end, all
+/// the same.
+fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)> {
+    let mut bound = 0;
+    for _ in 0..ATTEMPTS {
+        let is_quiet = await_quiet(device, own);
+        // First, so that what is taken in between is missing later.
+        let (begun, free) = (Instant::now(), glance::free_of(device));
+        let standing = Standing::now(device, own);
+        let sight = measure(device, own)?;
+        if sight.exact {
+            let same = Standing::now(device, own).is_quiet_since(&standing);
+            let free = free.filter(|_| same && own.calls > 0);
+            return Some((sight, free.map(|free| Reference::new(free, &standing, begun))));
+        }
+        bound = sight.bytes.max(bound);
+        if !is_quiet {
+            break;
+        }
+    }
+    Some((Sight { bytes: bound, exact: false }, None))
+}
+
+/// Asks NVML once.
+fn measure(device: &'static Device, own: Own) -> Option<Sight> {
     // Pools and graphs give memory back without a call that says so.
     refresh(device);
-    let (before, watch) = (Moment::now(), Watch::new(device));
-    let charged_before = charged(device);
+    let (watch, before) = (Watch::new(device), Standing::now(device, own));
     // Memory of others' that this process uses is charged to them, and seen here as well.
     let imported_before = imported_bytes(device);
     let seen = Processes::now(device)?.own_bytes(device)?;
     refresh(device);
-    let peak = watch.peak();
+    let after = Standing::now(device, own);
     let imported = imported_bytes(device).max(imported_before);
-    let quiet = Moment::now().is_quiet_since(&before, own_calls) && imported == imported_before;
-    let taken = peak.saturating_sub(reserved);
-    let bytes = seen.saturating_sub(taken).saturating_sub(imported);
-    Some(Sight { bytes, exact: quiet && peak == charged_before && charged(device) == peak })
+    let exact = after.is_quiet_since(&before) && imported == imported_before;
+    let taken = if exact { after.taken } else { watch.peak().saturating_sub(own.bytes) };
+    Some(Sight { bytes: seen.saturating_sub(taken).saturating_sub(imported), exact })
 }
 
 /// Memory of others' that this process has imported. What came as a handle lives on when its exporter has
@@ -245,10 +344,9 @@ struct Over {
     by_itself: u64,
 }
 
-/// Writes the charge down. Over the limit with it nothing can grow any more, and what is idle goes.
-fn charge(device: &'static Device, bytes: u64) -> Option<Over> {
-    let (wanted, slot) = (Wanted::by(device), device.seat().slot());
-    wanted.write(&mut *device.book()?, slot, bytes, 0);
+/// Whether the session is over its limit, now that this is charged. Nothing can grow any more then, and what
+/// is idle goes.
+fn over(device: &'static Device, bytes: u64) -> Option<Over> {
     let over = || {
         let book = device.book()?;
         [
@@ -326,21 +424,17 @@ mod tests {
     }
 
     #[test]
-    fn bounds_from_below_lower_it_only_together() {
+    fn bounds_from_below_never_lower_it() {
         let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
-        for low in [0, 0, 60, 0, 10].into_iter().chain([0; 26]) {
-            assert!(estimate.notice(bound(low)));
-            assert_eq!(estimate.bytes, 100);
+        for _ in 1..BOUNDS {
+            assert!(estimate.notice(bound(60)));
         }
-        assert!(!estimate.notice(bound(5)));
+        // An exact figure is not looked for all the time.
+        assert!(!estimate.notice(bound(60)));
+        assert!(!estimate.notice(bound(0)));
+        assert_eq!(estimate.bytes, 100);
+        assert!(!estimate.notice(exact(60)));
+        assert!(estimate.notice(bound(0)));
         assert_eq!(estimate.bytes, 60);
-        // One that reaches the figure again says that it was right.
-        for _ in 0..3 {
-            for _ in 0..20 {
-                estimate.notice(bound(0));
-            }
-            estimate.notice(bound(60));
-            assert_eq!(estimate.bytes, 60);
-        }
     }
 }

@@ -9,7 +9,7 @@ use utils::driver::cuda::{self, CuResult, Device};
 use crate::attributes;
 use crate::ffi::{Api, In, Out, Text, api, ensure, handle};
 use crate::ptx::{self, Entry};
-use crate::state::{Driver, Inner, current, driver, with, with_context};
+use crate::state::{Driver, Inner, driver, with, with_context};
 use crate::{capture, context, memory};
 
 /// Images from here on take device memory of their own.
@@ -52,7 +52,7 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     let entries = ptx::entries(&text).ok_or(CuResult::INVALID_IMAGE)?;
     let functions = vec![0; entries.len()];
     // Small images find room in what a context takes anyway.
-    let size = text.len() as u64;
+    let size = ptx::placed(&text).unwrap_or(text.len() as u64);
     let code = if size < SMALL_IMAGE { 0 } else { memory::round_up(size, memory::GRANULE) };
     // Those of a library would be made in each context that uses them; nothing here does.
     let library = context == 0;
@@ -307,13 +307,10 @@ pub(crate) extern "C" fn library_kernel(
     name: Text,
 ) -> CuResult {
     api(|| {
-        with(|driver, inner| {
+        with(|_, inner| {
             to.required()?;
-            let found = function(inner, library, name, true)?;
             // A library belongs to no context: it is loaded where it is used.
-            if let Ok(context) = current(inner) {
-                load_code(driver, inner, library as u64, context)?;
-            }
+            let found = function(inner, library, name, true)?;
             to.set(handle(found));
             Ok(())
         })

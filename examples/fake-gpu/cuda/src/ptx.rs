@@ -112,6 +112,13 @@ fn parameters(list: &str) -> Vec<(usize, usize)> {
     found
 }
 
+/// Bytes that an image's code takes where the image says so, in a comment `// placed: BYTES`: more than the
+/// image has if it is compressed.
+pub(crate) fn placed(text: &str) -> Option<u64> {
+    let (_, rest) = text.split_once("// placed: ")?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +134,12 @@ mod tests {
                     .global .u32 one = 5; // .global .b8 no[7];\n.entry k() { ret; }";
         assert_eq!(variables(text), 1024 + 48 + 4);
         assert_eq!(variables(".version 7.0\n.entry k() { ret; }"), 0);
+    }
+
+    #[test]
+    fn an_image_may_say_what_its_code_takes() {
+        assert_eq!(placed(".version 7.0\n// placed: 8388608\n.entry k() { ret; }"), Some(8 << 20));
+        assert_eq!(placed(".version 7.0\n.entry k() { ret; }"), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_uint, c_void};
 
+use fake_node::layout::Process;
 use utils::driver::nvml::{
     NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, ProcessDetail, ProcessDetailList,
     ProcessInfoV1, ProcessInfoV2,
@@ -10,7 +11,7 @@ use utils::driver::nvml::{
 use crate::device::known;
 use crate::ffi::{Api, Out, api};
 use crate::system::node;
-use crate::view::{shown_bytes, shown_pid};
+use crate::view::{pass_half, shown_bytes, shown_pid};
 
 /// Without MIG there are no instances.
 const NO_INSTANCE: c_uint = u32::MAX;
@@ -34,13 +35,21 @@ fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u6
 /// Processes with a context on the device, and what they hold.
 fn with_context(device: NvmlDevice) -> Api<Vec<(u32, u64)>> {
     let index = known(device)? as usize;
-    let state = node()?.lock_reaped();
-    let mark = state.process_mark as usize;
-    state.processes[..mark]
-        .iter()
-        .filter(|process| process.state == 1 && process.clients[index].contexts > 0)
-        .map(|process| Ok((shown_pid(process.pid)?, shown_bytes(process.clients[index].memory)?)))
-        .collect()
+    pass_half()?;
+    let found = {
+        let state = node()?.lock_reaped();
+        let mark = state.process_mark as usize;
+        let client = |process: &Process| {
+            Ok((shown_pid(process.pid)?, shown_bytes(process.clients[index].memory)?))
+        };
+        state.processes[..mark]
+            .iter()
+            .filter(|process| process.state == 1 && process.clients[index].contexts > 0)
+            .map(client)
+            .collect()
+    };
+    pass_half()?;
+    found
 }
 
 pub(crate) extern "C" fn compute_v1(

@@ -1,7 +1,8 @@
-//! How processes look from elsewhere: a process in a container is listed by the host's id, and some
-//! drivers do not tell what it uses.
+//! How processes look from elsewhere: a process in a container is listed by the host's id, some
+//! drivers do not tell what it uses, and all take their time to say so.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use utils::driver::nvml::{NvmlReturn, VALUE_NOT_AVAILABLE};
 
@@ -11,11 +12,14 @@ use crate::ffi::Api;
 const OFFSET: &str = "SLUICE_FAKE_PID_OFFSET";
 /// `0`: no process's memory is known.
 const FIGURES: &str = "SLUICE_FAKE_PROCESS_MEMORY";
+/// How long a list of processes takes, in microseconds: before it is made and again afterwards.
+const LIST_US: &str = "SLUICE_FAKE_LIST_US";
 
 #[derive(Clone, Copy)]
 struct View {
     offset: u32,
     figures: bool,
+    list_us: u64,
 }
 
 /// Read once; nonsense is an error of every call that lists processes.
@@ -32,7 +36,11 @@ fn view() -> Api<View> {
             Some("0") => false,
             Some(_) => return None,
         };
-        Some(View { offset, figures })
+        let list_us = match variable(LIST_US) {
+            None => 0,
+            Some(value) => value.trim().parse().ok()?,
+        };
+        Some(View { offset, figures, list_us })
     };
     VIEW.get_or_init(read).ok_or(NvmlReturn::UNKNOWN)
 }
@@ -45,4 +53,13 @@ pub(crate) fn shown_pid(pid: u32) -> Api<u32> {
 /// A process's memory as it is shown.
 pub(crate) fn shown_bytes(bytes: u64) -> Api<u64> {
     Ok(if view()?.figures { bytes } else { VALUE_NOT_AVAILABLE })
+}
+
+/// Lets half of the time pass that a list takes.
+pub(crate) fn pass_half() -> Api {
+    let us = view()?.list_us;
+    if us > 0 {
+        std::thread::sleep(Duration::from_micros(us / 2));
+    }
+    Ok(())
 }

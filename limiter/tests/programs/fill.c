@@ -1,0 +1,107 @@
+/* Fills the memory until it is refused, while code is placed on the device by kernels' first launches:
+ *   fill THREADS CHUNK_MIB IMAGES IMAGE_MIB PLACED_MIB WHEN [pool]
+ * Images of so many MiB take PLACED_MIB each. WHEN: "before" the first allocation, "between" allocations,
+ * or "meanwhile" by another thread. With "pool", memory comes from the device's pool.
+ * Says how many chunks it was granted. */
+#include "any.h"
+#include <pthread.h>
+
+#define MOST 256
+
+static struct driver d;
+static CUcontext context;
+static int (*alloc_async)(CUdeviceptr *, size_t, CUstream);
+static CUfunction kernels[MOST];
+static int images, launched;
+static size_t chunk, granted;
+static const char *when;
+static int from_pool;
+static volatile int filling;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void load(CUfunction *kernel, size_t bytes, size_t placed) {
+    char *image = malloc(bytes + 200);
+    int begin = sprintf(image, ".version 7.0\n.target sm_70\n.address_size 64\n// placed: %zu\n.visible .entry k() { ret; }\n//", placed);
+    memset(image + begin, 'x', bytes);
+    image[begin + bytes] = 0;
+    void *of;
+    must("cuLibraryLoadData", &of, image, NULL, NULL, 0u, NULL, NULL, 0u);
+    must("cuLibraryGetKernel", kernel, of, "k");
+    free(image);
+}
+
+/* The first launch of a kernel; what does not fit on the device itself is no failure here. */
+static int launch_next(void) {
+    pthread_mutex_lock(&lock);
+    int number = launched < images ? launched++ : -1;
+    pthread_mutex_unlock(&lock);
+    if (number >= 0)
+        ok(d.launch(kernels[number], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
+    return number >= 0;
+}
+
+static void *meanwhile(void *unused) {
+    (void)unused;
+    ok(d.ctx_set(context));
+    while (filling && launch_next())
+        usleep(100);
+    return NULL;
+}
+
+static void *fill(void *number) {
+    unsigned seed = (unsigned)(size_t)number + 5;
+    ok(d.ctx_set(context));
+    for (;;) {
+        CUdeviceptr at;
+        CUresult result = from_pool ? alloc_async(&at, chunk, NULL) : d.mem_alloc(&at, chunk);
+        if (result == OUT_OF_MEMORY)
+            return NULL;
+        ok(result);
+        pthread_mutex_lock(&lock);
+        granted++;
+        pthread_mutex_unlock(&lock);
+        if (!strcmp(when, "between") && rand_r(&seed) % 2)
+            launch_next();
+    }
+}
+
+int main(int argc, char **argv) {
+    if (argc < 7)
+        return 2;
+    int threads = atoi(argv[1]);
+    chunk = (size_t)atoi(argv[2]) * MIB;
+    images = atoi(argv[3]);
+    when = argv[6];
+    from_pool = argc > 7;
+    library = open_driver(RTLD_NOW);
+    d = driver_of(library);
+    context = start_driver(&d);
+    *(void **)&alloc_async = need(library, "cuMemAllocAsync");
+    for (int i = 0; i < images; i++)
+        load(&kernels[i], (size_t)atoi(argv[4]) * MIB, (size_t)atoi(argv[5]) * MIB);
+    /* What is known by now is of the time before any code is there. */
+    usleep(300000);
+    if (!strcmp(when, "before")) {
+        while (launch_next())
+            ;
+        /* Has the limiter's own thread look, and lets it begin. */
+        CUstream stream;
+        ok(d.stream_create(&stream, 1));
+        usleep(2000);
+    }
+    pthread_t filler[16], other;
+    filling = 1;
+    if (!strcmp(when, "meanwhile"))
+        pthread_create(&other, NULL, meanwhile, NULL);
+    for (int i = 0; i < threads; i++)
+        pthread_create(&filler[i], NULL, fill, (void *)(size_t)i);
+    for (int i = 0; i < threads; i++)
+        pthread_join(filler[i], NULL);
+    filling = 0;
+    if (!strcmp(when, "meanwhile"))
+        pthread_join(other, NULL);
+    /* NVML is asked from outside. */
+    usleep(100000);
+    printf("granted=%zu launched=%d\n", granted, launched);
+    return 0;
+}
