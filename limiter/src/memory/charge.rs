@@ -56,7 +56,10 @@ pub(super) fn reserve_seen(device: &'static Device, kind: Kind, bytes: u64) -> b
     match try_to_reserve(device, kind, bytes) {
         None => false,
         Some(Left::Plenty) => true,
-        Some(Left::Little) => reconcile::look_now(device, Caller::Allocation(kind, bytes)),
+        Some(left) => {
+            let is_last = left == Left::Little;
+            reconcile::look_now(device, Caller::Allocation { kind, bytes, is_last })
+        }
     }
 }
 
@@ -74,35 +77,33 @@ pub(super) fn reserve_plainly(device: &Device, kind: Kind, bytes: u64) -> bool {
 }
 
 /// How much a reservation has left of the limit.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Left {
     Plenty,
+    /// Less than much code may take, or so much less than when NVML was last asked that it is time to ask.
+    Some,
     /// So little that what the driver has taken by itself, and nobody has seen yet, may be more.
     Little,
 }
 
 impl Left {
-    /// The part of a limit that is little.
+    /// The part of a limit that is little, or is much to allocate unseen.
     const LITTLE: u64 = 16;
-    /// And where there is much code that may have been placed.
-    const MOST: u64 = 2;
+    /// The part of a limit that code is left at most.
+    const CODE: u64 = 2;
 
-    /// After an allocation: what was little before, where much has been allocated since NVML was asked,
-    /// and what code may yet take count as well.
-    fn after(book: &Book<'_>, device: &Device) -> Self {
+    fn of(book: &Book<'_>, device: &Device) -> Self {
         let unplaced = headroom::unplaced(device, book.has(device.seat().slot(), Kind::Driver));
         let seen = device.left_when_seen.load(Relaxed);
-        let enough = |limit: u64| {
-            let since = seen.saturating_sub(limit / Self::LITTLE);
-            (limit / Self::LITTLE).max(unplaced.min(limit / Self::MOST)).max(since)
+        let of = |limit: u64, used: u64| {
+            let (left, little) = (limit.saturating_sub(used), limit / Self::LITTLE);
+            match unplaced.min(limit / Self::CODE).max(seen.saturating_sub(little)) {
+                _ if left < little => Self::Little,
+                some if left < some => Self::Some,
+                _ => Self::Plenty,
+            }
         };
-        Self::of(book, enough)
-    }
-
-    fn of(book: &Book<'_>, enough: impl Fn(u64) -> u64) -> Self {
-        let left = |limit: u64, used: u64| limit.saturating_sub(used) >= enough(limit);
-        let plenty = left(book.limit(), book.used()) && left(book.real_limit(), book.on_device());
-        if plenty { Self::Plenty } else { Self::Little }
+        of(book.limit(), book.used()).max(of(book.real_limit(), book.on_device()))
     }
 }
 
@@ -124,7 +125,7 @@ fn try_to_reserve(device: &Device, kind: Kind, bytes: u64) -> Option<Left> {
             // Small ones share pages; each may be the first of one.
             let fits =
                 book.place(bytes.max(PAGE)) == Ok(Place::Device) || !shares_pages(kind, bytes);
-            (fits && book.reserve(slot, kind, bytes).is_ok()).then(|| Left::after(&book, device))
+            (fits && book.reserve(slot, kind, bytes).is_ok()).then(|| Left::of(&book, device))
         }
         // A page that cannot be used, and a failure that is let pass.
         None => (device.broken().is_some() && !device.is_denied()).then_some(Left::Plenty),
@@ -147,7 +148,7 @@ pub(crate) enum Much {
 /// where little is left; else the keeper does it.
 pub(crate) fn driver_may_have_taken(much: Much) {
     if let Verdict::Limited(device) = runtime::get().current_device()
-        && let Some(left) = device.book().map(|book| Left::of(&book, |limit| limit / Left::LITTLE))
+        && let Some(left) = device.book().map(|book| Left::of(&book, device))
         && (much == Much::Surely || left == Left::Little)
     {
         reconcile::look_now(device, Caller::Other { urgent: much == Much::Surely });

@@ -37,7 +37,7 @@ const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
 /// After so many bounds from below an exact figure is no longer looked for at once.
 const BOUNDS: u32 = 32;
-/// Looks of calls that do not allocate are so many times as far apart as they take.
+/// Looks that are not needed at once are so many times as far apart as they take.
 const SPARING: u32 = 4;
 /// How long an allocation waits for another thread's look, in steps.
 const TURNS: u32 = 20_000;
@@ -191,8 +191,9 @@ pub(crate) fn reconcile(device: &'static Device) -> bool {
 /// The call in whose midst a look is taken.
 #[derive(Clone, Copy)]
 pub(super) enum Caller {
-    /// One that allocates; what it has reserved by now, as which kind.
-    Allocation(Kind, u64),
+    /// One that allocates; what it has reserved by now, as which kind, and whether so little is left that
+    /// nothing may be taken on trust.
+    Allocation { kind: Kind, bytes: u64, is_last: bool },
     /// One that allocates and is about to be refused: the figure may be too high.
     Refused,
     /// Another. `urgent`: what the driver has taken can be much.
@@ -205,7 +206,7 @@ pub(super) enum Caller {
 /// Calls that do not allocate leave it out where another thread is at it, or where it was done a moment ago.
 pub(super) fn look_now(device: &'static Device, caller: Caller) -> bool {
     let (own, kind) = match caller {
-        Caller::Allocation(kind, bytes) => (Own { calls: 1, bytes }, kind),
+        Caller::Allocation { kind, bytes, .. } => (Own { calls: 1, bytes }, kind),
         Caller::Refused => (Own { calls: 1, bytes: 0 }, Kind::Data),
         Caller::Other { .. } => (Own::NONE, Kind::Data),
     };
@@ -217,7 +218,10 @@ pub(super) fn look_now(device: &'static Device, caller: Caller) -> bool {
     let account = account_of(&mut accounts, device);
     let lately = |pause| account.looked.is_some_and(|(at, took)| at.elapsed() < took * pause);
     let done = match caller {
-        Caller::Allocation(..) => account.knows_enough(device, own),
+        Caller::Allocation { is_last, .. } => match account.fits(device, own) {
+            Some(fits) => fits,
+            None => !is_last && lately(SPARING),
+        },
         Caller::Refused | Caller::Other { urgent: true } => lately(1),
         Caller::Other { urgent: false } => lately(SPARING),
     };
@@ -253,25 +257,25 @@ pub(super) fn look_now(device: &'static Device, caller: Caller) -> bool {
 
 impl Account {
     /// Whether an allocation fits, with what it has reserved, whatever the driver may have taken by itself
-    /// since the last look.
-    fn knows_enough(&self, device: &'static Device, own: Own) -> bool {
-        let missing = self.reference.as_ref().and_then(|last| last.missing(device, own));
-        let (Some(missing), wanted) = (missing, Wanted::by(device)) else { return false };
-        let slot = device.seat().slot();
-        device.book().is_some_and(|mut book| {
-            let left = |book: &Book<'_>| left(book).saturating_add(book.has(slot, Kind::Headroom));
-            let fits = wanted.write(&mut book, slot, self.estimate.bytes, own.bytes);
-            if fits && missing == 0 {
-                seen(device, &book);
-            }
-            fits && missing <= left(&book)
-        })
+    /// since the last look; `None`: that has to be looked up.
+    fn fits(&self, device: &'static Device, own: Own) -> Option<bool> {
+        let missing = self.reference.as_ref()?.missing(device, own)?;
+        let (wanted, slot) = (Wanted::by(device), device.seat().slot());
+        let mut book = device.book()?;
+        let fits = wanted.write(&mut book, slot, self.estimate.bytes, own.bytes);
+        if fits && missing == 0 {
+            seen(device, &book);
+        }
+        Some(fits && missing <= left(&book).saturating_add(book.has(slot, Kind::Headroom)))
     }
 }
 
-/// Looks in the midst of a call, when nothing else is going on; where something does not come to an end, all
-/// the same.
+/// Looks in the midst of a call: of one that allocates when nothing else is going on, or all the same where
+/// that does not come to an end.
 fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)> {
+    if own.calls == 0 {
+        return measure(device, own).map(|sight| (sight, None));
+    }
     let mut bound = 0;
     for _ in 0..ATTEMPTS {
         let is_quiet = await_quiet(device, own);
@@ -281,7 +285,7 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
         let sight = measure(device, own)?;
         if sight.exact {
             let same = Standing::now(device, own).is_quiet_since(&standing);
-            let free = free.filter(|_| same && own.calls > 0);
+            let free = free.filter(|_| same);
             return Some((sight, free.map(|free| Reference::new(free, &standing, begun))));
         }
         bound = sight.bytes.max(bound);

@@ -325,8 +325,8 @@ fn large_image() -> Vec<u8> {
 }
 
 #[test]
-fn code_takes_memory_once_something_in_it_is_asked_for() {
-    isolated("code_takes_memory_once_something_in_it_is_asked_for", SMALL, || {
+fn code_takes_memory_once_something_in_it_is_used() {
+    isolated("code_takes_memory_once_something_in_it_is_used", SMALL, || {
         let gpu = Gpu::open();
         let (before, image) = (free_memory(), large_image());
         let (image, none) = (image.as_ptr().cast(), std::ptr::null());
@@ -341,12 +341,14 @@ fn code_takes_memory_once_something_in_it_is_asked_for() {
         // A library is loaded in each context that uses it.
         ok(cuLibraryLoadData(&mut library, image, none, none, 0, none, none, 0));
         ok(cuLibraryGetKernel(&mut kernel, library, c"k".as_ptr()));
+        assert_eq!(free_memory(), before);
+        let no = std::ptr::null_mut();
+        ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null(), no, no));
         assert_eq!(before - free_memory(), 4 * MIB);
         let (mut context, mut loaded) = (null(), 2);
         ok(cuCtxCreate_v2(&mut context, 0, gpu.device));
         ok(cuFuncIsLoaded(&mut loaded, kernel));
         assert_eq!(loaded, 0);
-        let no = std::ptr::null_mut();
         ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null(), no, no));
         ok(cuFuncIsLoaded(&mut loaded, kernel));
         assert_eq!(loaded, 1);
