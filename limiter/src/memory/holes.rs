@@ -83,7 +83,9 @@ impl Holes {
         let mut kept = Self::default();
         let mut last = None;
         for (&start, &bytes) in live {
-            let end = start.saturating_add(bytes.max(1));
+            // It may end before: its size was rounded up.
+            let rounding = if bytes < LARGE { 0 } else { PAGE - 1 };
+            let end = start.saturating_add(bytes.saturating_sub(rounding).max(1));
             // Only where it begins and where it ends there can be room beside it.
             for low in [chunk(start), chunk(end - 1)] {
                 if last.is_none_or(|last| low > last) {
@@ -171,5 +173,16 @@ mod tests {
         assert_eq!(list(&holes), [(0, 4), (8, 10), (100, 4), (200, 2)]);
         holes.trim(&BTreeMap::new());
         assert_eq!(holes.bytes(), 0);
+    }
+
+    #[test]
+    fn what_ends_in_a_chunk_by_rounding_alone_keeps_nothing_there() {
+        // 23.5 MiB, which count as 24, up to the end of their chunk.
+        let mut found = holes(&[(0, 8), (33, 31)]);
+        found.trim(&[(BASE + 8 * MIB + MIB / 2, 24 * MIB)].into());
+        assert_eq!(list(&found), [(0, 8)]);
+        let mut found = holes(&[(0, 8), (34, 30)]);
+        found.trim(&[(BASE + 8 * MIB, 26 * MIB)].into());
+        assert_eq!(list(&found), [(0, 8), (34, 30)]);
     }
 }

@@ -420,10 +420,20 @@ pub(crate) fn allocate(
         give_back();
         declined(device, bytes)
     };
-    let grow = || attempt(&Running::beside(pool), growth, None, &|| !is_over(device));
+    let grow = || attempt(&Running::beside(pool), growth, None, &|| !stays_over(device));
     let fill_hole = || {
         let running = Running::alone(device, pool)?;
-        attempt(&running, 0, Some(take_hole(pool, bytes)?), &|| !is_over(device))
+        let hole = take_hole(pool, bytes)?;
+        // Should the driver not find it, the headroom covers what it takes instead, as far as there is so
+        // much.
+        let lent = headroom::lend(device, Kind::Pool, growth);
+        let reserved = if lent.is_some() { growth } else { 0 };
+        let room = || lent.as_ref().map_or_else(|| !is_over(device), headroom::Lent::is_back);
+        let result = attempt(&running, reserved, Some(hole), &room);
+        if let Some(lent) = lent {
+            lent.give_back();
+        }
+        result
     };
     let grow_or_fill = |is_reserved: bool| {
         if is_reserved { Some(grow().unwrap_or_else(refused)) } else { fill_hole() }
@@ -453,6 +463,21 @@ pub(crate) fn allocate(
         }
     }
     declined(device, bytes)
+}
+
+/// Whether a session uses more than it may, also once other threads' growth is no longer counted twice: in
+/// the pool's figure, and as what they have reserved for it.
+fn stays_over(device: &Device) -> bool {
+    const PATIENCE: u32 = 40;
+    const STEP_NS: u64 = 50_000;
+    let waits = |_| {
+        let over = is_over(device);
+        if over {
+            clock::sleep(STEP_NS);
+        }
+        over
+    };
+    (0..PATIENCE).all(waits) && is_over(device)
 }
 
 /// What a pool has and does not use.
