@@ -1,7 +1,7 @@
 /* Fills the memory until it is refused, while code is placed on the device by kernels' first launches:
  *   fill THREADS CHUNK_MIB IMAGES IMAGE_MIB PLACED_MIB WHEN [pool]
  * Images of so many MiB take PLACED_MIB each. WHEN: "before" the first allocation, "between" allocations,
- * or "meanwhile" by another thread. With "pool", memory comes from the device's pool.
+ * or "meanwhile" by another thread, as long as there is room for code by itself. With "pool", memory comes from the device's pool.
  * Says how many chunks it was granted. */
 #include "any.h"
 #include <pthread.h>
@@ -43,7 +43,7 @@ static int launch_next(void) {
 static void *meanwhile(void *unused) {
     (void)unused;
     ok(d.ctx_set(context));
-    while (filling && launch_next())
+    while (filling && left() > 48 * MIB && launch_next())
         usleep(100);
     return NULL;
 }
