@@ -76,6 +76,20 @@ impl Samples {
         }
     }
 
+    /// Whether there are enough of them, taken while no other session could use the device, the middle half
+    /// is within an eighth of the estimate, and the latest one within a quarter.
+    fn are_steady(&self) -> bool {
+        if self.count < SAMPLES || self.alone < SAMPLES || self.stray > 0 {
+            return false;
+        }
+        let Some(estimate) = self.estimate() else { return false };
+        let mut sorted = self.ring;
+        sorted.sort_unstable();
+        let spread = sorted[SAMPLES * 3 / 4] - sorted[SAMPLES / 4];
+        let latest = self.ring[(self.count - 1) % SAMPLES];
+        spread <= estimate / 8 && latest.abs_diff(estimate) <= estimate / 4
+    }
+
     fn estimate(&self) -> Option<u64> {
         let mut sorted = self.ring;
         let used = &mut sorted[..self.count.min(SAMPLES)];
@@ -105,6 +119,8 @@ pub(super) struct Estimate {
     met: AtomicU64,
     /// The latest sample had nothing to do with it.
     doubtful: AtomicBool,
+    /// All samples of late are alike.
+    steady: AtomicBool,
     samples: Mutex<Samples>,
 }
 
@@ -123,6 +139,11 @@ impl Estimate {
         self.doubtful.load(Relaxed)
     }
 
+    /// Whether the work has always taken about the same lately, so that few samples tell enough.
+    pub(super) fn is_steady(&self) -> bool {
+        self.steady.load(Relaxed)
+    }
+
     /// Whether the next launch should be sampled because little is known. Not the first: what the
     /// driver loads for it would be taken for its duration.
     pub(super) fn wants_sample(&self) -> bool {
@@ -135,6 +156,7 @@ impl Estimate {
         let Ok(mut samples) = self.samples.try_lock() else { return };
         let middle = samples.add(ns, alone);
         self.doubtful.store(samples.stray > 0, Relaxed);
+        self.steady.store(samples.are_steady(), Relaxed);
         // Until there are enough, every launch is looked at.
         if samples.count >= ENOUGH as usize {
             self.ns.store(middle.max(1), Relaxed);
@@ -260,6 +282,25 @@ mod tests {
             }
             assert_eq!(estimate, expected);
         }
+    }
+
+    #[test]
+    fn steady_work_is_told_from_work_that_varies() {
+        let mut samples = Samples::default();
+        let steady = |samples: &mut Samples, ns: u64| {
+            samples.add(ns, true);
+            samples.are_steady()
+        };
+        let all: Vec<bool> =
+            (0..SAMPLES as u64).map(|round| steady(&mut samples, 1000 + round % 4 * 30)).collect();
+        assert_eq!(all.iter().position(|&steady| steady), Some(SAMPLES - 1));
+        // The first one that is off is enough, and then it takes some that agree.
+        assert!(!steady(&mut samples, 1400) && steady(&mut samples, 1030));
+        assert!(!steady(&mut samples, 5000) && steady(&mut samples, 1030));
+        samples.add(1000, false);
+        assert!(!steady(&mut samples, 1000));
+        let mut varying = Samples::default();
+        assert!((0..60).all(|round| !steady(&mut varying, 800 + round % 2 * 400)));
     }
 
     #[test]

@@ -22,6 +22,8 @@ pub(crate) struct Gate {
     active: AtomicBool,
     /// Whether another session may be using the device at the same time.
     shared: AtomicBool,
+    /// Whether the program lately used most of the time.
+    busy: AtomicBool,
     governed: AtomicBool,
     /// Whether a thread follows the session's limits.
     followed: AtomicBool,
@@ -71,6 +73,7 @@ impl Gate {
             bell: AtomicU32::new(0),
             active: AtomicBool::new(active),
             shared: AtomicBool::new(false),
+            busy: AtomicBool::new(false),
             governed: AtomicBool::new(false),
             followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
@@ -122,9 +125,19 @@ impl Gate {
         self.shared.store(shared, Ordering::Relaxed);
     }
 
+    /// Whether the program lately used most of the time.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_busy(&self, busy: bool) {
+        self.busy.store(busy, Ordering::Relaxed);
+    }
+
     /// The lease under way, `None` while closed.
     pub(super) fn lease(&self) -> Option<u32> {
-        let word = self.word.load(Ordering::Acquire);
+        // After the calling thread has said that it launches ([`Lane::launch_begins`]).
+        let word = self.word.load(Ordering::SeqCst);
         is_open(word).then_some(word)
     }
 

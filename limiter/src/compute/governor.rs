@@ -202,7 +202,10 @@ impl Tenure {
     }
 
     fn look(&mut self, now: u64, busy: bool) {
-        self.used += self.usage.until(now, self.device.gate().totals(), busy);
+        let gate = self.device.gate();
+        let used = self.usage.until(now, gate.totals(), busy);
+        gate.set_busy(used.is_most());
+        self.used += used;
     }
 
     /// Keeps the gate open until the lease ends or the program has stopped using it.

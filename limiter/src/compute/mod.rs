@@ -118,13 +118,23 @@ pub(crate) fn launch(
 
 #[cold]
 fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
-    let device = match runtime::get().current_device() {
-        Verdict::Limited(device) if device.gate().is_active() => device,
-        Verdict::Limited(_) | Verdict::Free => return call(),
-        Verdict::Denied => return CuResult::NOT_PERMITTED,
+    let (device, lane) = match lane::known_way(stream) {
+        Some((device, lane)) => (device, Some(lane)),
+        None => match runtime::get().current_device() {
+            Verdict::Limited(device) if device.gate().is_active() => {
+                (device, lane::of_this_thread(device, stream))
+            }
+            Verdict::Limited(_) | Verdict::Free => return call(),
+            Verdict::Denied => return CuResult::NOT_PERMITTED,
+        },
     };
-    let lane = lane::of_this_thread(device, stream);
-    while !lane::enter(device, stream, lane.as_deref()) {
+    let launching = loop {
+        // Said before the gate is looked at.
+        let launching = lane.as_deref().map(lane::Lane::launch_begins);
+        if lane::enter(device, stream, lane.as_deref()) {
+            break launching;
+        }
+        drop(launching);
         // The limit may have been taken away meanwhile.
         if !device.gate().is_active() || is_capturing(stream) {
             return call();
@@ -140,17 +150,17 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
                 return CuResult::OPERATING_SYSTEM;
             }
         }
-    }
-    let Some(lane) = lane else { return call() };
-    // No event may be recorded into a stream that is being captured.
-    if is_capturing(stream) {
+    };
+    let Some(lane) = lane.as_deref() else { return call() };
+    // No event may be recorded into a stream that is being captured. That may have begun while this thread
+    // waited at the gate.
+    if captures::any() && is_capturing(stream) {
         return call();
     }
-    let shared = device.gate().is_shared();
+    let gate = device.gate();
     let estimate = lane::estimate_of(work);
-    let sample = estimate.and_then(|estimate| {
-        Some((estimate, lane.start_sample(work, estimate, device.gate(), shared)?))
-    });
+    let sample =
+        estimate.and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, gate)?)));
     let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
     let waited = begun.is_some_and(|since| lane.call_ends(since));
@@ -162,7 +172,10 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     }
     // Time in calls is counted while it passes.
     let ns = if waited { Some(0) } else { estimate.and_then(estimate::Estimate::ns) };
-    lane.launched(ns, shared);
+    let count = lane.count(ns);
+    // Counted: the governor sees it by itself.
+    drop(launching);
+    lane.go_on(count, ns, gate);
     result
 }
 

@@ -114,6 +114,7 @@ pub(super) struct Place<'gate> {
 
 /// A sample under way: the first event has been recorded.
 pub(super) struct Started<'lane> {
+    pub(super) begun: u64,
     pair: usize,
     /// When, if the stream was idle and is not held back.
     idle_since: Option<u64>,
@@ -131,6 +132,7 @@ impl Sampler {
         hold: &'lane Hold,
         work: Work,
         alone: bool,
+        begun: u64,
     ) -> Option<Started<'lane>> {
         undisturbing(|| {
             self.collect();
@@ -150,7 +152,7 @@ impl Sampler {
             if !own::event_record(self.pairs[pair].start, stream).is_ok() {
                 return None;
             }
-            Some(Started { pair, idle_since: idle.then(clock::now), transfer, alone, held })
+            Some(Started { begun, pair, idle_since: idle.then(clock::now), transfer, alone, held })
         })
     }
 
@@ -161,7 +163,7 @@ impl Sampler {
         stream: Stream,
         estimate: &'static Estimate,
     ) {
-        let Started { pair, idle_since, transfer, alone, held } = started;
+        let Started { begun: _, pair, idle_since, transfer, alone, held } = started;
         let idle_ns = idle_since.map(|since| clock::now().saturating_sub(since));
         // How much of the call was the work itself cannot be told where launches wait for it.
         let slowest = if hold::launches_wait() && !transfer { 0 } else { SLOWEST_LAUNCH_NS };

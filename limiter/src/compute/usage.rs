@@ -2,7 +2,10 @@
 //!
 //! What is launched waits in queues: it is used up as time passes, not when it is launched. Two things tell
 //! how much was used: the estimates of what was launched, and the time for which a thread was always
-//! found to have work queued. Where work is under way of which nothing is known, all of the time counts.
+//! found to have work queued, or nearly so. Where work is under way of which nothing is known, all of the time counts.
+
+/// The longest stretch of time that a lane tells of at once, about.
+const LONGEST_BATCH_NS: u64 = 1_000_000;
 
 /// What has been launched on a device, in all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -42,6 +45,17 @@ impl Used {
     pub(super) fn alone(self) -> u64 {
         self.estimated_ns.max(self.backlogged_ns).min(self.held_ns)
     }
+
+    /// Whether that is most of it.
+    pub(super) fn is_most(self) -> bool {
+        is_most(self.alone(), self.held_ns)
+    }
+}
+
+/// Whether work of some nanoseconds is most of a stretch of time: whether it is all of it can then depend on
+/// little.
+pub(super) const fn is_most(used_ns: u64, of_ns: u64) -> bool {
+    used_ns > 0 && used_ns / 7 >= of_ns / 10
 }
 
 impl core::ops::AddAssign for Used {
@@ -90,10 +104,13 @@ impl Usage {
         let oldest = totals.launched_ns.saturating_sub(totals.outstanding_ns);
         self.served =
             (self.served.saturating_add(estimated_ns)).min(totals.launched_ns).max(oldest);
-        let backlogged_ns = totals.backlogged_ns.saturating_sub(self.backlogged).min(held_ns);
-        self.backlogged = totals.backlogged_ns;
+        let told_ns = totals.backlogged_ns.saturating_sub(self.backlogged);
+        let backlogged_ns = if busy { held_ns } else { told_ns.min(held_ns) };
+        // A batch that began before this was last asked tells of more than the time since then. The rest
+        // makes up for what was missing then.
+        let rest_ns = told_ns.saturating_sub(backlogged_ns).min(LONGEST_BATCH_NS);
+        self.backlogged = totals.backlogged_ns - rest_ns;
         self.at = now.max(self.at);
-        let backlogged_ns = if busy { held_ns } else { backlogged_ns };
         Used { held_ns, estimated_ns, backlogged_ns }
     }
 
@@ -131,6 +148,28 @@ mod tests {
             sum += usage.until(step * 2 * MS, totals(step * MS, MS), false).alone();
         }
         assert_eq!(sum, 100 * MS);
+    }
+
+    /// Batches do not end when the governor looks.
+    #[test]
+    fn what_a_batch_tells_late_is_not_lost() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let mut sum = Used::default();
+        let told = |ns| Totals { backlogged_ns: ns, ..totals(0, 0) };
+        for (at, ns) in [(4, 3 * MS + MS / 2), (8, 8 * MS), (12, 11 * MS + MS / 2), (16, 16 * MS)] {
+            sum += usage.until(at * MS, told(ns), false);
+        }
+        assert_eq!(sum.backlogged_ns, 15 * MS + MS / 2);
+        // No more than a batch.
+        assert_eq!(usage.until(17 * MS, told(40 * MS), false).backlogged_ns, MS);
+        assert_eq!(usage.until(30 * MS, told(40 * MS), false).backlogged_ns, MS);
+    }
+
+    #[test]
+    fn most_of_the_time() {
+        assert!(Used::busy(10).is_most() && !Used::default().is_most());
+        assert!(is_most(70, 100) && !is_most(69, 100) && !is_most(0, 100));
+        assert!(is_most(u64::MAX, u64::MAX));
     }
 
     /// Estimates that are too low do not matter where work was always queued, and ones that are too high

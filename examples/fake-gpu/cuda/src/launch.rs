@@ -3,6 +3,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use fake_node::layout::{Kind, Op};
 use utils::driver::cuda::{self, CuResult, LaunchConfig, LaunchParams};
@@ -16,6 +17,8 @@ use crate::{capture, stream};
 
 /// What an empty kernel takes.
 const SHORTEST_NS: u64 = 1_000;
+/// The most that a launch can be made to take on the host.
+const MOST_LAUNCH_NS: u64 = 1_000_000_000;
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER`
 const BUFFER_POINTER: u64 = 1;
 /// `CU_LAUNCH_PARAM_BUFFER_SIZE`
@@ -123,11 +126,28 @@ fn start<const P: bool>(
         }
         (target.id, ns)
     };
+    spend(*LAUNCH_TAKES);
     let position = driver.node.submit(id, Op::work(Kind::Kernel, ns)).map_err(queue_error)?;
     if launches_wait() {
         driver.node.wait_for(id, position);
     }
     Ok(())
+}
+
+/// What a launch takes on the host, besides what it takes here.
+static LAUNCH_TAKES: LazyLock<Duration> = LazyLock::new(|| {
+    let given = std::env::var("SLUICE_FAKE_LAUNCH_NS").ok();
+    Duration::from_nanos(given.and_then(|ns| ns.parse().ok()).unwrap_or(0).min(MOST_LAUNCH_NS))
+});
+
+/// Keeps the calling thread busy.
+fn spend(time: Duration) {
+    if time > Duration::ZERO {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            core::hint::spin_loop();
+        }
+    }
 }
 
 /// Whether a launch returns when its work is done: as the driver is told to, or as some tools have it.

@@ -22,6 +22,8 @@ pub struct Config {
     pub yield_ns: u64,
     /// What lies between two events with nothing in between, in nanoseconds.
     pub event_ns: u64,
+    /// What lies between two kernels of a stream that were queued, in nanoseconds.
+    pub gap_ns: u64,
 }
 
 impl Default for Config {
@@ -35,6 +37,7 @@ impl Default for Config {
             switch_ns: 200_000,
             yield_ns: 20_000,
             event_ns: 0,
+            gap_ns: 0,
         }
     }
 }
@@ -53,7 +56,7 @@ pub struct ConfigError {
 
 impl Config {
     /// Reads `SLUICE_FAKE_DEVICES`, `_MEMORY`, `_CONTEXT`, `_SLICE_US`, `_SWITCH_US`,
-    /// `_YIELD_US` and `_EVENT_NS` through `lookup`.
+    /// `_YIELD_US`, `_EVENT_NS` and `_GAP_NS` through `lookup`.
     ///
     /// # Errors
     /// The first variable that cannot be parsed or is out of range.
@@ -90,6 +93,7 @@ impl Config {
         config.switch_ns = micros("SLUICE_FAKE_SWITCH_US", 0, config.switch_ns)?;
         config.yield_ns = micros("SLUICE_FAKE_YIELD_US", 0, config.yield_ns)?;
         config.event_ns = number("SLUICE_FAKE_EVENT_NS", 0, 1_000_000, config.event_ns)?;
+        config.gap_ns = number("SLUICE_FAKE_GAP_NS", 0, 1_000_000, config.gap_ns)?;
         Ok(config)
     }
 
@@ -127,6 +131,7 @@ mod tests {
             ("SLUICE_FAKE_MEMORY", "lots"),
             ("SLUICE_FAKE_SLICE_US", "-1"),
             ("SLUICE_FAKE_EVENT_NS", "1000001"),
+            ("SLUICE_FAKE_GAP_NS", "-1"),
         ] {
             let error = Config::from_lookup(|n| (n == name).then(|| value.to_owned())).unwrap_err();
             assert_eq!((error.variable, error.value.as_str()), (name, value));

@@ -19,7 +19,7 @@ use crate::shared::sweep;
 use crate::values::Values;
 
 /// Changes whenever the layout does: the size tells most differences, this the others.
-const MAGIC: u64 = 0x534c_5543_4500_0004;
+const MAGIC: u64 = 0x534c_5543_4500_0005;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 50_000_000;
 /// ... and in `/proc` this often.

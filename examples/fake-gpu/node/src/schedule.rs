@@ -11,6 +11,8 @@
 //!   behind work happens 7/8 of it after the work's end: as measured on an H200, where an empty pair
 //!   takes 1.25 us and a pair around a kernel 2.34 us more than the kernel. The process keeps the
 //!   device meanwhile.
+//! * What follows a kernel in its stream begins `gap_ns` after its end; the process keeps the device
+//!   meanwhile.
 //! * A wait for a value ends when its process is seen to have stored it, not before.
 
 use crate::layout::{Kind, MAX_DEVICES, NONE, Op, Order, QUEUE_DEPTH, State};
@@ -321,8 +323,11 @@ impl State {
         if choice == NONE || self.now < ready_at {
             return;
         }
-        if self.head(choice).is_some_and(|op| op.value == 0) {
-            self.streams[choice as usize].settled_at = self.now + self.config.event_ns * 7 / 8;
+        if let Some(&op) = self.head(choice).filter(|op| op.value == 0) {
+            let gap = if op.kind == Kind::Kernel as u32 { self.config.gap_ns } else { 0 };
+            let stream = &mut self.streams[choice as usize];
+            stream.settled_at = self.now + self.config.event_ns * 7 / 8;
+            stream.open_at = stream.open_at.max(self.now + gap);
             self.pop(choice);
             self.touch(current);
         }

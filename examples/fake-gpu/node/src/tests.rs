@@ -209,6 +209,22 @@ fn events_can_cost() {
 }
 
 #[test]
+fn kernels_can_have_a_gap_between_them() {
+    let mut s = node();
+    s.config.event_ns = 1248;
+    s.config.gap_ns = 300;
+    let p = s.add_process(1, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    for _ in 0..100 {
+        s.push(a, kernel(10_000)).unwrap();
+    }
+    let end = reached(&mut s, p, a);
+    s.advance(10 * MS);
+    // Behind the last one comes no kernel, and what an event costs is more than the gap.
+    assert_eq!(s.event_state(end), Ok(EventState::Reached(100 * 10_000 + 99 * 300 + 1092)));
+}
+
+#[test]
 fn two_dense_processes_are_sliced_fairly_with_a_loss() {
     let mut s = node();
     let mut last = Vec::new();
@@ -348,9 +364,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-fn play(steps: &[Step], event_ns: u64, chop: bool) -> (Vec<u64>, u64) {
+fn play(steps: &[Step], event_ns: u64, gap_ns: u64, chop: bool) -> (Vec<u64>, u64) {
     let mut s = node();
     s.config.event_ns = event_ns;
+    s.config.gap_ns = gap_ns;
     let orders = [Order::Legacy, Order::Blocking, Order::NonBlocking];
     let mut streams = Vec::new();
     for pid in 0..3 {
@@ -419,9 +436,10 @@ proptest! {
     fn results_depend_on_the_clock_alone(
         steps in proptest::collection::vec(step(), 1..60),
         event_ns in prop_oneof![Just(0), 1..5000_u64],
+        gap_ns in prop_oneof![Just(0), 1..5000_u64],
     ) {
-        let (whole, work) = play(&steps, event_ns, false);
-        let (chopped, _) = play(&steps, event_ns, true);
+        let (whole, work) = play(&steps, event_ns, gap_ns, false);
+        let (chopped, _) = play(&steps, event_ns, gap_ns, true);
         prop_assert_eq!(&whole, &chopped);
         if let Some(&last) = whole.iter().max() {
             prop_assert!(last >= work);

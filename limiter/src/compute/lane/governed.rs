@@ -4,7 +4,7 @@ use super::super::usage::Totals;
 use super::super::{is_capturing, own, pins};
 use super::{CLOSED, LONG_NS, Lane};
 use core::ptr;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use utils::driver::cuda::{Context, CuResult, STREAM_PER_THREAD, Stream};
 
 impl Lane {
@@ -71,7 +71,8 @@ impl Lane {
         if self.lost.load(Acquire) {
             return true;
         }
-        if self.calling_since.load(Acquire) != 0 {
+        // What is on its way to the driver is not counted before it is there.
+        if self.calling_since.load(Acquire) != 0 || self.launching.load(SeqCst) {
             return false;
         }
         let recorded = self.recorded.load(Acquire);

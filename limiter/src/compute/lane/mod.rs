@@ -2,13 +2,15 @@
 //!
 //! Only its thread launches in it, so that counting needs no read-modify-write. Every batch of
 //! launches ends with an event; two events take turns, and a batch is begun only when the one before
-//! the last is done. The size of a batch follows the program's pace, so that there are about two events a
-//! millisecond. A third event is the governor's: it covers what the thread has launched since its
-//! last one, when the thread is busy elsewhere.
+//! the last is done. The size of a batch follows the program's pace ([`pace`]), so that there are about two
+//! events a millisecond, one where the program leaves the device idle, and more where it may or may not. A
+//! third event is the governor's: it covers what the thread has launched since its last one, when the
+//! thread is busy elsewhere.
 //!
 //! Each launch adds its estimate to what the lane has launched. Now and then one is sampled.
 
 mod governed;
+mod pace;
 mod thread;
 
 use super::estimate::Estimate;
@@ -16,35 +18,34 @@ use super::hold::Hold;
 use super::sampler::{Place, Sampler, Started};
 use super::{Gate, Work, clock, own, undisturbing};
 use core::ptr;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use pace::Span;
 use std::sync::Mutex;
 use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 
-pub(super) use thread::{enter, estimate_of, of_this_thread, pass};
+pub(super) use thread::{enter, estimate_of, known_way, of_this_thread, pass};
 
-/// The time for which one batch should keep the GPU busy. A program that queues work for twice as long is
-/// seen to have some queued always.
-const BATCH_NS: u64 = 500_000;
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work
 /// suddenly changes.
 const MAX_BATCH: u32 = 256;
-const MAX_BATCH_NS: u64 = 4 * BATCH_NS;
+const MAX_BATCH_NS: u64 = 2_000_000;
 /// What may be outstanding, in estimated time, before a thread has to wait.
-const MOST_OUTSTANDING_NS: u64 = 4 * BATCH_NS;
+const MOST_OUTSTANDING_NS: u64 = 2_000_000;
 /// A call that takes longer than this has waited for its work. The governor takes the time around a look
 /// that meets it for busy: as often too much as too little.
 const WAITED_NS: u64 = 50_000;
 /// One launch in so many batches is sampled.
 const SAMPLE_EVERY: u32 = 8;
+/// Of work that always takes the same, one in so many of those.
+const STEADY_EVERY: u32 = 4;
+/// Samples take at most one part in so many of the thread's time, apart from the first ones.
+const SAMPLE_PART: u64 = 400;
+/// After one that took long by chance.
+const LONGEST_REST_NS: u64 = 50_000_000;
 /// Kernels longer than this are not queued behind each other: the GPU idles for tens of
 /// microseconds between them, which is little, and half as much is outstanding.
 const LONG_NS: u64 = 5_000_000;
-/// The shortest and longest nap while waiting for work to be done.
-const SHORTEST_NAP_NS: u64 = 30_000;
-const LONGEST_NAP_NS: u64 = 500_000;
-/// The longest wait for earlier work before a launch: that work may itself wait for the launch.
-const PATIENCE_NS: u64 = 200_000_000;
 /// A batch size that no launch fits in: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
 /// Nothing has been covered by the governor.
@@ -64,7 +65,7 @@ pub(crate) struct Lane {
     /// numbers.
     launched_ns: AtomicU64,
     covered_ns: [AtomicU64; 4],
-    /// Time for which work was always queued.
+    /// Time for which work was always queued, as far as can be told.
     backlogged_ns: AtomicU64,
     backlogged_told_ns: AtomicU64,
     /// The last event when the governor last looked.
@@ -73,12 +74,17 @@ pub(crate) struct Lane {
     unknown_until: AtomicU64,
     /// Since when a call that may wait for its work has been under way; zero: none is.
     calling_since: AtomicU64,
+    /// A launch that is not counted yet is under way, or about to be.
+    launching: AtomicBool,
     /// The lease in which the thread was here last.
     entered: AtomicU32,
     sampler: Mutex<Sampler>,
     hold: Hold,
-    /// Batches until the next sample, and a source of places for it.
+    /// Batches so far: when a sample is due, and a source of places for it.
     batches: AtomicU32,
+    /// Samples of steady work that were due and not taken, and the earliest time for the next one.
+    skipped: AtomicU32,
+    sample_at: AtomicU64,
     /// The context is gone, and the events with it.
     lost: AtomicBool,
     /// The thread's two events, and the governor's.
@@ -89,13 +95,24 @@ pub(crate) struct Lane {
     done: AtomicU64,
     /// Events up to this one are not waited for.
     given_up: AtomicU64,
-    /// When the last batch was seen to begin or end.
+    /// When the last batch was seen to begin or end, and what had been launched then.
     mark: AtomicU64,
+    marked_ns: AtomicU64,
+    span: Span,
     /// Time between launches when the GPU was kept busy by them.
     launch_ns: AtomicU64,
     /// [`Lane::activity`] at the time of the governor's event.
     governors: AtomicU64,
     abandoned: AtomicBool,
+}
+
+/// See [`Lane::launch_begins`].
+pub(super) struct Launching<'lane>(&'lane AtomicBool);
+
+impl Drop for Launching<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
 }
 
 impl Lane {
@@ -119,16 +136,21 @@ impl Lane {
             looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
             calling_since: AtomicU64::new(0),
+            launching: AtomicBool::new(false),
             entered: AtomicU32::new(0),
             sampler: Mutex::new(Sampler::default()),
             hold: Hold::default(),
             batches: AtomicU32::new(0),
+            skipped: AtomicU32::new(0),
+            sample_at: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
             done: AtomicU64::new(0),
             given_up: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
+            marked_ns: AtomicU64::new(0),
+            span: Span::default(),
             launch_ns: AtomicU64::new(0),
             governors: AtomicU64::new(NEVER),
             abandoned: AtomicBool::new(false),
@@ -150,35 +172,63 @@ impl Lane {
         true
     }
 
-    /// Begins a sample, if the launch that comes is to be one. `shared`: another session may be using the
-    /// device.
+    /// Begins a sample, if the launch that comes is to be one.
     pub(super) fn start_sample(
         &self,
         work: Work,
         estimate: &Estimate,
         gate: &Gate,
-        shared: bool,
     ) -> Option<Started<'_>> {
         let sampled = if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
-            // Not because of the batch's end.
-            self.uncovered.load(Relaxed) + 1 < self.batch.load(Relaxed)
-                && self.uncovered.load(Relaxed) + 1 >= self.stop.load(Relaxed)
-                || self.batch.load(Relaxed) == 1 && (self.is_due() || estimate.is_doubtful())
+            self.is_place_of_sample(estimate) && !self.skips(estimate)
         };
         if !sampled {
             return None;
         }
+        let begun = clock::now();
         let place = Place { stream: self.stream as Stream, context: self.context, gate };
-        self.sampler.try_lock().ok()?.start(place, &self.hold, work, !shared)
+        let mut sampler = self.sampler.try_lock().ok()?;
+        let started = sampler.start(place, &self.hold, work, !gate.is_shared(), begun);
+        if started.is_none() {
+            self.rest_from_samples(begun);
+        }
+        started
+    }
+
+    /// Whether a launch of known duration is the one that has been chosen.
+    fn is_place_of_sample(&self, estimate: &Estimate) -> bool {
+        let (next, batch) = (self.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
+        // Not because of the batch's end.
+        (next < batch && next >= self.stop.load(Relaxed))
+            || batch == 1 && (self.is_due() || estimate.is_doubtful())
+    }
+
+    /// Leaves most samples of steady work out.
+    fn skips(&self, estimate: &Estimate) -> bool {
+        if !estimate.is_steady() {
+            return false;
+        }
+        let skipped = self.skipped.load(Relaxed).wrapping_add(1);
+        self.skipped.store(skipped, Relaxed);
+        !skipped.is_multiple_of(STEADY_EVERY)
     }
 
     /// Ends a sample.
     pub(super) fn finish_sample(&self, started: Started<'_>, estimate: &'static Estimate) {
+        let begun = started.begun;
         if let Ok(mut sampler) = self.sampler.try_lock() {
             sampler.finish(started, self.stream as Stream, estimate);
         }
+        self.rest_from_samples(begun);
+    }
+
+    /// After a sample that was begun at some moment.
+    fn rest_from_samples(&self, begun: u64) {
+        let now = clock::now();
+        let rest = now.saturating_sub(begun).saturating_mul(SAMPLE_PART).min(LONGEST_REST_NS);
+        self.sample_at.store(now.saturating_add(rest), Relaxed);
     }
 
     /// Lets the stream go if it has been held back for too long. To be called by the governor.
@@ -232,25 +282,43 @@ impl Lane {
         clock::now().saturating_sub(since) >= WAITED_NS
     }
 
-    /// Counts a launch that [`pass`] did not; ends the batch if it is full. `shared`: another session may
-    /// be using the device.
-    pub(super) fn launched(&self, ns: Option<u64>, shared: bool) {
+    /// A launch that [`pass`] does not count is about to pass the gate. Until this is dropped, the lane does not
+    /// count as drained: a gate that closes meanwhile may not see the launch.
+    pub(super) fn launch_begins(&self) -> Launching<'_> {
+        // Before the thread looks at the gate; the governor closes that before it looks here.
+        self.launching.store(true, SeqCst);
+        Launching(&self.launching)
+    }
+
+    /// Counts a launch that [`pass`] did not; tells how many there have been since the last event.
+    pub(super) fn count(&self, ns: Option<u64>) -> u32 {
         let count = self.uncovered.load(Relaxed) + 1;
         let launched = self.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
         self.launched_ns.store(launched, Relaxed);
-        self.uncovered.store(count, Relaxed);
         if ns.is_none() {
             self.unknown_until.store(self.recorded.load(Relaxed) + 1, Release);
         }
+        self.uncovered.store(count, Release);
+        count
+    }
+
+    /// After a launch that was counted so: ends the batch if it is full.
+    pub(super) fn go_on(&self, count: u32, ns: Option<u64>, gate: &Gate) {
+        let launched = self.launched_ns.load(Relaxed);
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
         if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
-            if self.cover() || self.is_enough(shared) {
-                self.pace(count, shared);
-            } else {
-                // Both events are still needed, for little work: others' turns keep it from being done.
-                self.stop_at(count.saturating_add(batch.max(8)));
-            }
+            undisturbing(|| {
+                let covered = self.try_to_cover();
+                if covered || self.is_enough(gate.is_shared()) {
+                    self.pace(count, covered, gate);
+                    // There may be an event now.
+                    let _ = covered || self.try_to_cover();
+                } else {
+                    // Both events are still needed, for little work: others' turns keep it from being done.
+                    self.stop_at(count.saturating_add(batch.max(8)));
+                }
+            });
         } else if count >= self.stop.load(Relaxed) {
             // Past the place of a sample.
             self.stop_at(batch);
@@ -268,24 +336,26 @@ impl Lane {
     /// Ends the batch, full or not, with an event; `false`: there is none free. The stream must not be
     /// capturing.
     pub(super) fn cover(&self) -> bool {
+        undisturbing(|| self.try_to_cover())
+    }
+
+    fn try_to_cover(&self) -> bool {
         if self.batch.load(Relaxed) == CLOSED || self.uncovered.load(Relaxed) == 0 {
             return true;
         }
-        undisturbing(|| {
-            let recorded = self.recorded.load(Relaxed);
-            // The event of two batches ago is needed again. If it has not happened yet, the batch goes
-            // on, and the governor covers it when the lease ends.
-            if !self.is_done(recorded.saturating_sub(1)) {
-                return false;
-            }
-            let number = recorded + 1;
-            if own::event_record(self.event(number), self.stream as Stream).is_ok() {
-                self.covered_cell(number).store(self.launched_ns.load(Relaxed), Relaxed);
-                self.recorded.store(number, Release);
-                self.uncovered.store(0, Release);
-            }
-            true
-        })
+        let recorded = self.recorded.load(Relaxed);
+        // The event of two batches ago is needed again. If it has not happened yet, the batch goes
+        // on, and the governor covers it when the lease ends.
+        if !self.is_done(recorded.saturating_sub(1)) {
+            return false;
+        }
+        let number = recorded + 1;
+        if own::event_record(self.event(number), self.stream as Stream).is_ok() {
+            self.covered_cell(number).store(self.launched_ns.load(Relaxed), Relaxed);
+            self.recorded.store(number, Release);
+            self.uncovered.store(0, Release);
+        }
+        true
     }
 
     fn event(&self, number: u64) -> Event {
@@ -313,56 +383,6 @@ impl Lane {
             || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
     }
 
-    /// Waits until so little is outstanding that the next batch may be launched, and learns from it
-    /// how large that should be.
-    fn pace(&self, batch: u32, shared: bool) {
-        let recorded = self.recorded.load(Relaxed);
-        let launch_ns = self.launch_ns.load(Relaxed);
-        let alone = batch == 1 && launch_ns > LONG_NS;
-        let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
-        let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
-        let begun = clock::now();
-        let mut waited = false;
-        let is_done =
-            || awaited <= self.given_up.load(Relaxed) || undisturbing(|| self.is_done(awaited));
-        let mut done = is_done();
-        let was_queued = !done;
-        while !done && self.is_enough(shared) {
-            let now = clock::now();
-            if now.saturating_sub(begun) > patience {
-                // It may wait for what the program launches next: neither waited for again nor
-                // learnt from.
-                self.given_up.store(recorded, Relaxed);
-                self.mark.store(now, Relaxed);
-                if alone {
-                    // It was waited for by itself, and in vain: longer waits would help no more.
-                    self.launch_ns.store(0, Relaxed);
-                } else {
-                    self.launch_ns.fetch_max(patience / u64::from(batch.max(1)), Relaxed);
-                }
-                return;
-            }
-            waited = true;
-            // Close to when it should be done, so that the device does not idle for a nap's length.
-            let expected = self.mark.load(Relaxed) + launch_ns.saturating_mul(u64::from(batch));
-            clock::sleep((expected.saturating_sub(now) / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS));
-            done = is_done();
-        }
-        let now = clock::now();
-        let took = now.saturating_sub(self.mark.swap(now, Relaxed)).max(1);
-        if waited {
-            self.launch_ns.store(took / u64::from(batch.max(1)), Relaxed);
-        }
-        // The batch before was queued when this one was begun, and was not done when it was full. (A
-        // launch that is waited for by itself is known by its estimate.)
-        if was_queued && !alone {
-            self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
-        }
-        let fitting = u64::from(batch) * BATCH_NS / took;
-        self.resize(u32::try_from(fitting).unwrap_or(MAX_BATCH).min(batch.saturating_mul(2)));
-        self.plan_sample();
-    }
-
     fn resize(&self, batch: u32) {
         let batch = batch.clamp(1, MAX_BATCH);
         // Not over CLOSED, which another thread may have set meanwhile.
@@ -372,11 +392,11 @@ impl Lane {
 
     /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
     /// themselves would always be seen at the same place.
-    fn plan_sample(&self) {
+    fn plan_sample(&self, now: u64) {
         let batches = self.batches.load(Relaxed).wrapping_add(1);
         self.batches.store(batches, Relaxed);
         let batch = self.batch.load(Relaxed);
-        if self.is_due() && batch > 1 {
+        if batch > 1 && self.is_due() && now >= self.sample_at.load(Relaxed) {
             let mixed = batches.wrapping_mul(0x9E37_79B9) >> 16;
             self.stop_at(1 + mixed % (batch - 1));
         }

@@ -20,7 +20,7 @@ struct Shortcut {
     stream: Cell<usize>,
     lease: Cell<u32>,
     ordinal: Cell<i32>,
-    gate: Cell<*const Gate>,
+    device: Cell<Option<&'static Device>>,
     lane: Cell<*const Lane>,
 }
 
@@ -30,7 +30,7 @@ impl Shortcut {
             stream: Cell::new(0),
             lease: Cell::new(0),
             ordinal: Cell::new(-1),
-            gate: Cell::new(ptr::null()),
+            device: Cell::new(None),
             lane: Cell::new(ptr::null()),
         }
     }
@@ -92,6 +92,24 @@ impl Fast {
     fn shortcut(&self, stream: usize) -> &Shortcut {
         &self.shortcuts[(stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % SHORTCUTS]
     }
+
+    /// Where the calling thread's launches into a stream go, if it knows and the gate is open.
+    #[inline]
+    fn way(&self, stream: usize) -> Option<(&'static Device, *const Lane)> {
+        let shortcut = self.shortcut(stream);
+        let (device, at) = (shortcut.device.get()?, shortcut.lane.get());
+        if shortcut.stream.get() != stream || at.is_null() {
+            return None;
+        }
+        let is_known = device.gate().admits(shortcut.lease.get())
+            && (runtime::single_device() || is_current(shortcut.ordinal.get()))
+            && (!SEVERAL_CONTEXTS.load(Relaxed) || {
+                // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
+                let lane = unsafe { &*at };
+                context_of(stream) == Some(lane.context)
+            });
+        is_known.then_some((device, at))
+    }
 }
 
 /// What is known about some work, put into the table if need be.
@@ -106,23 +124,29 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
         return false;
     }
     FAST.try_with(|fast| {
-        let shortcut = fast.shortcut(stream);
-        if shortcut.stream.get() != stream || shortcut.lane.get().is_null() {
-            return false;
-        }
-        // SAFETY: the gate is part of a device, which is never freed; the lane is held by this
-        // thread's list until the thread ends.
-        let (gate, lane) = unsafe { (&*shortcut.gate.get(), &*shortcut.lane.get()) };
-        gate.admits(shortcut.lease.get())
-            && (runtime::single_device() || is_current(shortcut.ordinal.get()))
-            && (!SEVERAL_CONTEXTS.load(Relaxed) || context_of(stream) == Some(lane.context))
-            && fast
-                .remembered
-                .find(work)
-                .and_then(Estimate::ns)
-                .is_some_and(|ns| lane.count_launch(ns))
+        let Some((_, lane)) = fast.way(stream) else { return false };
+        // SAFETY: as in `way`.
+        let lane = unsafe { &*lane };
+        fast.remembered.find(work).and_then(Estimate::ns).is_some_and(|ns| lane.count_launch(ns))
     })
     .unwrap_or(false)
+}
+
+/// The device and the lane that the calling thread's launches into a stream have gone to under this lease;
+/// `None`: that has to be found out.
+pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Device, Arc<Lane>)> {
+    FAST.try_with(|fast| {
+        let (device, lane) = fast.way(stream)?;
+        // SAFETY: the pointer is that of an `Arc` of this thread's list.
+        let lane = unsafe {
+            Arc::increment_strong_count(lane);
+            Arc::from_raw(lane)
+        };
+        // One whose stream is gone gives way to another.
+        (lane.batch.load(Relaxed) != CLOSED).then_some((device, lane))
+    })
+    .ok()
+    .flatten()
 }
 
 /// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
@@ -156,14 +180,14 @@ pub(in crate::compute) fn enter(
     let _ = with_shortcut(stream, |shortcut| {
         if !ptr::eq(shortcut.lane.get(), lane) || shortcut.lease.get() != lease {
             if lane.entered.swap(lease, Relaxed) != lease {
-                lane.mark.store(clock::now(), Relaxed);
+                lane.begin_at(clock::now());
             }
             let mut ordinal = -1;
             let _ = own::ctx_get_device(&raw mut ordinal);
             shortcut.ordinal.set(ordinal);
             shortcut.stream.set(stream);
             shortcut.lease.set(lease);
-            shortcut.gate.set(device.gate());
+            shortcut.device.set(Some(device));
             shortcut.lane.set(lane);
         }
     });
