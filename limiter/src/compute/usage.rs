@@ -2,7 +2,7 @@
 //!
 //! What is launched waits in queues: it is used up as time passes, not when it is launched. Two things tell
 //! how much was used: the estimates of what was launched, and the time for which a thread was always
-//! found to have work queued, or nearly so. Where work is under way of which nothing is known, all of the time counts.
+//! found to have work queued. Where work is under way of which nothing is known, all of the time counts.
 
 /// The longest stretch of time that a lane tells of at once, about.
 const LONGEST_BATCH_NS: u64 = 1_000_000;

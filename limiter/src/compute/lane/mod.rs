@@ -98,7 +98,7 @@ pub(crate) struct Lane {
     /// When the last batch was seen to begin or end, and what had been launched then.
     mark: AtomicU64,
     marked_ns: AtomicU64,
-    span: Span,
+    span: Mutex<Span>,
     /// Time between launches when the GPU was kept busy by them.
     launch_ns: AtomicU64,
     /// [`Lane::activity`] at the time of the governor's event.
@@ -150,7 +150,7 @@ impl Lane {
             given_up: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
             marked_ns: AtomicU64::new(0),
-            span: Span::default(),
+            span: Mutex::new(Span::default()),
             launch_ns: AtomicU64::new(0),
             governors: AtomicU64::new(NEVER),
             abandoned: AtomicBool::new(false),
