@@ -5,7 +5,7 @@ use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
 use crate::device::{self, Device};
 use crate::{compute, own, report};
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -47,10 +47,6 @@ static RUNTIME: AtomicPtr<Runtime> = AtomicPtr::new(ptr::null_mut());
 /// Whether a thread is making the state. Not a mutex, because a forked child has to be able to take
 /// it away from a thread that it does not have.
 static MAKING: AtomicBool = AtomicBool::new(false);
-
-/// Number of devices that the program sees.
-static COUNT: AtomicI32 = AtomicI32::new(UNKNOWN_COUNT);
-const UNKNOWN_COUNT: i32 = -1;
 
 /// The state, made now if need be.
 pub(crate) fn get() -> &'static Runtime {
@@ -336,24 +332,6 @@ impl Runtime {
             .and_then(|dir| dir.file_name())
             .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
     }
-}
-
-/// Whether the program sees exactly one device, so that every launch goes there.
-#[inline]
-pub(crate) fn single_device() -> bool {
-    match COUNT.load(Ordering::Relaxed) {
-        UNKNOWN_COUNT => count_devices() == 1,
-        count => count == 1,
-    }
-}
-
-#[cold]
-fn count_devices() -> i32 {
-    let mut count = UNKNOWN_COUNT;
-    if own::device_get_count(&raw mut count).is_ok() {
-        COUNT.store(count, Ordering::Relaxed);
-    }
-    count
 }
 
 /// A device's UUID by ordinal.

@@ -9,6 +9,7 @@ mod keyword {
     syn::custom_keyword!(library);
     syn::custom_keyword!(changes);
     syn::custom_keyword!(memory);
+    syn::custom_keyword!(straight);
 }
 
 /// Everything between the braces.
@@ -29,6 +30,8 @@ pub(crate) struct Function {
     pub(crate) handler: Path,
     /// What the handler is told besides the call: constants before the arguments.
     pub(crate) constants: Punctuated<Expr, Token![,]>,
+    /// Who says whether the call may go straight on to the driver.
+    pub(crate) straight: Option<Path>,
 }
 
 impl Parse for Declarations {
@@ -73,8 +76,15 @@ impl Parse for Function {
         } else {
             Punctuated::new()
         };
+        let straight = if input.peek(keyword::straight) {
+            input.parse::<keyword::straight>()?;
+            input.parse::<Token![if]>()?;
+            Some(input.call(Path::parse_mod_style)?)
+        } else {
+            None
+        };
         input.parse::<Token![;]>()?;
-        Ok(Self { attributes, symbols, arguments, result, handler, constants })
+        Ok(Self { attributes, symbols, arguments, result, handler, constants, straight })
     }
 }
 
@@ -120,6 +130,16 @@ mod tests {
     }
 
     #[test]
+    fn a_call_may_go_straight_on() {
+        let parsed: Declarations = syn::parse_str(
+            "library Cuda; fn cuA(x: u32) -> CuResult = a straight if b::passes; fn cuB() -> CuResult = c;",
+        )
+        .unwrap();
+        assert_eq!(parsed.functions[0].straight.as_ref().unwrap().segments.len(), 2);
+        assert!(parsed.functions[1].straight.is_none());
+    }
+
+    #[test]
     fn functions_that_change_memory_say_so() {
         let text = "library Cuda; changes memory; fn cuA() -> CuResult = a;";
         let parsed: Declarations = syn::parse_str(text).unwrap();
@@ -136,6 +156,7 @@ mod tests {
             "library Cuda; fn cuA() = a;",
             "library Cuda; fn cuA() -> CuResult",
             "library Cuda; fn cuA() -> CuResult = a(1) b;",
+            "library Cuda; fn cuA() -> CuResult = a straight b;",
         ] {
             assert!(syn::parse_str::<Declarations>(text).is_err(), "{text}");
         }

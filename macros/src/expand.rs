@@ -3,7 +3,7 @@
 use crate::declaration::{Declarations, Function};
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
-use syn::{Attribute, Expr, ExprLit, Lit, Meta};
+use syn::{Attribute, Expr, ExprLit, Lit, Meta, Path};
 
 pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
     let Declarations { section, library, changes_memory, functions } = declarations;
@@ -20,7 +20,11 @@ pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
             aliases.extend(alias(function, symbol));
             items.extend(detour(function, symbol, *changes_memory));
             let name = symbol.to_string();
-            let (entry, slot) = names(symbol);
+            let (mut entry, slot) = names(symbol);
+            if let Some(passes) = &function.straight {
+                items.extend(straight(symbol, passes));
+                entry = format_ident!("straight_{symbol}");
+            }
             rows.extend(quote! {
                 crate::detours::Detour {
                     library: crate::detours::Library::#library,
@@ -98,6 +102,63 @@ fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStr
     }
 }
 
+/// An entry before the detour. A call that may go straight on is a jump to the driver's own function, with
+/// registers and stack as they came: no argument is copied, and no frame is in the way.
+fn straight(symbol: &Ident, passes: &Path) -> TokenStream {
+    let (detour, slot) = names(symbol);
+    let (entry, ask) = (format_ident!("straight_{symbol}"), format_ident!("ask_{symbol}"));
+    let per_thread = is_per_thread(&symbol.to_string());
+    quote! {
+        #[allow(non_snake_case)]
+        extern "C" fn #ask(found: *const u64) -> bool {
+            crate::detours::straight::ask(|| {
+                // SAFETY: the entry below passes it where it has put the arguments.
+                let arguments = unsafe { crate::detours::straight::Arguments::found_at(found) };
+                self::#passes(&arguments, #per_thread)
+            })
+        }
+
+        #[allow(non_snake_case)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn #entry() {
+            // As [`crate::detours::straight`] says.
+            ::core::arch::naked_asm!(
+                ".cfi_startproc",
+                "cmp byte ptr [rip + {glance}], {ungated}",
+                "je 2f",
+                "sub rsp, 56",
+                ".cfi_adjust_cfa_offset 56",
+                "mov [rsp], rdi",
+                "mov [rsp + 8], rsi",
+                "mov [rsp + 16], rdx",
+                "mov [rsp + 24], rcx",
+                "mov [rsp + 32], r8",
+                "mov [rsp + 40], r9",
+                "mov rdi, rsp",
+                "call {ask}",
+                "mov rdi, [rsp]",
+                "mov rsi, [rsp + 8]",
+                "mov rdx, [rsp + 16]",
+                "mov rcx, [rsp + 24]",
+                "mov r8, [rsp + 32]",
+                "mov r9, [rsp + 40]",
+                "add rsp, 56",
+                ".cfi_adjust_cfa_offset -56",
+                "test al, al",
+                "je {detour}",
+                "2:",
+                "jmp qword ptr [rip + {slot}]",
+                ".cfi_endproc",
+                glance = sym crate::compute::GLANCE,
+                ungated = const crate::compute::UNGATED,
+                ask = sym #ask,
+                detour = sym #detour,
+                slot = sym #slot,
+            )
+        }
+    }
+}
+
 /// The text of the doc comments, in one line.
 fn text(attributes: &[Attribute]) -> String {
     let mut text = String::new();
@@ -136,6 +197,16 @@ mod tests {
             let code = code(&format!("fn {symbol}(bytes: usize) -> CuResult = copy;"));
             assert!(code.contains("per_thread : false"), "{code}");
         }
+    }
+
+    #[test]
+    fn what_goes_straight_on_has_an_entry_of_its_own() {
+        let code = code("fn cuA | cuA_ptsz (bytes: usize) -> CuResult = copy straight if goes;");
+        assert!(
+            code.contains("entry : straight_cuA as")
+                && code.contains("entry : straight_cuA_ptsz as")
+        );
+        assert!(code.contains("goes (& arguments , true)"), "{code}");
     }
 
     #[test]

@@ -30,9 +30,12 @@ use proc_macro::TokenStream;
 /// `changes memory;` after the library: calls of these functions allocate or free, and are counted
 /// while they run (`crate::memory::changes`).
 ///
+/// `straight if passes` after the handler: calls that `passes(&Arguments, per_thread)` says yes to, and all of them while
+/// no device of the process is limited in time, jump to the driver's function without coming by the handler.
+///
 /// Alternatives after `|` are further symbols of the same signature and handler. `= handler(CONSTANT)`
 /// gives the handler constants between the `Call` and the arguments. The names `Call`,
-/// `Detour`, `Library` and `guard` are taken from `crate::detours`, `Slot` from `utils::hook`.
+/// `Detour`, `Library`, `guard` and `straight` are taken from `crate::detours`, `Slot` from `utils::hook`.
 #[proc_macro]
 pub fn detours(input: TokenStream) -> TokenStream {
     match syn::parse::<declaration::Declarations>(input) {

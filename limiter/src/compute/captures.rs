@@ -1,21 +1,16 @@
 //! Whether any stream of this process is being captured.
 
+use super::glance::GLANCE;
 use core::sync::atomic::{AtomicU32, Ordering};
 use utils::driver::cuda::CuResult;
 
 /// Captures that were begun and not ended. Only says whether to look closer: a stream that ends while
 /// it is captured leaves it too high, which costs time and nothing else.
-static CAPTURES: AtomicU32 = AtomicU32::new(0);
+const CAPTURES: &AtomicU32 = &GLANCE.captures;
 
 /// In a forked child: nothing is captured.
 pub(super) fn after_fork() {
     CAPTURES.store(0, Ordering::Relaxed);
-}
-
-/// Whether there may be one.
-#[inline]
-pub(super) fn any() -> bool {
-    CAPTURES.load(Ordering::Relaxed) != 0
 }
 
 /// Runs a call that begins a capture.

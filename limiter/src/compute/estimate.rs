@@ -174,7 +174,8 @@ pub(super) fn after_fork() {
     TABLE.forget();
 }
 
-/// What a thread remembers of the table.
+/// What a thread remembers of the table: a cache line for each place.
+#[repr(align(64))]
 pub(super) struct Remembered([[Way; WAYS]; PLACES]);
 
 type Way = Cell<(Work, Option<&'static Estimate>)>;

@@ -14,6 +14,7 @@ mod daemon;
 mod estimate;
 mod follow;
 mod gate;
+mod glance;
 mod governor;
 mod hold;
 mod lane;
@@ -27,6 +28,7 @@ pub(crate) use captures::{capture_begins, capture_ends};
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
+pub(crate) use glance::{GLANCE, UNGATED};
 pub(crate) use governor::SignalsBlocked;
 pub(crate) use hold::driver_starts;
 pub(crate) use work::Work;
@@ -34,28 +36,17 @@ pub(crate) use work::Work;
 use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
-use core::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use utils::driver::cuda::{
     CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
 };
-
-/// Whether any device of this process has a gate: not known yet, no, yes.
-static GATED: AtomicU8 = AtomicU8::new(UNKNOWN);
-const UNKNOWN: u8 = 0;
-const NO: u8 = 1;
-const YES: u8 = 2;
 
 /// Whether this process has ever made a lane. Lanes outlive a limit that is taken away.
 static HAS_LANES: AtomicBool = AtomicBool::new(false);
 
 /// Says whether launches have to be looked at; `None`: to be found out.
 pub(crate) fn set_gated(gated: Option<bool>) {
-    let state = match gated {
-        None => UNKNOWN,
-        Some(false) => NO,
-        Some(true) => YES,
-    };
-    GATED.store(state, Ordering::SeqCst);
+    GLANCE.set_gated(gated);
 }
 
 /// Says the same by asking. Threads may do so at the same time about different devices: the last answer
@@ -75,7 +66,7 @@ pub(crate) fn set_gated_by(ask: impl Fn() -> Option<bool>) {
 /// Whether launches need no look, and so nothing has to be known about them.
 #[inline]
 pub(crate) fn is_ungated() -> bool {
-    GATED.load(Ordering::Relaxed) == NO
+    GLANCE.is_ungated()
 }
 
 /// Whether there may be lanes.
@@ -101,19 +92,32 @@ pub(crate) fn launch(
     per_thread: bool,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    if GATED.load(Ordering::Relaxed) == NO {
+    if GLANCE.is_ungated() {
         return call();
     }
-    let stream = match stream as usize {
-        0 if per_thread => STREAM_PER_THREAD,
-        0 => STREAM_LEGACY,
-        handle => handle,
-    };
+    let stream = named(stream, per_thread);
     // What is being captured runs later, under the launch of the graph.
-    if captures::any() && is_capturing(stream) {
+    if GLANCE.has_captures() && is_capturing(stream) {
         return call();
     }
     if lane::pass(stream, work) { call() } else { launch_slowly(work, stream, call) }
+}
+
+/// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
+/// is true. Counts it if so. Does not panic.
+#[inline]
+pub(crate) fn passes(work: Work, stream: Stream, per_thread: bool) -> bool {
+    !GLANCE.has_captures() && lane::pass(named(stream, per_thread), work)
+}
+
+/// The handle that means the same stream in every thread and function.
+#[inline]
+fn named(stream: Stream, per_thread: bool) -> usize {
+    match stream as usize {
+        0 if per_thread => STREAM_PER_THREAD,
+        0 => STREAM_LEGACY,
+        handle => handle,
+    }
 }
 
 #[cold]
@@ -154,7 +158,7 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     let Some(lane) = lane.as_deref() else { return call() };
     // No event may be recorded into a stream that is being captured. That may have begun while this thread
     // waited at the gate.
-    if captures::any() && is_capturing(stream) {
+    if GLANCE.has_captures() && is_capturing(stream) {
         return call();
     }
     let gate = device.gate();

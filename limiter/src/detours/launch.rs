@@ -1,6 +1,7 @@
 //! Calls that give the GPU work.
 
 use super::Call;
+use super::straight::Arguments;
 use crate::compute::{self, Work};
 use crate::memory::graphs;
 use core::ffi::{c_int, c_uint, c_void};
@@ -13,9 +14,9 @@ macros::detours! {
     /// CUDA driver API, Execution Control / Graph Management.
     library Cuda;
 
-    fn cuLaunchKernel | cuLaunchKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel;
-    fn cuLaunchKernelEx | cuLaunchKernelEx_ptsz (config: *const LaunchConfig, f: Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel_ex;
-    fn cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void) -> CuResult = cooperative;
+    fn cuLaunchKernel | cuLaunchKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel straight if passes;
+    fn cuLaunchKernelEx | cuLaunchKernelEx_ptsz (config: *const LaunchConfig, f: Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel_ex straight if passes_ex;
+    fn cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void) -> CuResult = cooperative straight if passes;
     /// Passes the gate of the current device only.
     fn cuLaunchCooperativeKernelMultiDevice(list: *mut LaunchParams, count: c_uint, flags: c_uint) -> CuResult = cooperative_multi;
     fn cuGraphLaunch | cuGraphLaunch_ptsz (graph: GraphExec, stream: Stream) -> CuResult = graph;
@@ -30,6 +31,28 @@ macros::detours! {
     fn cuLaunch(f: Function) -> CuResult = legacy;
     fn cuLaunchGrid(f: Function, width: c_int, height: c_int) -> CuResult = legacy_grid;
     fn cuLaunchGridAsync(f: Function, width: c_int, height: c_int, stream: Stream) -> CuResult = legacy_grid_async;
+}
+
+/// Of `cuLaunchKernel` and those whose first nine arguments are the same.
+#[inline]
+fn passes(arguments: &Arguments, per_thread: bool) -> bool {
+    // SAFETY: function, grid, block, shared memory, stream.
+    let [f, gx, gy, gz, bx, by, bz, _, stream] =
+        core::array::from_fn(|n| unsafe { arguments.nth(n) });
+    let [grid, block] = [[gx, gy, gz], [bx, by, bz]].map(|size| size.map(|n| n as c_uint));
+    let (f, stream) = (ptr::with_exposed_provenance_mut(f as usize), stream as usize as Stream);
+    compute::passes(Work::kernel(f, grid, block), stream, per_thread)
+}
+
+#[inline]
+fn passes_ex(arguments: &Arguments, per_thread: bool) -> bool {
+    // SAFETY: the configuration and the function.
+    let [config, f] = core::array::from_fn(|n| unsafe { arguments.nth(n) });
+    let config = ptr::with_exposed_provenance::<LaunchConfig>(config as usize);
+    // SAFETY: null, or what the driver is about to read.
+    let Some(config) = (unsafe { config.as_ref() }) else { return false };
+    let f = ptr::with_exposed_provenance_mut(f as usize);
+    compute::passes(Work::kernel(f, config.grid, config.block), config.stream, per_thread)
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]

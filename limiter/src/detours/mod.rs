@@ -21,6 +21,7 @@ mod nvml;
 mod nvml_processes;
 mod pool;
 mod shared;
+pub(crate) mod straight;
 mod virtual_memory;
 
 use core::ffi::c_void;

@@ -27,6 +27,7 @@ pub use frida_engine::FridaEngine;
 /// Null until the function is patched. A detour may rely on it being set, because an engine fills
 /// the slot before the first caller can arrive.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct Slot(AtomicPtr<c_void>);
 
 impl Slot {
@@ -37,6 +38,7 @@ impl Slot {
     }
 
     /// The original's address, or null.
+    #[inline]
     #[must_use]
     pub fn get(&self) -> *const c_void {
         // A patch is written after the slot; whoever runs the detour sees both.

@@ -28,7 +28,7 @@ impl Lane {
     /// What the lane has launched.
     pub(in crate::compute) fn totals(&self) -> Totals {
         Totals {
-            launched_ns: self.launched_ns.load(Relaxed),
+            launched_ns: self.count.launched_ns.load(Relaxed),
             outstanding_ns: self.outstanding_ns(),
             backlogged_ns: 0,
             unknown: !self.lost.load(Relaxed)
@@ -41,7 +41,7 @@ impl Lane {
     pub(in crate::compute) fn under_way(&self) -> u64 {
         let batches = self.recorded.load(Acquire).saturating_sub(self.done.load(Acquire));
         let batch = u64::from(self.batch.load(Relaxed).max(1));
-        u64::from(self.uncovered.load(Acquire)).saturating_add(batches.saturating_mul(batch))
+        u64::from(self.count.uncovered.load(Acquire)).saturating_add(batches.saturating_mul(batch))
     }
 
     /// The last so many launches of a lease took so much longer than expected that they are not what was known
@@ -62,7 +62,8 @@ impl Lane {
 
     /// A number that changes whenever something is launched.
     pub(in crate::compute) fn activity(&self) -> u64 {
-        (self.recorded.load(Acquire) << 32).wrapping_add(u64::from(self.uncovered.load(Acquire)))
+        (self.recorded.load(Acquire) << 32)
+            .wrapping_add(u64::from(self.count.uncovered.load(Acquire)))
     }
 
     /// Whether everything launched has been done. Launches that no event covers yet, because their
@@ -77,7 +78,8 @@ impl Lane {
         }
         let recorded = self.recorded.load(Acquire);
         let activity = self.activity();
-        let uncovered = self.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
+        let uncovered =
+            self.count.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
         if self.done.load(Acquire) >= recorded && !uncovered {
             return true;
         }
@@ -124,7 +126,7 @@ impl Lane {
 
     fn close(&self) {
         self.batch.store(CLOSED, Relaxed);
-        self.stop.store(CLOSED, Relaxed);
+        self.count.stop.store(CLOSED, Relaxed);
     }
 
     /// A context is going away.

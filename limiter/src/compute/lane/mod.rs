@@ -20,6 +20,7 @@ use super::{Gate, Work, clock, own, undisturbing};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use crossbeam::utils::CachePadded;
 use pace::Span;
 use std::sync::Mutex;
 use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
@@ -51,19 +52,27 @@ const CLOSED: u32 = 0;
 /// Nothing has been covered by the governor.
 const NEVER: u64 = u64::MAX;
 
-/// See the module.
-pub(crate) struct Lane {
-    stream: usize,
-    context: usize,
+/// What each launch counts.
+#[derive(Default)]
+struct Count {
     /// Launches since the last event.
     uncovered: AtomicU32,
-    /// Launches that end with an event, or [`CLOSED`].
-    batch: AtomicU32,
     /// At which launch the thread has to look up: the batch's last one, or one to be sampled.
     stop: AtomicU32,
-    /// Estimated nanoseconds of all launches, and how many of them the latest events cover, by their
-    /// numbers.
+    /// Estimated nanoseconds of all launches, and how many there may be before the batch ends.
     launched_ns: AtomicU64,
+    most_ns: AtomicU64,
+}
+
+/// See the module.
+pub(crate) struct Lane {
+    /// Alone in its cache line: every launch counts.
+    count: CachePadded<Count>,
+    stream: usize,
+    context: usize,
+    /// Launches that end with an event, or [`CLOSED`].
+    batch: AtomicU32,
+    /// How many of the launched nanoseconds the latest events cover, by their numbers.
     covered_ns: [AtomicU64; 4],
     /// Time for which work was always queued, as far as can be told.
     backlogged_ns: AtomicU64,
@@ -124,12 +133,14 @@ impl Lane {
                 .all(|event| own::event_create(&raw mut *event, EVENT_DISABLE_TIMING).is_ok())
         });
         made.then(|| Self {
+            count: CachePadded::new(Count {
+                stop: AtomicU32::new(1),
+                most_ns: AtomicU64::new(MAX_BATCH_NS),
+                ..Count::default()
+            }),
             stream,
             context,
-            uncovered: AtomicU32::new(0),
             batch: AtomicU32::new(1),
-            stop: AtomicU32::new(1),
-            launched_ns: AtomicU64::new(0),
             covered_ns: [const { AtomicU64::new(0) }; 4],
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
@@ -161,14 +172,14 @@ impl Lane {
     /// nothing was counted.
     #[inline]
     fn count_launch(&self, ns: u64) -> bool {
-        let count = self.uncovered.load(Relaxed) + 1;
-        let launched = self.launched_ns.load(Relaxed).wrapping_add(ns);
-        let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
-        if count >= self.stop.load(Relaxed) || uncovered_ns >= MAX_BATCH_NS {
+        let Count { uncovered, stop, launched_ns, most_ns } = &*self.count;
+        let count = uncovered.load(Relaxed).wrapping_add(1);
+        let launched = launched_ns.load(Relaxed).wrapping_add(ns);
+        if count >= stop.load(Relaxed) || launched >= most_ns.load(Relaxed) {
             return false;
         }
-        self.launched_ns.store(launched, Relaxed);
-        self.uncovered.store(count, Relaxed);
+        launched_ns.store(launched, Relaxed);
+        uncovered.store(count, Relaxed);
         true
     }
 
@@ -199,9 +210,9 @@ impl Lane {
 
     /// Whether a launch of known duration is the one that has been chosen.
     fn is_place_of_sample(&self, estimate: &Estimate) -> bool {
-        let (next, batch) = (self.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
+        let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
         // Not because of the batch's end.
-        (next < batch && next >= self.stop.load(Relaxed))
+        (next < batch && next >= self.count.stop.load(Relaxed))
             || batch == 1 && (self.is_due() || estimate.is_doubtful())
     }
 
@@ -266,7 +277,7 @@ impl Lane {
     fn outstanding_ns(&self) -> u64 {
         let recorded = self.recorded.load(Acquire);
         let done = self.done.load(Acquire).max(recorded.saturating_sub(2));
-        self.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
+        self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
     }
 
     /// A call that may wait for its work begins.
@@ -292,19 +303,19 @@ impl Lane {
 
     /// Counts a launch that [`pass`] did not; tells how many there have been since the last event.
     pub(super) fn count(&self, ns: Option<u64>) -> u32 {
-        let count = self.uncovered.load(Relaxed) + 1;
-        let launched = self.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
-        self.launched_ns.store(launched, Relaxed);
+        let count = self.count.uncovered.load(Relaxed) + 1;
+        let launched = self.count.launched_ns.load(Relaxed).wrapping_add(ns.unwrap_or(0));
+        self.count.launched_ns.store(launched, Relaxed);
         if ns.is_none() {
             self.unknown_until.store(self.recorded.load(Relaxed) + 1, Release);
         }
-        self.uncovered.store(count, Release);
+        self.count.uncovered.store(count, Release);
         count
     }
 
     /// After a launch that was counted so: ends the batch if it is full.
     pub(super) fn go_on(&self, count: u32, ns: Option<u64>, gate: &Gate) {
-        let launched = self.launched_ns.load(Relaxed);
+        let launched = self.count.launched_ns.load(Relaxed);
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
         if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
@@ -319,17 +330,17 @@ impl Lane {
                     self.stop_at(count.saturating_add(batch.max(8)));
                 }
             });
-        } else if count >= self.stop.load(Relaxed) {
+        } else if count >= self.count.stop.load(Relaxed) {
             // Past the place of a sample.
             self.stop_at(batch);
         }
     }
 
     fn stop_at(&self, count: u32) {
-        self.stop.store(count, Relaxed);
+        self.count.stop.store(count, Relaxed);
         // Another thread may have closed the lane meanwhile.
         if self.batch.load(Relaxed) == CLOSED {
-            self.stop.store(CLOSED, Relaxed);
+            self.count.stop.store(CLOSED, Relaxed);
         }
     }
 
@@ -340,7 +351,7 @@ impl Lane {
     }
 
     fn try_to_cover(&self) -> bool {
-        if self.batch.load(Relaxed) == CLOSED || self.uncovered.load(Relaxed) == 0 {
+        if self.batch.load(Relaxed) == CLOSED || self.count.uncovered.load(Relaxed) == 0 {
             return true;
         }
         let recorded = self.recorded.load(Relaxed);
@@ -351,9 +362,11 @@ impl Lane {
         }
         let number = recorded + 1;
         if own::event_record(self.event(number), self.stream as Stream).is_ok() {
-            self.covered_cell(number).store(self.launched_ns.load(Relaxed), Relaxed);
+            let launched = self.count.launched_ns.load(Relaxed);
+            self.covered_cell(number).store(launched, Relaxed);
+            self.count.most_ns.store(launched.saturating_add(MAX_BATCH_NS), Relaxed);
             self.recorded.store(number, Release);
-            self.uncovered.store(0, Release);
+            self.count.uncovered.store(0, Release);
         }
         true
     }

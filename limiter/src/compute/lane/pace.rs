@@ -162,7 +162,7 @@ impl Lane {
 
     /// A batch ends: the time since the one before did, and the estimated nanoseconds launched in it.
     fn mark_at(&self, now: u64) -> (u64, u64) {
-        let launched = self.launched_ns.load(Relaxed);
+        let launched = self.count.launched_ns.load(Relaxed);
         let used = launched.wrapping_sub(self.marked_ns.load(Relaxed));
         let took = now.saturating_sub(self.mark.load(Relaxed)).max(1);
         self.marked_ns.store(launched, Relaxed);
@@ -195,7 +195,7 @@ mod tests {
             let mut span = Span::default();
             let mut ns = USUAL_NS;
             let mut missed = 0;
-            for round in 0..10_000 {
+            for _ in 0..10_000 {
                 let queue = dense(ns, queue_ns);
                 missed += u32::from(queue == Queue::Short);
                 ns = span.after(queue);

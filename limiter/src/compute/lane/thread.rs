@@ -1,25 +1,26 @@
 //! What a thread remembers of its way: its lanes, by stream, and the estimates of what it launches.
 
 use super::super::estimate::{Estimate, Remembered};
+use super::super::glance::GLANCE;
 use super::super::{Gate, Work, clock, own};
 use super::{CLOSED, Lane};
 use crate::device::Device;
-use crate::runtime;
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::Arc;
 use utils::driver::cuda::{Context, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 /// Streams that a thread finds without a search.
 const SHORTCUTS: usize = 32;
 
-/// What a thread remembers about a stream that it launches into.
+/// What a thread remembers about a stream that it launches into: a cache line.
+#[repr(align(64))]
 struct Shortcut {
     stream: Cell<usize>,
     lease: Cell<u32>,
     ordinal: Cell<i32>,
+    /// `None`: it leads nowhere, and there need be no such lane.
     device: Cell<Option<&'static Device>>,
     lane: Cell<*const Lane>,
 }
@@ -29,10 +30,22 @@ impl Shortcut {
         Self {
             stream: Cell::new(0),
             lease: Cell::new(0),
-            ordinal: Cell::new(-1),
+            ordinal: Cell::new(0),
             device: Cell::new(None),
             lane: Cell::new(ptr::null()),
         }
+    }
+}
+
+impl Shortcut {
+    /// Whether the calling thread's device, and context for default streams, are those that it was made in.
+    #[cold]
+    fn leads_from_here(&self) -> bool {
+        // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
+        let lane = unsafe { &*self.lane.get() };
+        (GLANCE.has_single_device() || is_current(self.ordinal.get()))
+            && (!GLANCE.has_several_contexts()
+                || context_of(self.stream.get()) == Some(lane.context))
     }
 }
 
@@ -56,7 +69,7 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         let _ = FAST.try_with(|fast| {
             for shortcut in &fast.shortcuts {
-                shortcut.lane.set(ptr::null());
+                shortcut.device.set(None);
             }
         });
         for (_, lane) in &self.0 {
@@ -73,7 +86,7 @@ impl Lanes {
             if !open {
                 let _ = with_shortcut(lane.stream, |shortcut| {
                     if ptr::eq(shortcut.lane.get(), Arc::as_ptr(lane)) {
-                        shortcut.lane.set(ptr::null());
+                        shortcut.device.set(None);
                     }
                 });
                 lane.abandoned.store(true, Release);
@@ -97,18 +110,11 @@ impl Fast {
     #[inline]
     fn way(&self, stream: usize) -> Option<(&'static Device, *const Lane)> {
         let shortcut = self.shortcut(stream);
-        let (device, at) = (shortcut.device.get()?, shortcut.lane.get());
-        if shortcut.stream.get() != stream || at.is_null() {
-            return None;
-        }
-        let is_known = device.gate().admits(shortcut.lease.get())
-            && (runtime::single_device() || is_current(shortcut.ordinal.get()))
-            && (!SEVERAL_CONTEXTS.load(Relaxed) || {
-                // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
-                let lane = unsafe { &*at };
-                context_of(stream) == Some(lane.context)
-            });
-        is_known.then_some((device, at))
+        let device = shortcut.device.get()?;
+        let is_known = shortcut.stream.get() == stream
+            && device.gate().admits(shortcut.lease.get())
+            && (GLANCE.has_one_place() || shortcut.leads_from_here());
+        is_known.then(|| (device, shortcut.lane.get()))
     }
 }
 
@@ -125,7 +131,7 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
     }
     FAST.try_with(|fast| {
         let Some((_, lane)) = fast.way(stream) else { return false };
-        // SAFETY: as in `way`.
+        // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
         let lane = unsafe { &*lane };
         fast.remembered.find(work).and_then(Estimate::ns).is_some_and(|ns| lane.count_launch(ns))
     })
@@ -147,20 +153,6 @@ pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Device, A
     })
     .ok()
     .flatten()
-}
-
-/// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
-static SEVERAL_CONTEXTS: AtomicBool = AtomicBool::new(false);
-/// The context of the first lane.
-static FIRST_CONTEXT: AtomicUsize = AtomicUsize::new(0);
-
-fn note_context(context: usize) {
-    if FIRST_CONTEXT
-        .compare_exchange(0, context, Relaxed, Relaxed)
-        .is_err_and(|first| first != context)
-    {
-        SEVERAL_CONTEXTS.store(true, Relaxed);
-    }
 }
 
 /// Whether the calling thread's context is of a device.
@@ -213,7 +205,7 @@ pub(in crate::compute) fn of_this_thread(
                 return Some(Arc::clone(lane));
             }
             let lane = Arc::new(Lane::new(stream, context)?);
-            note_context(context);
+            GLANCE.note_context(context);
             device.gate().add(Arc::clone(&lane));
             lanes.0.push((gate, Arc::clone(&lane)));
             Some(lane)

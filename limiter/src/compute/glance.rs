@@ -1,0 +1,96 @@
+//! What every launch looks at first, whatever its stream: in one cache line.
+
+use crate::own;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize};
+
+/// See the module.
+#[repr(C, align(64))]
+pub(crate) struct Glance {
+    /// Whether any device of this process has a gate. First, because detours read it by the structure's address.
+    gated: AtomicU8,
+    /// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
+    several_contexts: AtomicBool,
+    /// Captures that may be under way.
+    pub(super) captures: AtomicU32,
+    /// Number of devices that the program sees.
+    devices: AtomicI32,
+    /// The context of the first lane.
+    first_context: AtomicUsize,
+}
+
+/// Not known yet, no, yes.
+const UNKNOWN: u8 = 0;
+pub(crate) const UNGATED: u8 = 1;
+const GATED: u8 = 2;
+const UNKNOWN_DEVICES: i32 = -1;
+
+/// The only one.
+pub(crate) static GLANCE: Glance = Glance {
+    gated: AtomicU8::new(UNKNOWN),
+    several_contexts: AtomicBool::new(false),
+    captures: AtomicU32::new(0),
+    devices: AtomicI32::new(UNKNOWN_DEVICES),
+    first_context: AtomicUsize::new(0),
+};
+
+impl Glance {
+    /// Whether launches need no look.
+    #[inline]
+    pub(super) fn is_ungated(&self) -> bool {
+        self.gated.load(Relaxed) == UNGATED
+    }
+
+    /// Says whether launches have to be looked at; `None`: to be found out.
+    pub(super) fn set_gated(&self, gated: Option<bool>) {
+        let state = match gated {
+            None => UNKNOWN,
+            Some(false) => UNGATED,
+            Some(true) => GATED,
+        };
+        self.gated.store(state, SeqCst);
+    }
+
+    /// Whether any stream may be capturing.
+    #[inline]
+    pub(super) fn has_captures(&self) -> bool {
+        self.captures.load(Relaxed) != 0
+    }
+
+    /// Whether there is one device and one context, so that every launch goes there.
+    #[inline]
+    pub(super) fn has_one_place(&self) -> bool {
+        self.devices.load(Relaxed) == 1 && !self.has_several_contexts()
+    }
+
+    /// Whether lanes of more than one context exist.
+    #[inline]
+    pub(super) fn has_several_contexts(&self) -> bool {
+        self.several_contexts.load(Relaxed)
+    }
+
+    /// A lane is made in a context.
+    pub(super) fn note_context(&self, context: usize) {
+        let first = self.first_context.compare_exchange(0, context, Relaxed, Relaxed);
+        if first.is_err_and(|first| first != context) {
+            self.several_contexts.store(true, Relaxed);
+        }
+    }
+
+    /// Whether the program sees exactly one device.
+    pub(super) fn has_single_device(&self) -> bool {
+        match self.devices.load(Relaxed) {
+            UNKNOWN_DEVICES => self.count_devices() == 1,
+            count => count == 1,
+        }
+    }
+
+    #[cold]
+    fn count_devices(&self) -> i32 {
+        let mut count = UNKNOWN_DEVICES;
+        if own::device_get_count(&raw mut count).is_ok() {
+            self.devices.store(count, Relaxed);
+        }
+        count
+    }
+}
