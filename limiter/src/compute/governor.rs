@@ -208,6 +208,14 @@ impl Tenure {
         self.used += used;
     }
 
+    /// The same while what is left is being done. Where no other session uses the device that is all of the
+    /// time, whatever the work was taken to need.
+    fn look_at_the_rest(&mut self, now: u64) {
+        let gate = self.device.gate();
+        let used = self.usage.until(now, gate.totals(), true);
+        self.used += if gate.is_shared() { used } else { Used::busy(used.held_ns) };
+    }
+
     /// Keeps the gate open until the lease ends or the program has stopped using it.
     fn hold(&mut self, account: &mut Account, density: &mut Density, neighbours: &mut Neighbours) {
         let mut before = None;
@@ -277,6 +285,7 @@ impl Tenure {
         let mut patience = if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
         let mut done_at = None;
         let mut was_stuck = false;
+        let mut was_launching = true;
         loop {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
@@ -287,6 +296,11 @@ impl Tenure {
             clock::sleep(DRAIN_POLL_NS);
             let now = clock::now();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
+            if was_launching && !lanes.iter().any(|lane| lane.is_launching()) {
+                // Until now there may have been nothing to be done.
+                was_launching = false;
+                self.look(now, false);
+            }
             let done = progress(&lanes);
             if done != done_before {
                 done_before = done;
@@ -313,7 +327,7 @@ impl Tenure {
             }
             if now.saturating_sub(told) > TELL_NS {
                 told = now;
-                self.look(now, true);
+                self.look_at_the_rest(now);
                 account.still_draining(self.lease, core::mem::take(&mut self.used));
             }
         }
@@ -322,7 +336,7 @@ impl Tenure {
         for (launches, expected_ns, lane) in under_way.into_iter().filter(|_| !was_stuck) {
             lane.took(launches, expected_ns, now.saturating_sub(begun));
         }
-        self.look(now, true);
+        self.look_at_the_rest(now);
         self.remove_abandoned();
     }
 

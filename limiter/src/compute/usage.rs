@@ -4,8 +4,9 @@
 //! how much was used: the estimates of what was launched, and the time for which a thread was always
 //! found to have work queued. Where work is under way of which nothing is known, all of the time counts.
 
-/// The longest stretch of time that a lane tells of at once, about.
-const LONGEST_BATCH_NS: u64 = 1_000_000;
+/// How far what a lane tells of backlog may be behind or ahead of what was counted: it tells when a batch ends, or
+/// a long kernel.
+const FAR_APART_NS: u64 = 200_000_000;
 
 /// What has been launched on a device, in all.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -79,6 +80,7 @@ pub(super) struct Usage {
     at: u64,
     /// Estimated nanoseconds of what has been done.
     served: u64,
+    /// Backlog that was counted, on the lanes' scale.
     backlogged: u64,
 }
 
@@ -104,12 +106,15 @@ impl Usage {
         let oldest = totals.launched_ns.saturating_sub(totals.outstanding_ns);
         self.served =
             (self.served.saturating_add(estimated_ns)).min(totals.launched_ns).max(oldest);
-        let told_ns = totals.backlogged_ns.saturating_sub(self.backlogged);
-        let backlogged_ns = if busy { held_ns } else { told_ns.min(held_ns) };
-        // A batch that began before this was last asked tells of more than the time since then. The rest
-        // makes up for what was missing then.
-        let rest_ns = told_ns.saturating_sub(backlogged_ns).min(LONGEST_BATCH_NS);
-        self.backlogged = totals.backlogged_ns - rest_ns;
+        let told_ns = totals.backlogged_ns;
+        let late_ns = told_ns.saturating_sub(self.backlogged);
+        let backlogged_ns = if busy { held_ns } else { late_ns.min(held_ns) };
+        // A batch that began before this was last asked tells of more than the time since then: the rest makes
+        // up for what was missing then. And what was seen to be busy will be told of again.
+        self.backlogged = self
+            .backlogged
+            .saturating_add(backlogged_ns)
+            .clamp(told_ns.saturating_sub(FAR_APART_NS), told_ns.saturating_add(FAR_APART_NS));
         self.at = now.max(self.at);
         Used { held_ns, estimated_ns, backlogged_ns }
     }
@@ -160,9 +165,27 @@ mod tests {
             sum += usage.until(at * MS, told(ns), false);
         }
         assert_eq!(sum.backlogged_ns, 15 * MS + MS / 2);
-        // No more than a batch.
-        assert_eq!(usage.until(17 * MS, told(40 * MS), false).backlogged_ns, MS);
-        assert_eq!(usage.until(30 * MS, told(40 * MS), false).backlogged_ns, MS);
+        // Half a millisecond is left, and no more.
+        assert_eq!(usage.until(30 * MS, told(16 * MS), false).backlogged_ns, MS / 2);
+        assert_eq!(usage.until(40 * MS, told(16 * MS), false).backlogged_ns, 0);
+    }
+
+    /// A kernel of 10 ms after each 10 ms of nothing: the governor sees part of each, the lane tells of all
+    /// when it is done.
+    #[test]
+    fn what_was_seen_and_is_told_of_counts_once() {
+        let mut usage = Usage::new(0, totals(0, 0));
+        let mut sum = Used::default();
+        for look in 1..=500 {
+            let at = look * 4 * MS;
+            let (round, within) = (at / (20 * MS), at % (20 * MS));
+            let told = round * 10 * MS + if within >= 10 * MS { 10 * MS } else { 0 };
+            let busy = (8 * MS..10 * MS).contains(&within);
+            let totals = Totals { backlogged_ns: told, ..totals(0, 0) };
+            sum += usage.until(at, totals, busy);
+        }
+        assert_eq!(sum.held_ns, 2_000 * MS);
+        assert!((990 * MS..=1_000 * MS).contains(&sum.backlogged_ns), "{sum:?}");
     }
 
     #[test]

@@ -55,6 +55,11 @@ impl Lane {
         }
     }
 
+    /// Whether something may be on its way to the driver: that is counted once it is there.
+    pub(in crate::compute) fn is_launching(&self) -> bool {
+        self.launching.load(SeqCst)
+    }
+
     /// A number that changes whenever something is seen to be done.
     pub(in crate::compute) fn progress(&self) -> u64 {
         self.done.load(Acquire)
@@ -72,8 +77,7 @@ impl Lane {
         if self.lost.load(Acquire) {
             return true;
         }
-        // What is on its way to the driver is not counted before it is there.
-        if self.calling_since.load(Acquire) != 0 || self.launching.load(SeqCst) {
+        if self.calling_since.load(Acquire) != 0 || self.is_launching() {
             return false;
         }
         let recorded = self.recorded.load(Acquire);

@@ -110,7 +110,7 @@ impl Lane {
         let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
         let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
         let begun = clock::now();
-        let mut now = begun;
+        let (mut now, mut unfinished_at) = (begun, begun);
         let is_done = || awaited <= self.given_up.load(Relaxed) || self.is_done(awaited);
         let mut done = is_done();
         let was_queued = !done;
@@ -128,6 +128,7 @@ impl Lane {
                 }
                 return;
             }
+            unfinished_at = now;
             // Close to when it should be done, so that the device does not idle for a nap's length.
             let expected = self.mark.load(Relaxed) + launch_ns.saturating_mul(u64::from(batch));
             clock::sleep((expected.saturating_sub(now) / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS));
@@ -148,12 +149,16 @@ impl Lane {
             false if used < took / 2 => Queue::Empty,
             false => Queue::Idle,
         };
-        // The batch before was queued when this one was begun, and was not done when it was full. (A
-        // launch that is waited for by itself is known by its estimate.)
-        let was_busy = was_queued || queue == Queue::Full;
-        if was_busy && !alone {
-            self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
-        }
+        let busy_ns = if alone && was_queued {
+            // What was waited for by itself was done at some time between the last two looks.
+            unfinished_at.midpoint(now) - begun
+        } else if !alone && (was_queued || queue == Queue::Full) {
+            // The batch before was queued when this one was begun, and was not done when it was full.
+            took
+        } else {
+            0
+        };
+        self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + busy_ns, Release);
         let span = self.span.try_lock().map_or(USUAL_NS, |mut span| span.after(queue));
         let fitting = u64::from(batch) * span / took;
         self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(batch.saturating_mul(2)));
