@@ -109,6 +109,7 @@ fn straight(symbol: &Ident, passes: &Path) -> TokenStream {
     let (entry, ask) = (format_ident!("straight_{symbol}"), format_ident!("ask_{symbol}"));
     let per_thread = is_per_thread(&symbol.to_string());
     quote! {
+        #[cfg(target_arch = "x86_64")]
         #[allow(non_snake_case)]
         extern "C" fn #ask(found: *const u64) -> bool {
             crate::detours::straight::ask(|| {
@@ -118,6 +119,10 @@ fn straight(symbol: &Ident, passes: &Path) -> TokenStream {
             })
         }
 
+        #[cfg(not(target_arch = "x86_64"))]
+        use #detour as #entry;
+
+        #[cfg(target_arch = "x86_64")]
         #[allow(non_snake_case)]
         #[unsafe(naked)]
         unsafe extern "C" fn #entry() {
@@ -149,8 +154,8 @@ fn straight(symbol: &Ident, passes: &Path) -> TokenStream {
                 "2:",
                 "jmp qword ptr [rip + {slot}]",
                 ".cfi_endproc",
-                glance = sym crate::compute::GLANCE,
-                ungated = const crate::compute::UNGATED,
+                glance = sym crate::compute::glance::GLANCE,
+                ungated = const crate::compute::glance::UNGATED,
                 ask = sym #ask,
                 detour = sym #detour,
                 slot = sym #slot,

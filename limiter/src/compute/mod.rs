@@ -14,7 +14,7 @@ mod daemon;
 mod estimate;
 mod follow;
 mod gate;
-mod glance;
+pub(crate) mod glance;
 mod governor;
 mod hold;
 mod lane;
@@ -28,7 +28,7 @@ pub(crate) use captures::{capture_begins, capture_ends};
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
-pub(crate) use glance::{GLANCE, UNGATED};
+use glance::GLANCE;
 pub(crate) use governor::SignalsBlocked;
 pub(crate) use hold::driver_starts;
 pub(crate) use work::Work;
@@ -105,6 +105,7 @@ pub(crate) fn launch(
 
 /// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
 /// is true. Counts it if so. Does not panic.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn passes(work: Work, stream: Stream, per_thread: bool) -> bool {
     !GLANCE.has_captures() && lane::pass(named(stream, per_thread), work)

@@ -1,6 +1,7 @@
 //! Calls that give the GPU work.
 
 use super::Call;
+#[cfg(target_arch = "x86_64")]
 use super::straight::Arguments;
 use crate::compute::{self, Work};
 use crate::memory::graphs;
@@ -34,6 +35,7 @@ macros::detours! {
 }
 
 /// Of `cuLaunchKernel` and those whose first nine arguments are the same.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: function, grid, block, shared memory, stream.
@@ -44,6 +46,7 @@ fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     compute::passes(Work::kernel(f, grid, block), stream, per_thread)
 }
 
+#[cfg(target_arch = "x86_64")]
 #[inline]
 fn passes_ex(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: the configuration and the function.

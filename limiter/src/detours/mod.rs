@@ -21,6 +21,7 @@ mod nvml;
 mod nvml_processes;
 mod pool;
 mod shared;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod straight;
 mod virtual_memory;
 
