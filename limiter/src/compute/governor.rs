@@ -204,7 +204,7 @@ impl Tenure {
     fn look(&mut self, now: u64, busy: bool) {
         let gate = self.device.gate();
         let used = self.usage.until(now, gate.totals(), busy);
-        gate.set_busy(used.is_most());
+        gate.set_may_be_full(used.may_be_more());
         self.used += used;
     }
 

@@ -213,7 +213,9 @@ impl Lane {
         let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
         // Not because of the batch's end.
         (next < batch && next >= self.count.stop.load(Relaxed))
-            || batch == 1 && (self.is_due() || estimate.is_doubtful())
+            || batch == 1
+                && (self.is_due() || estimate.is_doubtful())
+                && self.mark.load(Relaxed) >= self.sample_at.load(Relaxed)
     }
 
     /// Leaves most samples of steady work out.

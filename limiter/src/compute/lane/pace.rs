@@ -13,7 +13,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 
 /// The time that a batch should take: to begin with, at least and at most.
 const USUAL_NS: u64 = 500_000;
-const SHORTEST_NS: u64 = USUAL_NS / 4;
+const SHORTEST_NS: u64 = USUAL_NS / 2;
 const LONGEST_NS: u64 = USUAL_NS * 2;
 /// So many batches in a row whose queue would have been long enough for twice the time.
 const DEEP: u32 = 64;
@@ -40,7 +40,7 @@ enum Queue {
     Deep,
     /// The one before is not, or much more was launched than can have been done.
     Full,
-    /// It is done, although most of the time was used.
+    /// It is done, although most of the time was used, and maybe all of it.
     Short,
     /// It is done, and part of the time was not used.
     Idle,
@@ -145,7 +145,7 @@ impl Lane {
             true if covered => Queue::Full,
             true => Queue::Deep,
             false if used / 5 > took / 4 => Queue::Full,
-            false if is_most(used, took) || gate.is_busy() => Queue::Short,
+            false if used < took && (is_most(used, took) || gate.may_be_full()) => Queue::Short,
             false if used < took / 2 => Queue::Empty,
             false => Queue::Idle,
         };
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn batches_become_as_short_as_the_queue_needs() {
-        for queue_ns in [150_000, 300_000, 480_000, 700_000, 5_000_000] {
+        for queue_ns in [260_000, 480_000, 700_000, 5_000_000] {
             let mut span = Span::default();
             let mut ns = USUAL_NS;
             let mut missed = 0;
