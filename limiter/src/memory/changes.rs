@@ -6,13 +6,17 @@ use crate::compute::clock;
 use crate::device::Device;
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicU64, AtomicUsize, fence};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 use crossbeam::utils::CachePadded;
+use utils::ledger::Book;
 use utils::page::layout::Kind;
 
-/// Calls that allocate or free, as they came in and as they returned.
-static BEGUN: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
-static ENDED: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+/// Calls that allocate or free: how many run, in the lower bits, and how many have returned.
+static CALLS: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+/// A call that runs, and one that has returned.
+const RUNNING: u64 = 1;
+const ENDED: u64 = 1 << 20;
+
 /// The device that is watched, as an address, and the most that this process has been charged for on
 /// it meanwhile.
 static WATCHED: AtomicUsize = AtomicUsize::new(0);
@@ -24,23 +28,22 @@ pub(crate) struct Changing(());
 /// Such a call has come in.
 #[inline]
 pub(crate) fn begin() -> Changing {
-    BEGUN.fetch_add(1, SeqCst);
+    CALLS.fetch_add(RUNNING, SeqCst);
     Changing(())
 }
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        ENDED.fetch_add(1, SeqCst);
+        CALLS.fetch_add(ENDED - RUNNING, SeqCst);
     }
 }
 
-/// Memory has been reserved on a device, and the driver has yet to take it.
+/// Memory is being reserved on a device, in its open book, and the driver has yet to take it.
 #[inline]
-pub(super) fn reserved(device: &Device) {
-    // Either this thread sees the watch, or the watch begins with what was just reserved.
-    fence(SeqCst);
+pub(super) fn reserved(device: &Device, book: &Book<'_>) {
+    // The watch begins with the book open: either it is seen here, or it begins with what is reserved now.
     if WATCHED.load(Relaxed) == ptr::from_ref(device).addr() {
-        PEAK.fetch_max(charged(device), Relaxed);
+        PEAK.fetch_max(charged_in(book, device), Relaxed);
     }
 }
 
@@ -48,12 +51,13 @@ pub(super) fn reserved(device: &Device) {
 pub(super) struct Watch<'a>(&'a Device);
 
 impl<'a> Watch<'a> {
-    pub(super) fn new(device: &'a Device) -> Self {
-        PEAK.store(0, Relaxed);
+    /// `None`: the book cannot be opened.
+    pub(super) fn new(device: &'a Device) -> Option<Self> {
+        let book = device.book()?;
+        PEAK.store(charged_in(&book, device), Relaxed);
         WATCHED.store(ptr::from_ref(device).addr(), Relaxed);
-        fence(SeqCst);
-        PEAK.fetch_max(charged(device), Relaxed);
-        Self(device)
+        drop(book);
+        Some(Self(device))
     }
 
     /// No less than what the driver had taken for calls at any moment of the watch: memory is charged
@@ -72,36 +76,42 @@ impl Drop for Watch<'_> {
 /// What this process has been charged for on the device itself, by calls that said how much.
 pub(super) fn charged(device: &Device) -> u64 {
     let Some(slot) = device.own_slot() else { return u64::MAX };
+    by_calls(|kind| slot.bytes[kind as usize].load(Relaxed))
+}
+
+fn charged_in(book: &Book<'_>, device: &Device) -> u64 {
+    by_calls(|kind| book.has(device.seat().slot(), kind))
+}
+
+fn by_calls(bytes: impl Fn(Kind) -> u64) -> u64 {
     let of_calls =
         |kind: &Kind| !matches!(kind, Kind::Driver | Kind::Oversubscribed | Kind::Headroom);
-    let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
     Kind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
 }
 
 /// In a forked child: its parent's calls do not return here.
 pub(super) fn after_fork() {
-    BEGUN.store(0, Relaxed);
-    ENDED.store(0, Relaxed);
+    CALLS.store(0, Relaxed);
     WATCHED.store(0, Relaxed);
 }
 
-/// How far the counts are.
+/// How far the count is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Moment {
-    begun: u64,
-    ended: u64,
-}
+struct Moment(u64);
 
 impl Moment {
-    pub(super) fn now() -> Self {
-        // Ended first: a call that ends in between must not make the moment look quiet.
-        let ended = ENDED.load(SeqCst);
-        Self { begun: BEGUN.load(SeqCst), ended }
+    fn now() -> Self {
+        Self(CALLS.load(SeqCst))
     }
 
     /// How many calls run.
-    const fn running(&self) -> u64 {
-        self.begun.wrapping_sub(self.ended)
+    const fn running(self) -> u64 {
+        self.0 % ENDED
+    }
+
+    /// How many have returned.
+    const fn ended(self) -> u64 {
+        self.0 / ENDED
     }
 }
 
@@ -134,7 +144,7 @@ impl Standing {
         let same = moment == Moment::now() && waiting == waiting::now(device);
         let taken = charged.saturating_sub(own.bytes).saturating_sub(waiting.bytes);
         let is_quiet = same && moment.running() == own.calls.saturating_add(waiting.calls);
-        Self { taken, is_quiet, ended: moment.ended }
+        Self { taken, is_quiet, ended: moment.ended() }
     }
 
     /// Whether the driver neither took nor gave back anything by calls from then until `self`.
@@ -168,7 +178,7 @@ mod tests {
         assert_eq!(during.running(), before.running() + 1);
         drop(call);
         let after = Moment::now();
-        assert_eq!(after.running(), before.running());
+        assert_eq!((after.running(), after.ended()), (before.running(), before.ended() + 1));
         assert!(after != during && after != before);
     }
 }

@@ -26,9 +26,9 @@ pub(crate) fn allocate(
     if !reserve(device, kind, bytes) {
         return refused(device, bytes);
     }
+    let context = current_context(device);
     let result = call();
     if result.is_ok() {
-        let context = current_context(device);
         remember(device, handle(), Allocation { kind, bytes, context });
     } else {
         release(device, kind, bytes);
@@ -123,18 +123,22 @@ fn try_to_reserve(device: &Device, kind: Kind, bytes: u64) -> Option<Left> {
     let reserve = || match device.book() {
         Some(mut book) => {
             // Small ones share pages; each may be the first of one.
-            let fits =
-                book.place(bytes.max(PAGE)) == Ok(Place::Device) || !shares_pages(kind, bytes);
-            (fits && book.reserve(slot, kind, bytes).is_ok()).then(|| Left::of(&book, device))
+            let needs = if shares_pages(kind, bytes) { bytes.max(PAGE) } else { bytes };
+            let fits = match book.place(needs) {
+                Ok(Place::Device) => true,
+                Ok(Place::Host) => kind == Kind::Oversubscribed,
+                Err(_) => false,
+            };
+            fits.then(|| {
+                book.charge(slot, kind, bytes);
+                changes::reserved(device, &book);
+                Left::of(&book, device)
+            })
         }
         // A page that cannot be used, and a failure that is let pass.
         None => (device.broken().is_some() && !device.is_denied()).then_some(Left::Plenty),
     };
-    let reserved = reserve().or_else(|| device.reap().then(reserve).flatten());
-    if reserved.is_some() {
-        changes::reserved(device);
-    }
-    reserved
+    reserve().or_else(|| device.reap().then(reserve).flatten())
 }
 
 /// Whether what the driver may have taken can be much.

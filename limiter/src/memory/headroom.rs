@@ -174,8 +174,7 @@ pub(super) fn lend(device: &'static Device, kind: Kind, bytes: u64) -> Option<Le
     let rest = kept.checked_sub(bytes.saturating_sub(left(&book)))?;
     book.set(slot, Kind::Headroom, rest);
     book.charge(slot, kind, bytes);
-    drop(book);
-    changes::reserved(device);
+    changes::reserved(device, &book);
     Some(Lent { device, kept })
 }
 

@@ -87,9 +87,10 @@ pub(crate) fn allocate(
     address: impl Fn() -> DevicePtr,
 ) -> CuResult {
     if charge::reserve(device, kind, bytes) {
+        let context = current_context(device);
         let result = call();
         if result.is_ok() {
-            let allocation = Allocation { kind, bytes, context: current_context(device) };
+            let allocation = Allocation { kind, bytes, context };
             charge::remember(device, Handle::Address(address()), allocation);
             return result;
         }

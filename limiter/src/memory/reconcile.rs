@@ -300,7 +300,7 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
 fn measure(device: &'static Device, own: Own) -> Option<Sight> {
     // Pools and graphs give memory back without a call that says so.
     refresh(device);
-    let (watch, before) = (Watch::new(device), Standing::now(device, own));
+    let (watch, before) = (Watch::new(device)?, Standing::now(device, own));
     // Memory of others' that this process uses is charged to them, and seen here as well.
     let imported_before = imported_bytes(device);
     let seen = Processes::now(device)?.own_bytes(device)?;
