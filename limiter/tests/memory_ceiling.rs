@@ -128,6 +128,14 @@ fn much_code_is_placed_before_the_memory_is_filled() {
     }
 }
 
+/// The process that fills the memory is not the one whose code is placed.
+#[test]
+fn code_of_another_process_is_seen_before_the_memory_is_full() {
+    // Two contexts of 512 MiB and 92 MiB of code; 32 MiB at most are kept free.
+    let granted = fill(&["1", "8", "46", "2", "2", "other"], 1000);
+    assert!((108..=116).contains(&granted), "{granted}");
+}
+
 #[test]
 fn code_is_placed_while_the_memory_is_filled() {
     for when in ["between", "meanwhile"] {

@@ -17,7 +17,7 @@ use super::changes::{Own, Standing, Watch, await_quiet};
 use super::charge::left;
 use super::glance::{self, Reference};
 use super::headroom::Wanted;
-use super::seen::Processes;
+use super::seen::{self, Processes};
 use super::{graphs, imports, physical, pools, waiting};
 use crate::compute::clock;
 use crate::device::Device;
@@ -52,6 +52,8 @@ struct Sight {
     bytes: u64,
     /// Else it may be more.
     exact: bool,
+    /// What the driver has taken for other processes of the session, and they have yet to see.
+    others: u64,
 }
 
 /// What is to be charged, made of what was seen.
@@ -100,6 +102,8 @@ struct Account {
     looked: Option<(Instant, Duration)>,
     /// What the last exact look of an allocation has found.
     reference: Option<Reference>,
+    /// What others had yet to see then.
+    others: u64,
     /// Until when NVML is not asked by allocations: it does not say what this process uses.
     unknown_until: Option<Instant>,
 }
@@ -138,7 +142,7 @@ fn accounts_in_turn(device: &Device, bytes: u64) -> Option<MutexGuard<'static, A
 }
 
 /// What the driver has taken is known with so much left.
-fn seen(device: &Device, book: &Book<'_>) {
+fn known(device: &Device, book: &Book<'_>) {
     device.left_when_seen.store(left(book), Relaxed);
 }
 
@@ -159,7 +163,7 @@ pub(crate) fn reconcile(device: &'static Device) -> bool {
                 break 'looked (accounts, sight);
             }
             if attempt == ATTEMPTS {
-                break 'looked (accounts, Sight { bytes: bound, exact: false });
+                break 'looked (accounts, Sight { bytes: bound, ..sight });
             }
             drop(accounts);
             std::thread::sleep(PAUSE);
@@ -175,7 +179,7 @@ pub(crate) fn reconcile(device: &'static Device) -> bool {
     }
     let written = device.book().map(|mut book| {
         Wanted::by(device).write(&mut book, device.seat().slot(), bytes, 0);
-        seen(device, &book);
+        known(device, &book);
     });
     drop(accounts);
     let over = written.and_then(|()| over(device, bytes));
@@ -239,11 +243,12 @@ pub(super) fn look_now(device: &'static Device, caller: Caller) -> bool {
         return true;
     };
     account.estimate.notice_now(sight);
-    account.reference = reference;
+    (account.reference, account.others) = (reference, sight.others);
     let (wanted, slot) = (Wanted::by(device), device.seat().slot());
     let Some(mut book) = device.book() else { return true };
     let fits = wanted.write(&mut book, slot, account.estimate.bytes, own.bytes);
-    seen(device, &book);
+    let fits = fits && sight.others <= left(&book);
+    known(device, &book);
     if fits || own.bytes == 0 {
         return true;
     }
@@ -264,9 +269,10 @@ impl Account {
         let mut book = device.book()?;
         let fits = wanted.write(&mut book, slot, self.estimate.bytes, own.bytes);
         if fits && missing == 0 {
-            seen(device, &book);
+            known(device, &book);
         }
-        Some(fits && missing <= left(&book).saturating_add(book.has(slot, Kind::Headroom)))
+        let room = left(&book).saturating_add(book.has(slot, Kind::Headroom));
+        Some(fits && self.others <= left(&book) && missing.saturating_add(self.others) <= room)
     }
 }
 
@@ -276,7 +282,7 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
     if own.calls == 0 {
         return measure(device, own).map(|sight| (sight, None));
     }
-    let mut bound = 0;
+    let (mut bound, mut others) = (0, 0);
     for _ in 0..ATTEMPTS {
         let is_quiet = await_quiet(device, own);
         // First, so that what is taken in between is missing later.
@@ -288,12 +294,12 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
             let free = free.filter(|_| same);
             return Some((sight, free.map(|free| Reference::new(free, &standing, begun))));
         }
-        bound = sight.bytes.max(bound);
+        (bound, others) = (sight.bytes.max(bound), sight.others);
         if !is_quiet {
             break;
         }
     }
-    Some((Sight { bytes: bound, exact: false }, None))
+    Some((Sight { bytes: bound, exact: false, others }, None))
 }
 
 /// Asks NVML once.
@@ -303,13 +309,16 @@ fn measure(device: &'static Device, own: Own) -> Option<Sight> {
     let (watch, before) = (Watch::new(device)?, Standing::now(device, own));
     // Memory of others' that this process uses is charged to them, and seen here as well.
     let imported_before = imported_bytes(device);
-    let seen = Processes::now(device)?.own_bytes(device)?;
+    let known_of_others = seen::members_but_own(device);
+    let processes = Processes::now(device)?;
+    let seen = processes.own_bytes(device)?;
+    let others = processes.others_beyond(&known_of_others, device);
     refresh(device);
     let after = Standing::now(device, own);
     let imported = imported_bytes(device).max(imported_before);
     let exact = after.is_quiet_since(&before) && imported == imported_before;
     let taken = if exact { after.taken } else { watch.peak().saturating_sub(own.bytes) };
-    Some(Sight { bytes: seen.saturating_sub(taken).saturating_sub(imported), exact })
+    Some(Sight { bytes: seen.saturating_sub(taken).saturating_sub(imported), exact, others })
 }
 
 /// Memory of others' that this process has imported. What came as a handle lives on when its exporter has
@@ -379,11 +388,11 @@ mod tests {
     use super::*;
 
     fn exact(bytes: u64) -> Sight {
-        Sight { bytes, exact: true }
+        Sight { bytes, exact: true, others: 0 }
     }
 
     fn bound(bytes: u64) -> Sight {
-        Sight { bytes, exact: false }
+        Sight { bytes, exact: false, others: 0 }
     }
 
     #[test]

@@ -48,6 +48,26 @@ impl Processes {
         }
     }
 
+    /// Bytes that other processes of the session use beyond what they have been charged for or keep free: what
+    /// the driver has taken for them by itself, and they have yet to see. `known`: what was known of them before
+    /// NVML was asked.
+    pub(super) fn others_beyond(&self, known: &[Member], device: &Device) -> u64 {
+        if known.is_empty() {
+            return 0;
+        }
+        let now = members_but_own(device);
+        let beyond = |process: &ProcessInfoV2| {
+            let of = |members: &[Member]| {
+                let found = members.iter().find(|member| member.pid == process.pid)?;
+                Some(found.bytes.saturating_add(found.kept))
+            };
+            let had = of(known)?.max(of(&now)?);
+            let used = process.used_gpu_memory;
+            (used != VALUE_NOT_AVAILABLE).then(|| used.saturating_sub(had))
+        };
+        self.0.iter().filter_map(beyond).fold(0, u64::saturating_add)
+    }
+
     /// Bytes that this process uses; `None` if it is not known, or its figure is not.
     pub(crate) fn own_bytes(&self, device: &Device) -> Option<u64> {
         let pid = own_pid(device)?;
@@ -101,14 +121,31 @@ pub(crate) struct Member {
     pub(crate) pid: u32,
     /// What it has been charged, other than for what is on the host or kept free.
     pub(crate) bytes: u64,
+    /// What it keeps free.
+    kept: u64,
 }
 
 /// The living processes of the session whose ids are known.
 pub(crate) fn members(device: &Device) -> Vec<Member> {
     device.reap();
+    members_but(device, None)
+}
+
+/// The same without this process, and with those that have ended.
+pub(super) fn members_but_own(device: &Device) -> Vec<Member> {
+    members_but(device, Some(device.seat().slot()))
+}
+
+fn members_but(device: &Device, left_out: Option<usize>) -> Vec<Member> {
     let Some(layout) = device.page() else { return Vec::new() };
-    let same = in_host_namespace();
     let seated = (layout.high_water.load(Relaxed) as usize).min(layout.slots.len());
+    let slots = layout.slots[..seated].iter().enumerate();
+    let slots = slots.filter(|&(at, slot)| Some(at) != left_out && slot.pid.load(Relaxed) != 0);
+    let slots: Vec<&Slot> = slots.map(|(_, slot)| slot).collect();
+    if slots.is_empty() {
+        return Vec::new();
+    }
+    let same = in_host_namespace();
     let member = |slot: &Slot| {
         // Outside of containers an id that has not been learnt is the process's own.
         let pid = match (slot.host_pid.load(Relaxed), slot.pid.load(Relaxed)) {
@@ -120,9 +157,10 @@ pub(crate) fn members(device: &Device) -> Vec<Member> {
         let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
         let taken = |kind: &Kind| !matches!(kind, Kind::Oversubscribed | Kind::Headroom);
         let taken = Kind::ALL.into_iter().filter(taken);
-        Some(Member { pid, bytes: taken.map(bytes).fold(0, u64::saturating_add) })
+        let kept = bytes(Kind::Headroom);
+        Some(Member { pid, bytes: taken.map(bytes).fold(0, u64::saturating_add), kept })
     };
-    layout.slots[..seated].iter().filter_map(member).collect()
+    slots.into_iter().filter_map(member).collect()
 }
 
 /// Whether this process's own id is also the host's.

@@ -1,10 +1,12 @@
 /* Fills the memory until it is refused, while code is placed on the device by kernels' first launches:
  *   fill THREADS CHUNK_MIB IMAGES IMAGE_MIB PLACED_MIB WHEN [pool]
- * Images of so many MiB take PLACED_MIB each. WHEN: "before" the first allocation, "between" allocations,
- * or "meanwhile" by another thread, as long as there is room for code by itself. With "pool", memory comes from the device's pool.
+ * Images of so many MiB take PLACED_MIB each. WHEN: "before" the first allocation; before the first of
+ * an "other" process of the session; "between" allocations; "meanwhile", by another thread, as long as
+ * there is room for code by itself. With "pool", memory comes from the device's pool.
  * Says how many chunks it was granted. */
 #include "any.h"
 #include <pthread.h>
+#include <sys/wait.h>
 
 #define MOST 256
 
@@ -73,6 +75,18 @@ int main(int argc, char **argv) {
     images = atoi(argv[3]);
     when = argv[6];
     from_pool = argc > 7;
+    int ready[2];
+    char byte = 0;
+    pid_t child = 1;
+    if (!strcmp(when, "other")) {
+        if (pipe(ready) || (child = fork()) < 0)
+            return 3;
+        /* The child has neither images nor a context before the code of its parent is placed. */
+        if (child == 0 && read(ready[0], &byte, 1) != 1)
+            return 4;
+        images = child == 0 ? 0 : images;
+        threads = child == 0 ? threads : 0;
+    }
     library = open_driver(RTLD_NOW);
     d = driver_of(library);
     context = start_driver(&d);
@@ -80,8 +94,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < images; i++)
         load(&kernels[i], (size_t)atoi(argv[4]) * MIB, (size_t)atoi(argv[5]) * MIB);
     /* What is known by now is of the time before any code is there. */
-    usleep(300000);
-    if (!strcmp(when, "before")) {
+    usleep(child == 0 ? 0 : 300000);
+    if (!strcmp(when, "before") || !strcmp(when, "other")) {
         while (launch_next())
             ;
         /* Has the limiter's own thread look, and lets it begin. */
@@ -89,6 +103,8 @@ int main(int argc, char **argv) {
         ok(d.stream_create(&stream, 1));
         usleep(2000);
     }
+    if (!strcmp(when, "other") && child > 0 && write(ready[1], &byte, 1) != 1)
+        return 5;
     pthread_t filler[16], other;
     filling = 1;
     if (!strcmp(when, "meanwhile"))
@@ -102,6 +118,10 @@ int main(int argc, char **argv) {
         pthread_join(other, NULL);
     /* NVML is asked from outside. */
     usleep(100000);
+    if (!strcmp(when, "other") && child > 0) {
+        int status = 0;
+        return waitpid(child, &status, 0) == child ? status : 6;
+    }
     printf("granted=%zu launched=%d\n", granted, launched);
     return 0;
 }
