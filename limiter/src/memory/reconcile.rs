@@ -42,6 +42,8 @@ const SPARING: u32 = 4;
 /// How long an allocation waits for another thread's look, in steps.
 const TURNS: u32 = 20_000;
 const TURN_NS: u64 = 50_000;
+/// Looks in a row after which a session is said to be over its limit.
+const CERTAIN: u32 = 3;
 /// How long NVML is not asked again when it did not know.
 const UNKNOWN: Duration = Duration::from_millis(500);
 const MIB: u64 = 1 << 20;
@@ -96,8 +98,9 @@ impl Estimate {
 #[derive(Default)]
 struct Account {
     estimate: Estimate,
-    /// Whether it has been said that the session is over its limit.
-    said: bool,
+    /// How many times in a row the session was over its limit: once may be what another process has reserved
+    /// and is about to give back.
+    over: u32,
     /// When a call last looked, and how long that took.
     looked: Option<(Instant, Duration)>,
     /// What the last exact look of an allocation has found.
@@ -185,11 +188,11 @@ pub(crate) fn reconcile(device: &'static Device) -> bool {
     let over = written.and_then(|()| over(device, bytes));
     let Some(mut accounts) = self::accounts() else { return true };
     let account = account_of(&mut accounts, device);
-    if let Some(over) = over.as_ref().filter(|over| over.by_itself > 0 && !account.said) {
+    account.over = if over.is_some() { account.over.saturating_add(1) } else { 0 };
+    if let Some(over) = over.filter(|over| over.by_itself > 0 && account.over == CERTAIN) {
         report::once(format_args!("device {}: {over}", device.uuid()));
     }
-    account.said = over.is_some();
-    soon
+    soon || (1..CERTAIN).contains(&account.over)
 }
 
 /// The call in whose midst a look is taken.
