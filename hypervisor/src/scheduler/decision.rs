@@ -12,6 +12,7 @@ impl Scheduler {
     pub fn decide(&mut self, now: u64) -> Vec<Grant> {
         self.revoke_overdue(now);
         self.end_overdue_probe(now);
+        self.suspect_several(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
         // What is guaranteed goes first, and spare time is what is left.
@@ -28,6 +29,7 @@ impl Scheduler {
     pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
         self.revoke_overdue(now);
         self.end_overdue_probe(now);
+        self.suspect_several(now);
         let session = self.session_of(worker).ok()?;
         let held = self.held(worker).filter(|held| held.lease == lease && !held.revoked)?;
         if !self.fits(worker) {
@@ -194,7 +196,10 @@ impl Scheduler {
 
     /// Whether the present holders leave room for this worker.
     fn fits(&self, worker: WorkerId) -> bool {
-        let excluded = || self.present(worker).any(|(_, other, _)| other.density.is_dense());
+        // Whoever holds beside one that has just come to be suspected is on its way out.
+        let alone = self.is_suspected(worker) && self.held(worker).is_none();
+        let excluded =
+            || self.present(worker).any(|(_, other, _)| alone || other.density.is_dense());
         !(self.is_kept_away(worker) || self.is_dense(worker) && excluded())
     }
 
@@ -243,6 +248,9 @@ impl Scheduler {
             .map_or(0, |session| session.account.guaranteed_ppm());
         match paid {
             Paid::Spare => self.tuning.spare_turn_ns,
+            Paid::Own if self.is_suspected(worker) => {
+                self.tuning.longest_turn_ns(share).min(self.tuning.probe_ns)
+            }
             Paid::Own if self.is_dense(worker) => self.tuning.longest_turn_ns(share),
             Paid::Own => self.tuning.quantum_ns,
         }

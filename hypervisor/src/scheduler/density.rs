@@ -34,6 +34,11 @@ impl Mean {
         self.ppm = u64::try_from(mean).unwrap_or(u64::MAX);
         self.weight_ns = self.weight_ns.saturating_add(for_ns).min(memory_ns);
     }
+
+    /// Gives way to what is told next.
+    fn fade(&mut self, tuning: &Tuning) {
+        self.weight_ns = self.weight_ns.min(tuning.known_ns / 8);
+    }
 }
 
 /// The density of one worker: time used in relation to time held, while nobody slows it down.
@@ -49,6 +54,10 @@ pub(super) struct Density {
     crowded: Mean,
     /// Rate and backlog at the last probe.
     at_probe: Option<(u64, u64)>,
+    /// Taken for dense on suspicion: what it was taken for before, and the time alone that was told of since.
+    suspected: Option<(Class, u64)>,
+    /// No suspicion before this.
+    trusted_until: u64,
     /// Whether the last that was told of it says little about its density.
     in_doubt: bool,
     probe_every_ns: u64,
@@ -77,6 +86,8 @@ impl Density {
             backlog: Mean::default(),
             crowded: Mean::default(),
             at_probe: None,
+            suspected: None,
+            trusted_until: 0,
             in_doubt: false,
             probe_every_ns: tuning.probe_every_ns,
             calibration: Mean { ppm: PPM_ONE.into(), weight_ns: 0 },
@@ -141,7 +152,7 @@ impl Density {
         self.in_doubt = !undisturbed;
         if undisturbed {
             if now.saturating_sub(self.measured_at) >= tuning.stale_ns {
-                self.alone.weight_ns = self.alone.weight_ns.min(tuning.known_ns / 2);
+                self.alone.fade(tuning);
             }
             self.measured_at = now;
         }
@@ -149,6 +160,19 @@ impl Density {
         if undisturbed || used > self.alone.ppm && self.known_ppm(tuning).is_some() {
             self.alone.add(used, seen.held_ns, tuning.memory_ns);
             self.classify(tuning);
+        }
+        if seen.others_ppm.is_none()
+            && let Some((before, alone_ns)) = &mut self.suspected
+        {
+            *alone_ns = alone_ns.saturating_add(seen.held_ns);
+            if *alone_ns >= tuning.known_ns {
+                let before = *before;
+                self.suspected = None;
+                self.class = before;
+                self.classify(tuning);
+                self.probe_ends(before, now, tuning);
+                self.trusted_until = now.saturating_add(self.probe_every_ns);
+            }
         }
     }
 
@@ -185,6 +209,32 @@ impl Density {
         self.class
     }
 
+    /// Whether it did not fill the device, and has come to have work queued always: it may well do now.
+    pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
+        let (_, before) = self.at_probe.unwrap_or_default();
+        let comes = before < tuning.sparse_ppm && self.backlog.ppm >= tuning.dense_ppm;
+        let lasts = now.saturating_sub(self.measured_at) >= tuning.suspicion_ns;
+        let may_be = !self.is_dense() || self.known_ppm(tuning).is_none();
+        may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
+    }
+
+    /// Whether it may fill the device, for all that is known, and a probe is due.
+    pub(super) fn is_unsure(&self, now: u64, tuning: &Tuning) -> bool {
+        !self.is_dense() && self.backlog.ppm >= tuning.dense_ppm && self.wants_probe(now, tuning)
+    }
+
+    pub(super) fn is_suspected(&self) -> bool {
+        self.suspected.is_some()
+    }
+
+    /// Takes it for dense until its next turn tells.
+    pub(super) fn suspect(&mut self, tuning: &Tuning) {
+        let before = self.probe_begins();
+        self.suspected = Some((before, 0));
+        self.class = Class::Dense;
+        self.alone.fade(tuning);
+    }
+
     /// A probe is over. Where it told nothing new the next one can wait.
     pub(super) fn probe_ends(&mut self, before: Class, now: u64, tuning: &Tuning) {
         self.measured_at = now;
@@ -201,6 +251,9 @@ impl Density {
     }
 
     fn classify(&mut self, tuning: &Tuning) {
+        if self.suspected.is_some() {
+            return;
+        }
         match self.known_ppm(tuning) {
             None => {}
             Some(ppm) if ppm >= tuning.dense_ppm => self.class = Class::Dense,

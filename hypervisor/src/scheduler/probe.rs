@@ -3,8 +3,14 @@
 //!
 //! A probe is a wish: while it lasts nobody else is granted or prolonged, so that the others' leases
 //! run out. What the worker tells of the time after that is its density.
+//!
+//! Where several have come to have work queued always, as programs do that begin to work, a probe of each would
+//! take long. They are all taken for dense then, and take turns, which tell what they are.
 
-use super::density::Class;
+use super::account::Paid;
+use super::density::{Class, Density};
+use super::tuning::Tuning;
+use super::worker::Worker;
 use super::{Scheduler, WorkerId};
 
 #[derive(Clone, Copy, Debug)]
@@ -17,9 +23,63 @@ pub(super) struct Probe {
 }
 
 impl Scheduler {
-    /// Whether a probe of another worker keeps this one away.
+    /// Whether a probe of another worker keeps this one away, or the turn of one that is suspected.
     pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
+        let is_suspected = self.is_suspected(worker);
+        let keeps = |id: &WorkerId| {
+            let suspected = self.workers.get(id).filter(|other| other.density.is_suspected());
+            suspected.is_some_and(|other| match other.held {
+                Some(held) => !held.revoked,
+                // Among those who are suspected it is a turn like others.
+                None => !is_suspected && self.can_begin(other),
+            })
+        };
         self.probe.is_some_and(|probe| probe.worker != worker)
+            || self.holding.iter().chain(&self.asking).any(|id| *id != worker && keeps(id))
+    }
+
+    pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|state| state.density.is_suspected())
+    }
+
+    fn can_begin(&self, worker: &Worker) -> bool {
+        self.sessions
+            .get(&worker.session)
+            .is_some_and(|session| session.account.can_pay(Paid::Own, false, &self.tuning))
+    }
+
+    /// Takes those who are suspect for dense, if they are several. To be called before anything is granted: of
+    /// those who hold now, none is prolonged beside the others.
+    pub(super) fn suspect_several(&mut self, now: u64) {
+        /// Fewer are probed, one after the other.
+        const SEVERAL: usize = 2;
+        if self.probe.is_some() {
+            return;
+        }
+        let tuning = self.tuning;
+        let those = |are: fn(&Density, u64, &Tuning) -> bool| -> Vec<WorkerId> {
+            let is = |id: &&WorkerId| {
+                self.workers.get(id).is_some_and(|state| are(&state.density, now, &tuning))
+            };
+            self.holding.iter().filter(is).copied().collect()
+        };
+        let mut suspects = those(Density::is_suspect);
+        let mut spacing = 1;
+        if suspects.len() < SEVERAL && now >= self.probe_after {
+            // Nothing has changed, but it is time to make sure.
+            suspects = those(Density::is_unsure);
+            spacing = tuning.probe_spacing;
+        }
+        if suspects.len() < SEVERAL {
+            return;
+        }
+        for id in &suspects {
+            if let Some(state) = self.workers.get_mut(id) {
+                state.density.suspect(&tuning);
+            }
+        }
+        let turns = tuning.probe_ns.saturating_mul(suspects.len() as u64);
+        self.probe_after = now.saturating_add(turns.saturating_mul(spacing));
     }
 
     /// The worker has just been granted or prolonged: starts a probe if it is in doubt what it is, and

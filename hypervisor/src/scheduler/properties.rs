@@ -95,6 +95,35 @@ fn alone_or_sparse_together_nobody_has_to_stop() {
     }
 }
 
+/// What programs do first (loading, warming up) says little of what they do then.
+#[test]
+fn those_that_begin_to_fill_the_device_together_are_known_within_a_second() {
+    // Those of the last two have been in each other's way for a while when they change, and it cannot be seen.
+    let sets: [(&[u32], u64, u64, u64); 5] = [
+        (&[125_000; 8], 100_000, 3_000 * MS, SECOND),
+        (&[500_000; 2], 600_000, 300 * MS, 2 * SECOND),
+        (&[500_000; 2], 400_000, 5_000 * MS, SECOND),
+        (&[125_000; 8], 600_000, 1_000 * MS, 12 * SECOND),
+        (&[500_000, 300_000, 200_000], 500_000, 20_000 * MS, 20 * SECOND),
+    ];
+    for (shares, before_ppm, after, within) in sets {
+        let tenants: Vec<Tenant> = shares.iter().map(|&share| sparse(share, before_ppm)).collect();
+        let mut simulation = Simulation::new(&tenants, 3);
+        simulation.run_for(after);
+        for session in 0..shares.len() as u64 {
+            simulation.set_density(SessionId(session), 1_000_000);
+        }
+        simulation.run_for(within);
+        let (from, worked) = (simulation.now, simulation.worked_ns());
+        let rates = go_on(&mut simulation, 3 * SECOND);
+        let worked = (simulation.worked_ns() - worked) * 1000 / (simulation.now - from);
+        assert!(worked >= 970, "{worked} thousandths used of the device: {shares:?}, {rates:?}");
+        for (&rate, &share) in rates.iter().zip(shares) {
+            assert!(near(rate, share.into(), 2), "{rates:?}: {shares:?}");
+        }
+    }
+}
+
 #[test]
 fn charged_is_what_was_held_by_a_lone_dense_one_and_what_was_used_by_others() {
     let (mut simulation, _) = run(&[Tenant::busy(300_000)], 20 * SECOND);
