@@ -35,7 +35,7 @@ const STUCK_AGAIN_NS: u64 = 50_000_000;
 const GLIMPSE_NS: u64 = 5_000_000;
 /// So long before its work will be done the daemon is told that a lease is over: the next holder's first
 /// launch takes at least as long to come.
-const HANDOVER_NS: u64 = 150_000;
+const HANDOVER_NS: u64 = 300_000;
 /// Enough for the calls that the thread makes.
 const STACK_BYTES: usize = 512 * 1024;
 
