@@ -264,7 +264,8 @@ fn a_share_under_the_daemon() {
 #[test]
 fn a_limit_where_there_was_none_and_none_again() {
     for with_daemon in [false, true] {
-        let changes: [Change; 2] = [(&["--compute", "50"], 0.5), (&["--policy", "none"], 1.0)];
+        // A session without a limit has saved nothing up.
+        let changes: [Change; 2] = [(&["--compute", "75"], 0.75), (&["--policy", "none"], 1.0)];
         take_effect(&[&[]], with_daemon, 3, &changes);
     }
 }

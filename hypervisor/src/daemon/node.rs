@@ -150,6 +150,10 @@ impl Node {
                 self.devices.entry(uuid.to_owned()).or_insert_with(|| Scheduler::new(tuning));
             // Can not fail: the share was checked.
             let _ = device.set_session(session, quota, now);
+            let before = self.sessions.get(key).and_then(|session| session.quotas.get(uuid));
+            if before.is_some_and(|before| before.policy == Policy::None) {
+                device.forget_savings(session);
+            }
         }
         if let Some(session) = self.sessions.get_mut(key) {
             session.quotas.insert(uuid.to_owned(), quota);
@@ -403,6 +407,8 @@ mod tests {
         assert_eq!(refused, Refused::NoLimit(GPUS[0].to_owned()));
         node.change(workers[0], 7, GPUS[0], Quota::fixed(500_000), 100 * MS).unwrap();
         node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
+        // Nothing was saved up while there was no limit.
+        assert!(node.decide(GPUS[0], 100 * MS).is_empty());
         assert_eq!(node.decide(GPUS[0], 200 * MS).len(), 1);
     }
 

@@ -171,6 +171,13 @@ impl Account {
         self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, old.unwrap_or(empty)));
     }
 
+    pub(super) fn forget_savings(&mut self) {
+        let ceiling = self.ceiling.as_mut().map(|(_, bucket)| bucket);
+        for bucket in ceiling.into_iter().chain([&mut self.own]) {
+            bucket.balance_ns = bucket.balance_ns.min(0);
+        }
+    }
+
     /// How much of what can be saved up has been saved up, in millionths.
     pub(super) fn fullness_ppm(&self, tuning: &Tuning) -> u64 {
         let balance = u64::try_from(self.balance_ns()).unwrap_or(0);

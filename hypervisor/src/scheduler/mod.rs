@@ -195,6 +195,14 @@ impl Scheduler {
         Ok(())
     }
 
+    /// The session was not limited until now, so it has not been idle: it starts with nothing saved up. What it
+    /// owes stays. To be called after [`Self::set_session`].
+    pub fn forget_savings(&mut self, session: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.forget_savings();
+        }
+    }
+
     /// Adds a worker to a session; a worker that is there already keeps its state.
     ///
     /// # Errors

@@ -61,7 +61,15 @@ fn follow(device: &'static Device) {
 }
 
 fn apply(device: &'static Device, limits: &SessionLimits) {
-    if device.gate().set_active(limits.policy != Policy::None) {
+    let limited = limits.policy != Policy::None;
+    // Before the first lease. A session without a limit has not been idle.
+    if limited
+        && !device.gate().is_active()
+        && let Some(mut book) = device.book()
+    {
+        book.forget_savings(clock::now());
+    }
+    if device.gate().set_active(limited) {
         tracing::info!("device {}: limits are now {limits:?}", device.uuid());
         if let Some(runtime) = runtime::existing() {
             runtime.gates_changed();

@@ -166,6 +166,13 @@ impl Book<'_> {
         self.keep(bucket);
     }
 
+    /// The session comes to be limited: what it would have saved up by now is no matter, what it owes is.
+    pub fn forget_savings(&mut self, now_ns: u64) {
+        let mut bucket = self.settle(now_ns);
+        bucket.balance_ns = bucket.balance_ns.min(0);
+        self.keep(bucket);
+    }
+
     /// Ends a process's lease, and charges it for `used_ns` of the time since it was charged last.
     pub fn end_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
         self.charge_use(slot, now_ns, used_ns);
@@ -485,5 +492,20 @@ mod tests {
                 book.seat(0, 7, 7);
             }
         }
+    }
+
+    #[test]
+    fn a_session_that_comes_to_be_limited_has_nothing_saved_up() {
+        let stage = Stage::new(750_000, 1);
+        let mut book = Book::new(stage.layout());
+        assert!(matches!(book.begin_lease(0, 1_000 * MS), Turn::In(_)));
+        assert!(matches!(book.begin_lease(0, 2_000 * MS), Turn::Granted(_)));
+        book.end_lease(0, 2_010 * MS, 10 * MS);
+        book.forget_savings(5_000 * MS);
+        assert!(matches!(book.begin_lease(0, 5_000 * MS), Turn::In(_)));
+        // What is owed is owed.
+        book.0.balance_ns.store(-3 * MS.cast_signed(), Relaxed);
+        book.forget_savings(5_000 * MS);
+        assert_eq!(book.0.balance_ns.load(Relaxed), -3 * MS.cast_signed());
     }
 }
