@@ -20,6 +20,27 @@ static void one_at_a_time(unsigned us, double seconds) {
     printf("done=%d permille=%.0f\n", done, done * (us / 1e6) / (now() - start) * 1000);
 }
 
+/* Kernels of 100 us, never more than three of them launched ahead. */
+static void few_ahead(void *library, double seconds) {
+    enum { AHEAD = 3 };
+    CUresult (*create)(void **, unsigned) = (CUresult (*)(void **, unsigned))need(library, "cuEventCreate");
+    CUresult (*record)(void *, CUstream) = (CUresult (*)(void *, CUstream))need(library, "cuEventRecord");
+    CUresult (*await)(void *) = (CUresult (*)(void *))need(library, "cuEventSynchronize");
+    void *event[AHEAD];
+    for (int i = 0; i < AHEAD; i++)
+        ok(create(&event[i], 2));
+    double start = now();
+    int done = 0;
+    for (; now() - start < seconds; done++) {
+        if (done >= AHEAD)
+            ok(await(event[done % AHEAD]));
+        ok(spin(&d, kernel, 100, NULL));
+        ok(record(event[done % AHEAD], NULL));
+    }
+    ok(d.ctx_synchronize());
+    printf("done=%d permille=%.0f\n", done, done * 100e-6 / (now() - start) * 1000);
+}
+
 /* A stream of its own for every few launches, gone before they are done. */
 static void streams(double seconds) {
     double start = now();
@@ -164,6 +185,8 @@ int main(int argc, char **argv) {
         one_at_a_time(20000, seconds);
     } else if (!strcmp(how, "short-ones")) {
         one_at_a_time(8, seconds);
+    } else if (!strcmp(how, "few-ahead")) {
+        few_ahead(library, seconds);
     } else if (!strcmp(how, "dependent")) {
         dependent(library, seconds);
     } else if (!strcmp(how, "many-streams")) {
