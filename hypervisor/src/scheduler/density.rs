@@ -35,9 +35,14 @@ impl Mean {
         self.weight_ns = self.weight_ns.saturating_add(for_ns).min(memory_ns);
     }
 
-    /// Gives way to what is told next.
-    fn fade(&mut self, tuning: &Tuning) {
-        self.weight_ns = self.weight_ns.min(tuning.known_ns / 8);
+    /// As [`Self::add`], but what was known before hardly counts. What was known stays so.
+    fn renew(&mut self, ppm: u64, for_ns: u64, known_ns: u64) {
+        let known = self.weight_ns >= known_ns;
+        self.weight_ns = self.weight_ns.min(for_ns / 8);
+        self.add(ppm, for_ns, u64::MAX);
+        if known {
+            self.weight_ns = self.weight_ns.max(known_ns);
+        }
     }
 }
 
@@ -47,6 +52,8 @@ pub(super) struct Density {
     alone: Mean,
     class: Class,
     measured_at: u64,
+    /// When it was first told of.
+    began_at: u64,
     /// What it used and had queued lately, slowed down or not.
     rate: Mean,
     backlog: Mean,
@@ -54,8 +61,8 @@ pub(super) struct Density {
     crowded: Mean,
     /// Rate and backlog at the last probe.
     at_probe: Option<(u64, u64)>,
-    /// Taken for dense on suspicion: what it was taken for before, and the time alone that was told of since.
-    suspected: Option<(Class, u64)>,
+    /// Whether it is taken for dense on suspicion.
+    suspected: Option<Suspicion>,
     /// No suspicion before this.
     trusted_until: u64,
     /// Whether the last that was told of it says little about its density.
@@ -63,6 +70,17 @@ pub(super) struct Density {
     probe_every_ns: u64,
     /// Estimates are to be multiplied by this, in millionths.
     calibration: Mean,
+}
+
+/// It may have come to fill the device, and its next turn is to tell.
+#[derive(Clone, Copy, Debug)]
+struct Suspicion {
+    /// What it was taken for.
+    before: Class,
+    /// When that is given up.
+    until: u64,
+    /// Time alone that was told of since.
+    alone_ns: u64,
 }
 
 /// One interval of a lease, as it is believed.
@@ -82,6 +100,7 @@ impl Density {
             alone: Mean::default(),
             class: Class::Dense,
             measured_at: 0,
+            began_at: 0,
             rate: Mean::default(),
             backlog: Mean::default(),
             crowded: Mean::default(),
@@ -138,6 +157,9 @@ impl Density {
         if seen.held_ns == 0 {
             return;
         }
+        if self.began_at == 0 {
+            self.began_at = now;
+        }
         let used = ratio_ppm(seen.worked_ns, seen.held_ns).min(PPM_ONE.into());
         let backlog = ratio_ppm(seen.backlogged_ns, seen.held_ns);
         self.rate.add(used, seen.held_ns, tuning.memory_ns / 2);
@@ -150,28 +172,26 @@ impl Density {
             others.saturating_add(used) < tuning.saturated_ppm && backlog < tuning.dense_ppm
         });
         self.in_doubt = !undisturbed;
-        if undisturbed {
-            if now.saturating_sub(self.measured_at) >= tuning.stale_ns {
-                self.alone.fade(tuning);
-            }
+        let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
+            || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
+        // A moment says too little to replace what was known.
+        let counts = undisturbed && (!stale || seen.held_ns >= tuning.shortest_ns);
+        if counts && stale {
+            self.alone.renew(used, seen.held_ns, tuning.known_ns);
+        } else if counts || used > self.alone.ppm && self.known_ppm(tuning).is_some() {
+            // Slowed down, it can only look sparser than it is.
+            self.alone.add(used, seen.held_ns, tuning.memory_ns);
+        }
+        if counts {
             self.measured_at = now;
         }
-        // Slowed down, it can only look sparser than it is.
-        if undisturbed || used > self.alone.ppm && self.known_ppm(tuning).is_some() {
-            self.alone.add(used, seen.held_ns, tuning.memory_ns);
-            self.classify(tuning);
-        }
+        self.classify(tuning);
         if seen.others_ppm.is_none()
-            && let Some((before, alone_ns)) = &mut self.suspected
+            && let Some(suspicion) = &mut self.suspected
         {
-            *alone_ns = alone_ns.saturating_add(seen.held_ns);
-            if *alone_ns >= tuning.known_ns {
-                let before = *before;
-                self.suspected = None;
-                self.class = before;
-                self.classify(tuning);
-                self.probe_ends(before, now, tuning);
-                self.trusted_until = now.saturating_add(self.probe_every_ns);
+            suspicion.alone_ns = suspicion.alone_ns.saturating_add(seen.held_ns);
+            if suspicion.alone_ns >= tuning.known_ns {
+                self.end_suspicion(now, tuning);
             }
         }
     }
@@ -212,7 +232,7 @@ impl Density {
     /// Whether it did not fill the device, and has come to have work queued always: it may well do now.
     pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
         let (_, before) = self.at_probe.unwrap_or_default();
-        let comes = before < tuning.sparse_ppm && self.backlog.ppm >= tuning.dense_ppm;
+        let comes = before < tuning.sparse_ppm && self.is_backlogged(tuning);
         let lasts = now.saturating_sub(self.measured_at) >= tuning.suspicion_ns;
         let may_be = !self.is_dense() || self.known_ppm(tuning).is_none();
         may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
@@ -220,7 +240,12 @@ impl Density {
 
     /// Whether it may fill the device, for all that is known, and a probe is due.
     pub(super) fn is_unsure(&self, now: u64, tuning: &Tuning) -> bool {
-        !self.is_dense() && self.backlog.ppm >= tuning.dense_ppm && self.wants_probe(now, tuning)
+        !self.is_dense() && self.is_backlogged(tuning) && self.wants_probe(now, tuning)
+    }
+
+    /// Whether it has work queued nearly always.
+    pub(super) fn is_backlogged(&self, tuning: &Tuning) -> bool {
+        self.backlog.ppm >= tuning.dense_ppm
     }
 
     pub(super) fn is_suspected(&self) -> bool {
@@ -228,17 +253,33 @@ impl Density {
     }
 
     /// Takes it for dense until its next turn tells.
-    pub(super) fn suspect(&mut self, tuning: &Tuning) {
+    pub(super) fn suspect(&mut self, until: u64) {
         let before = self.probe_begins();
-        self.suspected = Some((before, 0));
+        self.suspected = Some(Suspicion { before, until, alone_ns: 0 });
         self.class = Class::Dense;
-        self.alone.fade(tuning);
+    }
+
+    /// Its turn did not come in time.
+    pub(super) fn end_overdue_suspicion(&mut self, now: u64, tuning: &Tuning) {
+        if self.suspected.is_some_and(|suspicion| suspicion.until <= now) {
+            self.end_suspicion(now, tuning);
+        }
+    }
+
+    fn end_suspicion(&mut self, now: u64, tuning: &Tuning) {
+        let Some(Suspicion { before, .. }) = self.suspected.take() else { return };
+        self.class = before;
+        self.classify(tuning);
+        self.probe_ends(before, now, tuning);
+        self.trusted_until = now.saturating_add(self.probe_every_ns);
     }
 
     /// A probe is over. Where it told nothing new the next one can wait.
     pub(super) fn probe_ends(&mut self, before: Class, now: u64, tuning: &Tuning) {
         self.measured_at = now;
-        self.probe_every_ns = if self.class == before {
+        // What programs do first says little of what they do later.
+        let begins = now.saturating_sub(self.began_at) < tuning.beginning_ns;
+        self.probe_every_ns = if self.class == before && !begins {
             self.probe_every_ns.saturating_mul(2).min(tuning.probe_rest_ns)
         } else {
             tuning.probe_every_ns
@@ -317,7 +358,7 @@ mod tests {
 
     #[test]
     fn probes_become_rare_while_nothing_changes() {
-        let tuning = Tuning::default();
+        let tuning = Tuning { beginning_ns: 0, ..Tuning::default() };
         let mut density = Density::unknown(&tuning);
         observe(&mut density, 5, None, 20);
         observe(&mut density, 4, Some(600_000), 20);

@@ -53,10 +53,13 @@ impl Scheduler {
     pub(super) fn suspect_several(&mut self, now: u64) {
         /// Fewer are probed, one after the other.
         const SEVERAL: usize = 2;
+        let tuning = self.tuning;
+        for state in self.workers.values_mut() {
+            state.density.end_overdue_suspicion(now, &tuning);
+        }
         if self.probe.is_some() {
             return;
         }
-        let tuning = self.tuning;
         let those = |are: fn(&Density, u64, &Tuning) -> bool| -> Vec<WorkerId> {
             let is = |id: &&WorkerId| {
                 self.workers.get(id).is_some_and(|state| are(&state.density, now, &tuning))
@@ -68,17 +71,18 @@ impl Scheduler {
         if suspects.len() < SEVERAL && now >= self.probe_after {
             // Nothing has changed, but it is time to make sure.
             suspects = those(Density::is_unsure);
-            spacing = tuning.probe_spacing;
+            spacing = tuning.probe_spacing / 2;
         }
         if suspects.len() < SEVERAL {
             return;
         }
+        let turns = tuning.probe_ns.saturating_mul(suspects.len() as u64);
+        let until = now.saturating_add(turns).saturating_add(tuning.probe_limit_ns);
         for id in &suspects {
             if let Some(state) = self.workers.get_mut(id) {
-                state.density.suspect(&tuning);
+                state.density.suspect(until);
             }
         }
-        let turns = tuning.probe_ns.saturating_mul(suspects.len() as u64);
         self.probe_after = now.saturating_add(turns.saturating_mul(spacing));
     }
 
@@ -146,8 +150,12 @@ impl Scheduler {
         let Some(probe) = self.probe.take() else { return };
         let took = now.saturating_sub(probe.started_at);
         self.probe_after = now.saturating_add(took.saturating_mul(self.tuning.probe_spacing));
-        if let Some(state) = self.workers.get_mut(&probe.worker) {
+        let Some(state) = self.workers.get_mut(&probe.worker) else { return };
+        if probe.seen_ns >= self.tuning.known_ns || !state.density.is_backlogged(&self.tuning) {
             state.density.probe_ends(probe.before, now, &self.tuning);
+        } else {
+            // It could not pay for so much at once: its own turns will tell.
+            state.density.suspect(now.saturating_add(self.tuning.probe_limit_ns));
         }
     }
 }

@@ -124,6 +124,37 @@ fn those_that_begin_to_fill_the_device_together_are_known_within_a_second() {
     }
 }
 
+/// They load, warm up, wait; not all at the same time, and then they fill the device.
+#[test]
+fn those_that_start_one_after_the_other_are_known_soon() {
+    for (count, share, seed) in [(8, 125_000, 1), (8, 125_000, 2), (3, 300_000, 3), (2, 500_000, 4)]
+    {
+        let mut simulation = Simulation::empty(seed);
+        let mut sessions = Vec::new();
+        for _ in 0..count {
+            let tenant = Tenant { way_ns: MS / 5, overrun_ns: MS / 2, ..sparse(share, 50_000) };
+            sessions.push(simulation.arrive(tenant));
+            let pause = simulation.up_to(60 * MS);
+            simulation.run_for(pause);
+        }
+        for density in [550_000, 700_000, 600_000] {
+            for &session in &sessions {
+                let pause = simulation.up_to(15 * MS);
+                simulation.run_for(pause);
+                simulation.set_density(session, density);
+            }
+        }
+        for &session in &sessions {
+            simulation.set_density(session, 1_000_000);
+        }
+        simulation.run_for(1_500 * MS);
+        let (from, worked) = (simulation.now, simulation.worked_ns());
+        let rates = go_on(&mut simulation, 2 * SECOND);
+        let worked = (simulation.worked_ns() - worked) * 1000 / (simulation.now - from);
+        assert!(worked >= 900 * count * u64::from(share) / 1_000_000, "{worked}: {rates:?}");
+    }
+}
+
 #[test]
 fn charged_is_what_was_held_by_a_lone_dense_one_and_what_was_used_by_others() {
     let (mut simulation, _) = run(&[Tenant::busy(300_000)], 20 * SECOND);

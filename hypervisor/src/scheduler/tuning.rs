@@ -55,6 +55,8 @@ pub struct Tuning {
     pub probe_every_ns: u64,
     /// How long workers must have been in doubt that have come to have work queued always.
     pub suspicion_ns: u64,
+    /// For so long it does not become longer between probes of a new worker.
+    pub beginning_ns: u64,
     /// The longest time between probes of a worker that goes on being in doubt.
     pub probe_rest_ns: u64,
     /// After a probe there is none on the device for this many times its length.
@@ -86,6 +88,7 @@ impl Default for Tuning {
             probe_limit_ns: 100 * MS,
             probe_every_ns: 1_000 * MS,
             suspicion_ns: 500 * MS,
+            beginning_ns: 5_000 * MS,
             probe_rest_ns: 8_000 * MS,
             probe_spacing: 20,
         }
