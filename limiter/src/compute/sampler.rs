@@ -18,10 +18,10 @@ const PAIRS: usize = 4;
 const SLOWEST_LAUNCH_NS: u64 = 10_000;
 /// What a pair of events costs can be at most this; more is a measurement gone wrong.
 const DEAREST_PAIR_NS: u64 = 4_000;
-/// What a launch costs the device between two events, beside the vendor's profiler: 0.8 to 1.1 us (now and then
-/// 1.8) whether an empty pair costs 1.2 us, as on some devices, or 2.9, as on others of the same kind. Where
-/// pairs cost next to nothing launches do as well.
-const LAUNCH_NS: u64 = 1_000;
+/// What a launch costs the device between two events, beside the vendor's profiler: 0.8 to 1.8 us, whether an
+/// empty pair costs 1.2 us, as on some devices, or 2.9, as on others of the same kind. Where pairs cost next to
+/// nothing launches do as well.
+const LAUNCH_NS: u64 = 1_250;
 /// An empty pair is measured before so many samples.
 const EMPTY_EVERY: u32 = 16;
 
