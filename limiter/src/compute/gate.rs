@@ -22,8 +22,6 @@ pub(crate) struct Gate {
     active: AtomicBool,
     /// Whether another session may be using the device at the same time.
     shared: AtomicBool,
-    /// Whether the program lately used most of the time, and maybe all of it.
-    may_be_full: AtomicBool,
     governed: AtomicBool,
     /// Whether a thread follows the session's limits.
     followed: AtomicBool,
@@ -73,7 +71,6 @@ impl Gate {
             bell: AtomicU32::new(0),
             active: AtomicBool::new(active),
             shared: AtomicBool::new(false),
-            may_be_full: AtomicBool::new(false),
             governed: AtomicBool::new(false),
             followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
@@ -123,15 +120,6 @@ impl Gate {
 
     pub(super) fn set_shared(&self, shared: bool) {
         self.shared.store(shared, Ordering::Relaxed);
-    }
-
-    /// Whether the program lately used most of the time by the estimates, and maybe all of it.
-    pub(super) fn may_be_full(&self) -> bool {
-        self.may_be_full.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_may_be_full(&self, may_be: bool) {
-        self.may_be_full.store(may_be, Ordering::Relaxed);
     }
 
     /// The lease under way, `None` while closed.

@@ -12,8 +12,10 @@ use std::io;
 use std::sync::Arc;
 use utils::driver::cuda::CAPTURE_MODE_RELAXED;
 
-/// How often the governor looks whether the program still uses its lease.
-const LOOK_NS: u64 = 4_000_000;
+/// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
+/// program could have.
+const LEAST_LOOK_NS: u64 = 3_000_000;
+const LOOK_SPREAD_NS: u64 = 2_000_000;
 /// For how long a program may not use its lease, where that costs others nothing, and where it does.
 const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;
@@ -198,13 +200,13 @@ impl Tenure {
         let now = clock::now();
         let totals = device.gate().totals();
         let usage = if left { Usage::with_rest(now, totals) } else { Usage::new(now, totals) };
+        device.gate().lanes().iter().for_each(|lane| lane.forget_question());
         Self { device, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
     }
 
     fn look(&mut self, now: u64, busy: bool) {
         let gate = self.device.gate();
         let used = self.usage.until(now, gate.totals(), busy);
-        gate.set_may_be_full(used.may_be_more());
         self.used += used;
     }
 
@@ -226,7 +228,7 @@ impl Tenure {
                 return;
             }
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
-            clock::sleep(LOOK_NS.min(next.saturating_sub(now)).max(1));
+            clock::sleep(until_look(now).min(next.saturating_sub(now)).max(1));
             let now = clock::now();
             let lanes = self.device.gate().lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
@@ -235,12 +237,15 @@ impl Tenure {
                 clock::sleep(DRAIN_POLL_NS);
                 continue;
             };
-            let busy = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
-            self.look(now, busy);
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
-            if before != Some(activity) {
-                before = Some(activity);
+            let goes_on = before.replace(activity) != Some(activity);
+            let queues = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
+            let shared = self.device.gate().is_shared();
+            let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
+            self.look(now, queues || works);
+            if goes_on {
                 idle_since = None;
+                lanes.iter().for_each(|lane| lane.ask());
             } else if drained(&lanes) {
                 self.usage.drained(self.device.gate().totals());
                 let since = *idle_since.get_or_insert(now);
@@ -382,10 +387,16 @@ fn renewal(now: u64, lease: &Lease) -> Option<u64> {
     (early >= LEAST_BEFORE_NS).then_some(lease.end - early)
 }
 
+/// How long to wait for the next look.
+fn until_look(now: u64) -> u64 {
+    let mixed = now.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    LEAST_LOOK_NS + mixed * LOOK_SPREAD_NS / (1 << 32)
+}
+
 /// When everything launched will be done, if something has just been seen to be done; `None`: not known,
 /// or not soon.
 fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
-    const SOON_NS: u64 = 1_000_000;
+    const SOON_NS: u64 = 5_000_000;
     let mut left_ns = 0_u64;
     for totals in lanes.iter().map(|lane| lane.totals()) {
         if totals.unknown {

@@ -46,17 +46,6 @@ impl Used {
     pub(super) fn alone(self) -> u64 {
         self.estimated_ns.max(self.backlogged_ns).min(self.held_ns)
     }
-
-    /// Whether the estimates say that most of the time was used, so that it may have been all.
-    pub(super) fn may_be_more(self) -> bool {
-        is_most(self.estimated_ns, self.held_ns) && self.estimated_ns < self.held_ns
-    }
-}
-
-/// Whether work of some nanoseconds is most of a stretch of time: whether it is all of it can then depend on
-/// little.
-pub(super) const fn is_most(used_ns: u64, of_ns: u64) -> bool {
-    used_ns > 0 && used_ns / 7 >= of_ns / 10
 }
 
 impl core::ops::AddAssign for Used {
@@ -186,15 +175,6 @@ mod tests {
         }
         assert_eq!(sum.held_ns, 2_000 * MS);
         assert!((990 * MS..=1_000 * MS).contains(&sum.backlogged_ns), "{sum:?}");
-    }
-
-    #[test]
-    fn most_of_the_time() {
-        let used = |estimated_ns| Used { estimated_ns, ..Used::busy(1000) };
-        assert!(used(990).may_be_more() && !used(1000).may_be_more() && !used(600).may_be_more());
-        assert!(!Used::default().may_be_more());
-        assert!(is_most(70, 100) && !is_most(69, 100) && !is_most(0, 100));
-        assert!(is_most(u64::MAX, u64::MAX));
     }
 
     /// Estimates that are too low do not matter where work was always queued, and ones that are too high

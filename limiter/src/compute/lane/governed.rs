@@ -2,7 +2,7 @@
 
 use super::super::usage::Totals;
 use super::super::{is_capturing, own, pins};
-use super::{CLOSED, LONG_NS, Lane};
+use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use utils::driver::cuda::{Context, CuResult, STREAM_PER_THREAD, Stream};
@@ -17,6 +17,22 @@ impl Lane {
             return false;
         };
         self.in_context(|| !self.is_done(before)).unwrap_or(false)
+    }
+
+    /// Has the thread's next launch see whether there still is work. To be called by the governor.
+    pub(in crate::compute) fn ask(&self) {
+        self.looks.ask();
+        self.count.stop.store(AT_ONCE, Relaxed);
+    }
+
+    /// A new lease: what was asked under the last one has no answer.
+    pub(in crate::compute) fn forget_question(&self) {
+        self.looks.forget();
+    }
+
+    /// Whether there was work each time that this was asked, lately.
+    pub(in crate::compute) fn found_work(&self) -> bool {
+        self.looks.found_work()
     }
 
     /// Time for which work was always queued, since this was last asked. To be asked by the governor.

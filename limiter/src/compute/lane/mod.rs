@@ -3,9 +3,8 @@
 //! Only its thread launches in it, so that counting needs no read-modify-write. Every batch of
 //! launches ends with an event; two events take turns, and a batch is begun only when the one before
 //! the last is done. The size of a batch follows the program's pace ([`pace`]), so that there are about two
-//! events a millisecond, one where the program leaves the device idle, and more where it may or may not. A
-//! third event is the governor's: it covers what the thread has launched since its last one, when the
-//! thread is busy elsewhere.
+//! events a millisecond, or one where the program leaves the device idle. A third event is the governor's: it
+//! covers what the thread has launched since its last one, when the thread is busy elsewhere.
 //!
 //! Each launch adds its estimate to what the lane has launched. Now and then one is sampled.
 
@@ -15,6 +14,7 @@ mod thread;
 
 use super::estimate::Estimate;
 use super::hold::Hold;
+use super::looks::Looks;
 use super::sampler::{Place, Sampler, Started};
 use super::{Gate, Work, clock, own, undisturbing};
 use core::ptr;
@@ -49,6 +49,8 @@ const LONGEST_REST_NS: u64 = 50_000_000;
 const LONG_NS: u64 = 5_000_000;
 /// A batch size that no launch fits in: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
+/// Where the thread is to look up at its next launch.
+const AT_ONCE: u32 = 0;
 /// Nothing has been covered by the governor.
 const NEVER: u64 = u64::MAX;
 
@@ -72,6 +74,9 @@ pub(crate) struct Lane {
     context: usize,
     /// Launches that end with an event, or [`CLOSED`].
     batch: AtomicU32,
+    /// Where the thread has to look up next, unless it is asked to do so at once.
+    planned: AtomicU32,
+    looks: Looks,
     /// How many of the launched nanoseconds the latest events cover, by their numbers.
     covered_ns: [AtomicU64; 4],
     /// Time for which work was always queued, as far as can be told.
@@ -107,7 +112,7 @@ pub(crate) struct Lane {
     /// When the last batch was seen to begin or end, and what had been launched then.
     mark: AtomicU64,
     marked_ns: AtomicU64,
-    span: Mutex<Span>,
+    span: Span,
     /// Time between launches when the GPU was kept busy by them.
     launch_ns: AtomicU64,
     /// [`Lane::activity`] at the time of the governor's event.
@@ -141,6 +146,8 @@ impl Lane {
             stream,
             context,
             batch: AtomicU32::new(1),
+            planned: AtomicU32::new(1),
+            looks: Looks::default(),
             covered_ns: [const { AtomicU64::new(0) }; 4],
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
@@ -161,7 +168,7 @@ impl Lane {
             given_up: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
             marked_ns: AtomicU64::new(0),
-            span: Mutex::new(Span::default()),
+            span: Span::default(),
             launch_ns: AtomicU64::new(0),
             governors: AtomicU64::new(NEVER),
             abandoned: AtomicBool::new(false),
@@ -324,7 +331,7 @@ impl Lane {
             undisturbing(|| {
                 let covered = self.try_to_cover();
                 if covered || self.is_enough(gate.is_shared()) {
-                    self.pace(count, covered, gate);
+                    self.pace(count, gate);
                     // There may be an event now.
                     let _ = covered || self.try_to_cover();
                 } else {
@@ -338,7 +345,19 @@ impl Lane {
         }
     }
 
+    /// Sees whether the stream has work, if the governor wants to know. The stream must not be capturing.
+    pub(super) fn look_if_asked(&self, shared: bool) {
+        if !self.looks.is_due() {
+            return;
+        }
+        self.stop_at(self.planned.load(Relaxed));
+        // Beside another session it may be waiting for that one's work.
+        let works = || own::stream_query(self.stream as Stream) == CuResult::NOT_READY;
+        self.looks.tell(!shared && undisturbing(works));
+    }
+
     fn stop_at(&self, count: u32) {
+        self.planned.store(count, Relaxed);
         self.count.stop.store(count, Relaxed);
         // Another thread may have closed the lane meanwhile.
         if self.batch.load(Relaxed) == CLOSED {

@@ -1,0 +1,72 @@
+//! Whether a lane has work under way all the time, by looks at moments of somebody else's choice.
+//!
+//! Programs with short queues never have one batch queued behind another, and what lies between short kernels
+//! that follow each other is none of theirs: such a program keeps the device from others all the time, and
+//! neither its batches nor its estimates say so. So the governor asks, now and then, and the next launch sees
+//! whether the stream still has work before it adds its own. A moment falls into a pause as often as the pause is
+//! long: if one after the other finds work there are next to no pauses.
+
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU32};
+
+/// So many looks in a row. A program that is busy for nine tenths of the time passes one time in twelve, and
+/// is then charged a tenth more.
+const ENOUGH: u32 = 24;
+
+#[derive(Default)]
+pub(super) struct Looks {
+    asked: AtomicBool,
+    /// Looks since one found nothing.
+    found: AtomicU32,
+}
+
+impl Looks {
+    /// Wants to know how it is now. To be called by the governor.
+    pub(super) fn ask(&self) {
+        self.asked.store(true, Relaxed);
+    }
+
+    /// Wants to know it no more.
+    pub(super) fn forget(&self) {
+        self.asked.store(false, Relaxed);
+    }
+
+    /// Whether somebody has asked since this was last called. By the lane's thread.
+    pub(super) fn is_due(&self) -> bool {
+        self.asked.load(Relaxed) && self.asked.swap(false, Relaxed)
+    }
+
+    /// Tells whether there was work. By the lane's thread.
+    pub(super) fn tell(&self, works: bool) {
+        let found = if works { self.found.load(Relaxed).saturating_add(1) } else { 0 };
+        self.found.store(found, Relaxed);
+    }
+
+    /// Whether there has been work all the time.
+    pub(super) fn found_work(&self) -> bool {
+        self.found.load(Relaxed) >= ENOUGH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_in_a_row_and_one_ends_it() {
+        let looks = Looks::default();
+        assert!(!looks.is_due());
+        for _ in 0..ENOUGH {
+            assert!(!looks.found_work());
+            looks.ask();
+            assert!(looks.is_due() && !looks.is_due());
+            looks.tell(true);
+        }
+        assert!(looks.found_work());
+        looks.tell(false);
+        assert!(!looks.found_work());
+        looks.ask();
+        looks.forget();
+        assert!(!looks.is_due());
+    }
+}
