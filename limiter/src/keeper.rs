@@ -55,6 +55,7 @@ pub(crate) fn start() {
         return;
     }
     watch_exit();
+    crate::patch::keep_driver();
     let signals = SignalsBlocked::new();
     let started = std::thread::Builder::new()
         .name("sluice-keeper".to_owned())

@@ -5,6 +5,8 @@ use crate::detours::{self, Library};
 use crate::per_process::Turnstile;
 use crate::{own, report};
 use core::ffi::c_void;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -37,6 +39,20 @@ fn failed(message: String) {
     let _ = FAILURE.set(message);
     // Launches that are not limited in time must be looked at from now on.
     crate::compute::set_gated(None);
+}
+
+/// The loader's handle of the patched driver.
+static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Keeps the driver loaded for the rest of the process: from now on threads of the limiter's own call it,
+/// which the program knows nothing of when it unloads it. To be called from a call into the driver, without
+/// a lock.
+pub(crate) fn keep_driver() {
+    let handle = DRIVER.swap(ptr::null_mut(), Ordering::AcqRel);
+    // SAFETY: null, or a library that stays loaded at least as long as it is being called.
+    if !handle.is_null() && !unsafe { loader::keep(handle) } {
+        tracing::warn!("the driver cannot be kept loaded");
+    }
 }
 
 /// Starts the watch, and patches what is loaded already.
@@ -93,9 +109,12 @@ fn look(seen: &mut Seen) {
         });
     }
     seen.libraries = present;
-    for key in &mut seen.patched {
+    for (kind, key) in [Library::Cuda, Library::Nvml].into_iter().zip(&mut seen.patched) {
         if key.is_some_and(|key| !seen.libraries.contains(&key)) {
             *key = None;
+            if kind == Library::Cuda {
+                DRIVER.store(ptr::null_mut(), Ordering::Release);
+            }
         }
     }
     for library in fresh {
@@ -122,26 +141,38 @@ fn patch(kind: Library, library: loader::Library) {
     let own: HashMap<&str, &Slot> = own::CALLS.iter().copied().collect();
     let mut engine = hook::engine();
     let mut states: HashMap<&str, String> = HashMap::new();
+    // The way back into each function that is patched. A function may have several names, and is patched
+    // once: the way back of a second patch would lead to the detour of the first.
+    let mut ways_back: HashMap<*const c_void, *const c_void> = HashMap::new();
+    library.functions(&mut |symbol| {
+        let Some(detour) = wanted.get(symbol.name) else { return };
+        let installed = match ways_back.get(&symbol.address) {
+            Some(&way_back) => {
+                detour.slot.set(way_back);
+                Ok(())
+            }
+            None => install(engine.as_mut(), symbol.address, detour),
+        };
+        let state = match installed {
+            Ok(()) => {
+                ways_back.insert(symbol.address, detour.slot.get());
+                "patched".to_owned()
+            }
+            Err(error) => {
+                failed(format!("{}: {error}", detour.symbol));
+                format!("failed:{}", error.reason)
+            }
+        };
+        states.insert(detour.symbol, state);
+    });
     library.functions(&mut |symbol| {
         if let Some(slot) = own.get(symbol.name) {
-            slot.set(symbol.address);
-        }
-        if let Some(detour) = wanted.get(symbol.name) {
-            let state = match install(engine.as_mut(), symbol.address, detour) {
-                Ok(()) => {
-                    if let Some(slot) = own.get(symbol.name) {
-                        slot.set(detour.slot.get());
-                    }
-                    "patched".to_owned()
-                }
-                Err(error) => {
-                    failed(format!("{}: {error}", detour.symbol));
-                    format!("failed:{}", error.reason)
-                }
-            };
-            states.insert(detour.symbol, state);
+            slot.set(ways_back.get(&symbol.address).copied().unwrap_or(symbol.address));
         }
     });
+    if kind == Library::Cuda {
+        DRIVER.store(library.handle().cast_mut(), Ordering::Release);
+    }
     write_report(kind, &states);
 }
 

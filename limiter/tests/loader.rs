@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome};
+use common::{
+    COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome,
+};
 use std::path::Path;
 
 fn limited(stage: &Stage, program: &Path, arguments: &[&str]) -> Outcome {
@@ -60,6 +62,32 @@ fn function_pointers_from_cu_get_proc_address() {
 #[test]
 fn fifty_times_loaded_and_unloaded() {
     holds(loader("reopen"));
+}
+
+/// Threads of the limiter's own go on calling it.
+#[test]
+fn a_driver_that_is_unloaded_while_it_is_used_stays() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    for compute in ["100", "50"] {
+        let mut command = stage.limited(&program);
+        command.arg("close").env(MEMORY_LIMIT, first_device("1GiB"));
+        holds(outcome(command.env(COMPUTE_LIMIT, first_device(compute))));
+    }
+}
+
+#[test]
+fn a_function_that_has_one_name_twice_is_patched_once() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let versions = stage.folder().join("versions");
+    std::fs::write(&versions, "FIRST {}; SECOND {} FIRST;").unwrap();
+    let script = format!("-Wl,--version-script={}", versions.display());
+    let options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", &script];
+    let driver = stage.compile("twice.c", "libtwice.so", &options);
+    let driver = driver.to_str().unwrap();
+    let outcome = outcome(stage.limited(&program).args(["twice", driver])).silent();
+    assert_eq!((outcome.value("right"), outcome.value("wrong")), (0, 1), "{outcome:#?}");
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub(crate) struct Glance {
     first_context: AtomicUsize,
 }
 
+const _: () = assert!(core::mem::offset_of!(Glance, gated) == 0);
+
 /// Not known yet, no, yes.
 const UNKNOWN: u8 = 0;
 pub(crate) const UNGATED: u8 = 1;

@@ -44,6 +44,7 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Starts the governor of a device.
 pub(super) fn start(device: &'static Device) -> io::Result<()> {
     pins::watch_exit();
+    crate::patch::keep_driver();
     let signals = SignalsBlocked::new();
     let started = std::thread::Builder::new()
         .name("sluice-governor".to_owned())

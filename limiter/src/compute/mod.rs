@@ -137,7 +137,7 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     let launching = loop {
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
-        if lane::enter(device, stream, lane.as_deref()) {
+        if lane::enter(device, stream, lane.as_ref()) {
             break launching;
         }
         drop(launching);

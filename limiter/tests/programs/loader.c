@@ -94,6 +94,22 @@ int main(int argc, char **argv) {
         for (int i = 0; i < 50; i++)
             dlclose(open_driver(RTLD_NOW));
         use(open_driver(RTLD_NOW));
+    } else if (!strcmp(how, "close")) {
+        void *library = open_driver(RTLD_NOW);
+        struct driver d = driver_of(library);
+        start_driver(&d);
+        CUfunction kernel = spin_kernel(&d);
+        for (int i = 0; i < 100; i++)
+            ok(spin(&d, kernel, 100, NULL));
+        dlclose(library);
+        usleep(300000);
+        d = driver_of(open_driver(RTLD_NOW));
+        say_limit(&d);
+    } else if (!strcmp(how, "twice")) {
+        int (*init)(unsigned);
+        void *library = dlopen(argv[2], RTLD_NOW);
+        *(void **)&init = need(library, "cuInit");
+        printf("right=%d wrong=%d\n", init(0), init(1));
     } else if (!strcmp(how, "threads")) {
         pthread_t threads[8];
         pthread_barrier_init(&together, NULL, 8);

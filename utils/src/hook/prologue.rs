@@ -43,6 +43,7 @@ impl Prologue {
                 FlowControl::Return
                     | FlowControl::UnconditionalBranch
                     | FlowControl::IndirectBranch
+                    | FlowControl::Exception
             );
             instructions.push(instruction);
         }
@@ -109,6 +110,8 @@ mod tests {
         assert!(taken(&[0xc3, 0x0f, 0x1f, 0x00, 0x90]));
         // xor eax, eax; ret; push rbp: the next function
         assert!(!taken(&[0x31, 0xc0, 0xc3, 0x55, 0x48, 0x89, 0xe5]));
+        // ud2; push rbp: the next function
+        assert!(!taken(&[0x0f, 0x0b, 0x55, 0x48, 0x89, 0xe5]));
         // jmp rax; int3; push rbp
         assert!(!taken(&[0xff, 0xe0, 0xcc, 0x55, 0x48, 0x89, 0xe5]));
     }

@@ -48,6 +48,7 @@ unsafe extern "C" {
 /// Valid as long as the library stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Library {
+    map: *const LinkMap,
     base: usize,
     dynamic: *const elf::Dyn,
     name: *const c_char,
@@ -58,6 +59,12 @@ impl Library {
     #[must_use]
     pub fn key(&self) -> (usize, usize) {
         (self.base, self.dynamic as usize)
+    }
+
+    /// What `dlopen` answered: see [`keep`].
+    #[must_use]
+    pub fn handle(&self) -> *const c_void {
+        self.map.cast()
     }
 
     /// The path it was loaded from, empty for the program itself.
@@ -100,7 +107,8 @@ pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
         while !map.is_null() {
             // SAFETY: the caller vouches that the list is at rest.
             let entry = unsafe { &*map };
-            visit(Library { base: entry.l_addr, dynamic: entry.l_ld, name: entry.l_name });
+            let (base, dynamic, name) = (entry.l_addr, entry.l_ld, entry.l_name);
+            visit(Library { map, base, dynamic, name });
             map = entry.l_next;
         }
         debug = if version >= 2 {
@@ -109,6 +117,26 @@ pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
         } else {
             ptr::null()
         };
+    }
+}
+
+/// Keeps a library loaded for the rest of the process, whatever its program closes; `false`: the loader
+/// refuses. Waits for the loader's lock.
+///
+/// # Safety
+/// `handle` must be that of a [`Library`] which stays loaded during the call. Not to be called from a
+/// [`watch`] callback.
+#[must_use]
+pub unsafe fn keep(handle: *const c_void) -> bool {
+    let mut namespace: libc::Lmid_t = libc::LM_ID_BASE;
+    // SAFETY: a handle is the address of the library's entry in the list, whose name is its key there. The
+    // library is loaded, so that none is loaded now.
+    unsafe {
+        let asked =
+            libc::dlinfo(handle.cast_mut(), libc::RTLD_DI_LMID, (&raw mut namespace).cast());
+        let name = (*handle.cast::<LinkMap>()).l_name;
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        asked == 0 && !name.is_null() && !libc::dlmopen(namespace, name, flags).is_null()
     }
 }
 

@@ -165,12 +165,15 @@ fn is_current(ordinal: i32) -> bool {
 pub(in crate::compute) fn enter(
     device: &'static Device,
     stream: usize,
-    lane: Option<&Lane>,
+    lane: Option<&Arc<Lane>>,
 ) -> bool {
     let Some(lease) = device.gate().lease() else { return false };
     let Some(lane) = lane else { return true };
     let _ = with_shortcut(stream, |shortcut| {
-        if !ptr::eq(shortcut.lane.get(), lane) || shortcut.lease.get() != lease {
+        // Kept by the address of the `Arc`'s own: it is made an `Arc` again.
+        let address = Arc::as_ptr(lane);
+        let known = shortcut.device.get().is_some() && ptr::eq(shortcut.lane.get(), address);
+        if !known || shortcut.lease.get() != lease {
             if lane.entered.swap(lease, Relaxed) != lease {
                 lane.begin_at(clock::now());
             }
@@ -180,7 +183,7 @@ pub(in crate::compute) fn enter(
             shortcut.stream.set(stream);
             shortcut.lease.set(lease);
             shortcut.device.set(Some(device));
-            shortcut.lane.set(lane);
+            shortcut.lane.set(address);
         }
     });
     true

@@ -1,0 +1,5 @@
+/* A driver that gives one function one name twice, as libraries with symbol versions do. */
+int init(unsigned flags) { return flags == 0 ? 0 : 1; }
+__asm__(".symver init, cuInit@FIRST");
+int init_again(unsigned flags) __attribute__((alias("init")));
+__asm__(".symver init_again, cuInit@@SECOND");
