@@ -7,8 +7,8 @@
 use super::code_memory::CodeMemory;
 use super::mappings::Mappings;
 use super::overwrite::overwrite;
-use super::prologue::{LONGEST, Prologue};
-use super::{Slot, jump};
+use super::prologue::{LONGEST, Prologue, Unfit};
+use super::{Slot, in_file, jump};
 use core::ffi::{c_int, c_void};
 use core::ptr;
 
@@ -27,7 +27,7 @@ impl Batch {
         Some(Self { mappings: Mappings::now()?, memory: CodeMemory::default() })
     }
 
-    /// Redirects `target` to `detour`, the way back in `slot`. `false`: nothing has changed.
+    /// Redirects `target` to `detour`, the way back in `slot`. If not, nothing has changed.
     ///
     /// # Safety
     /// As for [`super::HookEngine::install`].
@@ -36,40 +36,46 @@ impl Batch {
         target: *const c_void,
         detour: *const c_void,
         slot: &Slot,
-    ) -> bool {
-        // SAFETY: the caller's.
-        unsafe { self.try_install(target, detour, slot) }.is_some()
-    }
-
-    /// # Safety
-    /// As for [`Self::install`].
-    unsafe fn try_install(
-        &mut self,
-        target: *const c_void,
-        detour: *const c_void,
-        slot: &Slot,
-    ) -> Option<()> {
+    ) -> Result<(), Unfit> {
         let entry = target as usize;
         let is_code = |&(protection, _): &(c_int, usize)| protection & CODE == CODE;
-        self.mappings.at(detour as usize).filter(is_code)?;
-        let (protection, left) = self.mappings.at(entry).filter(is_code)?;
+        self.mappings.at(detour as usize).filter(is_code).ok_or(Unfit::Shape)?;
+        let (protection, left) = self.mappings.at(entry).filter(is_code).ok_or(Unfit::Shape)?;
         // SAFETY: readable, and it stays mapped: it is a function's, as the caller vouches.
         let code = unsafe { core::slice::from_raw_parts(target.cast(), left.min(LONGEST)) };
-        let prologue = Prologue::decode(code, entry)?;
+        let prologue = match Prologue::decode(code, entry) {
+            // One of the kernel's for a tracer (uprobes), or a debugger's. The jump takes its place.
+            Err(Unfit::Breakpoint) => {
+                let code = in_file::beneath_breakpoints(code, entry).ok_or(Unfit::Breakpoint)?;
+                Prologue::decode(&code, entry)?
+            }
+            decoded => decoded?,
+        };
+        let (original, patch) = self.place(&prologue, entry, detour).ok_or(Unfit::Shape)?;
+        slot.set(original as *const c_void);
+        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded;
+        // nobody executes it or changes its protection, as the caller vouches.
+        if !unsafe { overwrite(target, &patch, protection) } {
+            slot.set(ptr::null());
+            return Err(Unfit::Shape);
+        }
+        Ok(())
+    }
+
+    /// Puts what the function at `entry` needs near it: tells the way back, and the jump to `detour`.
+    fn place(
+        &mut self,
+        prologue: &Prologue,
+        entry: usize,
+        detour: *const c_void,
+    ) -> Option<(usize, [u8; jump::NEAR])> {
         let block = self.memory.near(entry, &mut self.mappings)?;
         let original = block.put(&prologue.relocate(block.next())?)?;
         let patch = match jump::near(entry, detour as usize) {
             Some(patch) => patch,
             None => jump::near(entry, block.put(&jump::far(detour as usize))?)?,
         };
-        slot.set(original as *const c_void);
-        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded;
-        // nobody executes it or changes its protection, as the caller vouches.
-        if !unsafe { overwrite(target, &patch, protection) } {
-            slot.set(ptr::null());
-            return None;
-        }
-        Some(())
+        Some((original, patch))
     }
 }
 
@@ -157,7 +163,7 @@ mod tests {
             let detour = and_hundred as *const c_void;
             // SAFETY: functions of one signature that nobody else calls.
             unsafe {
-                assert_eq!(batch.install(address, detour, &slot), taken, "{name}");
+                assert_eq!(batch.install(address, detour, &slot).is_ok(), taken, "{name}");
                 assert_eq!(slot.is_set(), taken, "{name}");
                 if !taken {
                     engine.install(address, detour, &slot).unwrap();
@@ -176,8 +182,8 @@ mod tests {
             SLOT.set(ptr::null());
             let address = function(FUNCTIONS[0].1, 0);
             let mut batch = Batch::begin().unwrap();
-            assert!(batch.install(address, and_hundred as *const c_void, &SLOT));
-            assert!(batch.install(address, and_thousand as *const c_void, &SECOND));
+            batch.install(address, and_hundred as *const c_void, &SLOT).unwrap();
+            batch.install(address, and_thousand as *const c_void, &SECOND).unwrap();
             let patched: Function = core::mem::transmute(address);
             assert_eq!(patched(7), 12 + 100 + 1000);
         }
@@ -193,13 +199,52 @@ mod tests {
         let slot = Slot::new();
         // SAFETY: functions that nobody calls.
         let patch = unsafe {
-            assert!(batch.install(target, detour, &slot));
+            batch.install(target, detour, &slot).unwrap();
             core::slice::from_raw_parts(target.cast::<u8>(), jump::NEAR)
         };
         assert_eq!(
             Some(patch),
             jump::near(target as usize, detour as usize).as_ref().map(|p| &p[..])
         );
+    }
+
+    /// Code of a file that is mapped, with a breakpoint at its entry.
+    fn traced(file: &std::fs::File) -> *const c_void {
+        use std::os::fd::AsRawFd;
+        let (fd, writable) = (file.as_raw_fd(), libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: a new mapping, of one page of which the file has the beginning.
+        unsafe {
+            let start = libc::mmap(ptr::null_mut(), 4096, writable, libc::MAP_PRIVATE, fd, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            start.byte_add(64).cast::<u8>().write(0xcc);
+            assert_eq!(libc::mprotect(start, 4096, CODE), 0);
+            start.byte_add(64)
+        }
+    }
+
+    #[test]
+    fn what_a_breakpoint_stands_for_is_in_the_file() {
+        let (_, code, results, _) = FUNCTIONS[0];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a name with spaces");
+        std::fs::write(&path, [&[0; 64], code, &[0xcc; 64]].concat()).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        let (address, lost) = (traced(&file), traced(&file));
+        let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
+        // SAFETY: functions that nobody else calls; the way back has their signature.
+        unsafe {
+            Batch::begin().unwrap().install(address, detour, &slot).unwrap();
+            let original: Function = core::mem::transmute(slot.get());
+            assert_eq!([original(0), original(7)], results);
+            assert_eq!(address.cast::<u8>().read(), 0xe9);
+            // Not to be found any more.
+            std::fs::remove_file(&path).unwrap();
+            let slot = Slot::new();
+            let error = DetourEngine::new().install(lost, detour, &slot).unwrap_err();
+            assert!(error.reason.contains("breakpoint"), "{error}");
+            assert_eq!(lost.cast::<u8>().read(), 0xcc);
+            assert!(!slot.is_set());
+        }
     }
 
     #[test]
@@ -213,11 +258,11 @@ mod tests {
         let detour = and_hundred as *const c_void;
         // SAFETY: refused before anything is written.
         unsafe {
-            assert!(!batch.install(data.as_ptr().cast(), detour, &slot));
-            assert!(!batch.install(target, data.as_ptr().cast(), &slot));
-            assert!(!batch.install(ptr::null(), detour, &slot));
+            assert!(batch.install(data.as_ptr().cast(), detour, &slot).is_err());
+            assert!(batch.install(target, data.as_ptr().cast(), &slot).is_err());
+            assert!(batch.install(ptr::null(), detour, &slot).is_err());
             // The last bytes of a page, with nothing behind them.
-            assert!(!batch.install(target.byte_add(4093), detour, &slot));
+            assert!(batch.install(target.byte_add(4093), detour, &slot).is_err());
             assert_eq!(core::slice::from_raw_parts(target.cast::<u8>(), code.len()), code);
         }
         assert!(!slot.is_set());

@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::batch::Batch;
+#[cfg(target_arch = "x86_64")]
+use super::prologue::Unfit;
 use super::{HookEngine, HookError, Slot};
 use core::ffi::c_void;
 use core::mem;
@@ -45,11 +47,22 @@ impl HookEngine for DetourEngine {
         slot: &Slot,
     ) -> Result<(), HookError> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(batch) = &mut self.batch
+        if let Some(batch) = &mut self.batch {
             // SAFETY: the caller's.
-            && unsafe { batch.install(target, detour, slot) }
-        {
-            return Ok(());
+            match unsafe { batch.install(target, detour, slot) } {
+                Ok(()) => return Ok(()),
+                // The crate would take the breakpoint for an instruction of the function's.
+                Err(Unfit::Breakpoint) => {
+                    return Err(HookError {
+                        address: target as usize,
+                        reason:
+                            "a breakpoint is in its first instructions, and its file cannot be \
+                                 read"
+                                .to_owned(),
+                    });
+                }
+                Err(Unfit::Shape) => {}
+            }
         }
         let failed = |error: detour::Error| HookError {
             address: target as usize,

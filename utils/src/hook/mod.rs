@@ -7,6 +7,8 @@ mod code_memory;
 mod detour_engine;
 #[cfg(feature = "frida")]
 mod frida_engine;
+#[cfg(target_arch = "x86_64")]
+mod in_file;
 pub(crate) mod jump;
 #[cfg(target_arch = "x86_64")]
 mod mappings;

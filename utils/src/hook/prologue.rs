@@ -10,6 +10,15 @@ use iced_x86::{
 /// More than the longest prologue and the padding behind it.
 pub(super) const LONGEST: usize = 64;
 
+/// Why the first instructions of a function cannot be put elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unfit {
+    /// A breakpoint is among them: what it stands for is not to be seen.
+    Breakpoint,
+    /// A plain copy would not do the same.
+    Shape,
+}
+
 /// The instructions at a function's entry that a jump will overwrite.
 #[derive(Debug)]
 pub(super) struct Prologue {
@@ -19,24 +28,27 @@ pub(super) struct Prologue {
 }
 
 impl Prologue {
-    /// Decodes `code`, which begins at the entry of a function, at `entry`. `None` where a plain copy
-    /// elsewhere would not do the same: the function is too short, or refers to what is overwritten.
-    pub(super) fn decode(code: &[u8], entry: usize) -> Option<Self> {
+    /// Decodes `code`, which begins at the entry of a function, at `entry`. A plain copy
+    /// elsewhere does not do the same where the function is too short, or refers to what is overwritten.
+    pub(super) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
         let entry = entry as u64;
         let mut decoder = Decoder::with_ip(64, code, entry, DecoderOptions::NONE);
         let mut instructions = Vec::new();
         let mut left = false;
         while decoder.position() < NEAR {
-            let instruction = decoder.can_decode().then(|| decoder.decode())?;
+            let instruction = decoder.can_decode().then(|| decoder.decode()).ok_or(Unfit::Shape)?;
             if instruction.is_invalid() {
-                return None;
+                return Err(Unfit::Shape);
             }
             if left {
                 // Behind its end nothing but padding may be overwritten.
                 if !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3) {
-                    return None;
+                    return Err(Unfit::Shape);
                 }
                 continue;
+            }
+            if instruction.mnemonic() == Mnemonic::Int3 {
+                return Err(Unfit::Breakpoint);
             }
             left = matches!(
                 instruction.flow_control(),
@@ -59,9 +71,9 @@ impl Prologue {
             overwritten.contains(&to)
         };
         if instructions.iter().any(refers) {
-            return None;
+            return Err(Unfit::Shape);
         }
-        Some(Self { instructions, rest: (!left).then_some(decoder.ip()) })
+        Ok(Self { instructions, rest: (!left).then_some(decoder.ip()) })
     }
 
     /// Code for the place `to` that does the same and goes on with the rest of the function. `None` where
@@ -87,7 +99,7 @@ mod tests {
     const ENTRY: usize = 0x7f00_0000_1000;
 
     fn taken(code: &[u8]) -> bool {
-        Prologue::decode(code, ENTRY).is_some()
+        Prologue::decode(code, ENTRY).is_ok()
     }
 
     #[test]
@@ -129,6 +141,16 @@ mod tests {
     }
 
     #[test]
+    fn a_breakpoint_is_no_instruction_of_the_function() {
+        // int3 in the place of push rbp; mov rbp, rsp; sub rsp, 16
+        let code = [0xcc, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 0x10];
+        assert_eq!(Prologue::decode(&code, ENTRY).unwrap_err(), Unfit::Breakpoint);
+        // push rbp; mov rbp, rsp; int3
+        let code = [0x55, 0x48, 0x89, 0xe5, 0xcc, 0x83, 0xec, 0x10];
+        assert_eq!(Prologue::decode(&code, ENTRY).unwrap_err(), Unfit::Breakpoint);
+    }
+
+    #[test]
     fn what_is_cut_off_or_no_code_is_not_taken() {
         assert!(!taken(&[]));
         assert!(!taken(&[0x55, 0x48, 0x89, 0xe5]));
@@ -166,7 +188,7 @@ mod tests {
             let detour = the_c_library_is_relocated_as_the_crate_does_it as *const ();
             // SAFETY: never enabled.
             let theirs = unsafe { RawDetour::new(entry as *const (), detour) };
-            let Some(ours) = Prologue::decode(code, entry) else {
+            let Ok(ours) = Prologue::decode(code, entry) else {
                 left += 1;
                 continue;
             };
