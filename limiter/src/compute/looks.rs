@@ -9,9 +9,9 @@
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};
 
-/// So many looks in a row. A program that is busy for nine tenths of the time passes one time in twelve, and
+/// So many looks in a row. A program that is busy for nine tenths of the time passes one time in six, and
 /// is then charged a tenth more.
-const ENOUGH: u32 = 24;
+const ENOUGH: u32 = 16;
 
 #[derive(Default)]
 pub(super) struct Looks {
