@@ -102,6 +102,11 @@ fn exec_keeps_the_limiter() {
 }
 
 #[test]
+fn a_program_that_may_have_no_writable_code() {
+    holds(loader("exec-hardened"));
+}
+
+#[test]
 fn a_child_that_uses_the_driver_first() {
     for how in ["fork-before-load", "fork-before-init"] {
         let outcome = loader(how);

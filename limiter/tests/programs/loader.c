@@ -1,6 +1,12 @@
 /* Reaches the driver in the way that its first argument names, then says whether the limit holds. */
 #include "driver.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static void use(void *library) {
@@ -55,6 +61,32 @@ static int child(void (*what)(void *), void *argument) {
 static void open_and_use(void *unused) {
     (void)unused;
     use(open_driver(RTLD_NOW));
+}
+
+/* No memory may be writable and executable, nor become executable, from now on and in what is
+ * executed then: as MemoryDenyWriteExecute of systemd has it. */
+static void deny_writable_code(void) {
+#define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define IF(what, value, yes, no) BPF_JUMP(BPF_JMP | what | BPF_K, value, yes, no)
+#define ANSWER(answer) BPF_STMT(BPF_RET | BPF_K, answer)
+    struct sock_filter filter[] = {
+        LOAD(nr),
+        IF(BPF_JEQ, SYS_mprotect, 0, 2),
+        LOAD(args[2]),
+        IF(BPF_JSET, PROT_EXEC, 4, 5),
+        IF(BPF_JEQ, SYS_mmap, 0, 4),
+        LOAD(args[2]),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, PROT_WRITE | PROT_EXEC),
+        IF(BPF_JEQ, PROT_WRITE | PROT_EXEC, 0, 1),
+        ANSWER(SECCOMP_RET_ERRNO | 1),
+        ANSWER(SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+        perror("seccomp");
+        exit(95);
+    }
 }
 
 int main(int argc, char **argv) {
@@ -148,6 +180,9 @@ int main(int argc, char **argv) {
         say_limit(&d);
         printf("status=%d\n", status);
     } else if (!strcmp(how, "exec")) {
+        execl("/proc/self/exe", argv[0], "now", NULL);
+    } else if (!strcmp(how, "exec-hardened")) {
+        deny_writable_code();
         execl("/proc/self/exe", argv[0], "now", NULL);
     } else if (!strcmp(how, "exec-after-init")) {
         struct driver d = driver_of(open_driver(RTLD_NOW));

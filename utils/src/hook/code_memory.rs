@@ -1,5 +1,6 @@
 //! Memory for the little code that patched functions need near them.
 
+use super::forced;
 use super::mappings::Mappings;
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
@@ -12,7 +13,8 @@ const REACH: usize = 0x7ff0_0000;
 const BLOCK: usize = 16 * 1024;
 /// At least as much is left in a block that is offered.
 const ROOM: usize = 256;
-const WRITABLE_CODE: c_int = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
+const WRITABLE_CODE: c_int = CODE | libc::PROT_WRITE;
 /// Where functions begin.
 const ALIGNED: usize = 16;
 /// Nothing is mapped below, lest null pointers lead somewhere.
@@ -30,6 +32,8 @@ pub(super) struct CodeMemory(Vec<Block>);
 pub(super) struct Block {
     range: Range<usize>,
     next: usize,
+    /// Where it cannot be, it is executable all the same.
+    writable: bool,
 }
 
 impl CodeMemory {
@@ -45,8 +49,10 @@ impl CodeMemory {
             return self.0.get_mut(index);
         }
         let free = mappings.free(origin, &within, BLOCK);
-        let block = free.into_iter().take(TRIES).find_map(Block::map)?;
-        mappings.add(block.range.clone(), WRITABLE_CODE);
+        let free = free.get(..TRIES).unwrap_or(&free);
+        let map = |protection| free.iter().find_map(|&place| Block::map(place, protection));
+        let block = map(WRITABLE_CODE).or_else(|| map(CODE))?;
+        mappings.add(block.range.clone(), CODE);
         self.0.push(block);
         self.0.last_mut()
     }
@@ -54,21 +60,21 @@ impl CodeMemory {
 
 impl Drop for CodeMemory {
     fn drop(&mut self) {
-        for block in &self.0 {
+        for block in self.0.iter().filter(|block| block.writable) {
             let start = block.range.start as *mut c_void;
             // SAFETY: a mapping of this module's own, whose code is complete. Where the kernel refuses,
             // it stays writable, and works all the same.
-            unsafe { libc::mprotect(start, BLOCK, libc::PROT_READ | libc::PROT_EXEC) };
+            unsafe { libc::mprotect(start, BLOCK, CODE) };
         }
     }
 }
 
 impl Block {
     /// Maps exactly there, if that is still free.
-    fn map(place: usize) -> Option<Self> {
+    fn map(place: usize, protection: c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: replaces nothing: kernels that do not know the last flag take the place for a hint.
-        let start = unsafe { libc::mmap(place as *mut c_void, BLOCK, WRITABLE_CODE, flags, -1, 0) };
+        let start = unsafe { libc::mmap(place as *mut c_void, BLOCK, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
@@ -77,7 +83,8 @@ impl Block {
             unsafe { libc::munmap(start, BLOCK) };
             return None;
         }
-        Some(Self { range: place..place + BLOCK, next: place })
+        let writable = protection & libc::PROT_WRITE != 0;
+        Some(Self { range: place..place + BLOCK, next: place, writable })
     }
 
     /// Where the next code will lie.
@@ -85,15 +92,21 @@ impl Block {
         self.next
     }
 
-    /// Puts `code` at [`Self::next`]; `None` if it is too long.
+    /// Puts `code` at [`Self::next`]; `None` if it is too long, or cannot be written.
     pub(super) fn put(&mut self, code: &[u8]) -> Option<usize> {
         if code.len() > self.range.end - self.next {
             return None;
         }
         let start = self.next;
-        // SAFETY: inside a mapping that can be written as long as the block exists, in a part of it that
-        // nobody has been given yet.
-        unsafe { ptr::copy_nonoverlapping(code.as_ptr(), start as *mut u8, code.len()) };
+        // SAFETY: inside a mapping of this module's own, in a part of it that nobody has been given yet; it
+        // can be written as long as the block exists, or else is not written by this thread itself.
+        unsafe {
+            if self.writable {
+                ptr::copy_nonoverlapping(code.as_ptr(), start as *mut u8, code.len());
+            } else if !forced::write(start, code) {
+                return None;
+            }
+        }
         self.next = (start + code.len()).next_multiple_of(ALIGNED);
         Some(start)
     }
@@ -141,12 +154,24 @@ mod tests {
     #[test]
     fn nothing_is_mapped_where_something_is() {
         let taken =
-            Block::map(Mappings::now().unwrap().free(1 << 40, &(1 << 40..1 << 41), BLOCK)[0]);
+            Block::map(Mappings::now().unwrap().free(1 << 40, &(1 << 40..1 << 41), BLOCK)[0], CODE);
         let taken = taken.unwrap();
-        assert!(Block::map(taken.range.start).is_none());
+        assert!(Block::map(taken.range.start, CODE).is_none());
         // A list that knows nothing of what is mapped: the next free place is not where it says.
         let mut memory = CodeMemory::default();
         assert!(memory.near(taken.range.start, &mut Mappings::default()).is_none());
+    }
+
+    #[test]
+    fn a_block_that_is_not_writable_takes_code_as_well() {
+        let place = Mappings::now().unwrap().free(1 << 43, &(1 << 43..1 << 44), BLOCK)[0];
+        let mut block = Block::map(place, CODE).unwrap();
+        // mov eax, 42; ret
+        let place = block.put(&[0xb8, 42, 0, 0, 0, 0xc3]).unwrap();
+        assert_eq!(rights(place), CODE);
+        // SAFETY: the code above, of this signature.
+        let function: extern "C" fn() -> i32 = unsafe { core::mem::transmute(place) };
+        assert_eq!(function(), 42);
     }
 
     #[test]

@@ -9,6 +9,10 @@ use core::ffi::c_void;
 use core::mem;
 use detour::RawDetour;
 
+#[cfg(target_arch = "x86_64")]
+const BREAKPOINT: &str =
+    "a breakpoint is in its first instructions, and its file does not tell what it stands for";
+
 /// Patches with a five-byte jump, by way of a relay near the target where the detour is out of its
 /// reach: 1 ns a call.
 #[derive(Debug)]
@@ -55,10 +59,7 @@ impl HookEngine for DetourEngine {
                 Err(Unfit::Breakpoint) => {
                     return Err(HookError {
                         address: target as usize,
-                        reason:
-                            "a breakpoint is in its first instructions, and its file cannot be \
-                                 read"
-                                .to_owned(),
+                        reason: BREAKPOINT.to_owned(),
                     });
                 }
                 Err(Unfit::Shape) => {}

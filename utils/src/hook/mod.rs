@@ -5,6 +5,7 @@ mod batch;
 #[cfg(target_arch = "x86_64")]
 mod code_memory;
 mod detour_engine;
+mod forced;
 #[cfg(feature = "frida")]
 mod frida_engine;
 #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,6 @@
 //! Writing into code that is mapped without the right to write.
 
+use super::forced;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -24,7 +25,12 @@ pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection
     // SAFETY: whole pages of the code that the caller vouches for; written while they are writable.
     unsafe {
         if libc::mprotect(start, length, writable) != 0 {
-            return false;
+            let written = forced::write(function as usize, bytes);
+            // Not half of it.
+            return written || {
+                let _ = forced::write(function as usize, &before);
+                false
+            };
         }
         store(code, bytes);
         if libc::mprotect(start, length, protection) == 0 {
