@@ -146,6 +146,21 @@ fn code_is_placed_while_the_memory_is_filled() {
     }
 }
 
+/// Threads of which some other is always allocating or freeing: an exact look is possible all the same, so
+/// that few are needed, and what the driver has given back can be used.
+#[test]
+fn a_busy_program_stays_fast_close_to_its_limit() {
+    let stage = Stage::new();
+    let mut command = stage.limited(stage.compile("busy.c", "busy", &[]));
+    command.args(["4", "1000"]).env("SLUICE_FAKE_LIST_US", "20000");
+    let outcome = start(command.env(MEMORY_LIMIT, first_device(LIMIT))).end().succeeded();
+    let value = |name| outcome.value(name);
+    assert!(value("near") * 2 > value("far"), "{outcome:#?}");
+    // 24 MiB of code.
+    assert!(value("with") + 16 < value("before"), "{outcome:#?}");
+    assert!(value("after") >= value("with") + 20, "{outcome:#?}");
+}
+
 /// What is kept free is no more than a small part, is shown as its own kind, and ends with the images.
 #[test]
 fn headroom_is_shown_and_given_back() {

@@ -8,6 +8,7 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use crossbeam::utils::CachePadded;
+use utils::clock::now_ns;
 use utils::ledger::Book;
 use utils::page::layout::Kind;
 
@@ -22,12 +23,19 @@ const ENDED: u64 = 1 << 20;
 static WATCHED: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
+/// When calls that come in began to be kept at the door; zero while they are not.
+static CLOSED: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));
+
 /// A call that allocates or frees, while it runs.
 pub(crate) struct Changing(());
 
 /// Such a call has come in.
 #[inline]
 pub(crate) fn begin() -> Changing {
+    let closed = CLOSED.load(Relaxed);
+    if closed != 0 {
+        wait_at_the_door(closed);
+    }
     CALLS.fetch_add(RUNNING, SeqCst);
     Changing(())
 }
@@ -35,6 +43,43 @@ pub(crate) fn begin() -> Changing {
 impl Drop for Changing {
     fn drop(&mut self) {
         CALLS.fetch_add(ENDED - RUNNING, SeqCst);
+    }
+}
+
+/// Keeps calls that come in from beginning, until it is dropped: in a program whose threads never pause there
+/// is no quiet moment else. Those that run are let end. Nothing relies on it: who waits does so for a
+/// while only, and once, so that the door may be closed by a thread that is gone.
+pub(super) struct Door(u64);
+
+impl Door {
+    pub(super) fn close() -> Self {
+        let now = now_ns().max(1);
+        CLOSED.store(now, Relaxed);
+        Self(now)
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        let _ = CLOSED.compare_exchange(self.0, 0, Relaxed, Relaxed);
+    }
+}
+
+/// Waits while the door is closed, as it was at that time.
+#[cold]
+fn wait_at_the_door(closed: u64) {
+    const LONGEST_NS: u64 = 25_000_000;
+    const STEP_NS: u64 = 20_000;
+    // Most are closed for less than a thread needs to wake up.
+    const YIELDS: u32 = 10;
+    let mut waited = 0;
+    while CLOSED.load(Relaxed) == closed && now_ns().saturating_sub(closed) < LONGEST_NS {
+        if waited < YIELDS {
+            std::thread::yield_now();
+        } else {
+            clock::sleep(STEP_NS);
+        }
+        waited += 1;
     }
 }
 
@@ -92,6 +137,7 @@ fn by_calls(bytes: impl Fn(Kind) -> u64) -> u64 {
 /// In a forked child: its parent's calls do not return here.
 pub(super) fn after_fork() {
     CALLS.store(0, Relaxed);
+    CLOSED.store(0, Relaxed);
     WATCHED.store(0, Relaxed);
 }
 
@@ -153,11 +199,10 @@ impl Standing {
     }
 }
 
-/// Waits a moment until it is quiet; whether it is.
-pub(super) fn await_quiet(device: &Device, own: Own) -> bool {
-    const PATIENCE: u32 = 60;
+/// Waits until it is quiet, for so many steps; whether it is.
+pub(super) fn await_quiet(device: &Device, own: Own, steps: u32) -> bool {
     const STEP_NS: u64 = 50_000;
-    for _ in 0..PATIENCE {
+    for _ in 0..steps {
         if Standing::now(device, own).is_quiet {
             return true;
         }
@@ -169,6 +214,26 @@ pub(super) fn await_quiet(device: &Device, own: Own) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_door_that_nobody_opens_stays_no_obstacle() {
+        let door = Door::close();
+        wait_at_the_door(door.0);
+        // Whoever comes later does not wait at all.
+        let passed = now_ns();
+        assert!(passed - door.0 >= 25_000_000);
+        for _ in 0..1000 {
+            wait_at_the_door(door.0);
+        }
+        assert!(now_ns() - passed < 25_000_000);
+        // Nor does one wait for the next look.
+        let next = Door::close();
+        wait_at_the_door(door.0);
+        drop(door);
+        assert_eq!(CLOSED.load(Relaxed), next.0);
+        drop(next);
+        assert_eq!(CLOSED.load(Relaxed), 0);
+    }
 
     #[test]
     fn calls_are_counted_while_they_run() {

@@ -5,7 +5,7 @@
 //! can hide some of it, so that a device which has more left than expected says nothing, and the last look
 //! counts for a while only.
 
-use super::changes::{Own, Standing};
+use super::changes::{Door, Own, Standing, await_quiet};
 use crate::compute::undisturbing;
 use crate::device::Device;
 use crate::own;
@@ -15,6 +15,8 @@ use std::time::Instant;
 
 /// For so many times as long as a look takes.
 const LASTS: u32 = 16;
+/// How long calls that run are waited for, in steps.
+const PATIENCE: u32 = 10;
 /// Charges may be ahead of what the driver takes by so much: small allocations share pages.
 const AHEAD: u64 = 4 << 20;
 
@@ -38,6 +40,10 @@ impl Reference {
     /// `None`: that cannot be told.
     pub(super) fn missing(&self, device: &'static Device, own: Own) -> Option<u64> {
         if Instant::now() >= self.until {
+            return None;
+        }
+        let _door = Door::close();
+        if !await_quiet(device, own, PATIENCE) {
             return None;
         }
         let before = Standing::now(device, own);

@@ -10,10 +10,10 @@
 //! The keeper looks now and then. Near the limit that would be too late: there each allocation looks as
 //! well, between its reservation and the driver's call, one after the other. What such a look sees counts
 //! at once, and the moment is quiet but for the allocation itself, and for those that wait for their turn,
-//! as soon as the calls that the driver has are done. Where a [glance](super::glance) shows that nothing can
+//! as soon as the calls that the driver has are done: those that come in wait [at the door](Door). Where a [glance](super::glance) shows that nothing can
 //! have changed that would matter, the last look is enough.
 
-use super::changes::{Own, Standing, Watch, await_quiet};
+use super::changes::{Door, Own, Standing, Watch, await_quiet};
 use super::charge::left;
 use super::glance::{self, Reference};
 use super::headroom::Wanted;
@@ -42,6 +42,8 @@ const SPARING: u32 = 4;
 /// How long an allocation waits for another thread's look, in steps.
 const TURNS: u32 = 20_000;
 const TURN_NS: u64 = 50_000;
+/// How long an allocation's look waits for the calls that run, in steps.
+const PATIENCE: u32 = 60;
 /// Looks in a row after which a session is said to be over its limit.
 const CERTAIN: u32 = 3;
 /// How long NVML is not asked again when it did not know.
@@ -286,8 +288,13 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
         return measure(device, own).map(|sight| (sight, None));
     }
     let (mut bound, mut others) = (0, 0);
+    let mut door = Some(Door::close());
     for _ in 0..ATTEMPTS {
-        let is_quiet = await_quiet(device, own);
+        let is_quiet = await_quiet(device, own, PATIENCE);
+        if !is_quiet {
+            // Nobody is to wait for a call that the driver keeps.
+            door = None;
+        }
         // First, so that what is taken in between is missing later.
         let (begun, free) = (Instant::now(), glance::free_of(device));
         let standing = Standing::now(device, own);
@@ -302,6 +309,7 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
             break;
         }
     }
+    drop(door);
     Some((Sight { bytes: bound, exact: false, others }, None))
 }
 
