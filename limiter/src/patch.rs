@@ -12,6 +12,8 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
+use utils::driver::cuda::CuResult;
+use utils::driver::nvml::NvmlReturn;
 use utils::hook::{self, HookEngine, Slot};
 use utils::loader;
 
@@ -112,9 +114,7 @@ fn look(seen: &mut Seen) {
     for (kind, key) in [Library::Cuda, Library::Nvml].into_iter().zip(&mut seen.patched) {
         if key.is_some_and(|key| !seen.libraries.contains(&key)) {
             *key = None;
-            if kind == Library::Cuda {
-                DRIVER.store(ptr::null_mut(), Ordering::Release);
-            }
+            unloaded(kind);
         }
     }
     for library in fresh {
@@ -131,6 +131,34 @@ fn look(seen: &mut Seen) {
         *slot = Some(library.key());
         patch(kind, library);
     }
+}
+
+/// The patched copy is gone. Calls into further copies, which lead to it, fail from now on.
+fn unloaded(kind: Library) {
+    let gone = match kind {
+        Library::Cuda => {
+            DRIVER.store(ptr::null_mut(), Ordering::Release);
+            driver_is_gone as *const c_void
+        }
+        Library::Nvml => nvml_is_gone as *const c_void,
+    };
+    let slots = detours::all().filter(|detour| detour.library == kind).map(|detour| detour.slot);
+    for slot in slots.filter(|slot| slot.is_set()) {
+        slot.set(gone);
+    }
+    let is_nvml = kind == Library::Nvml;
+    for (_, slot) in own::CALLS.iter().filter(|(name, _)| name.starts_with("nvml") == is_nvml) {
+        slot.set(ptr::null());
+    }
+}
+
+/// Stands in for a function whose arguments do not matter any more.
+extern "C" fn driver_is_gone() -> CuResult {
+    CuResult::DEINITIALIZED
+}
+
+extern "C" fn nvml_is_gone() -> NvmlReturn {
+    NvmlReturn::UNINITIALIZED
 }
 
 fn patch(kind: Library, library: loader::Library) {

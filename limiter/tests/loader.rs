@@ -175,6 +175,19 @@ fn a_copy_of_the_driver_from_another_path_is_not_unlimited() {
     assert!(outcome.stderr.contains(copy.to_str().unwrap()), "{outcome:#?}");
 }
 
+/// The first copy is unloaded before the other is used.
+#[test]
+fn a_copy_of_the_driver_without_the_first_fails() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let copy = stage.folder().join("another-driver.so");
+    std::fs::copy(built("libfake_cuda.so"), &copy).unwrap();
+    let arguments = ["second-path-alone", copy.to_str().unwrap()];
+    let outcome = limited(&stage, &program, &arguments).succeeded();
+    assert_ne!(outcome.value("init2"), 0, "{outcome:#?}");
+    assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
+}
+
 /// Without limits and a session that could be given some there is nothing to get around, and a program may
 /// have as many copies as it likes.
 #[test]

@@ -116,6 +116,11 @@ int main(int argc, char **argv) {
     } else if (!strcmp(how, "second-path")) {
         use(open_driver(RTLD_NOW));
         try_copy(dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));
+    } else if (!strcmp(how, "second-path-alone")) {
+        void *first = open_driver(RTLD_NOW);
+        void *second = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
+        dlclose(first);
+        try_copy(second);
     } else if (!strcmp(how, "two-copies")) {
         void *first = open_driver(RTLD_NOW);
         void *second = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
