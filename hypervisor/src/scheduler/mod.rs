@@ -140,6 +140,8 @@ pub struct Scheduler {
     /// Those of `workers` that hold, revoked ones included.
     holding: BTreeSet<WorkerId>,
     probe: Option<Probe>,
+    /// Whether any worker may be suspected.
+    has_suspects: bool,
     /// No probe starts before this.
     probe_after: u64,
     /// The virtual times of the last grants: where a session that returns from idling starts.
@@ -158,6 +160,7 @@ impl Scheduler {
             asking: BTreeSet::new(),
             holding: BTreeSet::new(),
             probe: None,
+            has_suspects: false,
             probe_after: 0,
             own_now: 0,
             spare_now: 0,

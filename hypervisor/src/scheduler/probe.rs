@@ -25,6 +25,12 @@ pub(super) struct Probe {
 impl Scheduler {
     /// Whether a probe of another worker keeps this one away, or the turn of one that is suspected.
     pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
+        if self.probe.is_some_and(|probe| probe.worker != worker) {
+            return true;
+        }
+        if !self.has_suspects {
+            return false;
+        }
         let is_suspected = self.is_suspected(worker);
         let keeps = |id: &WorkerId| {
             let suspected = self.workers.get(id).filter(|other| other.density.is_suspected());
@@ -34,8 +40,7 @@ impl Scheduler {
                 None => !is_suspected && self.can_begin(other),
             })
         };
-        self.probe.is_some_and(|probe| probe.worker != worker)
-            || self.holding.iter().chain(&self.asking).any(|id| *id != worker && keeps(id))
+        self.holding.iter().chain(&self.asking).any(|id| *id != worker && keeps(id))
     }
 
     pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
@@ -54,8 +59,12 @@ impl Scheduler {
         /// Fewer are probed, one after the other.
         const SEVERAL: usize = 2;
         let tuning = self.tuning;
-        for state in self.workers.values_mut() {
-            state.density.end_overdue_suspicion(now, &tuning);
+        if self.has_suspects {
+            self.has_suspects = false;
+            for state in self.workers.values_mut() {
+                state.density.end_overdue_suspicion(now, &tuning);
+                self.has_suspects |= state.density.is_suspected();
+            }
         }
         if self.probe.is_some() {
             return;
@@ -78,6 +87,7 @@ impl Scheduler {
         }
         let turns = tuning.probe_ns.saturating_mul(suspects.len() as u64);
         let until = now.saturating_add(turns).saturating_add(tuning.probe_limit_ns);
+        self.has_suspects = true;
         for id in &suspects {
             if let Some(state) = self.workers.get_mut(id) {
                 state.density.suspect(until);
@@ -155,6 +165,7 @@ impl Scheduler {
             state.density.probe_ends(probe.before, now, &self.tuning);
         } else {
             // It could not pay for so much at once: its own turns will tell.
+            self.has_suspects = true;
             state.density.suspect(now.saturating_add(self.tuning.probe_limit_ns));
         }
     }
