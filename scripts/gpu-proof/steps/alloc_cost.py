@@ -33,7 +33,7 @@ def bench(proof, file, timeout, *options):
 
 
 def calls(proof, found, file):
-    for name, *numbers in PAIR.findall(bench(proof, file, 60, "--pairs", "10", "--count", "2000")):
+    for name, *numbers in PAIR.findall(bench(proof, file, 100, "--pairs", "40", "--count", "500")):
         native, limited, added = map(int, numbers)
         found["calls"][name] = {"native_ns": native, "limited_ns": limited, "added_ns": added}
         percent = 100 * added / native
