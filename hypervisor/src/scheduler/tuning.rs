@@ -88,7 +88,7 @@ impl Default for Tuning {
             probe_limit_ns: 100 * MS,
             probe_every_ns: 1_000 * MS,
             suspicion_ns: 500 * MS,
-            beginning_ns: 2_000 * MS,
+            beginning_ns: 1_000 * MS,
             probe_rest_ns: 8_000 * MS,
             probe_spacing: 20,
         }
