@@ -29,7 +29,7 @@ pub(crate) fn warm_up(kernels: &Kernels<'_>, stream: &Stream<'_>) -> Result<(), 
     let start = Instant::now();
     while start.elapsed() < WARM_UP {
         for _ in 0..8 {
-            kernels.launch_spin(LaunchCall::Kernel, spin(1000.0, GUESS_PER_US * 1000.0), stream)?;
+            kernels.launch_warm_up(spin(1000.0, GUESS_PER_US * 1000.0), stream)?;
         }
         stream.synchronize()?;
     }

@@ -155,7 +155,8 @@ impl Estimate {
         // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
         let Ok(mut samples) = self.samples.try_lock() else { return };
         let middle = samples.add(ns, alone);
-        self.doubtful.store(samples.stray > 0, Relaxed);
+        // Beside another session a longer one may be that one's doing; the next ones tell.
+        self.doubtful.store(samples.stray > 0 || ns > middle.saturating_mul(2), Relaxed);
         self.steady.store(samples.are_steady(), Relaxed);
         // Until there are enough, every launch is looked at.
         if samples.count >= ENOUGH as usize {
@@ -283,6 +284,17 @@ mod tests {
             }
             assert_eq!(estimate, expected);
         }
+    }
+
+    #[test]
+    fn a_sample_that_says_otherwise_makes_the_next_launches_be_looked_at() {
+        let estimate = Estimate::default();
+        (0..5).for_each(|_| estimate.add(100, true));
+        assert!(!estimate.is_doubtful());
+        estimate.add(300, false);
+        assert!(estimate.is_doubtful());
+        estimate.add(110, false);
+        assert!(!estimate.is_doubtful());
     }
 
     #[test]

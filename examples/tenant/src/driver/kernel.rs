@@ -84,6 +84,20 @@ impl<'c> Kernels<'c> {
         self.launch(call, self.spin, self.blocks, [spin.ns, spin.iterations, 0], stream)
     }
 
+    /// Launches `spin` on all of the device but for one block: for a limiter that knows kernels by function and
+    /// grid that is another kind of work than what is measured.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`]
+    pub(crate) fn launch_warm_up(
+        &self,
+        spin: Spin,
+        stream: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        let blocks = (self.blocks - 1).max(1);
+        self.launch(LaunchCall::Kernel, self.spin, blocks, [spin.ns, spin.iterations, 0], stream)
+    }
+
     /// Launches one block of `empty` with `cuLaunchKernel`.
     ///
     /// # Errors
