@@ -5,6 +5,7 @@ use super::gate::Gate;
 use super::lane::Lane;
 use super::rest::Rest;
 use super::usage::{Usage, Used};
+use super::work::SPREAD;
 use super::{clock, own, pins};
 use crate::device::Device;
 use core::time::Duration;
@@ -246,7 +247,8 @@ impl Tenure {
             self.look(now, queues || works);
             if goes_on {
                 idle_since = None;
-                lanes.iter().for_each(|lane| lane.ask());
+                let look = if shared { Lane::forget_looks } else { Lane::ask };
+                lanes.iter().for_each(|lane| look(lane));
             } else if drained(&lanes) {
                 self.usage.drained(self.device.gate().totals());
                 let since = *idle_since.get_or_insert(now);
@@ -390,7 +392,7 @@ fn renewal(now: u64, lease: &Lease) -> Option<u64> {
 
 /// How long to wait for the next look.
 fn until_look(now: u64) -> u64 {
-    let mixed = now.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    let mixed = now.wrapping_mul(SPREAD) >> 32;
     LEAST_LOOK_NS + mixed * LOOK_SPREAD_NS / (1 << 32)
 }
 

@@ -31,12 +31,18 @@ impl Looks {
         self.asked.store(false, Relaxed);
     }
 
+    /// What was found says nothing any more, nor would an answer. To be called by the governor.
+    pub(super) fn forget_all(&self) {
+        self.forget();
+        self.tell(false);
+    }
+
     /// Whether somebody has asked since this was last called. By the lane's thread.
     pub(super) fn is_due(&self) -> bool {
         self.asked.load(Relaxed) && self.asked.swap(false, Relaxed)
     }
 
-    /// Tells whether there was work. By the lane's thread.
+    /// Tells whether there was work.
     pub(super) fn tell(&self, works: bool) {
         let found = if works { self.found.load(Relaxed).saturating_add(1) } else { 0 };
         self.found.store(found, Relaxed);
@@ -68,5 +74,9 @@ mod tests {
         looks.ask();
         looks.forget();
         assert!(!looks.is_due());
+        (0..ENOUGH).for_each(|_| looks.tell(true));
+        looks.ask();
+        looks.forget_all();
+        assert!(!looks.is_due() && !looks.found_work());
     }
 }

@@ -164,7 +164,7 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
         return call();
     }
     let gate = device.gate();
-    lane.look_if_asked(gate.is_shared());
+    lane.look_if_asked();
     let estimate = lane::estimate_of(work);
     let sample =
         estimate.and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, gate)?)));

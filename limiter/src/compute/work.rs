@@ -8,7 +8,7 @@ use utils::driver::cuda::{Function, GraphExec};
 pub(crate) struct Work(u64);
 
 /// A large odd number with its bits spread evenly (2^64 divided by the golden ratio).
-const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+pub(super) const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
 const fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(SPREAD).rotate_left(29)

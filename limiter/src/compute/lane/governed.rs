@@ -25,6 +25,11 @@ impl Lane {
         self.count.stop.store(AT_ONCE, Relaxed);
     }
 
+    /// Beside another session work may be waiting for that one's: nothing is asked, and no answer counts.
+    pub(in crate::compute) fn forget_looks(&self) {
+        self.looks.forget_all();
+    }
+
     /// A new lease: what was asked under the last one has no answer.
     pub(in crate::compute) fn forget_question(&self) {
         self.looks.forget();

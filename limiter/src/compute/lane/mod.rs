@@ -346,14 +346,13 @@ impl Lane {
     }
 
     /// Sees whether the stream has work, if the governor wants to know. The stream must not be capturing.
-    pub(super) fn look_if_asked(&self, shared: bool) {
+    pub(super) fn look_if_asked(&self) {
         if !self.looks.is_due() {
             return;
         }
         self.stop_at(self.planned.load(Relaxed));
-        // Beside another session it may be waiting for that one's work.
         let works = || own::stream_query(self.stream as Stream) == CuResult::NOT_READY;
-        self.looks.tell(!shared && undisturbing(works));
+        self.looks.tell(undisturbing(works));
     }
 
     fn stop_at(&self, count: u32) {

@@ -2,6 +2,7 @@
 
 use super::super::estimate::{Estimate, Remembered};
 use super::super::glance::GLANCE;
+use super::super::work::SPREAD;
 use super::super::{Gate, Work, clock, own};
 use super::{CLOSED, Lane};
 use crate::device::Device;
@@ -103,7 +104,7 @@ fn with_shortcut<R>(stream: usize, body: impl FnOnce(&Shortcut) -> R) -> Option<
 impl Fast {
     #[inline]
     fn shortcut(&self, stream: usize) -> &Shortcut {
-        &self.shortcuts[(stream.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) % SHORTCUTS]
+        &self.shortcuts[(stream.wrapping_mul(SPREAD as usize) >> 40) % SHORTCUTS]
     }
 
     /// Where the calling thread's launches into a stream go, if it knows and the gate is open.
