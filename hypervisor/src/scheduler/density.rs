@@ -167,9 +167,11 @@ impl Density {
         if seen.others_ppm.is_some() {
             self.crowded.add(used, seen.held_ns, tuning.memory_ns / 2);
         }
-        // Where nobody had to wait for the others, what each did is what it would do alone.
+        // Where nobody had to wait for the others, what each did is what it would do alone: together they left
+        // the device idle at times, and what was queued was being done.
         let undisturbed = seen.others_ppm.is_none_or(|others| {
-            others.saturating_add(used) < tuning.saturated_ppm && backlog < tuning.dense_ppm
+            others.saturating_add(used) < tuning.saturated_ppm
+                && backlog < used.saturating_add(tuning.waiting_ppm)
         });
         self.in_doubt = !undisturbed;
         let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
@@ -178,9 +180,11 @@ impl Density {
         let counts = undisturbed && (!stale || seen.held_ns >= tuning.shortest_ns);
         if counts && stale {
             self.alone.renew(used, seen.held_ns, tuning.known_ns);
-        } else if counts || used > self.alone.ppm && self.known_ppm(tuning).is_some() {
-            // Slowed down, it can only look sparser than it is.
+        } else if counts {
             self.alone.add(used, seen.held_ns, tuning.memory_ns);
+        } else if self.crowded_ppm() > self.alone.ppm && self.known_ppm(tuning).is_some() {
+            // Slowed down, it can only look sparser than it is.
+            self.alone.add(self.crowded_ppm(), seen.held_ns, tuning.memory_ns);
         }
         if counts {
             self.measured_at = now;

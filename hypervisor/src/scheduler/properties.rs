@@ -124,6 +124,29 @@ fn those_that_begin_to_fill_the_device_together_are_known_within_a_second() {
     }
 }
 
+/// What is told of them beside others says little. They are told apart all the same, and what their turns have shown
+/// is not forgotten.
+#[test]
+fn rough_words_do_not_make_dense_ones_look_sparse() {
+    for seed in 1..=8 {
+        let share = 1_000_000 / 8;
+        let rough =
+            Tenant { rough: true, way_ns: MS / 5, overrun_ns: MS / 2, ..sparse(share, 100_000) };
+        let mut simulation = Simulation::empty(seed);
+        for session in 0..8 {
+            simulation.arrive(rough);
+            let pause = simulation.up_to(60 * MS);
+            simulation.run_for(pause);
+            simulation.set_density(SessionId(session), 1_000_000);
+        }
+        simulation.run_for(2 * SECOND);
+        let (from, worked) = (simulation.now, simulation.worked_ns());
+        simulation.run_for(10 * SECOND);
+        let worked = (simulation.worked_ns() - worked) * 1000 / (simulation.now - from);
+        assert!(worked >= 965, "{worked} thousandths used of the device, seed {seed}");
+    }
+}
+
 /// They load, warm up, wait; not all at the same time, and then they fill the device.
 #[test]
 fn those_that_start_one_after_the_other_are_known_soon() {

@@ -38,6 +38,8 @@ pub struct Tuning {
     pub sparse_ppm: u64,
     /// Where all holders together use less than this, none is slowed by the others.
     pub saturated_ppm: u64,
+    /// One that has work queued for so much more of the time than it uses is slowed by the others.
+    pub waiting_ppm: u64,
     /// Slicing that leaves more than this unused is dear.
     pub waste_ppm: u64,
     /// Density is smoothed over this much held time.
@@ -80,6 +82,7 @@ impl Default for Tuning {
             dense_ppm: 900_000,
             sparse_ppm: 800_000,
             saturated_ppm: 850_000,
+            waiting_ppm: 100_000,
             waste_ppm: 60_000,
             memory_ns: 200 * MS,
             stale_ns: 500 * MS,
