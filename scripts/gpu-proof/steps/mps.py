@@ -90,7 +90,11 @@ class Mps:
         return " | ".join(texts) or "nothing logged"
 
     def _environment(self):
-        return {**self.proof.environment, **self.env}
+        """The control daemon's and its server's, which have to know all devices: a server numbers those that it
+        knows anew, and refuses clients whose CUDA_VISIBLE_DEVICES names another number."""
+        environment = {**self.proof.environment, **self.env}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)
+        return environment
 
     def __exit__(self, *_):
         if shutil.which(CONTROL) is not None:

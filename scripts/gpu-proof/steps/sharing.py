@@ -3,12 +3,11 @@
 All processes of a pair are there from the start, two for each way, and all but those that are measured pause. For
 each way: the first alone, both, the second alone, both. Figures are relative to the same process alone, those of
 dense programs to alone and native.
-Under Sluice each has a guaranteed share (policy balance), which is changed while they run.
+Under Sluice each has a guaranteed share (policy balance). Pairs with a program that waits for its CPU are judged by
+what `in_turns` does with the processes under Sluice, alone and sliced included.
 """
 
-import statistics
-
-from steps import daemon, mps, steered
+from steps import daemon, in_turns, mps, steered
 
 SETTINGS = {
     "pairs": ["train+train", "decode+decode", "dense2500+decode", "dense130+decode", "dense130+dense130"],
@@ -20,20 +19,19 @@ SETTINGS = {
     # Leases and densities adapt within a second; without Sluice nothing has to.
     "settle": 1.0,
     "settle_plain": 0.3,
-    # Programs of which one at least waits for its CPU: under Sluice and not, in turns.
+    # Programs of which one at least waits for its CPU: cycles, and how long a stretch is measured after it has settled.
     "turns": 3,
-    "turn": 1.5,
+    "turn": 2.5,
     "turn_settle": 2.0,
 }
 FULL = {
     "pairs": ["train+train", "decode+decode", "train+decode", "dense2500+decode", "dense130+decode", "dense130+train", "dense130+dense130", "dense2500+dense2500"],
     "alone": 2.0,
     "together": 3.0,
-    "turns": 8,
+    "turns": 6,
 }
 START = {"train": 9, "decode": 9, "graph": 9}
-LEAST_SUM_DENSE, LEAST_OF_SLICING, LEAST_SPARSE = 0.97, 0.98, 0.95
-TOLERANCE = 0.02
+LEAST_SUM_DENSE, TOLERANCE = 0.97, 0.02
 
 
 def seconds(settings):
@@ -42,11 +40,10 @@ def seconds(settings):
     for pair in settings.pairs:
         names = pair.split("+")
         total += max(START.get(name, 2) for name in names)
-        total += sum(2 * (settings.alone + settings.together + 2 * settle(way, settings)) for way in settings.ways) + 1
-        more = len(shares_of(names, settings)) - 1
-        total += more * (settings.together + settings.settle) * ("sluice" in settings.ways)
-        if not all(map(is_dense, names)) and "sluice" in settings.ways:
-            total += (2 * settings.turns + 1) * (settings.turn + settings.turn_settle)
+        turns = "sluice" in settings.ways and not all(map(is_dense, names))
+        ways = [way for way in settings.ways if way != "sluice" or not turns]
+        total += sum(2 * (settings.alone + settings.together + 2 * settle(way, settings)) for way in ways) + 1
+        total += in_turns.seconds(shares_of(names, settings), settings) if turns else 0
     return total
 
 
@@ -118,51 +115,22 @@ class Pair:
         return [(self.proof.limited(limit, command, daemon=self.socket), None) for limit, command in zip(limits, self.commands)]
 
     def way(self, way, both):
+        if way == "sluice" and not all(map(is_dense, self.names)):
+            dense = [is_dense(name) for name in self.names]
+            in_turns.InTurns(self.proof, self.names, dense, both).measure(self.shares, self.row)
+            return
         alone, together = [], []
         for program in both:
             alone += steered.rates(self.proof, [program], settle(way, self.settings), self.settings.alone)
             together.append(self.together(way, both))
-        if way != "sluice":
-            what = {"slicing": "the hardware's own", "mps": "the vendor's"}[way]
-            found = self.note(way, alone, together)
-            clients = f", {self.service.clients()} clients" if way == "mps" else ""
-            self.proof.check(f"{' + '.join(self.names)}, {way}", None, describe(found) + clients, what)
+        if way == "sluice":
+            label = in_turns.label(self.shares[0])
+            self.judge(label, self.shares[0], self.note(f"sluice {label}", alone, together))
             return
-        for shares in self.shares:
-            if shares != self.shares[0]:
-                for program, share in zip(both, shares):
-                    refused = steered.limit(self.proof, program, "--compute", f"{share}%")
-                    if refused:
-                        self.proof.check(f"sluice limit --compute {share}%", False, refused, "accepted")
-                        return
-                together = [self.together(way, both)]
-            label = "/".join(map(str, shares))
-            self.judge(label, shares, self.note(f"sluice {label}", alone, together))
-        if not all(map(is_dense, self.names)):
-            self.in_turns(both)
-
-    def in_turns(self, both):
-        """The same processes together, not limited, limited, not limited, ...: what differs between processes is
-        not in these figures."""
-        rates = []
-        for number in range(2 * self.settings.turns + 1):
-            for program, share in zip(both, self.shares[0]):
-                options = ["--policy", "balance", "--compute", f"{share}%"] if number % 2 else ["--policy", "none"]
-                refused = steered.limit(self.proof, program, *options)
-                if refused:
-                    self.proof.check("sluice limit", False, refused, "accepted")
-                    return
-            rates.append(steered.rates(self.proof, both, self.settings.turn_settle, self.settings.turn))
-        plain = [[(a + b) / 2 for a, b in zip(rates[i - 1], rates[i + 1])] for i in range(1, len(rates), 2)]
-        ratios = [[got / sliced for got, sliced in zip(rates[i], plain[i // 2])] for i in range(1, len(rates), 2)]
-        each = [statistics.median(column) for column in zip(*ratios)]
-        mean = statistics.median(sum(one) / len(one) for one in ratios)
-        self.row["in_turns"] = {"rates": rates, "each": each, "mean": mean}
-        shown = " and ".join(f"{part:.3f}" for part in each)
-        spread = f"{min(sum(one) / 2 for one in ratios):.3f} to {max(sum(one) / 2 for one in ratios):.3f}"
-        ok = None if self.proof.fake else mean >= LEAST_OF_SLICING
-        what = f"{' + '.join(self.names)} at {'/'.join(map(str, self.shares[0]))} beside slicing, same processes"
-        self.proof.check(what, ok, f"{shown} of what slicing gives, mean {mean:.3f} ({spread})", f"mean at least {LEAST_OF_SLICING}")
+        what = {"slicing": "the hardware's own", "mps": "the vendor's"}[way]
+        found = self.note(way, alone, together)
+        clients = f", {self.service.clients()} clients" if way == "mps" else ""
+        self.proof.check(f"{' + '.join(self.names)}, {way}", None, describe(found) + clients, what)
 
     def together(self, way, both):
         return steered.rates(self.proof, both, settle(way, self.settings), self.settings.together)
@@ -183,26 +151,14 @@ class Pair:
         return found
 
     def judge(self, label, shares, found):
-        proof, names = self.proof, self.names
-        what = f"{' + '.join(names)} at {label}"
+        """Programs that both fill the device."""
+        what = f"{' + '.join(self.names)} at {label}"
         # Judged where there is a real device: the simulated one tells only that all of this works.
-        verdict = (lambda ok: None) if proof.fake else bool
-        sliced = self.row["ways"].get("slicing")
-        dense = [is_dense(name) for name in names]
-        if all(dense):
-            proof.check(f"{what}: sum", verdict(found["sum"] >= LEAST_SUM_DENSE), describe(found), f"at least {LEAST_SUM_DENSE}")
-        elif sliced and not any(dense):
-            proof.check(f"{what}: sum", None, describe(found), f"slicing, other processes: {sliced['sum']:.2f}")
-        else:
-            proof.check(f"{what}: sum", None, describe(found), "reported")
-        for index, (name, share, part) in enumerate(zip(names, shares, found["each"])):
-            least, why = share / 100 - TOLERANCE, "its guarantee"
-            if shares == (50, 50) and any(dense) and not all(dense):
-                if not dense[index]:
-                    least, why = LEAST_SPARSE, "alone"
-                elif sliced:
-                    least, why = sliced["each"][index] - TOLERANCE, "as sliced"
-            proof.check(f"{what}: {name}", verdict(part >= least), f"{part:.3f} of alone", f"at least {least:.3f}, {why}")
+        verdict = (lambda ok: None) if self.proof.fake else bool
+        self.proof.check(f"{what}: sum", verdict(found["sum"] >= LEAST_SUM_DENSE), describe(found), f"at least {LEAST_SUM_DENSE}")
+        for name, share, part in zip(self.names, shares, found["each"]):
+            least = share / 100 - TOLERANCE
+            self.proof.check(f"{what}: {name}", verdict(part >= least), f"{part:.3f} of alone", f"at least {least:.3f}, its guarantee")
 
 
 def describe(found):
