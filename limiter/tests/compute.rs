@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, outcome, start};
+use common::{COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, first_device, outcome, start};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -83,6 +83,60 @@ fn processes_of_a_session_share_its_part() {
     // Both hold the device at the same time, and slicing it between them costs about a tenth.
     is_near(rates.iter().sum::<f64>() / native * 100.0, 47.0, "two processes");
     assert!(rates.iter().all(|&rate| rate / native > 0.1), "one starves: {rates:?} of {native}");
+}
+
+/// Kernels a second on each of two devices.
+fn rates_of_two(command: &mut Command, seconds: &str) -> Vec<f64> {
+    let result = dense(command, seconds, &["--devices", "2"]).json();
+    let devices = result["devices"].as_array().unwrap();
+    assert_eq!(devices.iter().map(|one| one["uuid"].as_str().unwrap()).collect::<Vec<_>>(), UUIDS);
+    devices.iter().map(|one| one["rate"].as_f64().unwrap()).collect()
+}
+
+/// One process, a thread for each device: each device has a gate and an account of its own.
+#[test]
+fn two_devices_at_once_with_different_shares() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = rates_of_two(&mut stage.native(built("tenant")), "1");
+    for shares in [[25, 75], [75, 25], [50, 50]] {
+        let limits = format!(r#"{{"{}": {}, "{}": {}}}"#, UUIDS[0], shares[0], UUIDS[1], shares[1]);
+        // Each with accounts that nobody has used.
+        let stage = Stage::new();
+        let mut command = stage.limited(built("tenant"));
+        let rates = rates_of_two(command.env(COMPUTE_LIMIT, &limits), "3");
+        for ((rate, native), share) in rates.iter().zip(&native).zip(shares) {
+            is_near(rate / native * 100.0, f64::from(share), &limits);
+        }
+    }
+}
+
+/// A limit of one device is none of the other's.
+#[test]
+fn one_of_two_devices_limited() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let native = rates_of_two(&mut stage.native(built("tenant")), "1");
+    let mut command = stage.limited(built("tenant"));
+    let rates = rates_of_two(command.env(COMPUTE_LIMIT, first_device(30)), "3");
+    is_near(rates[0] / native[0] * 100.0, 30.0, "limited");
+    is_near(rates[1] / native[1] * 100.0, 100.0, "not limited");
+}
+
+/// Who waits sleeps: CPU time of the whole process, launches and the simulated device included, in percent of a
+/// core. It is 1.5 to 2; the limit is for noisy machines.
+#[test]
+fn waiting_at_a_tenth_costs_little_cpu_time() {
+    let _alone = alone();
+    for us in ["130", "2500"] {
+        let stage = Stage::new();
+        let mut command = stage.limited(built("tenant"));
+        command.args(["dense", "--kernel-us", us, "--seconds", "4"]);
+        let result = outcome(command.env(COMPUTE_LIMIT, first_device(10))).silent().json();
+        let [cpu, seconds] = ["cpu_seconds", "seconds"].map(|name| result[name].as_f64().unwrap());
+        println!("{us} us: {:.2} % of a core", cpu / seconds * 100.0);
+        assert!(cpu > 0.0 && cpu / seconds < 0.05, "{us} us: {result}");
+    }
 }
 
 #[test]

@@ -65,6 +65,9 @@ pub(crate) struct Dense {
     /// Obey lines on stdin: 'pause', 'go', 'end'; its end ends the run
     #[arg(long)]
     pub(crate) commands: bool,
+    /// Use the first N devices at once, each in threads and a context of its own; --progress tells the sum
+    #[arg(long, value_name = "N", conflicts_with = "device", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) devices: Option<u32>,
     #[command(flatten)]
     pub(crate) target: Target,
 }

@@ -1,7 +1,18 @@
-//! The clock that all programs of the machine share.
+//! The clock that all programs of the machine share, and the process's own.
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Seconds of CLOCK_MONOTONIC.
 pub(crate) fn monotonic() -> f64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    seconds(ClockId::Monotonic)
+}
+
+/// Seconds of CPU time that all threads of this process have taken.
+pub(crate) fn cpu() -> f64 {
+    seconds(ClockId::ProcessCPUTime)
+}
+
+fn seconds(clock: ClockId) -> f64 {
+    let now = clock_gettime(clock);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }

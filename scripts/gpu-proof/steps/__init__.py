@@ -5,6 +5,8 @@ from steps import (
     allocators,
     ceiling,
     cost,
+    daemon_loss,
+    devices,
     estimate,
     frameworks,
     hidden_memory,
@@ -17,6 +19,7 @@ from steps import (
     resize,
     shared_memory,
     sharing,
+    waiting,
     windows,
 )
 
@@ -33,6 +36,9 @@ ALL = [
     ("alloc-cost", 60, alloc_cost.run),
     ("windows", windows.seconds, windows.run),
     ("many", many.seconds, many.run),
+    ("waiting", waiting.seconds, waiting.run),
+    ("devices", devices.seconds, devices.run),
+    ("daemon-loss", daemon_loss.seconds, daemon_loss.run),
     ("live", live.seconds, live.run),
     ("cost", cost.seconds, cost.run),
     ("frameworks", 200, frameworks.run),

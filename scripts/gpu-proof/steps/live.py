@@ -9,7 +9,7 @@ import itertools
 import time
 
 from harness import StepFailed
-from steps import daemon, steered
+from steps import curve, daemon, steered
 
 SETTINGS = {
     "kinds": ["share", "limit", "share-daemon", "limit-daemon", "policy", "soft", "weight", "priority"],
@@ -103,11 +103,11 @@ def toggle(proof, commands, begins, changes):
             limit(proof, first, options)
             moments.append(time.monotonic())
             time.sleep(WITHIN + LOOK + 0.03)
-    curves = [Curve(program) for program in programs]
+    curves = [curve.Curve(program, WINDOW) for program in programs]
     native = curves[0].rate(begin, end)
 
     def part(begin, end):
-        rates = [curve.rate(begin, end) for curve in curves]
+        rates = [one.rate(begin, end) for one in curves]
         # Beside another: of what both get, so that this is about who gets it.
         return 100 * rates[0] / (native if len(rates) == 1 else max(sum(rates), native / 1000))
 
@@ -128,21 +128,3 @@ def limit(proof, program, options):
     refused = steered.limit(proof, program, *options)
     if refused:
         raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
-
-
-class Curve:
-    """Kernels over time, on the machine's clock, from a program's windows."""
-
-    def __init__(self, program):
-        if program.windows is None:
-            raise StepFailed("the program told no windows")
-        self.at = program.result["windows_at"]
-        self.sums = [0.0, *itertools.accumulate(program.windows)]
-
-    def until(self, moment):
-        position = min(max((moment - self.at) / WINDOW, 0), len(self.sums) - 1)
-        whole = min(int(position), len(self.sums) - 2)
-        return self.sums[whole] + (position - whole) * (self.sums[whole + 1] - self.sums[whole])
-
-    def rate(self, begin, end):
-        return (self.until(end) - self.until(begin)) / (end - begin)

@@ -23,7 +23,15 @@ use lane::Lane;
 use plan::Plan;
 use timeline::Timeline;
 
-/// The result.
+/// The result on several devices at once.
+#[derive(Serialize)]
+struct Outcomes {
+    /// Completed kernels a second, on all of them.
+    rate: f64,
+    devices: Vec<Outcome>,
+}
+
+/// The result on one device.
 #[derive(Serialize)]
 struct Outcome {
     pattern: String,
@@ -33,6 +41,8 @@ struct Outcome {
     seconds: f64,
     /// Completed kernels a second.
     rate: f64,
+    /// CPU time of the whole process from the first launch to the last completion.
+    cpu_seconds: f64,
     /// Time between completions in one stream, by the device's clock, for each kernel; averaged
     /// over the few kernels between two events. Half of the time it was not longer.
     p50_ms: f64,
@@ -80,35 +90,81 @@ struct Work {
     /// The same moment on the machine's clock, in seconds.
     at: f64,
     end: Instant,
+    /// CPU time of the process at the start and at the end, in seconds.
+    cpu: [f64; 2],
     kernels: u64,
     timeline: Timeline,
 }
 
+/// A device, and the kernel to launch there.
+struct Loaded<'c> {
+    context: &'c Context,
+    kernels: Kernels<'c>,
+    spin: Spin,
+    /// The kernel's length in microseconds if it was measured.
+    kernel_us: Option<f64>,
+}
+
+impl<'c> Loaded<'c> {
+    fn new(options: &Dense, context: &'c Context) -> Result<Self, DriverError> {
+        context.make_current()?;
+        let kernels = Kernels::load(context)?;
+        let (spin, kernel_us) = prepare(options, context, &kernels)?;
+        Ok(Self { context, kernels, spin, kernel_us })
+    }
+}
+
 pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
-    let context = Context::open(options.target.device, options.target.ptsz)?;
-    let kernels = Kernels::load(&context)?;
-    let (spin, kernel_us) = prepare(options, &context, &kernels)?;
+    let indices = match options.devices {
+        Some(count) => 0..count,
+        None => options.target.device..options.target.device.saturating_add(1),
+    };
+    let contexts = indices
+        .map(|index| Context::open(index, options.target.ptsz))
+        .collect::<Result<Vec<_>, _>>()?;
+    let devices = contexts
+        .iter()
+        .map(|context| Loaded::new(options, context))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut outcomes = devices
+        .iter()
+        .zip(launch_on(&devices, options)?)
+        .map(|(device, works)| outcome(options, device, works))
+        .collect::<Result<Vec<_>, _>>()?;
+    match (options.devices, outcomes.pop()) {
+        (None, Some(one)) => report::line(&one),
+        (_, last) => {
+            outcomes.extend(last);
+            let rate = outcomes.iter().map(|one| one.rate).sum();
+            report::line(&Outcomes { rate, devices: outcomes })
+        }
+    }
+}
+
+/// Launches on all devices at once, in threads of each; what these did, for each device.
+fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, Failure> {
     let plan = Plan::new(options.pattern, options.kernel_us);
     let completed = AtomicU64::new(0);
-    let (barrier, length) = (Barrier::new(plan.threads), Duration::from_secs_f64(options.seconds));
+    let length = Duration::from_secs_f64(options.seconds);
+    let barrier = Barrier::new(plan.threads * devices.len());
     let pause = options.pause_us.map(|us| Duration::from_secs_f64(us / 1e6));
     let commands = match options.commands {
         true => Commands::from_stdin().map_err(Failure::Thread)?,
         false => Commands::none(),
     };
-    // Streams that share the device complete their kernels in turn.
+    // Streams that share a device complete their kernels in turn.
     let kernel_ms = options.kernel_us / 1e3 * (plan.threads * plan.lanes) as f64;
     let timeline = || Timeline::new(kernel_ms, options.windows);
-    let work = || {
-        let lanes = context.make_current().and_then(|()| {
+    let work = |device: &Loaded<'_>| {
+        let lanes = device.context.make_current().and_then(|()| {
             (0..plan.lanes)
                 .map(|_| {
                     Lane::new(
-                        &context,
-                        &kernels,
+                        device.context,
+                        &device.kernels,
                         options.pattern,
                         options.target.ptsz,
-                        spin,
+                        device.spin,
                         plan,
                         timeline(),
                     )
@@ -119,7 +175,7 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
         barrier.wait();
         launch_for(length, pause, &commands, lanes?, timeline(), &completed)
     };
-    let works = std::thread::scope(|scope| -> Result<Vec<Work>, Failure> {
+    std::thread::scope(|scope| {
         let reporter = match options.progress {
             Some(every) => {
                 let every = Duration::from_secs_f64(every);
@@ -127,15 +183,20 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
             }
             None => None,
         };
-        let others: Vec<_> = (1..plan.threads).map(|_| scope.spawn(work)).collect();
-        let mut works = vec![work()];
+        let work = &work;
+        let mut threads = devices.iter().flat_map(|device| (0..plan.threads).map(move |_| device));
+        // The first is this one.
+        let own = threads.next();
+        let others: Vec<_> = threads.map(|device| scope.spawn(move || work(device))).collect();
+        let mut works: Vec<_> = own.map(work).into_iter().collect();
         for other in others {
             works.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         drop(reporter);
-        Ok(works.into_iter().collect::<Result<_, _>>()?)
-    })?;
-    report::line(&outcome(options, &context, works, spin, kernel_us)?)
+        let mut works = works.into_iter();
+        let of_device = |_| works.by_ref().take(plan.threads).collect::<Result<Vec<_>, _>>();
+        Ok(devices.iter().map(of_device).collect::<Result<_, _>>()?)
+    })
 }
 
 /// The kernel to launch, and its length in microseconds if it was measured.
@@ -168,7 +229,7 @@ fn launch_for(
     for lane in &mut lanes {
         lane.mark_start()?;
     }
-    let (start, at) = (Instant::now(), clock::monotonic());
+    let (start, at, cpu) = (Instant::now(), clock::monotonic(), clock::cpu());
     while start.elapsed() < length {
         match commands.said() {
             Said::Go => {}
@@ -197,22 +258,18 @@ fn launch_for(
     for lane in &mut lanes {
         lane.drain(completed)?;
     }
-    let end = Instant::now();
+    let (end, cpu) = (Instant::now(), [cpu, clock::cpu()]);
     let kernels = lanes.iter().map(|lane| lane.kernels).sum();
     lanes.into_iter().for_each(|lane| timeline.merge(lane.timeline));
-    Ok(Work { start, at, end, kernels, timeline })
+    Ok(Work { start, at, end, cpu, kernels, timeline })
 }
 
-fn outcome(
-    options: &Dense,
-    context: &Context,
-    works: Vec<Work>,
-    spin: Spin,
-    kernel_us: Option<f64>,
-) -> Result<Outcome, DriverError> {
+fn outcome(options: &Dense, device: &Loaded<'_>, works: Vec<Work>) -> Result<Outcome, DriverError> {
     let start = works.iter().map(|work| work.start).min();
     let end = works.iter().map(|work| work.end).max();
     let at = works.iter().map(|work| work.at).reduce(f64::min);
+    let cpu_start = works.iter().map(|work| work.cpu[0]).reduce(f64::min);
+    let cpu_end = works.iter().map(|work| work.cpu[1]).reduce(f64::max);
     let seconds = match (start, end) {
         (Some(start), Some(end)) => (end - start).as_secs_f64(),
         _ => 0.0,
@@ -235,16 +292,17 @@ fn outcome(
         kernels,
         seconds,
         rate: if seconds > 0.0 { kernels as f64 / seconds } else { 0.0 },
+        cpu_seconds: cpu_end.zip(cpu_start).map_or(0.0, |(end, start)| end - start),
         p50_ms: gaps.percentile(50.0),
         p99_ms: gaps.percentile(99.0),
         pauses: timeline.pauses_ms.into(),
         windows,
         windows_at: at.filter(|_| options.windows.is_some()),
-        iterations: spin.iterations,
-        kernel_us,
-        device: context.device_name()?,
-        uuid: context.device_uuid()?,
-        driver: context.driver_version()?,
+        iterations: device.spin.iterations,
+        kernel_us: device.kernel_us,
+        device: device.context.device_name()?,
+        uuid: device.context.device_uuid()?,
+        driver: device.context.driver_version()?,
     })
 }
 

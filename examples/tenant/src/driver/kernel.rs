@@ -152,6 +152,8 @@ impl<'c> Kernels<'c> {
 impl Drop for Kernels<'_> {
     fn drop(&mut self) {
         if !self.module.is_null() {
+            // With several devices another context may be current here.
+            let _ = self.context.make_current();
             // SAFETY: loaded once, unloaded once; the launches were waited for or failed.
             let _ = unsafe { self.context.table.cuModuleUnload(self.module) };
         }

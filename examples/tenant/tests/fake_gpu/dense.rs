@@ -148,6 +148,47 @@ fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
 }
 
 #[test]
+fn several_devices_at_once() {
+    let node = Node::new("1GiB");
+    for pattern in ["kernel", "threads"] {
+        let arguments =
+            format!("dense --kernel-us 2000 --seconds 0.4 --devices 2 --pattern {pattern}");
+        let output = node.tenant(&arguments).env("SLUICE_FAKE_DEVICES", "2").output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let devices = result["devices"].as_array().unwrap();
+        assert_eq!(devices.len(), 2, "{result}");
+        assert_ne!(devices[0]["uuid"], devices[1]["uuid"], "{result}");
+        for device in devices {
+            let (kernels, seconds) = (number(device, "kernels"), number(device, "seconds"));
+            assert!(kernels >= 1.0 && kernels * 2e-3 <= seconds * 1.02 + 0.002, "{result}");
+        }
+        let sum: f64 = devices.iter().map(|device| number(device, "rate")).sum();
+        assert!((number(&result, "rate") - sum).abs() < 0.01, "{result}");
+    }
+}
+
+#[test]
+fn more_devices_than_there_are() {
+    let output = Node::new("1GiB")
+        .tenant("dense --kernel-us 2000 --seconds 1 --devices 2")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(err, "tenant: device 1 does not exist: expected a number below 1\n");
+}
+
+#[test]
+fn cpu_time_is_the_process_s() {
+    let node = Node::new("1GiB");
+    let result = check_dense(&node, 2000.0, "--seconds 0.4");
+    let (cpu, seconds) = (number(&result, "cpu_seconds"), number(&result, "seconds"));
+    // One thread launches; the simulated device has its own.
+    assert!(cpu > 0.0 && cpu < 4.0 * seconds, "{result}");
+}
+
+#[test]
 fn costs_of_single_calls() {
     let node = Node::new("1GiB");
     let launches = node.result("launch-cost --launches 2000");
