@@ -64,6 +64,8 @@ own_calls! {
     "cuDevicePrimaryCtxGetState" => fn primary_ctx_get_state(device: Device, flags: *mut c_uint, active: *mut c_int) -> CuResult else NOT_FOUND;
     /// Takes a reference to the primary context.
     "cuDevicePrimaryCtxRetain" => fn primary_ctx_retain(context: *mut Context, device: Device) -> CuResult else NOT_FOUND;
+    /// The context that stands for a green one.
+    "cuCtxFromGreenCtx" => fn ctx_from_green(context: *mut Context, green: GreenContext) -> CuResult else NOT_FOUND;
     /// Destroys a green context.
     "cuGreenCtxDestroy" => fn green_ctx_destroy(context: GreenContext) -> CuResult else NOT_FOUND;
     /// Beginning and size of the allocation that an address is in.

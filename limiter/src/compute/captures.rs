@@ -27,10 +27,11 @@ pub(crate) fn capture_begins(call: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
-/// Runs a call that ends a capture, also one that has failed.
+/// Runs a call that ends a capture, also one that has failed: what is left of such a one cannot be used.
 pub(crate) fn capture_ends(call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
-    if result.is_ok() || result == CuResult::STREAM_CAPTURE_INVALIDATED {
+    let failed = [CuResult::STREAM_CAPTURE_INVALIDATED, CuResult::STREAM_CAPTURE_UNJOINED];
+    if result.is_ok() || failed.contains(&result) {
         end();
     }
     result
@@ -39,4 +40,31 @@ pub(crate) fn capture_ends(call: impl FnOnce() -> CuResult) -> CuResult {
 fn end() {
     let _ =
         CAPTURES.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |count| count.checked_sub(1));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_end_of_a_capture_counts_and_nothing_else() {
+        for result in [
+            CuResult::SUCCESS,
+            CuResult::STREAM_CAPTURE_INVALIDATED,
+            CuResult::STREAM_CAPTURE_UNJOINED,
+        ] {
+            assert!(capture_begins(|| CuResult::SUCCESS).is_ok());
+            assert!(GLANCE.has_captures());
+            for not_yet in
+                [CuResult::STREAM_CAPTURE_WRONG_THREAD, CuResult::STREAM_CAPTURE_UNMATCHED]
+            {
+                let _ = capture_ends(|| not_yet);
+                assert!(GLANCE.has_captures(), "{not_yet:?}");
+            }
+            let _ = capture_ends(|| result);
+            assert!(!GLANCE.has_captures(), "{result:?}");
+        }
+        let _ = capture_begins(|| CuResult::ILLEGAL_STATE);
+        assert!(!GLANCE.has_captures());
+    }
 }

@@ -101,9 +101,8 @@ impl Gate {
             return false;
         }
         if !active {
-            // Another number for the lease under way: no shortcut leads into a lane any more.
-            self.word.fetch_add(2, Ordering::SeqCst);
-            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+            // No shortcut leads into a lane any more.
+            self.wake_all();
         }
         true
     }
@@ -178,9 +177,14 @@ impl Gate {
             self.stand_open();
         } else {
             self.failed.store(true, Ordering::SeqCst);
-            self.word.fetch_add(2, Ordering::SeqCst);
-            let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+            self.wake_all();
         }
+    }
+
+    /// Has all who wait look again. The lease under way, if there is one, goes on under another number.
+    fn wake_all(&self) {
+        self.word.fetch_add(2, Ordering::SeqCst);
+        let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
     /// In a forked child: no lane of the parent may pass.
@@ -191,12 +195,6 @@ impl Gate {
 
     /// Waits until the gate opens, or nobody has to pass it any more.
     pub(super) fn wait(&self, device: &'static Device) -> Result<(), NoLease> {
-        if !self.governed.swap(true, Ordering::AcqRel)
-            && let Err(error) = governor::start(device)
-        {
-            self.governed.store(false, Ordering::Release);
-            return Err(NoLease::Governor(error));
-        }
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.ring();
         loop {
@@ -207,6 +205,15 @@ impl Gate {
             if self.failed.load(Ordering::SeqCst) {
                 self.waiting.fetch_sub(1, Ordering::AcqRel);
                 return Err(NoLease::Account);
+            }
+            if !self.governed.swap(true, Ordering::AcqRel)
+                && let Err(error) = governor::start(device)
+            {
+                self.governed.store(false, Ordering::SeqCst);
+                self.waiting.fetch_sub(1, Ordering::AcqRel);
+                // Threads that came meanwhile rely on this one's attempt.
+                self.wake_all();
+                return Err(NoLease::Governor(error));
             }
             // Interrupted or woken: look again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, word, None);

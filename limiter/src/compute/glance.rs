@@ -9,13 +9,13 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize
 pub(crate) struct Glance {
     /// Whether any device of this process has a gate. First, because detours read it by the structure's address.
     gated: AtomicU8,
-    /// Whether lanes of more than one context exist: a default stream's handle then does not tell which.
+    /// Whether there has been more than one context: a default stream's handle then does not tell which.
     several_contexts: AtomicBool,
     /// Captures that may be under way.
     pub(super) captures: AtomicU32,
     /// Number of devices that the program sees.
     devices: AtomicI32,
-    /// The context of the first lane.
+    /// The first context.
     first_context: AtomicUsize,
 }
 
@@ -65,13 +65,13 @@ impl Glance {
         self.devices.load(Relaxed) == 1 && !self.has_several_contexts()
     }
 
-    /// Whether lanes of more than one context exist.
+    /// Whether there has been more than one context.
     #[inline]
     pub(super) fn has_several_contexts(&self) -> bool {
         self.several_contexts.load(Relaxed)
     }
 
-    /// A lane is made in a context.
+    /// A context is made.
     pub(super) fn note_context(&self, context: usize) {
         let first = self.first_context.compare_exchange(0, context, Relaxed, Relaxed);
         if first.is_err_and(|first| first != context) {

@@ -37,9 +37,11 @@ pub(crate) use work::Work;
 use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
+use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
 use utils::driver::cuda::{
-    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream,
+    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, Context, CuResult, STREAM_LEGACY, STREAM_PER_THREAD,
+    Stream,
 };
 
 /// Whether this process has ever made a lane. Lanes outlive a limit that is taken away.
@@ -126,7 +128,7 @@ fn named(stream: Stream, per_thread: bool) -> usize {
 fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
     let (device, lane) = match lane::known_way(stream) {
         Some((device, lane)) => (device, Some(lane)),
-        None => match runtime::get().current_device() {
+        None => match lane::device_of(stream) {
             Verdict::Limited(device) if device.gate().is_active() => {
                 (device, lane::of_this_thread(device, stream))
             }
@@ -206,6 +208,20 @@ pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Runs driver calls in a context, be it the current one or not; `None` where it cannot be entered.
+fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
+    let mut current: Context = ptr::null_mut();
+    if own::ctx_get_current(&raw mut current).is_ok() && current as usize == context {
+        return Some(calls());
+    }
+    if !own::ctx_push_current(context as Context).is_ok() {
+        return None;
+    }
+    let result = calls();
+    let _ = own::ctx_pop_current(&raw mut current);
+    Some(result)
+}
+
 /// A stream is about to end: nothing may be recorded into it any more.
 pub(crate) fn stream_ends(stream: Stream) {
     let Some(runtime) = runtime::existing().filter(|_| has_lanes()) else { return };
@@ -215,6 +231,11 @@ pub(crate) fn stream_ends(stream: Stream) {
             lane.stream_ends(stream as usize);
         }
     }
+}
+
+/// There is a context: a green one counts by its own handle.
+pub(crate) fn context_is_made(context: usize) {
+    GLANCE.note_context(context);
 }
 
 /// A context that was about to end did not.

@@ -8,7 +8,7 @@
 
 use super::estimate::Estimate;
 use super::hold::{self, HeldBack, Hold};
-use super::{Gate, Work, clock, own, undisturbing};
+use super::{Gate, Work, clock, own, undisturbing, within};
 use core::ptr;
 use utils::driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
 
@@ -139,9 +139,9 @@ impl Sampler {
     ) -> Option<Started<'lane>> {
         undisturbing(|| {
             self.collect();
-            let pair = self.free_pair()?;
             let transfer = work.may_block();
             let Place { stream, context, gate } = place;
+            let pair = within(context, || self.free_pair())??;
             let held = if transfer { None } else { hold.hold(stream, context, gate) };
             let idle = held.is_none() && own::stream_query(stream).is_ok();
             let empty = self.empty.of(idle, alone);

@@ -134,7 +134,8 @@ fn end_primary(
     original: impl FnOnce() -> CuResult,
 ) -> CuResult {
     let handle = limited.contexts.primary();
-    compute::context_ends(limited.gate(), handle);
+    let contexts = limited.contexts.of_primary();
+    contexts.iter().for_each(|&context| compute::context_ends(limited.gate(), context));
     oversubscribe::context_ends(handle);
     let result = original();
     if handle == 0 {
@@ -143,7 +144,7 @@ fn end_primary(
     if result.is_ok() && !primary_is_active(device) {
         contexts::primary_ended(limited, handle);
     } else {
-        compute::context_stays(limited.gate(), handle);
+        contexts.iter().for_each(|&context| compute::context_stays(limited.gate(), context));
     }
     result
 }
@@ -267,9 +268,14 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
     });
     let Some((limited, device)) = found else { return original() };
     let _alone = limited.contexts.change();
+    let Some(green) = limited.contexts.green_ends(handle) else { return original() };
+    compute::context_ends(limited.gate(), green.context);
     let result = release_primary(device, limited, original);
     if result.is_ok() {
-        contexts::green_ended(limited, handle);
+        contexts::green_ended(limited, green);
+    } else {
+        limited.contexts.green_stays(handle, green);
+        compute::context_stays(limited.gate(), green.context);
     }
     result
 }

@@ -18,7 +18,7 @@ macros::detours! {
     fn cuLaunchKernel | cuLaunchKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel straight if passes;
     fn cuLaunchKernelEx | cuLaunchKernelEx_ptsz (config: *const LaunchConfig, f: Function, params: *mut *mut c_void, extra: *mut *mut c_void) -> CuResult = kernel_ex straight if passes_ex;
     fn cuLaunchCooperativeKernel | cuLaunchCooperativeKernel_ptsz (f: Function, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared: c_uint, stream: Stream, params: *mut *mut c_void) -> CuResult = cooperative straight if passes;
-    /// Passes the gate of the current device only.
+    /// Passes the gate of the first stream's device only.
     fn cuLaunchCooperativeKernelMultiDevice(list: *mut LaunchParams, count: c_uint, flags: c_uint) -> CuResult = cooperative_multi;
     fn cuGraphLaunch | cuGraphLaunch_ptsz (graph: GraphExec, stream: Stream) -> CuResult = graph;
     /// Stream Management: nothing may be recorded into a stream that is gone.

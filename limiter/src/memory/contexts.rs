@@ -8,7 +8,8 @@ use super::charge::{release, reserve};
 use super::seen::Processes;
 use super::{graphs, headroom, imports, physical, pools};
 use crate::device::Device;
-use crate::{compute, keeper, report};
+use crate::{compute, keeper, own, report};
+use core::ptr;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use std::collections::HashMap;
@@ -38,9 +39,21 @@ pub(crate) struct Contexts {
 
 /// A green context.
 #[derive(Clone, Copy)]
-struct Green {
+pub(crate) struct Green {
     ordinal: cuda::Device,
     bytes: u64,
+    /// The context that stands for it, zero if it is not known.
+    pub(crate) context: usize,
+}
+
+impl Green {
+    fn new(ordinal: cuda::Device, bytes: u64, handle: usize) -> Self {
+        let mut context = ptr::null_mut();
+        let found = own::ctx_from_green(&raw mut context, handle as cuda::GreenContext).is_ok();
+        let context = if found { context as usize } else { 0 };
+        compute::context_is_made(context);
+        Self { ordinal, bytes, context }
+    }
 }
 
 impl Contexts {
@@ -51,6 +64,22 @@ impl Contexts {
     /// The ordinal of the device, if a green context is of it.
     pub(crate) fn ordinal_of_green(&self, handle: usize) -> Option<cuda::Device> {
         self.green().get(&handle).map(|green| green.ordinal)
+    }
+
+    /// A green context is about to end. To be called under [`Contexts::change`].
+    pub(crate) fn green_ends(&self, handle: usize) -> Option<Green> {
+        self.green().remove(&handle)
+    }
+
+    /// It did not.
+    pub(crate) fn green_stays(&self, handle: usize, green: Green) {
+        self.green().insert(handle, green);
+    }
+
+    /// The contexts that end with the primary one: itself, and those that stand for green ones.
+    pub(crate) fn of_primary(&self) -> Vec<usize> {
+        let green = self.green();
+        green.values().map(|green| green.context).chain([self.primary()]).collect()
     }
 
     /// The context that allocations end with which are made in `current`: for those that were not
@@ -149,7 +178,9 @@ pub(crate) fn create(
     if took < known {
         release(device, Kind::Context, known - took);
     }
-    device.contexts.set(handle(), took);
+    let handle = handle();
+    device.contexts.set(handle, took);
+    compute::context_is_made(handle);
     keeper::start();
     compute::follow_limits(device);
     tracing::debug!("device {}: a context took {took} bytes", device.uuid());
@@ -176,21 +207,21 @@ pub(crate) fn create_green(
         undo();
         return too_small(device, took);
     }
-    device.contexts.green().insert(handle(), Green { ordinal, bytes: took });
+    let handle = handle();
+    let made = Green::new(ordinal, took, handle);
+    device.contexts.green().insert(handle, made);
     result
 }
 
 /// A green context has been made together with the primary context, and is charged with it.
 pub(crate) fn green_made(device: &Device, ordinal: cuda::Device, handle: usize) {
-    device.contexts.green().insert(handle, Green { ordinal, bytes: 0 });
+    let made = Green::new(ordinal, 0, handle);
+    device.contexts.green().insert(handle, made);
 }
 
 /// A green context is gone.
-pub(crate) fn green_ended(device: &Device, handle: usize) {
-    let ended = device.contexts.green().remove(&handle);
-    if let Some(Green { bytes, .. }) = ended {
-        release(device, Kind::Context, bytes);
-    }
+pub(crate) fn green_ended(device: &Device, green: Green) {
+    release(device, Kind::Context, green.bytes);
 }
 
 /// The primary context is gone, and the green ones with it.

@@ -1,11 +1,10 @@
 //! A lane as the governor sees it: how much has been launched, whether it is done.
 
 use super::super::usage::Totals;
-use super::super::{is_capturing, own, pins};
+use super::super::{is_capturing, own, pins, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
-use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use utils::driver::cuda::{Context, CuResult, STREAM_PER_THREAD, Stream};
+use utils::driver::cuda::{CuResult, STREAM_PER_THREAD, Stream};
 
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
@@ -16,7 +15,7 @@ impl Lane {
         let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
             return false;
         };
-        self.in_context(|| !self.is_done(before)).unwrap_or(false)
+        within(self.context, || !self.is_done(before)).unwrap_or(false)
     }
 
     /// Has the thread's next launch see whether there still is work. To be called by the governor.
@@ -108,7 +107,7 @@ impl Lane {
         if self.done.load(Acquire) >= recorded && !uncovered {
             return true;
         }
-        let asked = self.in_context(|| {
+        let asked = within(self.context, || {
             if !self.is_done(recorded) {
                 return false;
             }
@@ -135,18 +134,6 @@ impl Lane {
             self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
         }
         drained
-    }
-
-    /// Runs driver calls in the lane's context, from a thread that has none of its own; `None` where
-    /// it cannot be entered.
-    fn in_context<R>(&self, calls: impl FnOnce() -> R) -> Option<R> {
-        if !own::ctx_push_current(self.context as Context).is_ok() {
-            return None;
-        }
-        let result = calls();
-        let mut context = ptr::null_mut();
-        let _ = own::ctx_pop_current(&raw mut context);
-        Some(result)
     }
 
     fn close(&self) {
@@ -186,10 +173,10 @@ impl Lane {
         self.hold.give_back();
         if !self.lost.load(Acquire) {
             for event in &self.events {
-                let _ = self.in_context(|| own::event_destroy(event.load(Relaxed)));
+                let _ = within(self.context, || own::event_destroy(event.load(Relaxed)));
             }
             if let Ok(mut sampler) = self.sampler.try_lock() {
-                let _ = self.in_context(|| sampler.destroy_events());
+                let _ = within(self.context, || sampler.destroy_events());
             }
         }
     }

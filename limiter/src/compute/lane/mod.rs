@@ -25,7 +25,7 @@ use pace::Span;
 use std::sync::Mutex;
 use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 
-pub(super) use thread::{enter, estimate_of, known_way, of_this_thread, pass};
+pub(super) use thread::{device_of, enter, estimate_of, known_way, of_this_thread, pass};
 
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work
 /// suddenly changes.

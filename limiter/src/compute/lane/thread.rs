@@ -3,9 +3,10 @@
 use super::super::estimate::{Estimate, Remembered};
 use super::super::glance::GLANCE;
 use super::super::work::SPREAD;
-use super::super::{Gate, Work, clock, own};
+use super::super::{Gate, Work, clock, own, within};
 use super::{CLOSED, Lane};
 use crate::device::Device;
+use crate::runtime::{self, Verdict};
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -20,7 +21,6 @@ const SHORTCUTS: usize = 32;
 struct Shortcut {
     stream: Cell<usize>,
     lease: Cell<u32>,
-    ordinal: Cell<i32>,
     /// `None`: it leads nowhere, and there need be no such lane.
     device: Cell<Option<&'static Device>>,
     lane: Cell<*const Lane>,
@@ -31,7 +31,6 @@ impl Shortcut {
         Self {
             stream: Cell::new(0),
             lease: Cell::new(0),
-            ordinal: Cell::new(0),
             device: Cell::new(None),
             lane: Cell::new(ptr::null()),
         }
@@ -39,14 +38,15 @@ impl Shortcut {
 }
 
 impl Shortcut {
-    /// Whether the calling thread's device, and context for default streams, are those that it was made in.
+    /// Whether it leads from the calling thread's context: from any, unless its stream is a default one.
     #[cold]
     fn leads_from_here(&self) -> bool {
+        let stream = self.stream.get();
         // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
         let lane = unsafe { &*self.lane.get() };
-        (GLANCE.has_single_device() || is_current(self.ordinal.get()))
-            && (!GLANCE.has_several_contexts()
-                || context_of(self.stream.get()) == Some(lane.context))
+        !is_default(stream)
+            || (GLANCE.has_single_device() && !GLANCE.has_several_contexts())
+            || context_of(stream) == Some(lane.context)
     }
 }
 
@@ -156,12 +156,6 @@ pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Device, A
     .flatten()
 }
 
-/// Whether the calling thread's context is of a device.
-fn is_current(ordinal: i32) -> bool {
-    let mut current = -1;
-    own::ctx_get_device(&raw mut current).is_ok() && current == ordinal
-}
-
 /// Goes through the device's gate if it is open, and remembers the way.
 pub(in crate::compute) fn enter(
     device: &'static Device,
@@ -178,9 +172,6 @@ pub(in crate::compute) fn enter(
             if lane.entered.swap(lease, Relaxed) != lease {
                 lane.begin_at(clock::now());
             }
-            let mut ordinal = -1;
-            let _ = own::ctx_get_device(&raw mut ordinal);
-            shortcut.ordinal.set(ordinal);
             shortcut.stream.set(stream);
             shortcut.lease.set(lease);
             shortcut.device.set(Some(device));
@@ -190,8 +181,16 @@ pub(in crate::compute) fn enter(
     true
 }
 
-/// The calling thread's lane for a stream of the current context, made if need be. `None` where
-/// there cannot be one: the launch then passes the gate without being followed.
+/// The device that a stream's work runs on. The stream says, whatever is current; a default one is the
+/// current context's.
+pub(in crate::compute) fn device_of(stream: usize) -> Verdict<&'static Device> {
+    let device = || runtime::get().current_device();
+    let context = if is_default(stream) { None } else { context_of(stream) };
+    context.and_then(|context| within(context, device)).unwrap_or_else(device)
+}
+
+/// The calling thread's lane for a stream, made if need be. `None` where there cannot be one: the launch
+/// then passes the gate without being followed.
 pub(in crate::compute) fn of_this_thread(
     device: &'static Device,
     stream: usize,
@@ -208,8 +207,7 @@ pub(in crate::compute) fn of_this_thread(
             if let Some((_, lane)) = known {
                 return Some(Arc::clone(lane));
             }
-            let lane = Arc::new(Lane::new(stream, context)?);
-            GLANCE.note_context(context);
+            let lane = Arc::new(within(context, || Lane::new(stream, context))??);
             device.gate().add(Arc::clone(&lane));
             lanes.0.push((gate, Arc::clone(&lane)));
             Some(lane)
@@ -218,10 +216,14 @@ pub(in crate::compute) fn of_this_thread(
         .flatten()
 }
 
+fn is_default(stream: usize) -> bool {
+    matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD)
+}
+
 /// The context of a stream: its own, or for the default streams the current one.
 fn context_of(stream: usize) -> Option<usize> {
     let mut context: Context = ptr::null_mut();
-    let found = if matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD) {
+    let found = if is_default(stream) {
         own::ctx_get_current(&raw mut context)
     } else {
         own::stream_get_ctx(stream as Stream, &raw mut context)

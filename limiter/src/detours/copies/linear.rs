@@ -20,7 +20,7 @@ macros::detours! {
     fn cuMemcpyDtoDAsync_v2 | cuMemcpyDtoDAsync_v2_ptsz (to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) -> CuResult = three_async(Kind::WITHIN);
     /// Passes the gate of the current device only.
     fn cuMemcpyPeer | cuMemcpyPeer_ptds (to: DevicePtr, to_context: Context, from: DevicePtr, from_context: Context, bytes: usize) -> CuResult = five(Kind::PEER);
-    /// Passes the gate of the current device only.
+    /// Passes the gate of its stream's device only.
     fn cuMemcpyPeerAsync | cuMemcpyPeerAsync_ptsz (to: DevicePtr, to_context: Context, from: DevicePtr, from_context: Context, bytes: usize, stream: Stream) -> CuResult = five_async(Kind::PEER);
 
     fn cuMemcpyDtoA_v2 | cuMemcpyDtoA_v2_ptds (to: Array, offset: usize, from: DevicePtr, bytes: usize) -> CuResult = four(Kind::DEVICE_TO_ARRAY);

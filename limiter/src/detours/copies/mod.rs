@@ -5,7 +5,7 @@
 //!   address that may lie anywhere (`cuMemcpy`, unified descriptors) is taken for the device's: asking
 //!   the driver about each would cost more than most copies, and what such a copy takes of its stream
 //!   is measured, not guessed.
-//! * A copy between devices passes the gate of the current device, whose engine moves the bytes. It
+//! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It
 //!   does not pass the other's as well: one device's time would be held while the other's is
 //!   waited for, and two tenants that copy in opposite directions would stop each other.
 //! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds`

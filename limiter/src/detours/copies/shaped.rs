@@ -17,7 +17,7 @@ macros::detours! {
     fn cuMemcpy3DAsync_v2 | cuMemcpy3DAsync_v2_ptsz (copy: *const Copy3d, stream: Stream) -> CuResult = described_async(Kind::LAYERS);
     /// Passes the gate of the current device only.
     fn cuMemcpy3DPeer | cuMemcpy3DPeer_ptds (copy: *const Copy3d) -> CuResult = described(Kind::LAYERS_PEER);
-    /// Passes the gate of the current device only.
+    /// Passes the gate of its stream's device only.
     fn cuMemcpy3DPeerAsync | cuMemcpy3DPeerAsync_ptsz (copy: *const Copy3d, stream: Stream) -> CuResult = described_async(Kind::LAYERS_PEER);
     /// The 32-bit forms of CUDA 3.1.
     fn cuMemcpy2D | cuMemcpy2DUnaligned (copy: *const Copy2dV1) -> CuResult = described(Kind::ROWS);

@@ -1,0 +1,44 @@
+//! Launches that come from where launches usually do not. One test at a time: some measure.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod common;
+
+use common::{COMPUTE_LIMIT, Outcome, Stage, first_device, outcome};
+use std::sync::{Mutex, PoisonError};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The program `odd` under a limit of the first device's time, in percent.
+fn odd(how: &str, percent: u32) -> Outcome {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let stage = Stage::new();
+    let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+    let mut command = stage.limited(&program);
+    command.env(COMPUTE_LIMIT, first_device(percent)).env("SLUICE_FAKE_ENDED_CONTEXTS", "abort");
+    outcome(command.args([how, "2"])).succeeded()
+}
+
+/// The stream says where a kernel runs, not the calling thread's context.
+#[test]
+fn a_stream_of_a_context_that_is_not_current() {
+    for how in ["other-device", "other-context"] {
+        let permille = odd(how, 25).value("permille");
+        assert!((200..=300).contains(&permille), "{how}: {permille} thousandths instead of 250");
+    }
+}
+
+/// The context that stands for a green one ends with that, and is not entered any more.
+#[test]
+fn green_contexts_made_anew() {
+    let permille = odd("green-context", 25).value("permille");
+    assert!((200..=300).contains(&permille), "{permille} thousandths instead of 250");
+}
+
+/// Whoever waits for a thread that cannot be started is told, whichever thread tried to start it.
+#[test]
+fn no_thread_can_be_started() {
+    let outcome = odd("without-threads", 25);
+    assert_eq!(outcome.value("failed"), 4, "{outcome:#?}");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+}

@@ -1,0 +1,130 @@
+/* Launches that come from where launches usually do not. */
+#include "driver.h"
+#include <errno.h>
+#include <pthread.h>
+
+static struct driver d;
+static CUfunction kernel;
+static CUcontext context;
+/* Threads cannot be started any more. */
+static volatile int no_threads;
+
+/* The limiter's threads are started by this one, too. */
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument) {
+    static int (*next)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+    if (!next)
+        *(void **)&next = dlsym(RTLD_NEXT, "pthread_create");
+    if (no_threads) {
+        usleep(300000);
+        return EAGAIN;
+    }
+    return next(thread, attributes, body, argument);
+}
+
+/* Kernels in a stream of a context that is not the current one. */
+static void into_another_context(int device, double seconds) {
+    CUstream stream;
+    CUcontext other;
+    ok(d.stream_create(&stream, 1));
+    ok(d.ctx_create(&other, 0, device));
+    double start = now();
+    int done = 0;
+    for (; now() - start < seconds; done++) {
+        ok(spin(&d, kernel, 5000, stream));
+        ok(d.stream_synchronize(stream));
+    }
+    printf("permille=%.0f\n", done * 5e-3 / (now() - start) * 1000);
+}
+
+/* A green context ends while its work is known, and no other context does. */
+static void green_context(double seconds) {
+    struct { unsigned char opaque[144]; } resource;
+    CUcontext green, as_context, primary;
+    void *description;
+    CUstream stream, plain;
+    void *library = open_driver(RTLD_NOW);
+    CUresult (*resource_of)(CUdevice, void *, int);
+    CUresult (*describe)(void **, void *, unsigned);
+    CUresult (*create)(CUcontext *, void *, CUdevice, unsigned);
+    CUresult (*destroy)(CUcontext);
+    CUresult (*convert)(CUcontext *, CUcontext);
+    CUresult (*create_stream)(CUstream *, CUcontext, unsigned, int);
+    CUresult (*retain)(CUcontext *, CUdevice);
+    *(void **)&resource_of = need(library, "cuDeviceGetDevResource");
+    *(void **)&describe = need(library, "cuDevResourceGenerateDesc");
+    *(void **)&create = need(library, "cuGreenCtxCreate");
+    *(void **)&destroy = need(library, "cuGreenCtxDestroy");
+    *(void **)&convert = need(library, "cuCtxFromGreenCtx");
+    *(void **)&create_stream = need(library, "cuGreenCtxStreamCreate");
+    *(void **)&retain = need(library, "cuDevicePrimaryCtxRetain");
+    ok(d.ctx_destroy(context));
+    ok(retain(&primary, 0));
+    ok(d.ctx_set(primary));
+    kernel = spin_kernel(&d);
+    ok(d.stream_create(&plain, 1));
+    ok(resource_of(0, &resource, 1));
+    ok(describe(&description, &resource, 1));
+    double start = now();
+    int done = 0;
+    while (now() - start < seconds) {
+        ok(create(&green, description, 0, 1));
+        ok(convert(&as_context, green));
+        ok(create_stream(&stream, green, 1, 0));
+        for (int i = 0; i < 10; i++, done += 2) {
+            ok(spin(&d, kernel, 2000, stream));
+            ok(spin(&d, kernel, 2000, plain));
+        }
+        ok(d.stream_synchronize(stream));
+        ok(d.stream_synchronize(plain));
+        ok(destroy(green));
+        /* Gone with its context or not, by the driver's version. */
+        (void)d.stream_destroy(stream);
+    }
+    printf("permille=%.0f\n", done * 2e-3 / (now() - start) * 1000);
+}
+
+static pthread_barrier_t begins;
+
+static void *launch_once(void *unused) {
+    (void)unused;
+    ok(d.ctx_set(context));
+    pthread_barrier_wait(&begins);
+    return (void *)(intptr_t)spin(&d, kernel, 100, NULL);
+}
+
+/* Launches of several threads at once at a gate that nobody can be found to open. */
+static void without_threads(void) {
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    int failed = 0;
+    pthread_barrier_init(&begins, NULL, THREADS + 1);
+    for (int i = 0; i < THREADS; i++)
+        pthread_create(&threads[i], NULL, launch_once, NULL);
+    no_threads = 1;
+    pthread_barrier_wait(&begins);
+    for (int i = 0; i < THREADS; i++) {
+        void *result;
+        pthread_join(threads[i], &result);
+        failed += result != NULL;
+    }
+    printf("failed=%d\n", failed);
+}
+
+int main(int argc, char **argv) {
+    const char *how = argc > 1 ? argv[1] : "";
+    double seconds = argc > 2 ? atof(argv[2]) : 1;
+    d = driver_of(open_driver(RTLD_NOW));
+    context = start_driver(&d);
+    kernel = spin_kernel(&d);
+    if (!strcmp(how, "other-device"))
+        into_another_context(1, seconds);
+    else if (!strcmp(how, "other-context"))
+        into_another_context(0, seconds);
+    else if (!strcmp(how, "green-context"))
+        green_context(seconds);
+    else if (!strcmp(how, "without-threads"))
+        without_threads();
+    else
+        return 64;
+    return 0;
+}
