@@ -16,7 +16,7 @@ from steps import dense, listener
 
 LOAD = str(pathlib.Path(__file__).parent.parent / "programs" / "torch_load.py")
 # A program that nobody ends does so by itself.
-LONGEST = 300
+LONGEST = 600
 TELL_EVERY = 0.1
 # What stands for the PyTorch programs on the simulated GPU: kernels, and the host's time between them.
 STAND_INS = {
