@@ -242,18 +242,35 @@ impl Scheduler {
     /// Turns are for those who exclude each other. A sparse one's lease is just not longer than
     /// what others may have to wait for when it is found to be dense.
     fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
+        match paid {
+            Paid::Spare => self.tuning.spare_turn_ns,
+            Paid::Own if self.is_suspected(worker) => {
+                self.own_turn(worker).min(self.tuning.probe_ns)
+            }
+            Paid::Own if self.is_dense(worker) => self.turn_beside_others(worker),
+            Paid::Own => self.tuning.quantum_ns,
+        }
+    }
+
+    /// A turn's lease. What runs past its end belongs to it, and while sparse ones hold as well it is as much longer as
+    /// they slow it down: a session whose share is small would not get it otherwise.
+    fn turn_beside_others(&self, worker: WorkerId) -> u64 {
+        let turn = self.own_turn(worker);
+        let Some(state) = self.workers.get(&worker) else { return turn };
+        let alone = self.present(worker).next().is_none();
+        let rate = if alone { PPM_ONE.into() } else { state.density.crowded_ppm().max(1) };
+        let stretched = turn.saturating_mul(PPM_ONE.into()) / rate;
+        let turn = stretched.clamp(turn, self.tuning.quantum_ns.max(turn));
+        self.tuning.turn_before_ns(turn, state.overrun_ns)
+    }
+
+    /// What a worker would use in a turn that it has to itself.
+    pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
         let session = self.workers.get(&worker).map(|worker| worker.session);
         let share = session
             .and_then(|session| self.sessions.get(&session))
             .map_or(0, |session| session.account.guaranteed_ppm());
-        match paid {
-            Paid::Spare => self.tuning.spare_turn_ns,
-            Paid::Own if self.is_suspected(worker) => {
-                self.tuning.longest_turn_ns(share).min(self.tuning.probe_ns)
-            }
-            Paid::Own if self.is_dense(worker) => self.tuning.longest_turn_ns(share),
-            Paid::Own => self.tuning.quantum_ns,
-        }
+        self.tuning.longest_turn_ns(share)
     }
 
     /// The strongest claim of those that could have a turn if this worker, being dense, let go of the

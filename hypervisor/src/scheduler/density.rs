@@ -57,8 +57,9 @@ pub(super) struct Density {
     /// What it used and had queued lately, slowed down or not.
     rate: Mean,
     backlog: Mean,
-    /// What it used lately while others held as well.
+    /// The same while others held as well.
     crowded: Mean,
+    crowded_backlog: Mean,
     /// Rate and backlog at the last probe.
     at_probe: Option<(u64, u64)>,
     /// Whether it is taken for dense on suspicion.
@@ -79,6 +80,8 @@ struct Suspicion {
     before: Class,
     /// When that is given up.
     until: u64,
+    /// How much time alone tells enough.
+    wanted_ns: u64,
     /// Time alone that was told of since.
     alone_ns: u64,
 }
@@ -104,6 +107,7 @@ impl Density {
             rate: Mean::default(),
             backlog: Mean::default(),
             crowded: Mean::default(),
+            crowded_backlog: Mean::default(),
             at_probe: None,
             suspected: None,
             trusted_until: 0,
@@ -166,12 +170,16 @@ impl Density {
         self.backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
         if seen.others_ppm.is_some() {
             self.crowded.add(used, seen.held_ns, tuning.memory_ns / 2);
+            self.crowded_backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
         }
         // Where nobody had to wait for the others, what each did is what it would do alone: together they left
-        // the device idle at times, and what was queued was being done.
+        // the device idle at times, and what was queued was being done. A single interval says too little.
         let undisturbed = seen.others_ppm.is_none_or(|others| {
-            others.saturating_add(used) < tuning.saturated_ppm
-                && backlog < used.saturating_add(tuning.waiting_ppm)
+            let alike = |used: u64, backlog: u64| {
+                others.saturating_add(used) < tuning.saturated_ppm
+                    && backlog < used.saturating_add(tuning.waiting_ppm)
+            };
+            alike(used, backlog) && alike(self.crowded.ppm, self.crowded_backlog.ppm)
         });
         self.in_doubt = !undisturbed;
         let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
@@ -194,7 +202,7 @@ impl Density {
             && let Some(suspicion) = &mut self.suspected
         {
             suspicion.alone_ns = suspicion.alone_ns.saturating_add(seen.held_ns);
-            if suspicion.alone_ns >= tuning.known_ns {
+            if suspicion.alone_ns >= suspicion.wanted_ns {
                 self.end_suspicion(now, tuning);
             }
         }
@@ -252,14 +260,19 @@ impl Density {
         self.backlog.ppm >= tuning.dense_ppm
     }
 
+    /// Whether it has work queued more often than not.
+    pub(super) fn is_often_backlogged(&self) -> bool {
+        self.backlog.ppm >= u64::from(PPM_ONE) / 2
+    }
+
     pub(super) fn is_suspected(&self) -> bool {
         self.suspected.is_some()
     }
 
-    /// Takes it for dense until its next turn tells.
-    pub(super) fn suspect(&mut self, until: u64) {
+    /// Takes it for dense until so much of a turn of its own has told.
+    pub(super) fn suspect(&mut self, wanted_ns: u64, until: u64) {
         let before = self.probe_begins();
-        self.suspected = Some(Suspicion { before, until, alone_ns: 0 });
+        self.suspected = Some(Suspicion { before, until, wanted_ns, alone_ns: 0 });
         self.class = Class::Dense;
     }
 

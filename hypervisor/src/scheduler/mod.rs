@@ -140,8 +140,10 @@ pub struct Scheduler {
     /// Those of `workers` that hold, revoked ones included.
     holding: BTreeSet<WorkerId>,
     probe: Option<Probe>,
-    /// Whether any worker may be suspected.
-    has_suspects: bool,
+    /// Since when there are workers that are suspected.
+    suspects_since: Option<u64>,
+    /// No more are before this.
+    trusts_until: u64,
     /// No probe starts before this.
     probe_after: u64,
     /// The virtual times of the last grants: where a session that returns from idling starts.
@@ -160,7 +162,8 @@ impl Scheduler {
             asking: BTreeSet::new(),
             holding: BTreeSet::new(),
             probe: None,
-            has_suspects: false,
+            suspects_since: None,
+            trusts_until: 0,
             probe_after: 0,
             own_now: 0,
             spare_now: 0,
@@ -186,11 +189,12 @@ impl Scheduler {
             return Err(ScheduleError::NoShare);
         }
         self.settle(session, now);
+        let own = self.queue_starts_at();
         match self.sessions.get_mut(&session) {
             Some(present) => present.account.set_quota(quota, now, &self.tuning),
             None => {
                 let mut account = Account::new(quota, now, &self.tuning);
-                account.catch_up(Paid::Own, self.own_now);
+                account.catch_up(Paid::Own, own);
                 account.catch_up(Paid::Spare, self.spare_now);
                 self.sessions.insert(session, Session { account, members: Vec::new() });
             }
@@ -277,11 +281,11 @@ impl Scheduler {
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
         self.stop(worker, now);
+        // Idling earns no more precedence than what may be saved up: one period's worth.
+        let own = self.queue_starts_at().saturating_sub(self.tuning.period_ns.into());
         if !self.is_active(session, now)
             && let Some(session) = self.sessions.get_mut(&session)
         {
-            // Idling earns no more precedence than what may be saved up: one period's worth.
-            let own = self.own_now.saturating_sub(self.tuning.period_ns.into());
             session.account.catch_up(Paid::Own, own);
             session.account.catch_up(Paid::Spare, self.spare_now);
         }
@@ -347,6 +351,11 @@ impl Scheduler {
         self.told(worker, now);
         self.probe_told(worker, told.held_ns, !held.crowded, done, now);
         if done {
+            if let Some(past) = now.checked_sub(held.ends_at)
+                && let Some(state) = self.workers.get_mut(&worker)
+            {
+                state.ran_past(past);
+            }
             self.release(worker, now);
         }
         self.settle(session, now);
@@ -414,6 +423,16 @@ impl Scheduler {
             }
         }
         untold
+    }
+
+    /// The virtual time at which a session joins those that take turns: behind none of them, or it would wait until those
+    /// that get less than their share have caught up with it.
+    fn queue_starts_at(&self) -> u128 {
+        let taking_turns = self.asking.iter().chain(&self.holding).filter_map(|id| {
+            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
+            Some(self.sessions.get(&worker.session)?.account.virtual_time(Paid::Own))
+        });
+        taking_turns.chain([self.own_now]).min().unwrap_or(0)
     }
 
     /// Whether the session wants the device, or did so just now.

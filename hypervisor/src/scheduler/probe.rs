@@ -28,7 +28,7 @@ impl Scheduler {
         if self.probe.is_some_and(|probe| probe.worker != worker) {
             return true;
         }
-        if !self.has_suspects {
+        if self.suspects_since.is_none() {
             return false;
         }
         let is_suspected = self.is_suspected(worker);
@@ -59,14 +59,21 @@ impl Scheduler {
         /// Fewer are probed, one after the other.
         const SEVERAL: usize = 2;
         let tuning = self.tuning;
-        if self.has_suspects {
-            self.has_suspects = false;
+        if let Some(since) = self.suspects_since {
+            let mut left = false;
             for state in self.workers.values_mut() {
                 state.density.end_overdue_suspicion(now, &tuning);
-                self.has_suspects |= state.density.is_suspected();
+                left |= state.density.is_suspected();
             }
+            if left {
+                return;
+            }
+            // Meanwhile all others were kept away.
+            let took = now.saturating_sub(since);
+            self.suspects_since = None;
+            self.trusts_until = now.saturating_add(took.saturating_mul(tuning.trust_times));
         }
-        if self.probe.is_some() {
+        if self.probe.is_some() || now < self.trusts_until {
             return;
         }
         let those = |are: fn(&Density, u64, &Tuning) -> bool| -> Vec<WorkerId> {
@@ -85,15 +92,21 @@ impl Scheduler {
         if suspects.len() < SEVERAL {
             return;
         }
-        let turns = tuning.probe_ns.saturating_mul(suspects.len() as u64);
+        let turns: u64 = suspects.iter().map(|&id| self.own_turn(id).min(tuning.probe_ns)).sum();
         let until = now.saturating_add(turns).saturating_add(tuning.probe_limit_ns);
-        self.has_suspects = true;
         for id in &suspects {
-            if let Some(state) = self.workers.get_mut(id) {
-                state.density.suspect(until);
-            }
+            self.suspect(*id, now, until);
         }
         self.probe_after = now.saturating_add(turns.saturating_mul(spacing));
+    }
+
+    /// A turn of a worker with a small share is shorter than what would be wanted: it has to be enough.
+    fn suspect(&mut self, worker: WorkerId, now: u64, until: u64) {
+        let wanted_ns = self.own_turn(worker).min(self.tuning.known_ns);
+        if let Some(state) = self.workers.get_mut(&worker) {
+            self.suspects_since.get_or_insert(now);
+            state.density.suspect(wanted_ns, until);
+        }
     }
 
     /// The worker has just been granted or prolonged: starts a probe if it is in doubt what it is, and
@@ -161,12 +174,11 @@ impl Scheduler {
         let took = now.saturating_sub(probe.started_at);
         self.probe_after = now.saturating_add(took.saturating_mul(self.tuning.probe_spacing));
         let Some(state) = self.workers.get_mut(&probe.worker) else { return };
-        if probe.seen_ns >= self.tuning.known_ns || !state.density.is_backlogged(&self.tuning) {
+        if probe.seen_ns >= self.tuning.known_ns || !state.density.is_often_backlogged() {
             state.density.probe_ends(probe.before, now, &self.tuning);
         } else {
             // It could not pay for so much at once: its own turns will tell.
-            self.has_suspects = true;
-            state.density.suspect(now.saturating_add(self.tuning.probe_limit_ns));
+            self.suspect(probe.worker, now, now.saturating_add(self.tuning.probe_limit_ns));
         }
     }
 }

@@ -143,7 +143,18 @@ fn rough_words_do_not_make_dense_ones_look_sparse() {
         let (from, worked) = (simulation.now, simulation.worked_ns());
         simulation.run_for(10 * SECOND);
         let worked = (simulation.worked_ns() - worked) * 1000 / (simulation.now - from);
-        assert!(worked >= 965, "{worked} thousandths used of the device, seed {seed}");
+        assert!(worked >= 980, "{worked} thousandths used of the device, seed {seed}");
+    }
+}
+
+#[test]
+fn rough_words_do_not_make_sparse_ones_look_dense() {
+    for (seed, density) in [(1, 250_000), (2, 400_000), (3, 400_000), (4, 450_000)] {
+        let rough = Tenant { rough: true, way_ns: MS / 5, ..sparse(500_000, density) };
+        let (_, rates) =
+            run(&[rough, Tenant { density_ppm: density + seed, ..rough }], 60 * SECOND);
+        let sum = rates[0] + rates[1];
+        assert!(sum * 100 >= (2 * density).min(980_000) * 98, "{rates:?} of two times {density}");
     }
 }
 
@@ -245,6 +256,28 @@ fn long_kernels_are_paid_for() {
     assert!(rates[0].abs_diff(250_000) < 5_000, "{rates:?}");
     // The other can not have the device while it is overrun; it makes up only what its burst kept.
     assert!(rates[1] > 600_000, "{rates:?}");
+}
+
+/// Kernels of some milliseconds: what was launched last runs on when a turn ends. Turns are so much shorter.
+#[test]
+fn what_runs_past_each_turn_does_not_make_others_wait() {
+    let sets: [(&[u32], u64); 3] = [
+        (&[125_000; 8], 4 * MS),
+        (&[300_000, 200_000, 150_000, 100_000, 100_000, 50_000, 50_000, 50_000], 4 * MS),
+        (&[333_333; 3], 10 * MS),
+    ];
+    for (set, overrun_ns) in sets {
+        let busy = |&share: &u32| Tenant { overrun_ns, ..Tenant::busy(share) };
+        let tenants: Vec<Tenant> = set.iter().map(busy).collect();
+        let (simulation, rates) = run(&tenants, 60 * SECOND);
+        for (index, &share) in set.iter().enumerate() {
+            assert!(near(rates[index], share.into(), 1), "{set:?}: {rates:?}");
+            let wait = simulation.books[&SessionId(index as u64)].wait_p95();
+            // Of the smallest share a turn is two kernels, with what runs past it three.
+            let most = if share < 100_000 { 140 } else { 114 };
+            assert!(wait <= most * MS, "{set:?}, {index}: waits {wait}");
+        }
+    }
 }
 
 #[test]
@@ -636,7 +669,7 @@ impl Stay {
 
 #[test]
 fn hours_of_changing_tenants() {
-    for seed in [1, 2, 11] {
+    for seed in [1, 2, 11, 14] {
         an_hour_of_changing_tenants(seed);
     }
 }
@@ -694,7 +727,7 @@ fn an_hour_of_changing_tenants(seed: u64) {
     parts.sort_unstable();
     let part = |percent: usize| parts[parts.len() * percent / 100];
     let found = (part(0), part(1), part(5), part(50));
-    assert!(found.0 >= 500 && found.1 >= 750 && found.2 >= 880 && found.3 >= 990, "{found:?}");
+    assert!(found.0 >= 600 && found.1 >= 850 && found.2 >= 950 && found.3 >= 990, "{found:?}");
     // Where somebody could use all of the device, most of it is used: slicing costs a twentieth here, and
     // a sparse one that would else miss its share keeps others from what it leaves idle.
     assert!(wanted > 600 * SECOND && worked * 100 >= wanted * 85, "{worked} of {wanted}");

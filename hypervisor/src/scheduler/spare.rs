@@ -5,10 +5,8 @@ use utils::protocol::Priority;
 use super::account::Paid;
 use super::{Scheduler, SessionId, WorkerId};
 
-/// A holder's share counts as missed when it uses less than this part of it.
-const MISSED_OF_SHARE_PPM: u64 = 980_000;
-/// A holder that uses less than its share is slowed down when it uses less than this part of what
-/// it would use alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
+/// A holder whose account stays full is slowed down when it uses less than this part of what it would use
+/// alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
 /// less than they lose.
 const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
 /// One that needs at most this part of its share is nobody's hindrance.
@@ -135,8 +133,6 @@ impl Scheduler {
         let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
         let density: u64 =
             holders.map(|(_, worker)| worker.density.assumed_ppm(&self.tuning)).sum();
-        let share = u64::from(account.guaranteed_ppm());
-        let wanted = super::share_of(share, MISSED_OF_SHARE_PPM);
-        rate < wanted.min(super::share_of(density, SLOWED_OF_DENSITY_PPM))
+        rate < super::share_of(density, SLOWED_OF_DENSITY_PPM)
     }
 }

@@ -57,6 +57,8 @@ pub struct Tuning {
     pub probe_every_ns: u64,
     /// How long workers must have been in doubt that have come to have work queued always.
     pub suspicion_ns: u64,
+    /// After a time in which workers were suspected none is for this many times its length.
+    pub trust_times: u64,
     /// For so long it does not become longer between probes of a new worker.
     pub beginning_ns: u64,
     /// The longest time between probes of a worker that goes on being in doubt.
@@ -91,6 +93,7 @@ impl Default for Tuning {
             probe_limit_ns: 100 * MS,
             probe_every_ns: 1_000 * MS,
             suspicion_ns: 500 * MS,
+            trust_times: 2,
             beginning_ns: 1_000 * MS,
             probe_rest_ns: 8_000 * MS,
             probe_spacing: 20,
@@ -110,6 +113,12 @@ impl Tuning {
     /// The longest turn of a session.
     pub(super) fn longest_turn_ns(&self, share_ppm: u32) -> u64 {
         quota::earned(self.period_ns, share_ppm).clamp(self.shortest_ns, self.quantum_ns)
+    }
+
+    /// The length of a turn's lease, where work runs past its end for so long: with that, a turn is an eighth longer
+    /// at most, or what is left of it would be too short.
+    pub(super) fn turn_before_ns(&self, turn_ns: u64, overrun_ns: u64) -> u64 {
+        (turn_ns + turn_ns / 8).saturating_sub(overrun_ns).clamp(self.shortest_ns, turn_ns)
     }
 
     /// The balance at which a session may start a turn.

@@ -41,12 +41,19 @@ pub(super) struct Worker {
     pub(super) served_at: u64,
     /// When it last stopped asking or holding.
     pub(super) active_until: Option<u64>,
+    /// For how long its work usually runs past the end of a lease.
+    pub(super) overrun_ns: u64,
 }
 
 impl Worker {
     pub(super) fn new(session: SessionId, tuning: &Tuning) -> Self {
         let density = Density::unknown(tuning);
-        Self { session, density, held: None, served_at: 0, active_until: None }
+        Self { session, density, held: None, served_at: 0, active_until: None, overrun_ns: 0 }
+    }
+
+    /// A lease that lasted until its end is over, with all work.
+    pub(super) fn ran_past(&mut self, overrun_ns: u64) {
+        self.overrun_ns = self.overrun_ns / 4 * 3 + overrun_ns / 4;
     }
 
     /// Whether it asked or held so lately.
