@@ -49,6 +49,35 @@ struct State {
     alarm: u64,
 }
 
+impl State {
+    /// Hands out what can be granted of a device. A grant that nobody takes is given back, and the next
+    /// decision made; each round has one waiting worker less.
+    fn hand_out(&mut self, uuid: &str, now: u64) {
+        loop {
+            let mut refused = false;
+            for grant in self.node.decide(uuid, now) {
+                let waiter = self.waiting.remove(&(grant.worker, uuid.to_owned()));
+                let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
+                if !taken {
+                    self.node.give_back(uuid, grant.worker, grant.lease, now);
+                    refused = true;
+                }
+            }
+            if !refused {
+                break;
+            }
+        }
+    }
+
+    /// There is no such worker any more.
+    fn forget(&mut self, worker: WorkerId) {
+        if let Some(watch) = self.watches.remove(&worker) {
+            watch.abort();
+        }
+        self.waiting.retain(|(waiting, _), _| *waiting != worker);
+    }
+}
+
 #[derive(Debug)]
 struct Waiter {
     ticket: u64,
@@ -82,6 +111,9 @@ impl Core {
         let now = self.now(&mut state);
         let admitted = state.node.register(peer.pid, peer.uid, register, now)?;
         let worker = admitted.worker;
+        if let Some(former) = admitted.former {
+            state.forget(former);
+        }
         if admitted.new {
             let core = Arc::clone(self);
             let watching = tokio::spawn(async move {
@@ -228,8 +260,7 @@ impl Core {
         let mut state = self.state();
         let now = self.now(&mut state);
         state.node.leave(worker, now);
-        state.watches.remove(&worker);
-        state.waiting.retain(|(waiting, _), _| *waiting != worker);
+        state.forget(worker);
         tracing::info!(worker = worker.0, "ended");
         self.decide_all(&mut state, now);
     }
@@ -246,28 +277,19 @@ impl Core {
     }
 
     fn decide_all(&self, state: &mut State, now: u64) {
-        for uuid in state.node.uuids() {
-            self.decide(state, &uuid, now);
+        for uuid in state.node.in_use() {
+            state.hand_out(&uuid, now);
         }
+        self.set_alarm(state, now);
     }
 
-    /// Hands out what can be granted. A grant that nobody takes is given back, and the next
-    /// decision made; each round has one waiting worker less.
     fn decide(&self, state: &mut State, uuid: &str, now: u64) {
-        loop {
-            let mut refused = false;
-            for grant in state.node.decide(uuid, now) {
-                let waiter = state.waiting.remove(&(grant.worker, uuid.to_owned()));
-                let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
-                if !taken {
-                    state.node.give_back(uuid, grant.worker, grant.lease, now);
-                    refused = true;
-                }
-            }
-            if !refused {
-                break;
-            }
-        }
+        state.hand_out(uuid, now);
+        self.set_alarm(state, now);
+    }
+
+    /// Has the timer look when time alone makes a difference.
+    fn set_alarm(&self, state: &mut State, now: u64) {
         let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
         let next = state.node.next_deadline(now).into_iter().chain(tick).min();
         if let Some(next) = next.filter(|&next| next < state.alarm) {

@@ -1,7 +1,7 @@
 //! All that the daemon knows: sessions, their processes, and a scheduler per device. No I/O and no
 //! clock; times are nanoseconds since the daemon's start.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use utils::protocol::{Policy, Register};
 
@@ -27,12 +27,20 @@ struct Member {
     session: SessionKey,
 }
 
+/// A session that a caller may see.
+struct Shown<'node> {
+    key: &'node SessionKey,
+    pids: Vec<i32>,
+}
+
 /// What a registration led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Admitted {
     pub(super) worker: WorkerId,
     /// Whether the worker is new, and so has to be watched.
     pub(super) new: bool,
+    /// The worker that the process has been until now, and is no more.
+    pub(super) former: Option<WorkerId>,
 }
 
 #[derive(Debug)]
@@ -72,19 +80,26 @@ impl Node {
         let key = (uid, register.session.clone());
         let present = self.members.iter().find(|(_, member)| member.pid == pid);
         let present = present.map(|(&worker, member)| (worker, member.session == key));
-        let stays = match present {
-            Some((worker, true)) => Some(worker),
-            Some((worker, false)) => {
-                self.leave(worker, now);
-                None
-            }
-            None => None,
+        let (stays, former) = match present {
+            Some((worker, true)) => (Some(worker), None),
+            Some((worker, false)) => (None, Some(worker)),
+            None => (None, None),
         };
-        if stays.is_none() && self.members.len() >= WORKERS {
+        let others = self.members.len() - usize::from(former.is_some());
+        if stays.is_none() && others >= WORKERS {
             return Err(Refused::TooMany { what: "processes", limit: WORKERS });
         }
-        if !self.sessions.contains_key(&key) && self.sessions.len() >= SESSIONS {
+        let is_full =
+            |node: &Self| !node.sessions.contains_key(&key) && node.sessions.len() >= SESSIONS;
+        // A process that goes from one session to the next must not keep others out.
+        if is_full(self) {
+            self.forget_idle(now);
+        }
+        if is_full(self) {
             return Err(Refused::TooMany { what: "sessions", limit: SESSIONS });
+        }
+        if let Some(former) = former {
+            self.leave(former, now);
         }
         let session = self.session(&key);
         let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
@@ -97,7 +112,7 @@ impl Node {
                 self.join(worker, session, &uuid);
             }
         }
-        Ok(Admitted { worker, new: stays.is_none() })
+        Ok(Admitted { worker, new: stays.is_none(), former })
     }
 
     /// What the session may take of a device, from now on. The latest word counts, whichever of its
@@ -199,16 +214,15 @@ impl Node {
 
     /// Forgets sessions that nobody uses and that owe nothing.
     pub(super) fn forget_idle(&mut self, now: u64) {
-        let mut kept: Vec<SessionId> = Vec::new();
+        let mut kept: BTreeSet<SessionId> = BTreeSet::new();
         for device in self.devices.values_mut() {
             device.forget_idle(now);
             kept.extend(device.view(now).sessions.iter().map(|view| view.session));
         }
         self.devices.retain(|_, device| !device.is_empty());
-        let members = &self.members;
-        self.sessions.retain(|key, session| {
-            kept.contains(&session.id) || members.values().any(|member| member.session == *key)
-        });
+        let used: BTreeSet<&SessionKey> =
+            self.members.values().map(|member| &member.session).collect();
+        self.sessions.retain(|key, session| kept.contains(&session.id) || used.contains(key));
     }
 
     /// The scheduler that a worker's call is about.
@@ -234,8 +248,10 @@ impl Node {
         if member.pid == pid { Ok(member) } else { Err(Refused::NotYours(worker.0)) }
     }
 
-    pub(super) fn uuids(&self) -> Vec<String> {
-        self.devices.keys().cloned().collect()
+    /// The devices that somebody holds or asks for.
+    pub(super) fn in_use(&self) -> Vec<String> {
+        let in_use = self.devices.iter().filter(|(_, device)| device.is_in_use());
+        in_use.map(|(uuid, _)| uuid.clone()).collect()
     }
 
     pub(super) fn decide(&mut self, uuid: &str, now: u64) -> Vec<Grant> {
@@ -279,17 +295,28 @@ impl Node {
             .iter_mut()
             .map(|(uuid, device)| (uuid.clone(), device.view(now)))
             .collect();
-        views.into_iter().map(|(uuid, view)| self.device_status(uuid, &view, only)).collect()
+        let mut shown: BTreeMap<SessionId, Shown<'_>> = BTreeMap::new();
+        let seen = self.sessions.iter().filter(|(key, _)| only.is_none_or(|uid| uid == key.0));
+        for (key, session) in seen {
+            shown.insert(session.id, Shown { key, pids: Vec::new() });
+        }
+        for member in self.members.values() {
+            let session = self.sessions.get(&member.session).map(|session| session.id);
+            if let Some(shown) = session.and_then(|id| shown.get_mut(&id)) {
+                shown.pids.push(member.pid);
+            }
+        }
+        views.into_iter().map(|(uuid, view)| self.device_status(uuid, &view, &shown)).collect()
     }
 
-    fn device_status(&self, uuid: String, view: &DeviceView, only: Option<u32>) -> DeviceStatus {
-        let seen = |key: &SessionKey| only.is_none_or(|uid| uid == key.0);
-        let name = |id: SessionId| {
-            let found = self.sessions.iter().find(|(_, session)| session.id == id);
-            found.map(|(key, _)| key).filter(|key| seen(key))
-        };
+    fn device_status(
+        &self,
+        uuid: String,
+        view: &DeviceView,
+        shown: &BTreeMap<SessionId, Shown<'_>>,
+    ) -> DeviceStatus {
         let sessions = view.sessions.iter().filter_map(|state| {
-            let key = name(state.session)?;
+            let Shown { key, pids } = shown.get(&state.session)?;
             Some(SessionStatus {
                 uid: key.0,
                 session: key.1.clone(),
@@ -307,11 +334,11 @@ impl Node {
                     Class::Sparse => status::Class::Sparse,
                 },
                 asks: state.asks,
-                pids: self.members_of(key).map(|(_, member)| member.pid).collect(),
+                pids: pids.clone(),
             })
         });
         let leases = view.leases.iter().filter_map(|lease| {
-            let key = name(lease.session)?;
+            let Shown { key, .. } = shown.get(&lease.session)?;
             Some(LeaseStatus {
                 session: key.1.clone(),
                 pid: self.members.get(&lease.worker).map_or(0, |member| member.pid),
@@ -451,5 +478,16 @@ mod tests {
         }
         assert_eq!(last, Err(Refused::TooMany { what: "sessions", limit: SESSIONS }));
         assert_eq!(other.members.len(), SESSIONS);
+    }
+
+    #[test]
+    fn a_process_that_goes_through_sessions_keeps_nobody_out() {
+        let mut node = node();
+        for name in 0..2 * SESSIONS {
+            let admitted = node.register(7, 0, &register(&name.to_string(), &[(GPUS[0], 1)]), 0);
+            assert_eq!(admitted.map(|admitted| admitted.former.is_some()), Ok(name > 0));
+        }
+        assert!(node.register(8, 0, &register("a", &[(GPUS[0], 1)]), 0).is_ok());
+        assert_eq!(node.members.len(), 2);
     }
 }

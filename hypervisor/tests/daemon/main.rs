@@ -4,6 +4,7 @@
 
 mod bad_calls;
 mod holders;
+mod hostile;
 mod interruptions;
 mod limits;
 mod process;
