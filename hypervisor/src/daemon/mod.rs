@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use http_bidir_comm::server::{BindError, PeerListener};
 use poem::Server;
 use poem::listener::Listener;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::core::Core;
@@ -61,6 +62,7 @@ pub enum DaemonError {
 /// # Errors
 /// [`DaemonError`], before the first call is taken.
 pub fn run(options: &Options) -> Result<(), DaemonError> {
+    allow_many_files();
     let system = |what| move |source| DaemonError::System { what, source };
     // The second thread takes a call while the first one is busy; more would only be woken in turn.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -72,6 +74,17 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
     // Calls that wait end with their connections.
     runtime.shutdown_background();
     served
+}
+
+/// Each process that is served takes two descriptors at least: as many as the system lets this one have. What
+/// it has instead is enough for some.
+fn allow_many_files() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum
+        && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+    {
+        tracing::warn!(?current, %error, "few processes can be served: no more files may be open");
+    }
 }
 
 async fn serve(options: &Options) -> Result<(), DaemonError> {

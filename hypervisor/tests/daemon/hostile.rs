@@ -1,11 +1,28 @@
 //! One process that does all it may, and what others notice of it.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use utils::protocol::{DeviceQuota, Register, Registered, VERSION, path};
 
 use crate::process::{Daemon, PATIENCE, place, register};
+
+/// Each process takes two descriptors at least, and shells allow few.
+#[test]
+fn more_processes_than_a_shell_allows_files() {
+    const FEW: usize = 64;
+    let (_dir, socket) = place();
+    let daemon = Daemon::command(&socket);
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!(r#"ulimit -Sn {FEW}; exec "$0" "$@""#)]);
+    command.arg(daemon.get_program()).args(daemon.get_args());
+    let daemon = Daemon::start_by(&mut command, &socket);
+    let _connections: Vec<_> =
+        (0..2 * FEW).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    register(&daemon.client(), "a", 1000).unwrap();
+}
 
 /// The daemon watches each process, not each name that it has had.
 #[test]

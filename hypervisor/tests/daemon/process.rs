@@ -24,7 +24,11 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn start(socket: &Path) -> Self {
-        let process = Self::command(socket).spawn().unwrap();
+        Self::start_by(&mut Self::command(socket), socket)
+    }
+
+    pub(crate) fn start_by(command: &mut Command, socket: &Path) -> Self {
+        let process = command.spawn().unwrap();
         let daemon = Self { process, socket: socket.to_owned() };
         let start = Instant::now();
         while UnixStream::connect(socket).is_err() {
