@@ -351,3 +351,25 @@ fn a_daemon_that_is_stopped_and_continued() {
     let within_a_second = |at: &Option<Duration>| at.is_some_and(|at| at < Duration::from_secs(1));
     assert!(resumed.iter().all(within_a_second), "{resumed:?}");
 }
+
+/// While the daemon does not answer it is looked for again and again: that holds nobody up, and no lease goes on
+/// meanwhile, which a small share would have to pay back for hundreds of milliseconds.
+#[test]
+fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
+    let _alone = alone();
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let mut command = limited(&stage, "one", 10, &socket(&stage));
+    let session = start(command.args(["dense", "--kernel-us", "130", "--seconds", "5"]));
+    eventually("it gets leases", || charged(&socket(&stage), "one") > Some(0));
+    std::thread::sleep(Duration::from_millis(500));
+    daemon.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_millis(2_500));
+    daemon.signal(Signal::CONT);
+    let result = session.end().succeeded().json();
+    let longest = result["pauses"]["longest_ms"].as_f64().unwrap();
+    println!("longest pause: {longest:.1} ms");
+    // A turn takes about 65 ms.
+    assert!(longest < 200.0, "{result}");
+    daemon.kill();
+}

@@ -15,9 +15,6 @@ use utils::protocol::Policy;
 /// session has died with a lease.
 const LOOK_NS: u64 = 10_000_000;
 
-/// A wait in which the daemon can be looked for.
-const LONG_WAIT_NS: u64 = 30_000_000;
-
 /// The right to launch until a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
@@ -74,12 +71,11 @@ impl Account {
                     return Some(Lease { end: now + length, id: None, shared: false });
                 }
                 Turn::In(wait) => {
-                    if wait >= LONG_WAIT_NS
-                        && let Some(daemon) = &mut self.daemon
-                    {
-                        daemon.look_for_it(self.device);
+                    if let Some(daemon) = &mut self.daemon {
+                        daemon.look_for_it(self.device, wait);
                     }
-                    self.wait_for_bell(bell, wait.min(LOOK_NS));
+                    let rest = now.saturating_add(wait).saturating_sub(clock::now());
+                    self.wait_for_bell(bell, rest.min(LOOK_NS));
                 }
             }
             if !self.device.gate().is_wanted() {
@@ -117,9 +113,13 @@ impl Account {
         let (seat, now) = (self.device.seat(), clock::now());
         let turn =
             self.device.book().map(|mut book| book.renew_lease(seat.slot(), now, used.alone()));
-        // While the gate is open nobody waits for the answer.
+        // While the gate is open nobody waits for the answer. It is not to be open for longer than the lease.
         if let Some(daemon) = &mut self.daemon {
-            daemon.look_for_it(self.device);
+            let end = match turn {
+                Some(Turn::Granted(length)) => now.saturating_add(length),
+                _ => lease.end,
+            };
+            daemon.look_for_it(self.device, end.saturating_sub(clock::now()));
         }
         // With a daemon that is back, the next lease is to come from there.
         let own = self.daemon.as_ref().is_none_or(|daemon| !daemon.is_there());
@@ -186,7 +186,7 @@ impl Account {
     pub(super) fn idle(&mut self) {
         if let Some(daemon) = &mut self.daemon {
             daemon.tell_the_rest(self.device);
-            daemon.look_for_it(self.device);
+            daemon.look_for_it(self.device, u64::MAX);
         }
     }
 }

@@ -22,6 +22,8 @@ const GRACE: Duration = Duration::from_millis(20);
 const AT_ONCE: Duration = Duration::from_millis(25);
 /// How long a registration may take: it comes before a question.
 const REGISTERED: Duration = Duration::from_millis(15);
+/// A daemon that is back answers within less, unless the machine is busy.
+const LEAST_LOOK_NS: u64 = 1_000_000;
 /// How long the own account is used before the daemon is tried again: first, and at most.
 const FIRST_RETRY_NS: u64 = 20_000_000;
 const LAST_RETRY_NS: u64 = 320_000_000;
@@ -117,10 +119,13 @@ impl Daemon {
         }
     }
 
-    /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer.
-    pub(super) fn look_for_it(&mut self, device: &Device) {
-        if self.lost.is_some_and(|loss| clock::now() >= loss.retry_at) {
-            match self.try_exchange(device, self.report, None, AT_ONCE) {
+    /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer for `most_ns`: the
+    /// daemon may still stand still.
+    pub(super) fn look_for_it(&mut self, device: &Device, most_ns: u64) {
+        let is_time = |loss: Loss| clock::now() >= loss.retry_at;
+        if most_ns >= LEAST_LOOK_NS && self.lost.is_some_and(is_time) {
+            let most = AT_ONCE.min(Duration::from_nanos(most_ns));
+            match self.try_exchange(device, self.report, None, most) {
                 Ok(_) => self.lost = None,
                 Err(error) => self.lose(&error),
             }
@@ -150,7 +155,7 @@ impl Daemon {
         let (worker, report) = match self.worker {
             Some(worker) => (worker, report),
             // A lease of a former registration is nothing to this one.
-            None => (self.register(device)?, None),
+            None => (self.register(device, REGISTERED.min(ask.unwrap_or_default() + grace))?, None),
         };
         let changes = changes(device);
         let quota = if changes == self.told_changes { None } else { quota(device) };
@@ -169,14 +174,14 @@ impl Daemon {
         Ok(decision)
     }
 
-    fn register(&mut self, device: &Device) -> Result<u64, ClientError> {
+    fn register(&mut self, device: &Device, most: Duration) -> Result<u64, ClientError> {
         let changes = changes(device);
         let message = Register {
             protocol: protocol::VERSION,
             session: self.session.clone(),
             devices: quota(device).into_iter().collect(),
         };
-        let Registered { worker } = self.client.call(path::REGISTER, &message, REGISTERED)?;
+        let Registered { worker } = self.client.call(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;
