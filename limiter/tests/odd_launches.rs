@@ -35,6 +35,12 @@ fn green_contexts_made_anew() {
     assert!((200..=300).contains(&permille), "{permille} thousandths instead of 250");
 }
 
+/// The limiter puts nothing into the legacy stream at moments of its own.
+#[test]
+fn streams_that_the_legacy_one_would_tie_together() {
+    assert!(odd("beside-legacy", 50).value("rounds") > 50);
+}
+
 /// Whoever waits for a thread that cannot be started is told, whichever thread tried to start it.
 #[test]
 fn no_thread_can_be_started() {

@@ -83,6 +83,39 @@ static void green_context(double seconds) {
     printf("permille=%.0f\n", done * 2e-3 / (now() - start) * 1000);
 }
 
+/* Work in a stream that waits for the host, after work in the legacy one and before work that the host waits
+ * for: whoever puts anything more into the legacy stream ties all of them together. */
+static void beside_the_legacy_stream(double seconds) {
+    CUresult (*wait_value)(CUstream, CUdeviceptr, uint32_t, unsigned);
+    CUresult (*host_alloc)(void **, size_t, unsigned);
+    CUresult (*device_pointer)(CUdeviceptr *, void *, unsigned);
+    void *library = open_driver(RTLD_NOW), *memory;
+    CUdeviceptr word;
+    CUstream waits, works;
+    *(void **)&wait_value = need(library, "cuStreamWaitValue32_v2");
+    *(void **)&host_alloc = need(library, "cuMemHostAlloc");
+    *(void **)&device_pointer = need(library, "cuMemHostGetDevicePointer_v2");
+    ok(host_alloc(&memory, 4096, 2));
+    ok(device_pointer(&word, memory, 0));
+    ok(d.stream_create(&waits, 0));
+    ok(d.stream_create(&works, 0));
+    double start = now();
+    uint32_t round = 1;
+    for (; now() - start < seconds; round++) {
+        for (int i = 0; i < 15; i++)
+            ok(spin(&d, kernel, 100, NULL));
+        ok(wait_value(waits, word, round, 0));
+        usleep(12000);
+        ok(spin(&d, kernel, 100, works));
+        alarm(10);
+        ok(d.stream_synchronize(works));
+        alarm(0);
+        __atomic_store_n((uint32_t *)memory, round, __ATOMIC_RELEASE);
+        ok(d.stream_synchronize(waits));
+    }
+    printf("rounds=%u\n", round - 1);
+}
+
 static pthread_barrier_t begins;
 
 static void *launch_once(void *unused) {
@@ -122,6 +155,8 @@ int main(int argc, char **argv) {
         into_another_context(0, seconds);
     else if (!strcmp(how, "green-context"))
         green_context(seconds);
+    else if (!strcmp(how, "beside-legacy"))
+        beside_the_legacy_stream(seconds);
     else if (!strcmp(how, "without-threads"))
         without_threads();
     else

@@ -4,7 +4,7 @@ use super::super::usage::Totals;
 use super::super::{is_capturing, own, pins, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use utils::driver::cuda::{CuResult, STREAM_PER_THREAD, Stream};
+use utils::driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
@@ -115,6 +115,11 @@ impl Lane {
             // covered is less than a batch.
             if !uncovered || self.stream == STREAM_PER_THREAD {
                 return true;
+            }
+            // An event in the legacy stream would tie the blocking streams together.
+            if self.stream == STREAM_LEGACY {
+                return is_capturing(self.stream)
+                    || own::stream_query(self.stream as Stream) != CuResult::NOT_READY;
             }
             let event = self.events[2].load(Relaxed);
             if self.governors.load(Relaxed) != activity {
