@@ -41,6 +41,21 @@ fn streams_that_the_legacy_one_would_tie_together() {
     assert!(odd("beside-legacy", 50).value("rounds") > 50);
 }
 
+/// What waits for the host keeps no device busy: kernels that need less than the share are not held up.
+#[test]
+fn the_host_at_work_between_kernels() {
+    let native = {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let stage = Stage::new();
+        let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+        outcome(stage.native(&program).args(["host-work", "1"])).succeeded().value("permille")
+    };
+    let half = odd("host-work", 50).value("permille");
+    assert!(half * 100 >= native * 85, "{half} instead of {native} thousandths");
+    let little = odd("host-work", 10).value("permille");
+    assert!((70..=130).contains(&little), "{little} thousandths instead of 100");
+}
+
 /// Whoever waits for a thread that cannot be started is told, whichever thread tried to start it.
 #[test]
 fn no_thread_can_be_started() {

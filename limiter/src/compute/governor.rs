@@ -213,11 +213,12 @@ impl Tenure {
     }
 
     /// The same while what is left is being done. Where no other session uses the device that is all of the
-    /// time, whatever the work was taken to need.
+    /// time, whatever the work was taken to need, unless it waits for the host.
     fn look_at_the_rest(&mut self, now: u64) {
         let gate = self.device.gate();
-        let used = self.usage.until(now, gate.totals(), true);
-        self.used += if gate.is_shared() { used } else { Used::busy(used.held_ns) };
+        let waits = gate.lanes().iter().any(|lane| lane.may_wait_for_host());
+        let used = self.usage.until(now, gate.totals(), !waits);
+        self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }
 
     /// Keeps the gate open until the lease ends or the program has stopped using it.

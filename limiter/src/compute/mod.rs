@@ -222,6 +222,17 @@ fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
     Some(result)
 }
 
+/// A function of the host's is about to be put into a stream.
+pub(crate) fn host_works(stream: Stream, per_thread: bool) {
+    let Some(runtime) = runtime::existing().filter(|_| has_lanes() && !is_ungated()) else {
+        return;
+    };
+    let stream = named(stream, per_thread);
+    for device in runtime.devices() {
+        device.gate().lanes().iter().for_each(|lane| lane.host_works(stream));
+    }
+}
+
 /// A stream is about to end: nothing may be recorded into it any more.
 pub(crate) fn stream_ends(stream: Stream) {
     let Some(runtime) = runtime::existing().filter(|_| has_lanes()) else { return };

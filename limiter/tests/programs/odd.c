@@ -116,6 +116,37 @@ static void beside_the_legacy_stream(double seconds) {
     printf("rounds=%u\n", round - 1);
 }
 
+static void work(void *microseconds) { usleep((useconds_t)(intptr_t)microseconds); }
+
+/* A kernel, then thrice as long a function of the host's, with others queued behind them. */
+static void host_work(double seconds) {
+    enum { AHEAD = 8 };
+    CUresult (*host_function)(CUstream, void (*)(void *), void *);
+    CUresult (*create)(void **, unsigned);
+    CUresult (*record)(void *, CUstream);
+    CUresult (*await)(void *);
+    void *library = open_driver(RTLD_NOW), *event[AHEAD];
+    CUstream stream;
+    *(void **)&host_function = need(library, "cuLaunchHostFunc");
+    *(void **)&create = need(library, "cuEventCreate");
+    *(void **)&record = need(library, "cuEventRecord");
+    *(void **)&await = need(library, "cuEventSynchronize");
+    for (int i = 0; i < AHEAD; i++)
+        ok(create(&event[i], 2));
+    ok(d.stream_create(&stream, 1));
+    double start = now();
+    int done = 0;
+    for (; now() - start < seconds; done++) {
+        if (done >= AHEAD)
+            ok(await(event[done % AHEAD]));
+        ok(spin(&d, kernel, 1000, stream));
+        ok(host_function(stream, work, (void *)(intptr_t)3000));
+        ok(record(event[done % AHEAD], stream));
+    }
+    ok(d.ctx_synchronize());
+    printf("permille=%.0f\n", done * 1e-3 / (now() - start) * 1000);
+}
+
 static pthread_barrier_t begins;
 
 static void *launch_once(void *unused) {
@@ -157,6 +188,8 @@ int main(int argc, char **argv) {
         green_context(seconds);
     else if (!strcmp(how, "beside-legacy"))
         beside_the_legacy_stream(seconds);
+    else if (!strcmp(how, "host-work"))
+        host_work(seconds);
     else if (!strcmp(how, "without-threads"))
         without_threads();
     else

@@ -86,6 +86,8 @@ pub(crate) struct Lane {
     looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
+    /// The event that covers the last function of the host's: what waits for one keeps no device busy.
+    host_until: AtomicU64,
     /// Since when a call that may wait for its work has been under way; zero: none is.
     calling_since: AtomicU64,
     /// A launch that is not counted yet is under way, or about to be.
@@ -153,6 +155,7 @@ impl Lane {
             backlogged_told_ns: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
+            host_until: AtomicU64::new(0),
             calling_since: AtomicU64::new(0),
             launching: AtomicBool::new(false),
             entered: AtomicU32::new(0),
@@ -289,6 +292,18 @@ impl Lane {
         self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
     }
 
+    /// A function of the host's is about to be put into a stream. To be called by any thread.
+    pub(super) fn host_works(&self, stream: usize) {
+        if self.stream == stream {
+            self.host_until.store(self.recorded.load(Acquire) + 1, Release);
+        }
+    }
+
+    /// Whether what is under way may be waiting for the host.
+    pub(super) fn may_wait_for_host(&self) -> bool {
+        self.host_until.load(Acquire) > self.done.load(Acquire)
+    }
+
     /// A call that may wait for its work begins.
     pub(super) fn call_begins(&self) -> u64 {
         let now = clock::now();
@@ -351,7 +366,10 @@ impl Lane {
             return;
         }
         self.stop_at(self.planned.load(Relaxed));
-        let works = || own::stream_query(self.stream as Stream) == CuResult::NOT_READY;
+        let works = || {
+            !self.may_wait_for_host()
+                && own::stream_query(self.stream as Stream) == CuResult::NOT_READY
+        };
         self.looks.tell(undisturbing(works));
     }
 

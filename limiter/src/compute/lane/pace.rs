@@ -100,7 +100,10 @@ impl Lane {
             false if used < took / 2 => Queue::Empty,
             false => Queue::Idle,
         };
-        let busy_ns = if alone && was_queued {
+        let busy_ns = if self.host_until.load(Relaxed) >= recorded.saturating_sub(1).max(1) {
+            // The host was at work in one of these batches: for how much of the time is not known.
+            0
+        } else if alone && was_queued {
             // What was waited for by itself was done at some time between the last two looks.
             unfinished_at.midpoint(now) - begun
         } else if !alone && (was_queued || queue == Queue::Full) {
