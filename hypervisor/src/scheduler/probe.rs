@@ -112,7 +112,7 @@ impl Scheduler {
     /// The worker has just been granted or prolonged: starts a probe if it is in doubt what it is, and
     /// has been so for longer than the other holders.
     pub(super) fn consider_probe(&mut self, worker: WorkerId, now: u64) {
-        if self.probe.is_some() || now < self.probe_after {
+        if self.probe.is_some() || self.suspects_since.is_some() || now < self.probe_after {
             return;
         }
         let in_doubt = self.holding.iter().filter(|&&id| self.is_in_doubt(id, now));
@@ -135,8 +135,14 @@ impl Scheduler {
         let is_other_dense = |id: &WorkerId| {
             *id != worker && self.workers.get(id).is_some_and(|other| other.density.is_dense())
         };
-        density.wants_probe(now, &self.tuning)
-            && (!density.is_dense() || self.asking.iter().chain(&self.holding).any(is_other_dense))
+        // One that has never been alone does not know how long its work takes either.
+        let matters = || {
+            !density.is_dense()
+                || density.known_ppm(&self.tuning).is_none()
+                || self.asking.iter().chain(&self.holding).any(is_other_dense)
+        };
+        let wants = density.wants_probe(now, &self.tuning) || density.is_suspect(now, &self.tuning);
+        wants && matters()
     }
 
     /// The worker has told of an interval.

@@ -158,6 +158,22 @@ fn rough_words_do_not_make_sparse_ones_look_dense() {
     }
 }
 
+/// What slicing leaves a launch-bound one beside one that fills the device: 0.7 of its speed, as on an H200.
+#[test]
+fn each_gets_its_guarantee_where_slicing_does_not_leave_it() {
+    for (dense, sparse_one) in [(750_000, 250_000), (250_000, 750_000), (500_000, 500_000)] {
+        let decode = Tenant { density_ppm: 290_000, ..balance(sparse_one, 1) };
+        let mut simulation = Simulation::new(&[balance(dense, 1), decode], 5);
+        simulation.sparse_cost_ppm = 1_250_000;
+        simulation.sliced_ppm = 700_000;
+        simulation.run_for(2 * SECOND);
+        let rates = go_on(&mut simulation, 3 * SECOND);
+        println!("{dense} {sparse_one}: {rates:?} {} of alone", rates[1] * 1000 / 290_000);
+        let rates = go_on(&mut simulation, 20 * SECOND);
+        println!("{dense} {sparse_one}: {rates:?} {} of alone", rates[1] * 1000 / 290_000);
+    }
+}
+
 /// They load, warm up, wait; not all at the same time, and then they fill the device.
 #[test]
 fn those_that_start_one_after_the_other_are_known_soon() {

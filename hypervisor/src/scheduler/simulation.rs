@@ -134,6 +134,8 @@ pub(super) struct Simulation {
     pub(super) keeps_lists: bool,
     /// What the device loses for what sparse ones get beside a dense one, in millionths of it.
     pub(super) sparse_cost_ppm: u64,
+    /// What a sparse one gets beside a dense one of what it wants, in millionths.
+    pub(super) sliced_ppm: u64,
 }
 
 impl Simulation {
@@ -154,6 +156,7 @@ impl Simulation {
             random: seed,
             keeps_lists: true,
             sparse_cost_ppm: WHOLE,
+            sliced_ppm: WHOLE,
         }
     }
 
@@ -485,7 +488,8 @@ impl Simulation {
         for (place, (want, worker)) in wants.into_iter().enumerate() {
             let sliced = dense == 1 && want <= 900_000;
             let cost = if sliced { self.sparse_cost_ppm } else { WHOLE };
-            let taken = (want * cost / WHOLE).min(left / (count - place as u64));
+            let can = if sliced { want * self.sliced_ppm / WHOLE } else { want };
+            let taken = (can * cost / WHOLE).min(left / (count - place as u64));
             let rate = taken * WHOLE / cost;
             left -= taken;
             let mine = self.held.get_mut(&worker).unwrap();

@@ -28,43 +28,49 @@ const KINDS: usize = 1 << 16;
 const PLACES: usize = 64;
 const WAYS: usize = 4;
 
+/// How long some work took once.
+#[derive(Clone, Copy, Default)]
+struct Sample {
+    ns: u64,
+    /// No other session could use the device meanwhile.
+    alone: bool,
+}
+
 /// The latest samples of one kind of work. Pure.
 #[derive(Default)]
 struct Samples {
-    ring: [u64; SAMPLES],
+    ring: [Sample; SAMPLES],
     /// How many there have been since it was another.
     count: usize,
-    /// How many of the latest ones were taken while no other session could use the device.
-    alone: usize,
-    /// The estimate when all of them were.
+    /// The estimate when there were enough that were taken alone.
     undisturbed: Option<u64>,
     /// The last ones that had nothing to do with the estimate: further off than by half or double.
-    strays: [u64; ENOUGH as usize],
+    strays: [Sample; ENOUGH as usize],
     stray: usize,
 }
 
 impl Samples {
     /// Adds a sample and tells the estimate.
     fn add(&mut self, ns: u64, alone: bool) -> u64 {
-        self.alone = if alone { self.alone.saturating_add(1) } else { 0 };
-        self.notice_stray(ns, alone);
-        self.ring[self.count % SAMPLES] = ns;
+        let sample = Sample { ns, alone };
+        self.notice_stray(sample);
+        self.ring[self.count % SAMPLES] = sample;
         self.count += 1;
-        let estimate = self.estimate().unwrap_or(ns);
-        if self.alone >= self.count.min(SAMPLES) && self.count >= ENOUGH as usize {
-            self.undisturbed = Some(estimate);
+        if alone {
+            self.undisturbed = self.mean_alone().or(self.undisturbed);
         }
-        estimate
+        self.estimate().unwrap_or(ns)
     }
 
     /// Several strays in a row: the work has become another, and what was known of it does not hold.
-    fn notice_stray(&mut self, ns: u64, alone: bool) {
+    fn notice_stray(&mut self, sample: Sample) {
+        let Sample { ns, alone } = sample;
         let is_stray = |known: u64| ns < known / 2 || (alone && ns > known.saturating_mul(2));
         if !self.estimate().is_some_and(is_stray) {
             self.stray = 0;
             return;
         }
-        self.strays[self.stray] = ns;
+        self.strays[self.stray] = sample;
         self.stray += 1;
         if self.stray == self.strays.len() {
             // This one is about to be added.
@@ -76,37 +82,60 @@ impl Samples {
         }
     }
 
+    fn latest(&self) -> Option<Sample> {
+        Some(self.ring[self.count.checked_sub(1)? % SAMPLES])
+    }
+
+    /// Those that count, in order: all, or those that were taken alone.
+    fn sorted<'a>(&self, alone: bool, place: &'a mut [u64; SAMPLES]) -> &'a mut [u64] {
+        let known = &self.ring[..self.count.min(SAMPLES)];
+        let chosen = known.iter().filter(|sample| sample.alone || !alone);
+        let count = place.iter_mut().zip(chosen).map(|(to, sample)| *to = sample.ns).count();
+        let sorted = &mut place[..count];
+        sorted.sort_unstable();
+        sorted
+    }
+
     /// Whether there are enough of them, taken while no other session could use the device, the middle half
     /// is within an eighth of the estimate, and the latest one within a quarter.
     fn are_steady(&self) -> bool {
-        if self.count < SAMPLES || self.alone < SAMPLES || self.stray > 0 {
+        let (Some(estimate), Some(latest)) = (self.estimate(), self.latest()) else { return false };
+        let mut place = [0; SAMPLES];
+        let sorted = self.sorted(true, &mut place);
+        if sorted.len() < SAMPLES || self.stray > 0 {
             return false;
         }
-        let Some(estimate) = self.estimate() else { return false };
-        let mut sorted = self.ring;
-        sorted.sort_unstable();
         let spread = sorted[SAMPLES * 3 / 4] - sorted[SAMPLES / 4];
-        let latest = self.ring[(self.count - 1) % SAMPLES];
-        spread <= estimate / 8 && latest.abs_diff(estimate) <= estimate / 4
+        spread <= estimate / 8 && latest.ns.abs_diff(estimate) <= estimate / 4
     }
 
     fn estimate(&self) -> Option<u64> {
-        let mut sorted = self.ring;
-        let used = &mut sorted[..self.count.min(SAMPLES)];
-        used.sort_unstable();
-        let quarter = used.len().div_ceil(4).min(used.len().saturating_sub(1) / 2);
-        if self.alone < used.len() {
-            let seen = used.get(quarter).copied()?;
-            let near = |&known: &u64| {
-                (known / 2..=known.saturating_mul(2) + DISTURBANCE_NS).contains(&seen)
-            };
-            return Some(self.undisturbed.filter(near).unwrap_or(seen));
+        if self.latest()?.alone
+            && let Some(mean) = self.mean_alone()
+        {
+            return Some(mean);
         }
-        if let [.., second, largest] = used {
+        let mut place = [0; SAMPLES];
+        let sorted = self.sorted(false, &mut place);
+        let quarter = sorted.len().div_ceil(4).min(sorted.len().saturating_sub(1) / 2);
+        let seen = sorted.get(quarter).copied()?;
+        let near =
+            |&known: &u64| (known / 2..=known.saturating_mul(2) + DISTURBANCE_NS).contains(&seen);
+        Some(self.undisturbed.filter(near).unwrap_or(seen))
+    }
+
+    /// Of those that were taken alone, if there are enough. One that went wrong matters little.
+    fn mean_alone(&self) -> Option<u64> {
+        let mut place = [0; SAMPLES];
+        let sorted = self.sorted(true, &mut place);
+        if sorted.len() < ENOUGH as usize {
+            return None;
+        }
+        if let [.., second, largest] = sorted {
             *largest = (*largest).min(second.saturating_mul(FURTHEST));
         }
-        let sum: u128 = used.iter().map(|&ns| u128::from(ns)).sum();
-        u64::try_from(sum.checked_div(used.len() as u128)?).ok()
+        let sum: u128 = sorted.iter().map(|&ns| u128::from(ns)).sum();
+        u64::try_from(sum / sorted.len() as u128).ok()
     }
 }
 
@@ -121,6 +150,8 @@ pub(super) struct Estimate {
     doubtful: AtomicBool,
     /// All samples of late are alike.
     steady: AtomicBool,
+    /// There have been enough samples with no other session there.
+    settled: AtomicBool,
     samples: Mutex<Samples>,
 }
 
@@ -137,6 +168,11 @@ impl Estimate {
     /// Whether the latest sample says otherwise, so that the next launches should be looked at.
     pub(super) fn is_doubtful(&self) -> bool {
         self.doubtful.load(Relaxed)
+    }
+
+    /// Whether the next launches should be looked at if no other session is there: it has hardly been alone yet.
+    pub(super) fn is_unsettled(&self) -> bool {
+        !self.settled.load(Relaxed)
     }
 
     /// Whether the work has always taken about the same lately, so that few samples tell enough.
@@ -158,6 +194,7 @@ impl Estimate {
         // Beside another session a longer one may be that one's doing; the next ones tell.
         self.doubtful.store(samples.stray > 0 || ns > middle.saturating_mul(2), Relaxed);
         self.steady.store(samples.are_steady(), Relaxed);
+        self.settled.store(samples.undisturbed.is_some(), Relaxed);
         // Until there are enough, every launch is looked at.
         if samples.count >= ENOUGH as usize {
             self.ns.store(middle.max(1), Relaxed);
@@ -284,6 +321,17 @@ mod tests {
             }
             assert_eq!(estimate, expected);
         }
+    }
+
+    /// Kernels that are longer than the hardware's slices are never seen without them beside others.
+    #[test]
+    fn a_moment_alone_tells_more_than_all_that_was_seen_beside_others() {
+        let mut samples = Samples::default();
+        assert!((0..40).all(|_| samples.add(2_840, false) == 2_840));
+        assert_eq!(samples.add(2_500, true), 2_840);
+        samples.add(2_510, true);
+        assert_eq!(samples.add(2_490, true), 2_500);
+        assert!((0..40).all(|_| samples.add(2_840, false) == 2_500));
     }
 
     #[test]

@@ -203,7 +203,8 @@ impl Lane {
         let sampled = if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
-            self.is_place_of_sample(estimate) && !self.skips(estimate)
+            let doubtful = estimate.is_doubtful() || !gate.is_shared() && estimate.is_unsettled();
+            self.is_place_of_sample(doubtful) && !self.skips(estimate)
         };
         if !sampled {
             return None;
@@ -219,12 +220,12 @@ impl Lane {
     }
 
     /// Whether a launch of known duration is the one that has been chosen.
-    fn is_place_of_sample(&self, estimate: &Estimate) -> bool {
+    fn is_place_of_sample(&self, doubtful: bool) -> bool {
         let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
         // Not because of the batch's end.
         (next < batch && next >= self.count.stop.load(Relaxed))
             || batch == 1
-                && (self.is_due() || estimate.is_doubtful())
+                && (self.is_due() || doubtful)
                 && self.mark.load(Relaxed) >= self.sample_at.load(Relaxed)
     }
 
