@@ -162,7 +162,7 @@ impl Scheduler {
         *reached = virtual_time.max(*reached);
         self.leases += 1;
         let lease = LeaseId(self.leases);
-        let (crowded, shared) = self.company(worker);
+        let (others, shared) = self.company(worker);
         let ends_at = now.saturating_add(length_ns);
         self.asking.remove(&worker);
         self.holding.insert(worker);
@@ -173,7 +173,7 @@ impl Scheduler {
             told_at: now,
             ends_at,
             turn_ends_at: ends_at,
-            crowded,
+            others,
             shared,
             revoked: false,
         });
@@ -188,7 +188,7 @@ impl Scheduler {
             if let Some(other) = self.workers.get_mut(id)
                 && let Some(held) = &mut other.held
             {
-                held.crowded = true;
+                held.others += 1;
                 held.shared |= other.session != session;
             }
         }

@@ -93,6 +93,8 @@ pub(super) struct Interval {
     /// Calibrated where other workers held as well.
     pub(super) worked_ns: u64,
     pub(super) backlogged_ns: u64,
+    /// How many others held meanwhile, at most.
+    pub(super) others: u64,
     /// What the others that held meanwhile use of their time, in millionths; `None`: nobody did.
     pub(super) others_ppm: Option<u64>,
 }
@@ -181,7 +183,12 @@ impl Density {
             };
             alike(used, backlog) && alike(self.crowded.ppm, self.crowded_backlog.ppm)
         });
-        self.in_doubt = !undisturbed;
+        // The hardware gives equal slices to those that want all of it: one that gets less wants less.
+        let slice = u64::from(PPM_ONE) / (seen.others + 1);
+        let wants_less = self.crowded.ppm < slice / 5 * 3
+            && self.crowded_backlog.ppm < u64::from(PPM_ONE) / 2
+            && self.known_ppm(tuning).is_some();
+        self.in_doubt = !(undisturbed || wants_less);
         let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
         // A moment says too little to replace what was known.
@@ -329,7 +336,8 @@ mod tests {
 
     fn interval(used_ms: u64, others_ppm: Option<u64>) -> Interval {
         let (held_ns, worked_ns) = (10 * MS, used_ms * MS);
-        Interval { held_ns, worked_ns, backlogged_ns: 0, others_ppm }
+        let others = u64::from(others_ppm.is_some());
+        Interval { held_ns, worked_ns, backlogged_ns: 0, others, others_ppm }
     }
 
     fn observe(density: &mut Density, used_ms: u64, others: Option<u64>, times: u64) -> u64 {

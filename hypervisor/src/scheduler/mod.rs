@@ -322,7 +322,8 @@ impl Scheduler {
         let measured = now.saturating_sub(held.told_at);
         let done = told.done;
         let told = told.at_most(measured);
-        let others_ppm = held.crowded.then(|| self.rates_beside(worker));
+        let others = held.others;
+        let others_ppm = (others > 0).then(|| self.rates_beside(worker));
         let tuning = self.tuning;
         let Some(state) = self.workers.get(&worker) else { return Ok(false) };
         let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
@@ -336,20 +337,20 @@ impl Scheduler {
             _ => alone,
         };
         if !held.revoked {
-            let worked_ns = if held.crowded { calibrated } else { alone };
+            let worked_ns = if others > 0 { calibrated } else { alone };
             let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
             let busy = backlogged_ns / 9 >= held_ns / 10;
-            if !held.crowded && !held.shared && busy {
+            if others == 0 && !held.shared && busy {
                 state.density.calibrate(held_ns, told.estimated_ns, &tuning);
             }
-            let seen = Interval { held_ns, worked_ns, backlogged_ns, others_ppm };
+            let seen = Interval { held_ns, worked_ns, backlogged_ns, others, others_ppm };
             state.density.observe(seen, now, &tuning);
         }
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.charge(used, held.paid);
         }
         self.told(worker, now);
-        self.probe_told(worker, told.held_ns, !held.crowded, done, now);
+        self.probe_told(worker, told.held_ns, others == 0, done, now);
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
@@ -364,9 +365,9 @@ impl Scheduler {
 
     /// Makes a new told interval begin.
     fn told(&mut self, worker: WorkerId, now: u64) {
-        let (crowded, shared) = self.company(worker);
+        let (others, shared) = self.company(worker);
         if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
-            (held.told_at, held.crowded, held.shared) = (now, crowded, shared);
+            (held.told_at, held.others, held.shared) = (now, others, shared);
         }
     }
 
@@ -469,15 +470,15 @@ impl Scheduler {
         })
     }
 
-    /// Whether others have to be reckoned with (as [`Self::present`]), and whether another session's
+    /// How many others have to be reckoned with (as [`Self::present`]), and whether another session's
     /// work may be on the device, be it under a revoked lease.
-    fn company(&self, worker: WorkerId) -> (bool, bool) {
+    fn company(&self, worker: WorkerId) -> (u64, bool) {
         let session = self.workers.get(&worker).map(|worker| worker.session);
         let others = self.holding.iter().filter(|&&id| id != worker);
         let shared = others
             .filter_map(|id| self.workers.get(id))
             .any(|other| Some(other.session) != session);
-        (self.present(worker).next().is_some(), shared)
+        (self.present(worker).count() as u64, shared)
     }
 
     /// Time that nobody got, because the hardware slices the worker and a dense one that gets less than

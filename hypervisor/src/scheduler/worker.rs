@@ -16,8 +16,8 @@ pub(super) struct Held {
     pub(super) ends_at: u64,
     /// While others wait for it, it is not prolonged beyond this.
     pub(super) turn_ends_at: u64,
-    /// Since `told_at`, another worker held as well.
-    pub(super) crowded: bool,
+    /// Since `told_at`, at most so many other workers held as well.
+    pub(super) others: u64,
     /// Since `told_at`, another session's worker held as well.
     pub(super) shared: bool,
     /// Others no longer wait for it.
