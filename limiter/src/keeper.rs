@@ -5,9 +5,9 @@
 //! does not keep a process from ending: its exit waits a moment for the keeper to be out of the
 //! driver, and does not let it in again.
 
-use crate::compute::{SignalsBlocked, clock};
+use crate::compute::clock;
 use crate::memory::{oversubscribe, reconcile};
-use crate::{own, report, runtime};
+use crate::{own, own_thread, report, runtime};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use core::time::Duration;
@@ -21,8 +21,6 @@ const PERIOD: Duration = Duration::from_secs(1);
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// How often it looks whether frees that were put off can be carried out.
 const FREES: Duration = Duration::from_millis(5);
-/// Enough for the calls that the thread makes.
-const STACK_BYTES: usize = 512 * 1024;
 /// How long the process's exit waits for the keeper to leave the driver, in steps of 0.1 ms.
 const PATIENCE: u32 = 5000;
 
@@ -56,13 +54,7 @@ pub(crate) fn start() {
     }
     watch_exit();
     crate::patch::keep_driver();
-    let signals = SignalsBlocked::new();
-    let started = std::thread::Builder::new()
-        .name("sluice-keeper".to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(keep);
-    drop(signals);
-    if let Err(error) = started {
+    if let Err(error) = own_thread::start("sluice-keeper", keep) {
         STARTED.store(false, Release);
         report::once(format_args!(
             "the thread that finds out what the driver takes by itself cannot be started: {error}; such memory is not charged"

@@ -13,6 +13,7 @@
 //! * [`keeper`]: the thread that finds out what no call tells of
 //! * [`per_process`]: statics that survive a fork
 //! * [`own`]: the driver functions that the limiter itself calls
+//! * [`own_thread`]: the threads that it starts
 //! * [`report`]: what the limiter says, and where
 
 mod compute;
@@ -23,6 +24,7 @@ mod device;
 mod keeper;
 mod memory;
 mod own;
+mod own_thread;
 mod patch;
 mod per_process;
 mod report;

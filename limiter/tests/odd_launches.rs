@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{COMPUTE_LIMIT, Outcome, Stage, first_device, outcome};
+use common::{COMPUTE_LIMIT, Outcome, Stage, built, eventually, first_device, outcome, start};
 use std::sync::{Mutex, PoisonError};
 
 static ALONE: Mutex<()> = Mutex::new(());
@@ -54,6 +54,23 @@ fn the_host_at_work_between_kernels() {
     assert!(half * 100 >= native * 85, "{half} instead of {native} thousandths");
     let little = odd("host-work", 10).value("permille");
     assert!((70..=130).contains(&little), "{little} thousandths instead of 100");
+}
+
+/// They lie on the stack of each thread, also of those that talk to the daemon and to NVML.
+#[test]
+fn thread_local_variables_that_are_larger_than_a_stack() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let stage = Stage::new();
+    let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+    let socket = stage.folder().join("daemon.sock");
+    let mut daemon = stage.native(built("hypervisor"));
+    let daemon = start(daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket));
+    eventually("the daemon listens", || socket.exists());
+    let mut command = stage.limited(&program);
+    command.env(COMPUTE_LIMIT, first_device(25)).env("SLUICE_DAEMON", &socket);
+    let permille = outcome(command.args(["other-context", "1"])).silent().value("permille");
+    assert!((200..=350).contains(&permille), "{permille} thousandths instead of 250");
+    daemon.kill();
 }
 
 /// Whoever waits for a thread that cannot be started is told, whichever thread tried to start it.

@@ -4,9 +4,9 @@
 //! opens and closes the way past the gate, and tells those who would notice later. It calls neither the
 //! driver nor anybody else, so that the process's end does not have to wait for it.
 
-use super::{SignalsBlocked, clock};
+use super::clock;
 use crate::device::Device;
-use crate::{keeper, report, runtime};
+use crate::{keeper, own_thread, report, runtime};
 use core::sync::atomic::Ordering;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
@@ -20,21 +20,13 @@ const PERIOD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 const UNWOKEN_NS: u64 = 100_000_000;
 /// The shortest time between two looks, however often the page says that something has changed.
 const DEBOUNCE_NS: u64 = 2_000_000;
-/// Enough for the calls that the thread makes.
-const STACK_BYTES: usize = 512 * 1024;
 
 /// Starts to follow the limits of a device, unless that is done already.
 pub(crate) fn follow_limits(device: &'static Device) {
     if !device.gate().is_first_to_follow() {
         return;
     }
-    let signals = SignalsBlocked::new();
-    let started = std::thread::Builder::new()
-        .name("sluice-limits".to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(move || follow(device));
-    drop(signals);
-    if let Err(error) = started {
+    if let Err(error) = own_thread::start("sluice-limits", move || follow(device)) {
         report::once(format_args!(
             "the thread that follows changes of the limits cannot be started: {error}; a compute limit that is set or taken away while this process runs is not noticed"
         ));

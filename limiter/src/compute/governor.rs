@@ -8,6 +8,7 @@ use super::usage::{Usage, Used};
 use super::work::SPREAD;
 use super::{clock, own, pins};
 use crate::device::Device;
+use crate::own_thread;
 use core::time::Duration;
 use std::io;
 use std::sync::Arc;
@@ -39,49 +40,12 @@ const GLIMPSE_NS: u64 = 5_000_000;
 /// So long before its work will be done the daemon is told that a lease is over: the next holder's first
 /// launch takes at least as long to come.
 const HANDOVER_NS: u64 = 300_000;
-/// Enough for the calls that the thread makes.
-const STACK_BYTES: usize = 512 * 1024;
 
 /// Starts the governor of a device.
 pub(super) fn start(device: &'static Device) -> io::Result<()> {
     pins::watch_exit();
     crate::patch::keep_driver();
-    let signals = SignalsBlocked::new();
-    let started = std::thread::Builder::new()
-        .name("sluice-governor".to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(move || govern(device));
-    drop(signals);
-    started.map(drop)
-}
-
-/// Keeps the program's signals away from a thread that is started meanwhile: they are for the
-/// program's own threads. Not that of an access to a page that is gone, unless the program blocks it.
-pub(crate) struct SignalsBlocked(libc::sigset_t);
-
-impl SignalsBlocked {
-    pub(crate) fn new() -> Self {
-        // SAFETY: both sets are initialised by the calls.
-        unsafe {
-            let (mut all, mut old) = core::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            if libc::sigismember(&raw const old, libc::SIGBUS) == 0 {
-                libc::sigdelset(&raw mut all, libc::SIGBUS);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, core::ptr::null_mut());
-            }
-            Self(old)
-        }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: the mask that was in force before.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut())
-        };
-    }
+    own_thread::start("sluice-governor", move || govern(device))
 }
 
 fn govern(device: &'static Device) {

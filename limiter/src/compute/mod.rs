@@ -30,7 +30,6 @@ pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
 use glance::GLANCE;
-pub(crate) use governor::SignalsBlocked;
 pub(crate) use hold::driver_starts;
 pub(crate) use work::Work;
 

@@ -6,6 +6,8 @@
 static struct driver d;
 static CUfunction kernel;
 static CUcontext context;
+/* Every thread's stack has room for this, and for what comes on top. */
+static __thread volatile char thread_local_memory[2 << 20];
 /* Threads cannot be started any more. */
 static volatile int no_threads;
 
@@ -177,6 +179,7 @@ static void without_threads(void) {
 int main(int argc, char **argv) {
     const char *how = argc > 1 ? argv[1] : "";
     double seconds = argc > 2 ? atof(argv[2]) : 1;
+    thread_local_memory[0] = 1;
     d = driver_of(open_driver(RTLD_NOW));
     context = start_driver(&d);
     kernel = spin_kernel(&d);
