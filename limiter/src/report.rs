@@ -2,10 +2,17 @@
 //! the log level asks for it.
 
 use core::fmt::{self, Write};
+use core::mem;
+use core::ptr;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use std::collections::HashSet;
 use std::sync::Mutex;
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
+
+/// How long a line waits for room.
+const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
@@ -23,10 +30,60 @@ pub(crate) fn once(message: fmt::Arguments<'_>) {
     }
 }
 
-/// Writes to standard error as one piece, by the bare system call: no lock, no cancellation point. A
-/// closed or full one is not this library's trouble.
+/// Writes to standard error as one piece, by the bare system call: no lock, no cancellation point. One that
+/// nobody reads from must neither hold the program up nor end it.
 fn write_error(bytes: &[u8]) {
-    let _ = rustix::io::write(rustix::stdio::stderr(), bytes);
+    let stderr = rustix::stdio::stderr();
+    let mut room = [PollFd::new(&stderr, PollFlags::OUT)];
+    if !matches!(rustix::event::poll(&mut room, Some(&PATIENCE)), Ok(ready) if ready > 0) {
+        return;
+    }
+    let no_signal = NoBrokenPipe::new();
+    let written = rustix::io::write(stderr, bytes);
+    no_signal.end(written == Err(Errno::PIPE));
+}
+
+/// Keeps the calling thread's write to a pipe that nobody reads from ending the program.
+struct NoBrokenPipe {
+    signal: libc::sigset_t,
+    before: libc::sigset_t,
+    was_pending: bool,
+}
+
+impl NoBrokenPipe {
+    fn new() -> Self {
+        // SAFETY: the sets are initialised by the calls.
+        unsafe {
+            let (mut signal, mut before, mut pending) = mem::zeroed();
+            libc::sigemptyset(&raw mut signal);
+            libc::sigaddset(&raw mut signal, libc::SIGPIPE);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signal, &raw mut before);
+            libc::sigpending(&raw mut pending);
+            let was_pending = libc::sigismember(&raw const pending, libc::SIGPIPE) == 1;
+            Self { signal, before, was_pending }
+        }
+    }
+
+    /// `raised`: the write has raised the signal. It is taken back, unless the program had one waiting.
+    fn end(self, raised: bool) {
+        let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the kernel's own call, which is no cancellation point, with its size of a set of signals; the
+        // mask is the one that was in force before.
+        unsafe {
+            if raised && !self.was_pending {
+                let (signal, nothing) = (&raw const self.signal, ptr::null::<libc::siginfo_t>());
+                const SET_BYTES: usize = 8;
+                libc::syscall(
+                    libc::SYS_rt_sigtimedwait,
+                    signal,
+                    nothing,
+                    &raw const at_once,
+                    SET_BYTES,
+                );
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut());
+        }
+    }
 }
 
 /// Standard error without the locks of the standard library.

@@ -5,7 +5,9 @@
 mod common;
 
 use common::{COMPUTE_LIMIT, Outcome, Stage, built, eventually, first_device, outcome, start};
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -79,4 +81,31 @@ fn no_thread_can_be_started() {
     let outcome = odd("without-threads", 25);
     assert_eq!(outcome.value("failed"), 4, "{outcome:#?}");
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+}
+
+/// The program has not asked for what is said there, and must be neither ended by it nor held up.
+#[test]
+fn standard_error_that_nobody_reads() {
+    let stage = Stage::new();
+    let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+    for full in [false, true] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        if full {
+            // More than there is room for: it stays full until the reader is gone.
+            let mut other = writer.try_clone().unwrap();
+            std::thread::spawn(move || other.write_all(&vec![0; 64 << 20]));
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        let kept = full.then_some(reader);
+        let mut command = stage.limited(&program);
+        command.arg("init").env(COMPUTE_LIMIT, "nonsense").stderr(writer);
+        let mut child = command.spawn().unwrap();
+        let mut status = None;
+        eventually("the program ends", || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.unwrap().code(), Some(3), "full: {full}, {status:?}");
+        drop(kept);
+    }
 }

@@ -181,6 +181,8 @@ int main(int argc, char **argv) {
     double seconds = argc > 2 ? atof(argv[2]) : 1;
     thread_local_memory[0] = 1;
     d = driver_of(open_driver(RTLD_NOW));
+    if (!strcmp(how, "init"))
+        return d.init(0) == 0 ? 0 : 3;
     context = start_driver(&d);
     kernel = spin_kernel(&d);
     if (!strcmp(how, "other-device"))
