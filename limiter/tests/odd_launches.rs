@@ -78,9 +78,15 @@ fn thread_local_variables_that_are_larger_than_a_stack() {
 /// Whoever waits for a thread that cannot be started is told, whichever thread tried to start it.
 #[test]
 fn no_thread_can_be_started() {
-    let outcome = odd("without-threads", 25);
-    assert_eq!(outcome.value("failed"), 4, "{outcome:#?}");
-    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+    for (on_failure, failed) in [("closed", 4), ("open", 0)] {
+        let stage = Stage::new();
+        let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+        let mut command = stage.limited(&program);
+        command.env(COMPUTE_LIMIT, first_device(25)).env("SLUICE_ON_FAILURE", on_failure);
+        let outcome = outcome(command.arg("without-threads")).succeeded();
+        assert_eq!(outcome.value("failed"), failed, "{on_failure}: {outcome:#?}");
+        assert_eq!(outcome.complaints().len(), 1, "{on_failure}: {outcome:#?}");
+    }
 }
 
 /// The program has not asked for what is said there, and must be neither ended by it nor held up.

@@ -51,7 +51,7 @@ impl Drop for Inside<'_> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NoLease {
     /// The thread that opens gates cannot be started.
-    #[error("the thread that obtains GPU time cannot be started: {0}; launches fail")]
+    #[error("the thread that obtains GPU time cannot be started: {0}")]
     Governor(std::io::Error),
     /// The device says why.
     #[error("the session's account cannot be used any more; launches fail")]

@@ -34,7 +34,7 @@ pub(crate) use hold::driver_starts;
 pub(crate) use work::Work;
 
 use crate::own;
-use crate::runtime::{self, Verdict};
+use crate::runtime::{self, Refused, Verdict};
 use core::ffi::c_uint;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -153,7 +153,9 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
             Ok(()) => {}
             Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
             Err(error @ NoLease::Governor(_)) => {
-                crate::report::once(format_args!("{error}"));
+                if runtime::get().goes_on_without(&Refused(error.to_string())) {
+                    return call();
+                }
                 return CuResult::OPERATING_SYSTEM;
             }
         }
