@@ -95,6 +95,8 @@ pub(super) struct Interval {
     pub(super) backlogged_ns: u64,
     /// How many others held meanwhile, at most.
     pub(super) others: u64,
+    /// Whether one of them fills the device.
+    pub(super) beside_dense: bool,
     /// What the others that held meanwhile use of their time, in millionths; `None`: nobody did.
     pub(super) others_ppm: Option<u64>,
 }
@@ -152,7 +154,8 @@ impl Density {
     /// The worker had the device to itself and kept it busy: what should have been estimated is known.
     pub(super) fn calibrate(&mut self, held_ns: u64, estimated_ns: u64, tuning: &Tuning) {
         const LEAST_NS: u64 = 500_000;
-        if held_ns >= LEAST_NS && estimated_ns > 0 {
+        // What is far off is no error of estimates: the device had other work, or work that nobody told of.
+        if held_ns >= LEAST_NS && estimated_ns >= held_ns / 2 {
             let ratio = ratio_ppm(held_ns, estimated_ns).clamp(800_000, 1_500_000);
             self.calibration.add(ratio, held_ns, tuning.memory_ns);
         }
@@ -181,13 +184,15 @@ impl Density {
                 others.saturating_add(used) < tuning.saturated_ppm
                     && backlog < used.saturating_add(tuning.waiting_ppm)
             };
-            alike(used, backlog) && alike(self.crowded.ppm, self.crowded_backlog.ppm)
+            let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
+            // Slices of one that fills it are in the way of every single launch.
+            !seen.beside_dense && alike(used, backlog) && lately()
         });
         // The hardware gives equal slices to those that want all of it: one that gets less wants less.
         let slice = u64::from(PPM_ONE) / (seen.others + 1);
         let wants_less = self.crowded.ppm < slice / 5 * 3
             && self.crowded_backlog.ppm < u64::from(PPM_ONE) / 2
-            && self.known_ppm(tuning).is_some();
+            && self.known_ppm(tuning).is_some_and(|known| known < self.crowded.ppm * 2);
         self.in_doubt = !(undisturbed || wants_less);
         let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
@@ -337,7 +342,7 @@ mod tests {
     fn interval(used_ms: u64, others_ppm: Option<u64>) -> Interval {
         let (held_ns, worked_ns) = (10 * MS, used_ms * MS);
         let others = u64::from(others_ppm.is_some());
-        Interval { held_ns, worked_ns, backlogged_ns: 0, others, others_ppm }
+        Interval { held_ns, worked_ns, backlogged_ns: 0, others, beside_dense: false, others_ppm }
     }
 
     fn observe(density: &mut Density, used_ms: u64, others: Option<u64>, times: u64) -> u64 {
@@ -409,7 +414,8 @@ mod tests {
         density.calibrate(10 * MS, 8 * MS, &tuning);
         assert_eq!(density.calibrated(100), 125);
         for _ in 0..200 {
-            density.calibrate(10 * MS, 1, &tuning);
+            density.calibrate(10 * MS, 5 * MS, &tuning);
+            density.calibrate(10 * MS, 4 * MS, &tuning);
         }
         assert!((149..=150).contains(&density.calibrated(100)));
         for _ in 0..200 {

@@ -324,6 +324,7 @@ impl Scheduler {
         let told = told.at_most(measured);
         let others = held.others;
         let others_ppm = (others > 0).then(|| self.rates_beside(worker));
+        let beside_dense = self.present(worker).any(|(_, other, _)| other.density.is_dense());
         let tuning = self.tuning;
         let Some(state) = self.workers.get(&worker) else { return Ok(false) };
         let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
@@ -343,7 +344,8 @@ impl Scheduler {
             if others == 0 && !held.shared && busy {
                 state.density.calibrate(held_ns, told.estimated_ns, &tuning);
             }
-            let seen = Interval { held_ns, worked_ns, backlogged_ns, others, others_ppm };
+            let seen =
+                Interval { held_ns, worked_ns, backlogged_ns, others, beside_dense, others_ppm };
             state.density.observe(seen, now, &tuning);
         }
         if let Some(session) = self.sessions.get_mut(&session) {

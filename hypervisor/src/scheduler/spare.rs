@@ -9,6 +9,9 @@ use super::{Scheduler, SessionId, WorkerId};
 /// alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
 /// less than they lose.
 const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
+/// One needs clearly less than its share if it needs at most this part of it.
+const LESS_THAN_SHARE_PPM: u64 = 800_000;
+const WHOLE: u64 = 1_000_000;
 /// One that needs at most this part of its share is nobody's hindrance.
 const MODEST_PPM: u64 = 500_000;
 /// An account that is so full is not being used up.
@@ -133,6 +136,11 @@ impl Scheduler {
         let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
         let density: u64 =
             holders.map(|(_, worker)| worker.density.assumed_ppm(&self.tuning)).sum();
-        rate < super::share_of(density, SLOWED_OF_DENSITY_PPM)
+        let share = u64::from(account.guaranteed_ppm());
+        // Slicing slows it down, and keeping others away costs them more than it gains: one that needs less than
+        // its share is guaranteed that part of its speed.
+        let part =
+            if density <= super::share_of(share, LESS_THAN_SHARE_PPM) { share } else { WHOLE };
+        rate < super::share_of(density, part.min(SLOWED_OF_DENSITY_PPM))
     }
 }
