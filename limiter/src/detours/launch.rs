@@ -27,15 +27,10 @@ macros::detours! {
     fn cuStreamBeginCapture | cuStreamBeginCapture_ptsz (stream: Stream) -> CuResult = begin_capture;
     fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz (stream: Stream, mode: c_uint) -> CuResult = begin_capture_v2;
     fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz (stream: Stream, graph: Graph, dependencies: *const GraphNode, edges: *const c_void, count: usize, mode: c_uint) -> CuResult = begin_capture_to_graph;
-    /// Of drivers later than CUDA 13.0.
-    fn cuStreamBeginRecaptureToGraph | cuStreamBeginRecaptureToGraph_ptsz (stream: Stream, mode: c_uint, graph: Graph, callback: *const c_void, data: *mut c_void) -> CuResult = begin_recapture;
     fn cuStreamEndCapture | cuStreamEndCapture_ptsz (stream: Stream, graph: *mut Graph) -> CuResult = end_capture;
     /// Runs on the host: what is queued behind it does not keep the device busy.
     fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz (stream: Stream, function: *const c_void, data: *mut c_void) -> CuResult = host_function;
-    /// Of drivers later than CUDA 13.0.
-    fn cuLaunchHostFunc_v2 | cuLaunchHostFunc_v2_ptsz (stream: Stream, function: *const c_void, data: *mut c_void, mode: c_uint) -> CuResult = callback;
-    /// Runs on the host: what is queued behind it does not keep the device busy.
-    fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, function: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
+    fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, callback: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
     /// The forms of CUDA 2.
     fn cuLaunch(f: Function) -> CuResult = legacy;
     fn cuLaunchGrid(f: Function, width: c_int, height: c_int) -> CuResult = legacy_grid;
@@ -166,13 +161,13 @@ fn host_function(
 fn callback(
     call: Call<signature::cuStreamAddCallback>,
     stream: Stream,
-    function: *const c_void,
+    callback: *const c_void,
     data: *mut c_void,
     flags: c_uint,
 ) -> CuResult {
     compute::host_works(stream, call.per_thread);
     // SAFETY: the program's own arguments.
-    unsafe { (call.original)(stream, function, data, flags) }
+    unsafe { (call.original)(stream, callback, data, flags) }
 }
 
 fn begin_capture(call: Call<signature::cuStreamBeginCapture>, stream: Stream) -> CuResult {
@@ -202,18 +197,6 @@ fn begin_capture_to_graph(
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(stream, graph, dependencies, edges, count, mode) }
     })
-}
-
-fn begin_recapture(
-    call: Call<signature::cuStreamBeginRecaptureToGraph>,
-    stream: Stream,
-    mode: c_uint,
-    graph: Graph,
-    callback: *const c_void,
-    data: *mut c_void,
-) -> CuResult {
-    // SAFETY: the program's own arguments.
-    compute::capture_begins(|| unsafe { (call.original)(stream, mode, graph, callback, data) })
 }
 
 fn end_capture(

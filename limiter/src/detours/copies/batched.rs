@@ -22,11 +22,6 @@ macros::detours! {
     /// The form of CUDA 12.8, with the index of what failed.
     fn cuMemcpy3DBatchAsync | cuMemcpy3DBatchAsync_ptsz (count: usize, list: *mut BatchedCopy3d, failed: *mut usize, flags: c_ulonglong, stream: Stream) -> CuResult = copies_3d_12;
 
-    /// One copy with the attributes of a batch's, of drivers later than CUDA 13.0.
-    fn cuMemcpyWithAttributesAsync | cuMemcpyWithAttributesAsync_ptsz (to: DevicePtr, from: DevicePtr, bytes: usize, attributes: *mut CopyAttributes, stream: Stream) -> CuResult = copy;
-    /// One copy with the attributes of a batch's, of drivers later than CUDA 13.0.
-    fn cuMemcpy3DWithAttributesAsync | cuMemcpy3DWithAttributesAsync_ptsz (part: *mut BatchedCopy3d, flags: c_ulonglong, stream: Stream) -> CuResult = copy_3d;
-
     /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
     fn cuMemPrefetchAsync_v2 | cuMemPrefetchAsync_v2_ptsz (at: DevicePtr, bytes: usize, location: MemLocation, flags: c_uint, stream: Stream) -> CuResult = prefetch;
     /// The form of CUDA 8.
@@ -153,42 +148,6 @@ fn copies_3d_12(
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(count, list, failed, flags, stream) }
-        },
-    )
-}
-
-fn copy(
-    call: Call<signature::cuMemcpyWithAttributesAsync>,
-    to: DevicePtr,
-    from: DevicePtr,
-    bytes: usize,
-    attributes: *mut CopyAttributes,
-    stream: Stream,
-) -> CuResult {
-    transfer(
-        || Kind::BATCH.work(bytes as u64),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(to, from, bytes, attributes, stream) }
-        },
-    )
-}
-
-fn copy_3d(
-    call: Call<signature::cuMemcpy3DWithAttributesAsync>,
-    part: *mut BatchedCopy3d,
-    flags: c_ulonglong,
-    stream: Stream,
-) -> CuResult {
-    transfer(
-        || sum_of_extents(part, 1),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(part, flags, stream) }
         },
     )
 }
