@@ -494,8 +494,11 @@ impl Scheduler {
         if waste < share_of(told.held_ns, self.tuning.waste_ppm) || !wrongs() {
             return 0;
         }
-        // More than it was: until the dense one has what it is due, and then nothing.
-        waste.saturating_mul(2).min(calibrated)
+        // More than it was, until the dense one has what it is due, and then nothing. Half of the time is left to it.
+        let share = self.session_of(worker).ok().and_then(|own| self.sessions.get(&own));
+        let share = share.map_or(0, |own| own.account.guaranteed_ppm());
+        let most = share_of(told.held_ns, u64::from(share).saturating_mul(2));
+        waste.saturating_mul(2).min(most.saturating_sub(calibrated))
     }
 
     /// What the other holders use of the device's time, in millionths.

@@ -12,8 +12,6 @@ const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
 /// One needs clearly less than its share if it needs at most this part of it.
 const LESS_THAN_SHARE_PPM: u64 = 800_000;
 const WHOLE: u64 = 1_000_000;
-/// One that needs at most this part of its share is nobody's hindrance.
-const MODEST_PPM: u64 = 500_000;
 /// An account that is so full is not being used up.
 const FULL_PPM: u64 = 750_000;
 /// And one that is fuller than this is being used too little, if others are in the way: early enough that
@@ -47,21 +45,13 @@ impl Scheduler {
         missing
     }
 
-    /// Whether a sparse session that needs about all of its share keeps, or would keep, a dense worker of
-    /// another session from its own.
+    /// Whether a sparse session keeps, or would keep, a dense worker of another session from its share.
     pub(super) fn wrongs_a_dense_one(&self, session: SessionId) -> bool {
-        let share = self.sessions.get(&session).map_or(0, |own| own.account.guaranteed_ppm());
         let active = |id: &WorkerId, worker: &super::worker::Worker| {
             worker.held.is_some() || self.asking.contains(id)
         };
-        let mut needed = 0u64;
-        for (_, worker) in self.members(session).filter(|(id, worker)| active(id, worker)) {
-            if worker.density.is_dense() {
-                return false;
-            }
-            needed = needed.saturating_add(worker.density.assumed_ppm(&self.tuning));
-        }
-        if needed <= super::share_of(share.into(), MODEST_PPM) {
+        let mut members = self.members(session).filter(|(id, worker)| active(id, worker));
+        if members.any(|(_, worker)| worker.density.is_dense()) {
             return false;
         }
         self.holding.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
