@@ -54,12 +54,6 @@ impl Bucket {
         self.balance_ns = self.balance_ns.saturating_sub(saturate(ns)).max(DEEPEST_DEBT_NS);
     }
 
-    /// Gives `ns` back, up to `burst_ns`.
-    pub fn refund(&mut self, ns: u64, burst_ns: u64) {
-        let cap = saturate(burst_ns).max(self.balance_ns);
-        self.balance_ns = self.balance_ns.saturating_add(saturate(ns)).min(cap);
-    }
-
     /// How long the device can be held from now until the balance is used up, counting what is
     /// refilled meanwhile. `None`: nothing is left. A whole share never runs out (`u64::MAX`).
     pub fn lease_length(&self, share_ppm: u32) -> Option<u64> {
@@ -143,8 +137,6 @@ mod tests {
         assert_eq!(bucket.balance_ns, DEEPEST_DEBT_NS);
         bucket.charge(u64::MAX);
         assert_eq!(bucket.balance_ns, DEEPEST_DEBT_NS);
-        bucket.refund(u64::MAX, 50 * MS);
-        assert_eq!(bucket.balance_ns, 50_000_000);
     }
 
     #[test]
@@ -200,7 +192,6 @@ mod tests {
                 prop_assert!(bucket.balance_ns <= saturate(burst).max(DEEPEST_DEBT_NS));
             }
             bucket.charge(burst);
-            bucket.refund(now, burst);
             let _ = (bucket.lease_length(share), bucket.ready_in(burst, share));
             let _ = (balance_for(now, share), earned(now, share));
         }
