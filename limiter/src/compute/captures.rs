@@ -1,22 +1,18 @@
 //! Whether any stream of this process is being captured.
 
 use super::glance::GLANCE;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use utils::driver::cuda::CuResult;
-
-/// Captures that were begun and not ended. Only says whether to look closer: a stream that ends while
-/// it is captured leaves it too high, which costs time and nothing else.
-const CAPTURES: &AtomicU32 = &GLANCE.captures;
 
 /// In a forked child: nothing is captured.
 pub(super) fn after_fork() {
-    CAPTURES.store(0, Ordering::Relaxed);
+    GLANCE.captures.store(0, Ordering::Relaxed);
 }
 
 /// Runs a call that begins a capture.
 pub(crate) fn capture_begins(call: impl FnOnce() -> CuResult) -> CuResult {
     // Counted before: another thread may launch into the stream at once.
-    CAPTURES.fetch_add(1, Ordering::SeqCst);
+    GLANCE.captures.fetch_add(1, Ordering::SeqCst);
     // A governor may be about to record an event into the stream.
     let alone = super::has_lanes().then(super::pins::exclude);
     let result = call();
@@ -38,8 +34,9 @@ pub(crate) fn capture_ends(call: impl FnOnce() -> CuResult) -> CuResult {
 }
 
 fn end() {
-    let _ =
-        CAPTURES.fetch_update(Ordering::SeqCst, Ordering::Relaxed, |count| count.checked_sub(1));
+    let _ = GLANCE
+        .captures
+        .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |count| count.checked_sub(1));
 }
 
 #[cfg(test)]

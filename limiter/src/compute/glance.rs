@@ -11,7 +11,8 @@ pub(crate) struct Glance {
     gated: AtomicU8,
     /// Whether there has been more than one context: a default stream's handle then does not tell which.
     several_contexts: AtomicBool,
-    /// Captures that may be under way.
+    /// Captures that were begun and not ended. Only says whether to look closer: a stream that ends while
+    /// it is captured leaves it too high, which costs time and nothing else.
     pub(super) captures: AtomicU32,
     /// Number of devices that the program sees.
     devices: AtomicI32,
