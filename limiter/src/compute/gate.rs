@@ -48,13 +48,10 @@ impl Drop for Inside<'_> {
 }
 
 /// Why there is no time to be had.
-#[derive(Debug, thiserror::Error)]
 pub(crate) enum NoLease {
     /// The thread that opens gates cannot be started.
-    #[error("the thread that obtains GPU time cannot be started: {0}")]
     Governor(std::io::Error),
-    /// The device says why.
-    #[error("the session's account cannot be used any more; launches fail")]
+    /// The session's account cannot be used any more; why has been said.
     Account,
 }
 

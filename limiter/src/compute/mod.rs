@@ -152,8 +152,10 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
         match device.gate().wait(device) {
             Ok(()) => {}
             Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
-            Err(error @ NoLease::Governor(_)) => {
-                if runtime::get().goes_on_without(&Refused(error.to_string())) {
+            Err(NoLease::Governor(error)) => {
+                let refused =
+                    format!("the thread that obtains GPU time cannot be started: {error}");
+                if runtime::get().goes_on_without(&Refused(refused)) {
                     return call();
                 }
                 return CuResult::OPERATING_SYSTEM;
