@@ -7,7 +7,7 @@
 //!
 //! * feature `client`: `BlockingHttpClient`, over a Unix socket or TCP;
 //! * feature `server`: for Poem, the caller's identity as the kernel states it, JSON with a size
-//!   limit, bounded waiting and per-caller mailboxes.
+//!   limit, and bounded waiting.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "client")]

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use http_bidir_comm::server::{
-    Answer, BindError, Body, Mailbox, Numbered, OnDrop, Peer, PeerListener, error_to_json,
+    Answer, BindError, Body, OnDrop, Peer, PeerListener, error_to_json, wait_up_to,
 };
 use poem::web::Data;
 use poem::{EndpointExt, Route, Server, handler, post};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
+use tokio::sync::Notify;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const CAP: Duration = Duration::from_secs(30);
@@ -27,11 +28,8 @@ fn who(peer: Peer, body: Body<Value>) -> Answer<Value> {
 }
 
 #[handler]
-async fn fetch(
-    body: Body<u64>,
-    mailbox: Data<&Arc<Mailbox<String>>>,
-) -> Answer<Option<Numbered<String>>> {
-    Answer(mailbox.next(body.0, CAP, CAP).await)
+async fn fetch(body: Body<u64>, news: Data<&Arc<Notify>>) -> Answer<Option<u64>> {
+    Answer(wait_up_to(CAP, CAP, news.notified()).await.map(|()| body.0 + 1))
 }
 
 #[handler]
@@ -46,7 +44,7 @@ async fn wait(_body: Body<Value>, abandoned: Data<&Arc<Abandoned>>) -> Answer<()
 
 struct TestServer {
     runtime: Runtime,
-    mailbox: Arc<Mailbox<String>>,
+    news: Arc<Notify>,
     abandoned: Arc<Abandoned>,
 }
 
@@ -57,13 +55,13 @@ impl TestServer {
             .enable_all()
             .build()
             .unwrap();
-        let mailbox = Arc::new(Mailbox::new(8));
+        let news = Arc::new(Notify::new());
         let abandoned = Arc::new(Abandoned::default());
         let routes = Route::new()
             .at("/who", post(who))
             .at("/fetch", post(fetch))
             .at("/wait", post(wait))
-            .data(Arc::clone(&mailbox))
+            .data(Arc::clone(&news))
             .data(Arc::clone(&abandoned))
             .catch_all_error(error_to_json);
         let listener = {
@@ -71,7 +69,7 @@ impl TestServer {
             PeerListener::bind(path, 0o600).unwrap()
         };
         runtime.spawn(async move { Server::new(listener).run(routes).await });
-        Self { runtime, mailbox, abandoned }
+        Self { runtime, news, abandoned }
     }
 }
 
@@ -110,18 +108,20 @@ fn refusals_are_json_with_their_status() {
 }
 
 #[test]
-fn a_message_reaches_a_waiting_caller() {
+fn news_reach_a_waiting_caller() {
     let (_dir, path) = socket();
     let server = TestServer::start(&path);
     let client = BlockingHttpClient::new(Endpoint::Unix(path));
-    let mailbox = Arc::clone(&server.mailbox);
-    let posting = std::thread::spawn(move || {
+    let news = Arc::clone(&server.news);
+    let telling = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
-        mailbox.post("freeze".to_owned()).unwrap();
+        news.notify_one();
     });
-    let got: Option<Numbered<String>> = client.call("/fetch", &0u64, PATIENCE).unwrap();
-    assert_eq!(got, Some(Numbered { number: 1, message: "freeze".to_owned() }));
-    posting.join().unwrap();
+    let start = Instant::now();
+    let got: Option<u64> = client.call("/fetch", &6u64, PATIENCE).unwrap();
+    assert_eq!(got, Some(7));
+    assert!(start.elapsed() >= Duration::from_millis(50), "answered before there was news");
+    telling.join().unwrap();
 }
 
 #[test]

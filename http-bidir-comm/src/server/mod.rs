@@ -6,13 +6,11 @@
 mod hang_up;
 mod json;
 mod listener;
-mod mailbox;
 mod peer;
 mod waiting;
 
 pub use hang_up::HangUp;
 pub use json::{Answer, ApiError, Body, error_to_json};
 pub use listener::{BindError, PeerAcceptor, PeerListener};
-pub use mailbox::{Mailbox, MailboxFull, Numbered};
 pub use peer::Peer;
 pub use waiting::{OnDrop, wait_up_to};
