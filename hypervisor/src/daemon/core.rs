@@ -148,7 +148,7 @@ impl Core {
             }
             None => None,
         };
-        if self.has_just_resumed() {
+        if self.notice_stall() {
             tokio::time::sleep(SETTLE).await;
         }
         let waiting = {
@@ -316,7 +316,9 @@ impl Core {
         now
     }
 
-    fn has_just_resumed(&self) -> bool {
+    /// Looks whether the daemon has stood still; `true`: calls may still come in that were sent before it
+    /// went on.
+    fn notice_stall(&self) -> bool {
         let mut state = self.state();
         let now = self.now(&mut state);
         state.clock.has_just_resumed(now)

@@ -23,7 +23,7 @@ const DEBOUNCE_NS: u64 = 2_000_000;
 
 /// Starts to follow the limits of a device, unless that is done already.
 pub(crate) fn follow_limits(device: &'static Device) {
-    if !device.gate().is_first_to_follow() {
+    if !device.gate().begin_following() {
         return;
     }
     if let Err(error) = own_thread::start("sluice-limits", move || follow(device)) {

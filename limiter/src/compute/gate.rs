@@ -104,8 +104,8 @@ impl Gate {
         true
     }
 
-    /// Whether nobody has asked this before.
-    pub(super) fn is_first_to_follow(&self) -> bool {
+    /// The limits are followed from now on. `false`: they are already.
+    pub(super) fn begin_following(&self) -> bool {
         !self.followed.swap(true, Ordering::AcqRel)
     }
 

@@ -70,8 +70,8 @@ fn govern(device: &'static Device) {
             gate.await_demand(rings);
         }
         let Some(lease) = account.begin() else { continue };
-        gate.set_shared(neighbours.seen(&lease));
-        let left = handover.has_left_work(gate);
+        gate.set_shared(neighbours.note(&lease));
+        let left = handover.check_for_left_work(gate);
         let mut tenure = Tenure::new(device, lease, left);
         gate.open();
         tenure.hold(&mut account, &mut density, &mut neighbours);
@@ -95,9 +95,9 @@ struct Handover {
 }
 
 impl Handover {
-    /// Whether the work of the last lease is still not done although it should be: then it was another than
-    /// it was taken for, and for a while nothing is given up early.
-    fn has_left_work(&mut self, gate: &Gate) -> bool {
+    /// Looks, once, whether the work of the last lease is still not done although it should be: then it was
+    /// another than it was taken for, and for a while nothing is given up early.
+    fn check_for_left_work(&mut self, gate: &Gate) -> bool {
         let now = clock::now();
         let Some(at) = self.ended.take() else { return false };
         let lanes = gate.lanes();
@@ -140,7 +140,8 @@ impl Density {
 struct Neighbours(Option<u64>);
 
 impl Neighbours {
-    fn seen(&mut self, lease: &Lease) -> bool {
+    /// A lease tells of others or does not; whether to count on them.
+    fn note(&mut self, lease: &Lease) -> bool {
         let now = clock::now();
         if lease.shared {
             self.0 = Some(now);
@@ -232,7 +233,7 @@ impl Tenure {
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
-                self.device.gate().set_shared(neighbours.seen(&renewed));
+                self.device.gate().set_shared(neighbours.note(&renewed));
             }
         }
     }

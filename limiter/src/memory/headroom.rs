@@ -179,8 +179,8 @@ pub(super) fn lend(device: &'static Device, kind: Kind, bytes: u64) -> Option<Le
 }
 
 impl Lent {
-    /// Whether as much can be kept free again as before.
-    pub(super) fn is_back(&self) -> bool {
+    /// Keeps free what can be; whether that is as much again as before.
+    pub(super) fn give_back_all(&self) -> bool {
         self.give_back();
         let slot = self.device.seat().slot();
         self.device.book().is_some_and(|book| book.has(slot, Kind::Headroom) >= self.kept)

@@ -428,7 +428,7 @@ pub(crate) fn allocate(
         // much.
         let lent = headroom::lend(device, Kind::Pool, growth);
         let reserved = if lent.is_some() { growth } else { 0 };
-        let room = || lent.as_ref().map_or_else(|| !is_over(device), headroom::Lent::is_back);
+        let room = || lent.as_ref().map_or_else(|| !is_over(device), headroom::Lent::give_back_all);
         let result = attempt(&running, reserved, Some(hole), &room);
         if let Some(lent) = lent {
             lent.give_back();
@@ -448,7 +448,7 @@ pub(crate) fn allocate(
     if idle(pool) >= bytes
         && let Some(lent) = headroom::lend(device, Kind::Pool, growth)
     {
-        let result = attempt(&Running::beside(pool), growth, None, &|| lent.is_back());
+        let result = attempt(&Running::beside(pool), growth, None, &|| lent.give_back_all());
         lent.give_back();
         if let Some(result) = result {
             return result;
