@@ -3,7 +3,6 @@
 pub(crate) mod changes;
 mod charge;
 pub(crate) mod contexts;
-mod glance;
 pub(crate) mod graphs;
 pub(crate) mod headroom;
 mod holes;
@@ -11,6 +10,7 @@ pub(crate) mod imports;
 pub(crate) mod oversubscribe;
 pub(crate) mod physical;
 pub(crate) mod pools;
+mod quick_look;
 mod reconcile;
 pub(crate) mod seen;
 mod size;

@@ -10,13 +10,14 @@
 //! The keeper looks now and then. Near the limit that would be too late: there each allocation looks as
 //! well, between its reservation and the driver's call, one after the other. What such a look sees counts
 //! at once, and the moment is quiet but for the allocation itself, and for those that wait for their turn,
-//! as soon as the calls that the driver has are done: those that come in wait [at the door](Door). Where a [glance](super::glance) shows that nothing can
-//! have changed that would matter, the last look is enough.
+//! as soon as the calls that the driver has are done: those that come in wait [at the door](Door). Where a
+//! [quick look](super::quick_look) shows that nothing can have changed that would matter, the last look is
+//! enough.
 
 use super::changes::{Door, Own, Standing, Watch, await_quiet};
 use super::charge::left;
-use super::glance::{self, Reference};
 use super::headroom::Wanted;
+use super::quick_look::{self, Reference};
 use super::seen::{self, Processes};
 use super::{graphs, imports, physical, pools, waiting};
 use crate::compute::clock;
@@ -296,7 +297,7 @@ fn look(device: &'static Device, own: Own) -> Option<(Sight, Option<Reference>)>
             door = None;
         }
         // First, so that what is taken in between is missing later.
-        let (begun, free) = (Instant::now(), glance::free_of(device));
+        let (begun, free) = (Instant::now(), quick_look::free_of(device));
         let standing = Standing::now(device, own);
         let sight = measure(device, own)?;
         if sight.exact {
