@@ -1,0 +1,31 @@
+//! Streams, events and captures.
+
+use super::handle::Stream;
+use super::result::CuResult;
+use core::ffi::{c_uint, c_void};
+
+/// `CU_STREAM_LEGACY`: the default stream, whatever the compile-time choice. A null stream means
+/// this one, except in `_ptsz` functions, where it means [`STREAM_PER_THREAD`].
+pub const STREAM_LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`
+pub const STREAM_PER_THREAD: usize = 2;
+/// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has reached the value, counted in a circle.
+pub const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
+/// `CU_EVENT_DEFAULT`
+pub const EVENT_DEFAULT: c_uint = 0;
+/// `CU_EVENT_DISABLE_TIMING`
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`
+pub const CAPTURE_STATUS_NONE: c_uint = 0;
+/// `CU_STREAM_CAPTURE_MODE_GLOBAL`
+pub const CAPTURE_MODE_GLOBAL: c_uint = 0;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`
+pub const CAPTURE_MODE_THREAD_LOCAL: c_uint = 1;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+pub const CAPTURE_MODE_RELAXED: c_uint = 2;
+/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
+pub const PROC_ADDRESS_PER_THREAD_STREAM: u64 = 2;
+/// `CUhostFn`
+pub type HostFunction = extern "C" fn(*mut c_void);
+/// `CUstreamCallback`
+pub type StreamCallback = extern "C" fn(Stream, CuResult, *mut c_void);
