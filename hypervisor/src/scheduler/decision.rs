@@ -63,7 +63,7 @@ impl Scheduler {
         let state = self.workers.get_mut(&worker)?;
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         self.consider_probe(worker, now);
-        let (_, shared) = self.company(worker);
+        let shared = self.company(worker).shared;
         Some(Grant { worker, lease, length_ns, shared })
     }
 
@@ -118,7 +118,8 @@ impl Scheduler {
         paid: Paid,
         now: u64,
     ) -> Vec<WorkerId> {
-        let mut candidates: Vec<(u128, SessionId, u64, WorkerId)> = Vec::new();
+        let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
+        let furthest = self.own_now.saturating_sub(self.tuning.longest_lag_ns.into());
         for &(worker, session) in asking {
             if !self.asking.contains(&worker) {
                 continue;
@@ -134,14 +135,16 @@ impl Scheduler {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             let account = &mut state.account;
             if fits {
-                candidates.push((account.virtual_time(paid), session, served_at, worker));
+                // Whoever cannot be given its share for long has no claim on what it missed.
+                account.catch_up(Paid::Own, furthest);
+                candidates.push((account.virtual_time(paid), served_at, session, worker));
             } else if !account.can_pay(paid, false, &self.tuning) {
                 account.remember_wait(paid, &self.tuning);
             }
         }
         if paid == Paid::Spare && !candidates.is_empty() {
             let missing = self.sessions_that_miss_their_share();
-            candidates.retain(|(_, session, ..)| missing.iter().all(|other| other == session));
+            candidates.retain(|(_, _, session, _)| missing.iter().all(|other| other == session));
         }
         candidates.sort_unstable();
         candidates.into_iter().map(|(.., worker)| worker).collect()
@@ -155,14 +158,15 @@ impl Scheduler {
         }
         let length_ns = self.length(worker, paid, false)?.min(self.longest_turn(worker, paid));
         let virtual_time = self.sessions.get(&session)?.account.virtual_time(paid);
-        let reached = match paid {
-            Paid::Own => &mut self.own_now,
-            Paid::Spare => &mut self.spare_now,
-        };
-        *reached = virtual_time.max(*reached);
+        match paid {
+            // Others do not take turns.
+            Paid::Own if !self.is_dense(worker) => {}
+            Paid::Own => self.own_now = virtual_time.max(self.own_now),
+            Paid::Spare => self.spare_now = virtual_time.max(self.spare_now),
+        }
         self.leases += 1;
         let lease = LeaseId(self.leases);
-        let (others, shared) = self.company(worker);
+        let company = self.company(worker);
         let ends_at = now.saturating_add(length_ns);
         self.asking.remove(&worker);
         self.holding.insert(worker);
@@ -173,23 +177,25 @@ impl Scheduler {
             told_at: now,
             ends_at,
             turn_ends_at: ends_at,
-            others,
-            shared,
+            company,
             revoked: false,
         });
         self.tell_company(worker, session);
         self.consider_probe(worker, now);
-        Some(Grant { worker, lease, length_ns, shared })
+        Some(Grant { worker, lease, length_ns, shared: company.shared })
     }
 
     /// Those who hold already are no longer alone.
     fn tell_company(&mut self, newcomer: WorkerId, session: SessionId) {
+        let Some(density) = self.workers.get(&newcomer).map(|worker| worker.density) else {
+            return;
+        };
         for id in self.holding.iter().filter(|&&id| id != newcomer) {
             if let Some(other) = self.workers.get_mut(id)
                 && let Some(held) = &mut other.held
             {
-                held.others += 1;
-                held.shared |= other.session != session;
+                held.company.add(&density);
+                held.company.shared |= other.session != session;
             }
         }
     }

@@ -3,6 +3,7 @@
 use utils::units::PPM_ONE;
 
 use super::tuning::Tuning;
+use super::worker::Company;
 
 /// Whether a worker fills the device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +94,7 @@ pub(super) struct Interval {
     /// Calibrated where other workers held as well.
     pub(super) worked_ns: u64,
     pub(super) backlogged_ns: u64,
-    /// How many others held meanwhile, at most.
-    pub(super) others: u64,
-    /// Whether one of them fills the device.
-    pub(super) beside_dense: bool,
-    /// What the others that held meanwhile use of their time, in millionths; `None`: nobody did.
-    pub(super) others_ppm: Option<u64>,
+    pub(super) company: Company,
 }
 
 impl Density {
@@ -173,23 +169,23 @@ impl Density {
         let backlog = ratio_ppm(seen.backlogged_ns, seen.held_ns);
         self.rate.add(used, seen.held_ns, tuning.memory_ns / 2);
         self.backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
-        if seen.others_ppm.is_some() {
+        let company = seen.company;
+        if company.others > 0 {
             self.crowded.add(used, seen.held_ns, tuning.memory_ns / 2);
             self.crowded_backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
         }
         // Where nobody had to wait for the others, what each did is what it would do alone: together they left
         // the device idle at times, and what was queued was being done. A single interval says too little.
-        let undisturbed = seen.others_ppm.is_none_or(|others| {
-            let alike = |used: u64, backlog: u64| {
-                others.saturating_add(used) < tuning.saturated_ppm
-                    && backlog < used.saturating_add(tuning.waiting_ppm)
-            };
-            let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
-            // Slices of one that fills it are in the way of every single launch.
-            !seen.beside_dense && alike(used, backlog) && lately()
-        });
+        let alike = |used: u64, backlog: u64| {
+            company.rates_ppm.saturating_add(used) < tuning.saturated_ppm
+                && backlog < used.saturating_add(tuning.waiting_ppm)
+        };
+        let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
+        // Slices of one that fills it are in the way of every single launch.
+        let beside_sparse = || !company.dense && alike(used, backlog) && lately();
+        let undisturbed = company.others == 0 || beside_sparse();
         // The hardware gives equal slices to those that want all of it: one that gets less wants less.
-        let slice = u64::from(PPM_ONE) / (seen.others + 1);
+        let slice = u64::from(PPM_ONE) / (company.others + 1);
         let wants_less = self.crowded.ppm < slice / 5 * 3
             && self.crowded_backlog.ppm < u64::from(PPM_ONE) / 2
             && self.known_ppm(tuning).is_some_and(|known| known < self.crowded.ppm * 2);
@@ -210,7 +206,7 @@ impl Density {
             self.measured_at = now;
         }
         self.classify(tuning);
-        if seen.others_ppm.is_none()
+        if company.others == 0
             && let Some(suspicion) = &mut self.suspected
         {
             suspicion.alone_ns = suspicion.alone_ns.saturating_add(seen.held_ns);
@@ -342,7 +338,9 @@ mod tests {
     fn interval(used_ms: u64, others_ppm: Option<u64>) -> Interval {
         let (held_ns, worked_ns) = (10 * MS, used_ms * MS);
         let others = u64::from(others_ppm.is_some());
-        Interval { held_ns, worked_ns, backlogged_ns: 0, others, beside_dense: false, others_ppm }
+        let rates_ppm = others_ppm.unwrap_or(0);
+        let company = Company { others, rates_ppm, ..Company::default() };
+        Interval { held_ns, worked_ns, backlogged_ns: 0, company }
     }
 
     fn observe(density: &mut Density, used_ms: u64, others: Option<u64>, times: u64) -> u64 {

@@ -53,7 +53,7 @@ use probe::Probe;
 pub use quota::Quota;
 pub use tuning::Tuning;
 pub use view::{DeviceView, LeaseView, SessionView};
-use worker::{Held, Worker};
+use worker::{Company, Held, Worker};
 
 /// Names a session, within one scheduler's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -146,7 +146,7 @@ pub struct Scheduler {
     trusts_until: u64,
     /// No probe starts before this.
     probe_after: u64,
-    /// The virtual times of the last grants: where a session that returns from idling starts.
+    /// The virtual times that turns and spare time have reached: where a session that returns from idling starts.
     own_now: u128,
     spare_now: u128,
     leases: u64,
@@ -322,37 +322,34 @@ impl Scheduler {
         let measured = now.saturating_sub(held.told_at);
         let done = told.done;
         let told = told.at_most(measured);
-        let others = held.others;
-        let others_ppm = (others > 0).then(|| self.rates_beside(worker));
-        let beside_dense = self.present(worker).any(|(_, other, _)| other.density.is_dense());
+        let company = held.company;
         let tuning = self.tuning;
         let Some(state) = self.workers.get(&worker) else { return Ok(false) };
         let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
-        let waste = if held.shared { self.waste_beside(worker, told, calibrated) } else { 0 };
+        let waste = if company.shared { self.waste_beside(worker, told, calibrated) } else { 0 };
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
         let alone = told.estimated_ns.max(told.backlogged_ns);
         let used = match held {
             // Others went on without it: it has nothing to say about that time.
             Held { revoked: true, .. } => measured,
-            Held { shared: true, .. } => calibrated.saturating_add(waste).min(told.held_ns),
+            _ if company.shared => calibrated.saturating_add(waste).min(told.held_ns),
             _ => alone,
         };
         if !held.revoked {
-            let worked_ns = if others > 0 { calibrated } else { alone };
+            let worked_ns = if company.others > 0 { calibrated } else { alone };
             let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
             let busy = backlogged_ns / 9 >= held_ns / 10;
-            if others == 0 && !held.shared && busy {
+            if company.others == 0 && !company.shared && busy {
                 state.density.calibrate(held_ns, told.estimated_ns, &tuning);
             }
-            let seen =
-                Interval { held_ns, worked_ns, backlogged_ns, others, beside_dense, others_ppm };
+            let seen = Interval { held_ns, worked_ns, backlogged_ns, company };
             state.density.observe(seen, now, &tuning);
         }
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.charge(used, held.paid);
         }
         self.told(worker, now);
-        self.probe_told(worker, told.held_ns, others == 0, done, now);
+        self.probe_told(worker, told.held_ns, company.others == 0, done, now);
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
@@ -367,9 +364,9 @@ impl Scheduler {
 
     /// Makes a new told interval begin.
     fn told(&mut self, worker: WorkerId, now: u64) {
-        let (others, shared) = self.company(worker);
+        let company = self.company(worker);
         if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
-            (held.told_at, held.others, held.shared) = (now, others, shared);
+            (held.told_at, held.company) = (now, company);
         }
     }
 
@@ -435,7 +432,8 @@ impl Scheduler {
             let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
             Some(self.sessions.get(&worker.session)?.account.virtual_time(Paid::Own))
         });
-        taking_turns.chain([self.own_now]).min().unwrap_or(0)
+        let last = taking_turns.min().unwrap_or(self.own_now);
+        last.clamp(self.own_now.saturating_sub(self.tuning.longest_lag_ns.into()), self.own_now)
     }
 
     /// Whether the session wants the device, or did so just now.
@@ -472,15 +470,16 @@ impl Scheduler {
         })
     }
 
-    /// How many others have to be reckoned with (as [`Self::present`]), and whether another session's
-    /// work may be on the device, be it under a revoked lease.
-    fn company(&self, worker: WorkerId) -> (u64, bool) {
+    /// Who holds beside a worker.
+    fn company(&self, worker: WorkerId) -> Company {
         let session = self.workers.get(&worker).map(|worker| worker.session);
+        let mut company = Company::default();
+        self.present(worker).for_each(|(_, other, _)| company.add(&other.density));
         let others = self.holding.iter().filter(|&&id| id != worker);
-        let shared = others
+        company.shared = others
             .filter_map(|id| self.workers.get(id))
             .any(|other| Some(other.session) != session);
-        (self.present(worker).count() as u64, shared)
+        company
     }
 
     /// Time that nobody got, because the hardware slices the worker and a dense one that gets less than
@@ -499,11 +498,6 @@ impl Scheduler {
         let share = share.map_or(0, |own| own.account.guaranteed_ppm());
         let most = share_of(told.held_ns, u64::from(share).saturating_mul(2));
         waste.saturating_mul(2).min(most.saturating_sub(calibrated))
-    }
-
-    /// What the other holders use of the device's time, in millionths.
-    fn rates_beside(&self, worker: WorkerId) -> u64 {
-        self.present(worker).map(|(_, other, _)| other.density.rate_ppm()).sum()
     }
 }
 

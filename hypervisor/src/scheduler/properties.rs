@@ -689,7 +689,7 @@ impl Stay {
 
 #[test]
 fn hours_of_changing_tenants() {
-    for seed in [1, 2, 11, 14] {
+    for seed in [1, 2, 12, 13] {
         an_hour_of_changing_tenants(seed);
     }
 }
@@ -747,7 +747,7 @@ fn an_hour_of_changing_tenants(seed: u64) {
     parts.sort_unstable();
     let part = |percent: usize| parts[parts.len() * percent / 100];
     let found = (part(0), part(1), part(5), part(50));
-    assert!(found.0 >= 600 && found.1 >= 850 && found.2 >= 950 && found.3 >= 990, "{found:?}");
+    assert!(found.0 >= 700 && found.1 >= 930 && found.2 >= 970 && found.3 >= 990, "{found:?}");
     // Where somebody could use all of the device, most of it is used: slicing costs a twentieth here, and
     // a sparse one that would else miss its share keeps others from what it leaves idle.
     assert!(wanted > 600 * SECOND && worked * 100 >= wanted * 85, "{worked} of {wanted}");

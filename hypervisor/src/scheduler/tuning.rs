@@ -30,6 +30,8 @@ pub struct Tuning {
     pub repeat_ns: u64,
     /// For so long after its poll a worker is taken to be on its way with the next one.
     pub linger_ns: u64,
+    /// The longest that one that takes turns may lag behind others, in virtual time.
+    pub longest_lag_ns: u64,
     /// The guaranteed share of a session of low priority is at most this, in millionths.
     pub floor_ppm: u32,
     /// A worker is dense from this density up, ...
@@ -80,6 +82,7 @@ impl Default for Tuning {
             longest_drain_ns: 2_000 * MS,
             repeat_ns: 100 * MS,
             linger_ns: 2 * MS,
+            longest_lag_ns: 1_000 * MS,
             floor_ppm: 50_000,
             dense_ppm: 900_000,
             sparse_ppm: 800_000,

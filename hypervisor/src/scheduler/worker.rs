@@ -16,10 +16,8 @@ pub(super) struct Held {
     pub(super) ends_at: u64,
     /// While others wait for it, it is not prolonged beyond this.
     pub(super) turn_ends_at: u64,
-    /// Since `told_at`, at most so many other workers held as well.
-    pub(super) others: u64,
-    /// Since `told_at`, another session's worker held as well.
-    pub(super) shared: bool,
+    /// Who else held since `told_at`.
+    pub(super) company: Company,
     /// Others no longer wait for it.
     pub(super) revoked: bool,
 }
@@ -29,6 +27,27 @@ impl Held {
     pub(super) fn overdue_at(&self, tuning: &Tuning) -> u64 {
         let latest = self.ends_at.saturating_add(tuning.longest_drain_ns);
         self.ends_at.max(self.told_at).saturating_add(tuning.grace_ns).min(latest)
+    }
+}
+
+/// The other workers that held in some time, be it for a part of it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Company {
+    /// How many, at most. Those whose lease was revoked do not count.
+    pub(super) others: u64,
+    /// What they use of the time that they hold, in millionths.
+    pub(super) rates_ppm: u64,
+    /// Whether one of them fills the device.
+    pub(super) dense: bool,
+    /// Whether another session's work may have been on the device, be it under a revoked lease.
+    pub(super) shared: bool,
+}
+
+impl Company {
+    pub(super) fn add(&mut self, density: &Density) {
+        self.others += 1;
+        self.rates_ppm = self.rates_ppm.saturating_add(density.rate_ppm());
+        self.dense |= density.is_dense();
     }
 }
 
