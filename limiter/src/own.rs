@@ -70,6 +70,8 @@ own_calls! {
     "cuGreenCtxDestroy" => fn green_ctx_destroy(context: GreenContext) -> CuResult else NOT_FOUND;
     /// Beginning and size of the allocation that an address is in.
     "cuMemGetAddressRange_v2" => fn mem_address_range(base: *mut DevicePtr, bytes: *mut usize, address: DevicePtr) -> CuResult else NOT_FOUND;
+    /// What the driver knows about an address; zeros where it does not know it.
+    "cuPointerGetAttributes" => fn pointer_attributes(count: c_uint, attributes: *mut c_uint, values: *mut *mut c_void, address: DevicePtr) -> CuResult else NOT_FOUND;
     /// What an allocation handle stands for.
     "cuMemGetAllocationPropertiesFromHandle" => fn allocation_properties(prop: *mut AllocationProp, handle: AllocationHandle) -> CuResult else NOT_FOUND;
     /// Gives a reference to the primary context back.

@@ -94,6 +94,44 @@ fn program(arguments: &[&str], percent: u32) -> (Outcome, Outcome) {
     (native, limited.silent())
 }
 
+/// How many copies a second under a limit of 10 %, in parts of those without.
+#[track_caller]
+fn rate_between(how: &str, from: &str, to: &str) -> f64 {
+    let (native, limited) = program(&["anywhere", how, from, to, "1"], 10);
+    let (native, limited) = (native.value("copies"), limited.value("copies"));
+    println!("{how} from {from} to {to}: {limited} of {native}");
+    limited as f64 / native as f64
+}
+
+#[test]
+fn copies_within_the_host_are_neither_gated_nor_charged() {
+    let _alone = alone();
+    for (how, from, to) in [
+        ("copy", "pageable", "pageable"),
+        ("async", "pinned", "pinned"),
+        ("rows", "pageable", "pinned"),
+        ("half", "pinned", "pageable"),
+    ] {
+        let rate = rate_between(how, from, to);
+        assert!(rate > 0.5, "{how} from {from} to {to}: {rate:.2} of what is done without a limit");
+    }
+}
+
+#[test]
+fn copies_that_reach_a_device_or_may_are_charged_whatever_function_makes_them() {
+    let _alone = alone();
+    for (how, from, to) in [
+        ("copy", "pageable", "device"),
+        ("copy", "managed", "pageable"),
+        ("async", "device", "device"),
+        ("rows", "pinned", "managed"),
+        ("half", "device", "pageable"),
+    ] {
+        let rate = rate_between(how, from, to);
+        assert!(rate < 0.3, "{how} from {from} to {to}: {rate:.2} of what is done without a limit");
+    }
+}
+
 /// The patched functions that copy or fill, by the documentation, which is written from the table.
 fn patched() -> BTreeSet<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/hooks.md");

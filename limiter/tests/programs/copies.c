@@ -1,5 +1,6 @@
 /* Copies and fills: "every" calls each function once and says what became of the memory; "capture" puts
- * copies into graphs while another thread copies; "forbidden" makes the calls that a capture forbids. */
+ * copies into graphs while another thread copies; "forbidden" makes the calls that a capture forbids;
+ * "anywhere" copies between addresses that the functions take for no place's, back to back. */
 #include "driver.h"
 #include <pthread.h>
 
@@ -9,7 +10,7 @@ typedef unsigned long long flags_t;
 
 /* Bytes of every buffer: 4 layers of 16 rows of 64 bytes. */
 enum { WIDTH = 64, HEIGHT = 16, DEPTH = 4, BYTES = WIDTH * HEIGHT * DEPTH };
-enum { HOST = 1, DEVICE = 2, ARRAY = 3 };
+enum { HOST = 1, DEVICE = 2, ARRAY = 3, UNIFIED = 4 };
 
 typedef struct {
     size_t x, y;
@@ -455,6 +456,56 @@ static void forbidden(void) {
     }
 }
 
+/* Where "anywhere" copies: from there to there. */
+static const char *const places[] = {"pageable", "pinned", "managed", "device"};
+
+static CUdeviceptr new_memory(const char *place) {
+    CUresult (*alloc_managed)(CUdeviceptr *, size_t, unsigned), (*alloc_host)(void **, size_t);
+    CUdeviceptr address = 0;
+    void *pinned = NULL;
+    *(void **)&alloc_managed = need(library, "cuMemAllocManaged");
+    *(void **)&alloc_host = need(library, "cuMemAllocHost_v2");
+    if (!strcmp(place, places[0])) {
+        address = (CUdeviceptr)calloc(1, MIB);
+    } else if (!strcmp(place, places[1])) {
+        ok(alloc_host(&pinned, MIB));
+        address = (CUdeviceptr)pinned;
+    } else if (!strcmp(place, places[2])) {
+        ok(alloc_managed(&address, MIB, 1));
+    } else if (!strcmp(place, places[3])) {
+        ok(d.mem_alloc(&address, MIB));
+    } else {
+        exit(64);
+    }
+    return address;
+}
+
+/* Copies a mebibyte at a time. */
+static void anywhere(const char *how, CUdeviceptr from, CUdeviceptr to, double seconds) {
+    CUresult (*copy)(CUdeviceptr, CUdeviceptr, size_t), (*async)(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+    CUresult (*copy_rows)(const copy_2d *);
+    *(void **)&copy = need(library, "cuMemcpy");
+    *(void **)&async = need(library, "cuMemcpyAsync");
+    *(void **)&copy_rows = need(library, "cuMemcpy2D_v2");
+    copy_2d rows = {{.kind = UNIFIED, .device = from, .pitch = 1024}, {.kind = UNIFIED, .device = to, .pitch = 1024}, 1024, 1024};
+    copy_2d half = {rows.from, {.kind = HOST, .host = (void *)to, .pitch = 1024}, 1024, 1024};
+    uint64_t copies = 0;
+    double start = now();
+    while (now() - start < seconds) {
+        if (!strcmp(how, "copy"))
+            ok(copy(to, from, MIB));
+        else if (!strcmp(how, "async")) {
+            ok(async(to, from, MIB, stream));
+            ok(d.stream_synchronize(stream));
+        } else if (!strcmp(how, "rows"))
+            ok(copy_rows(&rows));
+        else
+            ok(copy_rows(&half));
+        copies++;
+    }
+    printf("copies=%lu\n", copies);
+}
+
 int main(int argc, char **argv) {
     const char *how = argc > 1 ? argv[1] : "";
     library = open_driver(RTLD_NOW);
@@ -471,6 +522,9 @@ int main(int argc, char **argv) {
         capture(argc > 2 ? atof(argv[2]) : 1);
     } else if (!strcmp(how, "forbidden")) {
         forbidden();
+    } else if (!strcmp(how, "anywhere") && argc == 6) {
+        CUdeviceptr from = new_memory(argv[3]);
+        anywhere(argv[2], from, new_memory(argv[4]), atof(argv[5]));
     } else {
         return 64;
     }

@@ -123,6 +123,11 @@ impl Transfer {
         width == 0 || rows == 0 || layers == 0
     }
 
+    /// Whether it uses nothing of a device.
+    fn is_on_host(&self) -> bool {
+        matches!(self, Self::Copy { route: Route::Host, .. })
+    }
+
     /// How long it takes.
     pub(crate) fn nanoseconds(&self) -> u64 {
         let (width, rows, layers) = self.size();
@@ -216,7 +221,7 @@ fn put<const P: bool>(
     wait: bool,
 ) -> Api {
     let driver = driver()?;
-    let (target, ns) = {
+    let (target, ns, on_host) = {
         let inner = &mut *driver.inner();
         let target = stream::target::<P>(driver, inner, stream)?;
         let mut transfer = describe(inner)?;
@@ -239,10 +244,11 @@ fn put<const P: bool>(
             managed::bring(driver, inner, base, device);
         }
         transfer.apply(inner)?;
-        (target, transfer.nanoseconds())
+        (target, transfer.nanoseconds(), transfer.is_on_host())
     };
     let end = driver.node.submit(target.id, Op::work(OpKind::Copy, ns)).map_err(queue_error)?;
-    if wait { stream::wait_all(&[(target.id, end)]) } else { Ok(()) }
+    // Within the host every copy is waited for ("API synchronization behavior").
+    if wait || on_host { stream::wait_all(&[(target.id, end)]) } else { Ok(()) }
 }
 
 /// Puts transfers into a stream as one operation. All are checked before one is made; the index of

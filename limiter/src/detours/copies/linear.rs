@@ -1,6 +1,8 @@
 //! Copies and fills of so many bytes in a row, and fills of rows.
 
+use super::place::are_on_host;
 use super::{DEFAULT, Kind, Size, transfer};
+use crate::compute::Work;
 use crate::detours::Call;
 use core::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use utils::driver::copy::DevicePtrV1;
@@ -10,8 +12,8 @@ macros::detours! {
     /// CUDA driver API, Memory Management: copies and fills.
     library Cuda;
 
-    fn cuMemcpy | cuMemcpy_ptds (to: DevicePtr, from: DevicePtr, bytes: usize) -> CuResult = three(Kind::ANYWHERE);
-    fn cuMemcpyAsync | cuMemcpyAsync_ptsz (to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) -> CuResult = three_async(Kind::ANYWHERE);
+    fn cuMemcpy | cuMemcpy_ptds (to: DevicePtr, from: DevicePtr, bytes: usize) -> CuResult = anywhere;
+    fn cuMemcpyAsync | cuMemcpyAsync_ptsz (to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream) -> CuResult = anywhere_async;
     fn cuMemcpyHtoD_v2 | cuMemcpyHtoD_v2_ptds (to: DevicePtr, from: *const c_void, bytes: usize) -> CuResult = three(Kind::TO_DEVICE);
     fn cuMemcpyHtoDAsync_v2 | cuMemcpyHtoDAsync_v2_ptsz (to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream) -> CuResult = three_async(Kind::TO_DEVICE);
     fn cuMemcpyDtoH_v2 | cuMemcpyDtoH_v2_ptds (to: *mut c_void, from: DevicePtr, bytes: usize) -> CuResult = three(Kind::TO_HOST);
@@ -82,6 +84,45 @@ macros::detours! {
     fn cuMemsetD2D16(to: DevicePtrV1, pitch: c_uint, value: c_ushort, width: c_uint, height: c_uint) -> CuResult = rows(Kind::FILL_ROWS_16);
     /// The 32-bit forms of CUDA 3.1.
     fn cuMemsetD2D32(to: DevicePtrV1, pitch: c_uint, value: c_uint, width: c_uint, height: c_uint) -> CuResult = rows(Kind::FILL_ROWS_32);
+}
+
+fn work_anywhere(to: DevicePtr, from: DevicePtr, bytes: usize) -> Option<Work> {
+    Kind::ANYWHERE.work(bytes.wide()).filter(|_| !are_on_host([from, to]))
+}
+
+fn anywhere(
+    call: Call<signature::cuMemcpy>,
+    to: DevicePtr,
+    from: DevicePtr,
+    bytes: usize,
+) -> CuResult {
+    transfer(
+        || work_anywhere(to, from, bytes),
+        DEFAULT,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(to, from, bytes) }
+        },
+    )
+}
+
+fn anywhere_async(
+    call: Call<signature::cuMemcpyAsync>,
+    to: DevicePtr,
+    from: DevicePtr,
+    bytes: usize,
+    stream: Stream,
+) -> CuResult {
+    transfer(
+        || work_anywhere(to, from, bytes),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(to, from, bytes, stream) }
+        },
+    )
 }
 
 fn three<A, B, S: Size>(

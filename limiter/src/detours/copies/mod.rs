@@ -1,10 +1,10 @@
 //! Copies and fills: they hold the device's engines and its memory's bandwidth as kernels do, and pass
 //! the same gate.
 //!
-//! * No bytes, and a copy that is described as one within the host, are no work for the device. An
-//!   address that may lie anywhere (`cuMemcpy`, unified descriptors) is taken for the device's: asking
-//!   the driver about each would cost more than most copies, and what such a copy takes of its stream
-//!   is measured, not guessed.
+//! * No bytes, and a copy within the host, are no work for the device: the CPU does it, before the call
+//!   returns. Where neither name nor descriptor tells ([`cuMemcpy`](linear), unified addresses) the driver
+//!   is asked, first about the source, which alone settles it for all that comes from a device. Batches
+//!   are not asked about: nothing says that the CPU does what in them is within the host.
 //! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It
 //!   does not pass the other's as well: one device's time would be held while the other's is
 //!   waited for, and two tenants that copy in opposite directions would stop each other.
@@ -13,6 +13,7 @@
 
 pub(super) mod batched;
 pub(super) mod linear;
+mod place;
 pub(super) mod shaped;
 
 use crate::compute::{self, Work};

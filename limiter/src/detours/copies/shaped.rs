@@ -1,11 +1,12 @@
 //! Copies of rows and layers, by descriptor.
 
+use super::place::are_on_host;
 use super::{DEFAULT, Kind, transfer};
 use crate::compute::Work;
 use crate::detours::Call;
 use core::ffi::c_uint;
-use utils::driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST};
-use utils::driver::cuda::{CuResult, Stream};
+use utils::driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST, MEMORY_UNIFIED};
+use utils::driver::cuda::{CuResult, DevicePtr, Stream};
 
 macros::detours! {
     /// CUDA driver API, Memory Management: copies and fills.
@@ -31,15 +32,15 @@ macros::detours! {
 
 /// What a descriptor says about its copy.
 trait Descriptor {
-    /// `CUmemorytype` of source and destination.
-    fn sides(&self) -> (c_uint, c_uint);
+    /// `CUmemorytype` of source and destination, and the address where that is the device's or unified.
+    fn sides(&self) -> [(c_uint, DevicePtr); 2];
     /// Bytes of a row, rows, layers.
     fn extent(&self) -> [u64; 3];
 }
 
 impl Descriptor for Copy2d {
-    fn sides(&self) -> (c_uint, c_uint) {
-        (self.from.kind, self.to.kind)
+    fn sides(&self) -> [(c_uint, DevicePtr); 2] {
+        [(self.from.kind, self.from.device), (self.to.kind, self.to.device)]
     }
     fn extent(&self) -> [u64; 3] {
         [self.width as u64, self.height as u64, 1]
@@ -47,8 +48,8 @@ impl Descriptor for Copy2d {
 }
 
 impl Descriptor for Copy2dV1 {
-    fn sides(&self) -> (c_uint, c_uint) {
-        (self.from_kind, self.to_kind)
+    fn sides(&self) -> [(c_uint, DevicePtr); 2] {
+        [(self.from_kind, self.from_device.into()), (self.to_kind, self.to_device.into())]
     }
     fn extent(&self) -> [u64; 3] {
         [u64::from(self.width), u64::from(self.height), 1]
@@ -56,8 +57,8 @@ impl Descriptor for Copy2dV1 {
 }
 
 impl Descriptor for Copy3d {
-    fn sides(&self) -> (c_uint, c_uint) {
-        (self.from.kind, self.to.kind)
+    fn sides(&self) -> [(c_uint, DevicePtr); 2] {
+        [(self.from.kind, self.from.device), (self.to.kind, self.to.device)]
     }
     fn extent(&self) -> [u64; 3] {
         [self.width as u64, self.height as u64, self.depth as u64]
@@ -65,8 +66,8 @@ impl Descriptor for Copy3d {
 }
 
 impl Descriptor for Copy3dV1 {
-    fn sides(&self) -> (c_uint, c_uint) {
-        (self.from.kind, self.to.kind)
+    fn sides(&self) -> [(c_uint, DevicePtr); 2] {
+        [(self.from.kind, self.from.device.into()), (self.to.kind, self.to.device.into())]
     }
     fn extent(&self) -> [u64; 3] {
         [u64::from(self.width), u64::from(self.height), u64::from(self.depth)]
@@ -76,12 +77,17 @@ impl Descriptor for Copy3dV1 {
 fn work<D: Descriptor>(kind: Kind, copy: *const D) -> Option<Work> {
     // SAFETY: null, which the driver refuses, or what the driver is about to read.
     let copy = unsafe { copy.as_ref() }?;
-    match copy.sides() {
-        (MEMORY_HOST, MEMORY_HOST) => None,
-        (from, to) => {
-            kind.between(from, to).work(copy.extent().into_iter().fold(1, u64::saturating_mul))
-        }
-    }
+    let [from, to] = copy.sides();
+    let bytes = copy.extent().into_iter().fold(1, u64::saturating_mul);
+    let work = kind.between(from.0, to.0).work(bytes)?;
+    let within_host = match (from, to) {
+        ((MEMORY_HOST, _), (MEMORY_HOST, _)) => true,
+        ((MEMORY_UNIFIED, from), (MEMORY_HOST, _)) => are_on_host([from]),
+        ((MEMORY_HOST, _), (MEMORY_UNIFIED, to)) => are_on_host([to]),
+        ((MEMORY_UNIFIED, from), (MEMORY_UNIFIED, to)) => are_on_host([from, to]),
+        _ => false,
+    };
+    (!within_host).then_some(work)
 }
 
 fn described<D: Descriptor>(
@@ -155,6 +161,9 @@ mod tests {
         (rows.from.kind, rows.to.kind, rows.width, rows.height) = (1, 1, 100, 7);
         assert_eq!(work(Kind::ROWS, &raw const rows), None);
         rows.to.kind = 4;
-        assert!(work(Kind::ROWS, &raw const rows).is_some(), "a unified address may be anywhere");
+        assert!(
+            work(Kind::ROWS, &raw const rows).is_some(),
+            "a unified address that nothing is known of"
+        );
     }
 }

@@ -2,6 +2,10 @@
 
 use core::ffi::{c_int, c_uint, c_ushort, c_void};
 
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` (`CUmemorytype`)
+pub const POINTER_MEMORY_TYPE: c_uint = 2;
+/// `CU_POINTER_ATTRIBUTE_IS_MANAGED` (a boolean)
+pub const POINTER_IS_MANAGED: c_uint = 8;
 /// `CU_MEMHOSTREGISTER_DEVICEMAP`
 pub const MEMHOSTREGISTER_DEVICEMAP: c_uint = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`
