@@ -1,8 +1,7 @@
 //! What every launch looks at first, whatever its stream: in one cache line.
 
-use crate::own;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};
 
 /// See the module.
 #[repr(C, align(64))]
@@ -14,8 +13,6 @@ pub(crate) struct Glance {
     /// Captures that were begun and not ended. Only says whether to look closer: a stream that ends while
     /// it is captured leaves it too high, which costs time and nothing else.
     pub(super) captures: AtomicU32,
-    /// Number of devices that the program sees.
-    devices: AtomicI32,
     /// The first context.
     first_context: AtomicUsize,
 }
@@ -26,14 +23,12 @@ const _: () = assert!(core::mem::offset_of!(Glance, gated) == 0);
 const UNKNOWN: u8 = 0;
 pub(crate) const UNGATED: u8 = 1;
 const GATED: u8 = 2;
-const UNKNOWN_DEVICES: i32 = -1;
 
 /// The only one.
 pub(crate) static GLANCE: Glance = Glance {
     gated: AtomicU8::new(UNKNOWN),
     several_contexts: AtomicBool::new(false),
     captures: AtomicU32::new(0),
-    devices: AtomicI32::new(UNKNOWN_DEVICES),
     first_context: AtomicUsize::new(0),
 };
 
@@ -60,16 +55,10 @@ impl Glance {
         self.captures.load(Relaxed) != 0
     }
 
-    /// Whether there is one device and one context, so that every launch goes there.
+    /// Whether there has been one context, and no other, so that every launch goes there.
     #[inline]
     pub(super) fn has_one_place(&self) -> bool {
-        self.devices.load(Relaxed) == 1 && !self.has_several_contexts()
-    }
-
-    /// Whether there has been more than one context.
-    #[inline]
-    pub(super) fn has_several_contexts(&self) -> bool {
-        self.several_contexts.load(Relaxed)
+        self.first_context.load(Relaxed) != 0 && !self.several_contexts.load(Relaxed)
     }
 
     /// A context is made.
@@ -78,22 +67,5 @@ impl Glance {
         if first.is_err_and(|first| first != context) {
             self.several_contexts.store(true, Relaxed);
         }
-    }
-
-    /// Whether the program sees exactly one device.
-    pub(super) fn has_single_device(&self) -> bool {
-        match self.devices.load(Relaxed) {
-            UNKNOWN_DEVICES => self.count_devices() == 1,
-            count => count == 1,
-        }
-    }
-
-    #[cold]
-    fn count_devices(&self) -> i32 {
-        let mut count = UNKNOWN_DEVICES;
-        if own::device_get_count(&raw mut count).is_ok() {
-            self.devices.store(count, Relaxed);
-        }
-        count
     }
 }

@@ -44,9 +44,7 @@ impl Shortcut {
         let stream = self.stream.get();
         // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
         let lane = unsafe { &*self.lane.get() };
-        !is_default(stream)
-            || (GLANCE.has_single_device() && !GLANCE.has_several_contexts())
-            || context_of(stream) == Some(lane.context)
+        !is_default(stream) || context_of(stream) == Some(lane.context)
     }
 }
 
