@@ -354,7 +354,7 @@ impl Scheduler {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
             {
-                state.ran_past(past);
+                state.ran_past(past.min(tuning.quantum_ns));
             }
             self.release(worker, now);
         }
