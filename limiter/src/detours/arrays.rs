@@ -16,11 +16,11 @@ macros::detours! {
     changes memory;
 
     fn cuArrayCreate_v2(array: *mut Array, descriptor: *const ArrayDescriptor) -> CuResult = create;
-    fn cuArray3DCreate_v2(array: *mut Array, descriptor: *const Array3dDescriptor) -> CuResult = create_3d;
+    fn cuArray3DCreate_v2(array: *mut Array, descriptor: *const Array3dDescriptor) -> CuResult = create;
     /// The 32-bit forms of CUDA 3.1.
-    fn cuArrayCreate(array: *mut Array, descriptor: *const ArrayDescriptorV1) -> CuResult = create_32;
+    fn cuArrayCreate(array: *mut Array, descriptor: *const ArrayDescriptorV1) -> CuResult = create;
     /// The 32-bit forms of CUDA 3.1.
-    fn cuArray3DCreate(array: *mut Array, descriptor: *const Array3dDescriptorV1) -> CuResult = create_3d_32;
+    fn cuArray3DCreate(array: *mut Array, descriptor: *const Array3dDescriptorV1) -> CuResult = create;
     fn cuMipmappedArrayCreate(array: *mut MipmappedArray, descriptor: *const Array3dDescriptor, levels: c_uint) -> CuResult = create_mipmapped;
     fn cuArrayDestroy(array: Array) -> CuResult = destroy;
     fn cuMipmappedArrayDestroy(array: MipmappedArray) -> CuResult = destroy_mipmapped;
@@ -52,54 +52,20 @@ fn charged(
     }
 }
 
-/// Charges an array by a descriptor of whatever form.
-fn described<D: Copy + Into<Array3dDescriptor>>(
+/// By a descriptor of whatever form.
+fn create<D: Copy + Into<Array3dDescriptor>>(
+    call: Call<unsafe extern "C" fn(*mut Array, *const D) -> CuResult>,
     array: *mut Array,
     descriptor: *const D,
-    original: impl FnOnce() -> CuResult,
 ) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(array, descriptor) };
     // SAFETY: null, or what the driver is about to read.
     let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
     // SAFETY: read after success only, when the driver has written there.
     let handle = || Handle::Array(unsafe { *array } as usize);
     let descriptor: Array3dDescriptor = (*descriptor).into();
     charged(&descriptor, || memory::array_bytes(&descriptor), original, handle)
-}
-
-fn create(
-    call: Call<signature::cuArrayCreate_v2>,
-    array: *mut Array,
-    descriptor: *const ArrayDescriptor,
-) -> CuResult {
-    // SAFETY: the program's own arguments.
-    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
-}
-
-fn create_32(
-    call: Call<signature::cuArrayCreate>,
-    array: *mut Array,
-    descriptor: *const ArrayDescriptorV1,
-) -> CuResult {
-    // SAFETY: the program's own arguments.
-    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
-}
-
-fn create_3d(
-    call: Call<signature::cuArray3DCreate_v2>,
-    array: *mut Array,
-    descriptor: *const Array3dDescriptor,
-) -> CuResult {
-    // SAFETY: the program's own arguments.
-    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
-}
-
-fn create_3d_32(
-    call: Call<signature::cuArray3DCreate>,
-    array: *mut Array,
-    descriptor: *const Array3dDescriptorV1,
-) -> CuResult {
-    // SAFETY: the program's own arguments.
-    described(array, descriptor, || unsafe { (call.original)(array, descriptor) })
 }
 
 fn create_mipmapped(

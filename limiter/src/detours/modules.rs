@@ -19,8 +19,8 @@ macros::detours! {
     fn cuModuleGetFunction(function: *mut Function, module: Module, name: *const c_char) -> CuResult = get_function;
     fn cuFuncLoad(function: Function) -> CuResult = load_function;
     fn cuKernelGetFunction(function: *mut Function, kernel: Function) -> CuResult = kernel_function;
-    fn cuLibraryLoadData(library: *mut Module, image: *const c_void, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library;
-    fn cuLibraryLoadFromFile(library: *mut Module, file: *const c_char, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library_file;
+    fn cuLibraryLoadData(library: *mut Module, image: *const c_void, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library(image::bytes);
+    fn cuLibraryLoadFromFile(library: *mut Module, file: *const c_char, options: *mut c_uint, values: *mut *mut c_void, count: c_uint, library_options: *mut c_uint, library_values: *mut *mut c_void, library_count: c_uint) -> CuResult = load_library(image::file_bytes);
     fn cuLibraryGetModule(module: *mut Module, library: Module) -> CuResult = library_module;
     fn cuLibraryGetGlobal | cuLibraryGetManaged (pointer: *mut DevicePtr, bytes: *mut usize, library: Module, name: *const c_char) -> CuResult = library_variable;
     fn cuLibraryGetUnifiedFunction(function: *mut *mut c_void, library: Module, name: *const c_char) -> CuResult = library_function;
@@ -28,6 +28,18 @@ macros::detours! {
     fn cuStreamCreate(stream: *mut Stream, flags: c_uint) -> CuResult = stream_create;
     fn cuStreamCreateWithPriority(stream: *mut Stream, flags: c_uint, priority: c_int) -> CuResult = stream_create_with_priority;
 }
+
+/// From an image, or from the name of a file.
+type LoadLibrary<T> = unsafe extern "C" fn(
+    *mut Module,
+    *const T,
+    *mut c_uint,
+    *mut *mut c_void,
+    c_uint,
+    *mut c_uint,
+    *mut *mut c_void,
+    c_uint,
+) -> CuResult;
 
 /// Runs a call after which the keeper is to look.
 fn looked_after(call: impl FnOnce() -> CuResult) -> CuResult {
@@ -121,11 +133,13 @@ fn kernel_function(
     placing(|| unsafe { (call.original)(function, kernel) })
 }
 
+/// `bytes` tells how much code there is in what is loaded.
 #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
-fn load_library(
-    call: Call<signature::cuLibraryLoadData>,
+fn load_library<T>(
+    call: Call<LoadLibrary<T>>,
+    bytes: unsafe fn(*const T) -> u64,
     library: *mut Module,
-    image: *const c_void,
+    from: *const T,
     options: *mut c_uint,
     values: *mut *mut c_void,
     count: c_uint,
@@ -134,44 +148,13 @@ fn load_library(
     library_count: c_uint,
 ) -> CuResult {
     // SAFETY: the program's own arguments, here and below.
-    let bytes = unsafe { image::bytes(image) };
+    let bytes = unsafe { bytes(from) };
     loading(bytes, Loaded::Library, library, || {
         // SAFETY: as above.
         unsafe {
             (call.original)(
                 library,
-                image,
-                options,
-                values,
-                count,
-                library_options,
-                library_values,
-                library_count,
-            )
-        }
-    })
-}
-
-#[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
-fn load_library_file(
-    call: Call<signature::cuLibraryLoadFromFile>,
-    library: *mut Module,
-    file: *const c_char,
-    options: *mut c_uint,
-    values: *mut *mut c_void,
-    count: c_uint,
-    library_options: *mut c_uint,
-    library_values: *mut *mut c_void,
-    library_count: c_uint,
-) -> CuResult {
-    // SAFETY: the program's own arguments, here and below.
-    let bytes = unsafe { image::file_bytes(file) };
-    loading(bytes, Loaded::Library, library, || {
-        // SAFETY: as above.
-        unsafe {
-            (call.original)(
-                library,
-                file,
+                from,
                 options,
                 values,
                 count,

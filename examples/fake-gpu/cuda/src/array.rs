@@ -237,98 +237,14 @@ fn note(inner: &mut Inner, array: &Array) {
     inner.memory.insert(array.base, allocation);
 }
 
-pub(crate) extern "C" fn create(
+/// By a descriptor of any form.
+pub(crate) extern "C" fn create<D: Copy + Into<Array3dDescriptor>>(
     array: Out<cuda::Array>,
-    descriptor: In<ArrayDescriptor>,
+    descriptor: In<D>,
 ) -> CuResult {
     api(|| {
         crate::state::driver()?;
-        let flat = descriptor.get()?;
-        create_any(
-            array,
-            Array3dDescriptor {
-                width: flat.width,
-                height: flat.height,
-                depth: 0,
-                format: flat.format,
-                num_channels: flat.num_channels,
-                flags: 0,
-            },
-        )
-    })
-}
-
-pub(crate) extern "C" fn create_3d(
-    array: Out<cuda::Array>,
-    descriptor: In<Array3dDescriptor>,
-) -> CuResult {
-    api(|| {
-        crate::state::driver()?;
-        create_any(array, descriptor.get()?)
-    })
-}
-
-/// The forms of CUDA 2, with 32-bit sizes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct ArrayDescriptorV1 {
-    width: c_uint,
-    height: c_uint,
-    format: c_uint,
-    num_channels: c_uint,
-}
-
-/// As above.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Array3dDescriptorV1 {
-    width: c_uint,
-    height: c_uint,
-    depth: c_uint,
-    format: c_uint,
-    num_channels: c_uint,
-    flags: c_uint,
-}
-
-pub(crate) extern "C" fn create_v1(
-    array: Out<cuda::Array>,
-    descriptor: In<ArrayDescriptorV1>,
-) -> CuResult {
-    api(|| {
-        crate::state::driver()?;
-        let flat = descriptor.get()?;
-        create_any(
-            array,
-            Array3dDescriptor {
-                width: flat.width as usize,
-                height: flat.height as usize,
-                depth: 0,
-                format: flat.format,
-                num_channels: flat.num_channels,
-                flags: 0,
-            },
-        )
-    })
-}
-
-pub(crate) extern "C" fn create_3d_v1(
-    array: Out<cuda::Array>,
-    descriptor: In<Array3dDescriptorV1>,
-) -> CuResult {
-    api(|| {
-        crate::state::driver()?;
-        let old = descriptor.get()?;
-        create_any(
-            array,
-            Array3dDescriptor {
-                width: old.width as usize,
-                height: old.height as usize,
-                depth: old.depth as usize,
-                format: old.format,
-                num_channels: old.num_channels,
-                flags: old.flags,
-            },
-        )
+        create_any(array, descriptor.get()?.into())
     })
 }
 

@@ -6,6 +6,9 @@ use crate::{
     graph_memory, green, host, host_calls, launch, managed, memory, module, multicast, pointer,
     pool, proc_address, refused, sharing, sparse, state, stream, stream_memory, vmm,
 };
+use utils::driver::cuda::{
+    Array3dDescriptor, Array3dDescriptorV1, ArrayDescriptor, ArrayDescriptorV1,
+};
 
 crate::stub::exports! {
     cuInit = cuInit 2000 legacy => state::init;
@@ -320,10 +323,10 @@ crate::stub::exports! {
     cuMemsetD2D32Async_ptsz = cuMemsetD2D32Async 7000 thread => copy::fill::fill_plane_32_async::<true>;
     cuMemBatchDecompressAsync = cuMemBatchDecompressAsync 12060 legacy => refused::not_supported;
     cuMemBatchDecompressAsync_ptsz = cuMemBatchDecompressAsync 12060 thread => refused::not_supported;
-    cuArrayCreate = cuArrayCreate 2000 legacy => array::create_v1;
-    cuArrayCreate_v2 = cuArrayCreate 3020 legacy => array::create;
-    cuArray3DCreate = cuArray3DCreate 2000 legacy => array::create_3d_v1;
-    cuArray3DCreate_v2 = cuArray3DCreate 3020 legacy => array::create_3d;
+    cuArrayCreate = cuArrayCreate 2000 legacy => array::create::<ArrayDescriptorV1>;
+    cuArrayCreate_v2 = cuArrayCreate 3020 legacy => array::create::<ArrayDescriptor>;
+    cuArray3DCreate = cuArray3DCreate 2000 legacy => array::create::<Array3dDescriptorV1>;
+    cuArray3DCreate_v2 = cuArray3DCreate 3020 legacy => array::create::<Array3dDescriptor>;
     cuArrayGetDescriptor_v2 = cuArrayGetDescriptor 3020 legacy => array::descriptor;
     cuArray3DGetDescriptor_v2 = cuArray3DGetDescriptor 3020 legacy => array::descriptor_3d;
     cuArrayDestroy = cuArrayDestroy 2000 legacy => array::destroy;

@@ -152,8 +152,20 @@ fn copies_3d_12(
     )
 }
 
-const fn prefetch_kind(to_device: bool) -> Kind {
-    if to_device { Kind::PREFETCH_TO_DEVICE } else { Kind::PREFETCH_TO_HOST }
+/// Moves managed memory ahead of its use. It is a hint, and what was placed on the host is not to leave it.
+fn ahead(
+    to_device: bool,
+    at: DevicePtr,
+    bytes: usize,
+    stream: Stream,
+    per_thread: bool,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    if to_device && oversubscribe::is_on_host(at) {
+        return CuResult::SUCCESS;
+    }
+    let kind = if to_device { Kind::PREFETCH_TO_DEVICE } else { Kind::PREFETCH_TO_HOST };
+    transfer(|| kind.work(bytes as u64), stream, per_thread, call)
 }
 
 fn prefetch(
@@ -164,20 +176,10 @@ fn prefetch(
     flags: c_uint,
     stream: Stream,
 ) -> CuResult {
-    let to_device = location.kind == LOCATION_DEVICE;
-    if to_device && oversubscribe::is_on_host(at) {
-        return CuResult::SUCCESS;
-    }
-    let kind = prefetch_kind(to_device);
-    transfer(
-        || kind.work(bytes as u64),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(at, bytes, location, flags, stream) }
-        },
-    )
+    ahead(location.kind == LOCATION_DEVICE, at, bytes, stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(at, bytes, location, flags, stream) }
+    })
 }
 
 fn prefetch_8(
@@ -188,20 +190,10 @@ fn prefetch_8(
     stream: Stream,
 ) -> CuResult {
     // The host is device -1.
-    let to_device = device >= 0;
-    if to_device && oversubscribe::is_on_host(at) {
-        return CuResult::SUCCESS;
-    }
-    let kind = prefetch_kind(to_device);
-    transfer(
-        || kind.work(bytes as u64),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(at, bytes, device, stream) }
-        },
-    )
+    ahead(device >= 0, at, bytes, stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(at, bytes, device, stream) }
+    })
 }
 
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
