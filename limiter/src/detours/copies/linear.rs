@@ -125,154 +125,40 @@ fn anywhere_async(
     )
 }
 
-fn three<A, B, S: Size>(
-    call: Call<unsafe extern "C" fn(A, B, S) -> CuResult>,
-    kind: Kind,
-    a: A,
-    b: B,
-    size: S,
-) -> CuResult {
-    transfer(
-        || kind.work(size.wide()),
-        DEFAULT,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(a, b, size) }
-        },
-    )
+/// Makes two handlers of functions whose arguments tell the size of the work: one for the form that works in
+/// the default stream, one for the form with a stream.
+macro_rules! transfers {
+    ($($name:ident, $name_async:ident<$($generic:ident),*>($($argument:ident: $type:ty),*) = $size:expr;)*) => {$(
+        fn $name<$($generic,)* S: Size>(
+            call: Call<unsafe extern "C" fn($($type),*) -> CuResult>,
+            kind: Kind,
+            $($argument: $type),*
+        ) -> CuResult {
+            transfer(|| kind.work($size), DEFAULT, call.per_thread, || {
+                // SAFETY: the program's own arguments.
+                unsafe { (call.original)($($argument),*) }
+            })
+        }
+
+        #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
+        fn $name_async<$($generic,)* S: Size>(
+            call: Call<unsafe extern "C" fn($($type,)* Stream) -> CuResult>,
+            kind: Kind,
+            $($argument: $type,)*
+            stream: Stream,
+        ) -> CuResult {
+            transfer(|| kind.work($size), stream, call.per_thread, || {
+                // SAFETY: the program's own arguments.
+                unsafe { (call.original)($($argument,)* stream) }
+            })
+        }
+    )*};
 }
 
-fn three_async<A, B, S: Size>(
-    call: Call<unsafe extern "C" fn(A, B, S, Stream) -> CuResult>,
-    kind: Kind,
-    a: A,
-    b: B,
-    size: S,
-    stream: Stream,
-) -> CuResult {
-    transfer(
-        || kind.work(size.wide()),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(a, b, size, stream) }
-        },
-    )
-}
-
-fn four<A, B, C, S: Size>(
-    call: Call<unsafe extern "C" fn(A, B, C, S) -> CuResult>,
-    kind: Kind,
-    a: A,
-    b: B,
-    c: C,
-    size: S,
-) -> CuResult {
-    transfer(
-        || kind.work(size.wide()),
-        DEFAULT,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(a, b, c, size) }
-        },
-    )
-}
-
-fn four_async<A, B, C, S: Size>(
-    call: Call<unsafe extern "C" fn(A, B, C, S, Stream) -> CuResult>,
-    kind: Kind,
-    a: A,
-    b: B,
-    c: C,
-    size: S,
-    stream: Stream,
-) -> CuResult {
-    transfer(
-        || kind.work(size.wide()),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(a, b, c, size, stream) }
-        },
-    )
-}
-
-fn five<A, B, C, D, S: Size>(
-    call: Call<unsafe extern "C" fn(A, B, C, D, S) -> CuResult>,
-    kind: Kind,
-    a: A,
-    b: B,
-    c: C,
-    d: D,
-    size: S,
-) -> CuResult {
-    transfer(
-        || kind.work(size.wide()),
-        DEFAULT,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(a, b, c, d, size) }
-        },
-    )
-}
-
-#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
-fn five_async<A, B, C, D, S: Size>(
-    call: Call<unsafe extern "C" fn(A, B, C, D, S, Stream) -> CuResult>,
-    kind: Kind,
-    a: A,
-    b: B,
-    c: C,
-    d: D,
-    size: S,
-    stream: Stream,
-) -> CuResult {
-    transfer(
-        || kind.work(size.wide()),
-        stream,
-        call.per_thread,
-        || {
-            // SAFETY: the program's own arguments.
-            unsafe { (call.original)(a, b, c, d, size, stream) }
-        },
-    )
-}
-
-fn rows<A, V, S: Size>(
-    call: Call<unsafe extern "C" fn(A, S, V, S, S) -> CuResult>,
-    kind: Kind,
-    to: A,
-    pitch: S,
-    value: V,
-    width: S,
-    height: S,
-) -> CuResult {
-    let work = || kind.work(width.wide().saturating_mul(height.wide()));
-    transfer(work, DEFAULT, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(to, pitch, value, width, height) }
-    })
-}
-
-#[allow(clippy::too_many_arguments, reason = "the driver's signature")]
-fn rows_async<A, V, S: Size>(
-    call: Call<unsafe extern "C" fn(A, S, V, S, S, Stream) -> CuResult>,
-    kind: Kind,
-    to: A,
-    pitch: S,
-    value: V,
-    width: S,
-    height: S,
-    stream: Stream,
-) -> CuResult {
-    let work = || kind.work(width.wide().saturating_mul(height.wide()));
-    transfer(work, stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(to, pitch, value, width, height, stream) }
-    })
+transfers! {
+    three, three_async<A, B>(a: A, b: B, size: S) = size.wide();
+    four, four_async<A, B, C>(a: A, b: B, c: C, size: S) = size.wide();
+    five, five_async<A, B, C, D>(a: A, b: B, c: C, d: D, size: S) = size.wide();
+    rows, rows_async<A, V>(to: A, pitch: S, value: V, width: S, height: S) =
+        width.wide().saturating_mul(height.wide());
 }
