@@ -6,7 +6,8 @@
 //! it is their lower quartile, unless that is near enough to what was known before. Pure, apart from the table's lock,
 //! which is taken the first time that a thread meets some work, and for each sample.
 
-use super::work::Work;
+use super::family::{Family, Guess};
+use super::work::{Launched, Work};
 use crate::per_process::PerProcess;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -24,6 +25,8 @@ const FURTHEST: u64 = 4;
 const DISTURBANCE_NS: u64 = 3_000;
 /// Kinds of work that are told apart; what comes later has one estimate in common.
 const KINDS: usize = 1 << 16;
+/// Functions whose new kinds are guessed; of others, kinds count in full until they are known.
+const FUNCTIONS: usize = 1 << 14;
 /// Kinds that a thread finds without the table: so many places for so many each.
 const PLACES: usize = 64;
 const WAYS: usize = 4;
@@ -153,6 +156,8 @@ pub(super) struct Estimate {
     /// There have been enough samples with no other session there.
     settled: AtomicBool,
     samples: Mutex<Samples>,
+    /// Of a kernel: its function, and on how many threads it is launched.
+    function: Option<(&'static Family, u64)>,
 }
 
 impl Estimate {
@@ -163,6 +168,13 @@ impl Estimate {
             0 => None,
             ns => Some(ns),
         }
+    }
+
+    /// The same; while it is not known, what can be guessed.
+    pub(super) fn known_or_guessed(&self) -> (Option<u64>, Option<Guess>) {
+        let known = self.ns();
+        let guess = || self.function.and_then(|(family, threads)| family.guess(threads));
+        (known, if known.is_some() { None } else { guess() })
     }
 
     /// Whether the latest sample says otherwise, so that the next launches should be looked at.
@@ -183,11 +195,17 @@ impl Estimate {
     /// Whether the next launch should be sampled because little is known. Not the first: what the
     /// driver loads for it would be taken for its duration.
     pub(super) fn wants_sample(&self) -> bool {
+        let loaded = self.function.is_some_and(|(family, _)| family.is_met_again());
+        self.is_met_again() || loaded
+    }
+
+    /// Whether it has been met before.
+    pub(super) fn is_met_again(&self) -> bool {
         self.met.fetch_add(1, Relaxed) > 0
     }
 
-    /// Takes a sample in.
-    pub(super) fn add(&self, ns: u64, alone: bool) {
+    /// Takes a sample in. `guess`: what was guessed for it, if it was drawn.
+    pub(super) fn add(&self, ns: u64, alone: bool, guess: Option<Guess>) {
         // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
         let Ok(mut samples) = self.samples.try_lock() else { return };
         let middle = samples.add(ns, alone);
@@ -199,11 +217,17 @@ impl Estimate {
         if samples.count >= ENOUGH as usize {
             self.ns.store(middle.max(1), Relaxed);
         }
+        if let Some((family, threads)) = self.function {
+            family.add(threads, middle, guess.map(|guess| (guess, ns)), alone);
+        }
     }
 }
 
 #[derive(Default)]
-struct Table(RwLock<HashMap<Work, &'static Estimate>>);
+struct Table {
+    kinds: RwLock<HashMap<Work, &'static Estimate>>,
+    functions: Mutex<HashMap<usize, &'static Family>>,
+}
 
 static TABLE: PerProcess<Table> = PerProcess::new();
 
@@ -232,14 +256,15 @@ impl Remembered {
 
     /// The estimate, from the table if need be, where it is put if it is not there. `None` for work of
     /// which nothing can be known.
-    pub(super) fn meet(&self, work: Work) -> Option<&'static Estimate> {
+    pub(super) fn meet(&self, launched: &Launched) -> Option<&'static Estimate> {
+        let work = launched.work;
         if work == Work::UNKNOWN {
             return None;
         }
         if let Some(estimate) = self.find(work) {
             return Some(estimate);
         }
-        let estimate = in_table(work);
+        let estimate = in_table(launched);
         let place = &self.0[work.place(PLACES)];
         // The oldest one makes room.
         for way in (1..WAYS).rev() {
@@ -250,18 +275,33 @@ impl Remembered {
     }
 }
 
-fn in_table(work: Work) -> &'static Estimate {
-    let table = &TABLE.get().0;
-    let read = table.read().unwrap_or_else(PoisonError::into_inner);
-    let (known, full) = (read.get(&work).copied(), read.len() >= KINDS);
+fn in_table(launched: &Launched) -> &'static Estimate {
+    let Table { kinds, functions } = TABLE.get();
+    let read = kinds.read().unwrap_or_else(PoisonError::into_inner);
+    let (known, full) = (read.get(&launched.work).copied(), read.len() >= KINDS);
     drop(read);
     if let Some(known) = known {
         return known;
     }
-    let kind = if full { Work::OTHER } else { work };
-    let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+    let (kind, function) =
+        if full { (Work::OTHER, None) } else { (launched.work, launched.function()) };
+    let function = function.and_then(|(function, threads)| {
+        let mut functions = functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let full = functions.len() >= FUNCTIONS;
+        let known = functions.get(&function).copied();
+        // Kept for the rest of the process, as the kinds are.
+        let family = known.or_else(|| {
+            let made: Option<&'static Family> = (!full).then(|| &*Box::leak(Box::default()));
+            functions.extend(made.map(|family| (function, family)));
+            made
+        })?;
+        Some((family, threads))
+    });
+    let mut kinds = kinds.write().unwrap_or_else(PoisonError::into_inner);
     // Kept for the rest of the process: threads refer to it.
-    table.entry(kind).or_insert_with(|| Box::leak(Box::default()))
+    kinds
+        .entry(kind)
+        .or_insert_with(|| Box::leak(Box::new(Estimate { function, ..Estimate::default() })))
 }
 
 #[cfg(test)]
@@ -273,10 +313,10 @@ mod tests {
         let estimate = Estimate::default();
         assert!(!estimate.wants_sample() && estimate.wants_sample());
         for ns in [500, 10] {
-            estimate.add(ns, true);
+            estimate.add(ns, true, None);
             assert_eq!(estimate.ns(), None);
         }
-        estimate.add(14, true);
+        estimate.add(14, true, None);
         assert_eq!(estimate.ns(), Some((10 + 14 + 4 * 14) / 3));
     }
 
@@ -337,11 +377,11 @@ mod tests {
     #[test]
     fn a_sample_that_says_otherwise_makes_the_next_launches_be_looked_at() {
         let estimate = Estimate::default();
-        (0..5).for_each(|_| estimate.add(100, true));
+        (0..5).for_each(|_| estimate.add(100, true, None));
         assert!(!estimate.is_doubtful());
-        estimate.add(300, false);
+        estimate.add(300, false, None);
         assert!(estimate.is_doubtful());
-        estimate.add(110, false);
+        estimate.add(110, false, None);
         assert!(!estimate.is_doubtful());
     }
 
@@ -377,11 +417,11 @@ mod tests {
     #[test]
     fn threads_share_what_is_known() {
         let work = Work::transfer(9, 12_345);
-        let one = Remembered::new().meet(work).unwrap();
+        let one = Remembered::new().meet(&work.into()).unwrap();
         let remembered = Remembered::new();
-        let two = remembered.meet(work).unwrap();
+        let two = remembered.meet(&work.into()).unwrap();
         assert!(core::ptr::eq(one, two));
         assert!(core::ptr::eq(remembered.find(work).unwrap(), two));
-        assert!(remembered.meet(Work::UNKNOWN).is_none());
+        assert!(remembered.meet(&Work::UNKNOWN.into()).is_none());
     }
 }

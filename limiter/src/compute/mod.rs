@@ -12,6 +12,7 @@ mod captures;
 pub(crate) mod clock;
 mod daemon;
 mod estimate;
+mod family;
 mod follow;
 mod gate;
 pub(crate) mod glance;
@@ -26,12 +27,13 @@ mod usage;
 mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
+use estimate::Estimate;
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
 use glance::GLANCE;
 pub(crate) use hold::driver_starts;
-pub(crate) use work::Work;
+pub(crate) use work::{Launched, Work};
 
 use crate::own;
 use crate::runtime::{self, Refused, Verdict};
@@ -89,7 +91,7 @@ pub(crate) fn after_fork() {
 /// Runs a call that gives work to a stream, when the device's time is there for it.
 #[inline]
 pub(crate) fn launch(
-    work: Work,
+    launched: impl Into<Launched>,
     stream: Stream,
     per_thread: bool,
     call: impl FnOnce() -> CuResult,
@@ -97,12 +99,13 @@ pub(crate) fn launch(
     if GLANCE.is_ungated() {
         return call();
     }
+    let launched = launched.into();
     let stream = named(stream, per_thread);
     // What is being captured runs later, under the launch of the graph.
     if GLANCE.has_captures() && is_capturing(stream) {
         return call();
     }
-    if lane::pass(stream, work) { call() } else { launch_slowly(work, stream, call) }
+    if lane::pass(stream, launched.work) { call() } else { launch_slowly(launched, stream, call) }
 }
 
 /// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
@@ -124,7 +127,8 @@ fn named(stream: Stream, per_thread: bool) -> usize {
 }
 
 #[cold]
-fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+    let work = launched.work;
     let (device, lane) = match lane::known_way(stream) {
         Some((device, lane)) => (device, Some(lane)),
         None => match lane::device_of(stream) {
@@ -170,9 +174,11 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
     }
     let gate = device.gate();
     lane.look_if_asked();
-    let estimate = lane::estimate_of(work);
-    let sample =
-        estimate.and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, gate)?)));
+    let estimate = lane::estimate_of(&launched);
+    // What is charged: of work that is not known, what it is taken for.
+    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
+    let sample = estimate
+        .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
     let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
     let waited = begun.is_some_and(|since| lane.call_ends(since));
@@ -183,7 +189,7 @@ fn launch_slowly(work: Work, stream: usize, call: impl FnOnce() -> CuResult) -> 
         lane.finish_sample(started, estimate);
     }
     // Time in calls is counted while it passes.
-    let ns = if waited { Some(0) } else { estimate.and_then(estimate::Estimate::ns) };
+    let ns = if waited { Some(0) } else { known.or(guess.map(|guess| guess.ns)) };
     let count = lane.count(ns);
     // Counted: the governor sees it by itself.
     drop(launching);

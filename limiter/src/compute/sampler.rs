@@ -7,6 +7,7 @@
 //! the time until the work has been handed to the driver comes in addition.
 
 use super::estimate::Estimate;
+use super::family::Guess;
 use super::hold::{self, HeldBack, Hold};
 use super::{Gate, Work, clock, own, undisturbing, within};
 use core::ptr;
@@ -85,6 +86,8 @@ struct Pair {
 struct Use {
     /// `None`: nothing is in between.
     work: Option<&'static Estimate>,
+    /// What was guessed for it, if it was drawn.
+    guess: Option<Guess>,
     /// How long the launch took on the host, if the stream was idle and not held back.
     idle_ns: Option<u64>,
     /// Whether it was a transfer, not a launch.
@@ -121,6 +124,7 @@ pub(super) struct Started<'lane> {
     pair: usize,
     /// When, if the stream was idle and is not held back.
     idle_since: Option<u64>,
+    guess: Option<Guess>,
     transfer: bool,
     alone: bool,
     held: Option<HeldBack<'lane>>,
@@ -128,12 +132,14 @@ pub(super) struct Started<'lane> {
 
 impl Sampler {
     /// Records the first event; `None` where there is none to spare. The stream must not be capturing.
-    /// `alone`: no other session uses the device.
+    /// `guess`: what was guessed for the work, if it was drawn to see whether that is right. `alone`: no
+    /// other session uses the device.
     pub(super) fn start<'lane>(
         &mut self,
         place: Place<'_>,
         hold: &'lane Hold,
         work: Work,
+        guess: Option<Guess>,
         alone: bool,
         begun: u64,
     ) -> Option<Started<'lane>> {
@@ -148,14 +154,16 @@ impl Sampler {
             empty.used += 1;
             if empty.count == 0 || empty.used > EMPTY_EVERY {
                 empty.used = 0;
-                let use_ = Use { work: None, idle_ns: idle.then_some(0), transfer, alone };
+                let idle_ns = idle.then_some(0);
+                let use_ = Use { work: None, guess: None, idle_ns, transfer, alone };
                 self.measure_empty(pair, stream, held, use_);
                 return None;
             }
             if !own::event_record(self.pairs[pair].start, stream).is_ok() {
                 return None;
             }
-            Some(Started { begun, pair, idle_since: idle.then(clock::now), transfer, alone, held })
+            let idle_since = idle.then(clock::now);
+            Some(Started { begun, pair, idle_since, guess, transfer, alone, held })
         })
     }
 
@@ -166,7 +174,7 @@ impl Sampler {
         stream: Stream,
         estimate: &'static Estimate,
     ) {
-        let Started { begun: _, pair, idle_since, transfer, alone, held } = started;
+        let Started { begun: _, pair, idle_since, guess, transfer, alone, held } = started;
         let idle_ns = idle_since.map(|since| clock::now().saturating_sub(since));
         // How much of the call was the work itself cannot be told where launches wait for it.
         let slowest = if hold::launches_wait() && !transfer { 0 } else { SLOWEST_LAUNCH_NS };
@@ -181,7 +189,7 @@ impl Sampler {
                 && own::event_record(pair.end, stream).is_ok()
                 && held.is_none_or(|held| held.is_intact())
             {
-                pair.use_ = Some(Use { work: Some(estimate), idle_ns, transfer, alone });
+                pair.use_ = Some(Use { work: Some(estimate), guess, idle_ns, transfer, alone });
             }
         });
     }
@@ -251,7 +259,7 @@ impl Sampler {
                 "sample: {elapsed} ns, {extra} of them not its own (idle: {})",
                 use_.idle_ns.is_some()
             );
-            estimate.add(elapsed.saturating_sub(extra).max(1), use_.alone);
+            estimate.add(elapsed.saturating_sub(extra).max(1), use_.alone, use_.guess);
         }
     }
 

@@ -14,6 +14,38 @@ const fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(SPREAD).rotate_left(29)
 }
 
+/// What a launch is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Launched {
+    pub(super) work: Work,
+    kernel: Option<(Function, [c_uint; 3], [c_uint; 3])>,
+}
+
+impl From<Work> for Launched {
+    #[inline]
+    fn from(work: Work) -> Self {
+        Self { work, kernel: None }
+    }
+}
+
+impl Launched {
+    /// A kernel on a grid of blocks.
+    #[inline]
+    pub(crate) fn kernel(function: Function, grid: [c_uint; 3], block: [c_uint; 3]) -> Self {
+        let work = Work::kernel(function, grid, block);
+        Self { work, kernel: Some((function, grid, block)) }
+    }
+
+    /// Of a kernel: its function, and on how many threads it is launched.
+    pub(super) fn function(&self) -> Option<(usize, u64)> {
+        let (function, grid, block) = self.kernel?;
+        let sizes = grid.into_iter().chain(block);
+        // What is not told counts as one.
+        let threads = sizes.fold(1_u64, |product, n| product.saturating_mul(u64::from(n.max(1))));
+        Some((function as usize, threads))
+    }
+}
+
 impl Work {
     /// Several transfers or kernels at once, of which nothing is known in common.
     pub(crate) const UNKNOWN: Self = Self(0);
@@ -74,6 +106,16 @@ mod tests {
         assert_ne!(Work::transfer(1, 4096), Work::transfer(2, 4096));
         assert_ne!(Work::transfer(1, 0), Work::UNKNOWN);
         assert_ne!(Work::transfer(1, 1), Work::transfer(1, 2));
+    }
+
+    #[test]
+    fn a_kernel_has_as_many_threads_as_its_grid_and_blocks_say() {
+        let function = core::ptr::without_provenance_mut(64);
+        let threads = |grid, block| Launched::kernel(function, grid, block).function();
+        assert_eq!(threads([2, 3, 4], [32, 1, 1]), Some((64, 768)));
+        assert_eq!(threads([5, 1, 1], [0; 3]), Some((64, 5)));
+        assert_eq!(threads([u32::MAX; 3], [u32::MAX; 3]), Some((64, u64::MAX)));
+        assert_eq!(Launched::from(Work::UNKNOWN).function(), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::Call;
 #[cfg(target_arch = "x86_64")]
 use super::straight::Arguments;
-use crate::compute::{self, Work};
+use crate::compute::{self, Launched, Work};
 use crate::memory::graphs;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
@@ -76,10 +76,15 @@ fn kernel(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CuResult {
-    compute::launch(Work::kernel(f, [gx, gy, gz], [bx, by, bz]), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra) }
-    })
+    compute::launch(
+        Launched::kernel(f, [gx, gy, gz], [bx, by, bz]),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params, extra) }
+        },
+    )
 }
 
 fn kernel_ex(
@@ -92,7 +97,8 @@ fn kernel_ex(
     // SAFETY: null, or what the driver is about to read.
     let read = unsafe { config.as_ref() };
     let stream = read.map_or(ptr::null_mut(), |config| config.stream);
-    let work = read.map_or(Work::UNKNOWN, |config| Work::kernel(f, config.grid, config.block));
+    let work =
+        read.map_or(Work::UNKNOWN.into(), |config| Launched::kernel(f, config.grid, config.block));
     compute::launch(work, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(config, f, params, extra) }
@@ -113,10 +119,15 @@ fn cooperative(
     stream: Stream,
     params: *mut *mut c_void,
 ) -> CuResult {
-    compute::launch(Work::kernel(f, [gx, gy, gz], [bx, by, bz]), stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params) }
-    })
+    compute::launch(
+        Launched::kernel(f, [gx, gy, gz], [bx, by, bz]),
+        stream,
+        call.per_thread,
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(f, gx, gy, gz, bx, by, bz, shared, stream, params) }
+        },
+    )
 }
 
 fn cooperative_multi(
@@ -210,7 +221,7 @@ fn end_capture(
 
 fn legacy(call: Call<signature::cuLaunch>, f: Function) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::launch(Work::kernel(f, [1; 3], [0; 3]), ptr::null_mut(), false, || unsafe {
+    compute::launch(Launched::kernel(f, [1; 3], [0; 3]), ptr::null_mut(), false, || unsafe {
         (call.original)(f)
     })
 }
@@ -223,7 +234,7 @@ fn legacy_grid(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     compute::launch(
-        Work::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
+        Launched::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
         ptr::null_mut(),
         false,
         || unsafe { (call.original)(f, width, height) },
@@ -238,7 +249,7 @@ fn legacy_grid_async(
     stream: Stream,
 ) -> CuResult {
     compute::launch(
-        Work::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
+        Launched::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
         stream,
         false,
         || {

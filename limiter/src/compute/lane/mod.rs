@@ -13,6 +13,7 @@ mod pace;
 mod thread;
 
 use super::estimate::Estimate;
+use super::family::Guess;
 use super::hold::Hold;
 use super::looks::Looks;
 use super::sampler::{Place, Sampler, Started};
@@ -42,6 +43,8 @@ const SAMPLE_EVERY: u32 = 8;
 const STEADY_EVERY: u32 = 4;
 /// Samples take at most one part in so many of the thread's time, apart from the first ones.
 const SAMPLE_PART: u64 = 400;
+/// Those of work that is only guessed, and will be known after some more: one part in so many.
+const LEARNING_PART: u64 = 32;
 /// After one that took long by chance.
 const LONGEST_REST_NS: u64 = 50_000_000;
 /// Kernels longer than this are not queued behind each other: the GPU idles for tens of
@@ -101,6 +104,8 @@ pub(crate) struct Lane {
     /// Samples of steady work that were due and not taken, and the earliest time for the next one.
     skipped: AtomicU32,
     sample_at: AtomicU64,
+    /// The earliest time for the next sample of work that is only guessed.
+    learn_at: AtomicU64,
     /// The context is gone, and the events with it.
     lost: AtomicBool,
     /// The thread's two events, and the governor's.
@@ -164,6 +169,7 @@ impl Lane {
             batches: AtomicU32::new(0),
             skipped: AtomicU32::new(0),
             sample_at: AtomicU64::new(0),
+            learn_at: AtomicU64::new(0),
             lost: AtomicBool::new(false),
             events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
@@ -193,14 +199,20 @@ impl Lane {
         true
     }
 
-    /// Begins a sample, if the launch that comes is to be one.
+    /// Begins a sample, if the launch that comes is to be one. `guess`: for what it is taken, if it is not known.
     pub(super) fn start_sample(
         &self,
         work: Work,
         estimate: &Estimate,
+        guess: Option<Guess>,
         gate: &Gate,
     ) -> Option<Started<'_>> {
-        let sampled = if estimate.ns().is_none() {
+        // Drawn whatever the work is: what such a sample says of guesses is so of all of them.
+        let drawn = guess.filter(|_| self.is_place_of_sample(false));
+        let sampled = if guess.is_some() {
+            let due = || clock::now() >= self.learn_at.load(Relaxed);
+            drawn.is_some() || estimate.is_met_again() && due()
+        } else if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
             let doubtful = estimate.is_doubtful() || !gate.is_shared() && estimate.is_unsettled();
@@ -212,7 +224,7 @@ impl Lane {
         let begun = clock::now();
         let place = Place { stream: self.stream as Stream, context: self.context, gate };
         let mut sampler = self.sampler.try_lock().ok()?;
-        let started = sampler.start(place, &self.hold, work, !gate.is_shared(), begun);
+        let started = sampler.start(place, &self.hold, work, drawn, !gate.is_shared(), begun);
         if started.is_none() {
             self.rest_from_samples(begun);
         }
@@ -251,8 +263,9 @@ impl Lane {
     /// After a sample that was begun at some moment.
     fn rest_from_samples(&self, begun: u64) {
         let now = clock::now();
-        let rest = now.saturating_sub(begun).saturating_mul(SAMPLE_PART).min(LONGEST_REST_NS);
-        self.sample_at.store(now.saturating_add(rest), Relaxed);
+        let rest = |part| now.saturating_sub(begun).saturating_mul(part).min(LONGEST_REST_NS);
+        self.sample_at.store(now.saturating_add(rest(SAMPLE_PART)), Relaxed);
+        self.learn_at.store(now.saturating_add(rest(LEARNING_PART)), Relaxed);
     }
 
     /// Lets the stream go if it has been held back for too long. To be called by the governor.

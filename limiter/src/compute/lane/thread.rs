@@ -3,7 +3,7 @@
 use super::super::estimate::{Estimate, Remembered};
 use super::super::glance::GLANCE;
 use super::super::work::SPREAD;
-use super::super::{Gate, Work, clock, own, within};
+use super::super::{Gate, Launched, Work, clock, own, within};
 use super::{CLOSED, Lane};
 use crate::device::Device;
 use crate::runtime::{self, Verdict};
@@ -118,8 +118,8 @@ impl Fast {
 }
 
 /// What is known about some work, put into the table if need be.
-pub(in crate::compute) fn estimate_of(work: Work) -> Option<&'static Estimate> {
-    FAST.try_with(|fast| fast.remembered.meet(work)).ok().flatten()
+pub(in crate::compute) fn estimate_of(launched: &Launched) -> Option<&'static Estimate> {
+    FAST.try_with(|fast| fast.remembered.meet(launched)).ok().flatten()
 }
 
 /// Whether the calling thread may launch `work` into `stream` right away. Counts the launch if so.

@@ -1,0 +1,88 @@
+//! Programs whose kernels are ever on new grids. One test at a time: they all measure.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
+
+mod common;
+
+use common::{COMPUTE_LIMIT, SESSION_DIR, Stage, built, eventually, first_device, outcome, start};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::{Mutex, PoisonError};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Thousandths of the time that the program `grids` has the device busy, without the limiter and at a half.
+fn native_and_half(how: &str, each: &str) -> (u64, u64) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let stage = Stage::new();
+    let program = stage.compile("grids.c", "grids", &[]);
+    let native = outcome(stage.native(&program).args([how, "1", each])).silent().value("permille");
+    let mut limited = stage.limited(&program);
+    limited.args([how, "3", each]).env(COMPUTE_LIMIT, first_device(50));
+    let limited = outcome(&mut limited).silent().value("permille");
+    println!("{how}, a new grid every {each} launches: {limited} of {native} thousandths");
+    (native, limited)
+}
+
+/// The same at a half beside a dense program at the other half, and the percentage that this one gets.
+fn beside_a_neighbour(how: &str, each: &str) -> (u64, f64) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let stage = Stage::new();
+    let program = stage.compile("grids.c", "grids", &[]);
+    let socket = stage.folder().join("daemon.sock");
+    let mut daemon = stage.native(built("hypervisor"));
+    daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket).stdout(Stdio::null());
+    let daemon = start(&mut daemon);
+    eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
+    let session = |name: &str, program: &std::path::Path| {
+        let mut command = stage.limited(program);
+        command.env(SESSION_DIR, stage.session(name)).env("SLUICE_DAEMON", &socket);
+        command.env(COMPUTE_LIMIT, first_device(50));
+        command
+    };
+    let other = start(session("one", &program).args([how, "5", each]));
+    let dense = ["dense", "--kernel-us", "500", "--seconds", "4"];
+    let neighbour = outcome(session("two", &built("tenant")).args(dense)).silent().rate() / 20.0;
+    let other = other.end().silent().value("permille");
+    daemon.kill();
+    (other, neighbour)
+}
+
+/// It needs 49 %: what is charged for grids that have not been seen yet is near to what they take.
+#[test]
+fn less_than_the_share_is_not_slowed_down() {
+    for each in ["8", "1"] {
+        let (native, limited) = native_and_half("sparse", each);
+        assert!(native < 500, "it needs too much: {native}");
+        assert!(limited * 100 >= native * 90, "{each}: {limited} of {native} thousandths");
+    }
+}
+
+/// Also where tiny and huge grids take turns, and where the tiny ones do all the work.
+#[test]
+fn dense_work_gets_its_share_and_no_more() {
+    for how in ["dense", "turns", "against"] {
+        let (native, limited) = native_and_half(how, "1");
+        assert!(native > 950, "{how}: the program itself leaves the device idle: {native}");
+        assert!((450..=550).contains(&limited), "{how}: {limited} thousandths instead of 500");
+    }
+    // Queues are short while many kernels that take next to nothing follow each other.
+    for how in ["turns", "against"] {
+        let (_, limited) = native_and_half(how, "8");
+        assert!((330..=550).contains(&limited), "{how}: {limited} thousandths instead of 500");
+    }
+}
+
+/// Estimates alone say there who used how much: no grid gets around them.
+#[test]
+fn a_neighbour_keeps_its_half() {
+    for (how, each) in [("dense", "1"), ("turns", "1"), ("against", "1"), ("against", "8")] {
+        let (other, neighbour) = beside_a_neighbour(how, each);
+        println!("{how} {each}: {other} thousandths, the neighbour {neighbour:.1} %");
+        assert!(
+            neighbour > 42.0,
+            "{how} {each}: the neighbour gets {neighbour:.1} % instead of 50"
+        );
+    }
+}
