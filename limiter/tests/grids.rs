@@ -83,14 +83,22 @@ fn dense_work_gets_its_share_and_no_more() {
     }
 }
 
-/// Estimates alone say there who used how much: no grid gets around them.
+/// Estimates alone say there who used how much: no grid gets around them. Where queues are short the two are in each
+/// other's way, and the device idles at times.
 #[test]
 fn a_neighbour_keeps_its_half() {
-    for (how, each) in [("dense", "1"), ("turns", "1"), ("against", "1"), ("against", "8")] {
+    let kinds = [
+        ("dense", "1", 42.0),
+        ("turns", "1", 38.0),
+        ("against", "1", 38.0),
+        ("against", "8", 30.0),
+    ];
+    for (how, each, least) in kinds {
         let (other, neighbour) = beside_a_neighbour(how, each);
         println!("{how} {each}: {other} thousandths, the neighbour {neighbour:.1} %");
+        assert!(other <= 550, "{how} {each}: {other} thousandths instead of 500");
         assert!(
-            neighbour > 42.0,
+            neighbour > least,
             "{how} {each}: the neighbour gets {neighbour:.1} % instead of 50"
         );
     }
