@@ -159,4 +159,7 @@ pub struct Lease {
     /// Whether another session's lease runs at the same time.
     #[serde(default)]
     pub shared: bool,
+    /// Whether no other worker is granted a lease before this one ends.
+    #[serde(default)]
+    pub exclusive: bool,
 }

@@ -372,7 +372,8 @@ impl Drop for Waiting {
 }
 
 fn wire(grant: Grant) -> Lease {
-    Lease { id: grant.lease.0, length_us: grant.length_ns / 1_000, shared: grant.shared }
+    let Grant { lease, length_ns, shared, exclusive, .. } = grant;
+    Lease { id: lease.0, length_us: length_ns / 1_000, shared, exclusive }
 }
 
 /// What a report says; what it can not mean is cut off by the scheduler.

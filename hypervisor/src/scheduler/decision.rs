@@ -63,8 +63,7 @@ impl Scheduler {
         let state = self.workers.get_mut(&worker)?;
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         self.consider_probe(worker, now);
-        let shared = self.company(worker).shared;
-        Some(Grant { worker, lease, length_ns, shared })
+        Some(self.granted(worker, lease, length_ns))
     }
 
     /// When [`Self::decide`] has something to do although nothing has happened: somebody has earned
@@ -182,7 +181,15 @@ impl Scheduler {
         });
         self.tell_company(worker, session);
         self.consider_probe(worker, now);
-        Some(Grant { worker, lease, length_ns, shared: company.shared })
+        Some(self.granted(worker, lease, length_ns))
+    }
+
+    fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64) -> Grant {
+        let company = self.company(worker);
+        let alone = company.others == 0 && !company.shared;
+        let stays =
+            self.is_suspected(worker) || self.probe.is_some_and(|probe| probe.worker == worker);
+        Grant { worker, lease, length_ns, shared: company.shared, exclusive: alone && stays }
     }
 
     /// Those who hold already are no longer alone.

@@ -78,6 +78,8 @@ pub struct Grant {
     pub length_ns: u64,
     /// Whether another session's worker holds as well.
     pub shared: bool,
+    /// Whether nobody else holds, nor will while it lasts.
+    pub exclusive: bool,
 }
 
 /// What a worker says of its lease since it last spoke of it. It can have held for no longer than was

@@ -24,6 +24,8 @@ pub(super) struct Lease {
     pub(super) id: Option<u64>,
     /// Whether another session may use the device at the same time.
     pub(super) shared: bool,
+    /// Whether no other session gets one before this one ends.
+    pub(super) exclusive: bool,
 }
 
 /// The account of this process's session on one device.
@@ -68,7 +70,12 @@ impl Account {
             }
             match turn.unwrap_or(Turn::In(LOOK_NS)) {
                 Turn::Granted(length) => {
-                    return Some(Lease { end: now + length, id: None, shared: false });
+                    return Some(Lease {
+                        end: now + length,
+                        id: None,
+                        shared: false,
+                        exclusive: false,
+                    });
                 }
                 Turn::In(wait) => {
                     if let Some(daemon) = &mut self.daemon {
@@ -136,7 +143,7 @@ impl Account {
         let turn = self.device.book().map(|mut book| book.begin_lease(seat.slot(), now));
         match turn {
             Some(Turn::Granted(length)) => {
-                Some(Lease { end: now + length, id: None, shared: true })
+                Some(Lease { end: now + length, id: None, shared: true, exclusive: false })
             }
             _ => None,
         }

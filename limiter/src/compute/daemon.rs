@@ -224,6 +224,7 @@ fn lease(granted: protocol::Lease) -> Lease {
         end: clock::now().saturating_add(granted.length_us.saturating_mul(1000)),
         id: Some(granted.id),
         shared: granted.shared,
+        exclusive: granted.exclusive,
     }
 }
 

@@ -45,6 +45,9 @@ struct Samples {
     ring: [Sample; SAMPLES],
     /// How many there have been since it was another.
     count: usize,
+    /// The first ones that were taken alone, until there are enough: moments alone may be far between.
+    early: [u64; ENOUGH as usize],
+    early_count: usize,
     /// The estimate when there were enough that were taken alone.
     undisturbed: Option<u64>,
     /// The last ones that had nothing to do with the estimate: further off than by half or double.
@@ -60,7 +63,8 @@ impl Samples {
         self.ring[self.count % SAMPLES] = sample;
         self.count += 1;
         if alone {
-            self.undisturbed = self.mean_alone().or(self.undisturbed);
+            self.undisturbed =
+                self.mean_alone().or_else(|| self.mean_early(ns)).or(self.undisturbed);
         }
         self.estimate().unwrap_or(ns)
     }
@@ -81,8 +85,22 @@ impl Samples {
             self.ring[..earlier].copy_from_slice(&self.strays[..earlier]);
             self.count = earlier;
             self.undisturbed = None;
+            self.early_count = 0;
             self.stray = 0;
         }
+    }
+
+    /// Takes one more of the first ones that were taken alone; their mean, once there are enough.
+    fn mean_early(&mut self, ns: u64) -> Option<u64> {
+        *self.early.get_mut(self.early_count)? = ns;
+        self.early_count += 1;
+        if self.early_count < self.early.len() {
+            return None;
+        }
+        // One that went wrong matters little.
+        self.early.sort_unstable();
+        let [least, middle, most] = self.early;
+        Some((least + middle + most.min(middle.saturating_mul(FURTHEST))) / u64::from(ENOUGH))
     }
 
     fn latest(&self) -> Option<Sample> {
@@ -372,6 +390,16 @@ mod tests {
         samples.add(2_510, true);
         assert_eq!(samples.add(2_490, true), 2_500);
         assert!((0..40).all(|_| samples.add(2_840, false) == 2_500));
+    }
+
+    #[test]
+    fn moments_alone_that_are_far_between_add_up() {
+        let mut samples = Samples::default();
+        for moment in 0..3 {
+            assert!((0..40).all(|_| samples.add(2_840, false) == 2_840), "{moment}");
+            samples.add(2_500 + moment, true);
+        }
+        assert!((0..40).all(|_| samples.add(2_840, false) == 2_501));
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl Neighbours {
         if lease.shared {
             self.0 = Some(now);
         }
-        self.0.is_some_and(|at| now.saturating_sub(at) < NEIGHBOURS_NS)
+        !lease.exclusive && self.0.is_some_and(|at| now.saturating_sub(at) < NEIGHBOURS_NS)
     }
 }
 

@@ -215,8 +215,10 @@ impl Lane {
         } else if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
-            let doubtful = estimate.is_doubtful() || !gate.is_shared() && estimate.is_unsettled();
-            self.is_place_of_sample(doubtful) && !self.skips(estimate)
+            // A moment alone may be all that there is, and three samples are all that is wanted.
+            let rare = !gate.is_shared() && estimate.is_unsettled();
+            rare && self.batch.load(Relaxed) == 1
+                || self.is_place_of_sample(estimate.is_doubtful()) && !self.skips(estimate)
         };
         if !sampled {
             return None;
