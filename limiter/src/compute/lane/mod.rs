@@ -209,15 +209,15 @@ impl Lane {
     ) -> Option<Started<'_>> {
         // Drawn whatever the work is: what such a sample says of guesses is so of all of them.
         let drawn = guess.filter(|_| self.is_place_of_sample(false));
+        let due = || clock::now() >= self.learn_at.load(Relaxed);
         let sampled = if guess.is_some() {
-            let due = || clock::now() >= self.learn_at.load(Relaxed);
             drawn.is_some() || estimate.is_met_again() && due()
         } else if estimate.ns().is_none() {
             estimate.wants_sample()
         } else {
             // A moment alone may be all that there is, and three samples are all that is wanted.
             let rare = !gate.is_shared() && estimate.is_unsettled();
-            rare && self.batch.load(Relaxed) == 1
+            rare && self.batch.load(Relaxed) == 1 && due()
                 || self.is_place_of_sample(estimate.is_doubtful()) && !self.skips(estimate)
         };
         if !sampled {
