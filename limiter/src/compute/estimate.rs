@@ -97,10 +97,8 @@ impl Samples {
         if self.early_count < self.early.len() {
             return None;
         }
-        // One that went wrong matters little.
         self.early.sort_unstable();
-        let [least, middle, most] = self.early;
-        Some((least + middle + most.min(middle.saturating_mul(FURTHEST))) / u64::from(ENOUGH))
+        mean_of(&mut self.early)
     }
 
     fn latest(&self) -> Option<Sample> {
@@ -145,19 +143,21 @@ impl Samples {
         Some(self.undisturbed.filter(near).unwrap_or(seen))
     }
 
-    /// Of those that were taken alone, if there are enough. One that went wrong matters little.
+    /// Of those that were taken alone, if there are enough.
     fn mean_alone(&self) -> Option<u64> {
         let mut place = [0; SAMPLES];
         let sorted = self.sorted(true, &mut place);
-        if sorted.len() < ENOUGH as usize {
-            return None;
-        }
-        if let [.., second, largest] = sorted {
-            *largest = (*largest).min(second.saturating_mul(FURTHEST));
-        }
-        let sum: u128 = sorted.iter().map(|&ns| u128::from(ns)).sum();
-        u64::try_from(sum / sorted.len() as u128).ok()
+        if sorted.len() < ENOUGH as usize { None } else { mean_of(sorted) }
     }
+}
+
+/// The mean of samples that are in order. One that went wrong matters little.
+fn mean_of(sorted: &mut [u64]) -> Option<u64> {
+    if let [.., second, largest] = sorted {
+        *largest = (*largest).min(second.saturating_mul(FURTHEST));
+    }
+    let sum: u128 = sorted.iter().map(|&ns| u128::from(ns)).sum();
+    u64::try_from(sum.checked_div(sorted.len() as u128)?).ok()
 }
 
 /// What is known of one kind of work.
