@@ -279,11 +279,7 @@ impl Scheduler {
 
     /// What a worker would use in a turn that it has to itself.
     pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
-        let session = self.workers.get(&worker).map(|worker| worker.session);
-        let share = session
-            .and_then(|session| self.sessions.get(&session))
-            .map_or(0, |session| session.account.guaranteed_ppm());
-        self.tuning.longest_turn_ns(share)
+        self.tuning.longest_turn_ns(self.guaranteed_ppm(worker))
     }
 
     /// The strongest claim of those that could have a turn if this worker, being dense, let go of the

@@ -454,6 +454,12 @@ impl Scheduler {
             .ok_or(ScheduleError::UnknownWorker(worker))
     }
 
+    /// The guaranteed share of a worker's session, in millionths.
+    fn guaranteed_ppm(&self, worker: WorkerId) -> u32 {
+        let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
+        session.map_or(0, |session| session.account.guaranteed_ppm())
+    }
+
     fn members(&self, session: SessionId) -> impl Iterator<Item = (WorkerId, &Worker)> {
         let members = self.sessions.get(&session).map_or(&[][..], |session| &session.members);
         members.iter().filter_map(|&id| Some((id, self.workers.get(&id)?)))
@@ -496,9 +502,8 @@ impl Scheduler {
             return 0;
         }
         // More than it was, until the dense one has what it is due, and then nothing. Half of the time is left to it.
-        let share = self.session_of(worker).ok().and_then(|own| self.sessions.get(&own));
-        let share = share.map_or(0, |own| own.account.guaranteed_ppm());
-        let most = share_of(told.held_ns, u64::from(share).saturating_mul(2));
+        let share = u64::from(self.guaranteed_ppm(worker));
+        let most = share_of(told.held_ns, share.saturating_mul(2));
         waste.saturating_mul(2).min(most.saturating_sub(calibrated))
     }
 }

@@ -11,7 +11,6 @@ use super::{Scheduler, SessionId, WorkerId};
 const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
 /// One needs clearly less than its share if it needs at most this part of it.
 const LESS_THAN_SHARE_PPM: u64 = 800_000;
-const WHOLE: u64 = 1_000_000;
 /// An account that is so full is not being used up.
 const FULL_PPM: u64 = 750_000;
 /// And one that is fuller than this is being used too little, if others are in the way: early enough that
@@ -121,16 +120,17 @@ impl Scheduler {
         if waits {
             return true;
         }
-        let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
-        let rate: u64 = holders.map(|(_, worker)| worker.density.rate_ppm()).sum();
-        let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
-        let density: u64 =
-            holders.map(|(_, worker)| worker.density.assumed_ppm(&self.tuning)).sum();
+        let (mut rate, mut density) = (0, 0);
+        for (_, worker) in self.members(session).filter(|(_, worker)| worker.held.is_some()) {
+            rate += worker.density.rate_ppm();
+            density += worker.density.assumed_ppm(&self.tuning);
+        }
         let share = u64::from(account.guaranteed_ppm());
         // Slicing slows it down, and keeping others away costs them more than it gains: one that needs less than
         // its share is guaranteed that part of its speed.
+        let needs_less = density <= super::share_of(share, LESS_THAN_SHARE_PPM);
         let part =
-            if density <= super::share_of(share, LESS_THAN_SHARE_PPM) { share } else { WHOLE };
-        rate < super::share_of(density, part.min(SLOWED_OF_DENSITY_PPM))
+            if needs_less { share.min(SLOWED_OF_DENSITY_PPM) } else { SLOWED_OF_DENSITY_PPM };
+        rate < super::share_of(density, part)
     }
 }
