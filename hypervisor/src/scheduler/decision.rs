@@ -3,7 +3,7 @@
 use utils::units::PPM_ONE;
 
 use super::account::Paid;
-use super::worker::Held;
+use super::worker::{Company, Held};
 use super::{Grant, LeaseId, Scheduler, SessionId, WorkerId};
 
 impl Scheduler {
@@ -63,7 +63,7 @@ impl Scheduler {
         let state = self.workers.get_mut(&worker)?;
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         self.consider_probe(worker, now);
-        Some(self.granted(worker, lease, length_ns))
+        Some(self.granted(worker, lease, length_ns, self.company(worker)))
     }
 
     /// When [`Self::decide`] has something to do although nothing has happened: somebody has earned
@@ -181,11 +181,10 @@ impl Scheduler {
         });
         self.tell_company(worker, session);
         self.consider_probe(worker, now);
-        Some(self.granted(worker, lease, length_ns))
+        Some(self.granted(worker, lease, length_ns, company))
     }
 
-    fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64) -> Grant {
-        let company = self.company(worker);
+    fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
         let alone = company.others == 0 && !company.shared;
         let stays =
             self.is_suspected(worker) || self.probe.is_some_and(|probe| probe.worker == worker);
