@@ -9,7 +9,7 @@ use common::{
     COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually, first_device,
     outcome, start,
 };
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -46,9 +46,18 @@ fn daemon(stage: &Stage) -> Daemon {
 struct Daemon(Option<Running>);
 
 impl Daemon {
-    fn signal(&self, signal: Signal) {
+    /// Returns when each of its threads stands: the signal alone only asks for that.
+    fn freeze(&self) {
         if let Some(running) = &self.0 {
-            kill_process(running.pid(), signal).unwrap();
+            kill_process(running.pid(), Signal::STOP).unwrap();
+            let (_, status) = waitpid(Some(running.pid()), WaitOptions::UNTRACED).unwrap().unwrap();
+            assert!(status.stopped(), "{status:?}");
+        }
+    }
+
+    fn thaw(&self) {
+        if let Some(running) = &self.0 {
+            kill_process(running.pid(), Signal::CONT).unwrap();
         }
     }
 
@@ -310,9 +319,9 @@ fn a_daemon_that_is_stopped_and_continued() {
     eventually("both get leases", || charged(&path).is_some_and(|us| us.iter().all(|&us| us > 0)));
     std::thread::sleep(Duration::from_millis(1_750));
     let running = charged(&path).unwrap();
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     std::thread::sleep(Duration::from_secs(3));
-    daemon.signal(Signal::CONT);
+    daemon.thaw();
     let start = Instant::now();
     // No time of the stop is charged, so that what is charged from now on is of new leases.
     let before = charged(&path).unwrap();
@@ -363,9 +372,9 @@ fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
     let session = start(command.args(["dense", "--kernel-us", "130", "--seconds", "5"]));
     eventually("it gets leases", || charged(&socket(&stage), "one") > Some(0));
     std::thread::sleep(Duration::from_millis(500));
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     std::thread::sleep(Duration::from_millis(2_500));
-    daemon.signal(Signal::CONT);
+    daemon.thaw();
     let result = session.end().succeeded().json();
     let longest = result["pauses"]["longest_ms"].as_f64().unwrap();
     println!("longest pause: {longest:.1} ms");

@@ -6,11 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::ClientError;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use utils::protocol::{Admission, Decision, LeaseReport, path};
 
 use crate::holders::{finish, holder, now_us};
-use crate::process::{Daemon, GPU, admission, place, register};
+use crate::process::{Daemon, GPU, admission, freeze, place, register, thaw};
 
 #[test]
 fn a_killed_holder_frees_the_device() {
@@ -29,8 +29,7 @@ fn a_killed_holder_frees_the_device() {
         seen.push(char::from(byte[0]));
     }
     // Frozen, so that only its death can free the device before the grace is over.
-    let pid = Pid::from_child(&process);
-    kill_process(pid, Signal::STOP).unwrap();
+    freeze(&process);
     let asked = thread::spawn(move || {
         let lease = admission(&client, worker, None, Some(Duration::from_secs(10))).unwrap();
         (lease, Instant::now())
@@ -54,7 +53,7 @@ fn a_frozen_holder_delays_others_by_its_grace_only() {
     let mut command = holder(&socket, "frozen", 1_000_000, Duration::from_secs(60));
     let mut process = command.spawn().unwrap();
     thread::sleep(Duration::from_millis(500));
-    kill_process(Pid::from_child(&process), Signal::STOP).unwrap();
+    freeze(&process);
     let client = daemon.client();
     let worker = register(&client, "waiting", 500_000).unwrap();
     let started = Instant::now();
@@ -124,8 +123,7 @@ fn a_daemon_that_stood_still() {
     let worker = register(&client, "a", 100_000).unwrap();
     let poll = Some(Duration::from_secs(5));
     let lease = admission(&client, worker, None, poll).unwrap().expect("a lease");
-    let pid = Pid::from_child(&daemon.process);
-    kill_process(pid, Signal::STOP).unwrap();
+    freeze(&daemon.process);
     // Each time it is asked for more of that lease, or anew, and the caller loses patience.
     for (report, path) in [(true, path::ADMISSION), (false, path::ADMISSION), (true, path::REPORT)]
     {
@@ -143,7 +141,7 @@ fn a_daemon_that_stood_still() {
         assert!(matches!(given_up, ClientError::Timeout { .. }), "{given_up}");
     }
     thread::sleep(Duration::from_secs(2));
-    kill_process(pid, Signal::CONT).unwrap();
+    thaw(&daemon.process);
     thread::sleep(Duration::from_millis(100));
     let status = daemon.status();
     let device = &status.devices[0];

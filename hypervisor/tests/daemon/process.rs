@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use hypervisor::daemon::status::Status;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use utils::protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
@@ -69,6 +69,18 @@ impl Drop for Daemon {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Stops it, and returns when each of its threads stands: the signal alone only asks for that.
+pub(crate) fn freeze(process: &Child) {
+    let pid = Pid::from_child(process);
+    kill_process(pid, Signal::STOP).unwrap();
+    let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+    assert!(status.stopped(), "{status:?}");
+}
+
+pub(crate) fn thaw(process: &Child) {
+    kill_process(Pid::from_child(process), Signal::CONT).unwrap();
 }
 
 pub(crate) fn place() -> (tempfile::TempDir, PathBuf) {
