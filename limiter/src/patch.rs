@@ -1,7 +1,7 @@
 //! Noticing that a driver library has been loaded, and patching it before anybody can call it.
 
 use crate::config::{Config, OnFailure, ProcessEnvironment};
-use crate::detours::{self, Library};
+use crate::detours::{self, Library, cancellation};
 use crate::per_process::Turnstile;
 use crate::{own, report};
 use core::ffi::c_void;
@@ -63,17 +63,26 @@ pub(crate) fn keep_driver() {
 /// To be called from a constructor.
 pub(crate) unsafe fn start() {
     crate::runtime::watch_forks();
-    // SAFETY: the caller is a constructor.
-    if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
-        report::once(format_args!("{error}; CUDA programs are not limited in this process"));
-    }
+    not_cancelled(|| {
+        // SAFETY: the caller is a constructor.
+        if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
+            report::once(format_args!("{error}; CUDA programs are not limited in this process"));
+        }
+    });
+}
+
+/// In the middle of the loader's work, which cannot be unwound. A panic ends here.
+fn not_cancelled(work: impl FnOnce()) {
+    let before = cancellation::put_off();
+    let _ = panic::catch_unwind(AssertUnwindSafe(work));
+    cancellation::allow_again(before);
 }
 
 /// The loader's lock is held: nothing here may load a library or wait for another thread.
 fn on_change() {
     // The loader's lock keeps other threads out; a signal handler that loads libraries while this
     // runs is turned away.
-    SEEN.pass(look);
+    not_cancelled(|| SEEN.pass(look));
 }
 
 /// The list as it was, asked for its members in its order: a program may have hundreds of libraries, and

@@ -81,7 +81,7 @@ fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStr
         static #slot: ::utils::hook::Slot = ::utils::hook::Slot::new();
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
-        unsafe extern "C" fn #entry(#(#arguments),*) -> #result {
+        unsafe extern "C-unwind" fn #entry(#(#arguments),*) -> #result {
             crate::detours::guard(#name, || {
                 #counted
                 // SAFETY: the slot is filled before the first caller can arrive here, with the way

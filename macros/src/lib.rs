@@ -23,8 +23,8 @@ use proc_macro::TokenStream;
 /// For each function it makes, in the module where it stands:
 /// * a type alias of the function's own name in the module `signature`: the C function pointer;
 /// * a `Slot` for the way back into the original;
-/// * an `extern "C"` detour that calls the handler with a `Call` (the original and what the name
-///   says) followed by the arguments, and that lets no panic out;
+/// * a detour that calls the handler with a `Call` (the original and what the name says) followed by the
+///   arguments, and that lets no panic out; only the end of a cancelled thread may pass through it;
 /// * a row in `TABLE`, a `&[Detour]`, with the symbol, its library and its documentation.
 ///
 /// `changes memory;` after the library: calls of these functions allocate or free, and are counted

@@ -4,6 +4,7 @@
 //! original.
 
 mod arrays;
+pub(crate) mod cancellation;
 mod context;
 mod copies;
 #[cfg(test)]
@@ -100,9 +101,18 @@ impl Outcome for NvmlReturn {
     const FAILED: Self = Self::UNKNOWN;
 }
 
-/// Runs a handler; a panic in it ends here, as an error of the call.
+/// Runs a handler. The calling thread is not cancelled meanwhile, and a panic ends here, as an error of the call.
 #[inline]
-pub(crate) fn guard<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
+pub(crate) fn guard<R: Outcome + Copy>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
+    let before = cancellation::put_off();
+    let result = caught(symbol, handler);
+    cancellation::allow_again(before);
+    result
+}
+
+/// A frame of its own: the one above may be unwound.
+#[inline(never)]
+fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     panic::catch_unwind(AssertUnwindSafe(handler)).unwrap_or_else(|_| {
         crate::report::once(format_args!("internal error in {symbol}; the call fails"));
         R::FAILED

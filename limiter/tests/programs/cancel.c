@@ -1,0 +1,138 @@
+/* Threads that are cancelled before calls and in the middle of them. The program goes on, and says how often its
+ * threads ended as they were told to. */
+#include "any.h"
+#include <pthread.h>
+
+static struct driver d;
+static CUcontext context;
+static CUfunction kernel;
+static CUdeviceptr data;
+
+static void launches(void) {
+    for (int round = 0; round < 50; round++)
+        ok(spin(&d, kernel, 2000, NULL));
+}
+
+static void allocates(void) {
+    CUdeviceptr memory;
+    for (int round = 0; round < 20; round++) {
+        CUresult result = d.mem_alloc(&memory, TOO_MUCH);
+        if (result == 0)
+            ok(d.mem_free(memory));
+        else
+            ok_(result != OUT_OF_MEMORY, "cuMemAlloc");
+        ok(d.mem_alloc(&memory, LITTLE));
+        ok(d.mem_free(memory));
+    }
+}
+
+static void copies(void) {
+    static char host[4096];
+    for (int round = 0; round < 20; round++) {
+        ok(spin(&d, kernel, 2000, NULL));
+        must("cuMemcpyDtoH_v2", host, data, sizeof host);
+    }
+}
+
+static void waits(void) {
+    for (int round = 0; round < 10; round++) {
+        ok(spin(&d, kernel, 10000, NULL));
+        ok(d.stream_synchronize(NULL));
+        ok(d.ctx_synchronize());
+    }
+}
+
+static void contexts(void) {
+    CUcontext other;
+    ok(d.ctx_create(&other, 0, 0));
+    ok(d.ctx_destroy(other));
+}
+
+/* Whether the calls make something that is lost with a thread that ends where they return. */
+static const struct kind {
+    void (*calls)(void);
+    int make;
+} KINDS[] = {{launches, 0},
+             {copies, 0},
+             {waits, 0},
+             {allocates, 1},
+             {contexts, 1}};
+#define COUNT (sizeof KINDS / sizeof *KINDS)
+#define ROUNDS 21
+
+static volatile int ready;
+
+/* What a thread does, whether it is cancelled before, and whether that may end it at any instruction. */
+struct plan {
+    const struct kind *kind;
+    int before, asynchronous;
+};
+
+static void *thread(void *given) {
+    const struct plan *plan = given;
+    int old;
+    if (plan->before)
+        pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
+    ok(d.ctx_set(context));
+    ready = 1;
+    if (plan->before) {
+        while (ready == 1)
+            usleep(100);
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &old);
+    }
+    do {
+        if (plan->asynchronous)
+            pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, &old);
+        plan->kind->calls();
+        pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &old);
+        pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &old);
+        if (old != PTHREAD_CANCEL_ENABLE)
+            exit(94);
+        pthread_testcancel();
+    } while (!plan->before);
+    return NULL;
+}
+
+static int is_cancelled(const struct plan *plan, useconds_t after) {
+    pthread_t id;
+    void *result = NULL;
+    ready = 0;
+    if (pthread_create(&id, NULL, thread, (void *)plan))
+        exit(93);
+    while (!ready)
+        usleep(100);
+    usleep(after);
+    pthread_cancel(id);
+    ready = 2;
+    if (pthread_join(id, &result))
+        exit(92);
+    /* glibc forgets the result where the state that is put back is one of asynchronous cancellation. */
+    return plan->asynchronous || result == PTHREAD_CANCELED;
+}
+
+int main(int count, char **arguments) {
+    struct plan plan = {.asynchronous = count > 1 && !strcmp(arguments[1], "asynchronous")};
+    int tried = 0, cancelled = 0;
+    d = driver_of(library = open_driver(RTLD_NOW));
+    context = start_driver(&d);
+    kernel = spin_kernel(&d);
+    ok(d.mem_alloc(&data, MIB));
+    for (size_t n = 0; n < COUNT; n++) {
+        plan.kind = &KINDS[n];
+        if (plan.asynchronous && plan.kind->make)
+            continue;
+        plan.before = !plan.asynchronous;
+        for (int round = 0; round < ROUNDS; round++, tried++) {
+            cancelled += is_cancelled(&plan, round * 700);
+            plan.before = 0;
+        }
+        ok(d.ctx_set(context));
+        KINDS[n].calls();
+    }
+    ok(d.ctx_synchronize());
+    /* The C library sends each thread a signal for this, and waits until all have answered. */
+    if (setuid(getuid()))
+        return 91;
+    printf("tried=%d cancelled=%d\n", tried, cancelled);
+    return 0;
+}
