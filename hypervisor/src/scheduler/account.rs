@@ -48,6 +48,8 @@ pub(super) struct Account {
     /// Guaranteed time used in relation to the share: the session with the least goes next. In
     /// nanoseconds at a whole share.
     virtual_ns: u128,
+    /// Where in virtual time its next turn begins.
+    next_turn_ns: u128,
     /// Spare time used in relation to the weight.
     spare_virtual_ns: u128,
     /// No turn can start before these moments, of own and of spare time: found once, so that those
@@ -67,6 +69,7 @@ impl Account {
             charged_ns: 0,
             spare_ns: 0,
             virtual_ns: 0,
+            next_turn_ns: 0,
             spare_virtual_ns: 0,
             not_before: [0; 2],
         }
@@ -101,6 +104,40 @@ impl Account {
         }
     }
 
+    /// What goes next has the least of it: the virtual time, or, of those who take turns, what it would be if each turn
+    /// were as long as it should be. What one was longer by makes the next one shorter, and not later, as far as it can
+    /// be shorter.
+    pub(super) fn place(&self, paid: Paid, tuning: &Tuning) -> u128 {
+        if paid == Paid::Spare {
+            return self.spare_virtual_ns;
+        }
+        let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
+        let shorter = self.virtually(turn - tuning.shortest_ns).min(self.virtually(turn) / 4 * 3);
+        let earliest = self.virtual_ns.saturating_sub(shorter);
+        self.next_turn_ns.clamp(earliest, self.virtual_ns + shorter / 3)
+    }
+
+    /// How long the next turn should be.
+    pub(super) fn next_turn_ns(&self, tuning: &Tuning) -> u64 {
+        let rest = self.place_after_turn(tuning).saturating_sub(self.virtual_ns);
+        let length = rest * u128::from(self.guaranteed_ppm) / u128::from(PPM_ONE);
+        u64::try_from(length).unwrap_or(u64::MAX).max(tuning.shortest_ns)
+    }
+
+    pub(super) fn turn_begins(&mut self, tuning: &Tuning) {
+        self.next_turn_ns = self.place_after_turn(tuning);
+    }
+
+    fn place_after_turn(&self, tuning: &Tuning) -> u128 {
+        let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
+        self.place(Paid::Own, tuning).saturating_add(self.virtually(turn))
+    }
+
+    /// So much time in relation to the share.
+    fn virtually(&self, ns: u64) -> u128 {
+        u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.guaranteed_ppm.max(1))
+    }
+
     /// Idling earns no precedence.
     pub(super) fn catch_up(&mut self, paid: Paid, virtual_now: u128) {
         let mine = match paid {
@@ -108,6 +145,11 @@ impl Account {
             Paid::Spare => &mut self.spare_virtual_ns,
         };
         *mine = virtual_now.max(*mine);
+    }
+
+    /// It comes to take turns: behind all who do, and no further.
+    pub(super) fn join_queue(&mut self, own_now: u128) {
+        self.virtual_ns = own_now.min(self.virtual_ns);
     }
 
     /// Guaranteed time that is left, as of the last settlement; negative: owed.
@@ -149,8 +191,7 @@ impl Account {
         match paid {
             Paid::Own => {
                 self.own.charge(charge);
-                let share = u128::from(self.guaranteed_ppm.max(1));
-                self.virtual_ns += u128::from(charge) * u128::from(PPM_ONE) / share;
+                self.virtual_ns += self.virtually(charge);
             }
             Paid::Spare => {
                 self.spare_ns = self.spare_ns.saturating_add(charge);

@@ -59,6 +59,7 @@ impl Scheduler {
         if length_ns < self.tuning.shortest_rest_ns {
             return None;
         }
+        self.reach(worker, session, paid);
         let ends_at = now.saturating_add(length_ns);
         let state = self.workers.get_mut(&worker)?;
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
@@ -130,13 +131,18 @@ impl Scheduler {
             }
             self.settle(session, now);
             let fits = self.length(worker, paid, false).is_some();
-            let served_at = self.workers.get(&worker).map_or(0, |worker| worker.served_at);
+            let Some(asks) = self.workers.get(&worker) else { continue };
+            let served_at = asks.served_at;
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             let account = &mut state.account;
             if fits {
+                // Those who do not take turns may use their share faster than those who do.
+                if asks.density.is_dense() && !asks.takes_turns {
+                    account.join_queue(self.own_now);
+                }
                 // Whoever cannot be given its share for long has no claim on what it missed.
                 account.catch_up(Paid::Own, furthest);
-                candidates.push((account.virtual_time(paid), served_at, session, worker));
+                candidates.push((account.place(paid, &self.tuning), served_at, session, worker));
             } else if !account.can_pay(paid, false, &self.tuning) {
                 account.remember_wait(paid, &self.tuning);
             }
@@ -155,21 +161,25 @@ impl Scheduler {
         if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session) {
             return None;
         }
-        let length_ns = self.length(worker, paid, false)?.min(self.longest_turn(worker, paid));
-        let virtual_time = self.sessions.get(&session)?.account.virtual_time(paid);
-        match paid {
-            // Others do not take turns.
-            Paid::Own if !self.is_dense(worker) => {}
-            Paid::Own => self.own_now = virtual_time.max(self.own_now),
-            Paid::Spare => self.spare_now = virtual_time.max(self.spare_now),
+        let mut length_ns = self.length(worker, paid, false)?;
+        if paid == Paid::Own && self.is_dense(worker) {
+            let account = &mut self.sessions.get_mut(&session)?.account;
+            let turn = account.next_turn_ns(&self.tuning);
+            account.turn_begins(&self.tuning);
+            if !self.is_suspected(worker) {
+                length_ns = length_ns.min(self.beside_others(worker, turn));
+            }
         }
+        self.reach(worker, session, paid);
         self.leases += 1;
         let lease = LeaseId(self.leases);
         let company = self.company(worker);
         let ends_at = now.saturating_add(length_ns);
         self.asking.remove(&worker);
         self.holding.insert(worker);
-        self.workers.get_mut(&worker)?.held = Some(Held {
+        let state = self.workers.get_mut(&worker)?;
+        state.takes_turns = state.density.is_dense();
+        state.held = Some(Held {
             lease,
             paid,
             granted_at: now,
@@ -182,6 +192,18 @@ impl Scheduler {
         self.tell_company(worker, session);
         self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, company))
+    }
+
+    /// The virtual times get as far as whoever is granted time.
+    fn reach(&mut self, worker: WorkerId, session: SessionId, paid: Paid) {
+        let Some(state) = self.sessions.get(&session) else { return };
+        let reached = state.account.virtual_time(paid);
+        match paid {
+            // Others do not take turns.
+            Paid::Own if !self.is_dense(worker) => {}
+            Paid::Own => self.own_now = reached.max(self.own_now),
+            Paid::Spare => self.spare_now = reached.max(self.spare_now),
+        }
     }
 
     fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
@@ -259,15 +281,14 @@ impl Scheduler {
             Paid::Own if self.is_suspected(worker) => {
                 self.own_turn(worker).min(self.tuning.probe_ns)
             }
-            Paid::Own if self.is_dense(worker) => self.turn_beside_others(worker),
+            Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.own_turn(worker)),
             Paid::Own => self.tuning.quantum_ns,
         }
     }
 
     /// A turn's lease. What runs past its end belongs to it, and while sparse ones hold as well it is as much longer as
     /// they slow it down: a session whose share is small would not get it otherwise.
-    fn turn_beside_others(&self, worker: WorkerId) -> u64 {
-        let turn = self.own_turn(worker);
+    fn beside_others(&self, worker: WorkerId, turn: u64) -> u64 {
         let Some(state) = self.workers.get(&worker) else { return turn };
         let alone = self.present(worker).next().is_none();
         let rate = if alone { PPM_ONE.into() } else { state.density.crowded_ppm().max(1) };

@@ -27,6 +27,8 @@
 mod account;
 mod decision;
 mod density;
+#[cfg(test)]
+mod hours;
 mod probe;
 #[cfg(test)]
 mod properties;

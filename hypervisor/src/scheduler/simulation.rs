@@ -129,7 +129,7 @@ pub(super) struct Simulation {
     held: BTreeMap<WorkerId, Use>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
-    random: u64,
+    dice: Dice,
     /// Whether long lists are kept.
     pub(super) keeps_lists: bool,
     /// What the device loses for what sparse ones get beside a dense one, in millionths of it.
@@ -153,7 +153,7 @@ impl Simulation {
             held: BTreeMap::new(),
             events: BinaryHeap::new(),
             sequence: 0,
-            random: seed,
+            dice: Dice::new(seed),
             keeps_lists: true,
             sparse_cost_ppm: WHOLE,
             sliced_ppm: WHOLE,
@@ -503,10 +503,23 @@ impl Simulation {
         self.events.push(Reverse((at, self.sequence, event)));
     }
 
-    /// A random number from 0 to `most` (splitmix64).
     pub(super) fn up_to(&mut self, most: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
+        self.dice.up_to(most)
+    }
+}
+
+/// Random numbers (splitmix64).
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number from 0 to `most`.
+    pub(super) fn up_to(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) % (most + 1)

@@ -56,6 +56,8 @@ pub(super) struct Worker {
     pub(super) session: SessionId,
     pub(super) density: Density,
     pub(super) held: Option<Held>,
+    /// Whether its last lease was a turn.
+    pub(super) takes_turns: bool,
     /// When its last lease ended.
     pub(super) served_at: u64,
     /// When it last stopped asking or holding.
@@ -67,7 +69,15 @@ pub(super) struct Worker {
 impl Worker {
     pub(super) fn new(session: SessionId, tuning: &Tuning) -> Self {
         let density = Density::unknown(tuning);
-        Self { session, density, held: None, served_at: 0, active_until: None, overrun_ns: 0 }
+        Self {
+            session,
+            density,
+            held: None,
+            takes_turns: false,
+            served_at: 0,
+            active_until: None,
+            overrun_ns: 0,
+        }
     }
 
     /// A lease that lasted until its end is over, with all work.
