@@ -11,16 +11,18 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A connection that is over when its peer has finished sending.
+/// A connection that is over when its peer has finished sending. It holds a `P` until it is closed.
 #[derive(Debug)]
-pub struct HangUp<S> {
+pub struct HangUp<S, P = ()> {
     stream: S,
     ended: bool,
+    // Dropped after the stream.
+    _pass: P,
 }
 
-impl<S> HangUp<S> {
-    pub(super) fn new(stream: S) -> Self {
-        Self { stream, ended: false }
+impl<S, P> HangUp<S, P> {
+    pub(super) fn new(stream: S, pass: P) -> Self {
+        Self { stream, ended: false, _pass: pass }
     }
 
     fn check(&self) -> io::Result<()> {
@@ -28,7 +30,7 @@ impl<S> HangUp<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for HangUp<S> {
+impl<S: AsyncRead + Unpin, P: Unpin> AsyncRead for HangUp<S, P> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -42,7 +44,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for HangUp<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for HangUp<S> {
+impl<S: AsyncWrite + Unpin, P: Unpin> AsyncWrite for HangUp<S, P> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -59,6 +59,22 @@ impl ApiError {
     }
 }
 
+impl ApiError {
+    /// As it goes over a connection that is closed then.
+    pub(super) fn last_words(&self) -> Vec<u8> {
+        let body = serde_json::to_vec(&Refusal { error: self.message.clone() }).unwrap_or_default();
+        let mut words = format!(
+            "HTTP/1.1 {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+             connection: close\r\n\r\n",
+            self.status,
+            body.len()
+        )
+        .into_bytes();
+        words.extend(body);
+        words
+    }
+}
+
 impl ResponseError for ApiError {
     fn status(&self) -> StatusCode {
         self.status

@@ -13,7 +13,9 @@ use poem::listener::{Acceptor, Listener};
 use poem::web::{LocalAddr, RemoteAddr};
 use tokio::net::{UnixListener, UnixStream};
 
+use super::doorkeeper::Doorkeeper;
 use super::hang_up::HangUp;
+use super::json::ApiError;
 use super::peer::Peer;
 
 /// After a failed accept (mostly: out of file descriptors) wait this long instead of spinning.
@@ -46,9 +48,10 @@ pub enum BindError {
 
 /// A bound Unix socket. Dropping it, or the acceptor it becomes, removes the socket from its path.
 #[derive(Debug)]
-pub struct PeerListener {
+pub struct PeerListener<D = ()> {
     listener: UnixListener,
     path: OwnedPath,
+    door: D,
 }
 
 impl PeerListener {
@@ -81,47 +84,66 @@ impl PeerListener {
         let listener = UnixListener::bind(path).map_err(io)?;
         let path = OwnedPath { path: path.to_owned(), _lock: lock };
         fs::set_permissions(&path.path, Permissions::from_mode(mode)).map_err(io)?;
-        Ok(Self { listener, path })
+        Ok(Self { listener, path, door: () })
+    }
+
+    /// Serves only the connections that `door` admits.
+    pub fn with_door<D: Doorkeeper>(self, door: D) -> PeerListener<D> {
+        PeerListener { listener: self.listener, path: self.path, door }
     }
 }
 
-impl Listener for PeerListener {
-    type Acceptor = PeerAcceptor;
+impl<D: Doorkeeper> Listener for PeerListener<D> {
+    type Acceptor = PeerAcceptor<D>;
 
-    async fn into_acceptor(self) -> io::Result<PeerAcceptor> {
+    async fn into_acceptor(self) -> io::Result<PeerAcceptor<D>> {
         let local = LocalAddr(self.listener.local_addr()?.into());
-        Ok(PeerAcceptor { listener: self.listener, local, _path: self.path })
+        Ok(PeerAcceptor { listener: self.listener, local, door: self.door, _path: self.path })
     }
 }
 
 /// Accepts connections and notes each one's [`Peer`].
 #[derive(Debug)]
-pub struct PeerAcceptor {
+pub struct PeerAcceptor<D = ()> {
     listener: UnixListener,
     local: LocalAddr,
+    door: D,
     _path: OwnedPath,
 }
 
-impl Acceptor for PeerAcceptor {
-    type Io = HangUp<UnixStream>;
+impl<D: Doorkeeper> Acceptor for PeerAcceptor<D> {
+    type Io = HangUp<UnixStream, D::Pass>;
 
     fn local_addr(&self) -> Vec<LocalAddr> {
         vec![self.local.clone()]
     }
 
-    async fn accept(&mut self) -> io::Result<(HangUp<UnixStream>, LocalAddr, RemoteAddr, Scheme)> {
-        let accepted = self.listener.accept().await;
-        let (stream, _) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
-                return Err(error);
+    async fn accept(&mut self) -> io::Result<(Self::Io, LocalAddr, RemoteAddr, Scheme)> {
+        loop {
+            let accepted = self.listener.accept().await;
+            let (stream, _) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                    return Err(error);
+                }
+            };
+            let credentials = stream.peer_cred()?;
+            let peer = Peer { pid: credentials.pid().unwrap_or(0), uid: credentials.uid() };
+            match self.door.admit(peer) {
+                Ok(pass) => {
+                    let stream = HangUp::new(stream, pass);
+                    return Ok((stream, self.local.clone(), peer.to_address(), Scheme::HTTP));
+                }
+                Err(refusal) => tell(&stream, &refusal),
             }
-        };
-        let credentials = stream.peer_cred()?;
-        let peer = Peer { pid: credentials.pid().unwrap_or(0), uid: credentials.uid() };
-        Ok((HangUp::new(stream), self.local.clone(), peer.to_address(), Scheme::HTTP))
+        }
     }
+}
+
+/// Says why a connection is not served, if there is room for that at once: nobody is waited for.
+fn tell(stream: &UnixStream, refusal: &ApiError) {
+    let _ = stream.try_write(&refusal.last_words());
 }
 
 /// The socket's path, for as long as we own it.

@@ -14,6 +14,7 @@ use super::clock::Clock;
 use super::limits::{check_quota, uuid_form};
 use super::node::Node;
 use super::refused::Refused;
+use super::room::Room;
 use super::status::Status;
 use super::watch::Watch;
 use crate::scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
@@ -33,6 +34,7 @@ const SETTLE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct Core {
     state: Mutex<State>,
+    room: Arc<Room>,
     started: Instant,
     /// The next deadline has come closer.
     sooner: Notify,
@@ -85,7 +87,7 @@ struct Waiter {
 }
 
 impl Core {
-    pub(super) fn new(tuning: Tuning) -> Arc<Self> {
+    pub(super) fn new(tuning: Tuning, room: Arc<Room>) -> Arc<Self> {
         // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
         let state = State {
@@ -96,7 +98,8 @@ impl Core {
             tickets: 0,
             alarm: FORGET_EVERY_NS,
         };
-        Arc::new(Self { state: Mutex::new(state), started: Instant::now(), sooner: Notify::new() })
+        let (started, sooner) = (Instant::now(), Notify::new());
+        Arc::new(Self { state: Mutex::new(state), room, started, sooner })
     }
 
     /// A process introduces itself.
@@ -105,6 +108,12 @@ impl Core {
         peer: Peer,
         register: &Register,
     ) -> Result<Registered, Refused> {
+        // A process that is watched already has a place, and gives it up.
+        let place = if self.state().node.serves(peer.pid, peer.uid) {
+            self.room.exchange(peer.uid)
+        } else {
+            self.room.take(peer.uid)?
+        };
         let watch = Watch::start(peer.pid)
             .map_err(|error| Refused::Unwatchable { pid: peer.pid, reason: error.to_string() })?;
         let mut state = self.state();
@@ -117,6 +126,7 @@ impl Core {
         if admitted.new {
             let core = Arc::clone(self);
             let watching = tokio::spawn(async move {
+                let _place = place;
                 watch.ended().await;
                 core.ended(worker);
             });

@@ -16,6 +16,18 @@ pub(super) const SESSIONS: usize = 1024;
 pub(super) const WORKERS: usize = 4096;
 const NAME_BYTES: usize = 253;
 
+/// Whether one more of something is served for a user that has `own` of the `all` that there are, of `most`: nobody has
+/// more than are left for everybody else.
+pub(super) fn check_room(
+    what: &'static str,
+    uid: u32,
+    (own, all): (usize, usize),
+    most: usize,
+) -> Result<(), Refused> {
+    let fits = own < most.saturating_sub(all);
+    if fits { Ok(()) } else { Err(Refused::TooMany { what, uid, own }) }
+}
+
 /// Checks a registration; returns its quotas by device, in lower case.
 pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refused> {
     if register.protocol != VERSION {

@@ -10,12 +10,14 @@ mod limits;
 mod node;
 mod place;
 mod refused;
+mod room;
 mod routes;
 pub mod status;
 mod watch;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use http_bidir_comm::server::{BindError, PeerListener};
 use poem::Server;
@@ -24,6 +26,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::core::Core;
+use self::room::{Door, Room};
 use crate::scheduler::Tuning;
 
 /// How a daemon is to run.
@@ -95,11 +98,13 @@ async fn serve(options: &Options) -> Result<(), DaemonError> {
     let modes = place::modes();
     place::prepare(&socket, modes.folder)
         .map_err(|source| DaemonError::Folder { socket: socket.clone(), source })?;
+    let room = Room::of_this_process();
     let acceptor = PeerListener::bind(&socket, modes.socket)?
+        .with_door(Door(Arc::clone(&room)))
         .into_acceptor()
         .await
         .map_err(|source| DaemonError::System { what: "the socket", source })?;
-    let core = Core::new(Tuning::default());
+    let core = Core::new(Tuning::default(), room);
     tracing::info!(socket = %socket.display(), "serving");
     let server = Server::new_with_acceptor(acceptor).run(routes::routes(core.clone()));
     tokio::select! {

@@ -67,6 +67,11 @@ impl Node {
         }
     }
 
+    /// Whether a process is known, as one of that user.
+    pub(super) fn serves(&self, pid: i32, uid: u32) -> bool {
+        self.members.values().any(|member| member.pid == pid && member.session.0 == uid)
+    }
+
     /// A process introduces itself, once or once per device. Whatever it held on the devices that
     /// it names is over: it has forgotten it, or it is a new program under the same pid.
     pub(super) fn register(
@@ -85,18 +90,20 @@ impl Node {
             Some((worker, false)) => (None, Some(worker)),
             None => (None, None),
         };
-        let others = self.members.len() - usize::from(former.is_some());
-        if stays.is_none() && others >= WORKERS {
-            return Err(Refused::TooMany { what: "processes", limit: WORKERS });
+        if !self.serves(pid, uid) {
+            let users = self.members.values().map(|member| member.session.0);
+            limits::check_room("processes", uid, count(uid, users), WORKERS)?;
         }
-        let is_full =
-            |node: &Self| !node.sessions.contains_key(&key) && node.sessions.len() >= SESSIONS;
-        // A process that goes from one session to the next must not keep others out.
-        if is_full(self) {
-            self.forget_idle(now);
-        }
-        if is_full(self) {
-            return Err(Refused::TooMany { what: "sessions", limit: SESSIONS });
+        if !self.sessions.contains_key(&key) {
+            let check = |node: &Self| {
+                let users = node.sessions.keys().map(|key| key.0);
+                limits::check_room("sessions", uid, count(uid, users), SESSIONS)
+            };
+            // A process that goes from one session to the next must not keep others out.
+            if check(self).is_err() {
+                self.forget_idle(now);
+                check(self)?;
+            }
         }
         if let Some(former) = former {
             self.leave(former, now);
@@ -351,6 +358,11 @@ impl Node {
     }
 }
 
+/// How many there are of one user, and of all.
+fn count(uid: u32, users: impl Iterator<Item = u32>) -> (usize, usize) {
+    users.fold((0, 0), |(own, all), user| (own + usize::from(user == uid), all + 1))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -466,18 +478,24 @@ mod tests {
 
     #[test]
     fn there_is_a_limit_to_processes_and_sessions() {
-        let (mut node, mut other) = (node(), node());
-        let mut last = Ok(());
-        for pid in 1..=WORKERS as i32 + 1 {
-            last = node.register(pid, 0, &register("a", &[(GPUS[0], 1)]), 0).map(|_| ());
+        for (what, most) in [("processes", WORKERS), ("sessions", SESSIONS)] {
+            let mut node = node();
+            let mut pids = 1..;
+            let mut fill = |node: &mut Node, uid| {
+                let refused = pids.by_ref().find_map(|pid: i32| {
+                    let session = if what == "sessions" { pid.to_string() } else { "a".to_owned() };
+                    node.register(pid, uid, &register(&session, &[(GPUS[0], 1)]), 0).err()
+                });
+                let own = node.members.values().filter(|member| member.session.0 == uid).count();
+                assert_eq!(refused, Some(Refused::TooMany { what, uid, own }));
+                own
+            };
+            assert_eq!(fill(&mut node, 0), most / 2);
+            // Another user is served as if the first one had not come.
+            assert_eq!(fill(&mut node, 1000), most / 4);
+            // A process that is served stays so, in whatever session there is.
+            node.register(1, 0, &register("2", &[(GPUS[0], 2)]), 0).unwrap();
         }
-        assert_eq!(last, Err(Refused::TooMany { what: "processes", limit: WORKERS }));
-        for pid in 1..=SESSIONS as i32 + 1 {
-            last =
-                other.register(pid, 0, &register(&pid.to_string(), &[(GPUS[0], 1)]), 0).map(|_| ());
-        }
-        assert_eq!(last, Err(Refused::TooMany { what: "sessions", limit: SESSIONS }));
-        assert_eq!(other.members.len(), SESSIONS);
     }
 
     #[test]

@@ -56,13 +56,17 @@ pub enum Refused {
     /// No device, or too many.
     #[error("{0} devices: 1 to {limit} are accepted", limit = super::limits::DEVICES)]
     DeviceCount(usize),
-    /// The daemon serves as many as it can.
-    #[error("there are already {limit} {what}, and no more are served")]
+    /// One user has as many as are left for everybody else.
+    #[error(
+        "user {uid} has {own} {what} here, as many as are left for everybody else: no more are served"
+    )]
     TooMany {
         /// Of what.
         what: &'static str,
-        /// How many are served.
-        limit: usize,
+        /// The user.
+        uid: u32,
+        /// How many it has.
+        own: usize,
     },
     /// No such worker: it never was, it has ended, or the daemon was restarted.
     #[error("worker {0} is not known: register first")]
@@ -99,7 +103,7 @@ impl Refused {
             | Self::NamedTwice(_)
             | Self::DeviceCount(_)
             | Self::NoLimit(_) => StatusCode::BAD_REQUEST,
-            Self::TooMany { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::TooMany { .. } => StatusCode::TOO_MANY_REQUESTS,
             Self::UnknownWorker(_) | Self::UnknownDevice(_) => StatusCode::NOT_FOUND,
             Self::NotYours(_) | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
         }
