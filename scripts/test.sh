@@ -77,22 +77,31 @@ have_libclang() {
         compgen -G '/usr/lib/*-linux-gnu/libclang.so*' >/dev/null
 }
 
-# The type check of the second engine reads C headers with libclang. Gets it where that is possible
-# without a question.
-get_libclang() {
-    have_libclang && return 0
+# apt_get PACKAGE...: installs them where that is possible without a question.
+apt_get() {
     command -v apt-get >/dev/null || return 1
     local as_root=()
     if [ "$(id -u)" -ne 0 ]; then
         sudo -n true 2>/dev/null || return 1
         as_root=(sudo -n)
     fi
-    printf '%s== installing libclang%s\n' "$bold" "$plain"
+    printf '%s== installing %s%s\n' "$bold" "$*" "$plain"
     local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq)
-    "${apt[@]}" update || true
-    "${apt[@]}" install -y --no-install-recommends libclang-14-dev >/dev/null ||
-        "${apt[@]}" install -y --no-install-recommends libclang-dev >/dev/null || return 1
+    if [ -z "${apt_updated:-}" ]; then
+        "${apt[@]}" update || true
+        apt_updated=1
+    fi
+    "${apt[@]}" install -y --no-install-recommends "$@" >/dev/null
+}
+
+# The type check of the second engine reads C headers with libclang.
+get_libclang() {
+    have_libclang || apt_get libclang-14-dev || apt_get libclang-dev || return 1
     have_libclang
+}
+
+get_shellcheck() {
+    command -v shellcheck >/dev/null || apt_get shellcheck
 }
 
 # The limiter must not stand in for any function by name: that would catch lookups that are not its
@@ -124,7 +133,7 @@ if get_libclang; then
 else
     skip 'frida engine' 'libclang is missing; install it with: apt-get install libclang-dev (as root)'
 fi
-if command -v shellcheck >/dev/null; then
+if get_shellcheck; then
     check 'shell scripts' shellcheck --external-sources scripts/*.sh .ci/run
 else
     skip 'shell scripts' 'shellcheck is missing; install it with: apt-get install shellcheck (as root)'

@@ -101,7 +101,9 @@ fn five_hundred_kills() {
     );
     assert_eq!(outcome.value("bad"), 0, "{outcome:#?}");
     assert!(outcome.value("slowest_us") < 1_000_000, "{outcome:#?}");
-    assert!(most <= limit, "{most} of {limit}");
+    // The kernel takes a killed process's locks before its device: for a moment what it had counts as free and is still
+    // in use.
+    assert!(most <= limit + CONTEXT, "{most} of {limit}");
 }
 
 /// What it is called, and what it does.
