@@ -145,23 +145,24 @@ fn a_share_comes_and_goes_for_all_processes_of_a_session() {
     let (a, b) = (&tenants[0], &tenants[1]);
     a.has(2);
     b.has(2);
-    let both = || {
+    let both = |quarters| {
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| b.rate(4));
-            a.rate(4) + other.join().unwrap()
+            let other = scope.spawn(move || b.rate(quarters));
+            a.rate(quarters) + other.join().unwrap()
         })
     };
-    let free = both();
+    let free = both(4);
     give_share(&page, 20);
-    let limited = both() / free * 100.0;
-    assert!((8.0..=35.0).contains(&limited), "{limited:.1} % for two");
+    // Where the processor is busy they pay for what they had launched before.
+    let limited = both(12) / free * 100.0;
+    assert!((3.0..=35.0).contains(&limited), "{limited:.1} % for two");
     // Who comes later is held from the start, and takes a part of what the others had.
     let third = one_more(&stage, &tenants[2]) / free * 100.0;
     assert!((1.0..=35.0).contains(&third), "{third:.1} % for a third");
-    let others = both() / free * 100.0;
+    let others = both(4) / free * 100.0;
     assert!(others + third <= 40.0, "{others:.1} and {third:.1} %");
     take_share(&page);
-    let [lifted, late] = [both(), tenants[2].rate(4)].map(|rate| rate / free * 100.0);
+    let [lifted, late] = [both(4), tenants[2].rate(4)].map(|rate| rate / free * 100.0);
     println!("{limited:.1}, {third:.1} + {others:.1}, {lifted:.1} + {late:.1} % of {free:.1}");
     assert!(lifted + late >= 70.0, "{lifted:.1} and {late:.1} % without a limit");
 }
