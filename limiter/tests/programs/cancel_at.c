@@ -8,12 +8,12 @@ static CUresult (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsign
                           void **, void **);
 static const char *what;
 static int type = PTHREAD_CANCEL_DEFERRED;
-static volatile int asked, ended;
+static volatile int ended;
 
 static CUresult called(void) {
     CUdeviceptr memory = 0;
     if (!strcmp(what, "launch"))
-        return launch((void *)&asked, 1, 2, 3, 4, 5, 6, 7, NULL, (void **)8, (void **)9);
+        return launch((void *)&ended, 1, 2, 3, 4, 5, 6, 7, NULL, (void **)8, (void **)9);
     CUresult result = alloc(&memory, LITTLE);
     return result ? result : free_(memory);
 }
@@ -21,7 +21,6 @@ static CUresult called(void) {
 static void *thread(void *unused) {
     int old;
     pthread_setcanceltype(type, &old);
-    asked = 1;
     ok(called());
     ended = 1;
     while (1)
@@ -39,19 +38,19 @@ int main(int count, char **arguments) {
     what = count > 1 ? arguments[1] : "";
     if (count > 2)
         type = PTHREAD_CANCEL_ASYNCHRONOUS;
-    setenv("POINTS_MS", "0", 1);
+    volatile int *ms = need(library, "points_ms"), *met = need(library, "points_met");
     ok(init(0));
     ok(called());
-    setenv("POINTS_MS", "200", 1);
+    *ms = 1000;
+    *met = 0;
     if (pthread_create(&id, NULL, thread, NULL))
         return 93;
-    while (!asked)
+    while (!*met)
         usleep(100);
-    usleep(100000);
     pthread_cancel(id);
+    *ms = 0;
     if (pthread_join(id, &result))
         return 92;
-    setenv("POINTS_MS", "0", 1);
     ok(called());
     printf("ended=%d cancelled=%d\n", ended, result == PTHREAD_CANCELED);
     return 0;
