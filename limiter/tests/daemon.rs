@@ -19,7 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// In points of 100.
-const TOLERANCE: f64 = 5.0;
+const TOLERANCE: f64 = 7.0;
 const DAEMON: &str = "SLUICE_DAEMON";
 
 static ALONE: Mutex<()> = Mutex::new(());
