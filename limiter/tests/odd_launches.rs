@@ -1,10 +1,13 @@
 //! Launches that come from where launches usually do not. One test at a time: some measure.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
 mod common;
 
-use common::{COMPUTE_LIMIT, Outcome, Stage, built, eventually, first_device, outcome, start};
+use common::{
+    COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, eventually, first_device, outcome, start,
+};
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -56,6 +59,73 @@ fn the_host_at_work_between_kernels() {
     assert!(half * 100 >= native * 85, "{half} instead of {native} thousandths");
     let little = odd("host-work", 10).value("permille");
     assert!((70..=130).contains(&little), "{little} thousandths instead of 100");
+}
+
+/// How much of its rate the program `odd` keeps under limits, in thousandths.
+fn kept(how: &str, limits: &str) -> u64 {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let stage = Stage::new();
+    let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+    let native = outcome(stage.native(&program).args([how, "2"])).silent().value("permille");
+    let mut command = stage.limited(&program);
+    command.args([how, "3"]).env(COMPUTE_LIMIT, limits);
+    let limited = outcome(&mut command).silent().value("permille");
+    println!("{how} under {limits}: {limited} of {native} thousandths");
+    limited * 1000 / native
+}
+
+/// A device does not work while its streams wait for another one. The second one needs a quarter of its time.
+#[test]
+fn a_pipeline_over_two_devices() {
+    let [first, second] = UUIDS;
+    let both = format!(r#"{{"{first}": 50, "{second}": 50}}"#);
+    let one = format!(r#"{{"{second}": 50}}"#);
+    for (how, limits) in [("pipeline", one), ("pipeline-of-host", both)] {
+        let kept = kept(how, &limits);
+        assert!(kept >= 950, "{how}: {kept} thousandths of its rate");
+    }
+}
+
+/// Nor while they wait for what the host writes, or for a stream that does.
+#[test]
+fn streams_that_wait_for_words() {
+    for how in ["words", "words-elsewhere"] {
+        let most = kept(how, &first_device(50));
+        assert!(most >= 950, "{how}: {most} thousandths of its rate");
+        let little = odd(how, 10).value("permille");
+        assert!((80..=115).contains(&little), "{how}: {little} thousandths instead of 100");
+    }
+}
+
+/// Waits that hold nothing up make no work free: also where the clock charges for more than the kernels' own time,
+/// because there are pauses between them.
+#[test]
+fn waits_before_each_kernel_of_a_dense_program() {
+    for (what, gap_us) in [
+        ("own", 0),
+        ("own", 50),
+        ("others", 50),
+        ("word", 0),
+        ("word", 50),
+        ("thread", 50),
+        ("turns", 0),
+        ("turns", 50),
+    ] {
+        for ahead in ["32", "3"] {
+            let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+            let stage = Stage::new();
+            let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+            let mut command = stage.limited(&program);
+            command.args([&["idle-waits:", what].concat(), "3", ahead]);
+            command.env("SLUICE_FAKE_GAP_NS", (gap_us * 1_000).to_string());
+            let outcome = outcome(command.env(COMPUTE_LIMIT, first_device(50))).silent();
+            // Kernels of 100 us each.
+            let share = outcome.value("permille") * (100 + gap_us) / 100;
+            println!("{what}, {ahead} ahead, pauses of {gap_us} us: {share} thousandths");
+            // A machine that is busy elsewhere takes something off.
+            assert!((430..=530).contains(&share), "{what} {ahead} {gap_us}: {share} for 500");
+        }
+    }
 }
 
 /// They lie on the stack of each thread, also of those that talk to the daemon and to NVML.

@@ -15,6 +15,8 @@ pub(crate) struct Glance {
     pub(super) captures: AtomicU32,
     /// The first context.
     first_context: AtomicUsize,
+    /// Whether work may ever have waited for something outside of its device.
+    outside: AtomicBool,
 }
 
 const _: () = assert!(core::mem::offset_of!(Glance, gated) == 0);
@@ -30,6 +32,7 @@ pub(crate) static GLANCE: Glance = Glance {
     several_contexts: AtomicBool::new(false),
     captures: AtomicU32::new(0),
     first_context: AtomicUsize::new(0),
+    outside: AtomicBool::new(false),
 };
 
 impl Glance {
@@ -59,6 +62,20 @@ impl Glance {
     #[inline]
     pub(super) fn has_one_place(&self) -> bool {
         self.first_context.load(Relaxed) != 0 && !self.several_contexts.load(Relaxed)
+    }
+
+    /// Whether work may have waited for something outside of its device, apart from events.
+    #[inline]
+    pub(super) fn has_outside(&self) -> bool {
+        self.outside.load(Relaxed)
+    }
+
+    /// It may from now on.
+    pub(super) fn note_outside(&self) {
+        // Most calls find it set: they leave the cache line to all.
+        if !self.has_outside() {
+            self.outside.store(true, Relaxed);
+        }
     }
 
     /// A context is made.

@@ -178,10 +178,9 @@ impl Tenure {
     }
 
     /// The same while what is left is being done. Where no other session uses the device that is all of the
-    /// time, whatever the work was taken to need, unless it waits for the host.
-    fn look_at_the_rest(&mut self, now: u64) {
+    /// time, whatever the work was taken to need, unless all of it may have been waiting.
+    fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.device.gate();
-        let waits = gate.lanes().iter().any(|lane| lane.may_wait_for_host());
         let used = self.usage.until(now, gate.totals(), !waits);
         self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }
@@ -252,6 +251,7 @@ impl Tenure {
         let under_way: Vec<_> = gate
             .lanes()
             .into_iter()
+            .filter(|lane| !lane.may_wait())
             .map(|lane| (lane.under_way(), lane.totals().outstanding_ns, lane))
             .filter(|(launches, ..)| *launches > 0)
             .collect();
@@ -260,6 +260,8 @@ impl Tenure {
         let mut done_at = None;
         let mut was_stuck = false;
         let mut was_launching = true;
+        // Since the last look. Nobody sees for how much of the time.
+        let mut waited = false;
         loop {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
@@ -267,6 +269,7 @@ impl Tenure {
             if gate.inside(&lanes).is_some_and(|_inside| drained(&lanes)) {
                 break;
             }
+            waited |= only_waits(&lanes);
             clock::sleep(DRAIN_POLL_NS);
             let now = clock::now();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
@@ -301,7 +304,7 @@ impl Tenure {
             }
             if now.saturating_sub(told) > TELL_NS {
                 told = now;
-                self.look_at_the_rest(now);
+                self.look_at_the_rest(now, core::mem::take(&mut waited));
                 account.still_draining(self.lease, core::mem::take(&mut self.used));
             }
         }
@@ -310,7 +313,7 @@ impl Tenure {
         for (launches, expected_ns, lane) in under_way.into_iter().filter(|_| !was_stuck) {
             lane.took(launches, expected_ns, now.saturating_sub(begun));
         }
-        self.look_at_the_rest(now);
+        self.look_at_the_rest(now, waited);
         self.remove_abandoned();
     }
 
@@ -367,13 +370,20 @@ fn until_look(now: u64) -> u64 {
 fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
     const SOON_NS: u64 = 5_000_000;
     let mut left_ns = 0_u64;
-    for totals in lanes.iter().map(|lane| lane.totals()) {
-        if totals.unknown {
+    for lane in lanes {
+        let totals = lane.totals();
+        if totals.unknown || lane.may_wait() {
             return None;
         }
         left_ns = left_ns.saturating_add(totals.outstanding_ns);
     }
     (left_ns < SOON_NS).then_some(now + left_ns)
+}
+
+/// Whether there is work that may wait for something outside of the device, and no other.
+fn only_waits(lanes: &[Arc<Lane>]) -> bool {
+    let waits = |lane: &Arc<Lane>| lane.may_wait();
+    lanes.iter().any(waits) && !lanes.iter().any(|lane| !waits(lane) && lane.under_way() > 0)
 }
 
 /// A number that changes whenever something is seen to be done.

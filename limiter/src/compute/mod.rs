@@ -24,6 +24,7 @@ mod pins;
 mod rest;
 mod sampler;
 mod usage;
+mod waits;
 mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
@@ -33,6 +34,9 @@ pub(crate) use gate::Gate;
 use gate::NoLease;
 use glance::GLANCE;
 pub(crate) use hold::driver_starts;
+pub(crate) use waits::{
+    comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
+};
 pub(crate) use work::{Launched, Work};
 
 use crate::own;
@@ -229,17 +233,6 @@ fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
     let result = calls();
     let _ = own::ctx_pop_current(&raw mut current);
     Some(result)
-}
-
-/// A function of the host's is about to be put into a stream.
-pub(crate) fn host_works(stream: Stream, per_thread: bool) {
-    let Some(runtime) = runtime::existing().filter(|_| has_lanes() && !is_ungated()) else {
-        return;
-    };
-    let stream = named(stream, per_thread);
-    for device in runtime.devices() {
-        device.gate().lanes().iter().for_each(|lane| lane.host_works(stream));
-    }
 }
 
 /// A stream is about to end: nothing may be recorded into it any more.

@@ -9,6 +9,7 @@
 use super::estimate::Estimate;
 use super::family::Guess;
 use super::hold::{self, HeldBack, Hold};
+use super::waits::Waits;
 use super::{Gate, Work, clock, own, undisturbing, within};
 use core::ptr;
 use utils::driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
@@ -23,6 +24,8 @@ const DEAREST_PAIR_NS: u64 = 4_000;
 /// empty pair costs 1.2 us, as on some devices, or 2.9, as on others of the same kind. Where pairs cost next to
 /// nothing launches do as well.
 const LAUNCH_NS: u64 = 1_250;
+/// What a wait that holds nothing up costs the device at most, between two events: assumed.
+const DEAREST_IDLE_WAIT_NS: u64 = 1_000;
 /// An empty pair is measured before so many samples.
 const EMPTY_EVERY: u32 = 16;
 
@@ -82,10 +85,18 @@ struct Pair {
     use_: Option<Use>,
 }
 
+/// What is between the two events of a pair.
+#[derive(Clone, Copy)]
+enum Between {
+    Nothing,
+    Work(&'static Estimate),
+    /// A wait, and for how many it stands.
+    Wait(&'static Waits, u64),
+}
+
 #[derive(Clone, Copy)]
 struct Use {
-    /// `None`: nothing is in between.
-    work: Option<&'static Estimate>,
+    what: Between,
     /// What was guessed for it, if it was drawn.
     guess: Option<Guess>,
     /// How long the launch took on the host, if the stream was idle and not held back.
@@ -130,6 +141,12 @@ pub(super) struct Started<'lane> {
     held: Option<HeldBack<'lane>>,
 }
 
+/// A wait that is being measured: the first event has been recorded.
+pub(super) struct StartedWait {
+    pair: usize,
+    waits: &'static Waits,
+}
+
 impl Sampler {
     /// Records the first event; `None` where there is none to spare. The stream must not be capturing.
     /// `guess`: what was guessed for the work, if it was drawn to see whether that is right. `alone`: no
@@ -155,7 +172,8 @@ impl Sampler {
             if empty.count == 0 || empty.used > EMPTY_EVERY {
                 empty.used = 0;
                 let idle_ns = idle.then_some(0);
-                let use_ = Use { work: None, guess: None, idle_ns, transfer, alone };
+                let what = Between::Nothing;
+                let use_ = Use { what, guess: None, idle_ns, transfer, alone };
                 self.measure_empty(pair, stream, held, use_);
                 return None;
             }
@@ -189,9 +207,39 @@ impl Sampler {
                 && own::event_record(pair.end, stream).is_ok()
                 && held.is_none_or(|held| held.is_intact())
             {
-                pair.use_ = Some(Use { work: Some(estimate), guess, idle_ns, transfer, alone });
+                let what = Between::Work(estimate);
+                pair.use_ = Some(Use { what, guess, idle_ns, transfer, alone });
             }
         });
+    }
+
+    /// Records the event before a wait; `None` where there is none to spare, or a wait is being measured. The
+    /// stream must not be capturing.
+    pub(super) fn start_wait(
+        &mut self,
+        stream: Stream,
+        context: usize,
+        waits: &'static Waits,
+    ) -> Option<StartedWait> {
+        self.collect();
+        let is_wait = |use_: Use| matches!(use_.what, Between::Wait(..));
+        if self.pairs.iter().any(|pair| pair.use_.is_some_and(is_wait)) {
+            return None;
+        }
+        let pair = within(context, || self.free_pair())??;
+        let recorded = own::event_record(self.pairs[pair].start, stream).is_ok();
+        recorded.then_some(StartedWait { pair, waits })
+    }
+
+    /// Records the one behind it.
+    pub(super) fn finish_wait(&mut self, started: StartedWait, stream: Stream) {
+        let StartedWait { pair, waits } = started;
+        let Some(pair) = self.pairs.get_mut(pair) else { return };
+        if own::event_record(pair.end, stream).is_ok() {
+            let what = Between::Wait(waits, waits.stand_for());
+            pair.use_ =
+                Some(Use { what, guess: None, idle_ns: None, transfer: false, alone: true });
+        }
     }
 
     fn measure_empty(
@@ -250,9 +298,17 @@ impl Sampler {
             let elapsed =
                 if ms.is_finite() && ms >= 0.0 { (f64::from(ms) * 1e6) as u64 } else { 0 };
             let empty = self.empty.of(use_.idle_ns.is_some(), use_.alone);
-            let Some(estimate) = use_.work else {
-                empty.add(elapsed);
-                continue;
+            let estimate = match use_.what {
+                Between::Work(estimate) => estimate,
+                Between::Nothing => {
+                    empty.add(elapsed);
+                    continue;
+                }
+                Between::Wait(waits, stands_for) => {
+                    let nothing_ns = empty.ns().unwrap_or(0) + DEAREST_IDLE_WAIT_NS;
+                    waits.took(elapsed.saturating_sub(nothing_ns), stands_for, clock::now());
+                    continue;
+                }
             };
             let extra = empty.ns().map_or(0, |empty_ns| use_.not_its_own(empty_ns));
             tracing::trace!(

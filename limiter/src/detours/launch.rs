@@ -28,9 +28,6 @@ macros::detours! {
     fn cuStreamBeginCapture_v2 | cuStreamBeginCapture_v2_ptsz (stream: Stream, mode: c_uint) -> CuResult = begin_capture_v2;
     fn cuStreamBeginCaptureToGraph | cuStreamBeginCaptureToGraph_ptsz (stream: Stream, graph: Graph, dependencies: *const GraphNode, edges: *const c_void, count: usize, mode: c_uint) -> CuResult = begin_capture_to_graph;
     fn cuStreamEndCapture | cuStreamEndCapture_ptsz (stream: Stream, graph: *mut Graph) -> CuResult = end_capture;
-    /// Runs on the host: what is queued behind it does not keep the device busy.
-    fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz (stream: Stream, function: *const c_void, data: *mut c_void) -> CuResult = host_function;
-    fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, callback: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
     /// The forms of CUDA 2.
     fn cuLaunch(f: Function) -> CuResult = legacy;
     fn cuLaunchGrid(f: Function, width: c_int, height: c_int) -> CuResult = legacy_grid;
@@ -156,29 +153,6 @@ fn stream_destroy(call: Call<signature::cuStreamDestroy>, stream: Stream) -> CuR
     compute::stream_ends(stream);
     // SAFETY: the program's own arguments.
     unsafe { (call.original)(stream) }
-}
-
-fn host_function(
-    call: Call<signature::cuLaunchHostFunc>,
-    stream: Stream,
-    function: *const c_void,
-    data: *mut c_void,
-) -> CuResult {
-    compute::host_works(stream, call.per_thread);
-    // SAFETY: the program's own arguments.
-    unsafe { (call.original)(stream, function, data) }
-}
-
-fn callback(
-    call: Call<signature::cuStreamAddCallback>,
-    stream: Stream,
-    callback: *const c_void,
-    data: *mut c_void,
-    flags: c_uint,
-) -> CuResult {
-    compute::host_works(stream, call.per_thread);
-    // SAFETY: the program's own arguments.
-    unsafe { (call.original)(stream, callback, data, flags) }
 }
 
 fn begin_capture(call: Call<signature::cuStreamBeginCapture>, stream: Stream) -> CuResult {

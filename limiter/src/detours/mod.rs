@@ -25,6 +25,7 @@ mod shared;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod straight;
 mod virtual_memory;
+mod waits;
 
 use core::ffi::c_void;
 use core::fmt;
@@ -135,6 +136,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Detour> {
         shared::TABLE,
         external::TABLE,
         launch::TABLE,
+        waits::TABLE,
         copies::linear::TABLE,
         copies::shaped::TABLE,
         copies::batched::TABLE,

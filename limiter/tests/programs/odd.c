@@ -149,6 +149,177 @@ static void host_work(double seconds) {
     printf("permille=%.0f\n", done * 1e-3 / (now() - start) * 1000);
 }
 
+/* What the programs below need of the driver besides. */
+static struct {
+    CUresult (*create)(void **, unsigned);
+    CUresult (*record)(void *, CUstream);
+    CUresult (*await)(void *);
+    CUresult (*wait)(CUstream, void *, unsigned);
+    CUresult (*wait_value)(CUstream, CUdeviceptr, uint32_t, unsigned);
+    CUresult (*host_function)(CUstream, void (*)(void *), void *);
+    CUresult (*host_alloc)(void **, size_t, unsigned);
+    CUresult (*device_pointer)(CUdeviceptr *, void *, unsigned);
+} e;
+
+static void find_events(void) {
+    void *library = open_driver(RTLD_NOW);
+    *(void **)&e.create = need(library, "cuEventCreate");
+    *(void **)&e.record = need(library, "cuEventRecord");
+    *(void **)&e.await = need(library, "cuEventSynchronize");
+    *(void **)&e.wait = need(library, "cuStreamWaitEvent");
+    *(void **)&e.wait_value = need(library, "cuStreamWaitValue32_v2");
+    *(void **)&e.host_function = need(library, "cuLaunchHostFunc");
+    *(void **)&e.host_alloc = need(library, "cuMemHostAlloc");
+    *(void **)&e.device_pointer = need(library, "cuMemHostGetDevicePointer_v2");
+}
+
+static uint32_t *word_of_the_host(CUdeviceptr *device) {
+    void *memory;
+    ok(e.host_alloc(&memory, 4096, 2));
+    ok(e.device_pointer(device, memory, 0));
+    return memory;
+}
+
+/* Kernels of 1 ms on the second device, each after an event of the first one, where 4 ms pass between two: all of
+ * it in a kernel, or most of it in a function of the host's. Says how busy the second one was. */
+static void pipeline(int on_host, double seconds) {
+    enum { AHEAD = 8 };
+    CUcontext second;
+    CUstream stream[2];
+    void *passed[AHEAD], *done[AHEAD];
+    find_events();
+    for (int i = 0; i < AHEAD; i++)
+        ok(e.create(&passed[i], 2));
+    ok(d.stream_create(&stream[0], 1));
+    ok(d.ctx_create(&second, 0, 1));
+    CUfunction there = spin_kernel(&d);
+    for (int i = 0; i < AHEAD; i++)
+        ok(e.create(&done[i], 2));
+    ok(d.stream_create(&stream[1], 1));
+    double start = now();
+    int round = 0;
+    for (; now() - start < seconds; round++) {
+        int at = round % AHEAD;
+        if (round >= AHEAD)
+            ok(e.await(done[at]));
+        ok(spin(&d, kernel, on_host ? 1000 : 4000, stream[0]));
+        if (on_host)
+            ok(e.host_function(stream[0], work, (void *)(intptr_t)3000));
+        ok(e.record(passed[at], stream[0]));
+        ok(e.wait(stream[1], passed[at], 0));
+        ok(spin(&d, there, 1000, stream[1]));
+        ok(e.record(done[at], stream[1]));
+    }
+    ok(d.stream_synchronize(stream[1]));
+    printf("permille=%.0f\n", round * 1e-3 / (now() - start) * 1000);
+}
+
+enum { WORDS_AHEAD = 8 };
+static uint32_t *written;
+static void *word_done[WORDS_AHEAD];
+static uint32_t words_queued;
+
+/* Writes each word 3 ms after the work behind the one before is done. */
+static void *write_words(void *unused) {
+    (void)unused;
+    ok(d.ctx_set(context));
+    for (uint32_t round = 0;; round++) {
+        usleep(3000);
+        __atomic_store_n(written, round + 1, __ATOMIC_RELEASE);
+        while (__atomic_load_n(&words_queued, __ATOMIC_ACQUIRE) <= round)
+            usleep(100);
+        ok(e.await(word_done[round % WORDS_AHEAD]));
+    }
+    return NULL;
+}
+
+/* A kernel of 1 ms after each word that the host writes; with `other`, in a stream that waits for the one that
+ * waits. */
+static void words(int other, double seconds) {
+    CUdeviceptr word;
+    CUstream waits, works;
+    void *passed[WORDS_AHEAD];
+    pthread_t writer;
+    find_events();
+    written = word_of_the_host(&word);
+    for (int i = 0; i < WORDS_AHEAD; i++) {
+        ok(e.create(&passed[i], 2));
+        ok(e.create(&word_done[i], 2));
+    }
+    ok(d.stream_create(&waits, 1));
+    works = waits;
+    if (other)
+        ok(d.stream_create(&works, 1));
+    pthread_create(&writer, NULL, write_words, NULL);
+    double start = now();
+    uint32_t round = 0;
+    for (; now() - start < seconds; round++) {
+        /* The writer may not have come to wait for the last of them yet. */
+        if (round >= WORDS_AHEAD / 2)
+            ok(e.await(word_done[(round - WORDS_AHEAD / 2) % WORDS_AHEAD]));
+        int at = round % WORDS_AHEAD;
+        ok(e.wait_value(waits, word, round + 1, 0));
+        if (other) {
+            ok(e.record(passed[at], waits));
+            ok(e.wait(works, passed[at], 0));
+        }
+        ok(spin(&d, kernel, 1000, works));
+        ok(e.record(word_done[at], works));
+        __atomic_store_n(&words_queued, round + 1, __ATOMIC_RELEASE);
+    }
+    ok(d.stream_synchronize(works));
+    printf("permille=%.0f\n", round * 1e-3 / (now() - start) * 1000);
+}
+
+static CUdeviceptr word_there;
+
+/* A thread that makes one wait after the other in a stream that it launches nothing into. */
+static void *wait_for_the_word(void *stream) {
+    ok(d.ctx_set(context));
+    /* Until the driver is gone. */
+    while (e.wait_value(stream, word_there, 0, 0) == 0)
+        usleep(50);
+    return NULL;
+}
+
+/* Kernels of 100 us, so many of them queued, with a wait before each that holds nothing up: for an event of the
+ * own stream (`own`, and `others` where there is a context on another device), of the other one whose kernels take
+ * turns with these (`turns`), or for a word that is there (`word`, or `thread` if another thread makes the waits). */
+static void idle_waits(const char *what, int ahead, double seconds) {
+    enum { MOST = 64 };
+    pthread_t thread;
+    CUcontext other;
+    CUstream stream[2];
+    void *event[MOST];
+    find_events();
+    if (!strcmp(what, "others")) {
+        ok(d.ctx_create(&other, 0, 1));
+        ok(d.ctx_set(context));
+    }
+    (void)word_of_the_host(&word_there);
+    for (int i = 0; i < ahead; i++)
+        ok(e.create(&event[i], 2));
+    ok(d.stream_create(&stream[0], 1));
+    ok(d.stream_create(&stream[1], 1));
+    if (!strcmp(what, "thread"))
+        pthread_create(&thread, NULL, wait_for_the_word, stream[0]);
+    int turns = !strcmp(what, "turns"), done = 0;
+    double start = now();
+    for (; now() - start < seconds; done++) {
+        CUstream here = stream[turns ? done % 2 : 0];
+        if (done >= ahead)
+            ok(e.await(event[done % ahead]));
+        if (!strcmp(what, "word"))
+            ok(e.wait_value(here, word_there, 0, 0));
+        else if (done && strcmp(what, "thread"))
+            ok(e.wait(here, event[(done - 1) % ahead], 0));
+        ok(spin(&d, kernel, 100, here));
+        ok(e.record(event[done % ahead], here));
+    }
+    ok(d.ctx_synchronize());
+    printf("permille=%.0f\n", done * 1e-4 / (now() - start) * 1000);
+}
+
 static pthread_barrier_t begins;
 
 static void *launch_once(void *unused) {
@@ -195,6 +366,12 @@ int main(int argc, char **argv) {
         beside_the_legacy_stream(seconds);
     else if (!strcmp(how, "host-work"))
         host_work(seconds);
+    else if (!strcmp(how, "pipeline") || !strcmp(how, "pipeline-of-host"))
+        pipeline(!strcmp(how, "pipeline-of-host"), seconds);
+    else if (!strcmp(how, "words") || !strcmp(how, "words-elsewhere"))
+        words(!strcmp(how, "words-elsewhere"), seconds);
+    else if (!strncmp(how, "idle-waits:", 11))
+        idle_waits(how + 11, argc > 3 ? atoi(argv[3]) : 32, seconds);
     else if (!strcmp(how, "without-threads"))
         without_threads();
     else

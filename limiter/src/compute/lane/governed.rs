@@ -15,7 +15,7 @@ impl Lane {
         let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
             return false;
         };
-        within(self.context, || !self.is_done(before)).unwrap_or(false) && !self.may_wait_for_host()
+        within(self.context, || !self.is_done(before)).unwrap_or(false) && !self.may_wait()
     }
 
     /// Has the thread's next launch see whether there still is work. To be called by the governor.

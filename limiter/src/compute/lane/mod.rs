@@ -16,7 +16,8 @@ use super::estimate::Estimate;
 use super::family::Guess;
 use super::hold::Hold;
 use super::looks::Looks;
-use super::sampler::{Place, Sampler, Started};
+use super::sampler::{Place, Sampler, Started, StartedWait};
+use super::waits::{self, Waits};
 use super::{Gate, Work, clock, own, undisturbing};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -26,7 +27,7 @@ use pace::Span;
 use std::sync::Mutex;
 use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 
-pub(super) use thread::{device_of, enter, estimate_of, known_way, of_this_thread, pass};
+pub(super) use thread::{device_of, enter, estimate_of, known, known_way, of_this_thread, pass};
 
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work
 /// suddenly changes.
@@ -89,8 +90,12 @@ pub(crate) struct Lane {
     looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
-    /// The event that covers the last function of the host's: what waits for one keeps no device busy.
-    host_until: AtomicU64,
+    /// Waits of the stream, how many there were when this was last covered, the event that covers the last of them,
+    /// and the event before the last one that was measured.
+    waits: &'static Waits,
+    waits_covered: AtomicU64,
+    waits_until: AtomicU64,
+    measured_at: AtomicU64,
     /// Since when a call that may wait for its work has been under way; zero: none is.
     calling_since: AtomicU64,
     /// A launch that is not counted yet is under way, or about to be.
@@ -160,7 +165,10 @@ impl Lane {
             backlogged_told_ns: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
-            host_until: AtomicU64::new(0),
+            waits: waits::of(stream),
+            waits_covered: AtomicU64::new(0),
+            waits_until: AtomicU64::new(0),
+            measured_at: AtomicU64::new(NEVER),
             calling_since: AtomicU64::new(0),
             launching: AtomicBool::new(false),
             entered: AtomicU32::new(0),
@@ -308,16 +316,33 @@ impl Lane {
         self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
     }
 
-    /// A function of the host's is about to be put into a stream. To be called by any thread.
-    pub(super) fn host_works(&self, stream: usize) {
-        if self.stream == stream {
-            self.host_until.store(self.recorded.load(Acquire) + 1, Release);
-        }
+    /// Whether what is under way may be waiting for something outside of the device.
+    pub(super) fn may_wait(&self) -> bool {
+        self.had_waits_since(self.done.load(Acquire) + 1)
     }
 
-    /// Whether what is under way may be waiting for the host.
-    pub(super) fn may_wait_for_host(&self) -> bool {
-        self.host_until.load(Acquire) > self.done.load(Acquire)
+    /// Whether there may have been such a wait in a batch that an event ends, or later.
+    fn had_waits_since(&self, number: u64) -> bool {
+        !self.waits.hold_nothing_up()
+            && (self.waits.count() != self.waits_covered.load(Acquire)
+                || self.waits_until.load(Acquire) >= number)
+    }
+
+    /// A call is about to have the stream wait: begins to measure that, once in a batch.
+    pub(super) fn start_wait(&self) -> Option<StartedWait> {
+        let recorded = self.recorded.load(Relaxed);
+        if self.measured_at.swap(recorded, Relaxed) == recorded {
+            return None;
+        }
+        let mut sampler = self.sampler.try_lock().ok()?;
+        undisturbing(|| sampler.start_wait(self.stream as Stream, self.context, self.waits))
+    }
+
+    /// The call has been made.
+    pub(super) fn finish_wait(&self, started: StartedWait) {
+        if let Ok(mut sampler) = self.sampler.try_lock() {
+            undisturbing(|| sampler.finish_wait(started, self.stream as Stream));
+        }
     }
 
     /// A call that may wait for its work begins.
@@ -382,10 +407,8 @@ impl Lane {
             return;
         }
         self.stop_at(self.planned.load(Relaxed));
-        let works = || {
-            !self.may_wait_for_host()
-                && own::stream_query(self.stream as Stream) == CuResult::NOT_READY
-        };
+        let works =
+            || !self.may_wait() && own::stream_query(self.stream as Stream) == CuResult::NOT_READY;
         self.looks.tell(undisturbing(works));
     }
 
@@ -415,10 +438,16 @@ impl Lane {
             return false;
         }
         let number = recorded + 1;
+        let waits = self.waits.count();
         if own::event_record(self.event(number), self.stream as Stream).is_ok() {
             let launched = self.count.launched_ns.load(Relaxed);
             self.covered_cell(number).store(launched, Relaxed);
             self.count.most_ns.store(launched.saturating_add(MAX_BATCH_NS), Relaxed);
+            if waits != self.waits_covered.load(Relaxed) {
+                // In this order: who sees the second sees the first.
+                self.waits_until.store(number, Release);
+                self.waits_covered.store(waits, Release);
+            }
             self.recorded.store(number, Release);
             self.count.uncovered.store(0, Release);
         }
@@ -443,9 +472,10 @@ impl Lane {
     }
 
     /// Whether what is outstanding should be done before more is launched. Beside other sessions a little
-    /// work waits for their turns, and should be ready, all of it, when its own comes.
+    /// work waits for their turns, and should be ready, all of it, when its own comes; so should what waits for
+    /// something else.
     fn is_enough(&self, shared: bool) -> bool {
-        !shared
+        !(shared || self.may_wait())
             || self.outstanding_ns() >= MOST_OUTSTANDING_NS
             || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
     }

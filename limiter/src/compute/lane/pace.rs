@@ -64,6 +64,7 @@ impl Lane {
         let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
         let begun = clock::now();
         let (mut now, mut unfinished_at) = (begun, begun);
+        let waits = self.had_waits_since(recorded.saturating_sub(1).max(1));
         let is_done = || awaited <= self.given_up.load(Relaxed) || self.is_done(awaited);
         let mut done = is_done();
         let was_queued = !done;
@@ -76,7 +77,7 @@ impl Lane {
                 if alone {
                     // It was waited for by itself, and in vain: longer waits would help no more.
                     self.launch_ns.store(0, Relaxed);
-                } else {
+                } else if !waits {
                     self.launch_ns.fetch_max(patience / u64::from(batch.max(1)), Relaxed);
                 }
                 return;
@@ -90,7 +91,7 @@ impl Lane {
         }
         let waited = now != begun;
         let (took, used) = self.mark_at(now);
-        if waited {
+        if waited && !waits {
             self.launch_ns.store(took / u64::from(batch.max(1)), Relaxed);
         }
         let queue = match was_queued {
@@ -100,8 +101,8 @@ impl Lane {
             false if used < took / 2 => Queue::Empty,
             false => Queue::Idle,
         };
-        let busy_ns = if self.host_until.load(Relaxed) >= recorded.saturating_sub(1).max(1) {
-            // The host was at work in one of these batches: for how much of the time is not known.
+        let busy_ns = if waits {
+            // In one of these batches: for how much of the time is not known.
             0
         } else if alone && was_queued {
             // What was waited for by itself was done at some time between the last two looks.

@@ -38,6 +38,16 @@ impl Shortcut {
 }
 
 impl Shortcut {
+    /// The lane. To be called while it leads to one.
+    fn lane(&self) -> Arc<Lane> {
+        let lane = self.lane.get();
+        // SAFETY: the pointer is that of an `Arc` of this thread's list.
+        unsafe {
+            Arc::increment_strong_count(lane);
+            Arc::from_raw(lane)
+        }
+    }
+
     /// Whether it leads from the calling thread's context: from any, unless its stream is a default one.
     #[cold]
     fn leads_from_here(&self) -> bool {
@@ -141,14 +151,24 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
 /// `None`: that has to be found out.
 pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Device, Arc<Lane>)> {
     FAST.try_with(|fast| {
-        let (device, lane) = fast.way(stream)?;
-        // SAFETY: the pointer is that of an `Arc` of this thread's list.
-        let lane = unsafe {
-            Arc::increment_strong_count(lane);
-            Arc::from_raw(lane)
-        };
+        let (device, _) = fast.way(stream)?;
+        let lane = fast.shortcut(stream).lane();
         // One whose stream is gone gives way to another.
         (lane.batch.load(Relaxed) != CLOSED).then_some((device, lane))
+    })
+    .ok()
+    .flatten()
+}
+
+/// The lane that the calling thread's launches into a stream were last counted in, under whatever lease; `None`: there
+/// is none, or another stream's is in its place.
+pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
+    FAST.try_with(|fast| {
+        let shortcut = fast.shortcut(stream);
+        shortcut.device.get()?;
+        let is_known = shortcut.stream.get() == stream
+            && (GLANCE.has_one_place() || shortcut.leads_from_here());
+        is_known.then(|| shortcut.lane()).filter(|lane| lane.batch.load(Relaxed) != CLOSED)
     })
     .ok()
     .flatten()

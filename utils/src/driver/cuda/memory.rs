@@ -33,6 +33,9 @@ pub struct IpcMemHandle {
     pub reserved: [u8; 64],
 }
 
+/// `CUipcEventHandle`: as large, and as opaque.
+pub type IpcEventHandle = IpcMemHandle;
+
 /// `CUmemLocation`
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

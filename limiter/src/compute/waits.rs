@@ -1,0 +1,189 @@
+//! What streams wait for that is not work of their own device: other devices, words in memory, semaphores, the
+//! host.
+//!
+//! A stream that waits keeps no device busy, though its queue looks as if it did. So work in a stream with such waits
+//! is charged by estimates, not by the clock. Waits that hold nothing up must not change what is charged, though: the clock
+//! sees more than estimates do. So some waits are measured, by an event before and one behind, and stand for those
+//! since the last one that was: where next to nothing of the time is waited, waits do not count.
+//!
+//! Waits for events are left out as long as nothing but the one device's work can be behind them. The other stream's
+//! work then is counted in its own lane.
+
+use super::glance::GLANCE;
+use super::work::SPREAD;
+use super::{is_ungated, lane, named};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use crossbeam::utils::CachePadded;
+use utils::driver::cuda::{CuResult, Stream};
+
+/// Streams that are told apart. Those that are not count as one.
+const STREAMS: usize = 64;
+/// What is waited is averaged over this time.
+const OVER_NS: u64 = 1_000_000_000;
+/// At most so much of it is next to nothing. It is charged as if the device had been busy.
+const NEXT_TO_NOTHING_NS: u64 = OVER_NS / 16;
+/// From where the average begins: it takes a quarter of the time to come to nothing.
+const AT_FIRST_NS: u64 = NEXT_TO_NOTHING_NS / 4 * 5;
+
+/// More than there can be behind one that is being measured. That many unmeasured ones say that nobody can measure
+/// them (the thread that makes them launches nothing itself): the clock then goes on as if there were none, or
+/// whoever wanted to could stop it.
+const MOST_UNMEASURED: u64 = 2_048;
+
+/// The waits of a stream. Threads that tell of them at the same time may make one of them go unheard.
+pub(super) struct Waits {
+    /// How many were put into it, and how many of them those that were measured stand for.
+    count: AtomicU64,
+    measured: AtomicU64,
+    /// Nanoseconds waited, on average over the time, and when that was; zero: never.
+    waited_ns: AtomicU64,
+    at: AtomicU64,
+}
+
+static WAITS: [CachePadded<Waits>; STREAMS] = [const { CachePadded::new(Waits::new()) }; STREAMS];
+
+/// Those of a stream.
+pub(super) fn of(stream: usize) -> &'static Waits {
+    &WAITS[(stream.wrapping_mul(SPREAD as usize) >> 40) % STREAMS]
+}
+
+impl Waits {
+    const fn new() -> Self {
+        Self {
+            count: AtomicU64::new(0),
+            measured: AtomicU64::new(0),
+            waited_ns: AtomicU64::new(AT_FIRST_NS),
+            at: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Acquire)
+    }
+
+    /// Whether next to nothing is waited, or it cannot be told.
+    pub(super) fn hold_nothing_up(&self) -> bool {
+        self.waited_ns.load(Relaxed) < NEXT_TO_NOTHING_NS
+            || self.count().saturating_sub(self.measured.load(Relaxed)) > MOST_UNMEASURED
+    }
+
+    /// One is about to be measured; tells for how many it will stand.
+    pub(super) fn stand_for(&self) -> u64 {
+        let count = self.count();
+        count.saturating_sub(self.measured.swap(count, Relaxed)).max(1)
+    }
+
+    /// So many waits took so long, by the one of them that was measured.
+    pub(super) fn took(&self, ns: u64, stands_for: u64, now: u64) {
+        let before = self.at.swap(now, Relaxed);
+        let passed = if before == 0 { 0 } else { now.saturating_sub(before).min(OVER_NS) };
+        let old = self.waited_ns.load(Relaxed).min(OVER_NS);
+        let left = old - old * passed / OVER_NS;
+        self.waited_ns.store(left.saturating_add(ns.saturating_mul(stands_for)), Relaxed);
+    }
+}
+
+/// Runs a call that has a stream wait for something outside of the device.
+pub(crate) fn wait_outside(
+    stream: Stream,
+    per_thread: bool,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    // Also what waits for this stream's events does so now.
+    comes_from_outside();
+    wait(stream, per_thread, call)
+}
+
+/// Events may tell of something outside of the device from now on.
+pub(crate) fn comes_from_outside() {
+    GLANCE.note_outside();
+}
+
+/// Whether an event can only be one of work on the one device.
+#[inline]
+pub(crate) fn events_are_the_devices_own() -> bool {
+    GLANCE.has_one_place() && !GLANCE.has_outside()
+}
+
+/// Runs a call that has a stream wait for an event.
+pub(crate) fn wait_for_event(
+    stream: Stream,
+    per_thread: bool,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    if events_are_the_devices_own() { call() } else { wait(stream, per_thread, call) }
+}
+
+fn wait(stream: Stream, per_thread: bool, call: impl FnOnce() -> CuResult) -> CuResult {
+    if is_ungated() {
+        return call();
+    }
+    let stream = named(stream, per_thread);
+    of(stream).count.fetch_add(1, AcqRel);
+    // Nothing may be recorded into a stream that is being captured, as this call may have it be.
+    let measured = || !GLANCE.has_captures();
+    let lane = if measured() { lane::known(stream) } else { None };
+    let started = lane.as_ref().and_then(|lane| lane.start_wait());
+    let result = call();
+    if let (Some(lane), Some(started)) = (lane, started)
+        && result.is_ok()
+        && measured()
+    {
+        lane.finish_wait(started);
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// A wait each millisecond, one in ten of them measured.
+    fn after(waits: &Waits, begun: u64, ms: u64, each_ns: u64) -> bool {
+        for at in 1..=ms {
+            waits.count.fetch_add(1, Relaxed);
+            if at.is_multiple_of(10) {
+                waits.took(each_ns, waits.stand_for(), begun + at * MS);
+            }
+        }
+        waits.hold_nothing_up()
+    }
+
+    #[test]
+    fn waits_count_by_how_much_of_the_time_they_take() {
+        let waits = Waits::new();
+        assert!(!waits.hold_nothing_up());
+        assert!(!after(&waits, MS, 100, 0));
+        assert!(after(&waits, 101 * MS, 300, 0));
+        assert!(after(&waits, 401 * MS, 3_000, MS / 20));
+        assert!(!after(&waits, 3_401 * MS, 3_000, MS / 10));
+        assert!(after(&waits, 6_401 * MS, 3_000, MS / 50));
+        // One alone, and long.
+        waits.took(100 * MS, 1, 9_402 * MS);
+        assert!(!waits.hold_nothing_up());
+    }
+
+    #[test]
+    fn waits_that_nobody_measures_do_not_stop_the_clock() {
+        let waits = Waits::new();
+        waits.count.store(MOST_UNMEASURED, Relaxed);
+        assert!(!waits.hold_nothing_up());
+        waits.count.fetch_add(1, Relaxed);
+        assert!(waits.hold_nothing_up());
+        let _ = waits.stand_for();
+        assert!(!waits.hold_nothing_up());
+    }
+
+    #[test]
+    fn numbers_at_their_ends() {
+        let waits = Waits::new();
+        assert_eq!(waits.stand_for(), 1);
+        waits.took(u64::MAX, u64::MAX, 5);
+        waits.took(u64::MAX, 2, 4);
+        waits.took(0, 1, u64::MAX);
+        assert!(waits.hold_nothing_up());
+    }
+}
