@@ -135,6 +135,8 @@ pub struct Stream {
     pub open_at: u64,
     /// The results of its last work are out then; no event is reached before.
     pub settled_at: u64,
+    /// The gap after its last kernel ends then; no work begins before.
+    pub work_at: u64,
 }
 
 /// A stream's operations, at position modulo [`QUEUE_DEPTH`].

@@ -107,6 +107,7 @@ impl State {
         stream.tail = 0;
         stream.open_at = 0;
         stream.settled_at = 0;
+        stream.work_at = 0;
         stream.state = 1;
         Ok(StreamId { slot, generation: stream.generation })
     }

@@ -11,8 +11,8 @@
 //!   behind work happens 7/8 of it, but at most 1 us, after the work's end: as measured on H200s, where
 //!   an empty pair takes 1.25 or 2.9 us and a pair around a kernel about 1 us more than it and the
 //!   kernel. The process keeps the device meanwhile.
-//! * What follows a kernel in its stream begins `gap_ns` after its end; the process keeps the device
-//!   meanwhile.
+//! * Work that follows a kernel in its stream begins `gap_ns` after its end; the process keeps the device
+//!   meanwhile. An event between the two sees nothing of it.
 //! * A wait for a value ends when its process is seen to have stored it, not before.
 
 use crate::layout::{Kind, MAX_DEVICES, NONE, Op, Order, QUEUE_DEPTH, State};
@@ -167,7 +167,7 @@ impl State {
     /// When the head of a stream (work or a record) can begin as far as events are concerned.
     fn begins_at(&self, slot: u32, op: &Op) -> u64 {
         let stream = &self.streams[slot as usize];
-        if op.is_work() { stream.open_at } else { stream.open_at.max(stream.settled_at) }
+        stream.open_at.max(if op.is_work() { stream.work_at } else { stream.settled_at })
     }
 
     /// The stream whose head a client runs next, whether an event holds up what it would run, and
@@ -330,7 +330,7 @@ impl State {
             let gap = if op.kind == Kind::Kernel as u32 { self.config.gap_ns } else { 0 };
             let stream = &mut self.streams[choice as usize];
             stream.settled_at = self.now + (self.config.event_ns * 7 / 8).min(DEAREST_LAUNCH_NS);
-            stream.open_at = stream.open_at.max(self.now + gap);
+            stream.work_at = self.now + gap;
             self.pop(choice);
             self.touch(current);
         }

@@ -222,6 +222,17 @@ fn kernels_can_have_a_gap_between_them() {
     s.advance(10 * MS);
     // Behind the last one comes no kernel, and what an event costs is more than the gap.
     assert_eq!(s.event_state(end), Ok(EventState::Reached(100 * 10_000 + 99 * 300 + 1000)));
+
+    // An event between two kernels is reached before the gap ends.
+    s.config.event_ns = 0;
+    let from = s.now;
+    s.push(a, kernel(10_000)).unwrap();
+    let first = reached(&mut s, p, a);
+    s.push(a, kernel(10_000)).unwrap();
+    let second = reached(&mut s, p, a);
+    s.advance(20 * MS);
+    assert_eq!(s.event_state(first), Ok(EventState::Reached(from + 10_000)));
+    assert_eq!(s.event_state(second), Ok(EventState::Reached(from + 20_300)));
 }
 
 #[test]
