@@ -61,7 +61,7 @@ fn the_host_at_work_between_kernels() {
     assert!((70..=130).contains(&little), "{little} thousandths instead of 100");
 }
 
-/// Whether the program `odd` keeps 95 % of its rate under limits: once at least, on a machine that may be busy elsewhere.
+/// The program `odd` keeps 95 % of its rate under limits: once at least, on a machine that may be busy elsewhere.
 #[track_caller]
 fn keeps_its_rate(how: &str, limits: &str) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

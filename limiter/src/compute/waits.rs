@@ -1,13 +1,13 @@
 //! What streams wait for that is not work of their own device: other devices, words in memory, semaphores, the
 //! host.
 //!
-//! A stream that waits keeps no device busy, though its queue looks as if it did. So work in a stream with such waits
-//! is charged by estimates, not by the clock. Waits that hold nothing up must not change what is charged, though: the clock
-//! sees more than estimates do. So some waits are measured, by an event before and one behind, and stand for those
-//! since the last one that was: where next to nothing of the time is waited, waits do not count.
+//! A stream that waits keeps no device busy, though its queue looks as if it did. So work in a stream with such
+//! waits is charged by estimates, not by the clock. The clock sees more than estimates do, though: waits that hold
+//! nothing up must not stop it. So some are measured, by an event before and one behind, and stand for those since
+//! the last one that was: where next to nothing of the time is waited, waits do not count.
 //!
-//! Waits for events are left out as long as nothing but the one device's work can be behind them. The other stream's
-//! work then is counted in its own lane.
+//! Waits for events are left out as long as nothing but the one device's work can be behind them. The other
+//! stream's work then is counted in its own lane.
 
 use super::glance::GLANCE;
 use super::work::SPREAD;
@@ -25,10 +25,8 @@ const OVER_NS: u64 = 1_000_000_000;
 const NEXT_TO_NOTHING_NS: u64 = OVER_NS / 16;
 /// From where the average begins: it takes a quarter of the time to come to nothing.
 const AT_FIRST_NS: u64 = NEXT_TO_NOTHING_NS / 4 * 5;
-
-/// More than there can be behind one that is being measured. That many unmeasured ones say that nobody can measure
-/// them (the thread that makes them launches nothing itself): the clock then goes on as if there were none, or
-/// whoever wanted to could stop it.
+/// More than a stream takes behind one that is being measured. So many say that nobody can measure them, because
+/// their thread launches nothing itself: they do not count, or whoever wanted to could stop the clock.
 const MOST_UNMEASURED: u64 = 2_048;
 
 /// The waits of a stream. Threads that tell of them at the same time may make one of them go unheard.

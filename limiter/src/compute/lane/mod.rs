@@ -90,8 +90,8 @@ pub(crate) struct Lane {
     looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
-    /// Waits of the stream, how many there were when this was last covered, the event that covers the last of them,
-    /// and the event before the last one that was measured.
+    /// Waits of the stream, how many there were at the last event, the event that covers the last of them, and the
+    /// one before the last that was measured.
     waits: &'static Waits,
     waits_covered: AtomicU64,
     waits_until: AtomicU64,
