@@ -270,7 +270,7 @@ impl Gate {
         let mut backlogged_ns = 0;
         for lane in lanes.iter() {
             totals.add(lane.totals());
-            backlogged_ns = backlogged_ns.max(lane.newly_backlogged_ns());
+            backlogged_ns = backlogged_ns.max(lane.take_backlogged_ns());
         }
         // Queues of several lanes stand for the same time.
         totals.backlogged_ns =

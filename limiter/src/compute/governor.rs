@@ -206,7 +206,7 @@ impl Tenure {
             };
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
             let goes_on = before.replace(activity) != Some(activity);
-            let queues = lanes.iter().filter(|lane| lane.has_been_busy()).count() > 0;
+            let queues = lanes.iter().filter(|lane| lane.take_busy()).count() > 0;
             let shared = self.device.gate().is_shared();
             let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
             self.look(now, queues || works);

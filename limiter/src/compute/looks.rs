@@ -38,7 +38,7 @@ impl Looks {
     }
 
     /// Whether somebody has asked since this was last called. By the lane's thread.
-    pub(super) fn is_due(&self) -> bool {
+    pub(super) fn take_question(&self) -> bool {
         self.asked.load(Relaxed) && self.asked.swap(false, Relaxed)
     }
 
@@ -61,11 +61,11 @@ mod tests {
     #[test]
     fn many_in_a_row_and_one_ends_it() {
         let looks = Looks::default();
-        assert!(!looks.is_due());
+        assert!(!looks.take_question());
         for _ in 0..ENOUGH {
             assert!(!looks.found_work());
             looks.ask();
-            assert!(looks.is_due() && !looks.is_due());
+            assert!(looks.take_question() && !looks.take_question());
             looks.tell(true);
         }
         assert!(looks.found_work());
@@ -73,10 +73,10 @@ mod tests {
         assert!(!looks.found_work());
         looks.ask();
         looks.forget();
-        assert!(!looks.is_due());
+        assert!(!looks.take_question());
         (0..ENOUGH).for_each(|_| looks.tell(true));
         looks.ask();
         looks.forget_all();
-        assert!(!looks.is_due() && !looks.found_work());
+        assert!(!looks.take_question() && !looks.found_work());
     }
 }

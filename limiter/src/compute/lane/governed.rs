@@ -9,7 +9,7 @@ use utils::driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
     /// that was launched before then is not done yet. To be asked by the governor.
-    pub(in crate::compute) fn has_been_busy(&self) -> bool {
+    pub(in crate::compute) fn take_busy(&self) -> bool {
         let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
         let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
         let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
@@ -40,7 +40,7 @@ impl Lane {
     }
 
     /// Time for which work was always queued, since this was last asked. To be asked by the governor.
-    pub(in crate::compute) fn newly_backlogged_ns(&self) -> u64 {
+    pub(in crate::compute) fn take_backlogged_ns(&self) -> u64 {
         let now = self.backlogged_ns.load(Acquire);
         now.saturating_sub(self.backlogged_told_ns.swap(now, Relaxed))
     }

@@ -403,7 +403,7 @@ impl Lane {
 
     /// Sees whether the stream has work, if the governor wants to know. The stream must not be capturing.
     pub(super) fn look_if_asked(&self) {
-        if !self.looks.is_due() {
+        if !self.looks.take_question() {
             return;
         }
         self.stop_at(self.planned.load(Relaxed));
