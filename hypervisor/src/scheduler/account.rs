@@ -147,9 +147,9 @@ impl Account {
         *mine = virtual_now.max(*mine);
     }
 
-    /// It comes to take turns: behind all who do, and no further.
-    pub(super) fn join_queue(&mut self, own_now: u128) {
-        self.virtual_ns = own_now.min(self.virtual_ns);
+    /// What was used counts as that much at most, where turns are given out.
+    pub(super) fn count_at_most(&mut self, virtual_ns: u128) {
+        self.virtual_ns = virtual_ns.min(self.virtual_ns);
     }
 
     /// Guaranteed time that is left, as of the last settlement; negative: owed.
@@ -225,15 +225,23 @@ impl Account {
         super::density::ratio_ppm(balance, tuning.burst_ns(self.guaranteed_ppm))
     }
 
-    /// Whether a turn can start, or (`going_on`) a lease can be prolonged, as of the last settlement.
-    pub(super) fn can_pay(&self, paid: Paid, going_on: bool, tuning: &Tuning) -> bool {
+    /// Whether a turn can start, or (`going_on`) a lease can be prolonged, as of the last settlement, with so much of the
+    /// guaranteed time kept.
+    pub(super) fn can_pay(
+        &self,
+        paid: Paid,
+        going_on: bool,
+        kept_ns: u64,
+        tuning: &Tuning,
+    ) -> bool {
         let entry = |share_ppm| tuning.entry_ns(share_ppm);
         let least = |share_ppm| if going_on { entry(share_ppm).min(1) } else { entry(share_ppm) };
         let holds =
             |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
         match paid {
             Paid::Own => {
-                holds(self.balance_ns(), least(self.guaranteed_ppm)) && self.headroom_ns() >= 0
+                let balance = less(self.balance_ns(), kept_ns);
+                holds(balance, least(self.guaranteed_ppm)) && self.headroom_ns() >= 0
             }
             Paid::Spare => {
                 let least = self.ceiling.map_or(0, |(ppm, _)| least(ppm));
@@ -272,12 +280,13 @@ impl Account {
     }
 
     /// How long a lease that starts now can be held by workers that use `density_ppm` of the time.
-    pub(super) fn affordable_ns(&self, paid: Paid, density_ppm: u64) -> u64 {
+    pub(super) fn affordable_ns(&self, paid: Paid, density_ppm: u64, kept_ns: u64) -> u64 {
         let below_ceiling =
             self.ceiling.map_or(u64::MAX, |(ppm, _)| lasts(self.headroom_ns(), ppm, density_ppm));
         match paid {
             Paid::Own => {
-                lasts(self.balance_ns(), self.guaranteed_ppm, density_ppm).min(below_ceiling)
+                let balance = less(self.balance_ns(), kept_ns);
+                lasts(balance, self.guaranteed_ppm, density_ppm).min(below_ceiling)
             }
             Paid::Spare => below_ceiling,
         }
@@ -360,10 +369,10 @@ mod tests {
         account.settle(180 * MS, untold(80 * MS), &tuning);
         account.charge(80 * MS, Paid::Spare);
         account.settle(180 * MS, Untold::default(), &tuning);
-        assert!(!account.can_pay(Paid::Own, true, &tuning));
+        assert!(!account.can_pay(Paid::Own, true, 0, &tuning));
         let at = account.ready_at(Paid::Spare, &tuning).unwrap();
         account.settle(at, Untold::default(), &tuning);
-        assert!(account.can_pay(Paid::Spare, false, &tuning));
+        assert!(account.can_pay(Paid::Spare, false, 0, &tuning));
     }
 
     #[test]

@@ -119,7 +119,8 @@ impl Scheduler {
         now: u64,
     ) -> Vec<WorkerId> {
         let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
-        let furthest = self.own_now.saturating_sub(self.tuning.longest_lag_ns.into());
+        let most = u128::from(self.tuning.longest_lag_ns);
+        let last = self.own_now.saturating_sub(most);
         for &(worker, session) in asking {
             if !self.asking.contains(&worker) {
                 continue;
@@ -136,14 +137,15 @@ impl Scheduler {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             let account = &mut state.account;
             if fits {
-                // Those who do not take turns may use their share faster than those who do.
-                if asks.density.is_dense() && !asks.takes_turns {
-                    account.join_queue(self.own_now);
+                // Those who do not take turns may use their share faster than those who do: whoever comes to take
+                // turns joins behind all of them, and one with siblings that take none does not fall back further.
+                if asks.density.is_dense() {
+                    account.count_at_most(self.own_now + if asks.takes_turns { most } else { 0 });
                 }
                 // Whoever cannot be given its share for long has no claim on what it missed.
-                account.catch_up(Paid::Own, furthest);
+                account.catch_up(Paid::Own, last);
                 candidates.push((account.place(paid, &self.tuning), served_at, session, worker));
-            } else if !account.can_pay(paid, false, &self.tuning) {
+            } else if !account.can_pay(paid, false, 0, &self.tuning) {
                 account.remember_wait(paid, &self.tuning);
             }
         }
@@ -249,12 +251,30 @@ impl Scheduler {
         // Beside a member that holds, a sparse one does not have to wait for a whole turn's worth.
         let joins = !self.is_dense(worker)
             && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
-        if !account.can_pay(paid, going_on || joins, &self.tuning) {
+        let kept_ns = match paid {
+            Paid::Own => self.kept_for_a_turn(worker, session),
+            Paid::Spare => 0,
+        };
+        if !account.can_pay(paid, going_on || joins, kept_ns, &self.tuning) {
             return None;
         }
-        let length = account.affordable_ns(paid, self.drain_ppm(worker, session));
+        let length = account.affordable_ns(paid, self.drain_ppm(worker, session), kept_ns);
         let length = length.min(self.longest_turn(worker, paid));
         (length >= self.tuning.shortest_rest_ns).then_some(length)
+    }
+
+    /// What a sparse worker must not use: a dense one of its session, which has to wait for other sessions as well, was
+    /// served before it and needs so much for its turn.
+    fn kept_for_a_turn(&self, worker: WorkerId, session: SessionId) -> u64 {
+        let Some(state) = self.workers.get(&worker).filter(|state| !state.density.is_dense())
+        else {
+            return 0;
+        };
+        let since = state.held.map_or(state.served_at, |held| held.granted_at);
+        let waits = self.members(session).any(|(id, other)| {
+            other.density.is_dense() && self.asking.contains(&id) && other.served_at < since
+        });
+        if waits { self.tuning.entry_ns(self.guaranteed_ppm(worker)) } else { 0 }
     }
 
     /// What the session will use of the time in which this worker and its other holders hold.

@@ -50,7 +50,7 @@ impl Scheduler {
     fn can_begin(&self, worker: &Worker) -> bool {
         self.sessions
             .get(&worker.session)
-            .is_some_and(|session| session.account.can_pay(Paid::Own, false, &self.tuning))
+            .is_some_and(|session| session.account.can_pay(Paid::Own, false, 0, &self.tuning))
     }
 
     /// Takes those who are suspect for dense, if they are several. To be called before anything is granted: of

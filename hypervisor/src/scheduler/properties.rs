@@ -326,6 +326,28 @@ fn sparse_processes_of_one_session_hold_together() {
     assert!(simulation.books[&SessionId(0)].wait_p95() < 120 * MS);
 }
 
+/// A sparse one may hold beside anybody, a dense one (or one that is not known yet) has to wait for the turns of others:
+/// their share is not used up meanwhile.
+#[test]
+fn a_dense_process_is_not_kept_from_its_turn_by_a_sparse_one_of_its_session() {
+    for (share, density) in
+        [(10_000, 400_000), (30_000, 700_000), (50_000, 400_000), (150_000, 700_000)]
+    {
+        for quota in [Quota::fixed(share), Quota::balance(share, 1)] {
+            for others in [&[450_000; 2][..], &[100_000; 8]] {
+                let two = Tenant { workers: 2, way_ns: MS / 10, ..Tenant::new(quota, density) };
+                let two = Tenant { overrun_ns: MS / 2, ..two };
+                let others = others.iter().map(|&share| Tenant::busy(share));
+                let tenants: Vec<Tenant> = [two].into_iter().chain(others).collect();
+                let mut simulation = Simulation::new(&tenants, 5);
+                simulation.run_for(60 * SECOND);
+                let longest = simulation.books[&SessionId(0)].waits.iter().max();
+                assert!(longest.is_some_and(|&wait| wait < SECOND), "{longest:?}: {quota:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_returning_session_gets_its_share_at_once_and_no_more() {
     let sometimes = Tenant { phases: (SECOND, 3 * SECOND), ..Tenant::busy(500_000) };

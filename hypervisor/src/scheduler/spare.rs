@@ -100,8 +100,8 @@ impl Scheduler {
                 session.filter(|&session| high(session)).is_some_and(|session| {
                     self.sessions.get(&session).is_some_and(|session| {
                         let account = &session.account;
-                        account.can_pay(Paid::Own, false, &self.tuning)
-                            || account.can_pay(Paid::Spare, false, &self.tuning)
+                        account.can_pay(Paid::Own, false, 0, &self.tuning)
+                            || account.can_pay(Paid::Spare, false, 0, &self.tuning)
                     })
                 })
             })
