@@ -21,6 +21,8 @@ use core::sync::atomic::Ordering::Relaxed;
 pub const BURST_PERIOD_NS: u64 = 100_000_000;
 /// The shortest lease worth opening a gate for.
 pub const SHORTEST_LEASE_NS: u64 = 10_000_000;
+/// The shortest lease beside a sibling that holds.
+const SHORTEST_JOIN_NS: u64 = 2_000_000;
 /// The longest lease; one that may go on is renewed.
 pub const LONGEST_LEASE_NS: u64 = 50_000_000;
 /// The longest lease while another process of the session waits for its turn.
@@ -107,11 +109,16 @@ impl Book<'_> {
         // Half a burst at most, or a small share could never save enough for one lease.
         let wanted = balance_for(SHORTEST_LEASE_NS, share).min(self.burst() / 2);
         let joining = self.0.holders.load(Relaxed) > 0;
+        // What is left at the end of a sibling's lease is no turn: whoever got that each time would get nothing.
+        let dense = self.slot(slot).is_some_and(is_dense);
+        let least = if joining && !dense {
+            wanted.min(balance_for(SHORTEST_JOIN_NS, share))
+        } else {
+            wanted
+        };
         let turn = match bucket.lease_length(share) {
             _ if self.has_to_wait_for_others(slot, now_ns) => Turn::In(LOOK_AGAIN_NS),
-            Some(length) if joining || bucket.ready_in(wanted, share) == Some(0) => {
-                Turn::Granted(length)
-            }
+            Some(length) if bucket.ready_in(least, share) == Some(0) => Turn::Granted(length),
             // While another process drains, time is being taken, not earned: look again soon.
             _ if joining => Turn::In(LOOK_AGAIN_NS),
             _ => Turn::In(bucket.ready_in(wanted, share).unwrap_or(u64::MAX)),
@@ -411,6 +418,25 @@ mod tests {
                 let fair = 10_000 * MS / processes as u64;
                 assert!(part.abs_diff(fair) < fair / 8, "{part} of {fair}");
             }
+        }
+    }
+
+    /// What sparse ones leave at the end of their leases is no turn.
+    #[test]
+    fn dense_siblings_of_sparse_ones_get_equal_parts() {
+        let load = |(density, overrun)| Load { density, overrun };
+        let sets: [(u32, &[(f64, u64)]); 3] = [
+            (300_000, &[(1.0, MS / 2), (0.88, MS / 2), (0.7, 0), (0.7, 3 * MS)]),
+            (300_000, &[(1.0, 0), (1.0, MS / 2), (0.4, 8 * MS)]),
+            (30_000, &[(1.0, MS / 2), (0.88, 0), (0.83, 3 * MS)]),
+        ];
+        for (share, loads) in sets {
+            let stage = Stage::new(share, loads.len());
+            let loads: Vec<Load> = loads.iter().copied().map(load).collect();
+            let held = simulate(&stage, &loads, 30_000);
+            let sum: u64 = (0..loads.len()).map(|slot| stage.charged(slot)).sum();
+            is_near(sum, 30_000 * MS, f64::from(share) / 1e6);
+            assert!(held[0].abs_diff(held[1]) < held[0] / 8, "{share}: {held:?}");
         }
     }
 
