@@ -121,7 +121,7 @@ impl Account {
     pub(super) fn next_turn_ns(&self, tuning: &Tuning) -> u64 {
         let rest = self.place_after_turn(tuning).saturating_sub(self.virtual_ns);
         let length = rest * u128::from(self.guaranteed_ppm) / u128::from(PPM_ONE);
-        u64::try_from(length).unwrap_or(u64::MAX).max(tuning.shortest_ns)
+        u64::try_from(length).unwrap_or(u64::MAX).clamp(tuning.shortest_ns, tuning.quantum_ns)
     }
 
     pub(super) fn turn_begins(&mut self, tuning: &Tuning) {

@@ -163,14 +163,9 @@ impl Scheduler {
         if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session) {
             return None;
         }
-        let mut length_ns = self.length(worker, paid, false)?;
+        let length_ns = self.length(worker, paid, false)?;
         if paid == Paid::Own && self.is_dense(worker) {
-            let account = &mut self.sessions.get_mut(&session)?.account;
-            let turn = account.next_turn_ns(&self.tuning);
-            account.turn_begins(&self.tuning);
-            if !self.is_suspected(worker) {
-                length_ns = length_ns.min(self.beside_others(worker, turn));
-            }
+            self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
         }
         self.reach(worker, session, paid);
         self.leases += 1;
@@ -301,7 +296,13 @@ impl Scheduler {
             Paid::Own if self.is_suspected(worker) => {
                 self.own_turn(worker).min(self.tuning.probe_ns)
             }
-            Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.own_turn(worker)),
+            Paid::Own if self.is_dense(worker) => {
+                // One that goes on has begun its turn long ago.
+                let session = self.session_of(worker).ok().filter(|_| self.held(worker).is_none());
+                let begins = session.and_then(|session| self.sessions.get(&session));
+                let next = begins.map(|session| session.account.next_turn_ns(&self.tuning));
+                self.beside_others(worker, next.unwrap_or_else(|| self.own_turn(worker)))
+            }
             Paid::Own => self.tuning.quantum_ns,
         }
     }
