@@ -128,6 +128,15 @@ impl Account {
         self.next_turn_ns = self.place_after_turn(tuning);
     }
 
+    /// How much less it has used than its place says.
+    pub(super) fn is_behind_its_place_by(&self) -> u128 {
+        self.next_turn_ns.saturating_sub(self.virtual_ns)
+    }
+
+    pub(super) fn move_place_forward(&mut self, virtual_ns: u128) {
+        self.next_turn_ns = self.next_turn_ns.saturating_sub(virtual_ns);
+    }
+
     fn place_after_turn(&self, tuning: &Tuning) -> u128 {
         let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
         self.place(Paid::Own, tuning).saturating_add(self.virtually(turn))
@@ -144,7 +153,10 @@ impl Account {
             Paid::Own => &mut self.virtual_ns,
             Paid::Spare => &mut self.spare_virtual_ns,
         };
-        *mine = virtual_now.max(*mine);
+        if virtual_now > *mine {
+            *mine = virtual_now;
+            self.next_turn_ns = self.next_turn_ns.max(self.virtual_ns);
+        }
     }
 
     /// What was used counts as that much at most, where turns are given out.

@@ -166,6 +166,7 @@ impl Scheduler {
         let length_ns = self.length(worker, paid, false)?;
         if paid == Paid::Own && self.is_dense(worker) {
             self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
+            self.level_places();
         }
         self.reach(worker, session, paid);
         self.leases += 1;
@@ -189,6 +190,21 @@ impl Scheduler {
         self.tell_company(worker, session);
         self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, company))
+    }
+
+    /// Where turns are shorter than they should be for everybody, because giving them out takes time or there is more
+    /// to be shared than there is, all places are moved by as much: their order stays.
+    fn level_places(&mut self) {
+        let waiting = |id: &WorkerId| {
+            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
+            Some(self.sessions.get(&worker.session)?.account.is_behind_its_place_by())
+        };
+        let all_are_by = self.asking.iter().filter_map(waiting).min().unwrap_or(0);
+        if all_are_by > 0 {
+            for session in self.sessions.values_mut() {
+                session.account.move_place_forward(all_are_by);
+            }
+        }
     }
 
     /// The virtual times get as far as whoever is granted time.
