@@ -48,8 +48,8 @@ pub(super) struct Account {
     /// Guaranteed time used in relation to the share: the session with the least goes next. In
     /// nanoseconds at a whole share.
     virtual_ns: u128,
-    /// Where in virtual time its next turn begins.
-    next_turn_ns: u128,
+    /// Where in virtual time its next turn begins, if that is near enough to what it has used.
+    next_place: u128,
     /// Spare time used in relation to the weight.
     spare_virtual_ns: u128,
     /// No turn can start before these moments, of own and of spare time: found once, so that those
@@ -69,7 +69,7 @@ impl Account {
             charged_ns: 0,
             spare_ns: 0,
             virtual_ns: 0,
-            next_turn_ns: 0,
+            next_place: 0,
             spare_virtual_ns: 0,
             not_before: [0; 2],
         }
@@ -114,7 +114,7 @@ impl Account {
         let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
         let shorter = self.virtually(turn - tuning.shortest_ns).min(self.virtually(turn) / 4 * 3);
         let earliest = self.virtual_ns.saturating_sub(shorter);
-        self.next_turn_ns.clamp(earliest, self.virtual_ns + shorter / 3)
+        self.next_place.clamp(earliest, self.virtual_ns + shorter / 3)
     }
 
     /// How long the next turn should be.
@@ -125,16 +125,16 @@ impl Account {
     }
 
     pub(super) fn turn_begins(&mut self, tuning: &Tuning) {
-        self.next_turn_ns = self.place_after_turn(tuning);
+        self.next_place = self.place_after_turn(tuning);
     }
 
-    /// How much less it has used than its place says.
-    pub(super) fn is_behind_its_place_by(&self) -> u128 {
-        self.next_turn_ns.saturating_sub(self.virtual_ns)
+    /// How much more it would have used if all its turns had been as long as they should be.
+    pub(super) fn short_of_its_place(&self) -> u128 {
+        self.next_place.saturating_sub(self.virtual_ns)
     }
 
-    pub(super) fn move_place_forward(&mut self, virtual_ns: u128) {
-        self.next_turn_ns = self.next_turn_ns.saturating_sub(virtual_ns);
+    pub(super) fn move_place_back(&mut self, virtual_ns: u128) {
+        self.next_place = self.next_place.saturating_sub(virtual_ns);
     }
 
     fn place_after_turn(&self, tuning: &Tuning) -> u128 {
@@ -153,9 +153,9 @@ impl Account {
             Paid::Own => &mut self.virtual_ns,
             Paid::Spare => &mut self.spare_virtual_ns,
         };
-        if virtual_now > *mine {
-            *mine = virtual_now;
-            self.next_turn_ns = self.next_turn_ns.max(self.virtual_ns);
+        *mine = virtual_now.max(*mine);
+        if paid == Paid::Own {
+            self.next_place = virtual_now.max(self.next_place);
         }
     }
 

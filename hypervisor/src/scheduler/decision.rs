@@ -165,8 +165,8 @@ impl Scheduler {
         }
         let length_ns = self.length(worker, paid, false)?;
         if paid == Paid::Own && self.is_dense(worker) {
-            self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
             self.level_places();
+            self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
         }
         self.reach(worker, session, paid);
         self.leases += 1;
@@ -197,12 +197,12 @@ impl Scheduler {
     fn level_places(&mut self) {
         let waiting = |id: &WorkerId| {
             let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
-            Some(self.sessions.get(&worker.session)?.account.is_behind_its_place_by())
+            Some(self.sessions.get(&worker.session)?.account.short_of_its_place())
         };
-        let all_are_by = self.asking.iter().filter_map(waiting).min().unwrap_or(0);
-        if all_are_by > 0 {
+        let least = self.asking.iter().filter_map(waiting).min().unwrap_or(0);
+        if least > 0 {
             for session in self.sessions.values_mut() {
-                session.account.move_place_forward(all_are_by);
+                session.account.move_place_back(least);
             }
         }
     }
