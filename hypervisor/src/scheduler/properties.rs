@@ -300,6 +300,28 @@ fn what_runs_past_each_turn_does_not_make_others_wait() {
     }
 }
 
+/// All shares together are the whole device, and giving turns out takes time: a round is longer than a period. Nobody
+/// waits for more than one.
+#[test]
+fn in_a_crowd_nobody_waits_for_more_than_a_round() {
+    let sets: [&[u32]; 4] = [
+        &[125_000; 8],
+        &[300_000, 200_000, 150_000, 100_000, 100_000, 50_000, 50_000, 50_000],
+        &[500_000, 300_000, 200_000],
+        &[750_000, 250_000],
+    ];
+    for (set, overrun_ns) in sets.iter().flat_map(|set| [(set, MS * 2 / 5), (set, MS * 5 / 2)]) {
+        let busy = |&share: &u32| Tenant { overrun_ns, way_ns: 400_000, ..Tenant::busy(share) };
+        let tenants: Vec<Tenant> = set.iter().map(busy).collect();
+        let (simulation, rates) = run(&tenants, 60 * SECOND);
+        for (index, &share) in set.iter().enumerate() {
+            assert!(near(rates[index], share.into(), 1), "{set:?}: {rates:?}");
+            let wait = simulation.books[&SessionId(index as u64)].wait_p95();
+            assert!(wait <= 106 * MS, "{set:?}, {index}, overrun {overrun_ns}: waits {wait}");
+        }
+    }
+}
+
 #[test]
 fn dense_processes_of_one_session_take_turns() {
     let many = Tenant { workers: 5, think_ns: MS, overrun_ns: 2 * MS, ..Tenant::busy(500_000) };
