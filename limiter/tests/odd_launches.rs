@@ -9,6 +9,7 @@ use common::{
     COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, eventually, first_device, outcome, start,
 };
 use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -139,10 +140,13 @@ fn thread_local_variables_that_are_larger_than_a_stack() {
     let socket = stage.folder().join("daemon.sock");
     let mut daemon = stage.native(built("hypervisor"));
     let daemon = start(daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket));
-    eventually("the daemon listens", || socket.exists());
+    eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
     let mut command = stage.limited(&program);
     command.env(COMPUTE_LIMIT, first_device(25)).env("SLUICE_DAEMON", &socket);
-    let permille = outcome(command.args(["other-context", "1"])).silent().value("permille");
+    let outcome = outcome(command.args(["other-context", "1"])).succeeded();
+    // On a busy machine the daemon may be late.
+    assert!(outcome.complaints().iter().all(|line| line.contains("own account")), "{outcome:#?}");
+    let permille = outcome.value("permille");
     assert!((100..=350).contains(&permille), "{permille} thousandths instead of 250");
     daemon.kill();
 }
