@@ -312,13 +312,7 @@ impl Scheduler {
             Paid::Own if self.is_suspected(worker) => {
                 self.own_turn(worker).min(self.tuning.probe_ns)
             }
-            Paid::Own if self.is_dense(worker) => {
-                // One that goes on has begun its turn long ago.
-                let session = self.session_of(worker).ok().filter(|_| self.held(worker).is_none());
-                let begins = session.and_then(|session| self.sessions.get(&session));
-                let next = begins.map(|session| session.account.next_turn_ns(&self.tuning));
-                self.beside_others(worker, next.unwrap_or_else(|| self.own_turn(worker)))
-            }
+            Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
             Paid::Own => self.tuning.quantum_ns,
         }
     }
@@ -332,6 +326,17 @@ impl Scheduler {
         let stretched = turn.saturating_mul(PPM_ONE.into()) / rate;
         let turn = stretched.clamp(turn, self.tuning.quantum_ns.max(turn));
         self.tuning.turn_before_ns(turn, state.overrun_ns)
+    }
+
+    /// What a worker is to use in its next turn; one that goes on has begun it long ago.
+    fn turn(&self, worker: WorkerId) -> u64 {
+        let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
+        match session {
+            Some(session) if self.held(worker).is_none() => {
+                session.account.next_turn_ns(&self.tuning)
+            }
+            _ => self.own_turn(worker),
+        }
     }
 
     /// What a worker would use in a turn that it has to itself.

@@ -15,8 +15,8 @@ macros::detours! {
     fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz (stream: Stream, event: Event, flags: c_uint) -> CuResult = event straight if goes_straight_on;
     /// Another process's work may be behind an event from then on.
     fn cuIpcOpenEventHandle(event: *mut Event, handle: IpcEventHandle) -> CuResult = open_event;
-    fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz | cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz (stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult = value_32;
-    fn cuStreamWaitValue64 | cuStreamWaitValue64_ptsz | cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz (stream: Stream, at: DevicePtr, value: u64, flags: c_uint) -> CuResult = value_64;
+    fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz | cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz (stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult = value;
+    fn cuStreamWaitValue64 | cuStreamWaitValue64_ptsz | cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz (stream: Stream, at: DevicePtr, value: u64, flags: c_uint) -> CuResult = value;
     /// There may be waits among them.
     fn cuStreamBatchMemOp | cuStreamBatchMemOp_ptsz | cuStreamBatchMemOp_v2 | cuStreamBatchMemOp_v2_ptsz (stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint) -> CuResult = operations;
     fn cuWaitExternalSemaphoresAsync | cuWaitExternalSemaphoresAsync_ptsz (semaphores: *const c_void, parameters: *const c_void, count: c_uint, stream: Stream) -> CuResult = semaphores;
@@ -53,24 +53,11 @@ fn open_event(
     unsafe { (call.original)(event, handle) }
 }
 
-fn value_32(
-    call: Call<signature::cuStreamWaitValue32>,
+fn value<T>(
+    call: Call<unsafe extern "C" fn(Stream, DevicePtr, T, c_uint) -> CuResult>,
     stream: Stream,
     at: DevicePtr,
-    value: u32,
-    flags: c_uint,
-) -> CuResult {
-    compute::wait_outside(stream, call.per_thread, || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(stream, at, value, flags) }
-    })
-}
-
-fn value_64(
-    call: Call<signature::cuStreamWaitValue64>,
-    stream: Stream,
-    at: DevicePtr,
-    value: u64,
+    value: T,
     flags: c_uint,
 ) -> CuResult {
     compute::wait_outside(stream, call.per_thread, || {
