@@ -9,6 +9,8 @@ use super::{Scheduler, SessionId, WorkerId};
 /// alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
 /// less than they lose.
 const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
+/// What one would use alone is measured in moments, which tell up to a twentieth too little.
+const TOLD_TOO_LITTLE_PPM: u64 = 1_060_000;
 /// One needs clearly less than its share if it needs at most this part of it.
 const LESS_THAN_SHARE_PPM: u64 = 800_000;
 /// An account that is so full is not being used up.
@@ -129,8 +131,11 @@ impl Scheduler {
         // Slicing slows it down, and keeping others away costs them more than it gains: one that needs less than
         // its share is guaranteed that part of its speed.
         let needs_less = density <= super::share_of(share, LESS_THAN_SHARE_PPM);
-        let part =
-            if needs_less { share.min(SLOWED_OF_DENSITY_PPM) } else { SLOWED_OF_DENSITY_PPM };
+        let part = if needs_less {
+            super::share_of(share, TOLD_TOO_LITTLE_PPM).min(SLOWED_OF_DENSITY_PPM)
+        } else {
+            SLOWED_OF_DENSITY_PPM
+        };
         rate < super::share_of(density, part)
     }
 }

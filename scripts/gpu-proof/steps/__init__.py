@@ -20,6 +20,7 @@ from steps import (
     shared_memory,
     sharing,
     waiting,
+    waits,
     windows,
 )
 
@@ -38,6 +39,7 @@ ALL = [
     ("many", many.seconds, many.run),
     ("waiting", waiting.seconds, waiting.run),
     ("devices", devices.seconds, devices.run),
+    ("waits", waits.seconds, waits.run),
     ("daemon-loss", daemon_loss.seconds, daemon_loss.run),
     ("live", live.seconds, live.run),
     ("cost", cost.seconds, cost.run),
