@@ -1,10 +1,11 @@
 """PyTorch: streams that wait for something that is not work of their own device.
 
-    torch_waits.py pipeline|word|idle SECONDS
+    torch_waits.py pipeline|word|idle|plain SECONDS
 
 `pipeline`: a model in two halves on two devices, one batch at a time: each device waits for the other half of the time.
 `word`: work behind a word in memory that the host writes, after a pause as long as the work.
-`idle`: dense work, with a word to wait for before each product that has long been written.
+`idle`: dense work, with a word to wait for before each part that has long been written.
+`plain`: the same without the waits.
 """
 
 import ctypes
@@ -15,7 +16,8 @@ import time
 
 import torch
 
-WIDTH, LAYERS = 4096, 8
+# Products of some 30 us each: long beside a launch, and little to hand over.
+WIDTH, BATCH, LAYERS = 4096, 512, 40
 AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 driver = ctypes.CDLL("libcuda.so.1")
 
@@ -29,6 +31,10 @@ def half(device):
         return x
 
     return step
+
+
+def batch():
+    return torch.randn(BATCH, WIDTH, device="cuda:0", dtype=torch.float16)
 
 
 def until(ended, stream, steps_ahead=2):
@@ -46,7 +52,7 @@ def until(ended, stream, steps_ahead=2):
 
 def pipeline():
     first, second = half("cuda:0"), half("cuda:1")
-    x = torch.randn(WIDTH, WIDTH, device="cuda:0", dtype=torch.float16)
+    x = batch()
 
     def step():
         nonlocal x
@@ -72,7 +78,7 @@ class Word:
 
 def word():
     """The host pauses as long as the work takes once what was before is done, and then writes."""
-    work, x = half("cuda:0"), torch.randn(WIDTH, WIDTH, device="cuda:0", dtype=torch.float16)
+    work, x = half("cuda:0"), batch()
     work(x)
     torch.cuda.synchronize()
     begun = time.monotonic()
@@ -110,8 +116,13 @@ def word():
     return step
 
 
+def plain():
+    work, x = half("cuda:0"), batch()
+    return lambda: work(x)
+
+
 def idle():
-    work, x = half("cuda:0"), torch.randn(WIDTH, WIDTH, device="cuda:0", dtype=torch.float16)
+    work, x = half("cuda:0"), batch()
     found, handle = Word(), torch.cuda.current_stream().cuda_stream
 
     def step():
@@ -125,7 +136,7 @@ kind, seconds = sys.argv[1], float(sys.argv[2])
 if kind == "pipeline" and torch.cuda.device_count() < 2:
     print(json.dumps({"skipped": "one device is visible"}))
     sys.exit()
-step = {"pipeline": pipeline, "word": word, "idle": idle}[kind]()
+step = {"pipeline": pipeline, "word": word, "idle": idle, "plain": plain}[kind]()
 for _ in range(10):
     step()
 torch.cuda.synchronize()

@@ -9,7 +9,7 @@ SETTINGS = {
     "enough": 65,
     # ... and under this get as much of it as that is of what they need.
     "little": 25,
-    # One that fills the device.
+    # Of one that fills the device.
     "dense": 50,
 }
 LEAST_KEPT, TOLERANCE_POINTS = 0.95, 3.0
@@ -18,7 +18,7 @@ START = 8
 
 def seconds(settings):
     """About how long it takes."""
-    return 8 * (settings.seconds + START)
+    return 10 * (settings.seconds + START)
 
 
 def run(proof):
@@ -40,10 +40,12 @@ def run(proof):
             most = proof.settings.little + TOLERANCE_POINTS
             proof.check(f"{kind} at {proof.settings.little} %", part <= most, f"{part:.1f} % of a device, if it needs half of one", f"at most {most:g}")
     with proof.guard("waits that hold nothing up", "a share"):
-        delivered = 100 * rate(proof, "idle", proof.settings.dense) / rate(proof, "idle", None)
+        # Programs that let the device cool down are faster for it: what counts is what the same gets without waits.
+        delivered = {kind: 100 * rate(proof, kind, proof.settings.dense) / rate(proof, kind, None) for kind in ("plain", "idle")}
         rows.append({"kind": "idle", "delivered": delivered})
-        close = abs(delivered - proof.settings.dense) <= TOLERANCE_POINTS
-        proof.check(f"waits that hold nothing up, at {proof.settings.dense} %", close, f"{delivered:.1f} % of native", f"{proof.settings.dense} within {TOLERANCE_POINTS:g} points")
+        close = delivered["idle"] <= delivered["plain"] + TOLERANCE_POINTS
+        text = f"{delivered['idle']:.1f} % of native, without the waits {delivered['plain']:.1f} %"
+        proof.check(f"waits that hold nothing up, at {proof.settings.dense} %", close, text, f"at most {TOLERANCE_POINTS:g} points more")
 
 
 def rate(proof, kind, percent):
