@@ -90,6 +90,13 @@ fn a_pipeline_over_two_devices() {
     }
 }
 
+/// Each of two devices needs half of its time. Of its stream's waits every other one is long.
+#[test]
+fn a_model_that_is_split_over_two_devices() {
+    let [first, second] = UUIDS;
+    keeps_its_rate("there-and-back", &format!(r#"{{"{first}": 65, "{second}": 65}}"#));
+}
+
 /// Nor while they wait for what the host writes, or for a stream that does.
 #[test]
 fn streams_that_wait_for_words() {

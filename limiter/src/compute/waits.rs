@@ -25,6 +25,8 @@ const OVER_NS: u64 = 1_000_000_000;
 const NEXT_TO_NOTHING_NS: u64 = OVER_NS / 16;
 /// From where the average begins: it takes a quarter of the time to come to nothing.
 const AT_FIRST_NS: u64 = NEXT_TO_NOTHING_NS / 4 * 5;
+/// One in so many is measured.
+const MEASURE_EVERY: u64 = 8;
 /// More than a stream takes behind one that is being measured. So many say that nobody can measure them, because
 /// their thread launches nothing itself: they do not count, or whoever wanted to could stop the clock.
 const MOST_UNMEASURED: u64 = 2_048;
@@ -58,6 +60,12 @@ impl Waits {
 
     pub(super) fn count(&self) -> u64 {
         self.count.load(Acquire)
+    }
+
+    /// Whether the last one is to be measured. In no rhythm: programs whose long waits follow short ones would be
+    /// seen at the same one always.
+    pub(super) fn is_drawn(&self) -> bool {
+        (self.count().wrapping_mul(SPREAD) >> 32).is_multiple_of(MEASURE_EVERY)
     }
 
     /// Whether next to nothing is waited, or it cannot be told.

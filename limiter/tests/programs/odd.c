@@ -214,6 +214,53 @@ static void pipeline(int on_host, double seconds) {
     printf("permille=%.0f\n", round * 1e-3 / (now() - start) * 1000);
 }
 
+/* 20 kernels of 100 us on one device, then on the other, by turns, as models that are split over devices run: each
+ * hands over by a wait of either stream for the other, and of two waits of a stream only one is long. Says how busy
+ * each one was. */
+static void there_and_back(double seconds) {
+    enum { KERNELS = 20, AHEAD = 4 };
+    CUcontext of[2] = {context};
+    CUstream stream[2];
+    CUfunction there[2] = {kernel};
+    void *ready[2], *passed[2], *done[AHEAD];
+    find_events();
+    for (int i = 0; i < AHEAD; i++)
+        ok(e.create(&done[i], 2));
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) {
+            ok(d.ctx_create(&of[1], 0, 1));
+            there[1] = spin_kernel(&d);
+        }
+        ok(e.create(&ready[i], 2));
+        ok(e.create(&passed[i], 2));
+        ok(d.stream_create(&stream[i], 1));
+    }
+    double start = now();
+    int round = 0;
+    for (; now() - start < seconds; round++) {
+        ok(d.ctx_set(of[0]));
+        if (round >= AHEAD)
+            ok(e.await(done[round % AHEAD]));
+        for (int i = 0; i < 2; i++) {
+            ok(d.ctx_set(of[i]));
+            for (int n = 0; n < KERNELS; n++)
+                ok(spin(&d, there[i], 100, stream[i]));
+            /* The other one is ready to take it: that is so already. */
+            ok(d.ctx_set(of[1 - i]));
+            ok(e.record(ready[1 - i], stream[1 - i]));
+            ok(d.ctx_set(of[i]));
+            ok(e.wait(stream[i], ready[1 - i], 0));
+            ok(e.record(passed[i], stream[i]));
+            ok(d.ctx_set(of[1 - i]));
+            ok(e.wait(stream[1 - i], passed[i], 0));
+        }
+        ok(d.ctx_set(of[0]));
+        ok(e.record(done[round % AHEAD], stream[0]));
+    }
+    ok(d.stream_synchronize(stream[0]));
+    printf("permille=%.0f\n", round * KERNELS * 1e-4 / (now() - start) * 1000);
+}
+
 enum { WORDS_AHEAD = 8 };
 static uint32_t *written;
 static void *word_done[WORDS_AHEAD];
@@ -368,6 +415,8 @@ int main(int argc, char **argv) {
         host_work(seconds);
     else if (!strcmp(how, "pipeline") || !strcmp(how, "pipeline-of-host"))
         pipeline(!strcmp(how, "pipeline-of-host"), seconds);
+    else if (!strcmp(how, "there-and-back"))
+        there_and_back(seconds);
     else if (!strcmp(how, "words") || !strcmp(how, "words-elsewhere"))
         words(!strcmp(how, "words-elsewhere"), seconds);
     else if (!strncmp(how, "idle-waits:", 11))

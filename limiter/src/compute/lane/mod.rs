@@ -90,12 +90,10 @@ pub(crate) struct Lane {
     looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
-    /// Waits of the stream, how many there were at the last event, the event that covers the last of them, and the
-    /// one before the last that was measured.
+    /// Waits of the stream, how many there were at the last event, and the event that covers the last of them.
     waits: &'static Waits,
     waits_covered: AtomicU64,
     waits_until: AtomicU64,
-    measured_at: AtomicU64,
     /// Since when a call that may wait for its work has been under way; zero: none is.
     calling_since: AtomicU64,
     /// A launch that is not counted yet is under way, or about to be.
@@ -168,7 +166,6 @@ impl Lane {
             waits: waits::of(stream),
             waits_covered: AtomicU64::new(0),
             waits_until: AtomicU64::new(0),
-            measured_at: AtomicU64::new(NEVER),
             calling_since: AtomicU64::new(0),
             launching: AtomicBool::new(false),
             entered: AtomicU32::new(0),
@@ -328,10 +325,9 @@ impl Lane {
                 || self.waits_until.load(Acquire) >= number)
     }
 
-    /// A call is about to have the stream wait: begins to measure that, once in a batch.
+    /// A call is about to have the stream wait: begins to measure that, of some.
     pub(super) fn start_wait(&self) -> Option<StartedWait> {
-        let recorded = self.recorded.load(Relaxed);
-        if self.measured_at.swap(recorded, Relaxed) == recorded {
+        if !self.waits.is_drawn() {
             return None;
         }
         let mut sampler = self.sampler.try_lock().ok()?;
