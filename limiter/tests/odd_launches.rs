@@ -94,7 +94,9 @@ fn a_pipeline_over_two_devices() {
 #[test]
 fn a_model_that_is_split_over_two_devices() {
     let [first, second] = UUIDS;
-    keeps_its_rate("there-and-back", &format!(r#"{{"{first}": 65, "{second}": 65}}"#));
+    for how in ["there-and-back", "there-and-back-by-default"] {
+        keeps_its_rate(how, &format!(r#"{{"{first}": 65, "{second}": 65}}"#));
+    }
 }
 
 /// Nor while they wait for what the host writes, or for a stream that does.

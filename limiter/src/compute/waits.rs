@@ -43,9 +43,10 @@ pub(super) struct Waits {
 
 static WAITS: [CachePadded<Waits>; STREAMS] = [const { CachePadded::new(Waits::new()) }; STREAMS];
 
-/// Those of a stream.
-pub(super) fn of(stream: usize) -> &'static Waits {
-    &WAITS[(stream.wrapping_mul(SPREAD as usize) >> 40) % STREAMS]
+/// Those of a stream. A default one's handle means another stream in each context.
+pub(super) fn of(stream: usize, context: usize) -> &'static Waits {
+    let which = if lane::is_default(stream) { stream ^ context } else { stream };
+    &WAITS[(which.wrapping_mul(SPREAD as usize) >> 40) % STREAMS]
 }
 
 impl Waits {
@@ -64,7 +65,7 @@ impl Waits {
 
     /// Whether the last one is to be measured. In no rhythm: programs whose long waits follow short ones would be
     /// seen at the same one always.
-    pub(super) fn is_drawn(&self) -> bool {
+    fn is_drawn(&self) -> bool {
         (self.count().wrapping_mul(SPREAD) >> 32).is_multiple_of(MEASURE_EVERY)
     }
 
@@ -126,10 +127,12 @@ fn wait(stream: Stream, per_thread: bool, call: impl FnOnce() -> CuResult) -> Cu
         return call();
     }
     let stream = named(stream, per_thread);
-    of(stream).count.fetch_add(1, AcqRel);
+    let context = if lane::is_default(stream) { lane::context_of(stream).unwrap_or(0) } else { 0 };
+    let waits = of(stream, context);
+    waits.count.fetch_add(1, AcqRel);
     // Nothing may be recorded into a stream that is being captured, as this call may have it be.
     let measured = || !GLANCE.has_captures();
-    let lane = if measured() { lane::known(stream) } else { None };
+    let lane = if waits.is_drawn() && measured() { lane::known(stream) } else { None };
     let started = lane.as_ref().and_then(|lane| lane.start_wait());
     let result = call();
     if let (Some(lane), Some(started)) = (lane, started)

@@ -215,12 +215,12 @@ static void pipeline(int on_host, double seconds) {
 }
 
 /* 20 kernels of 100 us on one device, then on the other, by turns, as models that are split over devices run: each
- * hands over by a wait of either stream for the other, and of two waits of a stream only one is long. Says how busy
- * each one was. */
-static void there_and_back(double seconds) {
+ * hands over by a wait of either stream for the other, and of two waits of a stream only one is long. By streams of
+ * their own, or by the default ones. Says how busy each device was. */
+static void there_and_back(int by_default, double seconds) {
     enum { KERNELS = 20, AHEAD = 4 };
     CUcontext of[2] = {context};
-    CUstream stream[2];
+    CUstream stream[2] = {NULL, NULL};
     CUfunction there[2] = {kernel};
     void *ready[2], *passed[2], *done[AHEAD];
     find_events();
@@ -233,7 +233,8 @@ static void there_and_back(double seconds) {
         }
         ok(e.create(&ready[i], 2));
         ok(e.create(&passed[i], 2));
-        ok(d.stream_create(&stream[i], 1));
+        if (!by_default)
+            ok(d.stream_create(&stream[i], 1));
     }
     double start = now();
     int round = 0;
@@ -415,8 +416,8 @@ int main(int argc, char **argv) {
         host_work(seconds);
     else if (!strcmp(how, "pipeline") || !strcmp(how, "pipeline-of-host"))
         pipeline(!strcmp(how, "pipeline-of-host"), seconds);
-    else if (!strcmp(how, "there-and-back"))
-        there_and_back(seconds);
+    else if (!strcmp(how, "there-and-back") || !strcmp(how, "there-and-back-by-default"))
+        there_and_back(!strcmp(how, "there-and-back-by-default"), seconds);
     else if (!strcmp(how, "words") || !strcmp(how, "words-elsewhere"))
         words(!strcmp(how, "words-elsewhere"), seconds);
     else if (!strncmp(how, "idle-waits:", 11))

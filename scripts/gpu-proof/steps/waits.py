@@ -4,6 +4,7 @@ nothing up make no work free."""
 from steps import dense, watched
 
 SETTINGS = {
+    "kinds": ["pipeline", "word", "idle"],
     "seconds": 3.0,
     # Programs that work half of the time, and keep their speed under this.
     "enough": 65,
@@ -18,7 +19,7 @@ START = 8
 
 def seconds(settings):
     """About how long it takes."""
-    return 10 * (settings.seconds + START)
+    return sum(4 if kind == "idle" else 3 for kind in settings.kinds) * (settings.seconds + START)
 
 
 def run(proof):
@@ -26,7 +27,7 @@ def run(proof):
     if proof.fake:
         proof.check("waits", None, "not run: no real GPU", "rates")
         return
-    for kind in ("pipeline", "word"):
+    for kind in [kind for kind in proof.settings.kinds if kind != "idle"]:
         with proof.guard(f"{kind}: waiting is not charged", f"at least {LEAST_KEPT}"):
             native = rate(proof, kind, None)
             if native is None:
@@ -39,6 +40,8 @@ def run(proof):
             part = 50 * little
             most = proof.settings.little + TOLERANCE_POINTS
             proof.check(f"{kind} at {proof.settings.little} %", part <= most, f"{part:.1f} % of a device, if it needs half of one", f"at most {most:g}")
+    if "idle" not in proof.settings.kinds:
+        return
     with proof.guard("waits that hold nothing up", "a share"):
         # Programs that let the device cool down are faster for it: what counts is what the same gets without waits.
         delivered = {kind: 100 * rate(proof, kind, proof.settings.dense) / rate(proof, kind, None) for kind in ("plain", "idle")}

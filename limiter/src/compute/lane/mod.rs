@@ -27,7 +27,9 @@ use pace::Span;
 use std::sync::Mutex;
 use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 
-pub(super) use thread::{device_of, enter, estimate_of, known, known_way, of_this_thread, pass};
+pub(super) use thread::{
+    context_of, device_of, enter, estimate_of, is_default, known, known_way, of_this_thread, pass,
+};
 
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work
 /// suddenly changes.
@@ -163,7 +165,7 @@ impl Lane {
             backlogged_told_ns: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
-            waits: waits::of(stream),
+            waits: waits::of(stream, context),
             waits_covered: AtomicU64::new(0),
             waits_until: AtomicU64::new(0),
             calling_since: AtomicU64::new(0),
@@ -325,11 +327,8 @@ impl Lane {
                 || self.waits_until.load(Acquire) >= number)
     }
 
-    /// A call is about to have the stream wait: begins to measure that, of some.
+    /// A call is about to have the stream wait: begins to measure that.
     pub(super) fn start_wait(&self) -> Option<StartedWait> {
-        if !self.waits.is_drawn() {
-            return None;
-        }
         let mut sampler = self.sampler.try_lock().ok()?;
         undisturbing(|| sampler.start_wait(self.stream as Stream, self.context, self.waits))
     }

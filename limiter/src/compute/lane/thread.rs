@@ -160,18 +160,18 @@ pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Device, A
     .flatten()
 }
 
-/// The lane that the calling thread's launches into a stream were last counted in, under whatever lease; `None`: there
-/// is none, or another stream's is in its place.
+/// The lane of the calling thread's launches into a stream, under whatever lease; `None`: there have been none.
 pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
-    FAST.try_with(|fast| {
-        let shortcut = fast.shortcut(stream);
-        shortcut.device.get()?;
-        let is_known = shortcut.stream.get() == stream
-            && (GLANCE.has_one_place() || shortcut.leads_from_here());
-        is_known.then(|| shortcut.lane()).filter(|lane| lane.batch.load(Relaxed) != CLOSED)
-    })
-    .ok()
-    .flatten()
+    let context = context_of(stream)?;
+    LANES_OF_THREAD
+        .try_with(|lanes| {
+            let lanes = lanes.try_borrow().ok()?;
+            let is_it = |lane: &Lane| lane.stream == stream && lane.context == context;
+            let (_, lane) = lanes.0.iter().find(|(_, lane)| is_it(lane))?;
+            (lane.batch.load(Relaxed) != CLOSED).then(|| Arc::clone(lane))
+        })
+        .ok()
+        .flatten()
 }
 
 /// Goes through the device's gate if it is open, and remembers the way.
@@ -234,12 +234,13 @@ pub(in crate::compute) fn of_this_thread(
         .flatten()
 }
 
-fn is_default(stream: usize) -> bool {
+/// Whether a handle means another stream in each context.
+pub(in crate::compute) fn is_default(stream: usize) -> bool {
     matches!(stream, STREAM_LEGACY | STREAM_PER_THREAD)
 }
 
 /// The context of a stream: its own, or for the default streams the current one.
-fn context_of(stream: usize) -> Option<usize> {
+pub(in crate::compute) fn context_of(stream: usize) -> Option<usize> {
     let mut context: Context = ptr::null_mut();
     let found = if is_default(stream) {
         own::ctx_get_current(&raw mut context)
