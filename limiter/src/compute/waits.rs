@@ -66,7 +66,9 @@ impl Waits {
     /// Whether the last one is to be measured. In no rhythm: programs whose long waits follow short ones would be
     /// seen at the same one always.
     fn is_drawn(&self) -> bool {
-        (self.count().wrapping_mul(SPREAD) >> 32).is_multiple_of(MEASURE_EVERY)
+        let spread = self.count().wrapping_mul(SPREAD);
+        let mixed = (spread ^ spread >> 29).wrapping_mul(SPREAD) >> 32;
+        mixed.is_multiple_of(MEASURE_EVERY)
     }
 
     /// Whether next to nothing is waited, or it cannot be told.
@@ -173,6 +175,19 @@ mod tests {
         // One alone, and long.
         waits.took(100 * MS, 1, 9_402 * MS);
         assert!(!waits.hold_nothing_up());
+    }
+
+    #[test]
+    fn those_that_are_measured_follow_no_rhythm() {
+        for rhythm in [2, 3, 4, 5, 8] {
+            let mut drawn = vec![0; rhythm];
+            for count in 0..20_000 {
+                let waits = Waits { count: AtomicU64::new(count), ..Waits::new() };
+                drawn[usize::try_from(count).unwrap() % rhythm] += usize::from(waits.is_drawn());
+            }
+            let fair = 20_000 / usize::try_from(MEASURE_EVERY).unwrap() / rhythm;
+            assert!(drawn.iter().all(|n| (fair * 3 / 4..fair * 5 / 4).contains(n)), "{drawn:?}");
+        }
     }
 
     #[test]
