@@ -38,8 +38,8 @@ def batch():
 
 
 def until(ended, stream, steps_ahead=2):
-    """Counts steps until then, a few of them ahead of the device."""
-    done, events = 0, []
+    """A step each time until then, a few of them ahead of the device."""
+    events = []
     while not ended():
         yield
         event = torch.cuda.Event()
@@ -47,7 +47,6 @@ def until(ended, stream, steps_ahead=2):
         events.append(event)
         if len(events) > steps_ahead:
             events.pop(0).synchronize()
-            done += 1
 
 
 def pipeline():
