@@ -11,6 +11,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use utils::env;
 
@@ -214,7 +215,7 @@ fn used_sessions() -> HashSet<OsString> {
         .flatten()
         .filter(|entry| entry.file_name().as_bytes().first().is_some_and(u8::is_ascii_digit))
         .filter(|entry| entry.file_name().to_str() != Some(&own))
-        .filter_map(|entry| fs::read(entry.path().join("environ")).ok())
+        .filter_map(|entry| environment(&entry.path()))
         .filter_map(|environment| {
             environment
                 .split(|byte| *byte == 0)
@@ -222,6 +223,24 @@ fn used_sessions() -> HashSet<OsString> {
                 .map(|value| OsString::from_vec(value.to_vec()))
         })
         .collect()
+}
+
+/// What a process was started with. While it becomes another program (execve(2)) that is empty for a moment: one that
+/// stays so really has none.
+fn environment(process: &Path) -> Option<Vec<u8>> {
+    const LOOKS: u32 = 50;
+    let look = || fs::read(process.join("environ")).ok();
+    // The kernel's own threads have no program.
+    let becomes = |found: &Vec<u8>| found.is_empty() && process.join("exe").read_link().is_ok();
+    let mut found = look()?;
+    for _ in 0..LOOKS {
+        if !becomes(&found) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        found = look()?;
+    }
+    Some(found)
 }
 
 #[cfg(test)]
@@ -260,6 +279,21 @@ mod tests {
         fs::remove_dir(&base).unwrap();
         symlink("/dev/shm", &base).unwrap();
         assert!(matches!(Session::create_in(&base, uid), Err(Error::UnsafeDirectory { .. })));
+    }
+
+    #[test]
+    fn a_program_that_becomes_another_one_still_uses_its_session() {
+        let (root, _, _) = base();
+        let script = root.path().join("again");
+        fs::write(&script, "exec /bin/sh \"$0\"\n").unwrap();
+        let mut again = Command::new("/bin/sh");
+        let mut again = again.arg(&script).env(env::SESSION_DIR, root.path()).spawn().unwrap();
+        let process = PathBuf::from(format!("/proc/{}", again.id()));
+        let empty = |_: &u32| environment(&process).unwrap().is_empty();
+        let misses = (0..5_000).filter(empty).count();
+        again.kill().unwrap();
+        again.wait().unwrap();
+        assert_eq!(misses, 0);
     }
 
     #[test]
