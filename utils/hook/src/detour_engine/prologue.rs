@@ -1,7 +1,7 @@
 //! The first instructions of an x86-64 function: those that a jump overwrites, and their like in
 //! another place.
 
-use super::jump::NEAR;
+use crate::code::jump::NEAR;
 use iced_x86::{
     BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
     InstructionBlock, Mnemonic, OpKind,

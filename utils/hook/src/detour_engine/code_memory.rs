@@ -1,7 +1,7 @@
 //! Memory for the little code that patched functions need near them.
 
-use super::forced;
 use super::mappings::Mappings;
+use crate::code::forced;
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::ptr;

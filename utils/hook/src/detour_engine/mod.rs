@@ -1,13 +1,24 @@
 //! The default engine: the `detour` crate, pure Rust.
 
 #[cfg(target_arch = "x86_64")]
-use super::batch::Batch;
+mod batch;
 #[cfg(target_arch = "x86_64")]
-use super::prologue::Unfit;
-use super::{HookEngine, HookError, Slot};
+mod code_memory;
+#[cfg(target_arch = "x86_64")]
+mod in_file;
+#[cfg(target_arch = "x86_64")]
+mod mappings;
+#[cfg(target_arch = "x86_64")]
+mod prologue;
+
+use crate::{HookEngine, HookError, Slot};
+#[cfg(target_arch = "x86_64")]
+use batch::Batch;
 use core::ffi::c_void;
 use core::mem;
 use detour::RawDetour;
+#[cfg(target_arch = "x86_64")]
+use prologue::Unfit;
 
 #[cfg(target_arch = "x86_64")]
 const BREAKPOINT: &str =

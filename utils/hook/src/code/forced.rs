@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 ///
 /// # Safety
 /// As for writing there, if it were writable.
-pub(super) unsafe fn write(address: usize, bytes: &[u8]) -> bool {
+pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> bool {
     let memory = File::options().write(true).open("/proc/self/mem");
     memory.is_ok_and(|memory| memory.write_all_at(bytes, address as u64).is_ok())
 }
