@@ -6,15 +6,15 @@
 mod common;
 
 use common::{CONTEXT, GIB, MIB, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start};
+use limits::Policy;
 use serde_json::Value;
+use session::page::layout::{Kind, NO_LIMIT};
+use session::page::{Page, SessionLimits, Summary};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use utils::page::layout::{Kind, NO_LIMIT};
-use utils::page::{Page, SessionLimits, Summary};
-use utils::protocol::Policy;
 
 static ALONE: Mutex<()> = Mutex::new(());
 

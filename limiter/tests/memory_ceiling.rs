@@ -7,9 +7,9 @@
 mod common;
 
 use common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
+use session::page::layout::Kind;
+use session::page::{Page, Summary};
 use std::process::{Command, Stdio};
-use utils::page::layout::Kind;
-use utils::page::{Page, Summary};
 
 const LIMIT: u64 = 2048 * MIB;
 

@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use hypervisor::daemon::status::Class;
-use utils::protocol::{DeviceQuota, Policy};
+use limits::Policy;
+use protocol::DeviceQuota;
 
 use crate::holders::{finish, holder};
 use crate::process::{Daemon, GPU, place};

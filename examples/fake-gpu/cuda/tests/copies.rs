@@ -11,13 +11,13 @@ mod support;
 
 use std::ffi::c_void;
 
-use support::*;
-use utils::driver::copy::{
+use driver::copy::{
     ArrayOperand, BatchedCopy3d, Copy2d, Copy3d, CopyAttributes, Extent, MEMORY_ARRAY,
     MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED, OPERAND_ARRAY, OPERAND_POINTER, Operand,
     OperandBody, PointerOperand, Side2d, Side3d,
 };
-use utils::driver::cuda::{Array3dDescriptor, ArrayDescriptor, MemLocation};
+use driver::cuda::{Array3dDescriptor, ArrayDescriptor, MemLocation};
+use support::*;
 
 const WIDTH: usize = 64;
 const HEIGHT: usize = 16;

@@ -11,11 +11,11 @@ mod support;
 
 use std::ffi::c_void;
 
-use support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, CHILD_MOVE, ChildGraphNodeParams, GraphNodeBody, GraphNodeParams,
     MemAllocNodeParams, MemLocation, NODE_GRAPH, PoolProps,
 };
+use support::*;
 
 const SMALL: &[(&str, &str)] = &[("SLUICE_FAKE_MEMORY", "1GiB"), ("SLUICE_FAKE_CONTEXT", "128MiB")];
 const NOT_SUPPORTED: u32 = 801;

@@ -13,8 +13,8 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use driver::cuda::{CuResult, HostNodeParams, Stream};
 use support::*;
-use utils::driver::cuda::{CuResult, HostNodeParams, Stream};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);

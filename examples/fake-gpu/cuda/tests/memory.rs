@@ -14,11 +14,11 @@ use std::io::{Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, AllocationProp, Array3dDescriptor, ArrayDescriptor, MemAllocNodeParams,
     MemLocation, PoolProps,
 };
+use support::*;
 
 const SMALL: &[(&str, &str)] = &[("SLUICE_FAKE_MEMORY", "1GiB"), ("SLUICE_FAKE_CONTEXT", "128MiB")];
 

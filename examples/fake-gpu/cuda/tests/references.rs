@@ -12,13 +12,13 @@ mod support;
 
 use std::os::fd::IntoRawFd;
 
-use support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, AllocationProp, Array3dDescriptor, ArrayMapInfo, DEV_RESOURCE_SM, DevResource,
     DevSmResource, EXTERNAL_MEMORY_OPAQUE_FD, ExternalMemoryBufferDesc, ExternalMemoryHandleDesc,
     ExternalMemoryMipmapDesc, GREEN_DEFAULT_STREAM, MemLocation, MulticastProp, RESOURCE_ARRAY,
     SparseProperties,
 };
+use support::*;
 
 const SMALL: &[(&str, &str)] = &[("SLUICE_FAKE_MEMORY", "1GiB"), ("SLUICE_FAKE_CONTEXT", "128MiB")];
 const SIZE: u64 = 4 * MIB;

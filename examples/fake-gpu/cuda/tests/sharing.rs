@@ -12,11 +12,11 @@ mod support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Child;
 
-use support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, AllocationProp, HANDLE_TYPE_POSIX_FD, IPC_LAZY_PEER_ACCESS, IpcMemHandle,
     MemLocation, PoolProps,
 };
+use support::*;
 
 const SMALL: &[(&str, &str)] = &[("SLUICE_FAKE_MEMORY", "1GiB"), ("SLUICE_FAKE_CONTEXT", "128MiB")];
 const CONTEXT: u64 = 128 * MIB;

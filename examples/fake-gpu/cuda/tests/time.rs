@@ -13,8 +13,8 @@ use std::ffi::c_void;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
+use driver::cuda::{KernelNodeParams, LaunchConfig};
 use support::*;
-use utils::driver::cuda::{KernelNodeParams, LaunchConfig};
 
 fn elapsed(start: Ptr, end: Ptr) -> f32 {
     let mut ms = 0.0;
