@@ -3,7 +3,7 @@
 # With the pinned toolchain: RUSTC_BOOTSTRAP lets it take the instrumentation's flags, which are rustc's own.
 # Needs a C++ compiler. Ends with 0 if nothing was found.
 set -euo pipefail
-cd "$(dirname "$0")/../utils/fuzz"
+cd "$(dirname "$0")/../utils/session/fuzz"
 seconds=${1:-60}
 shift || true
 export RUSTC_BOOTSTRAP=1

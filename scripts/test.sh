@@ -126,8 +126,8 @@ tests 'documentation tests' cargo test --locked --workspace --doc --no-fail-fast
 check 'exported names' exports_nothing_of_the_driver
 check 'symbol lists' scripts/find-new-symbols.sh --check-lists
 if get_libclang; then
-    check 'frida engine: utils' env DOCS_RS=1 \
-        cargo clippy --locked -p utils --features frida -- -D warnings
+    check 'frida engine: hook' env DOCS_RS=1 \
+        cargo clippy --locked -p hook --features frida -- -D warnings
     check 'frida engine: limiter' env DOCS_RS=1 \
         cargo clippy --locked -p cuda-limiter --features frida -- -D warnings
 else

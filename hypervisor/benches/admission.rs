@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
-use utils::protocol::{
+use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
 

@@ -3,5 +3,4 @@
 #![forbid(unsafe_code)]
 
 pub mod daemon;
-pub mod scheduler;
 pub mod sluice;

@@ -9,17 +9,17 @@ use crate::runtime::{self, Refused};
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
+use driver::nvml::Memory;
+use limits::Policy;
+use limits::uuid::DeviceUuid;
+use session::page::layout::{Layout, Slot};
+use session::page::{BookGuard, Page, PageError, Seat, SessionLimits};
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use utils::driver::nvml::Memory;
-use utils::page::layout::{Layout, Slot};
-use utils::page::{BookGuard, Page, PageError, Seat, SessionLimits};
-use utils::protocol::Policy;
-use utils::uuid::DeviceUuid;
 
 /// How often the dead are looked for where nothing is missing.
 const REAP_PERIOD: Duration = Duration::from_millis(50);
@@ -48,7 +48,7 @@ impl Device {
         limits: &SessionLimits,
         session_dir: &Path,
     ) -> Result<Self, Refused> {
-        let refused = |error: utils::page::PageError| Refused(error.to_string());
+        let refused = |error: session::page::PageError| Refused(error.to_string());
         let page = Page::open(session_dir, uuid, limits).map_err(refused)?;
         // Those of whoever made the page, or as they were changed since.
         let limits = SessionLimits::load(page.look().map_err(refused)?);
@@ -143,7 +143,7 @@ pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, Refused> {
         } else {
             Err(Refused(format!(
                 "{}={}: not a directory; it has to be the one that `sluice run` made",
-                utils::env::SESSION_DIR,
+                limits::env::SESSION_DIR,
                 dir.display()
             )))
         };
@@ -206,7 +206,7 @@ pub(crate) fn load_nvml() -> bool {
 }
 
 /// NVML's handle of a device.
-pub(crate) fn nvml_handle(uuid: DeviceUuid) -> Option<utils::driver::nvml::NvmlDevice> {
+pub(crate) fn nvml_handle(uuid: DeviceUuid) -> Option<driver::nvml::NvmlDevice> {
     if !load_nvml() {
         return None;
     }

@@ -11,9 +11,9 @@ use crate::{own, own_thread, report, runtime};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use core::time::Duration;
+use driver::cuda::CAPTURE_MODE_RELAXED;
 use rustix::thread::{Timespec, futex};
 use std::time::Instant;
-use utils::driver::cuda::CAPTURE_MODE_RELAXED;
 
 /// How often the keeper looks by itself.
 const PERIOD: Duration = Duration::from_secs(1);

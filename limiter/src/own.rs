@@ -4,17 +4,17 @@
 //! `CUDA_ERROR_NOT_FOUND`, so that callers need one kind of error handling only.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use utils::driver::cuda::{
+use driver::cuda::{
     AllocationHandle, AllocationProp, Context, CuResult, Device, DevicePtr, Event, Graph,
     GraphExec, GraphNode, GreenContext, MemAllocNodeParams, MemoryPool, Stream, Uuid,
 };
-use utils::driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
-use utils::hook::Slot;
+use driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
+use hook::Slot;
 
 macro_rules! own_calls {
     ($(#[doc = $doc:literal] $symbol:literal => fn $name:ident($($arg:ident: $ty:ty),*) -> $result:ident else $missing:ident;)*) => {
         mod slot {
-            $(#[allow(non_upper_case_globals)] pub(super) static $name: utils::hook::Slot = utils::hook::Slot::new();)*
+            $(#[allow(non_upper_case_globals)] pub(super) static $name: hook::Slot = hook::Slot::new();)*
         }
 
         /// Symbol and slot of each.

@@ -7,15 +7,15 @@ use crate::{own, report};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
+use driver::cuda::CuResult;
+use driver::nvml::NvmlReturn;
+use hook::loader;
+use hook::{self, HookEngine, Slot};
 use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
-use utils::driver::cuda::CuResult;
-use utils::driver::nvml::NvmlReturn;
-use utils::hook::{self, HookEngine, Slot};
-use utils::loader;
 
 /// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
 const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";

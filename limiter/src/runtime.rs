@@ -6,12 +6,12 @@ use crate::device::{self, Device};
 use crate::{compute, own, report};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use driver::cuda;
+use limits::uuid::DeviceUuid;
+use session::page::{Page, SessionLimits};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-use utils::driver::cuda;
-use utils::page::{Page, SessionLimits};
-use utils::uuid::DeviceUuid;
 
 /// Devices that one process can see. The driver itself stops at 64.
 const MAX_DEVICES: usize = 64;
@@ -339,5 +339,5 @@ fn uuid_of(ordinal: cuda::Device) -> Option<DeviceUuid> {
     let mut uuid = cuda::Uuid::default();
     let found = own::device_get_uuid_v2(&raw mut uuid, ordinal).is_ok()
         || own::device_get_uuid(&raw mut uuid, ordinal).is_ok();
-    found.then(|| uuid.into())
+    found.then(|| DeviceUuid::from_bytes(uuid.bytes))
 }

@@ -78,7 +78,7 @@ fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStr
     let counted = changes_memory.then(|| quote!(let _changing = crate::memory::changes::begin();));
     quote! {
         #[allow(non_upper_case_globals)]
-        static #slot: ::utils::hook::Slot = ::utils::hook::Slot::new();
+        static #slot: ::hook::Slot = ::hook::Slot::new();
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn #entry(#(#arguments),*) -> #result {

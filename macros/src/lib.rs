@@ -35,7 +35,7 @@ use proc_macro::TokenStream;
 ///
 /// Alternatives after `|` are further symbols of the same signature and handler. `= handler(CONSTANT)`
 /// gives the handler constants between the `Call` and the arguments. The names `Call`,
-/// `Detour`, `Library`, `guard` and `straight` are taken from `crate::detours`, `Slot` from `utils::hook`.
+/// `Detour`, `Library`, `guard` and `straight` are taken from `crate::detours`, `Slot` from `hook`.
 #[proc_macro]
 pub fn detours(input: TokenStream) -> TokenStream {
     match syn::parse::<declaration::Declarations>(input) {

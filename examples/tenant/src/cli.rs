@@ -147,7 +147,7 @@ pub(crate) struct AllocCost {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    match utils::units::parse_size(text) {
+    match limits::units::parse_size(text) {
         Ok(0) => Err("expected a size above 0".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::server::{Peer, wait_up_to};
+use limits::Policy;
+use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
-use utils::protocol::{Admission, Decision, Lease, LeaseReport, Policy, Register, Registered};
 
 use super::clock::Clock;
 use super::limits::{check_quota, uuid_form};
@@ -17,7 +18,7 @@ use super::refused::Refused;
 use super::room::Room;
 use super::status::Status;
 use super::watch::Watch;
-use crate::scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
+use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 
 /// The longest that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use utils::protocol::{DeviceQuota, Policy, Register, VERSION};
-use utils::units::{MAX_WEIGHT, PPM_ONE};
+use limits::Policy;
+use limits::units::{MAX_WEIGHT, PPM_ONE};
+use protocol::{DeviceQuota, Register, VERSION};
 
 use super::refused::Refused;
-use crate::scheduler::Quota;
+use scheduler::Quota;
 
 /// Devices that one session may have a quota on.
 pub(super) const DEVICES: usize = 64;

@@ -1,6 +1,6 @@
 //! `hypervisor daemon`: decides who may use a GPU when, for the programs of one node.
 //!
-//! Programs call over a Unix socket (`utils::protocol`): they register, and ask for leases by long
+//! Programs call over a Unix socket (`protocol`): they register, and ask for leases by long
 //! poll. Who calls is what the kernel says of the socket's other end. The decisions are the
 //! scheduler's; here is what connects them to callers, clocks and the ends of processes.
 
@@ -27,7 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::core::Core;
 use self::room::{Door, Room};
-use crate::scheduler::Tuning;
+use scheduler::Tuning;
 
 /// How a daemon is to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

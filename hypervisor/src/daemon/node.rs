@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use utils::protocol::{Policy, Register};
+use ::limits::Policy;
+use protocol::Register;
 
 use super::limits::{self, SESSIONS, WORKERS};
 use super::refused::Refused;
 use super::status::{self, DeviceStatus, LeaseStatus, SessionStatus};
-use crate::scheduler::{
+use scheduler::{
     Class, DeviceView, Grant, LeaseId, Paid, Quota, Scheduler, SessionId, Told, Tuning, WorkerId,
 };
 
@@ -366,7 +367,7 @@ fn count(uid: u32, users: impl Iterator<Item = u32>) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use utils::protocol::{DeviceQuota, VERSION};
+    use protocol::{DeviceQuota, VERSION};
 
     const MS: u64 = 1_000_000;
     const GPUS: [&str; 2] =

@@ -2,7 +2,7 @@
 
 use http_bidir_comm::server::ApiError;
 use poem::http::StatusCode;
-use utils::protocol;
+use protocol;
 
 /// A call that the daemon does not grant. Its text goes to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum Refused {
         soft_ppm: u32,
     },
     /// A weight out of range.
-    #[error("device {uuid}: weight {weight}: 1 to {limit} is accepted", limit = utils::units::MAX_WEIGHT)]
+    #[error("device {uuid}: weight {weight}: 1 to {limit} is accepted", limit = limits::units::MAX_WEIGHT)]
     Weight {
         /// The device.
         uuid: String,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http_bidir_comm::server::{Answer, ApiError, Body, Peer, error_to_json};
 use poem::web::Data;
 use poem::{Endpoint, EndpointExt, Route, get, handler, post};
-use utils::protocol::{Admission, Decision, Register, Registered, path};
+use protocol::{Admission, Decision, Register, Registered, path};
 
 use super::core::Core;
 use super::status::{self, Status};

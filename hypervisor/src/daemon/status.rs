@@ -1,7 +1,7 @@
 //! The answer to `GET /v1/status`.
 
+use limits::{Policy, Priority};
 use serde::{Deserialize, Serialize};
-use utils::protocol::{Policy, Priority};
 
 /// The path of the call.
 pub const PATH: &str = "/v1/status";

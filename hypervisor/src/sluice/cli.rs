@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use utils::units::{Amount, MAX_WEIGHT, parse_amount, parse_percent};
+use limits::units::{Amount, MAX_WEIGHT, parse_amount, parse_percent};
 
 use super::limits::Limits;
 

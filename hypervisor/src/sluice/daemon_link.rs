@@ -23,7 +23,7 @@ pub struct Choice {
 /// answers.
 #[must_use]
 pub fn choose(option: Option<&OsStr>, variable: Option<&OsStr>, defaults: &[PathBuf]) -> Choice {
-    let variable = variable.map(|value| (utils::env::DAEMON_SOCKET, value));
+    let variable = variable.map(|value| (limits::env::DAEMON_SOCKET, value));
     let (source, asked) = match option.map(|value| ("--daemon", value)).or(variable) {
         Some(asked) => asked,
         None => {

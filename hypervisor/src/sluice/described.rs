@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use utils::page::SessionLimits;
-use utils::page::layout::NO_LIMIT;
-use utils::protocol::{Policy, Priority};
-use utils::units::{Percent, Size};
+use limits::units::{Percent, Size};
+use limits::{Policy, Priority};
+use session::page::SessionLimits;
+use session::page::layout::NO_LIMIT;
 
 /// The memory limit, as in `8GiB (6GiB on the device)`.
 #[derive(Debug, Clone, Copy)]

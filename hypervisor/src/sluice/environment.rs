@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use utils::env;
+use limits::env;
 
 use super::devices::Device;
 use super::limits::Limits;

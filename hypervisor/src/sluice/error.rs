@@ -60,7 +60,7 @@ pub enum Error {
     },
     /// A page that cannot be believed.
     #[error(transparent)]
-    Page(#[from] utils::page::PageError),
+    Page(#[from] session::page::PageError),
     /// A failed system call.
     #[error("{what}: {source}")]
     System {

@@ -50,7 +50,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
         session: session.path().to_owned(),
         limiter: session.preloadable(limiter)?,
         fake_driver: arguments.fake_gpu.then(|| session.fake_driver(&parts)).transpose()?,
-        limits: Limits { compute: Some(utils::units::PPM_ONE), ..Limits::default() },
+        limits: Limits { compute: Some(limits::units::PPM_ONE), ..Limits::default() },
         devices,
         only_these: false,
         daemon: None,

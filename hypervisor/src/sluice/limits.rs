@@ -1,8 +1,8 @@
 //! From options to the variables that the limiter reads.
 
+use limits::env;
+use limits::units::{Amount, PPM_PER_PERCENT, Percent, Size};
 use serde_json::{Map, Value};
-use utils::env;
-use utils::units::{Amount, PPM_PER_PERCENT, Percent, Size};
 
 use super::Error;
 use super::cli::{PolicyArg, PriorityArg};

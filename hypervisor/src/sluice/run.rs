@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use utils::env;
+use limits::env;
 
 use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, Membership};

@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use utils::env;
+use limits::env;
 
 use super::Error;
 use super::environment::loader_can_name;

@@ -6,10 +6,10 @@ use super::usage::Used;
 use crate::device::Device;
 use crate::runtime;
 use core::sync::atomic::Ordering;
+use limits::Policy;
 use rustix::thread::{Timespec, futex};
-use utils::ledger::Turn;
-use utils::page::SessionLimits;
-use utils::protocol::Policy;
+use session::ledger::Turn;
+use session::page::SessionLimits;
 
 /// How often a waiting governor looks around: whether it is still wanted, whether a process of the
 /// session has died with a lease.

@@ -2,7 +2,7 @@
 
 use super::glance::GLANCE;
 use core::sync::atomic::Ordering;
-use utils::driver::cuda::CuResult;
+use driver::cuda::CuResult;
 
 /// In a forked child: nothing is captured.
 pub(super) fn after_fork() {

@@ -1,7 +1,7 @@
 //! The clock that all processes of the machine share.
 
 use rustix::thread::Timespec;
-pub(super) use utils::clock::now_ns as now;
+pub(super) use session::clock::now_ns as now;
 
 /// Sleeps for some nanoseconds, or until a signal. By the bare system call: the C library's is a
 /// cancellation point, and a thread of the program must not be unwound from in here.

@@ -9,10 +9,8 @@ use crate::{report, runtime};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
-use utils::page::SessionLimits;
-use utils::protocol::{
-    self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path,
-};
+use protocol::{self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path};
+use session::page::SessionLimits;
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.

@@ -8,10 +8,10 @@ use super::clock;
 use crate::device::Device;
 use crate::{keeper, own_thread, report, runtime};
 use core::sync::atomic::Ordering;
+use limits::Policy;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
-use utils::page::SessionLimits;
-use utils::protocol::Policy;
+use session::page::SessionLimits;
 
 /// How often the thread looks by itself: who changed the limits may have died before it woke anybody, and
 /// a page that is damaged wakes nobody.

@@ -10,9 +10,9 @@ use super::{clock, own, pins};
 use crate::device::Device;
 use crate::own_thread;
 use core::time::Duration;
+use driver::cuda::CAPTURE_MODE_RELAXED;
 use std::io;
 use std::sync::Arc;
-use utils::driver::cuda::CAPTURE_MODE_RELAXED;
 
 /// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
 /// program could have.

@@ -16,8 +16,8 @@ use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use driver::cuda::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP, STREAM_WAIT_VALUE_GEQ, Stream};
 use std::sync::{Mutex, PoisonError};
-use utils::driver::cuda::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP, STREAM_WAIT_VALUE_GEQ, Stream};
 
 use crate::per_process::PerProcess;
 

@@ -44,7 +44,7 @@ use crate::runtime::{self, Refused, Verdict};
 use core::ffi::c_uint;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
-use utils::driver::cuda::{
+use driver::cuda::{
     CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, Context, CuResult, STREAM_LEGACY, STREAM_PER_THREAD,
     Stream,
 };

@@ -12,7 +12,7 @@ use super::hold::{self, HeldBack, Hold};
 use super::waits::Waits;
 use super::{Gate, Work, clock, own, undisturbing, within};
 use core::ptr;
-use utils::driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
+use driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
 
 /// Samples of one lane that may be under way.
 const PAIRS: usize = 4;

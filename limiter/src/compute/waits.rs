@@ -15,7 +15,7 @@ use super::{is_ungated, lane, named};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crossbeam::utils::CachePadded;
-use utils::driver::cuda::{CuResult, Stream};
+use driver::cuda::{CuResult, Stream};
 
 /// Streams that are told apart. Those that are not count as one.
 const STREAMS: usize = 64;

@@ -1,7 +1,7 @@
 //! What is launched, as far as its duration follows from it.
 
 use core::ffi::c_uint;
-use utils::driver::cuda::{Function, GraphExec};
+use driver::cuda::{Function, GraphExec};
 
 /// Launches of the same work take about the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

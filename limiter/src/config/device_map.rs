@@ -3,8 +3,8 @@
 use super::error::Shown;
 use super::value::{Format, Value, index};
 use core::fmt;
+use limits::uuid::DeviceUuid;
 use serde_json::Value as Json;
-use utils::uuid::DeviceUuid;
 
 /// How a device is named in the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::error::Shown;
 use super::{Config, DaemonAddress, DeviceIdentity, Limits, OnFailure};
 use core::fmt;
-use utils::protocol::Policy;
+use limits::Policy;
 
 impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,11 @@
 //! What is set for one device, and the session's limits that follow from it.
 
 use core::fmt;
-use utils::page::SessionLimits;
-use utils::page::layout::NO_LIMIT;
-use utils::protocol::{Policy, Priority};
-use utils::units::{Amount, PPM_ONE, Percent, Size};
-use utils::uuid::DeviceUuid;
+use limits::units::{Amount, PPM_ONE, Percent, Size};
+use limits::uuid::DeviceUuid;
+use limits::{Policy, Priority};
+use session::page::SessionLimits;
+use session::page::layout::NO_LIMIT;
 
 /// A device, by all the names that a limit can be keyed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

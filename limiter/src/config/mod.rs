@@ -24,12 +24,12 @@ pub(crate) use error::ConfigError;
 pub(crate) use limits::{DeviceIdentity, Limits, Overruled};
 pub(crate) use value::{LogLevel, OnFailure};
 
+use ::limits::env;
+use ::limits::units::PPM_ONE;
+use ::limits::{Policy, Priority};
 use rules::{Common, Rules};
 use settings::Setting;
 use std::path::PathBuf;
-use utils::env;
-use utils::protocol::{Policy, Priority};
-use utils::units::PPM_ONE;
 use value::Value;
 use variables::{Meaning, System, VARIABLES};
 

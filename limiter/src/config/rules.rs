@@ -4,9 +4,9 @@ use super::limits::{DeviceIdentity, Limits, Overruled, Real, Share, Sourced};
 use super::settings::{Scope, Setting};
 use super::value::{self, Value};
 use super::variables::{Meaning, System};
-use utils::protocol::{Policy, Priority};
-use utils::units::{Amount, PPM_ONE, Percent, default_weight};
-use utils::uuid::DeviceUuid;
+use limits::units::{Amount, PPM_ONE, Percent, default_weight};
+use limits::uuid::DeviceUuid;
+use limits::{Policy, Priority};
 
 /// One value for some devices.
 #[derive(Clone, Debug)]

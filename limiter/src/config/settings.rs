@@ -5,7 +5,7 @@ use super::environment::Environment;
 use super::error::ConfigError;
 use super::value::{Format, Value, index};
 use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
-use utils::uuid::DeviceUuid;
+use limits::uuid::DeviceUuid;
 
 /// Which devices a value is for. In order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

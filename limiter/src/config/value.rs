@@ -2,10 +2,10 @@
 
 use super::device_map::{self, Key};
 use core::net::IpAddr;
+use limits::units::{Amount, MAX_WEIGHT, PPM_ONE, parse_amount, parse_percent};
+use limits::uuid::DeviceUuid;
+use limits::{Policy, Priority};
 use std::path::PathBuf;
-use utils::protocol::{Policy, Priority};
-use utils::units::{Amount, MAX_WEIGHT, PPM_ONE, parse_amount, parse_percent};
-use utils::uuid::DeviceUuid;
 
 /// Longest accepted name, host or hint.
 const MAX_NAME: usize = 253;

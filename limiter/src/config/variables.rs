@@ -1,7 +1,7 @@
 //! The table of all environment variables, from which they are read and documented.
 
 use super::value::Format;
-use utils::env;
+use limits::env;
 
 /// Whose variable it is. In order of priority: where two systems set a limit, the earlier holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,11 +4,11 @@ use super::Call;
 use crate::memory::{self, Handle, physical};
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
-use utils::driver::cuda::{
+use driver::cuda::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
     ArrayDescriptor, ArrayDescriptorV1, CuResult, MipmappedArray,
 };
-use utils::page::layout::Kind;
+use session::page::layout::Kind;
 
 macros::detours! {
     /// CUDA driver API, Memory Management: arrays.

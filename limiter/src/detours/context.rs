@@ -7,7 +7,7 @@ use crate::runtime::{self, Verdict};
 use crate::{compute, own};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
-use utils::driver::cuda::{Context, CuResult, Device, GreenContext};
+use driver::cuda::{Context, CuResult, Device, GreenContext};
 
 macros::detours! {
     /// CUDA driver API, Initialization / Primary Context Management / Context Management.

@@ -4,7 +4,7 @@ use super::Call;
 use crate::memory::{self, Handle, physical};
 use crate::runtime::{self, Verdict};
 use core::ffi::c_void;
-use utils::driver::cuda::{
+use driver::cuda::{
     CuResult, DevicePtr, EXTERNAL_DMABUF_FD, EXTERNAL_NVSCIBUF, ExternalMemory,
     ExternalMemoryHandleDesc, MipmappedArray,
 };

@@ -4,7 +4,7 @@ use super::Call;
 use crate::memory::graphs;
 use core::ffi::{c_char, c_void};
 use core::ptr;
-use utils::driver::cuda::{CuResult, Device, Graph, GraphExec, GraphNode, Stream};
+use driver::cuda::{CuResult, Device, Graph, GraphExec, GraphNode, Stream};
 
 macros::detours! {
     /// CUDA driver API, Graph Management: allocation nodes are charged by what the driver reserves for

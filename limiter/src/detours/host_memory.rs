@@ -6,7 +6,7 @@ use crate::memory::oversubscribe::{
 };
 use crate::report;
 use core::ffi::{c_uint, c_void};
-use utils::driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
+use driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
 
 macros::detours! {
     /// CUDA driver API, Unified Addressing / Memory Management: what oversubscription has placed on the

@@ -5,7 +5,7 @@ use crate::device::Device as LimitedDevice;
 use crate::memory;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
-use utils::driver::cuda::{CuResult, Device};
+use driver::cuda::{CuResult, Device};
 
 macros::detours! {
     /// CUDA driver API, Memory Management / Device Management: sizes as the session's limit gives them.

@@ -7,7 +7,7 @@ use crate::compute::{self, Launched, Work};
 use crate::memory::graphs;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
-use utils::driver::cuda::{
+use driver::cuda::{
     CuResult, Function, Graph, GraphExec, GraphNode, LaunchConfig, LaunchParams, Stream,
 };
 

@@ -5,8 +5,8 @@ use crate::memory::{self, Handle, oversubscribe};
 use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
-use utils::driver::cuda::{CuResult, DevicePtr};
-use utils::page::layout::Kind;
+use driver::cuda::{CuResult, DevicePtr};
+use session::page::layout::Kind;
 
 macros::detours! {
     /// CUDA driver API, Memory Management: linear memory.

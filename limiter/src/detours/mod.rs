@@ -29,10 +29,10 @@ mod waits;
 
 use core::ffi::c_void;
 use core::fmt;
+use driver::cuda::CuResult;
+use driver::nvml::NvmlReturn;
+use hook::Slot;
 use std::panic::{self, AssertUnwindSafe};
-use utils::driver::cuda::CuResult;
-use utils::driver::nvml::NvmlReturn;
-use utils::hook::Slot;
 
 /// Which library a function belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

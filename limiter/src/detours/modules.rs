@@ -5,7 +5,7 @@ use crate::keeper;
 use crate::memory::headroom::{self, Loaded};
 use crate::memory::{self, Much};
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use utils::driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
+use driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
 
 macros::detours! {
     /// CUDA driver API, Module / Library / Context / Stream Management: room is kept free for the code of

@@ -4,7 +4,7 @@ use super::Call;
 use crate::memory::physical::{self, Bound};
 use crate::runtime::{self, Verdict};
 use core::ffi::c_void;
-use utils::driver::cuda::{AllocationHandle, CuResult, Device, DevicePtr};
+use driver::cuda::{AllocationHandle, CuResult, Device, DevicePtr};
 
 macros::detours! {
     /// CUDA driver API, Multicast Object Management: what is bound stays alive, and charged.

@@ -6,8 +6,8 @@ use crate::memory::{self, View};
 use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::{CStr, c_char, c_uint};
-use utils::driver::nvml::{Memory, MemoryV2, NvmlDevice, NvmlReturn};
-use utils::uuid::DeviceUuid;
+use driver::nvml::{Memory, MemoryV2, NvmlDevice, NvmlReturn};
+use limits::uuid::DeviceUuid;
 
 macros::detours! {
     /// NVML, Device Queries: memory as the session's limit gives it.

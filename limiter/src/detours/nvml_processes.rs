@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::memory::seen::{self, Member};
 use core::ffi::{c_uint, c_void};
 use core::ptr;
-use utils::driver::nvml::{
+use driver::nvml::{
     NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, PROCESSES_UTILIZATION_VERSION,
     ProcessDetail, ProcessDetailList, ProcessInfoV1, ProcessInfoV2, ProcessUtilizationInfo,
     ProcessUtilizationSample, ProcessesUtilizationInfo, VALUE_NOT_AVAILABLE,

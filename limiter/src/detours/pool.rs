@@ -8,7 +8,7 @@ use crate::{compute, own};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ops::RangeInclusive;
 use core::ptr;
-use utils::driver::cuda::{
+use driver::cuda::{
     CAPTURE_STATUS_NONE, CuResult, DevicePtr, LOCATION_DEVICE, MemoryPool, PoolProps,
     STREAM_PER_THREAD, Stream,
 };

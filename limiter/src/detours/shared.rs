@@ -4,7 +4,7 @@ use super::Call;
 use crate::memory::{imports, pools};
 use crate::runtime::{self, Verdict};
 use core::ffi::{c_uint, c_void};
-use utils::driver::cuda::{CuResult, DevicePtr, IpcMemHandle, MemoryPool};
+use driver::cuda::{CuResult, DevicePtr, IpcMemHandle, MemoryPool};
 
 macros::detours! {
     /// CUDA driver API, Memory Management / Stream Ordered Memory Allocator: what another process has

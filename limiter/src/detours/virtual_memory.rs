@@ -7,7 +7,7 @@ use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::{c_uint, c_void};
 use core::slice;
-use utils::driver::cuda::{
+use driver::cuda::{
     AllocationHandle, AllocationProp, ArrayMapInfo, CuResult, DevicePtr, LOCATION_DEVICE,
     OPERATION_MAP, SUBRESOURCE_MIPTAIL, Stream,
 };

@@ -5,7 +5,7 @@ use super::Call;
 use super::straight::Arguments;
 use crate::compute;
 use core::ffi::{c_uint, c_void};
-use utils::driver::cuda::{CuResult, DevicePtr, Event, IpcEventHandle, Stream};
+use driver::cuda::{CuResult, DevicePtr, Event, IpcEventHandle, Stream};
 
 macros::detours! {
     /// CUDA driver API, Stream Management / Stream Memory Operations / External Resource Interoperability: what is queued

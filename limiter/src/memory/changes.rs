@@ -8,9 +8,9 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use crossbeam::utils::CachePadded;
-use utils::clock::now_ns;
-use utils::ledger::Book;
-use utils::page::layout::Kind;
+use session::clock::now_ns;
+use session::ledger::Book;
+use session::page::layout::Kind;
 
 /// Calls that allocate or free: how many run, in the lower bits, and how many have returned.
 static CALLS: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));

@@ -8,9 +8,9 @@ use crate::device::Device;
 use crate::keeper;
 use crate::runtime::{self, Verdict};
 use core::sync::atomic::Ordering::Relaxed;
-use utils::driver::cuda::{Context, CuResult};
-use utils::ledger::{Book, Place};
-use utils::page::layout::Kind;
+use driver::cuda::{Context, CuResult};
+use session::ledger::{Book, Place};
+use session::page::layout::Kind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory.
 ///

@@ -12,10 +12,10 @@ use crate::{compute, keeper, own, report};
 use core::ptr;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use driver::cuda::{self, CuResult};
+use session::page::layout::Kind;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use utils::driver::cuda::{self, CuResult};
-use utils::page::layout::Kind;
 
 /// Taken for granted where NVML cannot be asked: what a context takes on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;

@@ -19,14 +19,14 @@ use crate::per_process::PerProcess;
 use crate::runtime::{self, Verdict};
 use core::ptr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
-use utils::driver::cuda::{
+use driver::cuda::{
     self, CuResult, GRAPH_RESERVED_CURRENT, GRAPH_USED_CURRENT, Graph, GraphExec, GraphNode,
     LOCATION_DEVICE, MemAllocNodeParams, NODE_GRAPH, NODE_MEM_ALLOC,
 };
-use utils::page::layout::Kind;
+use session::page::layout::Kind;
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Physical memory comes in pages of this size.
 const PAGE: u64 = 2 << 20;

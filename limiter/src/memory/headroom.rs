@@ -15,12 +15,12 @@ use crate::device::Device;
 use crate::per_process::PerProcess;
 use crate::runtime::{self, Verdict};
 use core::sync::atomic::Ordering::Relaxed;
+use driver::cuda::CuResult;
+use session::ledger::Book;
+use session::page::layout::{Kind, Layout, NO_LIMIT};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use utils::driver::cuda::CuResult;
-use utils::ledger::Book;
-use utils::page::layout::{Kind, Layout, NO_LIMIT};
 
 /// The driver takes memory for code in pages of this size. Programs with less code find room for it in
 /// what a context takes anyway.

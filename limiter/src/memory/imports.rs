@@ -6,9 +6,9 @@ use crate::own;
 use crate::per_process::PerProcess;
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use driver::cuda::CuResult;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use utils::driver::cuda::CuResult;
 
 struct Import {
     device: &'static Device,

@@ -17,13 +17,13 @@ use core::ffi::c_uint;
 use core::ptr;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use utils::driver::cuda::{
+use driver::cuda::{
     ATTACH_GLOBAL, CAPTURE_STATUS_NONE, Context, CuResult, DevicePtr, EVENT_DISABLE_TIMING, Event,
     Stream,
 };
-use utils::ledger::Place;
-use utils::page::layout::{Kind, Layout};
+use session::ledger::Place;
+use session::page::layout::{Kind, Layout};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// `CU_MEM_ADVISE_SET_READ_MOSTLY`: the device may have a copy.
 pub(crate) const ADVICE_READ_MOSTLY: c_uint = 1;

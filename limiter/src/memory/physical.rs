@@ -13,10 +13,10 @@ use super::tracker::Handle;
 use crate::device::Device;
 use crate::per_process::PerProcess;
 use core::ptr;
+use driver::cuda::CuResult;
+use session::page::layout::Kind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use utils::driver::cuda::CuResult;
-use utils::page::layout::Kind;
 
 /// Names a piece of memory, or a multicast object. Never used twice.
 type Name = u64;

@@ -21,10 +21,10 @@ use crate::device::Device;
 use crate::own;
 use crate::per_process::PerProcess;
 use core::sync::atomic::{AtomicU64, Ordering};
+use driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, Stream};
+use session::page::layout::Kind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use utils::driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, Stream};
-use utils::page::layout::Kind;
 
 /// What pools take from the device at a time, on current drivers; where a pool takes more, it is noticed
 /// afterwards.
@@ -354,11 +354,11 @@ pub(crate) fn shrink(pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuRes
 fn await_frees(device: &Device, stream: Stream) -> bool {
     const LONGEST_NS: u64 = 2_000_000_000;
     const STEP_NS: u64 = 500_000;
-    let begun = utils::clock::now_ns();
+    let begun = session::clock::now_ns();
     let _waits = waiting::begin(device, 0);
     loop {
         match undisturbing(|| own::stream_query(stream)) {
-            CuResult::NOT_READY if utils::clock::now_ns().saturating_sub(begun) < LONGEST_NS => {
+            CuResult::NOT_READY if session::clock::now_ns().saturating_sub(begun) < LONGEST_NS => {
                 clock::sleep(STEP_NS);
             }
             CuResult::SUCCESS => {

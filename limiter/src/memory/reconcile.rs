@@ -27,11 +27,11 @@ use crate::report;
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
+use session::ledger::Book;
+use session::page::layout::Kind;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
-use utils::ledger::Book;
-use utils::page::layout::Kind;
 
 /// Attempts to find a quiet moment, and the pause between them.
 const ATTEMPTS: u32 = 4;

@@ -7,9 +7,9 @@ use crate::device::{Device, nvml_handle};
 use crate::own;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
+use driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
+use session::page::layout::{Kind, Slot};
 use std::os::unix::fs::MetadataExt;
-use utils::driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
-use utils::page::layout::{Kind, Slot};
 
 /// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;

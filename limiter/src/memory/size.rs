@@ -1,6 +1,6 @@
 //! How much device memory the driver takes for what was asked.
 
-use utils::driver::cuda::{ARRAY3D_CUBEMAP, Array3dDescriptor};
+use driver::cuda::{ARRAY3D_CUBEMAP, Array3dDescriptor};
 
 /// Allocations of this size and more are made of pages of this size.
 const LARGE: u64 = 1 << 20;

@@ -4,9 +4,9 @@ use crate::device::Device;
 use crate::runtime;
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
+use session::page::layout::Kind;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use utils::page::layout::Kind;
 
 /// Enough that threads which allocate at the same time seldom meet.
 const SHARDS: usize = 16;

@@ -4,9 +4,9 @@ use crate::common::{
     CONTEXT, GIB, MEMORY_LIMIT, MIB, OUT_OF_MEMORY, Outcome, SESSION_DIR, Stage, UUIDS, built,
     eventually, first_device, outcome, start,
 };
+use session::page::layout::Kind;
+use session::page::{Page, SessionLimits};
 use std::process::Command;
-use utils::page::layout::Kind;
-use utils::page::{Page, SessionLimits};
 
 const CHUNK: u64 = 32 * MIB;
 /// Above every limit here, below what the device has.

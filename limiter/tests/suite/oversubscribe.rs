@@ -1,10 +1,10 @@
 //! More memory than the device has for a session: the rest is on the host.
 
 use crate::common::{CONTEXT, MIB, Outcome, Stage, UUIDS, eventually, outcome, start};
+use session::page::layout::Kind;
+use session::page::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
-use utils::page::layout::Kind;
-use utils::page::{Page, SessionLimits};
 
 const USED: u64 = CONTEXT / MIB;
 

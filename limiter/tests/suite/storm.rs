@@ -5,6 +5,7 @@ use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start,
 };
 use fake_node::{Config, Node};
+use session::page::{Page, Summary};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -12,7 +13,6 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
-use utils::page::{Page, Summary};
 
 fn storm(stage: &Stage, limit: u64, arguments: &[&str]) -> Command {
     let program = stage.compile("storm.c", "storm", &[]);

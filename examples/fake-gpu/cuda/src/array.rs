@@ -2,7 +2,7 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::cuda::{self, ARRAY3D_CUBEMAP, Array3dDescriptor, ArrayDescriptor, CuResult};
+use driver::cuda::{self, ARRAY3D_CUBEMAP, Array3dDescriptor, ArrayDescriptor, CuResult};
 
 use crate::capture;
 use crate::context::device_of;

@@ -2,10 +2,10 @@
 
 use core::ffi::{c_uint, c_void};
 
-use fake_node::layout::Order;
-use utils::driver::cuda::{
+use driver::cuda::{
     self, CAPTURE_MODE_GLOBAL, CAPTURE_MODE_RELAXED, CAPTURE_MODE_THREAD_LOCAL, CuResult,
 };
+use fake_node::layout::Order;
 
 use crate::ffi::{Api, Out, api, ensure, handle};
 use crate::graph::{self, Graph, Work};

@@ -4,7 +4,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use utils::driver::cuda::{self, CuResult, Device};
+use driver::cuda::{self, CuResult, Device};
 
 use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::state::{Driver, Inner, Table, current, driver, with, with_context};

@@ -6,8 +6,8 @@ pub(crate) mod fill;
 pub(crate) mod linear;
 pub(crate) mod shaped;
 
+use driver::cuda::{self, CuResult};
 use fake_node::layout::{Kind as OpKind, Op, Order};
-use utils::driver::cuda::{self, CuResult};
 
 use crate::ffi::{Api, ensure};
 use crate::graph::Work;

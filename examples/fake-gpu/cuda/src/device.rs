@@ -2,8 +2,8 @@
 
 use core::ffi::{c_char, c_int, c_uint};
 
+use driver::cuda::{CuResult, Device, Uuid};
 use fake_node::identity;
-use utils::driver::cuda::{CuResult, Device, Uuid};
 
 use crate::attributes;
 use crate::ffi::{self, Api, Out, Text, api, ensure};

@@ -2,7 +2,7 @@
 
 use core::ffi::{CStr, c_char};
 
-use utils::driver::cuda::CuResult;
+use driver::cuda::CuResult;
 
 use crate::ffi::{Out, api};
 

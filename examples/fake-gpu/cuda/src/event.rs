@@ -2,9 +2,9 @@
 
 use core::ffi::c_uint;
 
+use driver::cuda::{self, CuResult, EVENT_DISABLE_TIMING};
 use fake_node::layout::EventId;
 use fake_node::queue::EventState;
-use utils::driver::cuda::{self, CuResult, EVENT_DISABLE_TIMING};
 
 use crate::capture::{self, Branch};
 use crate::ffi::{Api, Out, api, ensure, handle};

@@ -6,9 +6,7 @@ use crate::{
     graph_memory, green, host, host_calls, launch, managed, memory, module, multicast, pointer,
     pool, proc_address, refused, sharing, sparse, state, stream, stream_memory, vmm,
 };
-use utils::driver::cuda::{
-    Array3dDescriptor, Array3dDescriptorV1, ArrayDescriptor, ArrayDescriptorV1,
-};
+use driver::cuda::{Array3dDescriptor, Array3dDescriptorV1, ArrayDescriptor, ArrayDescriptorV1};
 
 crate::stub::exports! {
     cuInit = cuInit 2000 legacy => state::init;

@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use utils::driver::cuda::{
+use driver::cuda::{
     self, CuResult, DevicePtr, EXTERNAL_MEMORY_OPAQUE_FD, ExternalMemoryBufferDesc,
     ExternalMemoryHandleDesc, ExternalMemoryMipmapDesc,
 };

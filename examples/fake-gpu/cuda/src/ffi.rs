@@ -3,7 +3,7 @@
 
 use core::ffi::{CStr, c_char, c_void};
 
-use utils::driver::cuda::CuResult;
+use driver::cuda::CuResult;
 
 /// The outcome inside the driver.
 pub(crate) type Api<T = ()> = Result<T, CuResult>;

@@ -3,7 +3,7 @@
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
-use utils::driver::cuda::{
+use driver::cuda::{
     self, AccessDesc, CHILD_CLONE, CHILD_MOVE, CuResult, GraphNodeParams, HostNodeParams,
     KernelNodeParams, MemAllocNodeParams, NODE_GRAPH, NODE_HOST, NODE_KERNEL, NODE_MEM_ALLOC,
     NODE_MEM_FREE,

@@ -3,8 +3,8 @@
 
 use core::ffi::{c_char, c_int, c_void};
 
+use driver::cuda::{self, CuResult};
 use fake_node::layout::{Kind as OpKind, Op};
-use utils::driver::cuda::{self, CuResult};
 
 use crate::ffi::{Api, Out, api, ensure, handle};
 use crate::graph::{self, Work};

@@ -5,11 +5,11 @@
 use core::ffi::c_uint;
 use std::sync::Arc;
 
-use fake_node::layout::StreamId;
-use utils::driver::cuda::{
+use driver::cuda::{
     ALLOCATION_PINNED, AccessDesc, CuResult, Device, LOCATION_DEVICE, MemAllocNodeParams,
     MemLocation, PoolProps,
 };
+use fake_node::layout::StreamId;
 
 use crate::ffi::{Api, In, Out, api, ensure};
 use crate::graph::Work;

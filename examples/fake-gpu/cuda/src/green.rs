@@ -3,7 +3,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use utils::driver::cuda::{
+use driver::cuda::{
     self, CuResult, DEV_RESOURCE_SM, DevResource, DevSmResource, Device, GREEN_DEFAULT_STREAM,
 };
 

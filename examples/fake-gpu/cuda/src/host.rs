@@ -2,7 +2,7 @@
 
 use core::ffi::{c_uint, c_void};
 
-use utils::driver::cuda::{CuResult, DevicePtr};
+use driver::cuda::{CuResult, DevicePtr};
 
 use crate::capture;
 use crate::context::device_of;

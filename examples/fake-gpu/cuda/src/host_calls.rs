@@ -12,8 +12,8 @@ use core::sync::atomic::{
 use core::time::Duration;
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use driver::cuda::{self, CuResult, HostFunction, HostNodeParams, StreamCallback};
 use fake_node::layout::{NONE, Op, Order, StreamId};
-use utils::driver::cuda::{self, CuResult, HostFunction, HostNodeParams, StreamCallback};
 
 use crate::context::device_of;
 use crate::ffi::{Api, api, ensure};

@@ -5,8 +5,8 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use driver::cuda::{self, CuResult, LaunchConfig, LaunchParams};
 use fake_node::layout::{Kind, Op};
-use utils::driver::cuda::{self, CuResult, LaunchConfig, LaunchParams};
 
 use crate::attributes;
 use crate::ffi::{Api, In, api, ensure};

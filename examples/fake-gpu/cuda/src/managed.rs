@@ -4,7 +4,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use utils::driver::cuda::{self, CuResult, DevicePtr, LOCATION_DEVICE, MemLocation};
+use driver::cuda::{self, CuResult, DevicePtr, LOCATION_DEVICE, MemLocation};
 
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure};

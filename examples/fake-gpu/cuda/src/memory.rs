@@ -5,8 +5,8 @@
 
 use core::ffi::{c_uint, c_void};
 
+use driver::cuda::{CuResult, DevicePtr};
 use fake_node::blocks::BlockId;
-use utils::driver::cuda::{CuResult, DevicePtr};
 
 use crate::context::device_of;
 use crate::ffi::{Api, Out, api, ensure};

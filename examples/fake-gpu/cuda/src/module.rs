@@ -4,7 +4,7 @@
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::CString;
 
-use utils::driver::cuda::{self, CuResult, Device};
+use driver::cuda::{self, CuResult, Device};
 
 use crate::attributes;
 use crate::ffi::{Api, In, Out, Text, api, ensure, handle};

@@ -3,7 +3,7 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::cuda::{
+use driver::cuda::{
     ALLOCATION_PINNED, AllocationHandle, AllocationProp, CuResult, Device, DevicePtr,
     HANDLE_TYPE_POSIX_FD, LOCATION_DEVICE, MemLocation, MulticastProp,
 };

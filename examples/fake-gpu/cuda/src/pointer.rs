@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use utils::driver::cuda::{CuResult, DevicePtr};
+use driver::cuda::{CuResult, DevicePtr};
 
 use crate::ffi::{Api, In, Out, api, ensure};
 use crate::memory::{self, Allocation, Kind};

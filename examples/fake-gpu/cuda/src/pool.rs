@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use fake_node::blocks::BlockId;
-use fake_node::layout::StreamId;
-use utils::driver::cuda::{
+use driver::cuda::{
     self, ALLOCATION_PINNED, AccessDesc, CuResult, Device, DevicePtr, HANDLE_TYPE_POSIX_FD,
     LOCATION_DEVICE, MemLocation, POOL_RELEASE_THRESHOLD, POOL_RESERVED_CURRENT, POOL_USED_CURRENT,
     PoolProps,
 };
+use fake_node::blocks::BlockId;
+use fake_node::layout::StreamId;
 
 use crate::ffi::{Api, In, Out, api, ensure, handle};
 use crate::graph::Work;

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use utils::driver::cuda::{CuResult, PROC_ADDRESS_PER_THREAD_STREAM};
+use driver::cuda::{CuResult, PROC_ADDRESS_PER_THREAD_STREAM};
 
 use crate::exports::TABLE;
 use crate::ffi::{Api, Out, Text, api, ensure};

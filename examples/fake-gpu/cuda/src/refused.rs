@@ -1,7 +1,7 @@
 //! Functions of the real driver that are exported here and refused: a program that asks for them
 //! gets an answer, and a tool that patches them finds them.
 
-use utils::driver::cuda::CuResult;
+use driver::cuda::CuResult;
 
 use crate::ffi::{Out, api};
 use crate::state::driver;

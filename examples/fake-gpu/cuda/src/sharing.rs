@@ -10,10 +10,10 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 
-use fake_node::blocks::{Block, BlockId};
-use utils::driver::cuda::{
+use driver::cuda::{
     self, CuResult, DevicePtr, HANDLE_TYPE_POSIX_FD, IPC_LAZY_PEER_ACCESS, IpcMemHandle,
 };
+use fake_node::blocks::{Block, BlockId};
 
 use crate::capture;
 use crate::ffi::{Api, In, Out, api, ensure, handle};

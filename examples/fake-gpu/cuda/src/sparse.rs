@@ -3,7 +3,7 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::cuda::{
+use driver::cuda::{
     self, ArrayMapInfo, CuResult, RESOURCE_ARRAY, RESOURCE_MIPMAPPED_ARRAY, SparseProperties,
 };
 

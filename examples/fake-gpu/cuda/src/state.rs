@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use driver::cuda::CuResult;
 use fake_node::Node;
 use fake_node::queue::QueueError;
-use utils::driver::cuda::CuResult;
 
 use crate::array::{Array, Mipmap};
 use crate::capture::Capture;

@@ -2,8 +2,8 @@
 
 use core::ffi::{c_int, c_uint};
 
+use driver::cuda::{self, CuResult, STREAM_LEGACY, STREAM_PER_THREAD};
 use fake_node::layout::{Order, StreamId};
-use utils::driver::cuda::{self, CuResult, STREAM_LEGACY, STREAM_PER_THREAD};
 
 use crate::capture::{self, Branch};
 use crate::context::device_of;

@@ -7,8 +7,8 @@
 
 use core::ffi::c_uint;
 
+use driver::cuda::{self, CuResult, DevicePtr};
 use fake_node::values::{Condition, Value};
-use utils::driver::cuda::{self, CuResult, DevicePtr};
 
 use crate::ffi::{Api, api, ensure};
 use crate::memory::{self, Kind};

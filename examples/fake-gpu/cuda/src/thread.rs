@@ -3,7 +3,7 @@
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use utils::driver::cuda::{CAPTURE_MODE_GLOBAL, CuResult};
+use driver::cuda::{CAPTURE_MODE_GLOBAL, CuResult};
 
 use crate::ffi::{Api, ensure};
 use crate::state;

@@ -9,11 +9,11 @@ use core::ffi::{c_int, c_uint, c_void};
 use std::collections::BTreeMap;
 use std::os::fd::IntoRawFd;
 
-use fake_node::blocks::BlockId;
-use utils::driver::cuda::{
+use driver::cuda::{
     ALLOCATION_PINNED, AccessDesc, AllocationHandle, AllocationProp, CuResult, DevicePtr,
     HANDLE_TYPE_POSIX_FD, LOCATION_DEVICE, MemLocation,
 };
+use fake_node::blocks::BlockId;
 
 use crate::ffi::{Api, In, Out, api, ensure};
 use crate::memory::{self, Allocation, GRANULE, Kind};

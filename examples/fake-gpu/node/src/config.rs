@@ -76,7 +76,7 @@ impl Config {
             };
         let size = |variable: &'static str, default: u64| match lookup(variable) {
             None => Ok(default),
-            Some(value) => utils::units::parse_size(&value).map_err(|error| ConfigError {
+            Some(value) => limits::units::parse_size(&value).map_err(|error| ConfigError {
                 variable,
                 value: value.clone(),
                 expected: error.to_string(),

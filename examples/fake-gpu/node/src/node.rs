@@ -137,7 +137,7 @@ fn pause(ns: u64) {
 /// The node's file: `SLUICE_FAKE_NODE`, or one per user in `/dev/shm`.
 #[must_use]
 pub fn default_path() -> PathBuf {
-    match std::env::var_os(utils::env::FAKE_NODE) {
+    match std::env::var_os(limits::env::FAKE_NODE) {
         Some(path) if !path.is_empty() => path.into(),
         // SAFETY: getuid has no preconditions and cannot fail.
         _ => format!("/dev/shm/sluice-fake-node-{}", unsafe { libc::getuid() }).into(),

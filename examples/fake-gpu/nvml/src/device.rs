@@ -2,8 +2,8 @@
 
 use core::ffi::{c_char, c_int, c_uint};
 
+use driver::nvml::{MEMORY_V2_VERSION, Memory, MemoryV2, NvmlDevice, NvmlReturn};
 use fake_node::identity;
-use utils::driver::nvml::{MEMORY_V2_VERSION, Memory, MemoryV2, NvmlDevice, NvmlReturn};
 
 use crate::ffi::{Api, Out, Text, api, put_text};
 use crate::system::node;

@@ -2,7 +2,7 @@
 
 use core::ffi::{CStr, c_char, c_uint};
 
-use utils::driver::nvml::NvmlReturn;
+use driver::nvml::NvmlReturn;
 
 /// The outcome inside the library.
 pub(crate) type Api<T = ()> = Result<T, NvmlReturn>;

@@ -2,11 +2,11 @@
 
 use core::ffi::{c_uint, c_void};
 
-use fake_node::layout::Process;
-use utils::driver::nvml::{
+use driver::nvml::{
     NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, ProcessDetail, ProcessDetailList,
     ProcessInfoV1, ProcessInfoV2,
 };
+use fake_node::layout::Process;
 
 use crate::device::known;
 use crate::ffi::{Api, Out, api};

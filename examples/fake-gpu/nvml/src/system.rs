@@ -4,8 +4,8 @@ use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use driver::nvml::NvmlReturn;
 use fake_node::Node;
-use utils::driver::nvml::NvmlReturn;
 
 use crate::ffi::{Api, Out, api, put_text};
 

@@ -4,12 +4,12 @@ use core::ffi::c_uint;
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fake_node::node::clock;
-use fake_node::usage::ProcessSample;
-use utils::driver::nvml::{
+use driver::nvml::{
     NvmlDevice, NvmlReturn, PROCESSES_UTILIZATION_VERSION, ProcessUtilizationInfo,
     ProcessUtilizationSample, ProcessesUtilizationInfo,
 };
+use fake_node::node::clock;
+use fake_node::usage::ProcessSample;
 
 use crate::device::known;
 use crate::ffi::{Api, Out, api};

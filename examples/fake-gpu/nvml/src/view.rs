@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use utils::driver::nvml::{NvmlReturn, VALUE_NOT_AVAILABLE};
+use driver::nvml::{NvmlReturn, VALUE_NOT_AVAILABLE};
 
 use crate::ffi::Api;
 

@@ -14,11 +14,11 @@ mod support;
 use std::ffi::{CString, c_void};
 use std::time::Duration;
 
+use driver::nvml::{MEMORY_V2_VERSION, MemoryV2, ProcessInfoV2};
 use nvml_wrapper::Nvml;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use support::*;
-use utils::driver::nvml::{MEMORY_V2_VERSION, MemoryV2, ProcessInfoV2};
 
 fn open() -> Nvml {
     Nvml::builder().lib_path(built("libfake_nvml.so").as_os_str()).init().unwrap()

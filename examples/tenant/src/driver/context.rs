@@ -2,7 +2,7 @@
 
 use core::ffi::{CStr, c_int};
 
-use utils::driver::cuda::{self, CuResult, Device};
+use driver::cuda::{self, CuResult, Device};
 
 use super::DriverError;
 use super::table::Table;

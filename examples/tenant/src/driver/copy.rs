@@ -2,8 +2,8 @@
 
 use core::ffi::c_void;
 
-use utils::driver::copy::{Copy2d, Copy3d, MEMORY_DEVICE, Side2d, Side3d};
-use utils::driver::cuda::DevicePtr;
+use driver::copy::{Copy2d, Copy3d, MEMORY_DEVICE, Side2d, Side3d};
+use driver::cuda::DevicePtr;
 
 use super::{Context, DriverError, Stream};
 

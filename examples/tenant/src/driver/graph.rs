@@ -1,6 +1,6 @@
 //! Graphs captured from a stream.
 
-use utils::driver::cuda::{self, CAPTURE_MODE_THREAD_LOCAL};
+use driver::cuda::{self, CAPTURE_MODE_THREAD_LOCAL};
 
 use super::{Context, DriverError, Stream};
 

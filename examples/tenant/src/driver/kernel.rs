@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use utils::driver::cuda::{Function, LaunchConfig, Module};
+use driver::cuda::{Function, LaunchConfig, Module};
 
 use super::{Context, DriverError, Stream};
 

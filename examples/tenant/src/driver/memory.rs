@@ -2,7 +2,7 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::cuda::{
+use driver::cuda::{
     self, ALLOCATION_PINNED, ATTACH_GLOBAL, AllocationHandle, AllocationProp, Array3dDescriptor,
     ArrayDescriptor, DevicePtr, LOCATION_DEVICE, MemAllocNodeParams, MemLocation, PoolProps,
 };

@@ -15,7 +15,7 @@ pub(crate) use kernel::{Kernels, LaunchCall, Spin};
 pub(crate) use memory::{ARRAY_ROW, Allocator, MemoryApi};
 pub(crate) use stream::{Event, Stream};
 
-use utils::driver::cuda::CuResult;
+use driver::cuda::CuResult;
 
 /// Why something could not be done with the driver.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::cuda::{self, CuResult};
+use driver::cuda::{self, CuResult};
 
 use super::{Context, DriverError};
 

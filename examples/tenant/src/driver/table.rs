@@ -9,8 +9,8 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 
-use utils::driver::copy::{Copy2d, Copy3d};
-use utils::driver::cuda::{
+use driver::copy::{Copy2d, Copy3d};
+use driver::cuda::{
     AllocationHandle, AllocationProp, Array, Array3dDescriptor, ArrayDescriptor, Context, CuResult,
     Device, DevicePtr, Event, Function, Graph, GraphExec, GraphNode, LaunchConfig,
     MemAllocNodeParams, MemoryPool, MipmappedArray, Module, PROC_ADDRESS_PER_THREAD_STREAM,

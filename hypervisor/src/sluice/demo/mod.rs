@@ -13,7 +13,7 @@ mod view;
 
 use std::time::{Duration, Instant};
 
-use utils::units::{Amount, PPM_ONE};
+use limits::units::{Amount, PPM_ONE};
 
 use self::stage::Stage;
 use self::tenant::{Load, Measured, Taken};

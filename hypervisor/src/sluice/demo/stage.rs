@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use limits::env;
 use serde::de::DeserializeOwned;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
-use utils::env;
 
 use super::TICK;
 use super::tenant::{Load, Measured, Running, last_words};

@@ -1,9 +1,9 @@
 //! From what a session may take to what it may take from now on.
 
-use utils::page::SessionLimits;
-use utils::page::layout::NO_LIMIT;
-use utils::protocol::{Policy, Priority};
-use utils::units::{Amount, Percent, default_weight};
+use limits::units::{Amount, Percent, default_weight};
+use limits::{Policy, Priority};
+use session::page::SessionLimits;
+use session::page::layout::NO_LIMIT;
 
 use crate::sluice::Error;
 use crate::sluice::cli::{PolicyArg, PriorityArg};

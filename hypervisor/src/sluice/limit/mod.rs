@@ -5,10 +5,10 @@ mod change;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use utils::page::layout::NO_LIMIT;
-use utils::page::{Page, SessionLimits};
-use utils::units::Size;
-use utils::uuid::DeviceUuid;
+use ::session::page::layout::NO_LIMIT;
+use ::session::page::{Page, SessionLimits};
+use limits::units::Size;
+use limits::uuid::DeviceUuid;
 
 use super::cli::LimitArguments;
 use super::described::{Compute, Memory};
@@ -98,8 +98,9 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
 fn has_process(session: &Found, pid: u32) -> bool {
     let sits = |page: &PathBuf| {
         let summary = Page::open_existing(page).and_then(|page| page.summary());
-        let is =
-            |process: &utils::page::Process| process.host_pid == Some(pid) || process.pid == pid;
+        let is = |process: &::session::page::Process| {
+            process.host_pid == Some(pid) || process.pid == pid
+        };
         summary.is_ok_and(|summary| summary.processes.iter().any(is))
     };
     (session.owned && session.owner() == Some(pid)) || session.pages.iter().any(sits)

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
+use ::session::page::layout::{Kind, NO_LIMIT};
+use ::session::page::{Page, PageError, Process, Summary};
+use limits::{Policy, Priority};
 use serde::Serialize;
-use utils::page::layout::{Kind, NO_LIMIT};
-use utils::page::{Page, PageError, Process, Summary};
-use utils::protocol::{Policy, Priority};
 
 use crate::sluice::session;
 use crate::sluice::sessions::Found;
@@ -57,7 +57,7 @@ pub struct DeviceReport {
     /// Who is in it.
     pub processes: Vec<ProcessReport>,
     #[serde(skip)]
-    pub(super) limits: utils::page::SessionLimits,
+    pub(super) limits: ::session::page::SessionLimits,
 }
 
 /// Memory of a session on one device, in bytes.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use utils::units::{PPM_PER_PERCENT, Size};
+use limits::units::{PPM_PER_PERCENT, Size};
 
 use super::report::{DeviceReport, ProcessReport, Report, SessionReport};
 use crate::sluice::described::{Compute, Memory};

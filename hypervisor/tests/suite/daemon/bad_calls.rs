@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::ClientError;
+use protocol::path;
 use serde_json::{Value, json};
-use utils::protocol::path;
 
 use crate::daemon::holders::holder;
 use crate::daemon::process::{Daemon, GPU, PATIENCE, admission, place, register, registration};

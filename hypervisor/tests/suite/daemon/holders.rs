@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use protocol::LeaseReport;
 use serde_json::json;
-use utils::protocol::LeaseReport;
 
 use crate::daemon::process::{admission, register};
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use utils::protocol::{DeviceQuota, LeaseReport, Register, Registered, VERSION, path};
+use protocol::{DeviceQuota, LeaseReport, Register, Registered, VERSION, path};
 
 use crate::daemon::process::{Daemon, PATIENCE, admission, place, register};
 

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use hypervisor::daemon::status::Status;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use utils::protocol::{
+use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 pub(crate) const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use protocol::{DeviceQuota, LeaseReport, Register, Registered, VERSION, path};
 use serde_json::json;
-use utils::protocol::{DeviceQuota, LeaseReport, Register, Registered, VERSION, path};
 
 use crate::daemon::holders::now_us;
 use crate::daemon::process::{PATIENCE, admission};

@@ -4,7 +4,7 @@ use super::super::usage::Totals;
 use super::super::{is_capturing, own, pins, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use utils::driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
+use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work

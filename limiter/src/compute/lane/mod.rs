@@ -23,9 +23,9 @@ use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use crossbeam::utils::CachePadded;
+use driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 use pace::Span;
 use std::sync::Mutex;
-use utils::driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 
 pub(super) use thread::{
     context_of, device_of, enter, estimate_of, is_default, known, known_way, of_this_thread, pass,

@@ -10,8 +10,8 @@ use crate::runtime::{self, Verdict};
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
+use driver::cuda::{Context, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 use std::sync::Arc;
-use utils::driver::cuda::{Context, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 /// Streams that a thread finds without a search.
 const SHORTCUTS: usize = 32;

@@ -2,8 +2,8 @@
 
 use super::super::{ConfigError, DaemonAddress, LogLevel, OnFailure};
 use super::{UUID, config, device, limits};
+use limits::Policy;
 use std::path::Path;
-use utils::protocol::Policy;
 
 #[test]
 fn nothing_set_is_nothing_limited() {

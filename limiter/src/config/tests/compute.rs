@@ -2,8 +2,8 @@
 
 use super::super::ConfigError;
 use super::{UUID, config, device, limits};
-use utils::page::SessionLimits;
-use utils::protocol::{Policy, Priority};
+use limits::{Policy, Priority};
+use session::page::SessionLimits;
 
 const SHARE: (&str, &str) = ("CUDA_CORE_LIMIT", "30");
 

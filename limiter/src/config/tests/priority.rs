@@ -2,7 +2,7 @@
 
 use super::super::DeviceIdentity;
 use super::{OTHER, UUID, config, device, limits};
-use utils::protocol::Policy;
+use limits::Policy;
 
 const GIB: u64 = 1 << 30;
 

@@ -6,8 +6,8 @@ use crate::detours::Call;
 use crate::memory::oversubscribe;
 use core::ffi::{c_uint, c_ulonglong};
 use core::slice;
-use utils::driver::copy::{BatchedCopy3d, CopyAttributes, DecompressParams};
-use utils::driver::cuda::{CuResult, Device, DevicePtr, LOCATION_DEVICE, MemLocation, Stream};
+use driver::copy::{BatchedCopy3d, CopyAttributes, DecompressParams};
+use driver::cuda::{CuResult, Device, DevicePtr, LOCATION_DEVICE, MemLocation, Stream};
 
 macros::detours! {
     /// CUDA driver API, Memory Management: copies and fills.

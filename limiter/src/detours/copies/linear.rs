@@ -5,8 +5,8 @@ use super::{DEFAULT, Kind, Size, transfer};
 use crate::compute::Work;
 use crate::detours::Call;
 use core::ffi::{c_uchar, c_uint, c_ushort, c_void};
-use utils::driver::copy::DevicePtrV1;
-use utils::driver::cuda::{Array, Context, CuResult, DevicePtr, Stream};
+use driver::copy::DevicePtrV1;
+use driver::cuda::{Array, Context, CuResult, DevicePtr, Stream};
 
 macros::detours! {
     /// CUDA driver API, Memory Management: copies and fills.

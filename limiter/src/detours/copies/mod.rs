@@ -19,7 +19,7 @@ pub(super) mod shaped;
 use crate::compute::{self, Work};
 use core::ffi::c_uint;
 use core::ptr;
-use utils::driver::cuda::{CuResult, Stream};
+use driver::cuda::{CuResult, Stream};
 
 /// The stream of a call that names none.
 const DEFAULT: Stream = ptr::null_mut();

@@ -3,8 +3,8 @@
 use crate::compute::undisturbing;
 use crate::own;
 use core::ffi::{c_uint, c_void};
-use utils::driver::copy::MEMORY_HOST;
-use utils::driver::cuda::{CuResult, DevicePtr, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE};
+use driver::copy::MEMORY_HOST;
+use driver::cuda::{CuResult, DevicePtr, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE};
 
 /// What `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` is of an address that the driver does not know.
 const UNKNOWN: c_uint = 0;
@@ -37,7 +37,7 @@ const fn is_host(kind: c_uint, managed: bool) -> bool {
 mod tests {
     use super::*;
     use core::ptr;
-    use utils::driver::copy::MEMORY_DEVICE;
+    use driver::copy::MEMORY_DEVICE;
 
     #[test]
     fn pageable_and_pinned_memory_is_the_hosts_and_no_other() {

@@ -5,8 +5,8 @@ use super::{DEFAULT, Kind, transfer};
 use crate::compute::Work;
 use crate::detours::Call;
 use core::ffi::c_uint;
-use utils::driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST, MEMORY_UNIFIED};
-use utils::driver::cuda::{CuResult, DevicePtr, Stream};
+use driver::copy::{Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_HOST, MEMORY_UNIFIED};
+use driver::cuda::{CuResult, DevicePtr, Stream};
 
 macros::detours! {
     /// CUDA driver API, Memory Management: copies and fills.

@@ -3,14 +3,14 @@
 use crate::common::{
     CONTEXT, GIB, MIB, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
 };
+use limits::Policy;
 use serde_json::Value;
+use session::page::layout::{Kind, NO_LIMIT};
+use session::page::{Page, SessionLimits, Summary};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use utils::page::layout::{Kind, NO_LIMIT};
-use utils::page::{Page, SessionLimits, Summary};
-use utils::protocol::Policy;
 
 /// The page of the first device in a stage's session, once there is one.
 fn page(stage: &Stage) -> Page {

@@ -4,11 +4,11 @@ use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, SESSION_DIR, Stage, UUIDS, eventually, first_device,
     outcome, start,
 };
+use session::page::layout::Kind;
+use session::page::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
-use utils::page::layout::Kind;
-use utils::page::{Page, SessionLimits};
 
 const USED: u64 = CONTEXT / MIB;
 

@@ -1,9 +1,9 @@
 //! Batches of copies.
 
-use utils::driver::copy::{
+use driver::copy::{
     BatchedCopy3d, CopyAttributes, Extent, OPERAND_ARRAY, OPERAND_POINTER, Operand,
 };
-use utils::driver::cuda::{self, CuResult, DevicePtr};
+use driver::cuda::{self, CuResult, DevicePtr};
 
 use super::shaped::known_order;
 use super::{Place, Route, Transfer, put_batch};

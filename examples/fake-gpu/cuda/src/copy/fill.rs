@@ -2,8 +2,8 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::copy::DevicePtrV1;
-use utils::driver::cuda::{self, CuResult, DevicePtr};
+use driver::copy::DevicePtrV1;
+use driver::cuda::{self, CuResult, DevicePtr};
 
 use super::{DEFAULT, Place, Transfer, put};
 use crate::ffi::api;

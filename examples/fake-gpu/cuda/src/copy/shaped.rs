@@ -2,11 +2,11 @@
 
 use core::ffi::c_uint;
 
-use utils::driver::copy::{
+use driver::copy::{
     Copy2d, Copy2dV1, Copy3d, Copy3dV1, MEMORY_ARRAY, MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED,
     Side2d, Side3d,
 };
-use utils::driver::cuda::{self, CuResult};
+use driver::cuda::{self, CuResult};
 
 use super::{DEFAULT, Place, Route, Transfer, put};
 use crate::array;

@@ -3,12 +3,12 @@
 use std::ffi::c_void;
 
 use crate::support::*;
-use utils::driver::copy::{
+use driver::copy::{
     ArrayOperand, BatchedCopy3d, Copy2d, Copy3d, CopyAttributes, Extent, MEMORY_ARRAY,
     MEMORY_DEVICE, MEMORY_HOST, MEMORY_UNIFIED, OPERAND_ARRAY, OPERAND_POINTER, Operand,
     OperandBody, PointerOperand, Side2d, Side3d,
 };
-use utils::driver::cuda::{Array3dDescriptor, ArrayDescriptor, MemLocation};
+use driver::cuda::{Array3dDescriptor, ArrayDescriptor, MemLocation};
 
 const WIDTH: usize = 64;
 const HEIGHT: usize = 16;

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use crate::support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, CHILD_MOVE, ChildGraphNodeParams, GraphNodeBody, GraphNodeParams,
     MemAllocNodeParams, MemLocation, NODE_GRAPH, PoolProps,
 };

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use utils::driver::cuda::{CuResult, HostNodeParams, Stream};
+use driver::cuda::{CuResult, HostNodeParams, Stream};
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);

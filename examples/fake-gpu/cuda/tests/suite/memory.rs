@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use crate::support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, AllocationProp, Array3dDescriptor, ArrayDescriptor, MemAllocNodeParams,
     MemLocation, PoolProps,
 };

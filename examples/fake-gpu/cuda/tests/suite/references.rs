@@ -4,7 +4,7 @@
 use std::os::fd::IntoRawFd;
 
 use crate::support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, AllocationProp, Array3dDescriptor, ArrayMapInfo, DEV_RESOURCE_SM, DevResource,
     DevSmResource, EXTERNAL_MEMORY_OPAQUE_FD, ExternalMemoryBufferDesc, ExternalMemoryHandleDesc,
     ExternalMemoryMipmapDesc, GREEN_DEFAULT_STREAM, MemLocation, MulticastProp, RESOURCE_ARRAY,

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Child;
 
 use crate::support::*;
-use utils::driver::cuda::{
+use driver::cuda::{
     AccessDesc, AllocationProp, HANDLE_TYPE_POSIX_FD, IPC_LAZY_PEER_ACCESS, IpcMemHandle,
     MemLocation, PoolProps,
 };

@@ -6,8 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::ClientError;
+use protocol::{Admission, Decision, LeaseReport, path};
 use rustix::process::Signal;
-use utils::protocol::{Admission, Decision, LeaseReport, path};
 
 use crate::daemon::holders::{finish, holder, now_us};
 use crate::daemon::process::{Daemon, GPU, admission, freeze, place, register, thaw};

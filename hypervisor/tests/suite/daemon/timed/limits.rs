@@ -4,9 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::ClientError;
-use utils::protocol::{
-    Admission, Decision, DeviceQuota, Lease, LeaseReport, Policy, Registered, path,
-};
+use limits::Policy;
+use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Registered, path};
 
 use crate::daemon::process::{Daemon, GPU, PATIENCE, admission, place, register, registration};
 use crate::daemon::programs::{Program, seen};

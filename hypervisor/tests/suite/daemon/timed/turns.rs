@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use hypervisor::daemon::status::Class;
-use utils::protocol::{DeviceQuota, Policy};
+use limits::Policy;
+use protocol::DeviceQuota;
 
 use crate::daemon::holders::{finish, holder};
 use crate::daemon::process::{Daemon, GPU, place};

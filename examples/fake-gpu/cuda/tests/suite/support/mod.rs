@@ -9,9 +9,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use utils::driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
+use driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
 
-use utils::driver::cuda::{DevResource, HostFunction, IpcMemHandle, MemLocation, StreamCallback};
+use driver::cuda::{DevResource, HostFunction, IpcMemHandle, MemLocation, StreamCallback};
 
 /// Marks a process that runs the body of one test.
 const BODY: &str = "FAKE_CUDA_TEST_BODY";

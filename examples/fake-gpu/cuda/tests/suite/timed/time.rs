@@ -5,7 +5,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use utils::driver::cuda::{KernelNodeParams, LaunchConfig};
+use driver::cuda::{KernelNodeParams, LaunchConfig};
 
 fn elapsed(start: Ptr, end: Ptr) -> f32 {
     let mut ms = 0.0;

@@ -1,0 +1,398 @@
+//! What one session has earned, used and owes on one device.
+//!
+//! * `own`: the bucket of the guaranteed share.
+//! * `ceiling`: a second bucket, where there is a bound above the guaranteed share. All use is taken
+//!   from it.
+//! * Spare time is counted, and taken from `ceiling` only.
+//!
+//! Use is charged when it is told of. What is not told yet (`Untold`) counts as used until then,
+//! so that nobody gains by saying nothing.
+
+use limits::bucket::Bucket;
+use limits::units::PPM_ONE;
+
+use super::quota::Quota;
+use super::tuning::Tuning;
+
+/// What a lease is paid from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Paid {
+    /// The guaranteed share.
+    Own,
+    /// Time that would have been idle.
+    Spare,
+}
+
+/// Time that has passed since leases were last told of, as far as it is likely to have been used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Untold {
+    pub(super) own_ns: u64,
+    pub(super) all_ns: u64,
+    /// For how long the least talkative holder has said nothing. 0: nobody holds.
+    pub(super) longest_ns: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Account {
+    quota: Quota,
+    guaranteed_ppm: u32,
+    own: Bucket,
+    ceiling: Option<(u32, Bucket)>,
+    untold: Untold,
+    /// Time in which any worker held and which has not been charged: workers that hold at once are
+    /// together charged for no more than the time that passed. It goes back as far as somebody has
+    /// not told yet.
+    held_ns: u64,
+    charged_ns: u64,
+    spare_ns: u64,
+    /// Guaranteed time used in relation to the share: the session with the least goes next. In
+    /// nanoseconds at a whole share.
+    virtual_ns: u128,
+    /// Where in virtual time its next turn begins, if that is near enough to what it has used.
+    next_place: u128,
+    /// Spare time used in relation to the weight.
+    spare_virtual_ns: u128,
+    /// No turn can start before these moments, of own and of spare time: found once, so that those
+    /// who wait long cost little. Use only makes it later.
+    not_before: [u64; 2],
+}
+
+impl Account {
+    pub(super) fn new(quota: Quota, now: u64, tuning: &Tuning) -> Self {
+        Self {
+            quota,
+            guaranteed_ppm: quota.guaranteed_ppm(tuning),
+            own: Bucket::empty_at(now),
+            ceiling: quota.ceiling_ppm().map(|ppm| (ppm, Bucket::empty_at(now))),
+            untold: Untold::default(),
+            held_ns: 0,
+            charged_ns: 0,
+            spare_ns: 0,
+            virtual_ns: 0,
+            next_place: 0,
+            spare_virtual_ns: 0,
+            not_before: [0; 2],
+        }
+    }
+
+    pub(super) fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
+    pub(super) fn guaranteed_ppm(&self) -> u32 {
+        self.guaranteed_ppm
+    }
+
+    pub(super) fn charged_ns(&self) -> u64 {
+        self.charged_ns
+    }
+
+    /// What has been used since then, as far as is known.
+    pub(super) fn untold_ns(&self) -> u64 {
+        self.untold.all_ns
+    }
+
+    pub(super) fn spare_ns(&self) -> u64 {
+        self.spare_ns
+    }
+
+    /// What goes next has the least of it.
+    pub(super) fn virtual_time(&self, paid: Paid) -> u128 {
+        match paid {
+            Paid::Own => self.virtual_ns,
+            Paid::Spare => self.spare_virtual_ns,
+        }
+    }
+
+    /// What goes next has the least of it: the virtual time, or, of those who take turns, what it would be if each turn
+    /// were as long as it should be. What one was longer by makes the next one shorter, and not later, as far as it can
+    /// be shorter.
+    pub(super) fn place(&self, paid: Paid, tuning: &Tuning) -> u128 {
+        if paid == Paid::Spare {
+            return self.spare_virtual_ns;
+        }
+        let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
+        let shorter = self.virtually(turn - tuning.shortest_ns).min(self.virtually(turn) / 4 * 3);
+        let earliest = self.virtual_ns.saturating_sub(shorter);
+        self.next_place.clamp(earliest, self.virtual_ns + shorter / 3)
+    }
+
+    /// How long the next turn should be.
+    pub(super) fn next_turn_ns(&self, tuning: &Tuning) -> u64 {
+        let rest = self.place_after_turn(tuning).saturating_sub(self.virtual_ns);
+        let length = rest * u128::from(self.guaranteed_ppm) / u128::from(PPM_ONE);
+        u64::try_from(length).unwrap_or(u64::MAX).clamp(tuning.shortest_ns, tuning.quantum_ns)
+    }
+
+    pub(super) fn turn_begins(&mut self, tuning: &Tuning) {
+        self.next_place = self.place_after_turn(tuning);
+    }
+
+    /// How much more it would have used if all its turns had been as long as they should be.
+    pub(super) fn short_of_its_place(&self) -> u128 {
+        self.next_place.saturating_sub(self.virtual_ns)
+    }
+
+    pub(super) fn move_place_back(&mut self, virtual_ns: u128) {
+        self.next_place = self.next_place.saturating_sub(virtual_ns);
+    }
+
+    fn place_after_turn(&self, tuning: &Tuning) -> u128 {
+        let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
+        self.place(Paid::Own, tuning).saturating_add(self.virtually(turn))
+    }
+
+    /// So much time in relation to the share.
+    fn virtually(&self, ns: u64) -> u128 {
+        u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.guaranteed_ppm.max(1))
+    }
+
+    /// Idling earns no precedence.
+    pub(super) fn catch_up(&mut self, paid: Paid, virtual_now: u128) {
+        let mine = match paid {
+            Paid::Own => &mut self.virtual_ns,
+            Paid::Spare => &mut self.spare_virtual_ns,
+        };
+        *mine = virtual_now.max(*mine);
+        if paid == Paid::Own {
+            self.next_place = virtual_now.max(self.next_place);
+        }
+    }
+
+    /// What was used counts as that much at most, where turns are given out.
+    pub(super) fn count_at_most(&mut self, virtual_ns: u128) {
+        self.virtual_ns = virtual_ns.min(self.virtual_ns);
+    }
+
+    /// Guaranteed time that is left, as of the last settlement; negative: owed.
+    pub(super) fn balance_ns(&self) -> i64 {
+        less(self.own.balance_ns, self.untold.own_ns)
+    }
+
+    /// What is left below the ceiling.
+    pub(super) fn headroom_ns(&self) -> i64 {
+        self.ceiling.map_or(i64::MAX, |(_, bucket)| less(bucket.balance_ns, self.untold.all_ns))
+    }
+
+    pub(super) fn settle(&mut self, now: u64, untold: Untold, tuning: &Tuning) {
+        let passed = now.saturating_sub(self.own.settled_at_ns);
+        self.held_ns = self.held_ns.saturating_add(passed).min(untold.longest_ns);
+        let untold = Untold {
+            own_ns: untold.own_ns.min(self.held_ns),
+            all_ns: untold.all_ns.min(self.held_ns),
+            ..untold
+        };
+        // What is untold will be taken off: until then the bucket may hold so much more.
+        let burst = tuning.burst_ns(self.guaranteed_ppm).saturating_add(untold.own_ns);
+        self.own.settle(now, self.guaranteed_ppm, burst, false);
+        if let Some((ppm, bucket)) = &mut self.ceiling {
+            let burst = tuning.burst_ns(*ppm).saturating_add(untold.all_ns);
+            bucket.settle(now, *ppm, burst, false);
+        }
+        self.untold = untold;
+    }
+
+    /// Charges for time used by one of the workers. To be called after [`Self::settle`].
+    pub(super) fn charge(&mut self, used_ns: u64, paid: Paid) {
+        let charge = used_ns.min(self.held_ns);
+        self.held_ns -= charge;
+        self.charged_ns = self.charged_ns.saturating_add(charge);
+        if let Some((_, bucket)) = &mut self.ceiling {
+            bucket.charge(charge);
+        }
+        match paid {
+            Paid::Own => {
+                self.own.charge(charge);
+                self.virtual_ns += self.virtually(charge);
+            }
+            Paid::Spare => {
+                self.spare_ns = self.spare_ns.saturating_add(charge);
+                let weight = u128::from(self.quota.weight.max(1));
+                self.spare_virtual_ns += u128::from(charge) * u128::from(PPM_ONE) / weight;
+            }
+        }
+    }
+
+    /// The new quota counts from now on: what was earned and what is owed stays. To be called
+    /// after [`Self::settle`].
+    pub(super) fn set_quota(&mut self, quota: Quota, now: u64, tuning: &Tuning) {
+        self.quota = quota;
+        self.not_before = [0; 2];
+        self.guaranteed_ppm = quota.guaranteed_ppm(tuning);
+        let old = self.ceiling.map(|(_, bucket)| bucket);
+        let empty = Bucket::empty_at(now);
+        self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, old.unwrap_or(empty)));
+    }
+
+    pub(super) fn forget_savings(&mut self) {
+        let ceiling = self.ceiling.as_mut().map(|(_, bucket)| bucket);
+        for bucket in ceiling.into_iter().chain([&mut self.own]) {
+            bucket.balance_ns = bucket.balance_ns.min(0);
+        }
+    }
+
+    /// How much of what can be saved up has been saved up, in millionths.
+    pub(super) fn fullness_ppm(&self, tuning: &Tuning) -> u64 {
+        let balance = u64::try_from(self.balance_ns()).unwrap_or(0);
+        super::density::ratio_ppm(balance, tuning.burst_ns(self.guaranteed_ppm))
+    }
+
+    /// Whether a turn can start, or (`going_on`) a lease can be prolonged, as of the last settlement, with so much of the
+    /// guaranteed time kept.
+    pub(super) fn can_pay(
+        &self,
+        paid: Paid,
+        going_on: bool,
+        kept_ns: u64,
+        tuning: &Tuning,
+    ) -> bool {
+        let entry = |share_ppm| tuning.entry_ns(share_ppm);
+        let least = |share_ppm| if going_on { entry(share_ppm).min(1) } else { entry(share_ppm) };
+        let holds =
+            |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
+        match paid {
+            Paid::Own => {
+                let balance = less(self.balance_ns(), kept_ns);
+                holds(balance, least(self.guaranteed_ppm)) && self.headroom_ns() >= 0
+            }
+            Paid::Spare => {
+                let least = self.ceiling.map_or(0, |(ppm, _)| least(ppm));
+                self.quota.takes_spare() && holds(self.headroom_ns(), least)
+            }
+        }
+    }
+
+    /// When [`Self::can_pay`] for a new turn, if nothing is used until then.
+    pub(super) fn ready_at(&self, paid: Paid, tuning: &Tuning) -> Option<u64> {
+        let ceiling = |least: &dyn Fn(u32) -> u64| match &self.ceiling {
+            None => Some(0),
+            Some((ppm, bucket)) => {
+                reach(bucket, least(*ppm).saturating_add(self.untold.all_ns), *ppm)
+            }
+        };
+        match paid {
+            Paid::Own => {
+                let least = tuning.entry_ns(self.guaranteed_ppm);
+                let least = least.saturating_add(self.untold.own_ns);
+                Some(reach(&self.own, least, self.guaranteed_ppm)?.max(ceiling(&|_| 0)?))
+            }
+            Paid::Spare if self.quota.takes_spare() => ceiling(&|ppm| tuning.entry_ns(ppm)),
+            Paid::Spare => None,
+        }
+    }
+
+    /// A moment before which [`Self::can_pay`] for a new turn is known to be false.
+    pub(super) fn not_before(&self, paid: Paid) -> u64 {
+        self.not_before[paid as usize]
+    }
+
+    /// It was found that no turn can start now.
+    pub(super) fn remember_wait(&mut self, paid: Paid, tuning: &Tuning) {
+        self.not_before[paid as usize] = self.ready_at(paid, tuning).unwrap_or(u64::MAX);
+    }
+
+    /// How long a lease that starts now can be held by workers that use `density_ppm` of the time.
+    pub(super) fn affordable_ns(&self, paid: Paid, density_ppm: u64, kept_ns: u64) -> u64 {
+        let below_ceiling =
+            self.ceiling.map_or(u64::MAX, |(ppm, _)| lasts(self.headroom_ns(), ppm, density_ppm));
+        match paid {
+            Paid::Own => {
+                let balance = less(self.balance_ns(), kept_ns);
+                lasts(balance, self.guaranteed_ppm, density_ppm).min(below_ceiling)
+            }
+            Paid::Spare => below_ceiling,
+        }
+    }
+}
+
+fn less(balance_ns: i64, untold_ns: u64) -> i64 {
+    balance_ns.saturating_sub(i64::try_from(untold_ns).unwrap_or(i64::MAX))
+}
+
+/// When the bucket holds `balance_ns` if nothing is taken from it.
+fn reach(bucket: &Bucket, balance_ns: u64, share_ppm: u32) -> Option<u64> {
+    let wait = bucket.ready_in(balance_ns, share_ppm)?;
+    Some(bucket.settled_at_ns.saturating_add(wait))
+}
+
+/// How long a balance lasts that is filled by a share and emptied by use.
+fn lasts(balance_ns: i64, share_ppm: u32, density_ppm: u64) -> u64 {
+    let Ok(balance) = u64::try_from(balance_ns) else { return 0 };
+    let drain = density_ppm.min(PPM_ONE.into()).saturating_sub(share_ppm.into());
+    let length = (u128::from(balance) * u128::from(PPM_ONE)).checked_div(u128::from(drain));
+    length.map_or(u64::MAX, |length| u64::try_from(length).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn untold(ns: u64) -> Untold {
+        Untold { own_ns: ns, all_ns: ns, longest_ns: ns }
+    }
+
+    #[test]
+    fn workers_that_hold_at_once_are_charged_at_most_the_time_that_passed() {
+        let tuning = Tuning::default();
+        let mut account = Account::new(Quota::fixed(500_000), 0, &tuning);
+        account.settle(20 * MS, untold(20 * MS), &tuning);
+        account.charge(15 * MS, Paid::Own);
+        account.charge(15 * MS, Paid::Own);
+        assert_eq!(account.charged_ns(), 20 * MS);
+        // Two that use a third each are charged both, however far apart they tell of it.
+        account.settle(40 * MS, untold(20 * MS), &tuning);
+        account.charge(6 * MS, Paid::Own);
+        account.settle(50 * MS, untold(30 * MS), &tuning);
+        account.charge(9 * MS, Paid::Own);
+        assert_eq!(account.charged_ns(), 35 * MS);
+        account.settle(60 * MS, untold(10 * MS), &tuning);
+        account.charge(u64::MAX, Paid::Own);
+        assert_eq!(account.charged_ns(), 45 * MS);
+        // Nobody holds: there is nothing to charge for.
+        account.settle(90 * MS, Untold::default(), &tuning);
+        account.charge(10 * MS, Paid::Own);
+        assert_eq!(account.charged_ns(), 45 * MS);
+    }
+
+    #[test]
+    fn what_is_earned_during_a_long_silence_is_not_lost() {
+        let tuning = Tuning::default();
+        let mut account = Account::new(Quota::fixed(250_000), 0, &tuning);
+        let long = 4_000 * MS;
+        account.settle(long, untold(long), &tuning);
+        account.charge(long, Paid::Own);
+        account.settle(long, Untold::default(), &tuning);
+        assert_eq!(account.balance_ns(), -3_000_000_000);
+    }
+
+    #[test]
+    fn spare_time_is_charged_to_the_ceiling_only() {
+        let tuning = Tuning::default();
+        let quota = Quota { soft_ppm: Some(500_000), ..Quota::balance(200_000, 2) };
+        let mut account = Account::new(quota, 0, &tuning);
+        account.settle(100 * MS, untold(100 * MS), &tuning);
+        account.charge(30 * MS, Paid::Spare);
+        account.settle(100 * MS, Untold::default(), &tuning);
+        assert_eq!((account.balance_ns(), account.headroom_ns()), (20_000_000, 20_000_000));
+        assert_eq!((account.spare_ns(), account.charged_ns()), (30 * MS, 30 * MS));
+        assert_eq!(account.virtual_time(Paid::Own), 0);
+        account.settle(180 * MS, untold(80 * MS), &tuning);
+        account.charge(80 * MS, Paid::Spare);
+        account.settle(180 * MS, Untold::default(), &tuning);
+        assert!(!account.can_pay(Paid::Own, true, 0, &tuning));
+        let at = account.ready_at(Paid::Spare, &tuning).unwrap();
+        account.settle(at, Untold::default(), &tuning);
+        assert!(account.can_pay(Paid::Spare, false, 0, &tuning));
+    }
+
+    #[test]
+    fn a_balance_lasts_for_ever_where_less_is_used_than_earned() {
+        assert_eq!(lasts(1, 500_000, 400_000), u64::MAX);
+        assert_eq!(lasts(0, 500_000, 600_000), 0);
+        assert_eq!(lasts(-1, 500_000, 400_000), 0);
+        assert_eq!(lasts(10, 500_000, 1_000_000), 20);
+        assert_eq!(lasts(i64::MAX, 0, u64::MAX), i64::MAX as u64);
+    }
+}

@@ -1,0 +1,382 @@
+//! Who is granted a lease, and who may go on.
+
+use limits::units::PPM_ONE;
+
+use super::account::Paid;
+use super::worker::{Company, Held};
+use super::{Grant, LeaseId, Scheduler, SessionId, WorkerId};
+
+impl Scheduler {
+    /// Grants what can be granted now. To be called after every change and when
+    /// [`Self::next_deadline`] is reached.
+    pub fn decide(&mut self, now: u64) -> Vec<Grant> {
+        self.revoke_overdue(now);
+        self.end_overdue_probe(now);
+        self.suspect_several(now);
+        let mut grants = Vec::new();
+        let asking = self.worth_a_look(now);
+        // What is guaranteed goes first, and spare time is what is left.
+        for paid in [Paid::Own, Paid::Spare] {
+            for worker in self.candidates(&asking, paid, now) {
+                grants.extend(self.grant(worker, paid, now));
+            }
+        }
+        grants
+    }
+
+    /// The worker that has just reported asks for its lease to go on. `None`: it has to stop when the
+    /// lease ends, drain, report and ask anew.
+    pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
+        self.revoke_overdue(now);
+        self.end_overdue_probe(now);
+        self.suspect_several(now);
+        let session = self.session_of(worker).ok()?;
+        let held = self.held(worker).filter(|held| held.lease == lease && !held.revoked)?;
+        if !self.fits(worker) {
+            return None;
+        }
+        self.settle(session, now);
+        let (paid, length) = [Paid::Own, Paid::Spare]
+            .into_iter()
+            .find_map(|paid| Some((paid, self.length(worker, paid, true)?)))?;
+        if paid == Paid::Spare && !self.may_have_spare(session) {
+            return None;
+        }
+        // A probe keeps the others waiting.
+        let waiting = self.probe.is_none().then(|| self.strongest_waiting(worker, now)).flatten();
+        let turn_ends_at = match (waiting, paid) {
+            // Nobody waits, or only for what is left over: another turn.
+            (None, _) | (Some(Paid::Spare), Paid::Own) => {
+                now.saturating_add(self.longest_turn(worker, paid))
+            }
+            // Spare time ends where somebody has a right.
+            (Some(Paid::Own), Paid::Spare) => return None,
+            // One turn each. What began as another kind of time was no such turn.
+            (Some(_), _) if paid == held.paid => held.turn_ends_at,
+            (Some(_), _) => return None,
+        };
+        let length_ns = length.min(turn_ends_at.saturating_sub(now));
+        if length_ns < self.tuning.shortest_rest_ns {
+            return None;
+        }
+        self.reach(worker, session, paid);
+        let ends_at = now.saturating_add(length_ns);
+        let state = self.workers.get_mut(&worker)?;
+        state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
+        self.consider_probe(worker, now);
+        Some(self.granted(worker, lease, length_ns, self.company(worker)))
+    }
+
+    /// When [`Self::decide`] has something to do although nothing has happened: somebody has earned
+    /// enough, or a lease or a probe that others wait for is over. `None`: not without an event.
+    pub fn next_deadline(&self, now: u64) -> Option<u64> {
+        if self.asking.is_empty() {
+            return None;
+        }
+        let holders = self.holding.iter().filter_map(|&id| self.held(id));
+        let overdue =
+            holders.filter(|held| !held.revoked).map(|held| held.overdue_at(&self.tuning));
+        let ready = self.asking.iter().filter_map(|id| {
+            let session = self.sessions.get(&self.workers.get(id)?.session)?;
+            let later = |paid| {
+                let known = Some(session.account.not_before(paid)).filter(|&at| at > now);
+                let ready = || session.account.ready_at(paid, &self.tuning);
+                known.or_else(ready).filter(|&at| at > now && at < u64::MAX)
+            };
+            later(Paid::Own).into_iter().chain(later(Paid::Spare)).min()
+        });
+        let times = overdue.chain(ready).chain(self.probe_ends_at());
+        times.filter(|&at| at > now).min()
+    }
+
+    /// Those that ask, less those that certainly have to wait on.
+    fn worth_a_look(&self, now: u64) -> Vec<(WorkerId, SessionId)> {
+        let holds_dense = |id: &WorkerId| {
+            self.workers.get(id).is_some_and(|worker| {
+                worker.density.is_dense() && worker.held.is_some_and(|held| !held.revoked)
+            })
+        };
+        let taken = self.holding.iter().any(holds_dense);
+        let look = |id: &WorkerId| {
+            let worker = self.workers.get(id)?;
+            if self.is_kept_away(*id) || taken && worker.density.is_dense() {
+                return None;
+            }
+            let session = self.sessions.get(&worker.session)?;
+            let account = &session.account;
+            let waits = account.not_before(Paid::Own).min(account.not_before(Paid::Spare)) > now;
+            // With others of its session it might join in.
+            (!waits || session.members.len() > 1).then_some((*id, worker.session))
+        };
+        self.asking.iter().filter_map(look).collect()
+    }
+
+    /// Those of `asking` that can pay and would fit, in the order in which they are served.
+    fn candidates(
+        &mut self,
+        asking: &[(WorkerId, SessionId)],
+        paid: Paid,
+        now: u64,
+    ) -> Vec<WorkerId> {
+        let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
+        let most = u128::from(self.tuning.longest_lag_ns);
+        let last = self.own_now.saturating_sub(most);
+        for &(worker, session) in asking {
+            if !self.asking.contains(&worker) {
+                continue;
+            }
+            let alone = |session: &super::Session| session.members.len() == 1;
+            let Some(state) = self.sessions.get(&session) else { continue };
+            if alone(state) && state.account.not_before(paid) > now {
+                continue;
+            }
+            self.settle(session, now);
+            let fits = self.length(worker, paid, false).is_some();
+            let Some(asks) = self.workers.get(&worker) else { continue };
+            let served_at = asks.served_at;
+            let Some(state) = self.sessions.get_mut(&session) else { continue };
+            let account = &mut state.account;
+            if fits {
+                // Those who do not take turns may use their share faster than those who do: whoever comes to take
+                // turns joins behind all of them, and one with siblings that take none does not fall back further.
+                if asks.density.is_dense() {
+                    account.count_at_most(self.own_now + if asks.takes_turns { most } else { 0 });
+                }
+                // Whoever cannot be given its share for long has no claim on what it missed.
+                account.catch_up(Paid::Own, last);
+                candidates.push((account.place(paid, &self.tuning), served_at, session, worker));
+            } else if !account.can_pay(paid, false, 0, &self.tuning) {
+                account.remember_wait(paid, &self.tuning);
+            }
+        }
+        if paid == Paid::Spare && !candidates.is_empty() {
+            let missing = self.sessions_that_miss_their_share();
+            candidates.retain(|(_, _, session, _)| missing.iter().all(|other| other == session));
+        }
+        candidates.sort_unstable();
+        candidates.into_iter().map(|(.., worker)| worker).collect()
+    }
+
+    /// Grants a candidate its lease, unless a grant before it is in its way.
+    fn grant(&mut self, worker: WorkerId, paid: Paid, now: u64) -> Option<Grant> {
+        let session = self.session_of(worker).ok()?;
+        if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session) {
+            return None;
+        }
+        let length_ns = self.length(worker, paid, false)?;
+        if paid == Paid::Own && self.is_dense(worker) {
+            self.level_places();
+            self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
+        }
+        self.reach(worker, session, paid);
+        self.leases += 1;
+        let lease = LeaseId(self.leases);
+        let company = self.company(worker);
+        let ends_at = now.saturating_add(length_ns);
+        self.asking.remove(&worker);
+        self.holding.insert(worker);
+        let state = self.workers.get_mut(&worker)?;
+        state.takes_turns = state.density.is_dense();
+        state.held = Some(Held {
+            lease,
+            paid,
+            granted_at: now,
+            told_at: now,
+            ends_at,
+            turn_ends_at: ends_at,
+            company,
+            revoked: false,
+        });
+        self.tell_company(worker, session);
+        self.consider_probe(worker, now);
+        Some(self.granted(worker, lease, length_ns, company))
+    }
+
+    /// Where turns are shorter than they should be for everybody, because giving them out takes time or there is more
+    /// to be shared than there is, all places are moved by as much: their order stays.
+    fn level_places(&mut self) {
+        let waiting = |id: &WorkerId| {
+            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
+            Some(self.sessions.get(&worker.session)?.account.short_of_its_place())
+        };
+        let least = self.asking.iter().filter_map(waiting).min().unwrap_or(0);
+        if least > 0 {
+            for session in self.sessions.values_mut() {
+                session.account.move_place_back(least);
+            }
+        }
+    }
+
+    /// The virtual times get as far as whoever is granted time.
+    fn reach(&mut self, worker: WorkerId, session: SessionId, paid: Paid) {
+        let Some(state) = self.sessions.get(&session) else { return };
+        let reached = state.account.virtual_time(paid);
+        match paid {
+            // Others do not take turns.
+            Paid::Own if !self.is_dense(worker) => {}
+            Paid::Own => self.own_now = reached.max(self.own_now),
+            Paid::Spare => self.spare_now = reached.max(self.spare_now),
+        }
+    }
+
+    fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
+        let alone = company.others == 0 && !company.shared;
+        let stays =
+            self.is_suspected(worker) || self.probe.is_some_and(|probe| probe.worker == worker);
+        Grant { worker, lease, length_ns, shared: company.shared, exclusive: alone && stays }
+    }
+
+    /// Those who hold already are no longer alone.
+    fn tell_company(&mut self, newcomer: WorkerId, session: SessionId) {
+        let Some(density) = self.workers.get(&newcomer).map(|worker| worker.density) else {
+            return;
+        };
+        for id in self.holding.iter().filter(|&&id| id != newcomer) {
+            if let Some(other) = self.workers.get_mut(id)
+                && let Some(held) = &mut other.held
+            {
+                held.company.add(&density);
+                held.company.shared |= other.session != session;
+            }
+        }
+    }
+
+    /// Whether the present holders leave room for this worker.
+    fn fits(&self, worker: WorkerId) -> bool {
+        // Whoever holds beside one that has just come to be suspected is on its way out.
+        let alone = self.is_suspected(worker) && self.held(worker).is_none();
+        let excluded =
+            || self.present(worker).any(|(_, other, _)| alone || other.density.is_dense());
+        !(self.is_kept_away(worker) || self.is_dense(worker) && excluded())
+    }
+
+    fn is_dense(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|worker| worker.density.is_dense())
+    }
+
+    /// How long the worker can pay for a lease, as of the last settlement; `None`: not long enough to
+    /// start one, or to go on with one.
+    fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
+        let session = self.workers.get(&worker)?.session;
+        let account = &self.sessions.get(&session)?.account;
+        // Beside a member that holds, a sparse one does not have to wait for a whole turn's worth.
+        let joins = !self.is_dense(worker)
+            && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
+        let kept_ns = match paid {
+            Paid::Own => self.kept_for_a_turn(worker, session),
+            Paid::Spare => 0,
+        };
+        if !account.can_pay(paid, going_on || joins, kept_ns, &self.tuning) {
+            return None;
+        }
+        let length = account.affordable_ns(paid, self.drain_ppm(worker, session), kept_ns);
+        let length = length.min(self.longest_turn(worker, paid));
+        (length >= self.tuning.shortest_rest_ns).then_some(length)
+    }
+
+    /// What a sparse worker must not use: a dense one of its session, which has to wait for other sessions as well, was
+    /// served before it and needs so much for its turn.
+    fn kept_for_a_turn(&self, worker: WorkerId, session: SessionId) -> u64 {
+        let Some(state) = self.workers.get(&worker).filter(|state| !state.density.is_dense())
+        else {
+            return 0;
+        };
+        let since = state.held.map_or(state.served_at, |held| held.granted_at);
+        let waits = self.members(session).any(|(id, other)| {
+            other.density.is_dense() && self.asking.contains(&id) && other.served_at < since
+        });
+        if waits { self.tuning.entry_ns(self.guaranteed_ppm(worker)) } else { 0 }
+    }
+
+    /// What the session will use of the time in which this worker and its other holders hold.
+    fn drain_ppm(&self, worker: WorkerId, session: SessionId) -> u64 {
+        let mut sum = 0u64;
+        for (id, member) in self.members(session) {
+            if id == worker || member.held.is_some() {
+                let density = if member.density.is_dense() {
+                    PPM_ONE.into()
+                } else {
+                    member.density.assumed_ppm(&self.tuning)
+                };
+                sum = sum.saturating_add(density);
+            }
+        }
+        sum.min(PPM_ONE.into())
+    }
+
+    /// Turns are for those who exclude each other. A sparse one's lease is just not longer than
+    /// what others may have to wait for when it is found to be dense.
+    fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
+        match paid {
+            Paid::Spare => self.tuning.spare_turn_ns,
+            Paid::Own if self.is_suspected(worker) => {
+                self.own_turn(worker).min(self.tuning.probe_ns)
+            }
+            Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
+            Paid::Own => self.tuning.quantum_ns,
+        }
+    }
+
+    /// A turn's lease. What runs past its end belongs to it, and while sparse ones hold as well it is as much longer as
+    /// they slow it down: a session whose share is small would not get it otherwise.
+    fn beside_others(&self, worker: WorkerId, turn: u64) -> u64 {
+        let Some(state) = self.workers.get(&worker) else { return turn };
+        let alone = self.present(worker).next().is_none();
+        let rate = if alone { PPM_ONE.into() } else { state.density.crowded_ppm().max(1) };
+        let stretched = turn.saturating_mul(PPM_ONE.into()) / rate;
+        let turn = stretched.clamp(turn, self.tuning.quantum_ns.max(turn));
+        self.tuning.turn_before_ns(turn, state.overrun_ns)
+    }
+
+    /// What a worker is to use in its next turn; one that goes on has begun it long ago.
+    fn turn(&self, worker: WorkerId) -> u64 {
+        let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
+        match session {
+            Some(session) if self.held(worker).is_none() => {
+                session.account.next_turn_ns(&self.tuning)
+            }
+            _ => self.own_turn(worker),
+        }
+    }
+
+    /// What a worker would use in a turn that it has to itself.
+    pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
+        self.tuning.longest_turn_ns(self.guaranteed_ppm(worker))
+    }
+
+    /// The strongest claim of those that could have a turn if this worker, being dense, let go of the
+    /// device. One between two polls is there.
+    fn strongest_waiting(&self, worker: WorkerId, now: u64) -> Option<Paid> {
+        if !self.is_dense(worker) {
+            return None;
+        }
+        let lingers = |other: &super::worker::Worker| {
+            other.held.is_none() && other.was_active_within(self.tuning.linger_ns, now)
+        };
+        let waiting = self.workers.iter().filter(|&(&id, other)| {
+            id != worker
+                && other.density.is_dense()
+                && (self.asking.contains(&id) || lingers(other))
+        });
+        let claim = |(_, other): (&WorkerId, &super::worker::Worker)| {
+            let account = &self.sessions.get(&other.session)?.account;
+            let ready = |paid| {
+                account.not_before(paid) <= now
+                    && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
+            };
+            let spare = || ready(Paid::Spare) && !self.yields_to(other.session, worker);
+            if ready(Paid::Own) { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }
+        };
+        waiting.filter_map(claim).min()
+    }
+
+    fn revoke_overdue(&mut self, now: u64) {
+        for id in &self.holding {
+            if let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.held.as_mut())
+                && held.overdue_at(&self.tuning) <= now
+            {
+                held.revoked = true;
+            }
+        }
+    }
+}

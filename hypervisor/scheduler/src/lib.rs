@@ -1,0 +1,517 @@
+//! Who may use a device now, and for how long: one [`Scheduler`] per device.
+//!
+//! A pure state machine. It does no I/O, looks at no clock and starts nothing: each call is told
+//! the time, in nanoseconds of one monotonic clock, and the caller acts on what comes back.
+//!
+//! * A **session** owns a share of the device's time; its **workers** (processes) use it together.
+//! * A worker asks, is granted a **lease**, reports how it uses it and asks for it to be prolonged
+//!   while it lasts, and reports its end when all its work is done.
+//! * Time is earned by the clock and paid when it is told of (`account`, `limits::bucket`).
+//! * A worker that fills the device is **dense**, one that leaves it idle part of the time is
+//!   **sparse** (`density`). Dense ones exclude each other, because the hardware loses a tenth when it
+//!   slices two of them. Sparse ones hold beside anybody: slicing serves them well.
+//! * Of those that ask and have earned enough, the one goes next whose session has used the least
+//!   in relation to its share. What then would be left idle is **spare** time, for sessions that may
+//!   have more than their share (`spare`).
+//! * Nothing waits for ever on a worker that does not report: a while after its lease has ended the
+//!   lease is **revoked**, others go on, and its session goes on paying until the report comes or the
+//!   worker leaves.
+//!
+//! What is believed: a process can say of each interval that it used anything from none to all of the
+//! time measured here. Most programs leave the device idle part of the time that they hold it, so a
+//! word that could lower the charge by a little only would charge them for the idling of their CPU.
+//! The word comes from the limiter inside the process, which the program's user could as well unload:
+//! it is no boundary against that user. Time that nothing is said about (no report, a revoked lease, a
+//! death) is charged in full.
+
+mod account;
+mod decision;
+mod density;
+#[cfg(test)]
+mod hours;
+mod probe;
+#[cfg(test)]
+mod properties;
+mod quota;
+#[cfg(test)]
+mod simulation;
+mod spare;
+#[cfg(test)]
+mod tests;
+mod tuning;
+mod view;
+mod worker;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use limits::Policy;
+use limits::units::PPM_ONE;
+
+pub use account::Paid;
+use account::{Account, Untold};
+pub use density::Class;
+use density::Interval;
+use probe::Probe;
+pub use quota::Quota;
+pub use tuning::Tuning;
+pub use view::{DeviceView, LeaseView, SessionView};
+use worker::{Company, Held, Worker};
+
+/// Names a session, within one scheduler's caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// Names a worker, within one scheduler's caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u64);
+
+/// Names a lease; unique within one scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub u64);
+
+/// A worker may use the device from now on, or may go on using it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Who may.
+    pub worker: WorkerId,
+    /// Names the lease in its reports.
+    pub lease: LeaseId,
+    /// How long it may launch work from now on, in nanoseconds.
+    pub length_ns: u64,
+    /// Whether another session's worker holds as well.
+    pub shared: bool,
+    /// Whether nobody else holds, nor will while it lasts.
+    pub exclusive: bool,
+}
+
+/// What a worker says of its lease since it last spoke of it. It can have held for no longer than was
+/// measured here, and used no more than it held: what exceeds that is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The time that it tells of, in nanoseconds.
+    pub held_ns: u64,
+    /// The part in which it estimates to have kept the device busy.
+    pub estimated_ns: u64,
+    /// The part in which it always had work queued.
+    pub backlogged_ns: u64,
+    /// Whether the lease is over and its work done.
+    pub done: bool,
+}
+
+impl Told {
+    /// The lease is over and was not used at all.
+    pub const UNUSED: Self = Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done: true };
+
+    fn at_most(self, measured_ns: u64) -> Self {
+        let held_ns = self.held_ns.min(measured_ns);
+        let estimated_ns = self.estimated_ns.min(held_ns);
+        let backlogged_ns = self.backlogged_ns.min(held_ns);
+        Self { held_ns, estimated_ns, backlogged_ns, ..self }
+    }
+}
+
+/// A call that makes no sense in the scheduler's present state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    /// No such session has been added.
+    #[error("session {0:?} is not known")]
+    UnknownSession(SessionId),
+    /// No such worker has joined.
+    #[error("worker {0:?} is not known")]
+    UnknownWorker(WorkerId),
+    /// A session with a share of zero can never be granted anything.
+    #[error("a share must be at least one millionth")]
+    NoShare,
+    /// A session without a limit does not ask.
+    #[error("a session without a limit is not scheduled")]
+    NotScheduled,
+}
+
+#[derive(Debug)]
+struct Session {
+    account: Account,
+    members: Vec<WorkerId>,
+}
+
+/// Shares one device among sessions. See the module's description.
+#[derive(Debug)]
+pub struct Scheduler {
+    tuning: Tuning,
+    sessions: BTreeMap<SessionId, Session>,
+    workers: BTreeMap<WorkerId, Worker>,
+    /// Those of `workers` that ask.
+    asking: BTreeSet<WorkerId>,
+    /// Those of `workers` that hold, revoked ones included.
+    holding: BTreeSet<WorkerId>,
+    probe: Option<Probe>,
+    /// Since when there are workers that are suspected.
+    suspects_since: Option<u64>,
+    /// No more are before this.
+    trusts_until: u64,
+    /// No probe starts before this.
+    probe_after: u64,
+    /// The virtual times that turns and spare time have reached: where a session that returns from idling starts.
+    own_now: u128,
+    spare_now: u128,
+    leases: u64,
+}
+
+impl Scheduler {
+    /// A device that nobody uses yet.
+    pub fn new(tuning: Tuning) -> Self {
+        Self {
+            tuning,
+            sessions: BTreeMap::new(),
+            workers: BTreeMap::new(),
+            asking: BTreeSet::new(),
+            holding: BTreeSet::new(),
+            probe: None,
+            suspects_since: None,
+            trusts_until: 0,
+            probe_after: 0,
+            own_now: 0,
+            spare_now: 0,
+            leases: 0,
+        }
+    }
+
+    /// Adds a session with an empty account, or changes the quota of one that is there, from now on:
+    /// what it has earned and what it owes stay.
+    ///
+    /// # Errors
+    /// [`ScheduleError::NoShare`], [`ScheduleError::NotScheduled`].
+    pub fn set_session(
+        &mut self,
+        session: SessionId,
+        quota: Quota,
+        now: u64,
+    ) -> Result<(), ScheduleError> {
+        if quota.policy == Policy::None {
+            return Err(ScheduleError::NotScheduled);
+        }
+        if quota.share_ppm == 0 {
+            return Err(ScheduleError::NoShare);
+        }
+        self.settle(session, now);
+        let own = self.queue_starts_at();
+        match self.sessions.get_mut(&session) {
+            Some(present) => present.account.set_quota(quota, now, &self.tuning),
+            None => {
+                let mut account = Account::new(quota, now, &self.tuning);
+                account.catch_up(Paid::Own, own);
+                account.catch_up(Paid::Spare, self.spare_now);
+                self.sessions.insert(session, Session { account, members: Vec::new() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The session was not limited until now, so it has not been idle: it starts with nothing saved up. What it
+    /// owes stays. To be called after [`Self::set_session`].
+    pub fn forget_savings(&mut self, session: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.forget_savings();
+        }
+    }
+
+    /// Adds a worker to a session; a worker that is there already keeps its state.
+    ///
+    /// # Errors
+    /// [`ScheduleError::UnknownSession`].
+    pub fn join(&mut self, worker: WorkerId, session: SessionId) -> Result<(), ScheduleError> {
+        let present =
+            self.sessions.get_mut(&session).ok_or(ScheduleError::UnknownSession(session))?;
+        if !self.workers.contains_key(&worker) {
+            present.members.push(worker);
+            self.workers.insert(worker, Worker::new(session, &self.tuning));
+        }
+        Ok(())
+    }
+
+    /// Removes a worker. What it held is free at once and is charged until now.
+    pub fn leave(&mut self, worker: WorkerId, now: u64) {
+        self.stop(worker, now);
+        if let Some(gone) = self.workers.remove(&worker)
+            && let Some(session) = self.sessions.get_mut(&gone.session)
+        {
+            session.members.retain(|member| *member != worker);
+        }
+    }
+
+    /// Forgets the sessions that have no workers and owe nothing, and returns them. (One that owes
+    /// stays, or leaving and coming back would cancel the debt.)
+    pub fn forget_idle(&mut self, now: u64) -> Vec<SessionId> {
+        let mut gone = Vec::new();
+        for (&id, session) in &mut self.sessions {
+            if session.members.is_empty() {
+                session.account.settle(now, Untold::default(), &self.tuning);
+                if session.account.balance_ns() >= 0 && session.account.headroom_ns() >= 0 {
+                    gone.push(id);
+                }
+            }
+        }
+        for session in &gone {
+            self.sessions.remove(session);
+        }
+        gone
+    }
+
+    /// Ends all leases, charged until now, and forgets who asks: nobody could be told anything for
+    /// longer than leases last.
+    pub fn dismiss_all(&mut self, now: u64) {
+        for worker in self.holding.clone() {
+            self.stop(worker, now);
+        }
+        for worker in self.asking.clone() {
+            self.withdraw(worker, now);
+        }
+    }
+
+    /// Whether anybody holds or asks.
+    pub fn is_in_use(&self) -> bool {
+        !(self.holding.is_empty() && self.asking.is_empty())
+    }
+
+    /// Whether no session is known.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
+    /// The worker wants to use the device. A worker that asks while it holds a lease has lost the
+    /// grant on its way (or has forgotten it): that lease ends now.
+    ///
+    /// # Errors
+    /// [`ScheduleError::UnknownWorker`].
+    pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
+        let session = self.session_of(worker)?;
+        self.stop(worker, now);
+        // Idling earns no more precedence than what may be saved up: one period's worth.
+        let own = self.queue_starts_at().saturating_sub(self.tuning.period_ns.into());
+        if !self.is_active(session, now)
+            && let Some(session) = self.sessions.get_mut(&session)
+        {
+            session.account.catch_up(Paid::Own, own);
+            session.account.catch_up(Paid::Spare, self.spare_now);
+        }
+        self.asking.insert(worker);
+        Ok(())
+    }
+
+    /// The worker no longer wants to use the device, or its poll is over. Does not end a lease.
+    pub fn withdraw(&mut self, worker: WorkerId, now: u64) {
+        if self.asking.remove(&worker)
+            && let Some(worker) = self.workers.get_mut(&worker)
+        {
+            worker.active_until = Some(now);
+        }
+    }
+
+    /// The worker tells how it used its lease since it last did. Returns whether it holds, or held,
+    /// that lease: a report that comes late or twice changes nothing.
+    ///
+    /// # Errors
+    /// [`ScheduleError::UnknownWorker`].
+    pub fn report(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        told: Told,
+        now: u64,
+    ) -> Result<bool, ScheduleError> {
+        let session = self.session_of(worker)?;
+        let Some(held) = self.held(worker).filter(|held| held.lease == lease) else {
+            return Ok(false);
+        };
+        self.settle(session, now);
+        let measured = now.saturating_sub(held.told_at);
+        let done = told.done;
+        let told = told.at_most(measured);
+        let company = held.company;
+        let tuning = self.tuning;
+        let Some(state) = self.workers.get(&worker) else { return Ok(false) };
+        let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
+        let waste = if company.shared { self.waste_beside(worker, told, calibrated) } else { 0 };
+        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
+        let alone = told.estimated_ns.max(told.backlogged_ns);
+        let used = match held {
+            // Others went on without it: it has nothing to say about that time.
+            Held { revoked: true, .. } => measured,
+            _ if company.shared => calibrated.saturating_add(waste).min(told.held_ns),
+            _ => alone,
+        };
+        if !held.revoked {
+            let worked_ns = if company.others > 0 { calibrated } else { alone };
+            let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
+            let busy = backlogged_ns / 9 >= held_ns / 10;
+            if company.others == 0 && !company.shared && busy {
+                state.density.calibrate(held_ns, told.estimated_ns, &tuning);
+            }
+            let seen = Interval { held_ns, worked_ns, backlogged_ns, company };
+            state.density.observe(seen, now, &tuning);
+        }
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.charge(used, held.paid);
+        }
+        self.told(worker, now);
+        self.probe_told(worker, told.held_ns, company.others == 0, done, now);
+        if done {
+            if let Some(past) = now.checked_sub(held.ends_at)
+                && let Some(state) = self.workers.get_mut(&worker)
+            {
+                state.ran_past(past.min(tuning.quantum_ns));
+            }
+            self.release(worker, now);
+        }
+        self.settle(session, now);
+        Ok(true)
+    }
+
+    /// Makes a new told interval begin.
+    fn told(&mut self, worker: WorkerId, now: u64) {
+        let company = self.company(worker);
+        if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
+            (held.told_at, held.company) = (now, company);
+        }
+    }
+
+    /// Ends whatever the worker holds or asks for. What it held is charged as used.
+    fn stop(&mut self, worker: WorkerId, now: u64) {
+        let Some(state) = self.workers.get(&worker) else { return };
+        let (session, held) = (state.session, state.held);
+        self.asking.remove(&worker);
+        let Some(held) = held else { return };
+        self.settle(session, now);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            let measured = now.saturating_sub(held.told_at);
+            session.account.charge(measured, held.paid);
+        }
+        self.probe_told(worker, 0, false, true, now);
+        self.release(worker, now);
+        self.settle(session, now);
+    }
+
+    /// The worker no longer holds; what it used has been charged.
+    fn release(&mut self, worker: WorkerId, now: u64) {
+        self.holding.remove(&worker);
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.held = None;
+            state.served_at = now;
+            state.active_until = Some(now);
+        }
+    }
+
+    /// Brings a session's account up to now.
+    fn settle(&mut self, session: SessionId, now: u64) {
+        let untold = self.untold(session, now);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.settle(now, untold, &self.tuning);
+        }
+    }
+
+    fn untold(&self, session: SessionId, now: u64) -> Untold {
+        let mut untold = Untold::default();
+        let Some(session) = self.sessions.get(&session) else { return untold };
+        for member in &session.members {
+            let Some(worker) = self.workers.get(member) else { continue };
+            let Some(held) = worker.held else { continue };
+            let elapsed = now.saturating_sub(held.told_at);
+            untold.longest_ns = untold.longest_ns.max(elapsed);
+            let used = if held.revoked {
+                elapsed
+            } else {
+                share_of(elapsed, worker.density.assumed_ppm(&self.tuning))
+            };
+            untold.all_ns = untold.all_ns.saturating_add(used);
+            if held.paid == Paid::Own {
+                untold.own_ns = untold.own_ns.saturating_add(used);
+            }
+        }
+        untold
+    }
+
+    /// The virtual time at which a session joins those that take turns: behind none of them, or it would wait until those
+    /// that get less than their share have caught up with it.
+    fn queue_starts_at(&self) -> u128 {
+        let taking_turns = self.asking.iter().chain(&self.holding).filter_map(|id| {
+            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
+            Some(self.sessions.get(&worker.session)?.account.virtual_time(Paid::Own))
+        });
+        let last = taking_turns.min().unwrap_or(self.own_now);
+        last.clamp(self.own_now.saturating_sub(self.tuning.longest_lag_ns.into()), self.own_now)
+    }
+
+    /// Whether the session wants the device, or did so just now.
+    fn is_active(&self, session: SessionId, now: u64) -> bool {
+        self.members(session).any(|(id, worker)| {
+            worker.held.is_some()
+                || self.asking.contains(&id)
+                || worker.was_active_within(self.tuning.repeat_ns, now)
+        })
+    }
+
+    fn session_of(&self, worker: WorkerId) -> Result<SessionId, ScheduleError> {
+        self.workers
+            .get(&worker)
+            .map(|worker| worker.session)
+            .ok_or(ScheduleError::UnknownWorker(worker))
+    }
+
+    /// The guaranteed share of a worker's session, in millionths.
+    fn guaranteed_ppm(&self, worker: WorkerId) -> u32 {
+        let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
+        session.map_or(0, |session| session.account.guaranteed_ppm())
+    }
+
+    fn members(&self, session: SessionId) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        let members = self.sessions.get(&session).map_or(&[][..], |session| &session.members);
+        members.iter().filter_map(|&id| Some((id, self.workers.get(&id)?)))
+    }
+
+    fn held(&self, worker: WorkerId) -> Option<Held> {
+        self.workers.get(&worker).and_then(|worker| worker.held)
+    }
+
+    /// The workers that others have to reckon with, other than `except`.
+    fn present(&self, except: WorkerId) -> impl Iterator<Item = (WorkerId, &Worker, Held)> {
+        self.holding.iter().filter(move |&&id| id != except).filter_map(|&id| {
+            let worker = self.workers.get(&id)?;
+            let held = worker.held.filter(|held| !held.revoked)?;
+            Some((id, worker, held))
+        })
+    }
+
+    /// Who holds beside a worker.
+    fn company(&self, worker: WorkerId) -> Company {
+        let session = self.workers.get(&worker).map(|worker| worker.session);
+        let mut company = Company::default();
+        self.present(worker).for_each(|(_, other, _)| company.add(&other.density));
+        let others = self.holding.iter().filter(|&&id| id != worker);
+        company.shared = others
+            .filter_map(|id| self.workers.get(id))
+            .any(|other| Some(other.session) != session);
+        company
+    }
+
+    /// Time that nobody got, because the hardware slices the worker and a dense one that gets less than
+    /// its share. Where more than these two hold it cannot be told whose doing it is.
+    fn waste_beside(&self, worker: WorkerId, told: Told, calibrated: u64) -> u64 {
+        let mut others = self.present(worker).map(|(_, other, _)| other);
+        let (Some(dense), None) = (others.next(), others.next()) else { return 0 };
+        let theirs = share_of(told.held_ns, dense.density.crowded_ppm());
+        let waste = told.held_ns.saturating_sub(theirs).saturating_sub(calibrated);
+        let wrongs = || self.session_of(worker).is_ok_and(|own| self.wrongs_a_dense_one(own));
+        if waste < share_of(told.held_ns, self.tuning.waste_ppm) || !wrongs() {
+            return 0;
+        }
+        // More than it was, until the dense one has what it is due, and then nothing. Half of the time is left to it.
+        let share = u64::from(self.guaranteed_ppm(worker));
+        let most = share_of(told.held_ns, share.saturating_mul(2));
+        waste.saturating_mul(2).min(most.saturating_sub(calibrated))
+    }
+}
+
+/// So many millionths of a time.
+fn share_of(ns: u64, ppm: u64) -> u64 {
+    let part = u128::from(ns) * u128::from(ppm) / u128::from(PPM_ONE);
+    u64::try_from(part).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,141 @@
+//! Who may have time that nobody has a right to.
+
+use limits::Priority;
+
+use super::account::Paid;
+use super::{Scheduler, SessionId, WorkerId};
+
+/// A holder whose account stays full is slowed down when it uses less than this part of what it would use
+/// alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
+/// less than they lose.
+const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
+/// What one would use alone is measured in moments, which tell up to a twentieth too little.
+const TOLD_TOO_LITTLE_PPM: u64 = 1_060_000;
+/// One needs clearly less than its share if it needs at most this part of it.
+const LESS_THAN_SHARE_PPM: u64 = 800_000;
+/// An account that is so full is not being used up.
+const FULL_PPM: u64 = 750_000;
+/// And one that is fuller than this is being used too little, if others are in the way: early enough that
+/// nothing of it is lost before they have paid for that.
+const FILLING_PPM: u64 = 400_000;
+
+impl Scheduler {
+    /// Whether there is time to spare for a worker of this session, as far as others are concerned.
+    pub(super) fn may_have_spare(&self, session: SessionId) -> bool {
+        if self.priority(session) == Priority::Low && self.high_wants(session) {
+            return false;
+        }
+        if self.wrongs_a_dense_one(session) {
+            return false;
+        }
+        self.sessions_that_miss_their_share().iter().all(|other| *other == session)
+    }
+
+    /// Those who get less than their share at present: nobody else is to have spare time.
+    pub(super) fn sessions_that_miss_their_share(&self) -> Vec<SessionId> {
+        let mut missing = Vec::new();
+        for id in self.asking.iter().chain(&self.holding) {
+            let Some(worker) = self.workers.get(id) else { continue };
+            let waits = worker.held.is_none();
+            if worker.held.is_none_or(|held| !held.revoked)
+                && self.misses_its_share(worker.session, waits)
+            {
+                missing.push(worker.session);
+            }
+        }
+        missing
+    }
+
+    /// Whether a sparse session keeps, or would keep, a dense worker of another session from its share.
+    pub(super) fn wrongs_a_dense_one(&self, session: SessionId) -> bool {
+        let active = |id: &WorkerId, worker: &super::worker::Worker| {
+            worker.held.is_some() || self.asking.contains(id)
+        };
+        let mut members = self.members(session).filter(|(id, worker)| active(id, worker));
+        if members.any(|(_, worker)| worker.density.is_dense()) {
+            return false;
+        }
+        self.holding.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
+            worker.session != session
+                && worker.density.is_dense()
+                && worker.held.is_some_and(|held| !held.revoked)
+                && self.is_kept_from_its_share(worker.session)
+        })
+    }
+
+    /// Whether the account of a session fills up although one of its workers holds, and it gets less than
+    /// its share whenever others hold as well.
+    fn is_kept_from_its_share(&self, session: SessionId) -> bool {
+        let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
+            return false;
+        };
+        let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
+        let rate: u64 = holders.map(|(_, worker)| worker.density.crowded_ppm()).sum();
+        account.fullness_ppm(&self.tuning) >= FILLING_PPM && rate < account.guaranteed_ppm().into()
+    }
+
+    pub(super) fn priority(&self, session: SessionId) -> Priority {
+        self.sessions
+            .get(&session)
+            .map_or(Priority::High, |session| session.account.quota().priority)
+    }
+
+    /// Whether spare time that this worker gives up would come back to it before it comes to the session.
+    pub(super) fn yields_to(&self, session: SessionId, worker: WorkerId) -> bool {
+        let high = |session| self.priority(session) == Priority::High;
+        !high(session) && self.workers.get(&worker).is_some_and(|worker| high(worker.session))
+    }
+
+    /// Whether another session of high priority holds, or asks for what it could have now. (One
+    /// that has used up its share, and may have no more, leaves the rest to the low ones.)
+    fn high_wants(&self, except: SessionId) -> bool {
+        let high =
+            |session: SessionId| session != except && self.priority(session) == Priority::High;
+        let holds = self.holding.iter().any(|id| {
+            self.workers.get(id).is_some_and(|worker| {
+                high(worker.session) && worker.held.is_some_and(|held| !held.revoked)
+            })
+        });
+        holds
+            || self.asking.iter().any(|id| {
+                let session = self.workers.get(id).map(|worker| worker.session);
+                session.filter(|&session| high(session)).is_some_and(|session| {
+                    self.sessions.get(&session).is_some_and(|session| {
+                        let account = &session.account;
+                        account.can_pay(Paid::Own, false, 0, &self.tuning)
+                            || account.can_pay(Paid::Spare, false, 0, &self.tuning)
+                    })
+                })
+            })
+    }
+
+    /// Whether a session gets less than its share: a worker waits while the account fills up, or it
+    /// holds and others slow it down. (One that needs no more fills its account as well, but at its own
+    /// pace.)
+    fn misses_its_share(&self, session: SessionId, waits: bool) -> bool {
+        let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
+            return false;
+        };
+        if account.fullness_ppm(&self.tuning) < FULL_PPM {
+            return false;
+        }
+        if waits {
+            return true;
+        }
+        let (mut rate, mut density) = (0, 0);
+        for (_, worker) in self.members(session).filter(|(_, worker)| worker.held.is_some()) {
+            rate += worker.density.rate_ppm();
+            density += worker.density.assumed_ppm(&self.tuning);
+        }
+        let share = u64::from(account.guaranteed_ppm());
+        // Slicing slows it down, and keeping others away costs them more than it gains: one that needs less than
+        // its share is guaranteed that part of its speed.
+        let needs_less = density <= super::share_of(share, LESS_THAN_SHARE_PPM);
+        let part = if needs_less {
+            super::share_of(share, TOLD_TOO_LITTLE_PPM).min(SLOWED_OF_DENSITY_PPM)
+        } else {
+            SLOWED_OF_DENSITY_PPM
+        };
+        rate < super::share_of(density, part)
+    }
+}

@@ -1,0 +1,30 @@
+//! Patches functions of loaded libraries in memory.
+//!
+//! * [`HookEngine`]: redirects a function's first instructions. There are two: [`DetourEngine`], the
+//!   default, and `FridaEngine` (feature `frida`).
+//! * [`loader`]: the libraries that are loaded, their functions, and a watch on changes.
+//! * [`conformance`] (feature `conformance`): what an engine must get right, as a suite that runs over
+//!   any engine.
+
+mod code;
+#[cfg(all(target_arch = "x86_64", any(test, feature = "conformance")))]
+pub mod conformance;
+mod detour_engine;
+mod engine;
+#[cfg(feature = "frida")]
+mod frida_engine;
+pub mod loader;
+
+pub use detour_engine::DetourEngine;
+pub use engine::{HookEngine, HookError, Slot};
+#[cfg(feature = "frida")]
+pub use frida_engine::FridaEngine;
+
+/// The engine that this build uses, made for the functions that are patched next.
+#[must_use]
+pub fn engine() -> Box<dyn HookEngine> {
+    #[cfg(feature = "frida")]
+    return Box::new(FridaEngine::new());
+    #[cfg(not(feature = "frida"))]
+    Box::new(DetourEngine::new())
+}

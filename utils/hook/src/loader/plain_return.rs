@@ -1,0 +1,77 @@
+//! Redirects a function that does nothing but return.
+//!
+//! The loader's notification function is a `ret` and the padding behind it, in every loader seen. Such
+//! a function needs no way back and no instruction decoder, whose tables take longer to set up than
+//! everything else that happens in a process which never loads a driver.
+
+use crate::code::jump;
+use crate::code::overwrite::overwrite;
+use core::ffi::c_void;
+
+/// What compilers pad with, longest first.
+const PADDING: &[&[u8]] = &[
+    &[0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+    &[0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0],
+    &[0x0f, 0x1f, 0x80, 0, 0, 0, 0],
+    &[0x0f, 0x1f, 0x44, 0, 0],
+    &[0x0f, 0x1f, 0x40, 0],
+    &[0x0f, 0x1f, 0],
+    &[0x90],
+    &[0xcc],
+];
+
+/// Length of the function and its padding, as far as `code` shows; zero if it does more than return.
+fn span(code: &[u8]) -> usize {
+    if code.first() != Some(&0xc3) {
+        return 0;
+    }
+    let mut length = 1;
+    'padding: while length < code.len() {
+        let rest = &code[length..];
+        // Any number of operand-size prefixes may come before a no-operation.
+        let prefixes = rest.iter().take_while(|&&byte| byte == 0x66).count();
+        for pad in PADDING {
+            if rest[prefixes..].starts_with(pad) {
+                length += prefixes + pad.len();
+                continue 'padding;
+            }
+        }
+        break;
+    }
+    length
+}
+
+/// Lets `function` jump to `target`, if it does nothing but return; `false`: it is as it was.
+///
+/// # Safety
+/// `function` must be the entry of a function that no thread executes meanwhile, followed by at least
+/// 16 readable bytes.
+pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) -> bool {
+    if !cfg!(target_arch = "x86_64") {
+        return false;
+    }
+    // SAFETY: the caller vouches for 16 bytes.
+    let code = unsafe { core::slice::from_raw_parts(function.cast::<u8>(), 16) };
+    if span(code) < jump::FAR {
+        return false;
+    }
+    let read_execute = libc::PROT_READ | libc::PROT_EXEC;
+    // SAFETY: a `ret` that nobody executes, by the caller's word, and padding, in mapped code.
+    unsafe { overwrite(function, &jump::far(target as usize), read_execute) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_return_and_its_padding_are_recognised() {
+        let gcc = [0xc3, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x0f, 0x1f, 0x40, 0];
+        assert_eq!(span(&gcc), 16);
+        assert_eq!(span(&[0xc3, 0x90, 0x90, 0x55, 0x90]), 3);
+        assert_eq!(span(&[0xc3; 1]), 1);
+        assert_eq!(span(&[0x55, 0xc3]), 0);
+        assert_eq!(span(&[0xc3, 0x66, 0x55]), 1);
+        assert_eq!(span(&[]), 0);
+    }
+}

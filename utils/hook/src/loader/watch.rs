@@ -1,0 +1,108 @@
+//! Being told of every change of the loader's list, before a new library's constructors run.
+
+use super::{notification, plain_return};
+use crate::{HookEngine, HookError, Slot};
+use core::ffi::c_void;
+use core::mem;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use std::panic;
+
+/// Why changes cannot be watched.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// The loader has no notification function, as in a static program.
+    #[error("the dynamic loader has no notification function (r_debug.r_brk is null)")]
+    NoNotification,
+    /// The notification function cannot be patched.
+    #[error("the dynamic loader's notification function: {0}")]
+    Hook(#[from] HookError),
+    /// Only one watch can exist in a process.
+    #[error("the dynamic loader is already being watched")]
+    Twice,
+}
+
+static ORIGINAL: Slot = Slot::new();
+/// The callback, as an address; zero means none.
+static CALLBACK: AtomicUsize = AtomicUsize::new(0);
+
+/// Has `callback` called at every change of the list of libraries, and once now. The engine is made only
+/// where the loader's notification function does more than return.
+///
+/// The callback runs with the loader's lock held, often inside somebody's `dlopen`: it must not
+/// load libraries, wait for other threads or call into a library just found. A panic in it stops
+/// there.
+///
+/// # Safety
+/// Call it from a constructor or while nothing is being loaded, as for [`super::libraries`].
+///
+/// # Errors
+/// [`WatchError`]; nothing is watched then.
+pub unsafe fn watch(
+    engine: impl FnOnce() -> Box<dyn HookEngine>,
+    callback: fn(),
+) -> Result<(), WatchError> {
+    let (function, _) = notification();
+    if function.is_null() {
+        return Err(WatchError::NoNotification);
+    }
+    if CALLBACK.compare_exchange(0, callback as usize, Ordering::AcqRel, Ordering::Acquire).is_err()
+    {
+        return Err(WatchError::Twice);
+    }
+    let detour = on_change as *const c_void;
+    // SAFETY: the function takes no arguments and returns nothing (`_dl_debug_state`), and the
+    // caller vouches that the loader is at rest. Functions are padded to 16 bytes.
+    let patched = unsafe {
+        if plain_return::redirect(function, detour) {
+            Ok(())
+        } else {
+            engine().install(function, detour, &ORIGINAL)
+        }
+    };
+    if let Err(error) = patched {
+        CALLBACK.store(0, Ordering::Release);
+        return Err(error.into());
+    }
+    callback();
+    Ok(())
+}
+
+extern "C" fn on_change() {
+    let original = ORIGINAL.get();
+    if !original.is_null() {
+        // SAFETY: the way back into `_dl_debug_state`, of this signature.
+        let original: extern "C" fn() = unsafe { mem::transmute(original) };
+        original();
+    }
+    let callback = CALLBACK.load(Ordering::Acquire);
+    let (_, consistent) = notification();
+    if callback != 0 && consistent {
+        // SAFETY: only ever set from a `fn()`.
+        let callback: fn() = unsafe { mem::transmute(callback) };
+        let _ = panic::catch_unwind(callback);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine;
+
+    static CHANGES: AtomicUsize = AtomicUsize::new(0);
+
+    #[test]
+    fn every_load_is_noticed() {
+        fn count() {
+            CHANGES.fetch_add(1, Ordering::Relaxed);
+        }
+        // SAFETY: no other test of this crate loads libraries.
+        unsafe { watch(engine, count) }.unwrap();
+        assert_eq!(CHANGES.load(Ordering::Relaxed), 1);
+        // SAFETY: a library of the C library's own.
+        let handle = unsafe { libc::dlopen(c"libresolv.so.2".as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null());
+        assert!(CHANGES.load(Ordering::Relaxed) >= 2);
+        // SAFETY: as above.
+        assert!(matches!(unsafe { watch(engine, count) }, Err(WatchError::Twice)));
+    }
+}

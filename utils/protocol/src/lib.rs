@@ -1,0 +1,143 @@
+//! What a limiter and the daemon say to each other: bodies of the HTTP calls, one type each.
+//!
+//! Times are in microseconds and relative ("this long from now"): the two sides share a clock, but
+//! not the moment at which a message is read. Unknown fields are ignored, so that an old reader
+//! understands a newer writer.
+
+#![forbid(unsafe_code)]
+
+use limits::{Policy, Priority};
+use serde::{Deserialize, Serialize};
+
+/// Version of this protocol; a daemon refuses a caller whose version it does not know.
+pub const VERSION: u32 = 2;
+
+/// Paths of the calls. All of them are `POST` with a JSON body.
+pub mod path {
+    /// [`super::Register`] -> [`super::Registered`]
+    pub const REGISTER: &str = "/v1/register";
+    /// [`super::Admission`] -> [`super::Decision`]: a long poll.
+    pub const ADMISSION: &str = "/v1/admission";
+    /// Reports the end of a lease without asking for another: [`super::Admission`] with
+    /// `ask: None` -> [`super::Decision`].
+    pub const REPORT: &str = "/v1/report";
+}
+
+/// A process introduces itself. Who it is (pid, user) the daemon learns from the kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Register {
+    /// [`VERSION`] of the caller.
+    pub protocol: u32,
+    /// The session whose quota the process shares, as named by `sluice run`, the pod or the
+    /// limiter itself.
+    pub session: String,
+    /// What the session may take, per device that has a limit.
+    pub devices: Vec<DeviceQuota>,
+}
+
+/// The compute quota of a session on one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceQuota {
+    /// Device UUID as NVML prints it, lower case: `gpu-…`.
+    pub uuid: String,
+    /// Share of the device's time, in millionths (250_000 = 25 %).
+    pub share_ppm: u32,
+    /// How the share is meant.
+    pub policy: Policy,
+    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: as much as is
+    /// idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_ppm: Option<u32>,
+    /// [`Policy::Balance`]: the part of idle time in relation to other sessions'; at least 1.
+    #[serde(default = "one")]
+    pub weight: u32,
+    /// Whether others come first.
+    #[serde(default)]
+    pub priority: Priority,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+impl DeviceQuota {
+    /// A share that is never exceeded.
+    #[must_use]
+    pub fn fixed(uuid: impl Into<String>, share_ppm: u32) -> Self {
+        let uuid = uuid.into();
+        let (policy, priority) = (Policy::Fixed, Priority::High);
+        Self { uuid, share_ppm, policy, soft_ppm: None, weight: 1, priority }
+    }
+}
+
+/// The daemon's answer to [`Register`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Registered {
+    /// Names this process in later calls.
+    pub worker: u64,
+}
+
+/// Asks for the next lease of a device, or for more of the present one, and tells at the same time how
+/// it was used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Admission {
+    /// From [`Registered`].
+    pub worker: u64,
+    /// The device, as in [`DeviceQuota::uuid`].
+    pub uuid: String,
+    /// How the lease that is held, or that has ended, was used since it was last told.
+    pub report: Option<LeaseReport>,
+    /// How long the daemon may keep the call open, in microseconds; `None` asks for nothing. With a
+    /// report that is not the last one it asks for the lease to go on, and is answered at once.
+    pub ask: Option<u64>,
+    /// The session's quota on this device, where it has changed since the registration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<DeviceQuota>,
+}
+
+/// How a lease was used, since its grant or since the last report about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseReport {
+    /// From [`Lease::id`].
+    pub lease: u64,
+    /// The time told of: from the opening of the gate, or the last report, until now or until the work
+    /// launched under the lease was done; in microseconds.
+    pub held_us: u64,
+    /// Estimated time for which the process's own work kept the device busy, in microseconds.
+    pub estimated_us: u64,
+    /// Time for which the process always had work waiting for the device, in microseconds. Where it had
+    /// the device to itself, it was busy for at least so long.
+    pub backlogged_us: u64,
+    /// Whether the lease is over and its work done; else it is still held.
+    pub done: bool,
+}
+
+impl LeaseReport {
+    /// A lease that is over and was used all the time.
+    #[must_use]
+    pub const fn busy(lease: u64, held_us: u64) -> Self {
+        Self { lease, held_us, estimated_us: held_us, backlogged_us: held_us, done: true }
+    }
+}
+
+/// The daemon's answer to [`Admission`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// A lease, or `None`: none was free in the time asked for, ask again.
+    pub lease: Option<Lease>,
+}
+
+/// The right to use a device for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Names the lease in its report.
+    pub id: u64,
+    /// From the reading of this message until launching has to stop, in microseconds.
+    pub length_us: u64,
+    /// Whether another session's lease runs at the same time.
+    #[serde(default)]
+    pub shared: bool,
+    /// Whether no other worker is granted a lease before this one ends.
+    #[serde(default)]
+    pub exclusive: bool,
+}

@@ -1,0 +1,309 @@
+//! Making, checking and mapping a page's file.
+
+use super::layout::{Layout, MAGIC, SLOTS, VERSION};
+use super::map::Map;
+use super::{PageError, SessionLimits, Summary, alive};
+use core::sync::atomic::Ordering::Relaxed;
+use limits::uuid::DeviceUuid;
+use rustix::thread::futex;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// A mapped page.
+#[derive(Debug)]
+pub struct Page {
+    map: Map,
+    file: File,
+    device: DeviceUuid,
+    /// Device and inode.
+    identity: (u64, u64),
+    path: PathBuf,
+}
+
+/// Bytes of a page's file.
+const LENGTH: u64 = size_of::<Layout>() as u64;
+
+impl Page {
+    /// Opens the page of `device` in a session's directory. Whoever comes first makes it, with the
+    /// given limits. A page that is there already keeps its own.
+    ///
+    /// # Errors
+    /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page of
+    /// this version and user.
+    pub fn open(dir: &Path, device: DeviceUuid, limits: &SessionLimits) -> Result<Self, PageError> {
+        let path = dir.join(file_name(device));
+        let found = match open_existing(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                create(&path, device, limits).and_then(|()| open_existing(&path))
+            }
+            other => other,
+        };
+        let file = found.map_err(|source| PageError::Io { path: path.clone(), source })?;
+        Self::of_file(file, path, device, false)
+    }
+
+    /// Whether there is a file for the page of `device` in a session's directory.
+    #[must_use]
+    pub fn exists(dir: &Path, device: DeviceUuid) -> bool {
+        dir.join(file_name(device)).exists()
+    }
+
+    /// Opens a page that is there, of the device that its name says, to look at it or to change its
+    /// limits. Root may open everybody's.
+    ///
+    /// Not for a process that has a seat in it: closing any descriptor of the file drops the seat's lock
+    /// (`fcntl(2)`).
+    ///
+    /// # Errors
+    /// As for [`Page::open`]; a page that is not there is a [`PageError::Io`].
+    pub fn open_existing(path: &Path) -> Result<Self, PageError> {
+        let named =
+            path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse().ok());
+        let Some(device) = named else {
+            let reason = format!("its name is not a GPU's UUID with '{SUFFIX}' after it");
+            return Err(PageError::Foreign { path: path.to_owned(), reason });
+        };
+        let file = open_existing(path)
+            .map_err(|source| PageError::Io { path: path.to_owned(), source })?;
+        let root = rustix::process::geteuid().is_root();
+        Self::of_file(file, path.to_owned(), device, root)
+    }
+
+    fn of_file(
+        file: File,
+        path: PathBuf,
+        device: DeviceUuid,
+        of_anybody: bool,
+    ) -> Result<Self, PageError> {
+        let io = |source| PageError::Io { path: path.clone(), source };
+        let foreign = |reason: String| PageError::Foreign { path: path.clone(), reason };
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(foreign("it is not a regular file".to_owned()));
+        }
+        if metadata.len() != LENGTH {
+            return Err(foreign(wrong_length(metadata.len())));
+        }
+        if !of_anybody && metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(foreign(format!("it belongs to user {}", metadata.uid())));
+        }
+        let file = out_of_the_way(file);
+        let map = Map::new(&file).map_err(io)?;
+        let identity = (metadata.dev(), metadata.ino());
+        let page = Self { map, file, device, identity, path: path.clone() };
+        header(page.layout()).map_err(foreign)?;
+        let mut bytes = [0; 16];
+        for (byte, cell) in bytes.iter_mut().zip(&page.layout().uuid) {
+            *byte = cell.load(Relaxed);
+        }
+        let found = DeviceUuid::from_bytes(bytes);
+        if found != device {
+            return Err(foreign(format!("it is of another device, {found}")));
+        }
+        Ok(page)
+    }
+
+    /// The device.
+    #[must_use]
+    pub const fn device(&self) -> DeviceUuid {
+        self.device
+    }
+
+    /// The fields, if they are still those of a page: whoever may write to the file may have cut it
+    /// short or filled it with something else since.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    #[inline]
+    pub fn look(&self) -> Result<&Layout, PageError> {
+        self.check().map_err(|reason| PageError::Damaged { path: self.path.clone(), reason })?;
+        Ok(self.layout())
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), String> {
+        let readable = self.map.is_readable();
+        if readable == Some(true) && header(self.layout()).is_ok() {
+            return Ok(());
+        }
+        self.look_closer(readable)
+    }
+
+    /// Why the page is not whole, or cannot be told to be by a look at it.
+    #[cold]
+    fn look_closer(&self, readable: Option<bool>) -> Result<(), String> {
+        let length = match rustix::fs::fstat(&self.file) {
+            Ok(found) if (found.st_dev, found.st_ino) == self.identity => Some(found.st_size),
+            // Under the file's own name then; without one, only who has it open can still change it.
+            _ => rustix::fs::stat(&self.path)
+                .ok()
+                .filter(|found| (found.st_dev, found.st_ino) == self.identity)
+                .map(|found| found.st_size),
+        };
+        match length.map(|length| u64::try_from(length).unwrap_or(0)) {
+            Some(length) if length != LENGTH => Err(wrong_length(length)),
+            // Whatever length it has again.
+            _ if readable == Some(false) || self.map.is_gone() => {
+                Err("it has been cut short".to_owned())
+            }
+            _ => header(self.layout()),
+        }
+    }
+
+    /// Changes the session's limits; each process sees them with its next reservation or lease, and
+    /// those that sleep on the count of changes are woken.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn change_limits(&self, limits: &SessionLimits) -> Result<(), PageError> {
+        let layout = self.look()?;
+        limits.store(layout);
+        let _ = futex::wake(&layout.limit_changes, futex::Flags::empty(), i32::MAX as u32);
+        Ok(())
+    }
+
+    /// What the session has and who is in it, the dead left out. Of a page in use it is a glance, in
+    /// which sums may be a moment older than their parts.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn summary(&self) -> Result<Summary, PageError> {
+        let mut summary = Summary::of(self.look()?);
+        summary
+            .processes
+            .retain(|process| alive::is_alive(self, process.slot, process.pid, process.start_time));
+        Ok(summary)
+    }
+
+    /// The fields, unchecked: a file that has been cut short reads as zeros, or ends the process that looks
+    /// if that does not let the signal be caught. See [`Page::look`].
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        self.map.layout()
+    }
+
+    /// The file, for its locks.
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether the descriptor still means the page's file: a program may close descriptors that it
+    /// does not know, and get the number for a file of its own.
+    pub(super) fn has_its_file(&self) -> bool {
+        rustix::fs::fstat(&self.file)
+            .is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity)
+    }
+
+    /// The file's inode.
+    pub(super) const fn inode(&self) -> u64 {
+        self.identity.1
+    }
+
+    /// Where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+const SUFFIX: &str = ".page";
+
+/// The name of a device's page in a session's directory.
+fn file_name(device: DeviceUuid) -> String {
+    format!("{device}{SUFFIX}")
+}
+
+fn wrong_length(length: u64) -> String {
+    format!("it has {length} bytes instead of {LENGTH}")
+}
+
+/// Whether the last bytes are those of a page; of a file that was cut short they are zero.
+#[inline]
+fn has_end(layout: &Layout) -> bool {
+    layout.end.iter().all(|cell| cell.load(Relaxed) == MAGIC)
+}
+
+/// Whether the fields can be those of a page.
+#[inline]
+fn header(layout: &Layout) -> Result<(), String> {
+    let (version, slots) = (layout.version.load(Relaxed), layout.slot_count.load(Relaxed));
+    if layout.magic.load(Relaxed) != MAGIC {
+        return Err("it does not start like a page".to_owned());
+    }
+    if version != VERSION {
+        return Err(format!("its version is {version}, this build knows {VERSION}"));
+    }
+    if slots as usize != SLOTS {
+        return Err(format!("it has {slots} slots, this build knows {SLOTS}"));
+    }
+    let high_water = layout.high_water.load(Relaxed);
+    if high_water as usize > SLOTS {
+        return Err(format!("it says that {high_water} of its {SLOTS} slots were used"));
+    }
+    if !has_end(layout) {
+        return Err("it does not end like a page".to_owned());
+    }
+    Ok(())
+}
+
+/// A descriptor above those of the program. The kernel closes them in order when a process ends: its
+/// seat is given up after the driver has been told to free what it held, not before.
+fn out_of_the_way(file: File) -> File {
+    const MOST: u64 = 1024;
+    const ABOVE: u64 = 32;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let least = limit.map_or(MOST, |limit| limit.min(MOST)).saturating_sub(ABOVE);
+    match i32::try_from(least).map(|least| rustix::io::fcntl_dupfd_cloexec(&file, least)) {
+        Ok(Ok(higher)) => File::from(higher),
+        _ => file,
+    }
+}
+
+fn open_existing(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+}
+
+/// Makes the file under a name of its own and gives it its real one when it is whole: nobody sees a
+/// page half made, and of two makers the first wins.
+fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result<()> {
+    static COUNTER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
+    let draft = path.with_extension(format!(
+        "draft-{}-{}",
+        std::process::id(),
+        COUNTER.fetch_add(1, Relaxed)
+    ));
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(&draft)?;
+    let made = (|| {
+        // With its memory: a store to a page of a full tmpfs would end the process.
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
+        let map = Map::new(&file)?;
+        let layout = map.layout();
+        layout.magic.store(MAGIC, Relaxed);
+        layout.end.iter().for_each(|cell| cell.store(MAGIC, Relaxed));
+        layout.version.store(VERSION, Relaxed);
+        layout.slot_count.store(u32::try_from(SLOTS).unwrap_or(u32::MAX), Relaxed);
+        for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {
+            cell.store(byte, Relaxed);
+        }
+        limits.store(layout);
+        match fs::hard_link(&draft, path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        }
+    })();
+    fs::remove_file(&draft)?;
+    made
+}
