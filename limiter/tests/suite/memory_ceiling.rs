@@ -2,8 +2,6 @@
 //! their limit: it is never above it.
 
 use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
-use session::page::layout::Kind;
-use session::page::{Page, Summary};
 use std::process::{Command, Stdio};
 
 const LIMIT: u64 = 2048 * MIB;
