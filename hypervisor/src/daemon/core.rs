@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::server::{Peer, wait_up_to};
 use limits::Policy;
+use protocol::status::Status;
 use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
@@ -16,7 +17,6 @@ use super::limits::{check_quota, uuid_form};
 use super::node::Node;
 use super::refused::Refused;
 use super::room::Room;
-use super::status::Status;
 use super::watch::Watch;
 use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 

@@ -12,7 +12,6 @@ mod place;
 mod refused;
 mod room;
 mod routes;
-pub mod status;
 mod watch;
 
 use std::io;

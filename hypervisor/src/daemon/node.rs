@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ::limits::Policy;
 use protocol::Register;
+use protocol::status::{self, DeviceStatus, LeaseStatus, SessionStatus};
 
 use super::limits::{self, SESSIONS, WORKERS};
 use super::refused::Refused;
-use super::status::{self, DeviceStatus, LeaseStatus, SessionStatus};
 use scheduler::{
     Class, DeviceView, Grant, LeaseId, Paid, Quota, Scheduler, SessionId, Told, Tuning, WorkerId,
 };

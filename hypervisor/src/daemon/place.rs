@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use crate::sluice::daemon_link;
+use protocol::socket::default_sockets;
 
 /// Who may do what with the daemon's socket and its folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub(super) fn modes() -> Modes {
 /// Where a daemon of this user listens unless told otherwise: the last of the places in which
 /// its programs look for one.
 pub(super) fn default_socket() -> Option<PathBuf> {
-    daemon_link::default_sockets().pop()
+    default_sockets().pop()
 }
 
 /// Makes the folder of `socket` if it is not there. One that another user could have prepared (a

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use http_bidir_comm::server::{Answer, ApiError, Body, Peer, error_to_json};
 use poem::web::Data;
 use poem::{Endpoint, EndpointExt, Route, get, handler, post};
+use protocol::status::Status;
 use protocol::{Admission, Decision, Register, Registered, path};
 
 use super::core::Core;
-use super::status::{self, Status};
 
 pub(super) fn routes(core: Arc<Core>) -> impl Endpoint {
     Route::new()
         .at(path::REGISTER, post(register))
         .at(path::ADMISSION, post(admission))
         .at(path::REPORT, post(report))
-        .at(status::PATH, get(show))
+        .at(path::STATUS, get(show))
         .data(core)
         .catch_all_error(error_to_json)
 }

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::process::{Pid, test_kill_process};
+use session::process::pidfd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -15,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A process that is being watched.
 #[derive(Debug)]
 pub(super) enum Watch {
-    /// By a descriptor that becomes readable when it ends (pidfd_open(2)).
+    /// By a descriptor that becomes readable when it ends.
     Descriptor(AsyncFd<OwnedFd>),
     /// By looking again and again.
     Polling(Pid),
@@ -24,15 +25,9 @@ pub(super) enum Watch {
 impl Watch {
     /// Starts to watch a process. To be called within the runtime.
     pub(super) fn start(pid: i32) -> io::Result<Self> {
-        let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
-        match pidfd_open(pid, PidfdFlags::NONBLOCK).or_else(|error| match error {
-            // The flag is newer than the call.
-            Errno::INVAL => pidfd_open(pid, PidfdFlags::empty()),
-            other => Err(other),
-        }) {
-            Ok(descriptor) => readable(descriptor).map(Self::Descriptor),
-            Err(Errno::NOSYS | Errno::PERM) => Ok(Self::Polling(pid)),
-            Err(error) => Err(error.into()),
+        match pidfd(pid)? {
+            Some(descriptor) => readable(descriptor).map(Self::Descriptor),
+            None => Ok(Self::Polling(Pid::from_raw(pid).ok_or(Errno::SRCH)?)),
         }
     }
 

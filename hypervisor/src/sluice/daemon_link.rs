@@ -1,13 +1,14 @@
 //! Which daemon a session uses, and whether it answers at all.
 
 use std::ffi::OsStr;
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long a daemon may take for its first byte. One that is alive needs well under a
-/// millisecond; this is for a machine under heavy load.
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+
+/// How long a daemon may take to answer. One that is alive needs well under a millisecond; this is
+/// for a machine under heavy load.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The daemon to use, and what the user is to be told about it.
@@ -51,45 +52,46 @@ fn absolute(path: &OsStr) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
+/// Why a socket is not a daemon's, or not of one that is alive.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// Nobody listens there.
+    #[error(transparent)]
+    Connect(io::Error),
+    /// It closed the connection.
+    #[error("it hung up")]
+    HungUp,
+    /// It took longer than [`PATIENCE`].
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Silent,
+    /// It said something else.
+    #[error("it does not speak HTTP")]
+    NotHttp,
+}
+
 /// Asks for nothing in particular: any HTTP answer will do.
 ///
 /// # Errors
-/// Why `socket` is not a daemon's, or not of one that is alive.
-pub fn answers(socket: &Path) -> io::Result<()> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(b"GET / HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\r\n")?;
-    let mut start = [0; 5];
-    stream.read_exact(&mut start).map_err(|e| match e.kind() {
-        io::ErrorKind::WouldBlock => io::Error::new(
-            io::ErrorKind::TimedOut,
-            format!("no answer within {} s", PATIENCE.as_secs()),
-        ),
-        io::ErrorKind::UnexpectedEof => io::Error::other("it hung up"),
-        _ => e,
-    })?;
-    if &start == b"HTTP/" { Ok(()) } else { Err(io::Error::other("it does not speak HTTP")) }
-}
-
-/// Where a daemon listens unless told otherwise: the node's, then this user's own.
-#[must_use]
-pub fn default_sockets() -> Vec<PathBuf> {
-    let uid = rustix::process::getuid();
-    let mut sockets = vec![PathBuf::from("/run/sluice/hypervisor.sock")];
-    if !uid.is_root() {
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
-        sockets.push(match runtime {
-            Some(folder) => Path::new(&folder).join("sluice/hypervisor.sock"),
-            None => PathBuf::from(format!("/tmp/sluice-{}/hypervisor.sock", uid.as_raw())),
-        });
+/// [`Unanswered`]
+pub fn answers(socket: &Path) -> Result<(), Unanswered> {
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
+    match client.reach("/", PATIENCE) {
+        Ok(_) => Ok(()),
+        Err(ClientError::Connect { source, .. }) => match source.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                Err(Unanswered::HungUp)
+            }
+            _ => Err(Unanswered::Connect(source)),
+        },
+        Err(ClientError::Timeout { .. }) => Err(Unanswered::Silent),
+        Err(ClientError::Protocol { .. } | ClientError::Refused { .. }) => Err(Unanswered::NotHttp),
     }
-    sockets
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -136,6 +138,18 @@ mod tests {
             assert!(notice.contains(&*path.to_string_lossy()), "{notice}");
             assert!(notice.ends_with("continuing with this session's own account"), "{notice}");
         }
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_up_or_says_something_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = listener(folder.path(), b"");
+        assert_eq!(answers(&socket).unwrap_err().to_string(), "it hung up");
+        std::fs::remove_file(&socket).unwrap();
+        let socket = listener(folder.path(), b"SSH-2.0-OpenSSH\r\n");
+        assert_eq!(answers(&socket).unwrap_err().to_string(), "it does not speak HTTP");
+        let absent = answers(&folder.path().join("absent")).unwrap_err().to_string();
+        assert!(absent.starts_with("No such file"), "{absent}");
     }
 
     #[test]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use limits::units::{Percent, Size};
 use limits::{Policy, Priority};
-use session::page::SessionLimits;
-use session::page::layout::NO_LIMIT;
+use session::SessionLimits;
+use session::layout::NO_LIMIT;
 
 /// The memory limit, as in `8GiB (6GiB on the device)`.
 #[derive(Debug, Clone, Copy)]

@@ -12,7 +12,7 @@ use super::limits::Limits;
 
 /// Everything that a member of a session is told.
 #[derive(Debug, Clone)]
-pub struct Membership {
+pub struct MemberEnvironment {
     /// The session's directory.
     pub session: PathBuf,
     /// The library to preload.
@@ -34,7 +34,7 @@ pub struct Membership {
 /// Where a daemon listens by TCP, in the variables of vgpu.rs.
 pub const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
 
-impl Membership {
+impl MemberEnvironment {
     /// The variables to set (`Some`) or to remove (`None`), over the environment that `current`
     /// reads.
     #[must_use]
@@ -97,8 +97,8 @@ pub fn loader_can_name(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn membership() -> Membership {
-        Membership {
+    fn environment() -> MemberEnvironment {
+        MemberEnvironment {
             session: "/s".into(),
             limiter: "/l/libcuda_limiter.so".into(),
             fake_driver: None,
@@ -115,14 +115,18 @@ mod tests {
         }
     }
 
-    fn value(membership: &Membership, name: &str, existing: &str) -> Option<Option<OsString>> {
+    fn value(
+        environment: &MemberEnvironment,
+        name: &str,
+        existing: &str,
+    ) -> Option<Option<OsString>> {
         let current = |asked: &str| (asked == name).then(|| OsString::from(existing));
-        membership.variables(current).into_iter().find(|v| v.0 == name).map(|v| v.1)
+        environment.variables(current).into_iter().find(|v| v.0 == name).map(|v| v.1)
     }
 
     #[test]
     fn existing_preloads_are_kept_behind_the_limiter() {
-        let plain = membership();
+        let plain = environment();
         let preload = |existing| value(&plain, "LD_PRELOAD", existing);
         assert_eq!(preload(""), Some(Some("/l/libcuda_limiter.so".into())));
         assert_eq!(preload("/x.so y.so"), Some(Some("/l/libcuda_limiter.so:/x.so y.so".into())));
@@ -132,21 +136,21 @@ mod tests {
 
     #[test]
     fn the_simulated_driver_comes_first() {
-        let fake = Membership { fake_driver: Some("/f".into()), ..membership() };
+        let fake = MemberEnvironment { fake_driver: Some("/f".into()), ..environment() };
         assert_eq!(value(&fake, "LD_LIBRARY_PATH", "/a:/b"), Some(Some("/f:/a:/b".into())));
     }
 
     #[test]
     fn chosen_devices_replace_the_users_choice() {
-        let chosen = Membership { only_these: true, ..membership() };
+        let chosen = MemberEnvironment { only_these: true, ..environment() };
         assert_eq!(value(&chosen, "CUDA_VISIBLE_DEVICES", "3"), Some(Some("GPU-a".into())));
     }
 
     #[test]
     fn without_a_daemon_its_variable_is_removed() {
-        assert_eq!(value(&membership(), env::DAEMON_SOCKET, "/old"), Some(None));
-        assert_eq!(value(&membership(), "HYPERVISOR_IP", "10.0.0.1"), None);
-        let chosen = Membership { no_other_daemon: true, ..membership() };
+        assert_eq!(value(&environment(), env::DAEMON_SOCKET, "/old"), Some(None));
+        assert_eq!(value(&environment(), "HYPERVISOR_IP", "10.0.0.1"), None);
+        let chosen = MemberEnvironment { no_other_daemon: true, ..environment() };
         assert_eq!(value(&chosen, "HYPERVISOR_IP", "10.0.0.1"), Some(None));
     }
 

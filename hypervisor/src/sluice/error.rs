@@ -46,21 +46,12 @@ pub enum Error {
         /// The places, in order.
         looked_for: Vec<PathBuf>,
     },
-    /// A directory that someone else could write to.
-    #[error(
-        "{} must be a directory that belongs to user {uid} with mode 0700, but is {found}", path.display()
-    )]
-    UnsafeDirectory {
-        /// The directory.
-        path: PathBuf,
-        /// The user who runs Sluice.
-        uid: u32,
-        /// What is there instead.
-        found: String,
-    },
+    /// A session's directory that cannot be used.
+    #[error(transparent)]
+    Directory(#[from] session::directory::DirectoryError),
     /// A page that cannot be believed.
     #[error(transparent)]
-    Page(#[from] session::page::PageError),
+    Page(#[from] session::PageError),
     /// A failed system call.
     #[error("{what}: {source}")]
     System {
@@ -107,10 +98,9 @@ impl Error {
             Self::Usage(_) => Status::Usage,
             Self::NoDriver(_) | Self::NoDevice => Status::NoDriver,
             Self::PartMissing { .. } => Status::PartMissing,
-            Self::UnsafeDirectory { .. }
-            | Self::Page(_)
-            | Self::System { .. }
-            | Self::Helper { .. } => Status::System,
+            Self::Directory(_) | Self::Page(_) | Self::System { .. } | Self::Helper { .. } => {
+                Status::System
+            }
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 Status::NotFound
             }

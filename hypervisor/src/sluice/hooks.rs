@@ -11,12 +11,13 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use session::directory::{self, OwnedSession};
+
 use super::cli::HooksArgs;
-use super::environment::Membership;
+use super::environment::MemberEnvironment;
 use super::limits::Limits;
 use super::parts::{self, Parts};
-use super::session::{self, Session};
-use super::{Error, Status, devices};
+use super::{Error, Status, devices, links};
 
 /// Path of the file that the limiter appends its report to: a line for each function that Sluice
 /// names, `library<TAB>symbol<TAB>state`, where state is `patched`, `absent` or `failed:<reason>`.
@@ -38,18 +39,21 @@ type Table = BTreeMap<(String, String), State>;
 /// # Errors
 /// [`Error`] when the report could not be made.
 pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
-    if session::is_inside() {
+    if directory::is_inside() {
         return Err(Error::Usage("already inside a session: run it outside".to_owned()));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
     let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
     let devices = devices::list(fake.as_deref())?;
-    let session = Session::create()?;
-    let membership = Membership {
+    let session = OwnedSession::create()?;
+    let environment = MemberEnvironment {
         session: session.path().to_owned(),
-        limiter: session.preloadable(limiter)?,
-        fake_driver: arguments.fake_gpu.then(|| session.fake_driver(&parts)).transpose()?,
+        limiter: links::preloadable(&session, limiter)?,
+        fake_driver: arguments
+            .fake_gpu
+            .then(|| links::fake_driver(&session, &parts))
+            .transpose()?,
         limits: Limits { compute: Some(limits::units::PPM_ONE), ..Limits::default() },
         devices,
         only_these: false,
@@ -65,7 +69,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     nvml.arg("load-nvml");
     let mut table = Table::new();
     for (mut command, library) in [(cuda, parts::FAKE_CUDA.1), (nvml, parts::FAKE_NVML.1)] {
-        membership.apply(&mut command, |name| var_os(name));
+        environment.apply(&mut command, |name| var_os(name));
         let file = session.path().join(format!("{library}.hooks"));
         read_into(&mut table, &report(command, &file)?)?;
         if !table.keys().any(|(named, _)| named == library) {

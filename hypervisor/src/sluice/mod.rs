@@ -12,10 +12,9 @@ pub mod error;
 pub mod hooks;
 pub mod limit;
 pub mod limits;
+pub mod links;
 pub mod parts;
 pub mod run;
-pub mod session;
-pub mod sessions;
 pub mod status;
 
 use std::io::Write;

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use limits::env;
+use protocol::socket::default_sockets;
+use session::directory::{self, OwnedSession};
 
 use super::cli::RunArgs;
-use super::environment::{DAEMON_BY_TCP, Membership};
+use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
 use super::limits::Limits;
 use super::parts::{self, Parts};
-use super::session::Session;
-use super::{Error, child, daemon_link, devices, say, session};
+use super::{Error, child, daemon_link, devices, links, say};
 
 /// Runs the program and gives its exit status.
 ///
@@ -20,7 +21,7 @@ use super::{Error, child, daemon_link, devices, say, session};
 /// [`Error`] when the program was not run.
 pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let mut command = program(arguments)?;
-    if session::is_inside() {
+    if directory::is_inside() {
         return Err(within_session(arguments, command));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
@@ -30,13 +31,16 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let daemon = daemon_link::choose(
         arguments.daemon.as_deref(),
         var_os(env::DAEMON_SOCKET).as_deref(),
-        &daemon_link::default_sockets(),
+        &default_sockets(),
     );
-    let session = Session::create()?;
-    let membership = Membership {
+    let session = OwnedSession::create()?;
+    let environment = MemberEnvironment {
         session: session.path().to_owned(),
-        limiter: session.preloadable(limiter)?,
-        fake_driver: arguments.fake_gpu.then(|| session.fake_driver(&parts)).transpose()?,
+        limiter: links::preloadable(&session, limiter)?,
+        fake_driver: arguments
+            .fake_gpu
+            .then(|| links::fake_driver(&session, &parts))
+            .transpose()?,
         limits,
         devices,
         only_these: !arguments.device.is_empty(),
@@ -46,20 +50,20 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(notice) = daemon.notice {
         say(&notice);
     }
-    if limits.need_daemon() && !has_daemon(&membership) {
+    if limits.need_daemon() && !has_daemon(&environment) {
         say(
             "no daemon, which gives out what other sessions leave: this one gets its share and no more",
         );
     }
-    membership.apply(&mut command, |name| var_os(name));
+    environment.apply(&mut command, |name| var_os(name));
     child::run(command)
 }
 
 /// Whether the members of the session will look for a daemon.
-fn has_daemon(membership: &Membership) -> bool {
+fn has_daemon(environment: &MemberEnvironment) -> bool {
     let named = |name: &str| var_os(name).is_some_and(|value| !value.is_empty());
-    membership.daemon.is_some()
-        || (!membership.no_other_daemon && DAEMON_BY_TCP.iter().all(|name| named(name)))
+    environment.daemon.is_some()
+        || (!environment.no_other_daemon && DAEMON_BY_TCP.iter().all(|name| named(name)))
 }
 
 fn program(arguments: &RunArgs) -> Result<Command, Error> {

@@ -18,7 +18,7 @@ fn bad_calls_are_refused_with_reasons() {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     let client = daemon.client();
-    let refusal = |path: &str, body: Value| match client.call::<_, Value>(path, &body, PATIENCE) {
+    let refusal = |path: &str, body: Value| match client.post::<_, Value>(path, &body, PATIENCE) {
         Err(ClientError::Refused { status, message }) => (status, message),
         other => panic!("{path} {body}: {other:?}"),
     };

@@ -137,7 +137,7 @@ fn a_daemon_that_stood_still() {
         let ask = Some(10_000_000);
         let message = Admission { worker, uuid: GPU.to_owned(), report, ask, quota: None };
         let given_up =
-            client.call::<_, Decision>(path, &message, Duration::from_millis(300)).unwrap_err();
+            client.post::<_, Decision>(path, &message, Duration::from_millis(300)).unwrap_err();
         assert!(matches!(given_up, ClientError::Timeout { .. }), "{given_up}");
     }
     thread::sleep(Duration::from_secs(2));

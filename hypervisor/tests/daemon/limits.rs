@@ -36,7 +36,7 @@ fn a_quota_changes_while_programs_run() {
         ask: None,
         quota: Some(DeviceQuota::fixed(GPU, 800_000)),
     };
-    let answer: Decision = client.call(path::REPORT, &change, PATIENCE).unwrap();
+    let answer: Decision = client.post(path::REPORT, &change, PATIENCE).unwrap();
     assert_eq!(answer.lease, None);
     assert_eq!(daemon.status().devices[0].sessions[0].share_ppm, 800_000);
     thread::sleep(Duration::from_millis(100));
@@ -52,7 +52,7 @@ fn a_session_without_limit_needs_no_lease() {
     let client = daemon.client();
     let mut registration = registration("free", 0);
     registration.devices[0].policy = Policy::None;
-    let registered: Registered = client.call(path::REGISTER, &registration, PATIENCE).unwrap();
+    let registered: Registered = client.post(path::REGISTER, &registration, PATIENCE).unwrap();
     match admission(&client, registered.worker, None, Some(Duration::ZERO)) {
         Err(ClientError::Refused { status: 400, message }) => {
             assert!(message.contains("no compute limit"), "{message}");
@@ -74,7 +74,7 @@ fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
         let quota = DeviceQuota { policy, ..DeviceQuota::fixed(GPU, 1_000_000) };
         let uuid = GPU.to_owned();
         let message = Admission { worker, uuid, report: None, ask, quota: Some(quota) };
-        client.call::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
+        client.post::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
     };
     assert_eq!(say(Policy::None, None), None);
     assert!(daemon.status().devices.iter().all(|device| device.leases.is_empty()));

@@ -1,6 +1,5 @@
 //! The daemon as a process, and calls of it.
 
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -8,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
-use hypervisor::daemon::status::Status;
+use protocol::status::Status;
 use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
@@ -54,13 +53,7 @@ impl Daemon {
     }
 
     pub(crate) fn status(&self) -> Status {
-        let mut stream = UnixStream::connect(&self.socket).unwrap();
-        stream
-            .write_all(b"GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+        self.client().get(path::STATUS, PATIENCE).unwrap()
     }
 }
 
@@ -103,7 +96,7 @@ pub(crate) fn register(
     share_ppm: u32,
 ) -> Result<u64, ClientError> {
     let registered: Registered =
-        client.call(path::REGISTER, &registration(session, share_ppm), PATIENCE)?;
+        client.post(path::REGISTER, &registration(session, share_ppm), PATIENCE)?;
     Ok(registered.worker)
 }
 
@@ -115,6 +108,6 @@ pub(crate) fn admission(
 ) -> Result<Option<Lease>, ClientError> {
     let ask = ask.map(|ask| ask.as_micros() as u64);
     let admission = Admission { worker, uuid: GPU.to_owned(), report, ask, quota: None };
-    let decision: Decision = client.call(path::ADMISSION, &admission, PATIENCE)?;
+    let decision: Decision = client.post(path::ADMISSION, &admission, PATIENCE)?;
     Ok(decision.lease)
 }

@@ -62,7 +62,7 @@ fn helper_that_goes_on() {
         serde_json::from_str(&arguments).unwrap();
     let client = BlockingHttpClient::new(Endpoint::Unix(socket));
     let register = Register { protocol: VERSION, session, devices: vec![quota] };
-    let registered: Registered = client.call(path::REGISTER, &register, PATIENCE).unwrap();
+    let registered: Registered = client.post(path::REGISTER, &register, PATIENCE).unwrap();
     let worker = registered.worker;
     let mut seen = Seen { held: Vec::new(), renewed: 0, refused: 0, shared: 0 };
     let end = now_us() + length * 1000;

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use hypervisor::daemon::status::Class;
+use protocol::status::Class;
 use limits::Policy;
 use protocol::DeviceQuota;
 

@@ -14,6 +14,7 @@ mod view;
 use std::time::{Duration, Instant};
 
 use limits::units::{Amount, PPM_ONE};
+use session::directory;
 
 use self::stage::Stage;
 use self::tenant::{Load, Measured, Taken};
@@ -22,7 +23,7 @@ use self::verdict::{DeviceReport, Report, TenantReport};
 use self::view::{Live, Shown, View};
 use super::cli::DemoArgs;
 use super::limits::Limits;
-use super::{Error, Status, session};
+use super::{Error, Status};
 
 /// Length of one kernel of the load, in microseconds.
 const KERNEL_US: u32 = 2_500;
@@ -65,7 +66,7 @@ impl Guest {
 /// # Errors
 /// [`Error`] when it could not be run to its end; its processes are ended then, too.
 pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
-    if session::is_inside() {
+    if directory::is_inside() {
         return Err(Error::Usage(
             "already inside a session: its limits would hold for the demo as well".to_owned(),
         ));

@@ -12,16 +12,16 @@ use std::time::{Duration, Instant};
 
 use limits::env;
 use serde::de::DeserializeOwned;
+use session::directory::OwnedSession;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use super::TICK;
 use super::tenant::{Load, Measured, Running, last_words};
 use crate::sluice::devices::{self, Device};
-use crate::sluice::environment::Membership;
+use crate::sluice::environment::MemberEnvironment;
 use crate::sluice::limits::Limits;
 use crate::sluice::parts::{self, Parts};
-use crate::sluice::session::Session;
-use crate::sluice::{Error, daemon_link};
+use crate::sluice::{Error, daemon_link, links};
 
 /// What is kept of the caller's environment: nothing that limits, preloads or chooses a daemon.
 const KEPT: [&str; 9] = [
@@ -54,7 +54,7 @@ pub(super) struct Stage {
     clock: Instant,
     deadline: Instant,
     signal: Arc<AtomicUsize>,
-    session: Session,
+    session: OwnedSession,
 }
 
 impl Stage {
@@ -72,9 +72,10 @@ impl Stage {
             parts.find(program)?;
         }
         let devices = if fake { None } else { devices::list(None).ok() };
-        let session = Session::create()?;
-        let limiter = session.preloadable(limiter)?;
-        let fake_driver = devices.is_none().then(|| session.fake_driver(&parts)).transpose()?;
+        let session = OwnedSession::create()?;
+        let limiter = links::preloadable(&session, limiter)?;
+        let fake_driver =
+            devices.is_none().then(|| links::fake_driver(&session, &parts)).transpose()?;
         let clock = Instant::now();
         let deadline = clock + GRACE;
         Ok(Self {
@@ -212,7 +213,7 @@ impl Stage {
     fn member(&self, name: &str, limits: &Limits, uuid: &str) -> Result<Command, Error> {
         let session = self.session.path().join(name);
         let session = if session.is_dir() { session } else { self.session.subdirectory(name)? };
-        let membership = Membership {
+        let environment = MemberEnvironment {
             session,
             limiter: self.limiter.clone(),
             fake_driver: self.fake_driver.clone(),
@@ -228,7 +229,7 @@ impl Stage {
             no_other_daemon: true,
         };
         let mut command = self.command(parts::TENANT)?;
-        membership.apply(&mut command, |name| var_os(name).filter(|_| KEPT.contains(&name)));
+        environment.apply(&mut command, |name| var_os(name).filter(|_| KEPT.contains(&name)));
         Ok(command)
     }
 

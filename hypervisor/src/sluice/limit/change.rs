@@ -2,8 +2,8 @@
 
 use limits::units::{Amount, Percent, default_weight};
 use limits::{Policy, Priority};
-use session::page::SessionLimits;
-use session::page::layout::NO_LIMIT;
+use session::SessionLimits;
+use session::layout::NO_LIMIT;
 
 use crate::sluice::Error;
 use crate::sluice::cli::{PolicyArg, PriorityArg};

@@ -5,16 +5,17 @@ mod change;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use ::session::page::layout::NO_LIMIT;
-use ::session::page::{Page, SessionLimits};
 use limits::units::Size;
 use limits::uuid::DeviceUuid;
+use session::directory::{self, Found};
+use session::layout::NO_LIMIT;
+use session::process::start_time;
+use session::{Page, SessionLimits};
 
 use super::cli::LimitArguments;
 use super::described::{Compute, Memory};
 use super::devices::{self, Device};
-use super::sessions::{self, Found};
-use super::{Error, parts, session};
+use super::{Error, parts};
 use change::Asked;
 
 /// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
@@ -31,7 +32,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
                 .to_owned(),
         ));
     }
-    let sessions = sessions::list()?;
+    let sessions = directory::list()?;
     let session = choose(&sessions, &arguments.session)?;
     let devices = known_devices(session);
     let mut changes = Vec::new();
@@ -69,7 +70,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     }
     match matching.as_slice() {
         [session] => Ok(session),
-        [] if wanted.parse().is_ok_and(|pid| session::start_time(pid).is_ok()) => {
+        [] if wanted.parse().is_ok_and(|pid| start_time(pid).is_some()) => {
             Err(Error::Usage(format!(
                 "process {wanted} is in no session that this user can change: what can be limited is \
                  what 'sluice run' starts, and what is started with the limiter preloaded and a \
@@ -95,15 +96,13 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
 }
 
 /// Whether a living process of the session has this id, here or in its own namespace, or made it.
-fn has_process(session: &Found, pid: u32) -> bool {
+fn has_process(found: &Found, pid: u32) -> bool {
     let sits = |page: &PathBuf| {
         let summary = Page::open_existing(page).and_then(|page| page.summary());
-        let is = |process: &::session::page::Process| {
-            process.host_pid == Some(pid) || process.pid == pid
-        };
+        let is = |process: &session::Process| process.host_pid == Some(pid) || process.pid == pid;
         summary.is_ok_and(|summary| summary.processes.iter().any(is))
     };
-    (session.owned && session.owner() == Some(pid)) || session.pages.iter().any(sits)
+    (found.owned && found.owner() == Some(pid)) || found.pages.iter().any(sits)
 }
 
 /// The devices as NVML lists them, where it can: a session on the simulated driver brings its own.

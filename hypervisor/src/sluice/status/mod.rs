@@ -5,25 +5,24 @@ mod view;
 
 use std::io::{self, Write};
 
+use session::directory;
+
+use super::Error;
 use super::cli::StatusArgs;
-use super::{Error, sessions};
-pub use report::{
-    ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
-    SessionReport,
-};
+use view::View;
 
 /// Lists the sessions.
 ///
 /// # Errors
-/// [`Error::System`] when this user's sessions cannot be read.
+/// [`Error::Directory`] when this user's sessions cannot be read.
 pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
-    let report = Report::of(&sessions::list()?, arguments.all);
+    let report = report::report(&directory::list()?, arguments.all);
     let text = if arguments.json {
         serde_json::to_string(&report)
             .map_err(|e| Error::system("cannot write JSON", io::Error::other(e)))?
             + "\n"
     } else {
-        report.to_string()
+        View(&report).to_string()
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {

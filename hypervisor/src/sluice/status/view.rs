@@ -3,42 +3,51 @@
 use std::fmt;
 
 use limits::units::{PPM_PER_PERCENT, Size};
+use protocol::sessions::{
+    ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, Report, SessionReport,
+};
+use session::SessionLimits;
+use session::layout::NO_LIMIT;
 
-use super::report::{DeviceReport, ProcessReport, Report, SessionReport};
 use crate::sluice::described::{Compute, Memory};
 
-impl fmt::Display for Report {
+/// Something of a report, in words.
+pub(super) struct View<'a, T>(pub(super) &'a T);
+
+impl fmt::Display for View<'_, Report> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.sessions.is_empty() {
+        if self.0.sessions.is_empty() {
             f.write_str("no sessions\n")?;
         }
-        for session in &self.sessions {
-            session.fmt(f)?;
+        for session in &self.0.sessions {
+            View(session).fmt(f)?;
         }
-        for damaged in &self.damaged {
+        for damaged in &self.0.damaged {
             writeln!(f, "DAMAGED {}: {}", shown(&damaged.session), shown(&damaged.problem))?;
         }
         Ok(())
     }
 }
 
-impl fmt::Display for SessionReport {
+impl fmt::Display for View<'_, SessionReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} of user {}", shown(&self.session), self.uid)?;
-        if self.devices.is_empty() {
+        let session = self.0;
+        writeln!(f, "{} of user {}", shown(&session.session), session.uid)?;
+        if session.devices.is_empty() {
             writeln!(f, "  has used no device yet")?;
         }
-        self.devices.iter().try_for_each(|device| device.fmt(f))
+        session.devices.iter().try_for_each(|device| View(device).fmt(f))
     }
 }
 
-impl fmt::Display for DeviceReport {
+impl fmt::Display for View<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "  {}", self.uuid)?;
-        let memory = &self.memory;
-        write!(f, "    memory  {}, {} used", Memory(&self.limits), Rounded(memory.used))?;
+        let DeviceReport { uuid, memory, compute, processes } = self.0;
+        let limits = limits(memory, compute);
+        writeln!(f, "  {uuid}")?;
+        write!(f, "    memory  {}, {} used", Memory(&limits), Rounded(memory.used))?;
         let kinds: Vec<_> =
-            memory.by_kind.named().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
+            named(&memory.by_kind).into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         for (number, (kind, bytes)) in kinds.iter().enumerate() {
             let open = if number == 0 { " (" } else { ", " };
             write!(f, "{open}{kind} {}", Rounded(*bytes))?;
@@ -51,32 +60,60 @@ impl fmt::Display for DeviceReport {
             Some(left) => write!(f, ", {} left", Rounded(left))?,
             None => {}
         }
-        write!(f, "\n    compute {}", Compute(&self.limits))?;
-        if let Some(density) = self.compute.density_ppm {
+        write!(f, "\n    compute {}", Compute(&limits))?;
+        if let Some(density) = compute.density_ppm {
             write!(f, ", density {}%", density / PPM_PER_PERCENT)?;
         }
         writeln!(f)?;
-        if self.processes.is_empty() {
+        if processes.is_empty() {
             writeln!(f, "    no processes")?;
         }
-        self.processes.iter().try_for_each(|process| process.fmt(f))
+        processes.iter().try_for_each(|process| View(process).fmt(f))
     }
 }
 
-impl fmt::Display for ProcessReport {
+/// The limits that a report tells of.
+fn limits(memory: &MemoryReport, compute: &ComputeReport) -> SessionLimits {
+    SessionLimits {
+        memory: memory.limit.unwrap_or(NO_LIMIT),
+        memory_real: memory.real.unwrap_or(NO_LIMIT),
+        share_ppm: compute.share_ppm,
+        policy: compute.policy,
+        soft_share_ppm: compute.soft_ppm,
+        weight: compute.weight,
+        priority: compute.priority,
+    }
+}
+
+/// The kinds by name.
+fn named(kinds: &ByKind) -> [(&'static str, u64); 8] {
+    [
+        ("data", kinds.data),
+        ("context", kinds.context),
+        ("pool", kinds.pool),
+        ("graph", kinds.graph),
+        ("array", kinds.array),
+        ("oversubscribed", kinds.oversubscribed),
+        ("driver", kinds.driver),
+        ("headroom", kinds.headroom),
+    ]
+}
+
+impl fmt::Display for View<'_, ProcessReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = self.name.as_deref().map_or_else(|| "?".to_owned(), shown);
-        write!(f, "    {:>8} {name:<16} {:>10}", self.pid, Rounded(self.bytes).to_string())?;
-        if let Some(host) = self.host_pid.filter(|host| *host != self.pid) {
+        let process = self.0;
+        let name = process.name.as_deref().map_or_else(|| "?".to_owned(), shown);
+        write!(f, "    {:>8} {name:<16} {:>10}", process.pid, Rounded(process.bytes).to_string())?;
+        if let Some(host) = process.host_pid.filter(|host| *host != process.pid) {
             write!(f, "  pid {host} on the host")?;
         }
-        if let Some(density) = self.density_ppm {
+        if let Some(density) = process.density_ppm {
             write!(f, "  density {}%", density / PPM_PER_PERCENT)?;
         }
-        if self.holding {
+        if process.holding {
             f.write_str("  holding")?;
         }
-        writeln!(f, "{}", if self.waiting { "  waiting" } else { "" })
+        writeln!(f, "{}", if process.waiting { "  waiting" } else { "" })
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a session may take of a device, as its page holds it.
 
-use super::layout::{Layout, NO_LIMIT};
+use crate::layout::{Layout, NO_LIMIT};
 use ::limits::units::PPM_ONE;
 use ::limits::{Policy, Priority};
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -91,8 +91,8 @@ impl SessionLimits {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Page;
     use super::*;
+    use crate::Page;
     use ::limits::uuid::DeviceUuid;
 
     #[test]

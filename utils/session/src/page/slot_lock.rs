@@ -7,6 +7,9 @@
 //! that has another program in its place (`execve(2)`) and the page no longer mapped.
 
 use super::Page;
+use crate::layout::Slot;
+use crate::process::ProcessIdentity;
+use core::sync::atomic::Ordering::Relaxed;
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,7 +25,7 @@ fn record(slot: usize) -> libc::flock {
 }
 
 /// Locks a slot's byte for the rest of this process's life; `false`: another process has it.
-pub(super) fn sit(page: &Page, slot: usize) -> io::Result<bool> {
+pub(crate) fn lock(page: &Page, slot: usize) -> io::Result<bool> {
     if !page.has_its_file() {
         return Err(io::Error::other("the program has closed the page's descriptor"));
     }
@@ -39,29 +42,29 @@ pub(super) fn sit(page: &Page, slot: usize) -> io::Result<bool> {
 }
 
 /// Unlocks a slot's byte.
-pub(super) fn stand_up(page: &Page, slot: usize) {
+pub(crate) fn unlock(page: &Page, slot: usize) {
     if !page.has_its_file() {
         return;
     }
     let file = page.file();
     let mut lock = record(slot);
     lock.l_type = libc::F_UNLCK as libc::c_short;
-    // SAFETY: as in `sit`. A failure leaves the byte locked, which is safe.
+    // SAFETY: as in `lock`. A failure leaves the byte locked, which is safe.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
 }
 
-/// Whether another process sits on a slot. Not to be asked of one's own slot: the kernel does not
-/// count the asker's locks.
-pub(super) fn is_alive(page: &Page, slot: usize, pid: u32, start_time: u64) -> bool {
+/// Whether the process of a slot lives. Not to be asked of one's own slot: the kernel does not count
+/// the asker's locks.
+pub(crate) fn is_alive(page: &Page, slot: usize, process: ProcessIdentity) -> bool {
     if page.has_its_file() {
         let mut lock = record(slot);
-        // SAFETY: as in `sit`.
+        // SAFETY: as in `lock`.
         let asked = unsafe { libc::fcntl(page.file().as_raw_fd(), libc::F_GETLK, &raw mut lock) };
         if asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short {
             return true;
         }
     }
-    process_start(pid) == Some(start_time) && maps(pid, page)
+    process.is_running() && maps(process.pid, page)
 }
 
 /// Whether a process has a page mapped; assumed where it cannot be told.
@@ -72,15 +75,8 @@ fn maps(pid: u32, page: &Page) -> bool {
     maps.lines().any(|line| line.split_ascii_whitespace().nth(4) == Some(inode.as_str()))
 }
 
-/// Start time of a process of this namespace in clock ticks since boot; `None` if there is none or it
-/// has ended (`proc_pid_stat(5)`, fields 3 and 22).
-pub(super) fn process_start(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, spaces and parentheses included.
-    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X" | "x") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
+/// The process that a slot names; of id zero: none.
+pub(crate) fn process_of(slot: &Slot) -> ProcessIdentity {
+    let (pid, start_time) = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
+    ProcessIdentity { pid, start_time }
 }

@@ -1,8 +1,9 @@
-//! What everything that reads a page does with one that holds any bytes at all.
+//! What everything that reads a page does with one that holds any bytes at all. The fuzz target
+//! (`fuzz/`) runs the same.
 
-use super::layout::{Kind, Layout};
-use super::{Page, PageError, Seat, SessionLimits};
 use limits::uuid::DeviceUuid;
+use session::layout::{Kind, Layout};
+use session::{Membership, Page, PageError, SessionLimits};
 use std::fs;
 use std::path::Path;
 
@@ -12,7 +13,7 @@ const DEVICE: DeviceUuid = DeviceUuid::from_bytes([0x5a; 16]);
 ///
 /// # Errors
 /// Those of making it.
-pub fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
+pub(crate) fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
     let limits = SessionLimits { memory: 1000, memory_real: 500, ..SessionLimits::default() };
     let page = Page::open(dir, DEVICE, &limits)?;
     let io = |source| PageError::Io { path: page.path().to_owned(), source };
@@ -22,7 +23,7 @@ pub fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
 }
 
 /// Puts `changes` (place and byte) into `bytes`.
-pub fn change(bytes: &mut [u8], changes: &[u8]) {
+pub(crate) fn change(bytes: &mut [u8], changes: &[u8]) {
     for change in changes.chunks_exact(4) {
         // Half of the changes go to the fields before the slots.
         let place = usize::from(u16::from_le_bytes([change[0], change[1]]));
@@ -38,14 +39,14 @@ pub fn change(bytes: &mut [u8], changes: &[u8]) {
 ///
 /// # Errors
 /// Those of the file system.
-pub fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, std::io::Error> {
+pub(crate) fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, std::io::Error> {
     let path = dir.join(format!("{DEVICE}.page"));
     fs::write(&path, bytes)?;
     let opened = Page::open_existing(&path);
     let accepted = opened.is_ok();
     if let Ok(page) = opened {
         let _ = page.summary();
-        if let Ok(seat) = Seat::claim(page) {
+        if let Ok(seat) = Membership::claim(page) {
             work(&seat);
             fs::write(&path, later)?;
             work(&seat);
@@ -58,7 +59,7 @@ pub fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, std::io::
     Ok(accepted)
 }
 
-fn work(seat: &Seat) {
+fn work(seat: &Membership) {
     for kind in Kind::ALL {
         if let Ok(mut book) = seat.book() {
             let _ = book.reserve(seat.slot(), kind, 100);
@@ -77,45 +78,4 @@ fn work(seat: &Seat) {
 }
 
 /// Bytes of a page.
-pub const LENGTH: usize = size_of::<Layout>();
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn any_page() -> impl Strategy<Value = (bool, Vec<u8>)> {
-        let noise = || prop::collection::vec(any::<u8>(), 0..2000);
-        prop_oneof![
-            3 => prop::collection::vec(any::<u8>(), 0..400).prop_map(|changes| (false, changes)),
-            1 => noise().prop_map(|bytes| (true, bytes)),
-            1 => noise().prop_map(|bytes| (true, bytes.iter().copied().cycle().take(LENGTH).collect())),
-        ]
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-        #[test]
-        fn any_bytes_are_survived(first in any_page(), later in any_page()) {
-            let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-            let sound = sound_page(dir.path()).unwrap();
-            let bytes = |(plain, bytes): &(bool, Vec<u8>)| {
-                if *plain {
-                    return bytes.clone();
-                }
-                let mut page = sound.clone();
-                change(&mut page, bytes);
-                page
-            };
-            work_on(dir.path(), &bytes(&first), &bytes(&later)).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_page_that_has_not_been_changed_is_accepted() {
-        let dir = tempfile::tempdir().unwrap();
-        let sound = sound_page(dir.path()).unwrap();
-        assert!(work_on(dir.path(), &sound, b"short").unwrap());
-        assert!(!work_on(dir.path(), &sound[1..], &sound).unwrap());
-    }
-}
+pub(crate) const LENGTH: usize = size_of::<Layout>();

@@ -1,10 +1,13 @@
-//! A process's place in a page, and the book that it opens from there.
+//! A process's slot in a page, and the book that it opens from there.
 
-use super::layout::{Kind, Layout, SLOTS, Slot};
-use super::lock::{Attempt, Seen, Step, number};
-use super::{Page, PageError, alive};
-use crate::clock;
+mod claim;
+
+use crate::layout::{Kind, Layout, SLOTS, Slot};
 use crate::ledger::Book;
+use crate::lock::{Attempt, Seen, Step, number};
+use crate::page::slot_lock;
+use crate::process::ProcessIdentity;
+use crate::{Page, PageError, clock};
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64};
@@ -23,16 +26,14 @@ const IMPATIENCE: Duration = Duration::from_millis(10);
 /// looked at: what that costs an opening does not grow with the session.
 const AUDIT: usize = 64;
 const AUDIT_PER_SLOT: usize = 4;
-/// Slots that the first process of a session looks at for a free one.
-const FIRST_ROW: usize = 64;
 
-/// This process's slot in a page. One per process and page: see [`alive`](super::alive).
+/// This process's slot in a page: by it the process is a member of the session. One per process and
+/// page: see [`slot_lock`].
 #[derive(Debug)]
-pub struct Seat {
+pub struct Membership {
     page: Page,
     slot: usize,
-    /// Process id and start time.
-    identity: (u32, u64),
+    identity: ProcessIdentity,
     /// Keeps the threads of this process apart, so that the owner in the page is always another
     /// process.
     threads: Mutex<Own>,
@@ -91,25 +92,19 @@ impl Drop for BookGuard<'_> {
     }
 }
 
-impl Seat {
-    /// Takes a slot that no living process sits on.
+impl Membership {
+    /// Takes a slot that no living process has.
     ///
     /// # Errors
     /// [`PageError::Full`], [`PageError::Io`] where the file's locks do not work, and as for
-    /// [`Seat::book`].
+    /// [`Membership::book`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
-        let pid = std::process::id();
-        let start = alive::process_start(pid).unwrap_or(0);
-        let slot = find_slot(&page, pid)?;
-        let seat = Self {
-            page,
-            slot,
-            identity: (pid, start),
-            threads: Mutex::default(),
-            owed: Owed::default(),
-        };
-        seat.enter(Purpose::Sitting)?.seat(slot, pid, start);
-        Ok(seat)
+        let identity = ProcessIdentity::own();
+        let slot = claim::find_slot(&page, identity.pid)?;
+        let threads = Mutex::default();
+        let membership = Self { page, slot, identity, threads, owed: Owed::default() };
+        membership.enter(Purpose::Joining)?.enroll(slot, identity.pid, identity.start_time);
+        Ok(membership)
     }
 
     /// The slot's index.
@@ -198,7 +193,7 @@ impl Seat {
     /// Checks what only this process writes.
     fn own_slot(&self, guard: &mut BookGuard<'_>) -> Result<(), String> {
         let slot = guard.slot;
-        let found = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
+        let found = slot_lock::process_of(slot);
         // One by one: they have just been written one by one.
         let pairs = slot.bytes.iter().zip(&guard.own.bytes);
         let (same, sum) = pairs.fold((true, 0_u64), |(same, sum), (cell, &own)| {
@@ -215,17 +210,21 @@ impl Seat {
 
     /// This process's slot does not say what it wrote there.
     #[cold]
-    fn own_slot_again(&self, guard: &mut BookGuard<'_>, found: (u32, u64)) -> Result<(), String> {
+    fn own_slot_again(
+        &self,
+        guard: &mut BookGuard<'_>,
+        found: ProcessIdentity,
+    ) -> Result<(), String> {
         let (slot, own) = (guard.slot, guard.own.bytes);
         let has = slot.bytes.each_ref().map(|cell| cell.load(Relaxed));
-        if found.0 != 0 || has != [0; 8] {
+        if found.pid != 0 || has != [0; 8] {
             return Err(format!(
                 "slot {} says process {} with {has:?} bytes, process {} wrote {own:?}",
-                self.slot, found.0, self.identity.0
+                self.slot, found.pid, self.identity.pid
             ));
         }
         // Given back by somebody who took this process for dead.
-        guard.seat(self.slot, self.identity.0, self.identity.1);
+        guard.enroll(self.slot, self.identity.pid, self.identity.start_time);
         for (cell, value) in slot.bytes.iter().zip(own) {
             cell.store(value, Relaxed);
         }
@@ -259,9 +258,11 @@ impl Seat {
                     Err(owner) => Seen::Owner(owner),
                 },
                 Step::IsAlive(slot) => Seen::Answer(self.is_alive(slot)),
-                Step::Sit(slot) => Seen::Answer(matches!(alive::sit(&self.page, slot), Ok(true))),
-                Step::StandUp(slot) => {
-                    alive::stand_up(&self.page, slot);
+                Step::LockSlot(slot) => {
+                    Seen::Answer(matches!(slot_lock::lock(&self.page, slot), Ok(true)))
+                }
+                Step::UnlockSlot(slot) => {
+                    slot_lock::unlock(&self.page, slot);
                     Seen::Done
                 }
             };
@@ -284,14 +285,14 @@ impl Seat {
         }
     }
 
-    /// Whether a process sits on a slot. What was this process before an `exec` does not count.
+    /// Whether the process of a slot lives. What was this process before an `exec` does not count.
     fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.page.layout().slots.get(slot) else { return false };
-        let identity = (record.pid.load(Relaxed), record.start_time.load(Relaxed));
-        if slot == self.slot || identity == self.identity {
+        let process = slot_lock::process_of(record);
+        if slot == self.slot || process == self.identity {
             return slot == self.slot;
         }
-        alive::is_alive(&self.page, slot, identity.0, identity.1)
+        slot_lock::is_alive(&self.page, slot, process)
     }
 
     /// Says that this process is alive and still waits for work of its lease, at a moment on
@@ -305,7 +306,7 @@ impl Seat {
     /// Gives back what dead processes left; tells how many there were.
     ///
     /// # Errors
-    /// As for [`Seat::book`].
+    /// As for [`Membership::book`].
     pub fn reap(&self) -> Result<usize, PageError> {
         let layout = self.look()?;
         layout.reaped_at_ns.store(clock::tick_ns(), Relaxed);
@@ -325,11 +326,11 @@ impl Seat {
         Ok(dead)
     }
 
-    /// The page's fields after [`Seat::reap`], which is left out if some process of the session did it
+    /// The page's fields after [`Membership::reap`], which is left out if some process of the session did it
     /// within `period`.
     ///
     /// # Errors
-    /// As for [`Seat::book`].
+    /// As for [`Membership::book`].
     pub fn look_reaped(&self, period: Duration) -> Result<&Layout, PageError> {
         let layout = self.look()?;
         // A moment far in the future is none; one just ahead is another clock's.
@@ -341,67 +342,15 @@ impl Seat {
     }
 }
 
-#[cfg(test)]
-impl Seat {
-    /// What a program does that closes descriptors it does not know.
-    pub(super) fn close_descriptor(&self) {
-        use std::os::fd::AsRawFd;
-        let null = std::fs::File::open("/dev/null").unwrap();
-        // SAFETY: two valid descriptors; the page's goes on meaning some file.
-        unsafe { libc::dup2(null.as_raw_fd(), self.page.file().as_raw_fd()) };
-    }
-}
-
-/// Whether a book is opened for work, or to sit down.
+/// Whether a book is opened for work, or to become a member.
 #[derive(Clone, Copy)]
 enum Purpose {
     Working,
-    Sitting,
+    Joining,
 }
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// Finds a slot that no living process sits on, and sits there.
-///
-/// Processes that start together look at different ones first, and few slots are used as long as there
-/// are few processes, because whoever makes sums has to look at all that were ever used.
-fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
-    let layout = page.look()?;
-    let count = layout.slots.len();
-    let sit = |slot| {
-        alive::sit(page, slot)
-            .map_err(|source| PageError::Io { path: page.path().to_owned(), source })
-    };
-    let owner = |slot: usize| {
-        let record = layout.slots.get(slot)?;
-        let pid = record.pid.load(Relaxed);
-        (pid != 0).then(|| (pid, record.start_time.load(Relaxed)))
-    };
-    let mut row = FIRST_ROW.min(count);
-    loop {
-        // First those that are free, then those of the dead.
-        for take_over in [false, true] {
-            for slot in (0..row).map(|offset| (pid as usize + offset) % row) {
-                if owner(slot).is_some() != take_over || !sit(slot)? {
-                    continue;
-                }
-                let lives = |(pid, start)| {
-                    pid != std::process::id() && alive::process_start(pid) == Some(start)
-                };
-                if !owner(slot).is_some_and(lives) {
-                    return Ok(slot);
-                }
-                // Alive, but it has lost its lock.
-                alive::stand_up(page, slot);
-            }
-        }
-        if row == count {
-            return Err(PageError::Full { path: page.path().to_owned() });
-        }
-        row = (row * 2).min(count);
-    }
 }
 
 fn high_water(layout: &Layout) -> usize {

@@ -2,7 +2,7 @@
 //! any two of them. The decisions are those of [`Attempt`]; the world is a model of the word, of the file's
 //! locks, and of the kernel that drops a process's when it ends.
 
-use super::lock::{Attempt, Seen, Step, number};
+use super::{Attempt, Seen, Step, number};
 use std::collections::{HashMap, VecDeque};
 
 /// A process of the model.
@@ -12,7 +12,7 @@ enum Process {
     Tries(Attempt),
     /// Has the book open.
     Owns,
-    /// Has its seat and does nothing.
+    /// Has its slot and does nothing.
     Rests,
     Dead,
     /// Another program, looking for a slot: this one next.
@@ -22,7 +22,7 @@ enum Process {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct World {
     word: u32,
-    /// Who holds the lock on a slot's byte: [`Attempt`]s and seats both go by process.
+    /// Who holds the lock on a slot's byte: attempts and members both go by process.
     bytes: Vec<Option<usize>>,
     /// The slot of each process.
     slot_of: Vec<usize>,
@@ -60,14 +60,14 @@ impl World {
             Step::Replace(_) => Seen::Owner(self.word),
             // The kernel does not count the asker's own.
             Step::IsAlive(slot) => Seen::Answer(self.bytes[slot].is_some_and(|by| by != who)),
-            Step::Sit(slot) => {
+            Step::LockSlot(slot) => {
                 let free = self.bytes[slot].is_none_or(|by| by == who);
                 if free {
                     self.bytes[slot] = Some(who);
                 }
                 Seen::Answer(free)
             }
-            Step::StandUp(slot) => {
+            Step::UnlockSlot(slot) => {
                 assert_eq!(self.bytes[slot], Some(who));
                 self.bytes[slot] = None;
                 Seen::Done

@@ -8,17 +8,20 @@
 //! What is done next is decided here, step by step, so that tests can put every other process's steps,
 //! and death, between any two of them.
 
+#[cfg(test)]
+mod interleavings;
+
 /// One step in the world.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Step {
+pub(crate) enum Step {
     /// Put oneself into the word in place of this value.
     Replace(u32),
-    /// Ask whether a process sits on this slot.
+    /// Ask whether the process of this slot lives.
     IsAlive(usize),
     /// Lock this slot's byte.
-    Sit(usize),
+    LockSlot(usize),
     /// Unlock it again.
-    StandUp(usize),
+    UnlockSlot(usize),
     /// Nothing to do: the lock is taken, `recount`: from somebody else.
     Taken {
         /// The owner before may have left sums half changed.
@@ -30,20 +33,20 @@ pub(super) enum Step {
 
 /// What a step has shown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Seen {
+pub(crate) enum Seen {
     /// [`Step::Replace`]: done.
     Replaced,
     /// [`Step::Replace`]: it is this owner's.
     Owner(u32),
-    /// [`Step::IsAlive`], [`Step::Sit`]
+    /// [`Step::IsAlive`], [`Step::LockSlot`]
     Answer(bool),
-    /// [`Step::StandUp`]
+    /// [`Step::UnlockSlot`]
     Done,
 }
 
 /// One process on its way to the lock.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Attempt {
+pub(crate) struct Attempt {
     slot: usize,
     slots: usize,
     next: Step,
@@ -52,23 +55,23 @@ pub(super) struct Attempt {
 }
 
 /// The number by which a slot owns the lock.
-pub(super) fn number(slot: usize) -> u32 {
+pub(crate) fn number(slot: usize) -> u32 {
     u32::try_from(slot + 1).unwrap_or(u32::MAX)
 }
 
 impl Attempt {
     /// By the process on `slot`, of `slots` that there are.
-    pub(super) const fn new(slot: usize, slots: usize) -> Self {
+    pub(crate) const fn new(slot: usize, slots: usize) -> Self {
         Self { slot, slots, next: Step::Replace(0), over: None }
     }
 
     /// What to do next.
-    pub(super) const fn next(&self) -> Step {
+    pub(crate) const fn next(&self) -> Step {
         self.next
     }
 
     /// Goes on after a step; tells the owner in whose favour this attempt begins anew, if so.
-    pub(super) fn saw(&mut self, seen: Seen) -> Option<u32> {
+    pub(crate) fn saw(&mut self, seen: Seen) -> Option<u32> {
         let again = |owner| (Step::Replace(0), Some(owner));
         let (next, waits_for) = match (self.next, seen) {
             (Step::Replace(0), Seen::Owner(owner)) => (self.look_at(owner), None),
@@ -77,21 +80,20 @@ impl Attempt {
                 match self.over.as_mut() {
                     Some((dead, result)) => {
                         *result = taken;
-                        (Step::StandUp(*dead), None)
+                        (Step::UnlockSlot(*dead), None)
                     }
                     None if taken => (Step::Taken { recount: old != 0 }, None),
                     None => again(old),
                 }
             }
-            (Step::IsAlive(slot), Seen::Answer(true)) | (Step::Sit(slot), Seen::Answer(false)) => {
-                again(number(slot))
-            }
-            (Step::IsAlive(slot), _) => (Step::Sit(slot), None),
-            (Step::Sit(slot), _) => {
+            (Step::IsAlive(slot), Seen::Answer(true))
+            | (Step::LockSlot(slot), Seen::Answer(false)) => again(number(slot)),
+            (Step::IsAlive(slot), _) => (Step::LockSlot(slot), None),
+            (Step::LockSlot(slot), _) => {
                 self.over = Some((slot, false));
                 (Step::Replace(number(slot)), None)
             }
-            (Step::StandUp(slot), _) => match self.over.take() {
+            (Step::UnlockSlot(slot), _) => match self.over.take() {
                 Some((_, true)) => (Step::Taken { recount: true }, None),
                 _ => again(number(slot)),
             },
