@@ -12,8 +12,8 @@ use core::time::Duration;
 use driver::nvml::Memory;
 use limits::Policy;
 use limits::uuid::DeviceUuid;
-use session::page::layout::{Layout, Slot};
-use session::page::{BookGuard, Page, PageError, Seat, SessionLimits};
+use session::layout::{Layout, Slot};
+use session::{BookGuard, Membership, Page, PageError, SessionLimits};
 use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -27,7 +27,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(50);
 /// What this process keeps about a device.
 pub(crate) struct Device {
     uuid: DeviceUuid,
-    seat: Seat,
+    seat: Membership,
     /// Why the page is not believed any more.
     broken: OnceLock<Refused>,
     gate: Gate,
@@ -48,13 +48,13 @@ impl Device {
         limits: &SessionLimits,
         session_dir: &Path,
     ) -> Result<Self, Refused> {
-        let refused = |error: session::page::PageError| Refused(error.to_string());
+        let refused = |error: session::PageError| Refused(error.to_string());
         let page = Page::open(session_dir, uuid, limits).map_err(refused)?;
         // Those of whoever made the page, or as they were changed since.
         let limits = SessionLimits::load(page.look().map_err(refused)?);
         Ok(Self {
             uuid,
-            seat: Seat::claim(page).map_err(refused)?,
+            seat: Membership::claim(page).map_err(refused)?,
             broken: OnceLock::new(),
             gate: Gate::new(limits.policy != Policy::None),
             tracker: Tracker::default(),
@@ -69,7 +69,7 @@ impl Device {
     }
 
     /// This process's place in the session's book.
-    pub(crate) const fn seat(&self) -> &Seat {
+    pub(crate) const fn seat(&self) -> &Membership {
         &self.seat
     }
 

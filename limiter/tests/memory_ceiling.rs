@@ -7,8 +7,8 @@
 mod common;
 
 use common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
-use session::page::layout::Kind;
-use session::page::{Page, Summary};
+use session::layout::Kind;
+use session::{Page, Summary};
 use std::process::{Command, Stdio};
 
 const LIMIT: u64 = 2048 * MIB;

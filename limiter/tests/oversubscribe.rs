@@ -5,8 +5,8 @@
 mod common;
 
 use common::{CONTEXT, MIB, Outcome, Stage, UUIDS, eventually, outcome, start};
-use session::page::layout::Kind;
-use session::page::{Page, SessionLimits};
+use session::layout::Kind;
+use session::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use protocol::{self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path};
-use session::page::SessionLimits;
+use session::SessionLimits;
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
