@@ -166,7 +166,7 @@ impl Daemon {
             quota,
         };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
-        let decision = self.client.call(to, &message, ask.unwrap_or_default() + grace)?;
+        let decision = self.client.post(to, &message, ask.unwrap_or_default() + grace)?;
         self.told_changes = changes;
         self.report = None;
         Ok(decision)
@@ -179,7 +179,7 @@ impl Daemon {
             session: self.session.clone(),
             devices: quota(device).into_iter().collect(),
         };
-        let Registered { worker } = self.client.call(path::REGISTER, &message, most)?;
+        let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;
