@@ -83,7 +83,7 @@ fn sessions_are_directories_with_pages_or_an_owner() {
     }
     symlink(base.join("env-1"), base.join("link")).unwrap();
     fs::create_dir_all(root.path().join(format!("sluice-{}/env-2", uid + 1))).unwrap();
-    symlink(&base, root.path().join("sluice-77")).unwrap();
+    symlink(&base, root.path().join(format!("sluice-{}", uid + 3))).unwrap();
     let found = list_in(root.path(), None).unwrap();
     let names: Vec<_> = found.iter().map(|found| found.name.clone()).collect();
     assert_eq!(names, [format!("{demo}/tenant-a"), "env-1".to_owned()]);

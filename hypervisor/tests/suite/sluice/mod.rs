@@ -1,0 +1,6 @@
+//! `sluice` as a user meets it.
+
+mod limit;
+mod run;
+mod support;
+mod timed;
