@@ -2,7 +2,6 @@
 
 use http_bidir_comm::server::ApiError;
 use poem::http::StatusCode;
-use protocol;
 
 /// A call that the daemon does not grant. Its text goes to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
