@@ -5,14 +5,16 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use http_bidir_comm::server::{Peer, wait_up_to};
+use http_bidir_comm::server::{ApiError, Peer, wait_up_to};
 use limits::Policy;
 use protocol::status::Status;
 use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
+use super::Sources;
 use super::clock::Clock;
+use super::identity::{Caller, Identity};
 use super::limits::{check_quota, uuid_form};
 use super::node::Node;
 use super::refused::Refused;
@@ -35,6 +37,7 @@ const SETTLE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct Core {
     state: Mutex<State>,
+    identity: Arc<dyn Identity>,
     room: Arc<Room>,
     started: Instant,
     /// The next deadline has come closer.
@@ -88,11 +91,12 @@ struct Waiter {
 }
 
 impl Core {
-    pub(super) fn new(tuning: Tuning, room: Arc<Room>) -> Arc<Self> {
+    pub(super) fn new(tuning: Tuning, room: Arc<Room>, sources: Sources) -> Arc<Self> {
+        let Sources { identity, quotas } = sources;
         // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
         let state = State {
-            node: Node::new(tuning, first_worker),
+            node: Node::new(tuning, first_worker, quotas),
             clock: Clock::default(),
             waiting: HashMap::new(),
             watches: HashMap::new(),
@@ -100,26 +104,32 @@ impl Core {
             alarm: FORGET_EVERY_NS,
         };
         let (started, sooner) = (Instant::now(), Notify::new());
-        Arc::new(Self { state: Mutex::new(state), room, started, sooner })
+        Arc::new(Self { state: Mutex::new(state), identity, room, started, sooner })
+    }
+
+    /// Who is at the other end of a connection.
+    pub(super) fn caller(&self, peer: Peer) -> Result<Caller, ApiError> {
+        Ok(self.identity.caller(peer)?)
     }
 
     /// A process introduces itself.
     pub(super) fn register(
         self: &Arc<Self>,
-        peer: Peer,
+        caller: &Caller,
         register: &Register,
     ) -> Result<Registered, Refused> {
+        let (pid, uid) = (caller.pid, caller.owner.uid);
         // A process that is watched already has a place, and gives it up.
-        let place = if self.state().node.serves(peer.pid, peer.uid) {
-            self.room.exchange(peer.uid)
+        let place = if self.state().node.serves(caller) {
+            self.room.exchange(uid)
         } else {
-            self.room.take(peer.uid)?
+            self.room.take(uid)?
         };
-        let watch = Watch::start(peer.pid)
-            .map_err(|error| Refused::Unwatchable { pid: peer.pid, reason: error.to_string() })?;
+        let watch = Watch::start(pid)
+            .map_err(|error| Refused::Unwatchable { pid, reason: error.to_string() })?;
         let mut state = self.state();
         let now = self.now(&mut state);
-        let admitted = state.node.register(peer.pid, peer.uid, register, now)?;
+        let admitted = state.node.register(caller, register, now)?;
         let worker = admitted.worker;
         if let Some(former) = admitted.former {
             state.forget(former);
@@ -132,8 +142,8 @@ impl Core {
                 core.ended(worker);
             });
             state.watches.insert(worker, watching.abort_handle());
-            let (session, pid) = (&register.session, peer.pid);
-            tracing::info!(worker = worker.0, pid, uid = peer.uid, session, "registered");
+            let session = &register.session;
+            tracing::info!(worker = worker.0, pid, uid, session, "registered");
         }
         // Whoever waited for what it held may have it now.
         self.decide_all(&mut state, now);
@@ -144,12 +154,12 @@ impl Core {
     /// A report that is not the last one of its lease asks, where it asks, for that lease to go on.
     pub(super) async fn admission(
         self: &Arc<Self>,
-        peer: Peer,
+        caller: &Caller,
         admission: Admission,
     ) -> Result<Decision, Refused> {
         let uuid = uuid_form(&admission.uuid)?;
         let worker = WorkerId(admission.worker);
-        let quota = match &admission.quota {
+        let said = match &admission.quota {
             Some(quota) => {
                 let (of, quota) = check_quota(quota)?;
                 if of != uuid {
@@ -169,7 +179,7 @@ impl Core {
             let going_on = match admission.report {
                 Some(report) => {
                     let lease = LeaseId(report.lease);
-                    match state.node.device(worker, peer.pid, &uuid) {
+                    match state.node.device(worker, caller.pid, &uuid) {
                         Ok(device) => {
                             // Can not fail: the worker is known to the device.
                             let _ = device.report(worker, lease, told(&report), now);
@@ -182,14 +192,15 @@ impl Core {
                 }
                 None => None,
             };
-            if let Some(quota) = quota {
-                state.node.change(worker, peer.pid, &uuid, quota, now)?;
-            }
+            let quota = match said {
+                Some(said) => Some(state.node.change(worker, caller.pid, &uuid, said, now)?),
+                None => None,
+            };
             if quota.is_some_and(|quota| quota.policy == Policy::None) {
                 self.decide(&mut state, &uuid, now);
                 return Ok(Decision { lease: None });
             }
-            let device = match state.node.device(worker, peer.pid, &uuid) {
+            let device = match state.node.device(worker, caller.pid, &uuid) {
                 // Only a question needs a limit to be answered by.
                 Err(Refused::NoLimit(_)) if admission.ask.is_none() => {
                     return Ok(Decision { lease: None });
@@ -228,9 +239,9 @@ impl Core {
         Ok(Decision { lease: grant.map(wire) })
     }
 
-    pub(super) fn status(&self, peer: Peer) -> Status {
+    pub(super) fn status(&self, caller: &Caller) -> Status {
         let own = rustix::process::geteuid().as_raw();
-        let only = (peer.uid != 0 && peer.uid != own).then_some(peer.uid);
+        let only = (!caller.owner.sees_all(own)).then_some(&caller.owner);
         let mut state = self.state();
         let now = self.now(&mut state);
         Status {

@@ -1,16 +1,19 @@
 //! `hypervisor daemon`: decides who may use a GPU when, for the programs of one node.
 //!
 //! Programs call over a Unix socket (`protocol`): they register, and ask for leases by long
-//! poll. Who calls is what the kernel says of the socket's other end. The decisions are the
-//! scheduler's; here is what connects them to callers, clocks and the ends of processes.
+//! poll. The decisions are the scheduler's; here is what connects them to callers, clocks and the
+//! ends of processes. Who calls, and what a session may have, comes from [`Sources`]: in use are
+//! what the kernel says of the socket's other end, and what a session's processes say.
 
 #![forbid(unsafe_code)]
 
 mod clock;
 mod core;
+mod identity;
 mod limits;
 mod node;
 mod place;
+mod quotas;
 mod refused;
 mod room;
 mod routes;
@@ -26,6 +29,10 @@ use poem::listener::Listener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
+pub use quotas::{AsRegistered, Asked, Quotas};
+pub use scheduler::Quota;
+
 use self::core::Core;
 use self::room::{Door, Room};
 use scheduler::Tuning;
@@ -35,6 +42,22 @@ use scheduler::Tuning;
 pub struct Options {
     /// Where to listen; `None`: the default place.
     pub socket: Option<PathBuf>,
+}
+
+/// Where the daemon learns who speaks, and what a session may have.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// Who speaks.
+    pub identity: Arc<dyn Identity>,
+    /// What a session may have.
+    pub quotas: Arc<dyn Quotas>,
+}
+
+impl Default for Sources {
+    /// The kernel, and the sessions' own processes.
+    fn default() -> Self {
+        Self { identity: Arc::new(KernelIdentity), quotas: Arc::new(AsRegistered) }
+    }
 }
 
 /// Why the daemon can not run.
@@ -65,7 +88,7 @@ pub enum DaemonError {
 ///
 /// # Errors
 /// [`DaemonError`], before the first call is taken.
-pub fn run(options: &Options) -> Result<(), DaemonError> {
+pub fn run(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     allow_many_files();
     let system = |what| move |source| DaemonError::System { what, source };
     // The second thread takes a call while the first one is busy; more would only be woken in turn.
@@ -74,7 +97,7 @@ pub fn run(options: &Options) -> Result<(), DaemonError> {
         .enable_all()
         .build()
         .map_err(system("threads"))?;
-    let served = runtime.block_on(serve(options));
+    let served = runtime.block_on(serve(options, sources));
     // Calls that wait end with their connections.
     runtime.shutdown_background();
     served
@@ -91,7 +114,7 @@ fn allow_many_files() {
     }
 }
 
-async fn serve(options: &Options) -> Result<(), DaemonError> {
+async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let system = |source| DaemonError::System { what: "signal handlers", source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
@@ -105,7 +128,7 @@ async fn serve(options: &Options) -> Result<(), DaemonError> {
         .into_acceptor()
         .await
         .map_err(|source| DaemonError::System { what: "the socket", source })?;
-    let core = Core::new(Tuning::default(), room);
+    let core = Core::new(Tuning::default(), room, sources);
     tracing::info!(socket = %socket.display(), "serving");
     let server = Server::new_with_acceptor(acceptor).run(routes::routes(core.clone()));
     tokio::select! {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hypervisor::Options;
+use hypervisor::{Options, Sources};
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
@@ -35,7 +35,7 @@ enum Command {
 fn main() -> ExitCode {
     let Command::Daemon { socket, log } = Cli::parse().command;
     tracing_subscriber::fmt().with_max_level(log).with_writer(io::stderr).with_ansi(false).init();
-    match hypervisor::run(&Options { socket }) {
+    match hypervisor::run(&Options { socket }, Sources::default()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("hypervisor: {error}");

@@ -2,19 +2,26 @@
 //! clock; times are nanoseconds since the daemon's start.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use ::limits::Policy;
 use protocol::Register;
 use protocol::status::{self, DeviceStatus, LeaseStatus, SessionStatus};
 
+use super::identity::{Caller, Owner};
 use super::limits::{self, SESSIONS, WORKERS};
+use super::quotas::{Asked, Quotas, in_range};
 use super::refused::Refused;
 use scheduler::{
     Class, DeviceView, Grant, LeaseId, Paid, Quota, Scheduler, SessionId, Told, Tuning, WorkerId,
 };
 
-/// A session belongs to a user: no other user's process can join it by its name.
-type SessionKey = (u32, String);
+/// A session belongs to its owner: no other owner's process can join it by its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SessionKey {
+    owner: Owner,
+    name: String,
+}
 
 #[derive(Debug)]
 struct Session {
@@ -47,6 +54,7 @@ pub(super) struct Admitted {
 #[derive(Debug)]
 pub(super) struct Node {
     tuning: Tuning,
+    quotas: Arc<dyn Quotas>,
     sessions: BTreeMap<SessionKey, Session>,
     members: BTreeMap<WorkerId, Member>,
     devices: BTreeMap<String, Scheduler>,
@@ -57,9 +65,10 @@ pub(super) struct Node {
 impl Node {
     /// Workers are numbered from `first_worker`, so that a number from before a restart is not
     /// taken for a present one.
-    pub(super) fn new(tuning: Tuning, first_worker: u64) -> Self {
+    pub(super) fn new(tuning: Tuning, first_worker: u64, quotas: Arc<dyn Quotas>) -> Self {
         Self {
             tuning,
+            quotas,
             sessions: BTreeMap::new(),
             members: BTreeMap::new(),
             devices: BTreeMap::new(),
@@ -68,22 +77,24 @@ impl Node {
         }
     }
 
-    /// Whether a process is known, as one of that user.
-    pub(super) fn serves(&self, pid: i32, uid: u32) -> bool {
-        self.members.values().any(|member| member.pid == pid && member.session.0 == uid)
+    /// Whether a process is known, as one of that owner.
+    pub(super) fn serves(&self, caller: &Caller) -> bool {
+        let is_it =
+            |member: &Member| member.pid == caller.pid && member.session.owner == caller.owner;
+        self.members.values().any(is_it)
     }
 
     /// A process introduces itself, once or once per device. Whatever it held on the devices that
     /// it names is over: it has forgotten it, or it is a new program under the same pid.
     pub(super) fn register(
         &mut self,
-        pid: i32,
-        uid: u32,
+        caller: &Caller,
         register: &Register,
         now: u64,
     ) -> Result<Admitted, Refused> {
-        let quotas = limits::check(register)?;
-        let key = (uid, register.session.clone());
+        let said = limits::check(register)?;
+        let (pid, uid) = (caller.pid, caller.owner.uid);
+        let key = SessionKey { owner: caller.owner.clone(), name: register.session.clone() };
         let present = self.members.iter().find(|(_, member)| member.pid == pid);
         let present = present.map(|(&worker, member)| (worker, member.session == key));
         let (stays, former) = match present {
@@ -91,13 +102,13 @@ impl Node {
             Some((worker, false)) => (None, Some(worker)),
             None => (None, None),
         };
-        if !self.serves(pid, uid) {
-            let users = self.members.values().map(|member| member.session.0);
+        if !self.serves(caller) {
+            let users = self.members.values().map(|member| member.session.owner.uid);
             limits::check_room("processes", uid, count(uid, users), WORKERS)?;
         }
         if !self.sessions.contains_key(&key) {
             let check = |node: &Self| {
-                let users = node.sessions.keys().map(|key| key.0);
+                let users = node.sessions.keys().map(|key| key.owner.uid);
                 limits::check_room("sessions", uid, count(uid, users), SESSIONS)
             };
             // A process that goes from one session to the next must not keep others out.
@@ -111,7 +122,8 @@ impl Node {
         }
         let session = self.session(&key);
         let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
-        for (uuid, quota) in quotas {
+        for (uuid, said) in said {
+            let quota = self.quota(&key, &uuid, said);
             if let Some(device) = self.devices.get_mut(&uuid) {
                 device.leave(worker, now);
             }
@@ -123,21 +135,28 @@ impl Node {
         Ok(Admitted { worker, new: stays.is_none(), former })
     }
 
-    /// What the session may take of a device, from now on. The latest word counts, whichever of its
-    /// processes it comes from: they read it in a page that the session's user owns.
+    /// What the session may have, given what its process says.
+    fn quota(&self, key: &SessionKey, uuid: &str, said: Quota) -> Quota {
+        let SessionKey { owner, name } = key;
+        in_range(self.quotas.quota(&Asked { owner, session: name, uuid, said }))
+    }
+
+    /// What the session may take of a device, from now on; tells it. The latest word counts, whichever
+    /// of its processes it comes from: they read it in a page that the session's user owns.
     pub(super) fn change(
         &mut self,
         worker: WorkerId,
         pid: i32,
         uuid: &str,
-        quota: Quota,
+        said: Quota,
         now: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<Quota, Refused> {
         let key = self.caller(worker, pid)?.session.clone();
-        let Some(session) = self.sessions.get(&key) else { return Ok(()) };
+        let quota = self.quota(&key, uuid, said);
+        let Some(session) = self.sessions.get(&key) else { return Ok(quota) };
         match session.quotas.get(uuid) {
             None => return Err(Refused::UnknownDevice(uuid.to_owned())),
-            Some(present) if *present == quota => return Ok(()),
+            Some(present) if *present == quota => return Ok(quota),
             Some(_) => {}
         }
         let id = session.id;
@@ -149,7 +168,7 @@ impl Node {
                 self.join(member, id, uuid);
             }
         }
-        Ok(())
+        Ok(quota)
     }
 
     fn set_quota(
@@ -296,15 +315,16 @@ impl Node {
         self.devices.values().filter_map(|device| device.next_deadline(now)).min()
     }
 
-    /// What a user may see: everything, or what is their own.
-    pub(super) fn status(&mut self, only: Option<u32>, now: u64) -> Vec<DeviceStatus> {
+    /// What somebody may see: everything, or what is theirs.
+    pub(super) fn status(&mut self, only: Option<&Owner>, now: u64) -> Vec<DeviceStatus> {
         let views: Vec<(String, DeviceView)> = self
             .devices
             .iter_mut()
             .map(|(uuid, device)| (uuid.clone(), device.view(now)))
             .collect();
         let mut shown: BTreeMap<SessionId, Shown<'_>> = BTreeMap::new();
-        let seen = self.sessions.iter().filter(|(key, _)| only.is_none_or(|uid| uid == key.0));
+        let seen =
+            self.sessions.iter().filter(|(key, _)| only.is_none_or(|owner| *owner == key.owner));
         for (key, session) in seen {
             shown.insert(session.id, Shown { key, pids: Vec::new() });
         }
@@ -326,8 +346,8 @@ impl Node {
         let sessions = view.sessions.iter().filter_map(|state| {
             let Shown { key, pids } = shown.get(&state.session)?;
             Some(SessionStatus {
-                uid: key.0,
-                session: key.1.clone(),
+                uid: key.owner.uid,
+                session: key.name.clone(),
                 share_ppm: state.quota.share_ppm,
                 policy: state.quota.policy,
                 soft_ppm: state.quota.soft_ppm,
@@ -348,7 +368,7 @@ impl Node {
         let leases = view.leases.iter().filter_map(|lease| {
             let Shown { key, .. } = shown.get(&lease.session)?;
             Some(LeaseStatus {
-                session: key.1.clone(),
+                session: key.name.clone(),
                 pid: self.members.get(&lease.worker).map_or(0, |member| member.pid),
                 held_us: lease.held_ns / 1_000,
                 spare: lease.paid == Paid::Spare,
@@ -367,6 +387,7 @@ fn count(uid: u32, users: impl Iterator<Item = u32>) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quotas::AsRegistered;
     use protocol::{DeviceQuota, VERSION};
 
     const MS: u64 = 1_000_000;
@@ -374,7 +395,11 @@ mod tests {
         ["gpu-5a1ce000-0000-4000-8000-000000000000", "gpu-5a1ce000-0000-4000-8000-000000000001"];
 
     fn node() -> Node {
-        Node::new(Tuning::default(), 1_000)
+        Node::new(Tuning::default(), 1_000, Arc::new(AsRegistered))
+    }
+
+    fn by(pid: i32, uid: u32) -> Caller {
+        Caller { pid, owner: Owner::user(uid) }
     }
 
     fn register(session: &str, devices: &[(&str, u32)]) -> Register {
@@ -386,8 +411,8 @@ mod tests {
     #[test]
     fn a_process_may_register_device_by_device() {
         let mut node = node();
-        let first = node.register(7, 0, &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
-        let second = node.register(7, 0, &register("a", &[(GPUS[1], 250_000)]), 0).unwrap();
+        let first = node.register(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+        let second = node.register(&by(7, 0), &register("a", &[(GPUS[1], 250_000)]), 0).unwrap();
         assert!(first.new && !second.new);
         assert_eq!(first.worker, second.worker);
         for gpu in GPUS {
@@ -401,10 +426,10 @@ mod tests {
     fn registering_again_ends_what_was_held_on_that_device() {
         let mut node = node();
         let message = register("a", &[(GPUS[0], 500_000)]);
-        let worker = node.register(7, 0, &message, 0).unwrap().worker;
+        let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
         node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
         assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
-        node.register(7, 0, &message, 110 * MS).unwrap();
+        node.register(&by(7, 0), &message, 110 * MS).unwrap();
         let status = node.status(None, 200 * MS);
         assert!(status[0].leases.is_empty());
         assert_eq!(status[0].sessions[0].charged_us, 10_000);
@@ -415,19 +440,20 @@ mod tests {
         let mut node = node();
         let half = register("a", &[(GPUS[0], 500_000)]);
         let more = register("a", &[(GPUS[0], 900_000)]);
-        let share = |node: &mut Node| node.status(Some(0), MS)[0].sessions[0].share_ppm;
-        let first = node.register(7, 0, &half, 0).unwrap().worker;
+        let share =
+            |node: &mut Node| node.status(Some(&Owner::user(0)), MS)[0].sessions[0].share_ppm;
+        let first = node.register(&by(7, 0), &half, 0).unwrap().worker;
         // Another user's session of the same name is another session.
-        assert!(node.register(9, 1000, &more, 0).unwrap().new);
-        assert_eq!(node.status(Some(1000), 0)[0].sessions.len(), 1);
+        assert!(node.register(&by(9, 1000), &more, 0).unwrap().new);
+        assert_eq!(node.status(Some(&Owner::user(1000)), 0)[0].sessions.len(), 1);
         assert_eq!(node.status(None, 0)[0].sessions.len(), 2);
         assert_eq!(share(&mut node), 500_000);
-        node.register(8, 0, &more, 0).unwrap();
+        node.register(&by(8, 0), &more, 0).unwrap();
         assert_eq!(share(&mut node), 900_000);
         node.change(first, 7, GPUS[0], Quota::fixed(100_000), MS).unwrap();
         assert_eq!(share(&mut node), 100_000);
         let quota = Quota::fixed(1);
-        let refused = |result: Result<(), Refused>| result.unwrap_err();
+        let refused = |result: Result<Quota, Refused>| result.unwrap_err();
         let other = Refused::NotYours(first.0);
         assert_eq!(refused(node.change(first, 8, GPUS[0], quota, MS)), other);
         let unknown = Refused::UnknownDevice(GPUS[1].to_owned());
@@ -438,7 +464,7 @@ mod tests {
     fn a_limit_can_be_lifted_and_come_back() {
         let mut node = node();
         let message = register("a", &[(GPUS[0], 500_000)]);
-        let workers = [7, 8].map(|pid| node.register(pid, 0, &message, 0).unwrap().worker);
+        let workers = [7, 8].map(|pid| node.register(&by(pid, 0), &message, 0).unwrap().worker);
         node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
         let free = Quota { policy: Policy::None, ..Quota::fixed(0) };
         node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
@@ -455,8 +481,8 @@ mod tests {
     #[test]
     fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
         let mut node = node();
-        let first = node.register(7, 0, &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
-        let second = node.register(7, 0, &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
+        let first = node.register(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+        let second = node.register(&by(7, 0), &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
         assert!(second.new && first.worker != second.worker);
         let gone = node.device(first.worker, 7, GPUS[0]).map(|_| ());
         assert_eq!(gone, Err(Refused::UnknownWorker(first.worker.0)));
@@ -466,7 +492,7 @@ mod tests {
     fn sessions_are_forgotten_when_they_owe_nothing() {
         let mut node = node();
         let message = register("a", &[(GPUS[0], 500_000)]);
-        let worker = node.register(7, 0, &message, 0).unwrap().worker;
+        let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
         node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
         assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
         // Dies in a kernel of 500 ms.
@@ -485,9 +511,10 @@ mod tests {
             let mut fill = |node: &mut Node, uid| {
                 let refused = pids.by_ref().find_map(|pid: i32| {
                     let session = if what == "sessions" { pid.to_string() } else { "a".to_owned() };
-                    node.register(pid, uid, &register(&session, &[(GPUS[0], 1)]), 0).err()
+                    node.register(&by(pid, uid), &register(&session, &[(GPUS[0], 1)]), 0).err()
                 });
-                let own = node.members.values().filter(|member| member.session.0 == uid).count();
+                let own =
+                    node.members.values().filter(|member| member.session.owner.uid == uid).count();
                 assert_eq!(refused, Some(Refused::TooMany { what, uid, own }));
                 own
             };
@@ -495,7 +522,7 @@ mod tests {
             // Another user is served as if the first one had not come.
             assert_eq!(fill(&mut node, 1000), most / 4);
             // A process that is served stays so, in whatever session there is.
-            node.register(1, 0, &register("2", &[(GPUS[0], 2)]), 0).unwrap();
+            node.register(&by(1, 0), &register("2", &[(GPUS[0], 2)]), 0).unwrap();
         }
     }
 
@@ -503,10 +530,11 @@ mod tests {
     fn a_process_that_goes_through_sessions_keeps_nobody_out() {
         let mut node = node();
         for name in 0..2 * SESSIONS {
-            let admitted = node.register(7, 0, &register(&name.to_string(), &[(GPUS[0], 1)]), 0);
+            let admitted =
+                node.register(&by(7, 0), &register(&name.to_string(), &[(GPUS[0], 1)]), 0);
             assert_eq!(admitted.map(|admitted| admitted.former.is_some()), Ok(name > 0));
         }
-        assert!(node.register(8, 0, &register("a", &[(GPUS[0], 1)]), 0).is_ok());
+        assert!(node.register(&by(8, 0), &register("a", &[(GPUS[0], 1)]), 0).is_ok());
         assert_eq!(node.members.len(), 2);
     }
 }

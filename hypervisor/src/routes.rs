@@ -26,7 +26,8 @@ async fn register(
     body: Body<Register>,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Registered>> {
-    Ok(Answer(core.register(peer, &body.0).map_err(ApiError::from)?))
+    let caller = core.caller(peer)?;
+    Ok(Answer(core.register(&caller, &body.0).map_err(ApiError::from)?))
 }
 
 #[handler]
@@ -35,7 +36,8 @@ async fn admission(
     body: Body<Admission>,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Decision>> {
-    Ok(Answer(core.admission(peer, body.0).await.map_err(ApiError::from)?))
+    let caller = core.caller(peer)?;
+    Ok(Answer(core.admission(&caller, body.0).await.map_err(ApiError::from)?))
 }
 
 #[handler]
@@ -44,11 +46,12 @@ async fn report(
     body: Body<Admission>,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Decision>> {
+    let caller = core.caller(peer)?;
     let only_report = Admission { ask: None, ..body.0 };
-    Ok(Answer(core.admission(peer, only_report).await.map_err(ApiError::from)?))
+    Ok(Answer(core.admission(&caller, only_report).await.map_err(ApiError::from)?))
 }
 
 #[handler]
-async fn show(peer: Peer, core: Data<&Arc<Core>>) -> Answer<Status> {
-    Answer(core.status(peer))
+async fn show(peer: Peer, core: Data<&Arc<Core>>) -> poem::Result<Answer<Status>> {
+    Ok(Answer(core.status(&core.caller(peer)?)))
 }

@@ -11,5 +11,6 @@ mod holders;
 mod hostile;
 mod process;
 mod programs;
+mod sources;
 mod start_and_end;
 mod timed;
