@@ -49,7 +49,7 @@ fn waits() {
     });
     let client = BlockingHttpClient::new(Endpoint::Unix(path));
     let started = Instant::now();
-    let error = client.call::<_, u32>("/", &1, Duration::from_millis(300)).unwrap_err();
+    let error = client.post::<_, u32>("/", &1, Duration::from_millis(300)).unwrap_err();
     let took = started.elapsed();
     stop.store(true, Ordering::SeqCst);
     sender.join().unwrap();

@@ -8,7 +8,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use driver::cuda;
 use limits::uuid::DeviceUuid;
-use session::page::{Page, SessionLimits};
+use session::{Page, SessionLimits};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};

@@ -29,7 +29,7 @@ fn client(place: &Place) -> BlockingHttpClient {
 }
 
 fn call(client: &BlockingHttpClient, timeout: Duration) -> Result<Value, ClientError> {
-    client.call("/v1/echo", &json!({"n": 1}), timeout)
+    client.post("/v1/echo", &json!({"n": 1}), timeout)
 }
 
 /// Reads one request; false at the end of the connection.
@@ -206,7 +206,7 @@ fn a_refusal_that_comes_before_the_request_is_sent_is_heard() {
     });
     let large = json!({"text": "x".repeat(1 << 20)});
     for _ in 0..20 {
-        match client(&place).call::<_, Value>("/v1/x", &large, PATIENCE).unwrap_err() {
+        match client(&place).post::<_, Value>("/v1/x", &large, PATIENCE).unwrap_err() {
             ClientError::Refused { status: 413, message } => assert_eq!(message, "too much"),
             other => panic!("{other:?}"),
         }
@@ -248,7 +248,7 @@ fn a_peer_that_closes_while_we_write_raises_no_sigpipe() {
     let client = client(&place);
     let large = json!({"text": "x".repeat(1 << 20)});
     for _ in 0..20 {
-        let error = client.call::<_, Value>("/v1/x", &large, PATIENCE).unwrap_err();
+        let error = client.post::<_, Value>("/v1/x", &large, PATIENCE).unwrap_err();
         assert!(matches!(error, ClientError::Connect { .. }), "{error:?}");
     }
     assert!(!raised.load(Ordering::SeqCst));
@@ -274,4 +274,51 @@ fn tcp_carries_the_token_and_hides_it() {
     call(&client, PATIENCE).unwrap();
     assert!(server.join().unwrap().contains("authorization: bearer secret-token"));
     assert!(!format!("{client:?}").contains("secret"), "{client:?}");
+}
+
+fn get(client: &BlockingHttpClient) -> Result<Value, ClientError> {
+    client.get("/v1/state", PATIENCE)
+}
+
+#[test]
+fn what_a_server_tells_of_itself_may_be_long() {
+    let place = place();
+    let long = "x".repeat(4 * http_bidir_comm::BODY_LIMIT);
+    let connections = serve(&place, 2, "200 OK", format!("\"{long}\""));
+    let client = client(&place);
+    for _ in 0..5 {
+        assert_eq!(get(&client).unwrap(), long);
+    }
+    // Kept, and replaced where it was closed.
+    assert_eq!(connections.load(Ordering::SeqCst), 3);
+    assert!(matches!(call(&client, PATIENCE), Err(ClientError::Protocol { .. })));
+}
+
+#[test]
+fn a_get_may_be_refused() {
+    let place = place();
+    serve(&place, usize::MAX, "403 Forbidden", r#"{"error":"not yours"}"#.into());
+    let error = get(&client(&place)).unwrap_err();
+    assert_eq!(error.to_string(), "refused (403): not yours");
+}
+
+#[test]
+fn any_http_answer_shows_that_a_server_is_there() {
+    let reach = |status: &'static str, body: &str| {
+        let place = place();
+        serve(&place, usize::MAX, status, body.into());
+        client(&place).reach("/", PATIENCE)
+    };
+    assert_eq!(reach("404 Not Found", "no such thing").unwrap(), 404);
+    assert_eq!(reach("200 OK", "[]").unwrap(), 200);
+    let place = place();
+    assert!(matches!(client(&place).reach("/", PATIENCE), Err(ClientError::Connect { .. })));
+    let listener = UnixListener::bind(&place.path).unwrap();
+    thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        read_request(&mut stream);
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH\r\n");
+    });
+    let error = client(&place).reach("/", PATIENCE).unwrap_err();
+    assert!(matches!(error, ClientError::Protocol { .. }), "{error:?}");
 }

@@ -83,7 +83,7 @@ fn the_caller_is_who_the_kernel_says() {
     let (_dir, path) = socket();
     let _server = TestServer::start(&path);
     let client = BlockingHttpClient::new(Endpoint::Unix(path));
-    let got: Value = client.call("/who", &json!([1, 2]), PATIENCE).unwrap();
+    let got: Value = client.post("/who", &json!([1, 2]), PATIENCE).unwrap();
     assert_eq!(got["pid"], std::process::id());
     assert_eq!(got["uid"], rustix::process::getuid().as_raw());
     assert_eq!(got["got"], json!([1, 2]));
@@ -94,7 +94,7 @@ fn refusals_are_json_with_their_status() {
     let (_dir, path) = socket();
     let _server = TestServer::start(&path);
     let client = BlockingHttpClient::new(Endpoint::Unix(path));
-    let refusal = |path: &str, body: &Value| match client.call::<_, Value>(path, body, PATIENCE) {
+    let refusal = |path: &str, body: &Value| match client.post::<_, Value>(path, body, PATIENCE) {
         Err(ClientError::Refused { status, message }) => (status, message),
         other => panic!("{other:?}"),
     };
@@ -117,7 +117,7 @@ fn news_reach_a_waiting_caller() {
         news.notify_one();
     });
     let start = Instant::now();
-    let got: Option<u64> = client.call("/fetch", &6u64, PATIENCE).unwrap();
+    let got: Option<u64> = client.post("/fetch", &6u64, PATIENCE).unwrap();
     assert_eq!(got, Some(7));
     assert!(start.elapsed() >= Duration::from_millis(50), "answered before there was news");
     telling.join().unwrap();
@@ -128,7 +128,7 @@ fn a_caller_that_goes_away_is_noticed() {
     let (_dir, path) = socket();
     let server = TestServer::start(&path);
     let client = BlockingHttpClient::new(Endpoint::Unix(path));
-    let error = client.call::<_, Value>("/wait", &1, Duration::from_millis(100)).unwrap_err();
+    let error = client.post::<_, Value>("/wait", &1, Duration::from_millis(100)).unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }), "{error:?}");
     let start = Instant::now();
     while server.abandoned.0.load(Ordering::SeqCst) == 0 {
@@ -142,12 +142,12 @@ fn a_restarted_server_is_found_again() {
     let (_dir, path) = socket();
     let first = TestServer::start(&path);
     let client = BlockingHttpClient::new(Endpoint::Unix(path.clone()));
-    client.call::<_, Value>("/who", &1, PATIENCE).unwrap();
+    client.post::<_, Value>("/who", &1, PATIENCE).unwrap();
     first.runtime.shutdown_timeout(PATIENCE);
-    let error = client.call::<_, Value>("/who", &1, PATIENCE).unwrap_err();
+    let error = client.post::<_, Value>("/who", &1, PATIENCE).unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error:?}");
     let _second = TestServer::start(&path);
-    client.call::<_, Value>("/who", &1, PATIENCE).unwrap();
+    client.post::<_, Value>("/who", &1, PATIENCE).unwrap();
 }
 
 #[test]

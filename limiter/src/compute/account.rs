@@ -8,8 +8,8 @@ use crate::runtime;
 use core::sync::atomic::Ordering;
 use limits::Policy;
 use rustix::thread::{Timespec, futex};
+use session::SessionLimits;
 use session::ledger::Turn;
-use session::page::SessionLimits;
 
 /// How often a waiting governor looks around: whether it is still wanted, whether a process of the
 /// session has died with a lease.

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use protocol::{self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path};
-use session::page::SessionLimits;
+use session::SessionLimits;
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
@@ -166,7 +166,7 @@ impl Daemon {
             quota,
         };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
-        let decision = self.client.call(to, &message, ask.unwrap_or_default() + grace)?;
+        let decision = self.client.post(to, &message, ask.unwrap_or_default() + grace)?;
         self.told_changes = changes;
         self.report = None;
         Ok(decision)
@@ -179,7 +179,7 @@ impl Daemon {
             session: self.session.clone(),
             devices: quota(device).into_iter().collect(),
         };
-        let Registered { worker } = self.client.call(path::REGISTER, &message, most)?;
+        let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;

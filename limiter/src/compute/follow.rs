@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering;
 use limits::Policy;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
-use session::page::SessionLimits;
+use session::SessionLimits;
 
 /// How often the thread looks by itself: who changed the limits may have died before it woke anybody, and
 /// a page that is damaged wakes nobody.

@@ -4,8 +4,8 @@ use core::fmt;
 use limits::units::{Amount, PPM_ONE, Percent, Size};
 use limits::uuid::DeviceUuid;
 use limits::{Policy, Priority};
-use session::page::SessionLimits;
-use session::page::layout::NO_LIMIT;
+use session::SessionLimits;
+use session::layout::NO_LIMIT;
 
 /// A device, by all the names that a limit can be keyed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use crate::common::{
     CONTEXT, GIB, MEMORY_LIMIT, MIB, OUT_OF_MEMORY, Outcome, SESSION_DIR, Stage, UUIDS, built,
     eventually, first_device, outcome, start,
 };
-use session::page::layout::Kind;
-use session::page::{Page, SessionLimits};
+use session::layout::Kind;
+use session::{Page, SessionLimits};
 use std::process::Command;
 
 const CHUNK: u64 = 32 * MIB;

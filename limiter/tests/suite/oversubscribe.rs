@@ -1,8 +1,8 @@
 //! More memory than the device has for a session: the rest is on the host.
 
 use crate::common::{CONTEXT, MIB, Outcome, Stage, UUIDS, eventually, outcome, start};
-use session::page::layout::Kind;
-use session::page::{Page, SessionLimits};
+use session::layout::Kind;
+use session::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 

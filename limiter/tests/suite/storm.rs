@@ -5,7 +5,7 @@ use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start,
 };
 use fake_node::{Config, Node};
-use session::page::{Page, Summary};
+use session::{Page, Summary};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;

@@ -1,10 +1,18 @@
-//! What a limiter and the daemon say to each other: bodies of the HTTP calls, one type each.
+//! What the parts of Sluice say to each other and to other programs, one type each: the bodies of
+//! the daemon's HTTP calls (here and in [`status`]), and what `sluice status --json` prints
+//! ([`sessions`]). [`socket`] says where the daemon listens.
 //!
 //! Times are in microseconds and relative ("this long from now"): the two sides share a clock, but
 //! not the moment at which a message is read. Unknown fields are ignored, so that an old reader
-//! understands a newer writer.
+//! understands a newer writer. A field that came later has a default, so that a new reader
+//! understands an older writer. `tests/golden` holds each of them as it is written, and as earlier
+//! versions wrote it.
 
 #![forbid(unsafe_code)]
+
+pub mod sessions;
+pub mod socket;
+pub mod status;
 
 use limits::{Policy, Priority};
 use serde::{Deserialize, Serialize};
@@ -12,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// Version of this protocol; a daemon refuses a caller whose version it does not know.
 pub const VERSION: u32 = 2;
 
-/// Paths of the calls. All of them are `POST` with a JSON body.
+/// Paths of the calls: `POST` with a JSON body, where nothing else is said.
 pub mod path {
     /// [`super::Register`] -> [`super::Registered`]
     pub const REGISTER: &str = "/v1/register";
@@ -21,6 +29,8 @@ pub mod path {
     /// Reports the end of a lease without asking for another: [`super::Admission`] with
     /// `ask: None` -> [`super::Decision`].
     pub const REPORT: &str = "/v1/report";
+    /// `GET` -> [`super::status::Status`]
+    pub const STATUS: &str = "/v1/status";
 }
 
 /// A process introduces itself. Who it is (pid, user) the daemon learns from the kernel.

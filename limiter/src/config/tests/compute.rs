@@ -3,7 +3,7 @@
 use super::super::ConfigError;
 use super::{UUID, config, device, limits};
 use limits::{Policy, Priority};
-use session::page::SessionLimits;
+use session::SessionLimits;
 
 const SHARE: (&str, &str) = ("CUDA_CORE_LIMIT", "30");
 

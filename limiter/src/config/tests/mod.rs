@@ -10,7 +10,7 @@ mod rows;
 use super::environment::fake::FakeEnvironment;
 use super::{Config, ConfigError, DeviceIdentity, Limits};
 use limits::Policy;
-use session::page::layout::NO_LIMIT;
+use session::layout::NO_LIMIT;
 
 pub(super) const UUID: &str = "GPU-3430f778-7a25-704c-9090-8b0bb2478114";
 pub(super) const OTHER: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";

@@ -2,7 +2,7 @@
 
 use super::super::ConfigError;
 use super::{config, limits};
-use session::page::layout::NO_LIMIT;
+use session::layout::NO_LIMIT;
 
 const GIB: u64 = 1 << 30;
 const DEVICE: Option<u64> = Some(16 * GIB);

@@ -4,6 +4,7 @@ use crate::common::{
     COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually, first_device,
     outcome, start,
 };
+use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -65,17 +66,10 @@ impl Drop for Daemon {
     }
 }
 
-/// `GET /v1/status`
+/// What the daemon says of itself.
 fn status(socket: &Path) -> Option<Value> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
-    stream
-        .write_all(b"GET /v1/status HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\r\n")
-        .ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let body = &answer[answer.find('{')?..=answer.rfind('}')?];
-    serde_json::from_str(body).ok()
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
+    client.get(protocol::path::STATUS, Duration::from_secs(2)).ok()
 }
 
 /// Microseconds that a session has been charged by the daemon.

@@ -3,14 +3,15 @@
 use crate::common::{
     CONTEXT, GIB, MIB, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
 };
+use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use limits::Policy;
 use serde_json::Value;
-use session::page::layout::{Kind, NO_LIMIT};
-use session::page::{Page, SessionLimits, Summary};
+use session::layout::{Kind, NO_LIMIT};
+use session::{Page, SessionLimits, Summary};
 use std::fs;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The page of the first device in a stage's session, once there is one.
 fn page(stage: &Stage) -> Page {
@@ -157,13 +158,8 @@ fn a_share_comes_and_goes_for_all_processes_of_a_session() {
 
 /// The sessions that a daemon serves on the first device.
 fn sessions(socket: &Path) -> Option<Vec<Value>> {
-    let mut stream = UnixStream::connect(socket).ok()?;
-    let request = b"GET /v1/status HTTP/1.1\r\nHost: sluice\r\nConnection: close\r\n\r\n";
-    stream.write_all(request).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    let body = &answer[answer.find('{')?..=answer.rfind('}')?];
-    let status: Value = serde_json::from_str(body).ok()?;
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
+    let status: Value = client.get(protocol::path::STATUS, Duration::from_secs(2)).ok()?;
     let devices = status["devices"].as_array()?;
     Some(devices.iter().flat_map(|device| device["sessions"].as_array().unwrap().clone()).collect())
 }

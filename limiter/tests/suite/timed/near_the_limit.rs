@@ -1,8 +1,8 @@
 //! Close to the memory limit: how fast a program is, and what is seen how soon.
 
 use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start};
-use session::page::layout::Kind;
-use session::page::{Page, Summary};
+use session::layout::Kind;
+use session::{Page, Summary};
 
 const LIMIT: u64 = 2048 * MIB;
 

@@ -4,8 +4,8 @@ use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, SESSION_DIR, Stage, UUIDS, eventually, first_device,
     outcome, start,
 };
-use session::page::layout::Kind;
-use session::page::{Page, SessionLimits};
+use session::layout::Kind;
+use session::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
