@@ -39,7 +39,7 @@ impl Daemon {
 
     pub(crate) fn command(socket: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hypervisor"));
-        command.args(["daemon", "--log", "warn", "--socket"]).arg(socket);
+        command.env_clear().args(["daemon", "--log", "warn", "--socket"]).arg(socket);
         command
     }
 

@@ -16,6 +16,5 @@ mod memory;
 mod memory_ceiling;
 mod oversubscribe;
 mod quiet;
-mod reconcile;
 mod storm;
 mod timed;

@@ -2,8 +2,6 @@
 //! their limit: it is never above it.
 
 use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
-use session::layout::Kind;
-use session::{Page, Summary};
 use std::process::{Command, Stdio};
 
 const LIMIT: u64 = 2048 * MIB;
@@ -139,61 +137,4 @@ fn code_is_placed_while_the_memory_is_filled() {
             assert!((690..=760).contains(&granted), "{granted}, {when}, {threads} threads");
         }
     }
-}
-
-/// Threads of which some other is always allocating or freeing: an exact look is possible all the same, so
-/// that few are needed, and what the driver has given back can be used.
-#[test]
-fn a_busy_program_stays_fast_close_to_its_limit() {
-    let stage = Stage::new();
-    let program = stage.compile("busy.c", "busy", &[]);
-    // A machine that has other things to do for a while must not decide.
-    let stays_fast = (0..3).any(|_| {
-        let mut command = stage.limited(&program);
-        command.args(["4", "1000"]).env("SLUICE_FAKE_LIST_US", "20000");
-        let outcome = start(command.env(MEMORY_LIMIT, first_device(LIMIT))).end().succeeded();
-        let value = |name| outcome.value(name);
-        // 24 MiB of code.
-        assert!(value("with") + 16 < value("before"), "{outcome:#?}");
-        assert!(value("after") >= value("with") + 20, "{outcome:#?}");
-        println!("{}", outcome.stdout);
-        value("near") * 2 > value("far")
-    });
-    assert!(stays_fast);
-}
-
-/// What is kept free is no more than a small part, is shown as its own kind, and ends with the images.
-#[test]
-fn headroom_is_shown_and_given_back() {
-    let stage = Stage::new();
-    let steps = stage.compile("steps.c", "steps", &[]);
-    let mut command = stage.limited(steps);
-    let steps = [
-        "image:8",
-        "info",
-        "use",
-        "settle",
-        "info",
-        "image:100",
-        "info",
-        "alloc:1480",
-        "alloc:1464",
-    ];
-    let rest = ["unload", "unload", "settle", "info", "sleep:1000"];
-    let running = start(command.args(steps).args(rest).env(MEMORY_LIMIT, first_device(LIMIT)));
-    let page = stage.session("session").join(format!("{}.page", crate::common::UUIDS[0]));
-    let summary = || Page::open_existing(&page).ok().and_then(|page| page.summary().ok());
-    let headroom = |summary: Summary| summary.bytes(Kind::Headroom) / MIB;
-    // Two images are 64 MiB, a 32nd part of the limit.
-    crate::common::eventually("headroom", || summary().map(headroom) == Some(64));
-    let outcome = running.end().succeeded();
-    let free: Vec<u64> = outcome
-        .stdout
-        .split_whitespace()
-        .filter_map(|word| word.strip_prefix("free=")?.parse().ok())
-        .collect();
-    // At least 16 MiB, whatever is placed; 8 MiB of code; 64 MiB for the larger image.
-    assert_eq!(free[..3], [1536 - 16, 1536 - 16 - 8, 1536 - 64 - 8], "{outcome:#?}");
-    assert!(outcome.stdout.contains("alloc=2 alloc=0"), "{outcome:#?}");
-    assert_eq!(free[3], 1536 - 1464, "{outcome:#?}");
 }

@@ -47,7 +47,7 @@ fn any_tenant() -> impl Strategy<Value = Tenant> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::default())]
 
     /// Whoever the tenants are and whoever dies or freezes: no two dense ones hold at once (checked
     /// by the simulation at every step), a session is never charged more than the time that

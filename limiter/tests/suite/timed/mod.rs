@@ -5,4 +5,6 @@ mod copies;
 mod daemon;
 mod grids;
 mod live;
+mod near_the_limit;
 mod odd_launches;
+mod reconcile;

@@ -13,7 +13,6 @@ fn any_page() -> impl Strategy<Value = (bool, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
     fn any_bytes_are_survived(first in any_page(), later in any_page()) {
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
