@@ -13,11 +13,9 @@ mod core;
 mod identity;
 mod limits;
 mod node;
-
 mod process_exit;
 mod quotas;
 mod refused;
-
 mod routes;
 mod socket_folder;
 
