@@ -10,10 +10,8 @@
 //! the hardware, at a loss. Others hold it at the same time.
 
 use super::Book;
-use crate::page::SessionLimits;
 use crate::page::layout::Slot;
 use core::sync::atomic::Ordering::Relaxed;
-use limits::Policy;
 use limits::bucket::{Bucket, balance_for, earned};
 use limits::units::PPM_ONE;
 
@@ -73,8 +71,8 @@ fn is_dense(slot: &Slot) -> bool {
 impl Book<'_> {
     /// The session's share, all of it where that is not enforced.
     fn share(&self) -> u32 {
-        let limits = SessionLimits::load(self.0);
-        if limits.policy == Policy::None { PPM_ONE } else { limits.share_ppm }
+        let limit = self.0.limits().compute;
+        if limit.is_limit() { limit.share_ppm } else { PPM_ONE }
     }
 
     fn burst(&self) -> u64 {
@@ -288,7 +286,7 @@ mod tests {
     use super::*;
     use crate::page::Page;
     use crate::page::layout::Layout;
-    use limits::uuid::DeviceUuid;
+    use limits::{ComputeLimit, GpuId, Limits};
 
     const MS: u64 = 1_000_000;
 
@@ -300,9 +298,8 @@ mod tests {
     impl Stage {
         fn new(share_ppm: u32, processes: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let limits =
-                SessionLimits { share_ppm, policy: Policy::Fixed, ..SessionLimits::default() };
-            let page = Page::open(folder.path(), DeviceUuid::from_bytes([3; 16]), &limits).unwrap();
+            let limits = Limits { compute: ComputeLimit::fixed(share_ppm), ..Limits::NONE };
+            let page = Page::open(folder.path(), GpuId::from_bytes([3; 16]), &limits).unwrap();
             for slot in 0..processes {
                 Book::new(page.layout()).seat(slot, 100 + u32::try_from(slot).unwrap(), 1);
             }

@@ -1,21 +1,21 @@
 //! What happens to a page while it is in use.
 
 use super::layout::{Kind, Layout, MAGIC, SLOTS};
-use super::{Page, PageError, Seat, SessionLimits, fault};
+use super::{Page, PageError, Seat, fault};
 use crate::ledger::Bound;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
-use limits::uuid::DeviceUuid;
+use limits::{GpuId, Limits, MemoryLimit};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tempfile::TempDir;
 
-const DEVICE: DeviceUuid = DeviceUuid::from_bytes([9; 16]);
+const DEVICE: GpuId = GpuId::from_bytes([9; 16]);
 
-fn limits() -> SessionLimits {
-    SessionLimits { memory: 1000, memory_real: 600, ..SessionLimits::default() }
+fn limits() -> Limits {
+    Limits { memory: Some(MemoryLimit { limit: 1000, real: Some(600) }), ..Limits::NONE }
 }
 
 fn page(dir: &Path) -> Page {
@@ -364,11 +364,12 @@ fn a_lock_that_is_not_given_back() {
 fn new_limits_are_seen_by_the_next_reservation() {
     let (dir, seat, path) = stage();
     // In a process of its own, as `Page::open_existing` asks for.
-    let change = |memory, memory_real| {
+    let change = |limit, real| {
         // SAFETY: the child only uses what it opens itself, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let limits = SessionLimits { memory, memory_real, ..limits() };
+            let memory = Some(MemoryLimit { limit, real: Some(real) });
+            let limits = Limits { memory, ..limits() };
             let page = Page::open_existing(&path).unwrap();
             page.change_limits(&limits).unwrap();
             assert_eq!(page.summary().unwrap().total(), 100);

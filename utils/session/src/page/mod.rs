@@ -21,7 +21,6 @@ use std::io;
 use std::path::PathBuf;
 
 pub use file::Page;
-pub use limits::SessionLimits;
 pub use seat::{BookGuard, Seat};
 pub use summary::{Process, Summary};
 
@@ -73,21 +72,21 @@ pub enum PageError {
 
 #[cfg(test)]
 mod tests {
-    use super::layout::{Kind, NO_LIMIT};
+    use super::layout::Kind;
     use super::*;
-    use ::limits::uuid::DeviceUuid;
+    use ::limits::{GpuId, Limits, MemoryLimit};
 
-    const DEVICE: DeviceUuid = DeviceUuid::from_bytes([7; 16]);
+    const DEVICE: GpuId = GpuId::from_bytes([7; 16]);
 
-    fn limits(memory: u64) -> SessionLimits {
-        SessionLimits { memory, ..SessionLimits::default() }
+    fn limits(memory: u64) -> Limits {
+        Limits { memory: Some(MemoryLimit::new(memory)), ..Limits::NONE }
     }
 
     #[test]
     fn all_who_open_a_page_share_its_book_and_the_first_one_sets_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let first = Page::open(dir.path(), DEVICE, &limits(1000)).unwrap();
-        let second = Page::open(dir.path(), DEVICE, &limits(NO_LIMIT)).unwrap();
+        let second = Page::open(dir.path(), DEVICE, &Limits::NONE).unwrap();
         assert_eq!(second.layout().memory_limit.load(std::sync::atomic::Ordering::Relaxed), 1000);
         let seat = Seat::claim(first).unwrap();
         seat.book().unwrap().reserve(seat.slot(), Kind::Data, 600).unwrap();
