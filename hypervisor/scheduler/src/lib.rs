@@ -32,7 +32,6 @@ mod hours;
 mod probe;
 #[cfg(test)]
 mod properties;
-mod quota;
 #[cfg(test)]
 mod simulation;
 mod spare;
@@ -44,15 +43,14 @@ mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use limits::Policy;
 use limits::units::PPM_ONE;
+use limits::{ComputeLimit, Policy};
 
 pub use account::Paid;
 use account::{Account, Untold};
 pub use density::Class;
 use density::Interval;
 use probe::Probe;
-pub use quota::Quota;
 pub use tuning::Tuning;
 pub use view::{DeviceView, LeaseView, SessionView};
 use worker::{Company, Held, Worker};
@@ -183,7 +181,7 @@ impl Scheduler {
     pub fn set_session(
         &mut self,
         session: SessionId,
-        quota: Quota,
+        quota: ComputeLimit,
         now: u64,
     ) -> Result<(), ScheduleError> {
         if quota.policy == Policy::None {

@@ -33,11 +33,11 @@ fn go_on(simulation: &mut Simulation, length: u64) -> Vec<u64> {
 }
 
 fn sparse(share_ppm: u32, density_ppm: u64) -> Tenant {
-    Tenant::new(Quota::fixed(share_ppm), density_ppm)
+    Tenant::new(ComputeLimit::fixed(share_ppm), density_ppm)
 }
 
 fn balance(share_ppm: u32, weight: u32) -> Tenant {
-    Tenant::new(Quota::balance(share_ppm, weight), 1_000_000)
+    Tenant::new(ComputeLimit::balance(share_ppm, weight), 1_000_000)
 }
 
 fn near(got: u64, wanted: u64, points: u64) -> bool {
@@ -75,7 +75,8 @@ fn one_alone_gets_its_share() {
 fn alone_or_sparse_together_nobody_has_to_stop() {
     let lone = [Tenant::busy(1_000_000)];
     let pair = [sparse(500_000, 470_000), sparse(500_000, 450_000)];
-    let saturated = [600_000, 550_000].map(|density| Tenant::new(Quota::fixed(1_000_000), density));
+    let saturated =
+        [600_000, 550_000].map(|density| Tenant::new(ComputeLimit::fixed(1_000_000), density));
     let four = [100_000; 4].map(|density| sparse(250_000, density));
     for tenants in [&lone[..], &pair, &saturated, &four] {
         let mut simulation = Simulation::new(tenants, 1);
@@ -355,7 +356,7 @@ fn a_dense_process_is_not_kept_from_its_turn_by_a_sparse_one_of_its_session() {
     for (share, density) in
         [(10_000, 400_000), (30_000, 700_000), (50_000, 400_000), (150_000, 700_000)]
     {
-        for quota in [Quota::fixed(share), Quota::balance(share, 1)] {
+        for quota in [ComputeLimit::fixed(share), ComputeLimit::balance(share, 1)] {
             for others in [&[450_000; 2][..], &[100_000; 8]] {
                 let two = Tenant { workers: 2, way_ns: MS / 10, ..Tenant::new(quota, density) };
                 let two = Tenant { overrun_ns: MS / 2, ..two };
@@ -415,7 +416,7 @@ fn sparse_beside_dense_keeps_its_pace() {
 /// As on an H200: a sparse one that needs a quarter of the device takes two fifths of it from a dense one.
 #[test]
 fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
-    let together = |share: u32, policy: fn(u32) -> Quota| {
+    let together = |share: u32, policy: fn(u32) -> ComputeLimit| {
         let tenants = [(share, 250_000), (1_000_000 - share, 1_000_000)];
         let tenants = tenants.map(|(share, density)| Tenant::new(policy(share), density));
         let mut simulation = Simulation::new(&tenants, 5);
@@ -423,14 +424,14 @@ fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
         go_on(&mut simulation, 10 * SECOND);
         go_on(&mut simulation, 120 * SECOND)
     };
-    let balance = |share| Quota::balance(share, 1);
+    let balance = |share| ComputeLimit::balance(share, 1);
     // What the slicing alone gives: 0.25 and 0.575.
     let rates = together(500_000, balance);
     assert!(near(rates[0], 250_000, 1) && near(rates[1], 575_000, 2), "{rates:?}");
     // The dense one gets its share, and the sparse one the same part of what it would get alone.
     let rates = together(250_000, balance);
     assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
-    let rates = together(250_000, Quota::fixed);
+    let rates = together(250_000, ComputeLimit::fixed);
     assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
     let rates = together(750_000, balance);
     assert!(near(rates[0], 250_000, 1) && rates[1] >= 550_000, "{rates:?}");
@@ -442,8 +443,8 @@ fn density_adapts_within_a_second() {
         simulation.scheduler.view(simulation.now).sessions[session as usize].class
     };
     let tenants = [
-        Tenant::new(Quota::fixed(500_000), 400_000),
-        Tenant::new(Quota::fixed(400_000), 1_000_000),
+        Tenant::new(ComputeLimit::fixed(500_000), 400_000),
+        Tenant::new(ComputeLimit::fixed(400_000), 1_000_000),
     ];
     let mut simulation = Simulation::new(&tenants, 3);
     simulation.run_for(30 * SECOND);
@@ -466,13 +467,13 @@ fn density_adapts_within_a_second() {
 
 #[test]
 fn probes_cost_little() {
-    let tenants = [Tenant::new(Quota::fixed(1_000_000), 570_000); 2];
+    let tenants = [Tenant::new(ComputeLimit::fixed(1_000_000), 570_000); 2];
     let (simulation, rates) = run(&tenants, 120 * SECOND);
     let sum = rates[0] + rates[1];
     // The hardware alone would give 0.98 of the device.
     assert!(sum * 100 >= 980_000 * 98, "{rates:?}");
     assert!(simulation.books[&SessionId(0)].wait_p95() <= 120 * MS);
-    let crowd = vec![Tenant::new(Quota::fixed(1_000_000), 400_000); 8];
+    let crowd = vec![Tenant::new(ComputeLimit::fixed(1_000_000), 400_000); 8];
     let (_, rates) = run(&crowd, 60 * SECOND);
     let sum: u64 = rates.iter().sum();
     assert!(sum > 930_000, "{rates:?}");
@@ -498,7 +499,7 @@ fn idle_time_goes_to_balance_by_weight() {
 #[test]
 fn a_guaranteed_share_is_reached_within_200_ms() {
     for density in [1_000_000, 950_000, 600_000] {
-        let greedy = Tenant::new(Quota::balance(100_000, 10), density);
+        let greedy = Tenant::new(ComputeLimit::balance(100_000, 10), density);
         let tenants = [greedy, greedy, balance(500_000, 1)];
         let sleeper = Tenant { phases: (SECOND, SECOND), ..tenants[2] };
         let mut simulation = Simulation::new(&[tenants[0], tenants[1], sleeper], 5);
@@ -517,7 +518,7 @@ fn a_guaranteed_share_is_reached_within_200_ms() {
 #[test]
 fn soft_ceilings_hold() {
     let soft = |share, soft, density| {
-        let quota = Quota { soft_ppm: Some(soft), ..Quota::balance(share, 1) };
+        let quota = ComputeLimit { soft_ppm: Some(soft), ..ComputeLimit::balance(share, 1) };
         Tenant::new(quota, density)
     };
     let (_, rates) = run(&[soft(200_000, 500_000, 1_000_000)], 60 * SECOND);
@@ -532,17 +533,20 @@ fn soft_ceilings_hold() {
 
 #[test]
 fn low_priority_gets_its_floor_and_what_high_leaves() {
-    let low = |quota: Quota| Tenant::new(Quota { priority: Priority::Low, ..quota }, 1_000_000);
+    let low = |quota: ComputeLimit| {
+        Tenant::new(ComputeLimit { priority: Priority::Low, ..quota }, 1_000_000)
+    };
     let greedy = balance(300_000, 1);
-    let (_, rates) = run(&[greedy, low(Quota::balance(300_000, 9))], 60 * SECOND);
+    let (_, rates) = run(&[greedy, low(ComputeLimit::balance(300_000, 9))], 60 * SECOND);
     assert!(near(rates[1], 50_000, 1), "{rates:?}");
     assert!(rates[0] > 930_000, "{rates:?}");
-    let (_, rates) = run(&[low(Quota::fixed(300_000))], 60 * SECOND);
+    let (_, rates) = run(&[low(ComputeLimit::fixed(300_000))], 60 * SECOND);
     assert!(near(rates[0], 300_000, 1), "{rates:?}");
-    let (_, rates) = run(&[Tenant::busy(500_000), low(Quota::balance(20_000, 1))], 60 * SECOND);
+    let (_, rates) =
+        run(&[Tenant::busy(500_000), low(ComputeLimit::balance(20_000, 1))], 60 * SECOND);
     assert!(near(rates[0], 500_000, 1) && near(rates[1], 500_000, 2), "{rates:?}");
     let sometimes = Tenant { phases: (SECOND, SECOND), ..greedy };
-    let (_, rates) = run(&[sometimes, low(Quota::balance(100_000, 1))], 60 * SECOND);
+    let (_, rates) = run(&[sometimes, low(ComputeLimit::balance(100_000, 1))], 60 * SECOND);
     assert!(near(rates[1], 525_000, 3), "{rates:?}");
 }
 
@@ -587,21 +591,21 @@ fn a_new_quota_counts_within_100_ms() {
     let mut simulation = Simulation::new(&[Tenant::busy(200_000)], 1);
     simulation.run_for(5 * SECOND);
     for share in [600_000, 100_000, 900_000, 300_000] {
-        simulation.set_quota(SessionId(0), Quota::fixed(share));
+        simulation.set_quota(SessionId(0), ComputeLimit::fixed(share));
         simulation.run_for(100 * MS);
         let rates = go_on(&mut simulation, SECOND);
         assert!(near(rates[0], share.into(), 4), "{share}: {rates:?}");
     }
-    simulation.set_quota(SessionId(0), Quota::balance(300_000, 1));
+    simulation.set_quota(SessionId(0), ComputeLimit::balance(300_000, 1));
     simulation.run_for(100 * MS);
     assert!(go_on(&mut simulation, SECOND)[0] > 990_000);
-    simulation.set_quota(SessionId(0), Quota::fixed(300_000));
+    simulation.set_quota(SessionId(0), ComputeLimit::fixed(300_000));
     simulation.run_for(100 * MS);
     let rates = go_on(&mut simulation, SECOND);
     assert!(near(rates[0], 300_000, 4), "{rates:?}");
 }
 
-fn any_quota() -> impl Strategy<Value = Quota> {
+fn any_quota() -> impl Strategy<Value = ComputeLimit> {
     (
         1_000u32..=1_000_000,
         any::<bool>(),
@@ -609,7 +613,7 @@ fn any_quota() -> impl Strategy<Value = Quota> {
         1u32..10,
         any::<bool>(),
     )
-        .prop_map(|(share_ppm, fixed, soft_ppm, weight, high)| Quota {
+        .prop_map(|(share_ppm, fixed, soft_ppm, weight, high)| ComputeLimit {
             share_ppm,
             policy: if fixed { Policy::Fixed } else { Policy::Balance },
             soft_ppm,

@@ -17,7 +17,7 @@ const WHOLE: u64 = 1_000_000;
 /// How a session behaves.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tenant {
-    pub(super) quota: Quota,
+    pub(super) quota: ComputeLimit,
     pub(super) workers: u64,
     /// What each worker uses of the time that it holds, if nobody slows it down; in millionths.
     pub(super) density_ppm: u64,
@@ -39,7 +39,7 @@ pub(super) struct Tenant {
 }
 
 impl Tenant {
-    pub(super) fn new(quota: Quota, density_ppm: u64) -> Self {
+    pub(super) fn new(quota: ComputeLimit, density_ppm: u64) -> Self {
         Self {
             quota,
             workers: 1,
@@ -55,7 +55,7 @@ impl Tenant {
     }
 
     pub(super) fn busy(share_ppm: u32) -> Self {
-        Self::new(Quota::fixed(share_ppm), WHOLE)
+        Self::new(ComputeLimit::fixed(share_ppm), WHOLE)
     }
 }
 
@@ -193,7 +193,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn set_quota(&mut self, session: SessionId, quota: Quota) {
+    pub(super) fn set_quota(&mut self, session: SessionId, quota: ComputeLimit) {
         self.scheduler.set_session(session, quota, self.now).unwrap();
         self.decide();
     }

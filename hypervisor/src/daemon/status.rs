@@ -1,6 +1,6 @@
 //! The answer to `GET /v1/status`.
 
-use limits::{Policy, Priority};
+use limits::{GpuId, Policy, Priority};
 use serde::{Deserialize, Serialize};
 
 /// The path of the call.
@@ -20,8 +20,8 @@ pub struct Status {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// Its UUID, in lower case.
-    pub uuid: String,
+    /// Which it is.
+    pub uuid: GpuId,
     /// Who may use it.
     pub sessions: Vec<SessionStatus>,
     /// Who uses it now.

@@ -11,9 +11,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::cli::HooksArgs;
+use limits::units::PPM_ONE;
+
+use super::cli::{HooksArgs, LimitArgs};
 use super::environment::Membership;
-use super::limits::Limits;
 use super::parts::{self, Parts};
 use super::session::{self, Session};
 use super::{Error, Status, devices};
@@ -50,7 +51,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
         session: session.path().to_owned(),
         limiter: session.preloadable(limiter)?,
         fake_driver: arguments.fake_gpu.then(|| session.fake_driver(&parts)).transpose()?,
-        limits: Limits { compute: Some(limits::units::PPM_ONE), ..Limits::default() },
+        request: LimitArgs { compute: Some(PPM_ONE), ..LimitArgs::default() }.request(),
         devices,
         only_these: false,
         daemon: None,

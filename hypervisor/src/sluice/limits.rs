@@ -1,174 +1,104 @@
 //! From options to the variables that the limiter reads.
 
-use limits::env;
-use limits::units::{Amount, PPM_PER_PERCENT, Percent, Size};
+use limits::memory::Part;
+use limits::request::{Device as Target, MemoryRequest, Unused};
+use limits::units::{Amount, LEAST_BARE_SIZE, PPM_PER_PERCENT, Percent, Size};
+use limits::{Limits, Policy, Request, RequestError, env};
 use serde_json::{Map, Value};
 
 use super::Error;
-use super::cli::{PolicyArg, PriorityArg};
 use super::devices::Device;
 
-/// What a session may take on each of its devices. `None` leaves the user's own variables alone.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// Device memory.
-    pub memory: Option<Amount>,
-    /// How much of it may be on the device; the rest is placed on the host.
-    pub memory_real: Option<Amount>,
-    /// Millionths of the device's time.
-    pub compute: Option<u32>,
-    /// How the share is meant.
-    pub policy: Option<PolicyArg>,
-    /// Millionths of the device's time that are never exceeded.
-    pub soft: Option<u32>,
-    /// Part of idle time.
-    pub weight: Option<u32>,
-    /// Whether others come first.
-    pub priority: Option<PriorityArg>,
+/// Checks that the options of a new session can be meant together, and on these devices.
+///
+/// # Errors
+/// [`Error::Usage`] for a setting that would not be kept, or for more memory than a device has,
+/// which would be no limit at all.
+pub fn check(request: &Request, devices: &[Device]) -> Result<(), Error> {
+    let mut request = request.clone();
+    // It can speak of a share in the user's own variables.
+    let fixed = request.policy.as_ref().is_some_and(|policy| policy.value == Policy::Fixed);
+    if fixed && request.share.is_none() {
+        request.policy = None;
+    }
+    request.check(&Limits::NONE, Unused::Refused)?;
+    for device in devices {
+        change(&request, &Limits::NONE, Some(device), &device.title())?;
+    }
+    Ok(())
 }
 
-fn usage<T>(problem: impl Into<String>) -> Result<T, Error> {
-    Err(Error::Usage(problem.into()))
+/// What a session may take after `request`, on `device` where NVML knows it; `name` is what messages
+/// call it.
+///
+/// # Errors
+/// [`RequestError`]
+pub fn change(
+    request: &Request,
+    before: &Limits,
+    device: Option<&Device>,
+    name: &str,
+) -> Result<Limits, RequestError> {
+    let target = Target { name, total: device.map(|device| device.memory) };
+    let after = request.over(before, target, Unused::Refused)?;
+    request.fits(&after, target)?;
+    Ok(after)
 }
 
-impl Limits {
-    /// Checks that the options can be meant together, and on these devices.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] for a setting that would not be kept, or for more memory than a device has,
-    /// which would be no limit at all.
-    pub fn check(&self, devices: &[Device]) -> Result<(), Error> {
-        self.check_compute()?;
-        match (self.memory, self.memory_real) {
-            (None, Some(_)) => {
-                return usage("--mem-real without --mem: which limit is it a part of?");
-            }
-            (Some(Amount::Bytes(memory)), Some(Amount::Bytes(real))) if real > memory => {
-                return usage(format!(
-                    "--mem-real {} is more than --mem {}",
-                    Size(real),
-                    Size(memory)
-                ));
-            }
-            _ => {}
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::UnknownSize { .. } => Self::NoDriver(error.to_string()),
+            _ => Self::Usage(error.to_string()),
         }
-        devices.iter().try_for_each(|device| self.check_memory(device.memory, &device.title()))
     }
+}
 
-    /// What needs nothing but the options.
-    fn check_compute(&self) -> Result<(), Error> {
-        let balance = self.policy == Some(PolicyArg::Balance) || self.soft.is_some();
-        let Some(share) = self.compute else {
-            let without = [
-                (self.policy == Some(PolicyArg::Balance), "--policy balance"),
-                (self.soft.is_some(), "--soft"),
-                (self.weight.is_some(), "--weight"),
-                (self.priority.is_some(), "--priority"),
-            ];
-            return match without.iter().find(|(set, _)| *set) {
-                Some((_, option)) => usage(format!(
-                    "{option} needs --compute: the share of the device's time that is guaranteed"
-                )),
-                None => Ok(()),
-            };
-        };
-        if self.policy == Some(PolicyArg::None) {
-            return usage(
-                "--compute with --policy none: the share would not be enforced; leave one out",
-            );
-        }
-        if self.policy == Some(PolicyArg::Fixed) && self.soft.is_some() {
-            return usage("--soft with --policy fixed: there is no idle time to be limited");
-        }
-        if self.weight.is_some() && !balance {
-            return usage("--weight is for idle time: it needs --policy balance or --soft");
-        }
-        match self.soft {
-            Some(soft) if soft < share => {
-                usage(format!("--soft {} is less than --compute {}", Percent(soft), Percent(share)))
-            }
-            _ => Ok(()),
-        }
+/// The variables to set (`Some`) or to remove (`None`), for a session on `devices`. What is not asked
+/// for leaves the user's own variables alone.
+#[must_use]
+pub fn variables(request: &Request, devices: &[Device]) -> Vec<(&'static str, Option<String>)> {
+    let mut variables = Vec::new();
+    let mut of_devices = |name, value: Option<Value>| {
+        variables.push((name, value.map(|value| by_uuid(devices, &value))));
+    };
+    if let Some(MemoryRequest::Limit(memory)) = request.memory.as_ref().map(|asked| asked.value) {
+        of_devices(env::MEMORY_LIMIT, Some(amount(memory)));
+        // The user's own part is of another whole.
+        let real = request.real.as_ref().and_then(|real| match real.value {
+            Part::Amount(real) => Some(amount(real)),
+            Part::Ratio(_) | Part::Device => None,
+        });
+        of_devices(env::MEMORY_REAL, real);
     }
-
-    /// Whether they say what the session gets beside others, which a daemon decides.
-    #[must_use]
-    pub fn need_daemon(&self) -> bool {
-        self.soft.is_some()
-            || self.policy == Some(PolicyArg::Balance)
-            || self.priority == Some(PriorityArg::Low)
+    let soft = request.soft.as_ref().map(|soft| percent(soft.value));
+    let implied = if soft.is_some() { Policy::Balance } else { Policy::Fixed };
+    if let Some(share) = &request.share {
+        of_devices(env::COMPUTE_LIMIT, Some(percent(share.value)));
+        of_devices(env::SOFT_LIMIT, soft);
+        let weight = request.weight.as_ref().map(|weight| weight.value.to_string());
+        variables.push((env::WEIGHT, weight));
+        let priority = request.priority.as_ref().map(|priority| priority.value.to_string());
+        variables.push((env::PRIORITY, priority));
     }
-
-    /// Checks the memory limit against a device of `total` bytes that is called `title`.
-    ///
-    /// # Errors
-    /// [`Error::Usage`]
-    pub fn check_memory(&self, total: u64, title: &str) -> Result<(), Error> {
-        let has = format!("{title} has, {total} bytes ({} MiB)", total >> 20);
-        let bytes = |amount: Amount| amount.of(Some(total)).unwrap_or(u64::MAX);
-        let Some(memory) = self.memory.map(bytes) else { return Ok(()) };
-        let Some(real) = self.memory_real.map(bytes) else {
-            return match memory {
-                0 => usage(format!("--mem is nothing of what {has}")),
-                memory if memory > total => usage(format!(
-                    "--mem {memory} bytes is more than {has}; with --mem-real the rest is placed on \
-                     the host"
-                )),
-                _ => Ok(()),
-            };
-        };
-        if real == 0 || memory == 0 {
-            return usage(format!("--mem or --mem-real is nothing of what {has}"));
-        }
-        if real > total {
-            return usage(format!("--mem-real {real} bytes is more than {has}"));
-        }
-        if real > memory {
-            return usage(format!(
-                "--mem-real {real} bytes is more than --mem {memory} on {title}"
-            ));
-        }
-        Ok(())
+    // A share asked for here is enforced, whatever the environment says about the policy.
+    let asked = request.policy.as_ref().map(|policy| policy.value);
+    if let Some(policy) = asked.or(request.share.as_ref().map(|_| implied)) {
+        variables.push((env::POLICY, Some(policy.to_string())));
     }
-
-    /// The variables to set (`Some`) or to remove (`None`), for a session on `devices`.
-    #[must_use]
-    pub fn variables(&self, devices: &[Device]) -> Vec<(&'static str, Option<String>)> {
-        let mut variables = Vec::new();
-        let mut of_devices = |name, value: Option<Value>| {
-            variables.push((name, value.map(|value| by_uuid(devices, &value))));
-        };
-        if let Some(memory) = self.memory {
-            of_devices(env::MEMORY_LIMIT, Some(amount(memory)));
-            // The user's own part is of another whole.
-            of_devices(env::MEMORY_REAL, self.memory_real.map(amount));
-        }
-        if let Some(ppm) = self.compute {
-            of_devices(env::COMPUTE_LIMIT, Some(percent(ppm)));
-            of_devices(env::SOFT_LIMIT, self.soft.map(percent));
-            variables.push((env::WEIGHT, self.weight.map(|weight| weight.to_string())));
-            let priority = self.priority.map(|priority| priority.name().to_owned());
-            variables.push((env::PRIORITY, priority));
-        }
-        // A share asked for here is enforced, whatever the environment says about the policy.
-        let implied = if self.soft.is_some() { PolicyArg::Balance } else { PolicyArg::Fixed };
-        let policy = self.policy.or(self.compute.map(|_| implied));
-        if let Some(policy) = policy {
-            variables.push((env::POLICY, Some(policy.name().to_owned())));
-        }
-        variables
-    }
+    variables
 }
 
 fn by_uuid(devices: &[Device], value: &Value) -> String {
     let object: Map<_, _> =
-        devices.iter().map(|device| (device.uuid.clone(), value.clone())).collect();
+        devices.iter().map(|device| (device.uuid.to_string(), value.clone())).collect();
     Value::Object(object).to_string()
 }
 
 fn amount(amount: Amount) -> Value {
     match amount {
-        Amount::Bytes(bytes) => Value::from(bytes),
+        Amount::Bytes(bytes) if bytes >= LEAST_BARE_SIZE => Value::from(bytes),
+        Amount::Bytes(bytes) => Value::from(Size(bytes).to_string()),
         Amount::Ppm(ppm) => Value::from(Percent(ppm).to_string()),
     }
 }
@@ -183,123 +113,116 @@ fn percent(ppm: u32) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cli::LimitArgs;
     use super::*;
+    use limits::{GpuId, Priority};
+
+    const A: &str = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a";
 
     fn devices() -> Vec<Device> {
-        ["GPU-a", "GPU-b"]
+        [10, 11]
             .iter()
             .zip(0..)
-            .map(|(uuid, index)| Device {
+            .map(|(byte, index)| Device {
                 index,
-                uuid: (*uuid).to_owned(),
+                uuid: GpuId::from_bytes([*byte; 16]),
                 name: "Test".to_owned(),
                 memory: 1 << 30,
             })
             .collect()
     }
 
-    fn bytes(memory: u64) -> Limits {
-        Limits { memory: Some(Amount::Bytes(memory)), ..Limits::default() }
+    fn bytes(memory: u64) -> LimitArgs {
+        LimitArgs { mem: Some(Amount::Bytes(memory)), ..LimitArgs::default() }
+    }
+
+    fn one(value: &str) -> Option<String> {
+        Some(format!("{{\"{A}\":{value}}}"))
     }
 
     #[test]
     fn limits_are_per_device() {
-        let limits = Limits { compute: Some(125_000), ..bytes(1 << 20) };
+        let both = |value: &str| {
+            Some(format!("{{\"{A}\":{value},\"{}\":{value}}}", A.replace("0a", "0b")))
+        };
+        let request = LimitArgs { compute: Some(125_000), ..bytes(1 << 20) }.request();
         assert_eq!(
-            limits.variables(&devices()),
+            variables(&request, &devices()),
             [
-                (env::MEMORY_LIMIT, Some(r#"{"GPU-a":1048576,"GPU-b":1048576}"#.to_owned())),
+                (env::MEMORY_LIMIT, both("1048576")),
                 (env::MEMORY_REAL, None),
-                (env::COMPUTE_LIMIT, Some(r#"{"GPU-a":12.5,"GPU-b":12.5}"#.to_owned())),
+                (env::COMPUTE_LIMIT, both("12.5")),
                 (env::SOFT_LIMIT, None),
                 (env::WEIGHT, None),
                 (env::PRIORITY, None),
                 (env::POLICY, Some("fixed".to_owned())),
             ]
         );
-        let limits = Limits { compute: Some(300_000), ..Limits::default() };
-        assert_eq!(limits.variables(&devices()[..1])[0].1.as_deref(), Some(r#"{"GPU-a":30}"#));
-        assert_eq!(Limits::default().variables(&devices()), []);
+        let request = LimitArgs { compute: Some(300_000), ..LimitArgs::default() }.request();
+        assert_eq!(variables(&request, &devices()[..1])[0].1, one("30"));
+        assert_eq!(variables(&LimitArgs::default().request(), &devices()), []);
+        // A number that small would be refused as one without its unit.
+        let small = variables(&bytes(8).request(), &devices()[..1]);
+        assert_eq!(small[0].1, one("\"8B\""));
     }
 
     #[test]
     fn each_option_has_its_variable() {
-        let limits = Limits {
-            memory: Some(Amount::Ppm(125_000)),
-            memory_real: Some(Amount::Ppm(100_000)),
+        let request = LimitArgs {
+            mem: Some(Amount::Ppm(125_000)),
+            mem_real: Some(Amount::Ppm(100_000)),
             compute: Some(300_000),
             soft: Some(600_000),
             weight: Some(7),
-            priority: Some(PriorityArg::Low),
+            priority: Some(Priority::Low),
             policy: None,
-        };
-        assert!(limits.check(&devices()).is_ok());
-        let one = |text: &str| Some(text.to_owned());
+        }
+        .request();
+        assert!(check(&request, &devices()).is_ok());
+        let text = |text: &str| Some(text.to_owned());
         assert_eq!(
-            limits.variables(&devices()[..1]),
+            variables(&request, &devices()[..1]),
             [
-                (env::MEMORY_LIMIT, one(r#"{"GPU-a":"12.5%"}"#)),
-                (env::MEMORY_REAL, one(r#"{"GPU-a":"10%"}"#)),
-                (env::COMPUTE_LIMIT, one(r#"{"GPU-a":30}"#)),
-                (env::SOFT_LIMIT, one(r#"{"GPU-a":60}"#)),
-                (env::WEIGHT, one("7")),
-                (env::PRIORITY, one("low")),
-                (env::POLICY, one("balance")),
+                (env::MEMORY_LIMIT, one("\"12.5%\"")),
+                (env::MEMORY_REAL, one("\"10%\"")),
+                (env::COMPUTE_LIMIT, one("30")),
+                (env::SOFT_LIMIT, one("60")),
+                (env::WEIGHT, text("7")),
+                (env::PRIORITY, text("low")),
+                (env::POLICY, text("balance")),
             ]
         );
     }
 
     #[test]
     fn a_limit_that_limits_nothing_is_refused() {
-        assert!(bytes(1 << 30).check(&devices()).is_ok());
+        let refused = |options: LimitArgs| check(&options.request(), &devices()).unwrap_err();
+        assert!(check(&bytes(1 << 30).request(), &devices()).is_ok());
         let more = bytes((1 << 30) + 1);
-        let message = more.check(&devices()).unwrap_err().to_string();
+        let message = refused(more).to_string();
         assert!(message.contains("1073741824 bytes (1024 MiB)"), "{message}");
         assert!(message.contains("--mem-real"), "{message}");
-        let hosted = Limits { memory_real: Some(Amount::Bytes(1 << 30)), ..more };
-        assert!(hosted.check(&devices()).is_ok());
+        let hosted = LimitArgs { mem_real: Some(Amount::Bytes(1 << 30)), ..more };
+        assert!(check(&hosted.request(), &devices()).is_ok());
+        let half = LimitArgs { mem: Some(Amount::Ppm(500_000)), ..LimitArgs::default() };
+        let part = LimitArgs { mem_real: Some(Amount::Bytes(1 << 30)), ..half };
+        // Known without a device, or not.
+        assert!(check(&part.request(), &[]).is_ok());
+        assert!(refused(part).to_string().contains("--mem-real 1GiB is more than --mem 512MiB"));
     }
 
     #[test]
-    fn what_cannot_be_meant_together_is_refused() {
-        let share = Limits { compute: Some(300_000), ..Limits::default() };
-        let none = Limits::default();
-        let (balance, fixed) = (Some(PolicyArg::Balance), Some(PolicyArg::Fixed));
-        let (mib, gib) = (Some(Amount::Bytes(1 << 20)), Some(Amount::Bytes(1 << 30)));
-        let half = Some(Amount::Ppm(500_000));
-        for (limits, named) in [
-            (Limits { policy: Some(PolicyArg::None), ..share }, "--policy none"),
-            (Limits { policy: balance, ..none }, "--policy balance needs --compute"),
-            (Limits { soft: Some(1), ..none }, "--soft needs --compute"),
-            (Limits { weight: Some(1), ..none }, "--weight needs --compute"),
-            (Limits { priority: Some(PriorityArg::Low), ..none }, "--priority needs"),
-            (Limits { soft: Some(600_000), policy: fixed, ..share }, "--policy fixed"),
-            (Limits { soft: Some(299_999), ..share }, "less than --compute 30%"),
-            (Limits { weight: Some(2), ..share }, "--weight is for idle time"),
-            (Limits { memory_real: gib, ..none }, "--mem-real without --mem"),
-            (Limits { memory: mib, memory_real: gib, ..none }, "more than --mem 1MiB"),
-            (Limits { memory: mib, memory_real: half, ..none }, "on device 0"),
-            (Limits { memory: Some(Amount::Ppm(1)), memory_real: mib, ..none }, "on device 0"),
-            (
-                Limits {
-                    memory: Some(Amount::Bytes(1 << 40)),
-                    memory_real: Some(Amount::Bytes(1 << 31)),
-                    ..none
-                },
-                "--mem-real 2147483648 bytes is more than device 0",
-            ),
-        ] {
-            let message = limits.check(&devices()).unwrap_err().to_string();
-            assert!(message.contains(named), "{message}");
+    fn a_new_session_brings_its_own_share_or_takes_the_users() {
+        let policy = |policy| LimitArgs { policy: Some(policy), ..LimitArgs::default() }.request();
+        for alone in [Policy::Fixed, Policy::None] {
+            assert!(check(&policy(alone), &devices()).is_ok());
+            let expected = [(env::POLICY, Some(alone.to_string()))];
+            assert_eq!(variables(&policy(alone), &devices()), expected);
         }
-        assert!(!share.need_daemon() && !bytes(1).need_daemon());
-        for fits in [
-            Limits { policy: balance, weight: Some(5), ..share },
-            Limits { soft: Some(300_000), weight: Some(5), ..share },
-            Limits { priority: Some(PriorityArg::Low), ..share },
-            Limits { memory: half, memory_real: mib, ..none },
-        ] {
-            assert!(fits.check(&devices()).is_ok(), "{fits:?}");
-        }
+        let message = check(&policy(Policy::Balance), &[]).unwrap_err().to_string();
+        assert!(message.contains("--policy balance needs --compute"), "{message}");
+        let soft = LimitArgs { soft: Some(1), policy: Some(Policy::Fixed), ..LimitArgs::default() };
+        let message = check(&soft.request(), &[]).unwrap_err().to_string();
+        assert!(message.contains("--soft needs --compute"), "{message}");
     }
 }

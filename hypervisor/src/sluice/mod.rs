@@ -5,7 +5,6 @@ pub mod child;
 pub mod cli;
 pub mod daemon_link;
 pub mod demo;
-pub mod described;
 pub mod devices;
 pub mod environment;
 pub mod error;

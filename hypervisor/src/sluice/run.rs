@@ -5,11 +5,11 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use limits::env;
+use ::limits::{Request, env};
 
 use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, Membership};
-use super::limits::Limits;
+use super::limits;
 use super::parts::{self, Parts};
 use super::session::Session;
 use super::{Error, child, daemon_link, devices, say, session};
@@ -25,8 +25,8 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
-    let limits = arguments.limits.limits();
-    let devices = chosen_devices(arguments, &limits, &parts)?;
+    let request = arguments.limits.request();
+    let devices = chosen_devices(arguments, &request, &parts)?;
     let daemon = daemon_link::choose(
         arguments.daemon.as_deref(),
         var_os(env::DAEMON_SOCKET).as_deref(),
@@ -37,7 +37,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         session: session.path().to_owned(),
         limiter: session.preloadable(limiter)?,
         fake_driver: arguments.fake_gpu.then(|| session.fake_driver(&parts)).transpose()?,
-        limits,
+        request,
         devices,
         only_these: !arguments.device.is_empty(),
         daemon: daemon.socket,
@@ -46,7 +46,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(notice) = daemon.notice {
         say(&notice);
     }
-    if limits.need_daemon() && !has_daemon(&membership) {
+    if membership.request.needs_daemon() && !has_daemon(&membership) {
         say(
             "no daemon, which gives out what other sessions leave: this one gets its share and no more",
         );
@@ -89,17 +89,17 @@ fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
 /// Only limits and choices need the driver: without them a program runs where there is none, too.
 fn chosen_devices(
     arguments: &RunArgs,
-    limits: &Limits,
+    request: &Request,
     parts: &Parts,
 ) -> Result<Vec<devices::Device>, Error> {
     // What is wrong whatever the devices are is told first.
-    limits.check(&[])?;
-    if limits.memory.is_none() && limits.compute.is_none() && arguments.device.is_empty() {
+    limits::check(request, &[])?;
+    if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {
         return Ok(Vec::new());
     }
     let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
     let all = devices::list(fake.as_deref())?;
     let chosen = devices::select(&all, &arguments.device)?;
-    limits.check(&chosen)?;
+    limits::check(request, &chosen)?;
     Ok(chosen)
 }

@@ -73,6 +73,11 @@ impl GpuId {
     pub const fn bytes(&self) -> [u8; 16] {
         self.bytes
     }
+
+    /// What follows the prefix.
+    fn digits(&self) -> String {
+        self.to_string().split_off(self.kind.prefix().len())
+    }
 }
 
 impl PartialEq for GpuId {
@@ -211,13 +216,19 @@ impl FromStr for GpuChoice {
     }
 }
 
+impl From<GpuId> for GpuChoice {
+    fn from(id: GpuId) -> Self {
+        Self::Beginning(id.digits())
+    }
+}
+
 impl GpuChoice {
     /// Whether it is this GPU, or can be.
     #[must_use]
     pub fn fits(&self, index: Option<u32>, id: &GpuId) -> bool {
         match self {
             Self::Index(number) => index == Some(*number),
-            Self::Beginning(digits) => id.to_string()[id.kind.prefix().len()..].starts_with(digits),
+            Self::Beginning(digits) => id.digits().starts_with(digits),
         }
     }
 }

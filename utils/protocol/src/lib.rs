@@ -46,6 +46,14 @@ pub struct DeviceQuota {
     pub limit: ComputeLimit,
 }
 
+impl DeviceQuota {
+    /// A share that is never exceeded.
+    #[must_use]
+    pub const fn fixed(uuid: GpuId, share_ppm: u32) -> Self {
+        Self { uuid, limit: ComputeLimit::fixed(share_ppm) }
+    }
+}
+
 /// The daemon's answer to [`Register`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Registered {

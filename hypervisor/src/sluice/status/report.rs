@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 
-use ::session::page::layout::{Kind, NO_LIMIT};
+use ::session::page::layout::Kind;
 use ::session::page::{Page, PageError, Process, Summary};
-use limits::{Policy, Priority};
+use limits::{GpuId, Limits, Policy, Priority};
 use serde::Serialize;
 
 use crate::sluice::session;
@@ -49,7 +49,7 @@ pub struct SessionReport {
 #[derive(Debug, Clone, Serialize)]
 pub struct DeviceReport {
     /// The device.
-    pub uuid: String,
+    pub uuid: GpuId,
     /// Its memory.
     pub memory: MemoryReport,
     /// Its time.
@@ -57,7 +57,7 @@ pub struct DeviceReport {
     /// Who is in it.
     pub processes: Vec<ProcessReport>,
     #[serde(skip)]
-    pub(super) limits: ::session::page::SessionLimits,
+    pub(super) limits: Limits,
 }
 
 /// Memory of a session on one device, in bytes.
@@ -231,14 +231,14 @@ fn device(path: &Path) -> Result<DeviceReport, PageError> {
         })
         .collect();
     Ok(DeviceReport {
-        uuid: page.device().to_string(),
+        uuid: page.device(),
         memory: memory(&summary),
         compute: ComputeReport {
-            policy: limits.policy,
-            share_ppm: limits.share_ppm,
-            soft_ppm: limits.soft_share_ppm,
-            weight: limits.weight,
-            priority: limits.priority,
+            policy: limits.compute.policy,
+            share_ppm: limits.compute.share_ppm,
+            soft_ppm: limits.compute.soft_ppm,
+            weight: limits.compute.weight,
+            priority: limits.compute.priority,
             density_ppm: mean(processes.iter().filter_map(|process| process.density_ppm)),
         },
         processes,
@@ -254,11 +254,12 @@ fn mean(values: impl Iterator<Item = u32>) -> Option<u32> {
 
 fn memory(summary: &Summary) -> MemoryReport {
     let used = summary.total();
-    let limit = Some(summary.limits.memory).filter(|limit| *limit != NO_LIMIT);
+    let memory = summary.limits.memory;
+    let limit = memory.map(|memory| memory.limit);
     let over = limit.map_or(0, |limit| used.saturating_sub(limit));
     MemoryReport {
         limit,
-        real: limit.and(Some(summary.limits.memory_real)).filter(|real| Some(*real) < limit),
+        real: memory.map(|memory| memory.on_device()).filter(|real| Some(*real) < limit),
         used,
         on_device: summary.on_device(),
         by_kind: ByKind::read(|kind| summary.bytes(kind)),

@@ -5,7 +5,6 @@ use std::fmt;
 use limits::units::{PPM_PER_PERCENT, Size};
 
 use super::report::{DeviceReport, ProcessReport, Report, SessionReport};
-use crate::sluice::described::{Compute, Memory};
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,7 +35,8 @@ impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {}", self.uuid)?;
         let memory = &self.memory;
-        write!(f, "    memory  {}, {} used", Memory(&self.limits), Rounded(memory.used))?;
+        let limit = self.limits.memory.map_or("no limit".to_owned(), |limit| limit.to_string());
+        write!(f, "    memory  {limit}, {} used", Rounded(memory.used))?;
         let kinds: Vec<_> =
             memory.by_kind.named().into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         for (number, (kind, bytes)) in kinds.iter().enumerate() {
@@ -51,7 +51,7 @@ impl fmt::Display for DeviceReport {
             Some(left) => write!(f, ", {} left", Rounded(left))?,
             None => {}
         }
-        write!(f, "\n    compute {}", Compute(&self.limits))?;
+        write!(f, "\n    compute {}", self.limits.compute)?;
         if let Some(density) = self.compute.density_ppm {
             write!(f, ", density {}%", density / PPM_PER_PERCENT)?;
         }
