@@ -6,10 +6,8 @@ use super::usage::Used;
 use crate::device::Device;
 use crate::runtime;
 use core::sync::atomic::Ordering;
-use limits::Policy;
 use rustix::thread::{Timespec, futex};
 use session::ledger::Turn;
-use session::page::SessionLimits;
 
 /// How often a waiting governor looks around: whether it is still wanted, whether a process of the
 /// session has died with a lease.
@@ -206,5 +204,5 @@ fn used_elsewhere(device: &Device, used: Used) {
 
 /// Whether the session's time is limited at all, as of now.
 fn is_scheduled(device: &Device) -> bool {
-    device.page().is_some_and(|page| SessionLimits::load(page).policy != Policy::None)
+    device.page().is_some_and(|page| page.limits().compute.is_limit())
 }

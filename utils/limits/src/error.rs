@@ -81,7 +81,7 @@ pub enum RequestError {
     },
     /// A part of a device whose size cannot be found out.
     #[error(
-        "{name}: the size of {device} is not known, and {what} depends on it; bytes are accepted"
+        "{name}: {what} is asked for, and the size of {device} is not known; a size in bytes is accepted"
     )]
     UnknownSize {
         /// The setting.
