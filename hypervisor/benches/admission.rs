@@ -11,11 +11,13 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use limits::GpuId;
 use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
 
-const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
+const GPU_ID: GpuId =
+    GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
 const HOLD: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(5);
 const PARTNER: &str = "ADMISSION_PARTNER";
@@ -31,7 +33,7 @@ struct Tenant {
 impl Tenant {
     fn register(socket: &Path, session: &str) -> Self {
         let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
-        let quota = DeviceQuota::fixed(GPU, 1_000_000);
+        let quota = DeviceQuota::fixed(GPU_ID, 1_000_000);
         let register =
             Register { protocol: VERSION, session: session.into(), devices: vec![quota] };
         let start = Instant::now();
@@ -45,8 +47,7 @@ impl Tenant {
     }
 
     fn call(&self, report: Option<LeaseReport>, ask: Option<u64>) -> Option<Lease> {
-        let admission =
-            Admission { worker: self.worker, uuid: GPU.into(), report, ask, quota: None };
+        let admission = Admission { worker: self.worker, uuid: GPU_ID, report, ask, quota: None };
         let decision: Decision = self.client.post(path::ADMISSION, &admission, PATIENCE).unwrap();
         decision.lease
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::server::{ApiError, Peer, wait_up_to};
-use limits::Policy;
+use limits::{GpuId, Policy};
 use protocol::status::Status;
 use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
@@ -16,7 +16,7 @@ use super::Sources;
 use super::clock::Clock;
 use super::connection_quota::ConnectionQuota;
 use super::identity::{Caller, Identity};
-use super::limits::{check_quota, uuid_form};
+use super::limits::check_quota;
 use super::node::Node;
 use super::process_exit::ProcessExit;
 use super::refused::Refused;
@@ -48,7 +48,7 @@ pub(super) struct Core {
 struct State {
     node: Node,
     clock: Clock,
-    waiting: HashMap<(WorkerId, String), Waiter>,
+    waiting: HashMap<(WorkerId, GpuId), Waiter>,
     watches: HashMap<WorkerId, AbortHandle>,
     tickets: u64,
     /// When the timer will next look, on the clock.
@@ -58,11 +58,11 @@ struct State {
 impl State {
     /// Hands out what can be granted of a device. A grant that nobody takes is given back, and the next
     /// decision made; each round has one waiting worker less.
-    fn hand_out(&mut self, uuid: &str, now: u64) {
+    fn hand_out(&mut self, uuid: GpuId, now: u64) {
         loop {
             let mut refused = false;
             for grant in self.node.decide(uuid, now) {
-                let waiter = self.waiting.remove(&(grant.worker, uuid.to_owned()));
+                let waiter = self.waiting.remove(&(grant.worker, uuid));
                 let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
                 if !taken {
                     self.node.give_back(uuid, grant.worker, grant.lease, now);
@@ -161,15 +161,15 @@ impl Core {
         caller: &Caller,
         admission: Admission,
     ) -> Result<Decision, Refused> {
-        let uuid = uuid_form(&admission.uuid)?;
+        let uuid = admission.uuid;
         let worker = WorkerId(admission.worker);
         let said = match &admission.quota {
             Some(quota) => {
-                let (of, quota) = check_quota(quota)?;
-                if of != uuid {
-                    return Err(Refused::QuotaOfAnother { asked: uuid, quota: of });
+                check_quota(quota)?;
+                if quota.uuid != uuid {
+                    return Err(Refused::QuotaOfAnother { asked: uuid, quota: quota.uuid });
                 }
-                Some(quota)
+                Some(quota.limit)
             }
             None => None,
         };
@@ -183,7 +183,7 @@ impl Core {
             let going_on = match admission.report {
                 Some(report) => {
                     let lease = LeaseId(report.lease);
-                    match state.node.device(worker, caller.pid, &uuid) {
+                    match state.node.device(worker, caller.pid, uuid) {
                         Ok(device) => {
                             // Can not fail: the worker is known to the device.
                             let _ = device.report(worker, lease, told(&report), now);
@@ -197,14 +197,14 @@ impl Core {
                 None => None,
             };
             let quota = match said {
-                Some(said) => Some(state.node.change(worker, caller.pid, &uuid, said, now)?),
+                Some(said) => Some(state.node.change(worker, caller.pid, uuid, said, now)?),
                 None => None,
             };
             if quota.is_some_and(|quota| quota.policy == Policy::None) {
-                self.decide(&mut state, &uuid, now);
+                self.decide(&mut state, uuid, now);
                 return Ok(Decision { lease: None });
             }
-            let device = match state.node.device(worker, caller.pid, &uuid) {
+            let device = match state.node.device(worker, caller.pid, uuid) {
                 // Only a question needs a limit to be answered by.
                 Err(Refused::NoLimit(_)) if admission.ask.is_none() => {
                     return Ok(Decision { lease: None });
@@ -214,18 +214,18 @@ impl Core {
             match (admission.ask, going_on) {
                 (Some(_), Some(lease)) => {
                     let renewed = device.renew(worker, lease, now).map(wire);
-                    self.decide(&mut state, &uuid, now);
+                    self.decide(&mut state, uuid, now);
                     return Ok(Decision { lease: renewed });
                 }
                 (Some(asked_us), None) => {
                     // As above.
                     let _ = device.ask(worker, now);
-                    let waiting = self.wait(&mut state, worker, &uuid);
-                    self.decide(&mut state, &uuid, now);
+                    let waiting = self.wait(&mut state, worker, uuid);
+                    self.decide(&mut state, uuid, now);
                     Some((waiting, asked_us))
                 }
                 (None, _) => {
-                    self.decide(&mut state, &uuid, now);
+                    self.decide(&mut state, uuid, now);
                     None
                 }
             }
@@ -293,23 +293,23 @@ impl Core {
 
     /// From now on grants for this worker go to what is returned. An older call of the same worker
     /// is answered without a lease.
-    fn wait(self: &Arc<Self>, state: &mut State, worker: WorkerId, uuid: &str) -> Waiting {
+    fn wait(self: &Arc<Self>, state: &mut State, worker: WorkerId, uuid: GpuId) -> Waiting {
         let (sender, answer) = oneshot::channel();
         state.tickets += 1;
         let ticket = state.tickets;
-        let key = (worker, uuid.to_owned());
-        state.waiting.insert(key.clone(), Waiter { ticket, answer: sender });
+        let key = (worker, uuid);
+        state.waiting.insert(key, Waiter { ticket, answer: sender });
         Waiting { core: Arc::clone(self), key, ticket, answer, settled: false }
     }
 
     fn decide_all(&self, state: &mut State, now: u64) {
         for uuid in state.node.in_use() {
-            state.hand_out(&uuid, now);
+            state.hand_out(uuid, now);
         }
         self.set_alarm(state, now);
     }
 
-    fn decide(&self, state: &mut State, uuid: &str, now: u64) {
+    fn decide(&self, state: &mut State, uuid: GpuId, now: u64) {
         state.hand_out(uuid, now);
         self.set_alarm(state, now);
     }
@@ -355,7 +355,7 @@ impl Core {
 /// grant that is on its way is given back.
 struct Waiting {
     core: Arc<Core>,
-    key: (WorkerId, String),
+    key: (WorkerId, GpuId),
     ticket: u64,
     answer: oneshot::Receiver<Grant>,
     settled: bool,
@@ -377,7 +377,7 @@ impl Waiting {
         if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
             let now = self.core.now(state);
             state.waiting.remove(&self.key);
-            state.node.withdraw(&self.key.1, self.key.0, now);
+            state.node.withdraw(self.key.1, self.key.0, now);
         }
     }
 }
@@ -391,8 +391,8 @@ impl Drop for Waiting {
             let core = Arc::clone(&self.core);
             let mut state = core.state();
             let now = core.now(&mut state);
-            state.node.give_back(&self.key.1, self.key.0, grant.lease, now);
-            core.decide(&mut state, &self.key.1, now);
+            state.node.give_back(self.key.1, self.key.0, grant.lease, now);
+            core.decide(&mut state, self.key.1, now);
         }
     }
 }

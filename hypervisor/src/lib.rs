@@ -29,9 +29,9 @@ use poem::listener::Listener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
+pub use ::limits::ComputeLimit;
 pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
 pub use quotas::{AsRegistered, Asked, Quotas};
-pub use scheduler::Quota;
 
 use self::connection_quota::{ConnectionAdmission, ConnectionQuota};
 use self::core::Core;

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use limits::Policy;
-use limits::units::{MAX_WEIGHT, PPM_ONE};
+use limits::{ComputeLimit, GpuId};
 use protocol::{DeviceQuota, Register, VERSION};
 
 use super::refused::Refused;
-use scheduler::Quota;
 
 /// Devices that one session may have a quota on.
 pub(super) const DEVICES: usize = 64;
@@ -29,8 +27,8 @@ pub(super) fn check_fair_part(
     if fits { Ok(()) } else { Err(Refused::TooMany { what, uid, own }) }
 }
 
-/// Checks a registration; returns its quotas by device, in lower case.
-pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refused> {
+/// Checks a registration; returns its quotas by device.
+pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>, Refused> {
     if register.protocol != VERSION {
         return Err(Refused::Protocol(register.protocol));
     }
@@ -44,51 +42,31 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<String, Quota>, Refu
     }
     let mut quotas = BTreeMap::new();
     for device in &register.devices {
-        let (uuid, quota) = check_quota(device)?;
-        if quotas.insert(uuid.clone(), quota).is_some() {
-            return Err(Refused::NamedTwice(uuid));
+        check_quota(device)?;
+        if quotas.insert(device.uuid, device.limit).is_some() {
+            return Err(Refused::NamedTwice(device.uuid));
         }
     }
     Ok(quotas)
 }
 
 /// Checks the quota of one device.
-pub(super) fn check_quota(device: &DeviceQuota) -> Result<(String, Quota), Refused> {
-    let uuid = uuid_form(&device.uuid)?;
-    let DeviceQuota { share_ppm, policy, soft_ppm, weight, priority, .. } = *device;
-    if policy != Policy::None && !(1..=PPM_ONE).contains(&share_ppm) {
-        return Err(Refused::Share { uuid, share_ppm });
-    }
-    if let Some(soft_ppm) = soft_ppm.filter(|soft| !(1..=PPM_ONE).contains(soft)) {
-        return Err(Refused::SoftShare { uuid, soft_ppm });
-    }
-    if !(1..=MAX_WEIGHT).contains(&weight) {
-        return Err(Refused::Weight { uuid, weight });
-    }
-    Ok((uuid, Quota { share_ppm, policy, soft_ppm, weight, priority }))
-}
-
-/// The UUID in lower case: `gpu-` or `mig-` and 8-4-4-4-12 hexadecimal digits.
-pub(super) fn uuid_form(uuid: &str) -> Result<String, Refused> {
-    let refused = || Refused::Uuid(uuid.chars().take(80).collect());
-    let lower = uuid.to_ascii_lowercase();
-    let digits = lower.strip_prefix("gpu-").or_else(|| lower.strip_prefix("mig-"));
-    let groups: Vec<&str> = digits.ok_or_else(refused)?.split('-').collect();
-    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
-    let hexadecimal = groups.iter().all(|group| group.bytes().all(|b| b.is_ascii_hexdigit()));
-    if lengths == [8, 4, 4, 4, 12] && hexadecimal { Ok(lower) } else { Err(refused()) }
+pub(super) fn check_quota(quota: &DeviceQuota) -> Result<(), Refused> {
+    let refused = |problem| Refused::Quota { uuid: quota.uuid, problem };
+    quota.limit.check().map_err(refused)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use limits::Policy;
 
-    const UUID: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
+    const UUID: GpuId = GpuId::from_bytes([0x5a; 16]);
 
-    fn register(devices: &[(&str, u32, Policy)]) -> Register {
-        let quota = |&(uuid, share_ppm, policy): &(&str, u32, Policy)| DeviceQuota {
-            policy,
-            ..DeviceQuota::fixed(uuid, share_ppm)
+    fn register(devices: &[(GpuId, u32, Policy)]) -> Register {
+        let quota = |&(uuid, share_ppm, policy): &(GpuId, u32, Policy)| DeviceQuota {
+            uuid,
+            limit: ComputeLimit { policy, ..ComputeLimit::fixed(share_ppm) },
         };
         Register {
             protocol: VERSION,
@@ -100,7 +78,7 @@ mod tests {
     #[test]
     fn a_good_registration() {
         let quotas = check(&register(&[(UUID, 250_000, Policy::Fixed)])).unwrap();
-        assert_eq!(quotas, BTreeMap::from([(UUID.to_lowercase(), Quota::fixed(250_000))]));
+        assert_eq!(quotas, BTreeMap::from([(UUID, ComputeLimit::fixed(250_000))]));
         assert!(check(&register(&[(UUID, 0, Policy::None)])).is_ok());
     }
 
@@ -115,46 +93,32 @@ mod tests {
             assert!(matches!(fault(&named), Refused::SessionName(_)), "{name:?}");
         }
         assert_eq!(fault(&register(&[])), Refused::DeviceCount(0));
-        let uuids: Vec<String> =
-            (0..65).map(|n| format!("gpu-{n:08}-0000-0000-0000-000000000000")).collect();
-        let many: Vec<_> = uuids.iter().map(|uuid| (uuid.as_str(), 1, fixed)).collect();
+        let many: Vec<_> = (0..65).map(|n| (GpuId::from_bytes([n; 16]), 1, fixed)).collect();
         assert_eq!(fault(&register(&many)), Refused::DeviceCount(65));
+        let wrong = |field: &str, value: u32, message: &Register| match fault(message) {
+            Refused::Quota { uuid, problem } => {
+                assert_eq!((uuid, problem.field, problem.value), (UUID, field, value));
+            }
+            other => panic!("{other}"),
+        };
         for share in [0, 1_000_001, u32::MAX] {
-            assert!(matches!(fault(&register(&[(UUID, share, fixed)])), Refused::Share { .. }));
+            wrong("share_ppm", share, &register(&[(UUID, share, fixed)]));
         }
         let mut soft = register(&[(UUID, 1, Policy::Balance)]);
-        for wrong in [0, 1_000_001, u32::MAX] {
-            soft.devices[0].soft_ppm = Some(wrong);
-            assert!(
-                matches!(fault(&soft), Refused::SoftShare { soft_ppm, .. } if soft_ppm == wrong)
-            );
+        for value in [0, 1_000_001, u32::MAX] {
+            soft.devices[0].limit.soft_ppm = Some(value);
+            wrong("soft_ppm", value, &soft);
         }
         let mut heavy = register(&[(UUID, 1, Policy::Balance)]);
-        for wrong in [0, 10_001, u32::MAX] {
-            heavy.devices[0].weight = wrong;
-            assert!(matches!(fault(&heavy), Refused::Weight { weight, .. } if weight == wrong));
+        for value in [0, 10_001, u32::MAX] {
+            heavy.devices[0].limit.weight = value;
+            wrong("weight", value, &heavy);
         }
-        let upper = UUID.to_uppercase();
-        let twice = register(&[(UUID, 1, fixed), (&upper, 2, fixed)]);
-        assert_eq!(fault(&twice), Refused::NamedTwice(UUID.to_lowercase()));
-    }
-
-    #[test]
-    fn uuids_have_one_form() {
-        assert_eq!(uuid_form(UUID), Ok(UUID.to_lowercase()));
-        assert!(uuid_form("MIG-5a1ce000-0000-4000-8000-000000000000").is_ok());
-        for wrong in [
-            "",
-            "gpu-",
-            "0",
-            "5a1ce000-0000-4000-8000-000000000000",
-            "gpu-5a1ce000-0000-4000-8000-00000000000",
-            "gpu-5a1ce000-0000-4000-8000-0000000000000",
-            "gpu-5a1ce00x-0000-4000-8000-000000000000",
-            "gpu-5a1ce000-0000-4000-8000-000000000000-",
-            "gpu-5a1ce000/../-4000-8000-000000000000",
-        ] {
-            assert!(matches!(uuid_form(wrong), Err(Refused::Uuid(_))), "{wrong}");
-        }
+        // However it is written: as another kind of device, too.
+        let slice = UUID.to_string().replace("GPU", "mig").parse().unwrap();
+        let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
+        assert_eq!(fault(&twice), Refused::NamedTwice(UUID));
+        let line = fault(&twice).to_string().replace("MIG", "GPU");
+        assert_eq!(line, format!("device {UUID} is named twice"));
     }
 }

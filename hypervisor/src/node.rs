@@ -4,16 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ::limits::Policy;
+use ::limits::{ComputeLimit, GpuId, Policy};
 use protocol::Register;
 use protocol::status::{self, DeviceStatus, LeaseStatus, SessionStatus};
 
 use super::identity::{Caller, Owner};
 use super::limits::{self, SESSIONS, WORKERS};
-use super::quotas::{Asked, Quotas, in_range};
+use super::quotas::{Asked, Quotas};
 use super::refused::Refused;
 use scheduler::{
-    Class, DeviceView, Grant, LeaseId, Paid, Quota, Scheduler, SessionId, Told, Tuning, WorkerId,
+    Class, DeviceView, Grant, LeaseId, Paid, Scheduler, SessionId, Told, Tuning, WorkerId,
 };
 
 /// A session belongs to its owner: no other owner's process can join it by its name.
@@ -26,7 +26,7 @@ struct SessionKey {
 #[derive(Debug)]
 struct Session {
     id: SessionId,
-    quotas: BTreeMap<String, Quota>,
+    quotas: BTreeMap<GpuId, ComputeLimit>,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(super) struct Node {
     quotas: Arc<dyn Quotas>,
     sessions: BTreeMap<SessionKey, Session>,
     members: BTreeMap<WorkerId, Member>,
-    devices: BTreeMap<String, Scheduler>,
+    devices: BTreeMap<GpuId, Scheduler>,
     last_session: u64,
     last_worker: u64,
 }
@@ -123,22 +123,22 @@ impl Node {
         let session = self.session(&key);
         let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
         for (uuid, said) in said {
-            let quota = self.quota(&key, &uuid, said);
+            let quota = self.quota(&key, uuid, said);
             if let Some(device) = self.devices.get_mut(&uuid) {
                 device.leave(worker, now);
             }
-            self.set_quota(&key, session, &uuid, quota, now);
+            self.set_quota(&key, session, uuid, quota, now);
             if quota.policy != Policy::None {
-                self.join(worker, session, &uuid);
+                self.join(worker, session, uuid);
             }
         }
         Ok(Admitted { worker, new: stays.is_none(), former })
     }
 
     /// What the session may have, given what its process says.
-    fn quota(&self, key: &SessionKey, uuid: &str, said: Quota) -> Quota {
+    fn quota(&self, key: &SessionKey, uuid: GpuId, said: ComputeLimit) -> ComputeLimit {
         let SessionKey { owner, name } = key;
-        in_range(self.quotas.quota(&Asked { owner, session: name, uuid, said }))
+        self.quotas.quota(&Asked { owner, session: name, uuid, said }).in_range()
     }
 
     /// What the session may take of a device, from now on; tells it. The latest word counts, whichever
@@ -147,15 +147,15 @@ impl Node {
         &mut self,
         worker: WorkerId,
         pid: i32,
-        uuid: &str,
-        said: Quota,
+        uuid: GpuId,
+        said: ComputeLimit,
         now: u64,
-    ) -> Result<Quota, Refused> {
+    ) -> Result<ComputeLimit, Refused> {
         let key = self.caller(worker, pid)?.session.clone();
         let quota = self.quota(&key, uuid, said);
         let Some(session) = self.sessions.get(&key) else { return Ok(quota) };
-        match session.quotas.get(uuid) {
-            None => return Err(Refused::UnknownDevice(uuid.to_owned())),
+        match session.quotas.get(&uuid) {
+            None => return Err(Refused::UnknownDevice(uuid)),
             Some(present) if *present == quota => return Ok(quota),
             Some(_) => {}
         }
@@ -175,35 +175,34 @@ impl Node {
         &mut self,
         key: &SessionKey,
         session: SessionId,
-        uuid: &str,
-        quota: Quota,
+        uuid: GpuId,
+        quota: ComputeLimit,
         now: u64,
     ) {
         if quota.policy == Policy::None {
             let members: Vec<WorkerId> = self.members_of(key).map(|(worker, _)| worker).collect();
-            if let Some(device) = self.devices.get_mut(uuid) {
+            if let Some(device) = self.devices.get_mut(&uuid) {
                 for member in members {
                     device.leave(member, now);
                 }
             }
         } else {
             let tuning = self.tuning;
-            let device =
-                self.devices.entry(uuid.to_owned()).or_insert_with(|| Scheduler::new(tuning));
+            let device = self.devices.entry(uuid).or_insert_with(|| Scheduler::new(tuning));
             // Can not fail: the share was checked.
             let _ = device.set_session(session, quota, now);
-            let before = self.sessions.get(key).and_then(|session| session.quotas.get(uuid));
+            let before = self.sessions.get(key).and_then(|session| session.quotas.get(&uuid));
             if before.is_some_and(|before| before.policy == Policy::None) {
                 device.forget_savings(session);
             }
         }
         if let Some(session) = self.sessions.get_mut(key) {
-            session.quotas.insert(uuid.to_owned(), quota);
+            session.quotas.insert(uuid, quota);
         }
     }
 
-    fn join(&mut self, worker: WorkerId, session: SessionId, uuid: &str) {
-        if let Some(device) = self.devices.get_mut(uuid) {
+    fn join(&mut self, worker: WorkerId, session: SessionId, uuid: GpuId) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
             // Can not fail: the session has been added.
             let _ = device.join(worker, session);
         }
@@ -257,15 +256,16 @@ impl Node {
         &mut self,
         worker: WorkerId,
         pid: i32,
-        uuid: &str,
+        uuid: GpuId,
     ) -> Result<&mut Scheduler, Refused> {
         let member = self.caller(worker, pid)?;
-        let quota = self.sessions.get(&member.session).and_then(|session| session.quotas.get(uuid));
+        let quota =
+            self.sessions.get(&member.session).and_then(|session| session.quotas.get(&uuid));
         match quota.map(|quota| quota.policy) {
-            None => Err(Refused::UnknownDevice(uuid.to_owned())),
-            Some(Policy::None) => Err(Refused::NoLimit(uuid.to_owned())),
+            None => Err(Refused::UnknownDevice(uuid)),
+            Some(Policy::None) => Err(Refused::NoLimit(uuid)),
             Some(Policy::Fixed | Policy::Balance) => {
-                self.devices.get_mut(uuid).ok_or_else(|| Refused::UnknownDevice(uuid.to_owned()))
+                self.devices.get_mut(&uuid).ok_or(Refused::UnknownDevice(uuid))
             }
         }
     }
@@ -276,18 +276,18 @@ impl Node {
     }
 
     /// The devices that somebody holds or asks for.
-    pub(super) fn in_use(&self) -> Vec<String> {
+    pub(super) fn in_use(&self) -> Vec<GpuId> {
         let in_use = self.devices.iter().filter(|(_, device)| device.is_in_use());
-        in_use.map(|(uuid, _)| uuid.clone()).collect()
+        in_use.map(|(&uuid, _)| uuid).collect()
     }
 
-    pub(super) fn decide(&mut self, uuid: &str, now: u64) -> Vec<Grant> {
-        self.devices.get_mut(uuid).map(|device| device.decide(now)).unwrap_or_default()
+    pub(super) fn decide(&mut self, uuid: GpuId, now: u64) -> Vec<Grant> {
+        self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
     }
 
     /// A grant could not be delivered.
-    pub(super) fn give_back(&mut self, uuid: &str, worker: WorkerId, lease: LeaseId, now: u64) {
-        if let Some(device) = self.devices.get_mut(uuid) {
+    pub(super) fn give_back(&mut self, uuid: GpuId, worker: WorkerId, lease: LeaseId, now: u64) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
             // An unknown worker has nothing to give back.
             let _ = device.report(worker, lease, Told::UNUSED, now);
         }
@@ -305,8 +305,8 @@ impl Node {
         self.devices.values().any(Scheduler::is_in_use)
     }
 
-    pub(super) fn withdraw(&mut self, uuid: &str, worker: WorkerId, now: u64) {
-        if let Some(device) = self.devices.get_mut(uuid) {
+    pub(super) fn withdraw(&mut self, uuid: GpuId, worker: WorkerId, now: u64) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
             device.withdraw(worker, now);
         }
     }
@@ -317,11 +317,8 @@ impl Node {
 
     /// What somebody may see: everything, or what is theirs.
     pub(super) fn status(&mut self, only: Option<&Owner>, now: u64) -> Vec<DeviceStatus> {
-        let views: Vec<(String, DeviceView)> = self
-            .devices
-            .iter_mut()
-            .map(|(uuid, device)| (uuid.clone(), device.view(now)))
-            .collect();
+        let views: Vec<(GpuId, DeviceView)> =
+            self.devices.iter_mut().map(|(&uuid, device)| (uuid, device.view(now))).collect();
         let mut shown: BTreeMap<SessionId, Shown<'_>> = BTreeMap::new();
         let seen =
             self.sessions.iter().filter(|(key, _)| only.is_none_or(|owner| *owner == key.owner));
@@ -339,7 +336,7 @@ impl Node {
 
     fn device_status(
         &self,
-        uuid: String,
+        uuid: GpuId,
         view: &DeviceView,
         shown: &BTreeMap<SessionId, Shown<'_>>,
     ) -> DeviceStatus {
@@ -391,8 +388,7 @@ mod tests {
     use protocol::{DeviceQuota, VERSION};
 
     const MS: u64 = 1_000_000;
-    const GPUS: [&str; 2] =
-        ["gpu-5a1ce000-0000-4000-8000-000000000000", "gpu-5a1ce000-0000-4000-8000-000000000001"];
+    const GPUS: [GpuId; 2] = [GpuId::from_bytes([0x5a; 16]), GpuId::from_bytes([0x5b; 16])];
 
     fn node() -> Node {
         Node::new(Tuning::default(), 1_000, Arc::new(AsRegistered))
@@ -402,8 +398,8 @@ mod tests {
         Caller { pid, owner: Owner::user(uid) }
     }
 
-    fn register(session: &str, devices: &[(&str, u32)]) -> Register {
-        let quota = |&(uuid, share_ppm): &(&str, u32)| DeviceQuota::fixed(uuid, share_ppm);
+    fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
+        let quota = |&(uuid, share_ppm): &(GpuId, u32)| DeviceQuota::fixed(uuid, share_ppm);
         let devices = devices.iter().map(quota).collect();
         Register { protocol: VERSION, session: session.to_owned(), devices }
     }
@@ -450,13 +446,13 @@ mod tests {
         assert_eq!(share(&mut node), 500_000);
         node.register(&by(8, 0), &more, 0).unwrap();
         assert_eq!(share(&mut node), 900_000);
-        node.change(first, 7, GPUS[0], Quota::fixed(100_000), MS).unwrap();
+        node.change(first, 7, GPUS[0], ComputeLimit::fixed(100_000), MS).unwrap();
         assert_eq!(share(&mut node), 100_000);
-        let quota = Quota::fixed(1);
-        let refused = |result: Result<Quota, Refused>| result.unwrap_err();
+        let quota = ComputeLimit::fixed(1);
+        let refused = |result: Result<ComputeLimit, Refused>| result.unwrap_err();
         let other = Refused::NotYours(first.0);
         assert_eq!(refused(node.change(first, 8, GPUS[0], quota, MS)), other);
-        let unknown = Refused::UnknownDevice(GPUS[1].to_owned());
+        let unknown = Refused::UnknownDevice(GPUS[1]);
         assert_eq!(refused(node.change(first, 7, GPUS[1], quota, MS)), unknown);
     }
 
@@ -466,12 +462,12 @@ mod tests {
         let message = register("a", &[(GPUS[0], 500_000)]);
         let workers = [7, 8].map(|pid| node.register(&by(pid, 0), &message, 0).unwrap().worker);
         node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
-        let free = Quota { policy: Policy::None, ..Quota::fixed(0) };
+        let free = ComputeLimit { policy: Policy::None, ..ComputeLimit::fixed(0) };
         node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
         assert!(node.decide(GPUS[0], 100 * MS).is_empty());
         let refused = node.device(workers[1], 8, GPUS[0]).map(|_| ()).unwrap_err();
-        assert_eq!(refused, Refused::NoLimit(GPUS[0].to_owned()));
-        node.change(workers[0], 7, GPUS[0], Quota::fixed(500_000), 100 * MS).unwrap();
+        assert_eq!(refused, Refused::NoLimit(GPUS[0]));
+        node.change(workers[0], 7, GPUS[0], ComputeLimit::fixed(500_000), 100 * MS).unwrap();
         node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
         // Nothing was saved up while there was no limit.
         assert!(node.decide(GPUS[0], 100 * MS).is_empty());

@@ -1,6 +1,8 @@
 //! Why a call is not granted.
 
 use http_bidir_comm::server::ApiError;
+use limits::GpuId;
+use limits::compute::OutOfRange;
 use poem::http::StatusCode;
 
 /// A call that the daemon does not grant. Its text goes to the caller.
@@ -12,46 +14,25 @@ pub enum Refused {
     /// A session's name is not usable.
     #[error("session name {0:?}: 1 to 253 bytes without control characters are accepted")]
     SessionName(String),
-    /// Not the form of a device's UUID.
-    #[error(
-        "device {0:?}: a UUID as NVML prints it is accepted, gpu-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"
-    )]
-    Uuid(String),
-    /// A share out of range.
-    #[error("device {uuid}: share_ppm {share_ppm}: 1 to 1000000 is accepted")]
-    Share {
+    /// A quota that cannot be.
+    #[error("device {uuid}: {problem}")]
+    Quota {
         /// The device.
-        uuid: String,
-        /// What was sent.
-        share_ppm: u32,
-    },
-    /// A ceiling out of range.
-    #[error("device {uuid}: soft_ppm {soft_ppm}: 1 to 1000000 is accepted")]
-    SoftShare {
-        /// The device.
-        uuid: String,
-        /// What was sent.
-        soft_ppm: u32,
-    },
-    /// A weight out of range.
-    #[error("device {uuid}: weight {weight}: 1 to {limit} is accepted", limit = limits::units::MAX_WEIGHT)]
-    Weight {
-        /// The device.
-        uuid: String,
-        /// What was sent.
-        weight: u32,
+        uuid: GpuId,
+        /// What is wrong with it.
+        problem: OutOfRange,
     },
     /// A call about one device brings the quota of another.
     #[error("device {asked}: the quota sent along is that of {quota}")]
     QuotaOfAnother {
         /// The call's device.
-        asked: String,
+        asked: GpuId,
         /// The quota's.
-        quota: String,
+        quota: GpuId,
     },
     /// The same device twice in one registration.
     #[error("device {0} is named twice")]
-    NamedTwice(String),
+    NamedTwice(GpuId),
     /// No device, or too many.
     #[error("{0} devices: 1 to {limit} are accepted", limit = super::limits::DEVICES)]
     DeviceCount(usize),
@@ -75,10 +56,10 @@ pub enum Refused {
     NotYours(u64),
     /// The worker's session has no quota on that device.
     #[error("device {0} was not named when this worker was registered")]
-    UnknownDevice(String),
+    UnknownDevice(GpuId),
     /// There is nothing to ask for.
     #[error("device {0}: the session has no compute limit there, so no lease is needed")]
-    NoLimit(String),
+    NoLimit(GpuId),
     /// The process has ended, or can not be watched.
     #[error("process {pid} can not be watched: {reason}")]
     Unwatchable {
@@ -94,10 +75,7 @@ impl Refused {
         match self {
             Self::Protocol(_)
             | Self::SessionName(_)
-            | Self::Uuid(_)
-            | Self::Share { .. }
-            | Self::SoftShare { .. }
-            | Self::Weight { .. }
+            | Self::Quota { .. }
             | Self::QuotaOfAnother { .. }
             | Self::NamedTwice(_)
             | Self::DeviceCount(_)

@@ -10,11 +10,11 @@ use core::ffi::c_uint;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
 use driver::nvml::Memory;
-use limits::Policy;
-use limits::uuid::DeviceUuid;
+use limits::GpuId;
+use limits::Limits;
 use session::directory;
 use session::layout::{Layout, Slot};
-use session::{BookGuard, Membership, Page, PageError, SessionLimits};
+use session::{BookGuard, Membership, Page, PageError};
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -24,7 +24,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(50);
 
 /// What this process keeps about a device.
 pub(crate) struct Device {
-    uuid: DeviceUuid,
+    uuid: GpuId,
     seat: Membership,
     /// Why the page is not believed any more.
     broken: OnceLock<Refused>,
@@ -41,20 +41,16 @@ pub(crate) struct Device {
 
 impl Device {
     /// Takes a place in the session's page of the device. The limits are the page's from then on.
-    pub(crate) fn new(
-        uuid: DeviceUuid,
-        limits: &SessionLimits,
-        session_dir: &Path,
-    ) -> Result<Self, Refused> {
+    pub(crate) fn new(uuid: GpuId, limits: &Limits, session_dir: &Path) -> Result<Self, Refused> {
         let refused = |error: session::PageError| Refused(error.to_string());
         let page = Page::open(session_dir, uuid, limits).map_err(refused)?;
         // Those of whoever made the page, or as they were changed since.
-        let limits = SessionLimits::load(page.look().map_err(refused)?);
+        let limits = page.look().map_err(refused)?.limits();
         Ok(Self {
             uuid,
             seat: Membership::claim(page).map_err(refused)?,
             broken: OnceLock::new(),
-            gate: Gate::new(limits.policy != Policy::None),
+            gate: Gate::new(limits.compute.is_limit()),
             tracker: Tracker::default(),
             contexts: Contexts::default(),
             images: AtomicU64::new(0),
@@ -62,7 +58,7 @@ impl Device {
         })
     }
 
-    pub(crate) const fn uuid(&self) -> DeviceUuid {
+    pub(crate) const fn uuid(&self) -> GpuId {
         self.uuid
     }
 
@@ -128,7 +124,7 @@ impl Device {
 
     /// Whether the session has a limit on this device, as of now.
     pub(crate) fn is_limited(&self) -> bool {
-        self.page().map(SessionLimits::load).is_none_or(|limits| limits.limits_anything())
+        self.page().is_none_or(|page| page.limits().limits_anything())
     }
 }
 
@@ -165,7 +161,7 @@ pub(crate) fn load_nvml() -> bool {
 }
 
 /// NVML's handle of a device.
-pub(crate) fn nvml_handle(uuid: DeviceUuid) -> Option<driver::nvml::NvmlDevice> {
+pub(crate) fn nvml_handle(uuid: GpuId) -> Option<driver::nvml::NvmlDevice> {
     if !load_nvml() {
         return None;
     }
@@ -175,7 +171,7 @@ pub(crate) fn nvml_handle(uuid: DeviceUuid) -> Option<driver::nvml::NvmlDevice> 
 }
 
 /// A device's index on the host, as `nvidia-smi` counts.
-pub(crate) fn host_index(uuid: DeviceUuid) -> Option<u32> {
+pub(crate) fn host_index(uuid: GpuId) -> Option<u32> {
     let handle = nvml_handle(uuid)?;
     let mut index: c_uint = 0;
     own::nvml_index(handle, &raw mut index).is_ok().then_some(index)
@@ -183,7 +179,7 @@ pub(crate) fn host_index(uuid: DeviceUuid) -> Option<u32> {
 
 /// A device's memory in bytes: NVML's figure, which is the same for every process of a session and for
 /// `sluice`; else the driver's. `ordinal`: as the program counts, where it is known.
-pub(crate) fn total_memory(uuid: DeviceUuid, ordinal: Option<u32>) -> Option<u64> {
+pub(crate) fn total_memory(uuid: GpuId, ordinal: Option<u32>) -> Option<u64> {
     let mut memory = Memory { total: 0, free: 0, used: 0 };
     let by_nvml = |handle| own::nvml_memory(handle, &raw mut memory).is_ok();
     if nvml_handle(uuid).is_some_and(by_nvml) && memory.total > 0 {

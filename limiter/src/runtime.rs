@@ -7,8 +7,8 @@ use crate::{compute, own, report};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use driver::cuda;
-use limits::uuid::DeviceUuid;
-use session::{Page, SessionLimits};
+use limits::{GpuId, Limits};
+use session::Page;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -37,7 +37,7 @@ pub(crate) struct Runtime {
     config: Result<Config, Refused>,
     on_failure: OnFailure,
     session_dir: Mutex<Option<PathBuf>>,
-    devices: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
+    devices: Mutex<HashMap<GpuId, Result<Option<&'static Device>, Refused>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
     /// The devices that are accounted and have been used, null behind the last: for reading without a lock.
     used: [AtomicPtr<Device>; MAX_DEVICES],
@@ -221,7 +221,7 @@ impl Runtime {
     /// A device by UUID. `visible_index`: the ordinal, where it is known.
     pub(crate) fn device_by_uuid(
         &self,
-        uuid: DeviceUuid,
+        uuid: GpuId,
         visible_index: Option<u32>,
     ) -> Verdict<&'static Device> {
         let config = match &self.config {
@@ -270,8 +270,8 @@ impl Runtime {
     fn make_device(
         &self,
         config: &Config,
-        uuid: DeviceUuid,
-        limits: &SessionLimits,
+        uuid: GpuId,
+        limits: &Limits,
     ) -> Result<Option<&'static Device>, Refused> {
         let Some(place) = self.used.iter().find(|used| used.load(Ordering::Relaxed).is_null())
         else {
@@ -335,9 +335,9 @@ impl Runtime {
 }
 
 /// A device's UUID by ordinal.
-fn uuid_of(ordinal: cuda::Device) -> Option<DeviceUuid> {
+fn uuid_of(ordinal: cuda::Device) -> Option<GpuId> {
     let mut uuid = cuda::Uuid::default();
     let found = own::device_get_uuid_v2(&raw mut uuid, ordinal).is_ok()
         || own::device_get_uuid(&raw mut uuid, ordinal).is_ok();
-    found.then(|| DeviceUuid::from_bytes(uuid.bytes))
+    found.then(|| GpuId::from_bytes(uuid.bytes))
 }

@@ -2,10 +2,21 @@
 
 use std::ffi::OsString;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use limits::units::{Amount, MAX_WEIGHT, parse_amount, parse_percent};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use limits::memory::Part;
+use limits::named::Names;
+use limits::request::MemoryRequest;
+use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
+use limits::{Named, Policy, Priority, Request};
 
-use super::limits::Limits;
+/// What the options are called in errors.
+const NAMES: Names = Names {
+    memory: "--mem",
+    real: "--mem-real",
+    share: "--compute",
+    balance: "--policy balance or --soft",
+};
 
 /// Cuts NVIDIA GPUs into enforced fractions, for programs that are not changed and do not know it.
 #[derive(Debug, Parser)]
@@ -109,7 +120,7 @@ pub struct RunArgs {
 pub struct LimitArgs {
     /// Device memory on each device, the CUDA contexts included: bytes, or with a suffix as in
     /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000), or a part of the device as in
-    /// 50%.
+    /// 50%. Below 1 MiB the suffix is needed.
     #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount)]
     pub mem: Option<Amount>,
 
@@ -124,8 +135,8 @@ pub struct LimitArgs {
 
     /// How the share is meant: fixed = never above it; balance = guaranteed, and idle time on top;
     /// none = not enforced [default: fixed, or balance with --soft]
-    #[arg(long, value_name = "POLICY")]
-    pub policy: Option<PolicyArg>,
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    pub policy: Option<Policy>,
 
     /// Policy balance: the part of each device's time that is never exceeded, at least --compute.
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
@@ -133,27 +144,31 @@ pub struct LimitArgs {
 
     /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
     /// [default: the share in percent]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)))]
+    #[arg(long, value_name = "N", value_parser = parse_weight)]
     pub weight: Option<u32>,
 
     /// low = runs in what sessions of high priority leave, apart from a small part that keeps it
     /// from starving [default: high]
-    #[arg(long, value_name = "PRIORITY")]
-    pub priority: Option<PriorityArg>,
+    #[arg(long, value_name = "PRIORITY", value_parser = priorities())]
+    pub priority: Option<Priority>,
 }
 
 impl LimitArgs {
-    /// As limits.
+    /// What is asked for.
     #[must_use]
-    pub fn limits(&self) -> Limits {
-        Limits {
-            memory: self.mem,
-            memory_real: self.mem_real,
-            compute: self.compute,
-            policy: self.policy,
-            soft: self.soft,
-            weight: self.weight,
-            priority: self.priority,
+    pub fn request(&self) -> Request {
+        fn named<T>(value: Option<T>, name: &'static str) -> Option<Named<T>> {
+            value.map(|value| Named::new(value, name))
+        }
+        Request {
+            memory: named(self.mem.map(MemoryRequest::Limit), NAMES.memory),
+            real: named(self.mem_real.map(Part::Amount), NAMES.real),
+            share: named(self.compute, NAMES.share),
+            policy: self.policy.map(|policy| Named::new(policy, format!("--policy {policy}"))),
+            soft: named(self.soft, "--soft"),
+            weight: named(self.weight, "--weight"),
+            priority: named(self.priority, "--priority"),
+            ..Request::nothing(NAMES)
         }
     }
 }
@@ -203,54 +218,44 @@ pub struct LimitArguments {
     pub no_mem: bool,
 }
 
-/// `--policy`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyArg {
-    /// Never above the share.
-    Fixed,
-    /// The share is guaranteed, and idle time comes on top.
-    Balance,
-    /// The share is not enforced.
-    None,
-}
-
-impl PolicyArg {
-    /// As the limiter reads it.
+impl LimitArguments {
+    /// What is asked for.
     #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fixed => "fixed",
-            Self::Balance => "balance",
-            Self::None => "none",
+    pub fn request(&self) -> Request {
+        let mut request = self.limits.request();
+        if self.no_mem {
+            request.memory = Some(Named::new(MemoryRequest::NoLimit, "--no-mem"));
         }
+        request
     }
 }
 
-/// `--priority`
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PriorityArg {
-    /// Before those of low priority.
-    High,
-    /// In what those of high priority leave.
-    Low,
+/// The words of `--policy`.
+fn policies() -> impl TypedValueParser<Value = Policy> {
+    let words = [
+        (Policy::Fixed, "Never above the share"),
+        (Policy::Balance, "The share is guaranteed, and idle time comes on top"),
+        (Policy::None, "The share is not enforced"),
+    ];
+    PossibleValuesParser::new(words.map(|(word, help)| PossibleValue::new(word.name()).help(help)))
+        .try_map(|word| word.parse())
 }
 
-impl PriorityArg {
-    /// As the limiter reads it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::High => "high",
-            Self::Low => "low",
-        }
-    }
+/// The words of `--priority`.
+fn priorities() -> impl TypedValueParser<Value = Priority> {
+    let words = [
+        (Priority::High, "Before those of low priority"),
+        (Priority::Low, "In what those of high priority leave"),
+    ];
+    PossibleValuesParser::new(words.map(|(word, help)| PossibleValue::new(word.name()).help(help)))
+        .try_map(|word| word.parse())
 }
 
 impl RunArgs {
     /// Whether any option is given, that is whether the session would be more than the program.
     #[must_use]
     pub fn any_option(&self) -> bool {
-        self.limits.limits() != Limits::default()
+        !self.limits.request().is_empty()
             || !self.device.is_empty()
             || self.fake_gpu
             || self.daemon.is_some()
@@ -280,6 +285,9 @@ mod tests {
     fn wrong_values_are_refused() {
         for wrong in [
             ["--mem", "0"],
+            ["--mem", "8"],
+            ["--mem", "1048575"],
+            ["--mem-real", "8"],
             ["--mem", "lots"],
             ["--mem", "-1"],
             ["--compute", "0"],
@@ -296,6 +304,10 @@ mod tests {
             let line = ["sluice", "run", wrong[0], wrong[1], "--", "true"];
             assert!(Cli::try_parse_from(line).is_err(), "{wrong:?}");
         }
+        let forgotten = Cli::try_parse_from(["sluice", "run", "--mem", "8", "--", "true"]);
+        let message = forgotten.unwrap_err().to_string();
+        assert!(message.contains("--mem") && message.contains("did you mean 8GiB?"), "{message}");
+        assert!(Cli::try_parse_from(["sluice", "run", "--mem", "8B", "--", "true"]).is_ok());
         assert!(Cli::try_parse_from(["sluice", "run", "true"]).is_err(), "needs --");
         assert!(Cli::try_parse_from(["sluice", "run", "--"]).is_err(), "needs a program");
     }

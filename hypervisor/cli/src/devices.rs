@@ -5,6 +5,9 @@ use std::path::Path;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
+use limits::GpuId;
+use limits::gpu::GpuChoice;
+
 use super::Error;
 
 /// One GPU.
@@ -12,8 +15,8 @@ use super::Error;
 pub struct Device {
     /// Index in `nvidia-smi`.
     pub index: u32,
-    /// UUID as NVML prints it: `GPU-…`.
-    pub uuid: String,
+    /// Its name that holds everywhere.
+    pub uuid: GpuId,
     /// Product name.
     pub name: String,
     /// Memory in bytes.
@@ -40,22 +43,27 @@ pub fn list(library: Option<&Path>) -> Result<Vec<Device>, Error> {
         // The name with a version is what a machine without the development package has.
         builder.lib_path("libnvidia-ml.so.1".as_ref());
     }
-    let devices = builder.init().and_then(|nvml| read(&nvml)).map_err(|e| no_driver(&e))?;
+    let nvml = builder.init().map_err(|error| no_driver(&error))?;
+    let devices = read(&nvml)?;
     if devices.is_empty() { Err(Error::NoDevice) } else { Ok(devices) }
 }
 
-fn read(nvml: &Nvml) -> Result<Vec<Device>, NvmlError> {
-    (0..nvml.device_count()?)
+fn read(nvml: &Nvml) -> Result<Vec<Device>, Error> {
+    let count = nvml.device_count().map_err(|error| no_driver(&error))?;
+    (0..count)
         .map(|index| {
-            let device = nvml.device_by_index(index)?;
-            Ok(Device {
-                index,
-                uuid: device.uuid()?,
-                name: device.name()?,
-                memory: device.memory_info()?.total,
-            })
+            let (uuid, name, memory) = facts(nvml, index).map_err(|error| no_driver(&error))?;
+            let uuid = uuid.parse().map_err(|error| {
+                Error::NoDriver(format!("device {index} has a strange UUID: {error}"))
+            })?;
+            Ok(Device { index, uuid, name, memory })
         })
         .collect()
+}
+
+fn facts(nvml: &Nvml, index: u32) -> Result<(String, String, u64), NvmlError> {
+    let device = nvml.device_by_index(index)?;
+    Ok((device.uuid()?, device.name()?, device.memory_info()?.total))
 }
 
 /// The loader's message names the file, NVML's the reason; both are worth a line.
@@ -84,12 +92,9 @@ pub fn select(devices: &[Device], wanted: &[String]) -> Result<Vec<Device>, Erro
 }
 
 fn find<'a>(devices: &'a [Device], text: &str) -> Result<&'a Device, Error> {
-    let wanted = text.trim().to_ascii_lowercase();
-    let by_index = wanted.parse::<u32>().ok();
-    let mut matching = devices.iter().filter(|device| match by_index {
-        Some(index) => device.index == index,
-        // A shortened UUID is what CUDA_VISIBLE_DEVICES takes as well.
-        None => wanted.len() > 4 && device.uuid.to_ascii_lowercase().starts_with(&wanted),
+    let choice = text.parse::<GpuChoice>().ok();
+    let mut matching = devices.iter().filter(|device| {
+        choice.as_ref().is_some_and(|choice| choice.fits(Some(device.index), &device.uuid))
     });
     match (matching.next(), matching.next()) {
         (Some(device), None) => Ok(device),
@@ -114,7 +119,7 @@ mod tests {
         (0..2)
             .map(|index| Device {
                 index,
-                uuid: format!("GPU-5A1ce000-0000-4000-8000-00000000000{index}"),
+                uuid: format!("GPU-5A1ce000-0000-4000-8000-00000000000{index}").parse().unwrap(),
                 name: "Test".to_owned(),
                 memory: 1 << 34,
             })
@@ -144,8 +149,8 @@ mod tests {
                 message.contains(&format!("--device '{wrong}' is no device here")),
                 "{message}"
             );
-            assert!(message.contains("0 (GPU-5A1ce000"), "{message}");
-            assert!(message.contains("1 (GPU-5A1ce000"), "{message}");
+            assert!(message.contains("0 (GPU-5a1ce000"), "{message}");
+            assert!(message.contains("1 (GPU-5a1ce000"), "{message}");
         }
         assert!(indices(&["GPU-5a1"]).unwrap_err().contains("fits several devices"));
     }

@@ -5,10 +5,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use limits::env;
+use ::limits::{Request, env};
 
 use super::devices::Device;
-use super::limits::Limits;
+use super::request;
 
 /// Everything that a member of a session is told.
 #[derive(Debug, Clone)]
@@ -19,8 +19,8 @@ pub struct MemberEnvironment {
     pub limiter: PathBuf,
     /// Directory with the simulated driver, if it shall be used.
     pub fake_driver: Option<PathBuf>,
-    /// The limits, on `devices`.
-    pub limits: Limits,
+    /// What it may take, of each of `devices`.
+    pub request: Request,
     /// The devices that the limits are for.
     pub devices: Vec<Device>,
     /// Whether the program sees only `devices`.
@@ -54,13 +54,13 @@ impl MemberEnvironment {
             variables.push(prepend("LD_LIBRARY_PATH", folder));
         }
         if self.only_these {
-            let uuids: Vec<_> = self.devices.iter().map(|device| device.uuid.as_str()).collect();
+            let uuids: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
             variables.push(("CUDA_VISIBLE_DEVICES", Some(uuids.join(",").into())));
         }
         if self.no_other_daemon {
             variables.extend(DAEMON_BY_TCP.map(|name| (name, None)));
         }
-        let limits = self.limits.variables(&self.devices);
+        let limits = request::variables(&self.request, &self.devices);
         variables.extend(limits.into_iter().map(|(name, value)| (name, value.map(Into::into))));
         variables
     }
@@ -95,17 +95,19 @@ pub fn loader_can_name(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cli::LimitArgs;
     use super::*;
+    use ::limits::GpuId;
 
     fn environment() -> MemberEnvironment {
         MemberEnvironment {
             session: "/s".into(),
             limiter: "/l/libcuda_limiter.so".into(),
             fake_driver: None,
-            limits: Limits::default(),
+            request: LimitArgs::default().request(),
             devices: vec![Device {
                 index: 0,
-                uuid: "GPU-a".to_owned(),
+                uuid: GpuId::from_bytes([10; 16]),
                 name: "Test".to_owned(),
                 memory: 1,
             }],

@@ -13,9 +13,8 @@ use std::process::{Command, Stdio};
 
 use session::directory::{self, OwnedSession};
 
-use super::cli::HooksArgs;
+use super::cli::{HooksArgs, LimitArgs};
 use super::environment::MemberEnvironment;
-use super::limits::Limits;
 use super::parts::{self, Parts};
 use super::{Error, Status, devices, links};
 
@@ -54,7 +53,8 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))
             .transpose()?,
-        limits: Limits { compute: Some(limits::units::PPM_ONE), ..Limits::default() },
+        request: LimitArgs { compute: Some(limits::units::PPM_ONE), ..LimitArgs::default() }
+            .request(),
         devices,
         only_these: false,
         daemon: None,

@@ -7,15 +7,14 @@ pub mod child;
 pub mod cli;
 pub mod daemon_link;
 pub mod demo;
-pub mod described;
 pub mod devices;
 pub mod environment;
 pub mod error;
 pub mod hooks;
 pub mod limit;
-pub mod limits;
 pub mod links;
 pub mod parts;
+pub mod request;
 pub mod run;
 pub mod status;
 

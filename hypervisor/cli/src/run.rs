@@ -5,15 +5,14 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use limits::env;
+use limits::{Request, env};
 use protocol::socket::default_sockets;
 use session::directory::{self, OwnedSession};
 
 use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
-use super::limits::Limits;
 use super::parts::{self, Parts};
-use super::{Error, child, daemon_link, devices, links, say};
+use super::{Error, child, daemon_link, devices, links, request, say};
 
 /// Runs the program and gives its exit status.
 ///
@@ -26,8 +25,8 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
-    let limits = arguments.limits.limits();
-    let devices = chosen_devices(arguments, &limits, &parts)?;
+    let request = arguments.limits.request();
+    let devices = chosen_devices(arguments, &request, &parts)?;
     let daemon = daemon_link::choose(
         arguments.daemon.as_deref(),
         var_os(env::DAEMON_SOCKET).as_deref(),
@@ -41,7 +40,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))
             .transpose()?,
-        limits,
+        request,
         devices,
         only_these: !arguments.device.is_empty(),
         daemon: daemon.socket,
@@ -50,7 +49,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(notice) = daemon.notice {
         say(&notice);
     }
-    if limits.need_daemon() && !has_daemon(&environment) {
+    if environment.request.needs_daemon() && !has_daemon(&environment) {
         say(
             "no daemon, which gives out what other sessions leave: this one gets its share and no more",
         );
@@ -93,17 +92,17 @@ fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
 /// Only limits and choices need the driver: without them a program runs where there is none, too.
 fn chosen_devices(
     arguments: &RunArgs,
-    limits: &Limits,
+    request: &Request,
     parts: &Parts,
 ) -> Result<Vec<devices::Device>, Error> {
     // What is wrong whatever the devices are is told first.
-    limits.check(&[])?;
-    if limits.memory.is_none() && limits.compute.is_none() && arguments.device.is_empty() {
+    request::check(request, &[])?;
+    if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {
         return Ok(Vec::new());
     }
     let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
     let all = devices::list(fake.as_deref())?;
     let chosen = devices::select(&all, &arguments.device)?;
-    limits.check(&chosen)?;
+    request::check(request, &chosen)?;
     Ok(chosen)
 }

@@ -11,8 +11,8 @@
 use limits::bucket::Bucket;
 use limits::units::PPM_ONE;
 
-use super::quota::Quota;
 use super::tuning::Tuning;
+use limits::ComputeLimit;
 
 /// What a lease is paid from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +34,7 @@ pub(super) struct Untold {
 
 #[derive(Debug)]
 pub(super) struct Account {
-    quota: Quota,
+    quota: ComputeLimit,
     guaranteed_ppm: u32,
     own: Bucket,
     ceiling: Option<(u32, Bucket)>,
@@ -58,10 +58,10 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(quota: Quota, now: u64, tuning: &Tuning) -> Self {
+    pub(super) fn new(quota: ComputeLimit, now: u64, tuning: &Tuning) -> Self {
         Self {
             quota,
-            guaranteed_ppm: quota.guaranteed_ppm(tuning),
+            guaranteed_ppm: quota.guaranteed_ppm(tuning.floor_ppm),
             own: Bucket::empty_at(now),
             ceiling: quota.ceiling_ppm().map(|ppm| (ppm, Bucket::empty_at(now))),
             untold: Untold::default(),
@@ -75,7 +75,7 @@ impl Account {
         }
     }
 
-    pub(super) fn quota(&self) -> &Quota {
+    pub(super) fn quota(&self) -> &ComputeLimit {
         &self.quota
     }
 
@@ -215,10 +215,10 @@ impl Account {
 
     /// The new quota counts from now on: what was earned and what is owed stays. To be called
     /// after [`Self::settle`].
-    pub(super) fn set_quota(&mut self, quota: Quota, now: u64, tuning: &Tuning) {
+    pub(super) fn set_quota(&mut self, quota: ComputeLimit, now: u64, tuning: &Tuning) {
         self.quota = quota;
         self.not_before = [0; 2];
-        self.guaranteed_ppm = quota.guaranteed_ppm(tuning);
+        self.guaranteed_ppm = quota.guaranteed_ppm(tuning.floor_ppm);
         let old = self.ceiling.map(|(_, bucket)| bucket);
         let empty = Bucket::empty_at(now);
         self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, old.unwrap_or(empty)));
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn workers_that_hold_at_once_are_charged_at_most_the_time_that_passed() {
         let tuning = Tuning::default();
-        let mut account = Account::new(Quota::fixed(500_000), 0, &tuning);
+        let mut account = Account::new(ComputeLimit::fixed(500_000), 0, &tuning);
         account.settle(20 * MS, untold(20 * MS), &tuning);
         account.charge(15 * MS, Paid::Own);
         account.charge(15 * MS, Paid::Own);
@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn what_is_earned_during_a_long_silence_is_not_lost() {
         let tuning = Tuning::default();
-        let mut account = Account::new(Quota::fixed(250_000), 0, &tuning);
+        let mut account = Account::new(ComputeLimit::fixed(250_000), 0, &tuning);
         let long = 4_000 * MS;
         account.settle(long, untold(long), &tuning);
         account.charge(long, Paid::Own);
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn spare_time_is_charged_to_the_ceiling_only() {
         let tuning = Tuning::default();
-        let quota = Quota { soft_ppm: Some(500_000), ..Quota::balance(200_000, 2) };
+        let quota = ComputeLimit { soft_ppm: Some(500_000), ..ComputeLimit::balance(200_000, 2) };
         let mut account = Account::new(quota, 0, &tuning);
         account.settle(100 * MS, untold(100 * MS), &tuning);
         account.charge(30 * MS, Paid::Spare);

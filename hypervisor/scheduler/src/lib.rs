@@ -28,7 +28,6 @@ mod account;
 mod decision;
 mod density;
 mod probe;
-mod quota;
 mod spare;
 mod tuning;
 mod types;
@@ -37,15 +36,14 @@ mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use limits::Policy;
 use limits::units::PPM_ONE;
+use limits::{ComputeLimit, Policy};
 
 pub use account::Paid;
 use account::{Account, Untold};
 pub use density::Class;
 use density::Interval;
 use probe::Probe;
-pub use quota::Quota;
 pub use tuning::Tuning;
 pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
 pub use view::{DeviceView, LeaseView, SessionView};
@@ -107,7 +105,7 @@ impl Scheduler {
     pub fn set_session(
         &mut self,
         session: SessionId,
-        quota: Quota,
+        quota: ComputeLimit,
         now: u64,
     ) -> Result<(), ScheduleError> {
         if quota.policy == Policy::None {
@@ -460,9 +458,9 @@ mod tests {
     fn short_polls_keep_their_place() {
         let (session, worker) = (SessionId(1), WorkerId(1));
         let mut scheduler = Scheduler::new(Tuning::default());
-        scheduler.set_session(session, Quota::fixed(100_000), 0).unwrap();
+        scheduler.set_session(session, ComputeLimit::fixed(100_000), 0).unwrap();
         scheduler.join(worker, session).unwrap();
-        scheduler.set_session(SessionId(2), Quota::fixed(900_000), 0).unwrap();
+        scheduler.set_session(SessionId(2), ComputeLimit::fixed(900_000), 0).unwrap();
         scheduler.join(WorkerId(2), SessionId(2)).unwrap();
         let virtual_time =
             |scheduler: &Scheduler| scheduler.sessions[&session].account.virtual_time(Paid::Own);

@@ -2,8 +2,8 @@
 
 use super::account::Paid;
 use super::density::Class;
-use super::quota::Quota;
 use super::{LeaseId, Scheduler, SessionId, WorkerId};
+use limits::ComputeLimit;
 
 /// A device's state at a moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct SessionView {
     /// Which session.
     pub session: SessionId,
     /// What it may take.
-    pub quota: Quota,
+    pub quota: ComputeLimit,
     /// Guaranteed time that it may still use (negative: owes), in nanoseconds.
     pub balance_ns: i64,
     /// All time charged since it was added, in nanoseconds.

@@ -133,7 +133,7 @@ fn devices_that_nobody_uses_cost_no_time() {
     let client = daemon.client();
     let start = Instant::now();
     for session in 0..SESSIONS {
-        let uuid = |n| format!("gpu-{session:08x}-0000-4000-8000-{n:012x}");
+        let uuid = |n: u32| format!("gpu-{session:08x}-0000-4000-8000-{n:012x}").parse().unwrap();
         let registration = Register {
             protocol: VERSION,
             session: session.to_string(),

@@ -7,13 +7,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use limits::GpuId;
 use protocol::status::Status;
 use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+/// As an older limiter writes it.
 pub(crate) const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
+pub(crate) const GPU_ID: GpuId =
+    GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Daemon {
@@ -86,7 +90,7 @@ pub(crate) fn registration(session: &str, share_ppm: u32) -> Register {
     Register {
         protocol: VERSION,
         session: session.to_owned(),
-        devices: vec![DeviceQuota::fixed(GPU, share_ppm)],
+        devices: vec![DeviceQuota::fixed(GPU_ID, share_ppm)],
     }
 }
 
@@ -107,7 +111,7 @@ pub(crate) fn admission(
     ask: Option<Duration>,
 ) -> Result<Option<Lease>, ClientError> {
     let ask = ask.map(|ask| ask.as_micros() as u64);
-    let admission = Admission { worker, uuid: GPU.to_owned(), report, ask, quota: None };
+    let admission = Admission { worker, uuid: GPU_ID, report, ask, quota: None };
     let decision: Decision = client.post(path::ADMISSION, &admission, PATIENCE)?;
     Ok(decision.lease)
 }

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use http_bidir_comm::server::Peer;
 use hypervisor::{
-    AsRegistered, Asked, Caller, Identity, KernelIdentity, Options, Owner, Quota, Quotas, Sources,
-    Unidentified,
+    AsRegistered, Asked, Caller, ComputeLimit, Identity, KernelIdentity, Options, Owner, Quotas,
+    Sources, Unidentified,
 };
 use protocol::status::{SessionStatus, Status};
 use protocol::{Admission, Decision, DeviceQuota, path};
 
-use crate::process::{GPU, PATIENCE, place, register};
+use crate::process::{GPU_ID, PATIENCE, place, register};
 
 /// Whom the test speaks for: a pod, its user, or nobody that is known.
 #[derive(Clone, Debug, Default)]
@@ -44,11 +44,11 @@ impl Identity for Speaker {
 
 /// What a control plane has decided, by session; others have what they say.
 #[derive(Debug)]
-struct Table(BTreeMap<&'static str, Quota>);
+struct Table(BTreeMap<&'static str, ComputeLimit>);
 
 impl Quotas for Table {
-    fn quota(&self, asked: &Asked<'_>) -> Quota {
-        assert_eq!((asked.uuid, &asked.owner.pod), (GPU, &None));
+    fn quota(&self, asked: &Asked<'_>) -> ComputeLimit {
+        assert_eq!((asked.uuid, &asked.owner.pod), (GPU_ID, &None));
         self.0.get(asked.session).copied().unwrap_or_else(|| AsRegistered.quota(asked))
     }
 }
@@ -101,8 +101,8 @@ fn pods_of_one_user_are_apart() {
 
 #[test]
 fn a_table_overrules_what_a_session_says() {
-    let quarter = Quota { weight: 0, ..Quota::balance(250_000, 7) };
-    let nothing = Quota::fixed(0);
+    let quarter = ComputeLimit { weight: 0, ..ComputeLimit::balance(250_000, 7) };
+    let nothing = ComputeLimit::fixed(0);
     let quotas = Arc::new(Table([("known", quarter), ("mistaken", nothing)].into()));
     let (_dir, client) = serve(Sources { identity: Arc::new(KernelIdentity), quotas });
     let worker = register(&client, "known", 900_000).unwrap();
@@ -111,10 +111,10 @@ fn a_table_overrules_what_a_session_says() {
     assert_eq!((session.share_ppm, session.policy, session.weight), (250_000, quarter.policy, 1));
     let change = Admission {
         worker,
-        uuid: GPU.to_owned(),
+        uuid: GPU_ID,
         report: None,
         ask: None,
-        quota: Some(DeviceQuota::fixed(GPU, 800_000)),
+        quota: Some(DeviceQuota::fixed(GPU_ID, 800_000)),
     };
     let _: Decision = client.post(path::REPORT, &change, PATIENCE).unwrap();
     assert_eq!(shares(&client), [250_000]);

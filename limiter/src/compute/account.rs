@@ -6,9 +6,7 @@ use super::usage::Used;
 use crate::device::Device;
 use crate::runtime;
 use core::sync::atomic::Ordering;
-use limits::Policy;
 use rustix::thread::{Timespec, futex};
-use session::SessionLimits;
 use session::ledger::Turn;
 
 /// How often a waiting governor looks around: whether it is still wanted, whether a process of the
@@ -206,5 +204,5 @@ fn used_elsewhere(device: &Device, used: Used) {
 
 /// Whether the session's time is limited at all, as of now.
 fn is_scheduled(device: &Device) -> bool {
-    device.page().is_some_and(|page| SessionLimits::load(page).policy != Policy::None)
+    device.page().is_some_and(|page| page.limits().compute.is_limit())
 }

@@ -10,7 +10,6 @@ use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use protocol::{self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path};
-use session::SessionLimits;
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
@@ -158,13 +157,8 @@ impl Daemon {
         let changes = changes(device);
         let quota = if changes == self.told_changes { None } else { quota(device) };
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let message = Admission {
-            worker,
-            uuid: wire_uuid(device),
-            report,
-            ask: ask.map(microseconds),
-            quota,
-        };
+        let message =
+            Admission { worker, uuid: device.uuid(), report, ask: ask.map(microseconds), quota };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
         let decision = self.client.post(to, &message, ask.unwrap_or_default() + grace)?;
         self.told_changes = changes;
@@ -238,22 +232,9 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
 
 /// The session's quota, as its page has it now.
 fn quota(device: &Device) -> Option<DeviceQuota> {
-    let limits = SessionLimits::load(device.page()?);
-    Some(DeviceQuota {
-        uuid: wire_uuid(device),
-        share_ppm: limits.share_ppm,
-        policy: limits.policy,
-        soft_ppm: limits.soft_share_ppm,
-        weight: limits.weight,
-        priority: limits.priority,
-    })
+    Some(DeviceQuota { uuid: device.uuid(), limit: device.page()?.limits().compute })
 }
 
 fn changes(device: &Device) -> u32 {
     device.page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
-}
-
-/// The form of a UUID on the wire.
-fn wire_uuid(device: &Device) -> String {
-    device.uuid().to_string().to_ascii_lowercase()
 }

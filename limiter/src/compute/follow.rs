@@ -8,10 +8,9 @@ use super::clock;
 use crate::device::Device;
 use crate::{keeper, own_thread, report, runtime};
 use core::sync::atomic::Ordering;
-use limits::Policy;
+use limits::Limits;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
-use session::SessionLimits;
 
 /// How often the thread looks by itself: who changed the limits may have died before it woke anybody, and
 /// a page that is damaged wakes nobody.
@@ -40,7 +39,7 @@ fn follow(device: &'static Device) {
         // Before the limits are read: a change that comes between is another one.
         let count = page.limit_changes.load(Ordering::Acquire);
         if followed != Some(count) {
-            apply(device, &SessionLimits::load(page));
+            apply(device, &page.limits());
             followed = Some(count);
         }
         match futex::wait(&page.limit_changes, futex::Flags::empty(), count, Some(&PERIOD)) {
@@ -52,8 +51,8 @@ fn follow(device: &'static Device) {
     }
 }
 
-fn apply(device: &'static Device, limits: &SessionLimits) {
-    let limited = limits.policy != Policy::None;
+fn apply(device: &'static Device, limits: &Limits) {
+    let limited = limits.compute.is_limit();
     // Before the first lease. A session without a limit has not been idle.
     if limited
         && !device.gate().is_active()

@@ -1,49 +1,32 @@
 //! JSON objects with a value for each device.
 
 use super::error::Shown;
-use super::value::{Format, Value, index};
-use core::fmt;
-use limits::uuid::DeviceUuid;
+use super::value::{Format, Value};
+use limits::gpu::GpuKey;
 use serde_json::Value as Json;
-
-/// How a device is named in the object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
-    Uuid(DeviceUuid),
-    Index(u32),
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Uuid(uuid) => write!(f, "{uuid}"),
-            Self::Index(index) => write!(f, "{index}"),
-        }
-    }
-}
 
 /// Reads an object whose values have the form `each`, written as JSON numbers or strings.
 ///
 /// # Errors
 /// What is wrong, naming the key.
-pub(super) fn read(text: &str, each: Format) -> Result<Vec<(Key, Value)>, String> {
+pub(super) fn read(text: &str, each: Format) -> Result<Vec<(GpuKey, Value)>, String> {
     let object = match serde_json::from_str(text) {
         Ok(Json::Object(object)) => object,
         Ok(_) => return Err("not a JSON object".to_owned()),
         Err(error) => return Err(format!("not JSON ({error})")),
     };
-    let mut values: Vec<(Key, Value)> = Vec::with_capacity(object.len());
+    let mut values: Vec<(GpuKey, Value)> = Vec::with_capacity(object.len());
     for (name, json) in &object {
-        let key = key(name).ok_or_else(|| {
-            format!("the key '{}' is neither a GPU UUID nor a device index", Shown(name))
-        })?;
+        let key = name
+            .parse::<GpuKey>()
+            .map_err(|problem| format!("the key '{}' is {problem}", Shown(name)))?;
         let written = match json {
             Json::Number(number) => number.to_string(),
             Json::String(string) => string.clone(),
             _ => return Err(format!("the value of '{}' is not a number", Shown(name))),
         };
         let value = each.read(&written).map_err(|problem| {
-            format!("the value {} of '{}' is {problem}", Shown(&written), Shown(name))
+            format!("the value {} of '{}': {problem}", Shown(&written), Shown(name))
         })?;
         if values.iter().any(|(known, _)| *known == key) {
             return Err(format!("the device '{}' is named twice", Shown(name)));
@@ -55,10 +38,6 @@ pub(super) fn read(text: &str, each: Format) -> Result<Vec<(Key, Value)>, String
         return Err("a key is there twice".to_owned());
     }
     Ok(values)
-}
-
-fn key(name: &str) -> Option<Key> {
-    index(name).map(Key::Index).or_else(|| name.parse().ok().map(Key::Uuid))
 }
 
 /// Members of a valid JSON object without objects inside: its colons outside strings.

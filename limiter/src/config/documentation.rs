@@ -12,7 +12,10 @@ so that an existing deployment works by replacing its library.
   the value and the accepted form; it never means \"unlimited\".
 * Sizes are bytes, or a number with a suffix in any case: `k`, `m`, `g`, `t` and `KiB` to `TiB` count in
   1024, `KB` to `TB` in 1000. A size that ends in `%` is that part of the device's memory, as NVML shows it
-  on the host; where the device's size cannot be found out, the limit is refused, not dropped.
+  on the host; where the device's size cannot be found out, the limit is refused, not dropped. Below 1 MiB
+  a size needs its suffix (`512KiB`, `8B`): a small number without one is a suffix forgotten.
+* A GPU is named by its index, or by its UUID as `nvidia-smi -L` prints it, in any case: `GPU-…`, or `MIG-…`
+  for a slice of one.
 * `NAME[_<i>]` holds for one device with the index and for every device without it. *Host* indices count
   devices as `nvidia-smi -L` lists them, *visible* ones as the program does.
 * Where several variables set a limit for one device, the earlier system holds: Sluice and vgpu.rs

@@ -1,9 +1,8 @@
 //! The configuration as it holds, in one line.
 
 use super::error::Shown;
-use super::{Config, DaemonAddress, DeviceIdentity, Limits, OnFailure};
+use super::{Config, DaemonAddress, DeviceIdentity, DeviceSettings, OnFailure};
 use core::fmt;
-use limits::Policy;
 
 impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -14,17 +13,12 @@ impl fmt::Display for DaemonAddress {
     }
 }
 
-pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, Limits)]) -> String {
-    let policy = match config.policy {
-        Policy::Fixed => "fixed",
-        Policy::Balance => "balance",
-        Policy::None => "none",
-    };
+pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, DeviceSettings)]) -> String {
     let on_failure = match config.on_failure {
         OnFailure::Closed => "closed",
         OnFailure::Open => "open",
     };
-    let mut parts = vec![format!("policy {policy}"), format!("on failure {on_failure}")];
+    let mut parts = vec![format!("policy {}", config.policy), format!("on failure {on_failure}")];
     parts.push(match &config.daemon {
         Some(daemon) => format!("daemon {daemon}"),
         None => "no daemon".to_owned(),

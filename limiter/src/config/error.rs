@@ -1,6 +1,7 @@
 //! What can be wrong with the configuration.
 
 use core::fmt;
+use limits::RequestError;
 
 /// Characters of a value that an error shows.
 const SHOWN: usize = 160;
@@ -43,8 +44,8 @@ pub(crate) enum ConfigError {
         base: &'static str,
     },
     /// Values that are right by themselves and cannot be meant together.
-    #[error("{0}")]
-    Conflict(String),
+    #[error(transparent)]
+    Conflict(#[from] RequestError),
     /// One of two variables that only make sense together.
     #[error("{set} is set and {missing} is not: set both, or neither")]
     Incomplete {

@@ -1,7 +1,8 @@
 //! From environment variables to limits.
 //!
 //! [`variables`] is the one table of what is read; [`settings`] reads the environment by it, in the
-//! forms of [`value`]; [`rules`] decides what holds for a device, its [`limits`]. Nothing that is set is dropped
+//! forms of [`value`]; [`rules`] decides what holds for a device; its
+//! [`limits`] follow from that. Nothing that is set is dropped
 //! silently: a value that cannot be read is an error, one that another variable overrules is in
 //! the effective line, one that has no effect is in the warnings.
 
@@ -21,12 +22,12 @@ mod variables;
 
 pub(crate) use environment::{Environment, ProcessEnvironment};
 pub(crate) use error::ConfigError;
-pub(crate) use limits::{DeviceIdentity, Limits, Overruled};
+pub(crate) use limits::{DeviceIdentity, DeviceSettings, Overruled};
 pub(crate) use value::{LogLevel, OnFailure};
 
 use ::limits::env;
 use ::limits::units::PPM_ONE;
-use ::limits::{Policy, Priority};
+use ::limits::{Named, Policy, Priority};
 use rules::{Common, Rules};
 use settings::Setting;
 use std::path::PathBuf;
@@ -99,14 +100,17 @@ impl Config {
         let mut chooser = Chooser { settings: &settings, overruled: Vec::new() };
         let policy_setting = chooser.first(Meaning::ComputePolicy);
         let common = Common {
-            weight: match chooser.value(Meaning::Weight) {
-                Some(Value::Weight(weight)) => Some(*weight),
+            weight: chooser.first(Meaning::Weight).and_then(|setting| match setting.value {
+                Value::Weight(weight) => Some(Named::new(weight, setting.name.clone())),
                 _ => None,
-            },
-            priority: match chooser.value(Meaning::Priority) {
-                Some(Value::Priority(priority)) => *priority,
-                _ => Priority::default(),
-            },
+            }),
+            priority: chooser.first(Meaning::Priority).and_then(|setting| match setting.value {
+                // The other one goes without saying.
+                Value::Priority(Priority::Low) => {
+                    Some(Named::new(Priority::Low, setting.name.clone()))
+                }
+                _ => None,
+            }),
         };
         let mut rules = Rules::new(&settings, policy_setting, common);
         let policy = rules.policy();
@@ -138,7 +142,7 @@ impl Config {
             rules.switch_off(name.to_owned());
         }
         if let Some(conflict) = rules.conflict() {
-            return Err(ConfigError::Conflict(conflict));
+            return Err(conflict.into());
         }
         Ok(Self {
             policy,
@@ -167,9 +171,9 @@ impl Config {
         })
     }
 
-    /// What holds for a device. To be used only where [`Limits::unresolved`] is empty and there is
-    /// no [`Limits::conflict`].
-    pub(crate) fn limits_for(&self, device: &DeviceIdentity) -> Limits {
+    /// What holds for a device. To be used only where [`DeviceSettings::unresolved`] is
+    /// empty and there is no [`DeviceSettings::conflict`].
+    pub(crate) fn limits_for(&self, device: &DeviceIdentity) -> DeviceSettings {
         self.rules.decide(device)
     }
 
@@ -178,7 +182,7 @@ impl Config {
         self.rules.need_host_index()
     }
 
-    /// Whether the size of a device matters, for [`Limits::session`].
+    /// Whether the size of a device matters, for [`DeviceSettings::session`].
     pub(crate) fn needs_device_size(&self) -> bool {
         self.rules.need_total()
     }
@@ -205,7 +209,7 @@ impl Config {
     }
 
     /// The configuration as it holds for these devices, in one line that names what is overruled.
-    pub(crate) fn effective_line(&self, devices: &[(DeviceIdentity, Limits)]) -> String {
+    pub(crate) fn effective_line(&self, devices: &[(DeviceIdentity, DeviceSettings)]) -> String {
         effective::line(self, devices)
     }
 }

@@ -1,12 +1,13 @@
 //! Which of the set limits holds for a device.
 
-use super::limits::{DeviceIdentity, Limits, Overruled, Real, Share, Sourced};
+use super::limits::{DeviceIdentity, DeviceSettings, Overruled};
 use super::settings::{Scope, Setting};
 use super::value::{self, Value};
-use super::variables::{Meaning, System};
-use limits::units::{Amount, PPM_ONE, Percent, default_weight};
-use limits::uuid::DeviceUuid;
-use limits::{Policy, Priority};
+use super::variables::{Meaning, System, VARIABLES};
+use limits::memory::Part;
+use limits::request::{MemoryRequest, Unused};
+use limits::units::{Amount, PPM_ONE};
+use limits::{GpuId, Limits, Named, Policy, Priority, RequestError, env};
 
 /// One value for some devices.
 #[derive(Clone, Debug)]
@@ -17,17 +18,18 @@ struct Rule<T> {
     value: T,
 }
 
-impl<T: Copy> Rule<T> {
-    fn outcome(&self) -> Sourced<T> {
-        Sourced { value: self.value, source: self.name.clone() }
+impl<T> Rule<T> {
+    /// Another value, set by the same variable.
+    fn with<U>(&self, value: U) -> Named<U> {
+        Named::new(value, self.name.clone())
     }
 }
 
 /// What is set for the process and not for a device.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Common {
-    pub(super) weight: Option<u32>,
-    pub(super) priority: Priority,
+    pub(super) weight: Option<Named<u32>>,
+    pub(super) priority: Option<Named<Priority>>,
 }
 
 /// Rules in order of priority.
@@ -158,9 +160,9 @@ impl Rules {
     }
 
     /// A contradiction that holds for some device that is named, or for every device.
-    pub(super) fn conflict(&self) -> Option<String> {
+    pub(super) fn conflict(&self) -> Option<RequestError> {
         // Nobody's device stands for those that are not named.
-        let nobody = DeviceUuid::from_bytes([0; 16]);
+        let nobody = GpuId::from_bytes([0; 16]);
         let identity = |scope| match scope {
             Scope::Uuid(uuid) => (uuid, None, None),
             Scope::HostIndex(index) => (nobody, Some(index), None),
@@ -169,49 +171,43 @@ impl Rules {
         };
         self.scopes().into_iter().find_map(|scope| {
             let (uuid, host_index, visible_index) = identity(scope);
-            let limits = self.decide(&DeviceIdentity { uuid, host_index, visible_index });
-            limits.conflict.filter(|_| limits.unresolved.is_empty())
+            let settings = self.decide(&DeviceIdentity { uuid, host_index, visible_index });
+            settings.conflict.filter(|_| settings.unresolved.is_empty())
         })
     }
 
-    pub(super) fn decide(&self, device: &DeviceIdentity) -> Limits {
-        let mut limits = Limits::default();
-        let memory = winner(&self.memory, device, &mut limits);
-        let share = winner(&self.share, device, &mut limits);
+    pub(super) fn decide(&self, device: &DeviceIdentity) -> DeviceSettings {
+        let mut settings = DeviceSettings::default();
+        let memory = winner(&self.memory, device, &mut settings);
+        let share = winner(&self.share, device, &mut settings);
         if let Some(off) = &self.off {
             let lifted = memory.map(|rule| &rule.name).into_iter();
             let lifted = lifted.chain(share.map(|rule| &rule.name));
-            let overruled = |name: &String| Overruled { variable: name.clone(), by: off.clone() };
-            return Limits { overruled: lifted.map(overruled).collect(), ..Limits::default() };
+            let overruled = lifted.map(|name| overruled(name, off)).collect();
+            return DeviceSettings { overruled, ..DeviceSettings::default() };
         }
-        limits.memory = memory.map(Rule::outcome);
-        limits.real = self.real(device, &mut limits);
-        self.compute(share, device, &mut limits);
-        limits
+        settings.request.memory = memory.map(|rule| rule.with(MemoryRequest::Limit(rule.value)));
+        settings.request.real = self.real(device, &mut settings);
+        self.compute(share, device, &mut settings);
+        settings.conflict = settings.request.check(&Limits::NONE, Unused::Ignored).err();
+        settings
     }
 
     /// What of the memory limit may be on the device.
-    fn real(&self, device: &DeviceIdentity, limits: &mut Limits) -> Option<Sourced<Real>> {
-        let real = winner(&self.real, device, limits);
-        let ratio = winner(&self.ratio, device, limits).filter(|rule| rule.value > ONE);
-        let oversold = winner(&self.oversold, device, limits).filter(|rule| rule.value);
-        if limits.memory.is_none() {
-            if let Some(real) = real {
-                limits.conflict = Some(format!(
-                    "{} is set without a memory limit that it is a part of",
-                    real.name
-                ));
-            }
-            return None;
+    fn real(&self, device: &DeviceIdentity, settings: &mut DeviceSettings) -> Option<Named<Part>> {
+        let real = winner(&self.real, device, settings);
+        let ratio = winner(&self.ratio, device, settings).filter(|rule| rule.value > ONE);
+        let oversold = winner(&self.oversold, device, settings).filter(|rule| rule.value);
+        let real = real.map(|rule| rule.with(Part::Amount(rule.value)));
+        if settings.request.memory.is_none() {
+            // Of the others, which only turn a limit, it has been said that they have no effect.
+            return real;
         }
-        let real = real.map(|rule| Rule::with(rule, Real::Amount(rule.value)));
-        let ratio = ratio.map(|rule| Rule::with(rule, Real::Ratio(rule.value)));
-        let oversold = oversold.map(|rule| Rule::with(rule, Real::Device));
+        let ratio = ratio.map(|rule| rule.with(Part::Ratio(rule.value)));
+        let oversold = oversold.map(|rule| rule.with(Part::Device));
         let mut set = [real, ratio, oversold].into_iter().flatten();
         let holds = set.next()?;
-        limits.overruled.extend(
-            set.map(|other| Overruled { variable: other.source, by: holds.source.clone() }),
-        );
+        settings.overruled.extend(set.map(|other| overruled(&other.name, &holds.name)));
         Some(holds)
     }
 
@@ -220,81 +216,52 @@ impl Rules {
         &self,
         share: Option<&Rule<Option<u32>>>,
         device: &DeviceIdentity,
-        limits: &mut Limits,
+        settings: &mut DeviceSettings,
     ) {
-        let mut soft = winner(&self.soft, device, limits);
-        let overruled = |variable: &str, by: &str| Overruled {
-            variable: variable.to_owned(),
-            by: by.to_owned(),
-        };
+        let mut soft = winner(&self.soft, device, settings);
         // A system's settings are for its own shares and for those of later ones.
         if let (Some(limit), Some(share)) = (soft, share)
             && share.system < limit.system
         {
-            limits.overruled.push(overruled(&limit.name, &share.name));
+            settings.overruled.push(overruled(&limit.name, &share.name));
             soft = None;
         }
-        let policy = self.policy.as_ref().filter(|policy| {
+        let mut policy = self.policy.as_ref().filter(|policy| {
             policy.value != Policy::None && share.is_none_or(|share| policy.system <= share.system)
         });
-        if let (Some(limit), Some(policy)) = (soft, policy)
-            && policy.value == Policy::Fixed
+        // Of one system, only one of them can be meant.
+        if let (Some(limit), Some(fixed)) = (soft, policy)
+            && fixed.value == Policy::Fixed
         {
-            if policy.system < limit.system {
-                limits.overruled.push(overruled(&limit.name, &policy.name));
+            if fixed.system < limit.system {
+                settings.overruled.push(overruled(&limit.name, &fixed.name));
                 soft = None;
-            } else if policy.system == limit.system {
-                limits.conflict = Some(format!(
-                    "{} asks for idle time, and {} is fixed: set only one of them",
-                    limit.name, policy.name
-                ));
-            } else {
-                limits.overruled.push(overruled(&policy.name, &limit.name));
+            } else if fixed.system > limit.system {
+                settings.overruled.push(overruled(&fixed.name, &limit.name));
+                policy = None;
             }
         }
-        let Some(share) = share.filter(|share| share.value.is_some()) else {
-            if let Some(share) = share {
-                limits.share_lifted_by = Some(share.name.clone());
-            }
-            if let Some(limit) = soft {
-                // Lifted on purpose, by the same system or an earlier one.
-                match share {
-                    Some(lifts) if lifts.system <= limit.system => {
-                        limits.overruled.push(overruled(&limit.name, &lifts.name));
-                    }
-                    _ => {
-                        limits.conflict = Some(format!(
-                            "{} is set without a share: which part of the device's time is guaranteed?",
-                            limit.name
-                        ));
-                    }
-                }
-            }
-            return;
-        };
-        let ppm = Sourced { value: share.value.unwrap_or(PPM_ONE), source: share.name.clone() };
-        if let Some(limit) = soft
-            && limit.value < ppm.value
+        let lifts = share.filter(|share| share.value.is_none());
+        if let (Some(limit), Some(lifts)) = (soft, lifts)
+            && lifts.system <= limit.system
         {
-            limits.conflict = Some(format!(
-                "{}: {} is less than the share, {} ({})",
-                limit.name,
-                Percent(limit.value),
-                Percent(ppm.value),
-                ppm.source
-            ));
+            // On purpose, by the same system or an earlier one.
+            settings.overruled.push(overruled(&limit.name, &lifts.name));
+            soft = None;
         }
-        limits.share = Some(Share {
-            policy: match (soft, policy) {
-                (Some(_), _) => Policy::Balance,
-                (None, Some(policy)) => policy.value,
-                (None, None) => Policy::Fixed,
-            },
-            soft_ppm: soft.map(Rule::outcome),
-            weight: self.common.weight.unwrap_or(default_weight(ppm.value)),
-            priority: self.common.priority,
-            ppm,
-        });
+        let request = &mut settings.request;
+        request.share = share.and_then(|rule| Some(rule.with(rule.value?)));
+        request.soft = soft.map(|rule| rule.with(rule.value));
+        if let Some(limit) = soft {
+            request.names.share = share_of(limit.system);
+        } else if let Some(lifts) = lifts {
+            request.policy = Some(lifts.with(Policy::None));
+        }
+        if request.share.is_some() {
+            request.policy = policy.map(|rule| rule.with(rule.value));
+            request.weight = self.common.weight.clone();
+            request.priority = self.common.priority.clone();
+        }
     }
 
     /// The same text for rules of the same names and values.
@@ -306,10 +273,14 @@ impl Rules {
 /// A ratio that changes nothing.
 const ONE: u64 = PPM_ONE as u64;
 
-impl<T> Rule<T> {
-    fn with<U>(&self, value: U) -> Sourced<U> {
-        Sourced { value, source: self.name.clone() }
-    }
+fn overruled(variable: &str, by: &str) -> Overruled {
+    Overruled { variable: variable.to_owned(), by: by.to_owned() }
+}
+
+/// The variable that sets the share which a system's other settings are for.
+fn share_of(system: System) -> &'static str {
+    let mut shares = VARIABLES.iter().filter(|row| row.meaning == Meaning::ComputeLimit);
+    shares.find(|row| row.system >= system).map_or(env::COMPUTE_LIMIT, |row| row.name)
 }
 
 fn rule<T>(setting: &Setting, value: T) -> Rule<T> {
@@ -329,11 +300,11 @@ fn collect<T>(
     rules
 }
 
-/// The first rule that is for the device; what it overrules and what is not known go to `limits`.
+/// The first rule that is for the device; what it overrules and what is not known go to `settings`.
 fn winner<'a, T: PartialEq>(
     rules: &'a [Rule<T>],
     device: &DeviceIdentity,
-    limits: &mut Limits,
+    settings: &mut DeviceSettings,
 ) -> Option<&'a Rule<T>> {
     let mut winner: Option<&Rule<T>> = None;
     for rule in rules {
@@ -341,9 +312,9 @@ fn winner<'a, T: PartialEq>(
             (Some(true), None) => winner = Some(rule),
             (Some(true), Some(winner)) if winner.value != rule.value => {
                 let by = winner.name.clone();
-                limits.overruled.push(Overruled { variable: rule.name.clone(), by });
+                settings.overruled.push(Overruled { variable: rule.name.clone(), by });
             }
-            (None, None) => limits.unresolved.push(rule.name.clone()),
+            (None, None) => settings.unresolved.push(rule.name.clone()),
             _ => {}
         }
     }

@@ -1,16 +1,17 @@
 //! From the environment to values, driven by the table.
 
-use super::device_map::Key;
 use super::environment::Environment;
 use super::error::ConfigError;
-use super::value::{Format, Value, index};
+use super::value::{Format, Value};
 use super::variables::{IndexSpace, Meaning, VARIABLES, Variable};
-use limits::uuid::DeviceUuid;
+use limits::GpuId;
+use limits::gpu::GpuKey;
+use limits::units::parse_whole;
 
 /// Which devices a value is for. In order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
-    Uuid(DeviceUuid),
+    Uuid(GpuId),
     HostIndex(u32),
     VisibleIndex(u32),
     Every,
@@ -50,8 +51,8 @@ pub(super) fn read(environment: &dyn Environment) -> Result<Vec<Setting>, Config
                     variable,
                     name: format!("{name}[{key}]"),
                     scope: match key {
-                        Key::Uuid(uuid) => Scope::Uuid(uuid),
-                        Key::Index(number) => by_index(variable.index, number),
+                        GpuKey::Id(uuid) => Scope::Uuid(uuid),
+                        GpuKey::Index(number) => by_index(variable.index, number),
                     },
                     value,
                 }));
@@ -82,7 +83,7 @@ fn indexed(
     for name in names {
         let suffix = name.strip_prefix(variable.name).and_then(|rest| rest.strip_prefix('_'));
         let Some(suffix) = suffix else { continue };
-        match index(suffix) {
+        match parse_whole(suffix) {
             Some(number) => found.push((number, name.clone())),
             None if environment.get(name).is_some_and(|value| value.is_empty()) => {}
             None => {

@@ -1,10 +1,12 @@
 //! The forms that values are written in.
 
-use super::device_map::{self, Key};
+use super::device_map;
 use core::net::IpAddr;
-use limits::units::{Amount, MAX_WEIGHT, PPM_ONE, parse_amount, parse_percent};
-use limits::uuid::DeviceUuid;
-use limits::{Policy, Priority};
+use limits::gpu::GpuKey;
+use limits::units::{
+    Amount, PPM_ONE, UnitError, parse_amount, parse_percent, parse_weight, parse_whole,
+};
+use limits::{GpuId, Policy, Priority};
 use std::path::PathBuf;
 
 /// Longest accepted name, host or hint.
@@ -71,7 +73,7 @@ pub(super) enum Value {
     Ratio(u64),
     Share(Share),
     /// Per device; each value as it would be read alone.
-    Map(Vec<(Key, Value)>),
+    Map(Vec<(GpuKey, Value)>),
     Flag(bool),
     Policy(Policy),
     Weight(u32),
@@ -118,7 +120,7 @@ pub(super) enum Format {
     PriorityName,
     /// 0 or 1.
     PriorityNumber,
-    /// A whole number from 1 to [`MAX_WEIGHT`].
+    /// A whole number from 1 to [`MAX_WEIGHT`](limits::units::MAX_WEIGHT).
     Weight,
     /// Comma list of GPU UUIDs.
     Uuids,
@@ -188,6 +190,11 @@ impl Format {
         match self {
             Self::SizesByDevice => device_map::read(text, Self::Size).map(Value::Map),
             Self::PercentsByDevice => device_map::read(text, Self::Percent).map(Value::Map),
+            Self::Size => match parse_amount(text) {
+                Ok(amount) => Ok(Value::Amount(amount)),
+                Err(forgotten @ UnitError::Bare { .. }) => Err(forgotten.to_string()),
+                Err(_) => Err(invalid()),
+            },
             // Spaces can be part of these.
             Self::AbsolutePath | Self::Text => self.scalar(text).ok_or_else(invalid),
             _ => self.scalar(text.trim()).ok_or_else(invalid),
@@ -197,7 +204,6 @@ impl Format {
     fn scalar(self, text: &str) -> Option<Value> {
         let lower = text.to_ascii_lowercase();
         Some(match self {
-            Self::Size => Value::Amount(parse_amount(text).ok()?),
             Self::Percent => Value::Share(Share::Ppm(parse_percent(text).ok()?)),
             Self::PercentOrNoLimit => Value::Share(match lower.as_str() {
                 "0" | "0%" => Share::Unsaid,
@@ -208,12 +214,7 @@ impl Format {
             }),
             Self::Ratio => Value::Ratio(ratio(text)?),
             Self::Flag => Value::Flag(flag(&lower)?),
-            Self::Policy => Value::Policy(match lower.as_str() {
-                "fixed" => Policy::Fixed,
-                "balance" => Policy::Balance,
-                "none" => Policy::None,
-                _ => return None,
-            }),
+            Self::Policy => Value::Policy(text.parse().ok()?),
             Self::UtilizationPolicy => Value::Policy(match lower.as_str() {
                 "default" => Policy::Balance,
                 "force" => Policy::Fixed,
@@ -242,27 +243,21 @@ impl Format {
                 "5" => LogLevel::Trace,
                 name => level_name(name)?,
             }),
-            Self::PriorityName => Value::Priority(match lower.as_str() {
-                "high" => Priority::High,
-                "low" => Priority::Low,
-                _ => return None,
-            }),
+            Self::PriorityName => Value::Priority(text.parse().ok()?),
             Self::PriorityNumber => Value::Priority(match text {
                 "0" => Priority::High,
                 "1" => Priority::Low,
                 _ => return None,
             }),
-            Self::Weight => {
-                Value::Weight(index(text).filter(|weight| (1..=MAX_WEIGHT).contains(weight))?)
-            }
+            Self::Weight => Value::Weight(parse_weight(text).ok()?),
             Self::Uuids => {
                 let mut uuids = text.split(',').map(str::trim).filter(|uuid| !uuid.is_empty());
                 let listed = !text.is_empty() && uuids.clone().next().is_some();
-                let valid = listed && uuids.all(|uuid| uuid.parse::<DeviceUuid>().is_ok());
+                let valid = listed && uuids.all(|uuid| uuid.parse::<GpuId>().is_ok());
                 valid.then_some(Value::Checked)?
             }
             Self::CompatibilityMode => {
-                let mode = index(text)?;
+                let mode = parse_whole(text)?;
                 let valid = mode % 100 <= 2 && mode / 100 <= 3;
                 valid.then_some(Value::Checked)?
             }
@@ -270,21 +265,16 @@ impl Format {
                 (text.starts_with('/')).then(|| Value::Path(PathBuf::from(text)))?
             }
             Self::Host => is_host(text).then(|| Value::Text(text.to_owned()))?,
-            Self::Port => Value::Port(u16::try_from(index(text)?).ok().filter(|port| *port > 0)?),
+            Self::Port => {
+                Value::Port(u16::try_from(parse_whole(text)?).ok().filter(|port| *port > 0)?)
+            }
             Self::Text => {
                 let valid = !text.chars().any(char::is_control) && text.chars().count() <= MAX_NAME;
                 valid.then(|| Value::Text(text.to_owned()))?
             }
-            Self::SizesByDevice | Self::PercentsByDevice => return None,
+            Self::Size | Self::SizesByDevice | Self::PercentsByDevice => return None,
         })
     }
-}
-
-/// A number without sign, spaces or leading zeros.
-pub(super) fn index(text: &str) -> Option<u32> {
-    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
-    let canonical = text == "0" || !text.starts_with('0');
-    (digits && canonical).then(|| text.parse().ok())?
 }
 
 fn flag(lower: &str) -> Option<bool> {

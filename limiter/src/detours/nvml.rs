@@ -7,7 +7,7 @@ use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::{CStr, c_char, c_uint};
 use driver::nvml::{Memory, MemoryV2, NvmlDevice, NvmlReturn};
-use limits::uuid::DeviceUuid;
+use limits::GpuId;
 
 macros::detours! {
     /// NVML, Device Queries: memory as the session's limit gives it.
@@ -20,7 +20,7 @@ macros::detours! {
 /// `NVML_DEVICE_UUID_V2_BUFFER_SIZE`
 const UUID_SIZE: usize = 96;
 
-fn uuid_of(device: NvmlDevice) -> Option<DeviceUuid> {
+fn uuid_of(device: NvmlDevice) -> Option<GpuId> {
     let mut text: [c_char; UUID_SIZE] = [0; UUID_SIZE];
     if !own::nvml_uuid(device, text.as_mut_ptr(), UUID_SIZE as c_uint).is_ok() {
         return None;

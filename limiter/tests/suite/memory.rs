@@ -4,8 +4,9 @@ use crate::common::{
     CONTEXT, GIB, MEMORY_LIMIT, MIB, OUT_OF_MEMORY, Outcome, SESSION_DIR, Stage, UUIDS, built,
     eventually, first_device, outcome, start,
 };
+use limits::{Limits, MemoryLimit};
+use session::Page;
 use session::layout::Kind;
-use session::{Page, SessionLimits};
 use std::process::Command;
 
 const CHUNK: u64 = 32 * MIB;
@@ -192,7 +193,8 @@ fn what_a_pool_has_can_be_used_under_a_lower_limit() {
     let open = || Page::open_existing(&page).ok();
     let used = || Some(open()?.summary().ok()?.bytes(Kind::Pool));
     eventually("the first allocation", || used() == Some(320 * MIB));
-    let limits = SessionLimits { memory: CONTEXT + 64 * MIB, ..SessionLimits::default() };
+    let memory = Some(MemoryLimit::new(CONTEXT + 64 * MIB));
+    let limits = Limits { memory, ..Limits::NONE };
     open().unwrap().change_limits(&limits).unwrap();
     let outcome = running.end().succeeded();
     let results: Vec<&str> =

@@ -1,8 +1,9 @@
 //! More memory than the device has for a session: the rest is on the host.
 
 use crate::common::{CONTEXT, MIB, Outcome, Stage, UUIDS, eventually, outcome, start};
+use limits::{Limits, MemoryLimit};
+use session::Page;
 use session::layout::Kind;
-use session::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -18,11 +19,8 @@ impl Host {
     fn new(limit: u64, real: u64) -> Self {
         let stage = Stage::new();
         stage.compile("steps.c", "steps", &[]);
-        let limits = SessionLimits {
-            memory: limit * MIB,
-            memory_real: real * MIB,
-            ..SessionLimits::default()
-        };
+        let memory = Some(MemoryLimit { limit: limit * MIB, real: Some(real * MIB) });
+        let limits = Limits { memory, ..Limits::NONE };
         let dir = stage.session("session");
         let page = Page::open(&dir, UUIDS[0].parse().unwrap(), &limits).unwrap();
         Self { stage, page }

@@ -1,17 +1,58 @@
 //! What a session may take of a GPU, without any I/O.
 //!
+//! * [`Limits`]: what a session may take of one device, with nothing left open: its
+//!   [`memory`] and its [`compute`] time
+//! * [`request`]: what somebody asks for, with the name of each setting; how it is checked and
+//!   laid over what there is
 //! * [`policy`]: how a compute share is meant, and who makes room for whom
 //! * [`units`]: sizes, percentages and weights, as users write them
-//! * [`uuid`]: the name of a device that holds everywhere
+//! * [`gpu`]: which GPU is meant
 //! * [`bucket`]: the arithmetic of a time quota, which ledger and scheduler share
 //! * [`env`]: the environment variables by which the parts find each other
 
 #![forbid(unsafe_code)]
 
 pub mod bucket;
+pub mod compute;
 pub mod env;
+pub mod error;
+pub mod gpu;
+pub mod memory;
+pub mod named;
 pub mod policy;
+pub mod request;
 pub mod units;
-pub mod uuid;
 
+pub use compute::ComputeLimit;
+pub use error::RequestError;
+pub use gpu::GpuId;
+pub use memory::MemoryLimit;
+pub use named::Named;
 pub use policy::{Policy, Priority};
+pub use request::Request;
+
+/// What a session may take of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Limits {
+    /// Memory; `None`: all that the device has.
+    pub memory: Option<MemoryLimit>,
+    /// Time.
+    pub compute: ComputeLimit,
+}
+
+impl Limits {
+    /// No limit at all.
+    pub const NONE: Self = Self { memory: None, compute: ComputeLimit::NONE };
+
+    /// Whether there is any limit.
+    #[must_use]
+    pub fn limits_anything(&self) -> bool {
+        self.memory.is_some() || self.compute.is_limit()
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::NONE
+    }
+}

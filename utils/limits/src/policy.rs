@@ -1,5 +1,8 @@
 //! How a compute share is meant, and who makes room for whom.
 
+use core::fmt;
+use core::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 /// How a compute share is meant.
@@ -25,4 +28,89 @@ pub enum Priority {
     /// It runs in what sessions of high priority leave, apart from a small part that keeps it from
     /// starving.
     Low,
+}
+
+/// A word that is not one of those accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not one of those accepted: {accepted}")]
+pub struct UnknownWord {
+    /// The words that are.
+    pub accepted: &'static str,
+}
+
+impl Policy {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fixed => "fixed",
+            Self::Balance => "balance",
+            Self::None => "none",
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = UnknownWord;
+
+    /// Reads the word in any case.
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        [Self::Fixed, Self::Balance, Self::None]
+            .into_iter()
+            .find(|policy| policy.name().eq_ignore_ascii_case(text))
+            .ok_or(UnknownWord { accepted: "fixed, balance or none" })
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Priority {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Low => "low",
+        }
+    }
+}
+
+impl FromStr for Priority {
+    type Err = UnknownWord;
+
+    /// Reads the word in any case.
+    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+        [Self::High, Self::Low]
+            .into_iter()
+            .find(|priority| priority.name().eq_ignore_ascii_case(text))
+            .ok_or(UnknownWord { accepted: "high or low" })
+    }
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_in_any_case_and_written_in_one() {
+        for policy in [Policy::Fixed, Policy::Balance, Policy::None] {
+            assert_eq!(policy.name().to_uppercase().parse(), Ok(policy));
+            assert_eq!(policy.to_string(), policy.name());
+        }
+        for priority in [Priority::High, Priority::Low] {
+            assert_eq!(priority.name().to_uppercase().parse(), Ok(priority));
+        }
+        assert!("fair".parse::<Policy>().unwrap_err().to_string().contains("balance"));
+        assert!("middle".parse::<Priority>().unwrap_err().to_string().contains("low"));
+    }
 }

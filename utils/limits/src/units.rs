@@ -1,4 +1,4 @@
-//! Sizes and percentages as people write them.
+//! Sizes, percentages and weights as people write them.
 
 /// One percent in the unit that shares are kept in (parts per million).
 pub const PPM_PER_PERCENT: u32 = 10_000;
@@ -7,6 +7,10 @@ pub const PPM_ONE: u32 = 1_000_000;
 
 /// Largest weight of a session.
 pub const MAX_WEIGHT: u32 = 10_000;
+
+/// The smallest size that may be written without a unit. A smaller one is a number whose unit was
+/// forgotten: a process needs hundreds of times as much to use a device at all.
+pub const LEAST_BARE_SIZE: u64 = 1 << 20;
 
 /// The weight of a session for which none is set: its share in percent, rounded up.
 #[must_use]
@@ -31,6 +35,21 @@ pub enum UnitError {
         "'{0}' is not a size above 0: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB, or a percentage of the device such as 50%"
     )]
     Amount(String),
+    /// A small number without a unit, which somebody has forgotten.
+    #[error(
+        "{number} without a unit is {bytes} bytes, which is never meant: did you mean {number}{unit}? Below 1 MiB a size needs its unit, as in {number}B"
+    )]
+    Bare {
+        /// The number.
+        number: String,
+        /// What it says, in bytes.
+        bytes: u64,
+        /// The unit that is likely to be meant.
+        unit: &'static str,
+    },
+    /// Not a weight.
+    #[error("'{0}' is not a weight: expected a whole number from 1 to {MAX_WEIGHT}")]
+    Weight(String),
     /// Not a percentage.
     #[error(
         "'{0}' is not a percentage: expected a number above 0 and up to 100, such as 25, 12.5 or 30%"
@@ -139,19 +158,54 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
 }
 
 /// Reads a part of a device's memory: a size above 0 as in [`parse_size`], or a percentage, which has
-/// to end in `%`.
+/// to end in `%`. A size below [`LEAST_BARE_SIZE`] needs its unit.
 ///
 /// # Errors
-/// [`UnitError::Amount`] or [`UnitError::Percent`]; [`UnitError::TooLarge`] past 64 bits.
+/// [`UnitError::Amount`], [`UnitError::Percent`] or [`UnitError::Bare`]; [`UnitError::TooLarge`] past
+/// 64 bits.
 pub fn parse_amount(text: &str) -> Result<Amount, UnitError> {
     if text.trim_end().ends_with('%') {
         return parse_percent(text).map(Amount::Ppm);
     }
     match parse_size(text) {
         Ok(0) | Err(UnitError::Size(_)) => Err(UnitError::Amount(text.to_owned())),
+        Ok(bytes)
+            if bytes < LEAST_BARE_SIZE && !text.contains(|c: char| c.is_ascii_alphabetic()) =>
+        {
+            Err(bare(text.trim(), bytes))
+        }
         Ok(bytes) => Ok(Amount::Bytes(bytes)),
         Err(error) => Err(error),
     }
+}
+
+fn bare(number: &str, bytes: u64) -> UnitError {
+    // Zeros in front can make it as long as a line may not be.
+    let number = if number.len() <= 16 { number.to_owned() } else { bytes.to_string() };
+    let unit = match bytes {
+        0..1_024 => "GiB",
+        1_024..131_072 => "MiB",
+        _ => "KiB",
+    };
+    UnitError::Bare { number, bytes, unit }
+}
+
+/// Reads the weight of a session.
+///
+/// # Errors
+/// [`UnitError::Weight`] for what is not a whole number from 1 to [`MAX_WEIGHT`].
+pub fn parse_weight(text: &str) -> Result<u32, UnitError> {
+    parse_whole(text)
+        .filter(|weight| (1..=MAX_WEIGHT).contains(weight))
+        .ok_or_else(|| UnitError::Weight(text.to_owned()))
+}
+
+/// Reads a number without sign, spaces or leading zeros.
+#[must_use]
+pub fn parse_whole(text: &str) -> Option<u32> {
+    let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+    let canonical = text == "0" || !text.starts_with('0');
+    (digits && canonical).then(|| text.parse().ok())?
 }
 
 /// Reads a share of a device in percent, `%` optional, and gives it in parts per million.
@@ -214,13 +268,24 @@ mod tests {
     fn amounts() {
         assert_eq!(parse_amount("50%"), Ok(Amount::Ppm(500_000)));
         assert_eq!(parse_amount(" 12.5 % "), Ok(Amount::Ppm(125_000)));
-        assert_eq!(parse_amount("50"), Ok(Amount::Bytes(50)));
+        assert_eq!(parse_amount("50B"), Ok(Amount::Bytes(50)));
+        assert_eq!(parse_amount("1048576"), Ok(Amount::Bytes(1 << 20)));
         assert_eq!(parse_amount("1.5g"), Ok(Amount::Bytes(3 << 29)));
         for text in ["0", "0m", "", "much", "-1"] {
             assert_eq!(parse_amount(text), Err(UnitError::Amount(text.to_owned())), "{text}");
         }
         for text in ["0%", "101%", "%", "GiB%"] {
             assert_eq!(parse_amount(text), Err(UnitError::Percent(text.to_owned())), "{text}");
+        }
+        let hint = |text: &str| parse_amount(text).unwrap_err().to_string();
+        for (text, meant) in [
+            ("8", "8 without a unit is 8 bytes, which is never meant: did you mean 8GiB?"),
+            (" 1.5 ", "did you mean 1.5GiB?"),
+            ("8192", "did you mean 8192MiB?"),
+            ("1048575", "did you mean 1048575KiB?"),
+            (&("0".repeat(100) + "8"), "8 without a unit is 8 bytes"),
+        ] {
+            assert!(hint(text).contains(meant), "{}", hint(text));
         }
         assert_eq!(Amount::Ppm(250_000).of(Some(16 << 30)), Some(4 << 30));
         assert_eq!(Amount::Ppm(1_000_000).of(Some(u64::MAX)), Some(u64::MAX));
@@ -230,5 +295,13 @@ mod tests {
         assert_eq!(Amount::Ppm(125_000).to_string(), "12.5%");
         assert_eq!([0, 1, 10_000, 10_001, PPM_ONE].map(default_weight), [1, 1, 1, 2, 100]);
         assert_eq!(Size(1).to_string() + &Size(0).to_string(), "1B0B");
+    }
+
+    #[test]
+    fn weights() {
+        assert_eq!(["1", "10000"].map(parse_weight), [Ok(1), Ok(10_000)]);
+        for text in ["0", "10001", "-1", "+1", "1.5", "01", "heavy", ""] {
+            assert_eq!(parse_weight(text), Err(UnitError::Weight(text.to_owned())), "{text}");
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! ([`sessions`]). [`socket`] says where the daemon listens.
 //!
 //! Times are in microseconds and relative ("this long from now"): the two sides share a clock, but
-//! not the moment at which a message is read. Unknown fields are ignored, so that an old reader
+//! not the moment at which a message is read. A device's UUID is written as NVML prints it, and read in
+//! any case. Unknown fields are ignored, so that an old reader
 //! understands a newer writer. A field that came later has a default, so that a new reader
 //! understands an older writer. `tests/golden` holds each of them as it is written, and as earlier
 //! versions wrote it.
@@ -14,7 +15,7 @@ pub mod sessions;
 pub mod socket;
 pub mod status;
 
-use limits::{Policy, Priority};
+use limits::{ComputeLimit, GpuId};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; a daemon refuses a caller whose version it does not know.
@@ -46,37 +47,20 @@ pub struct Register {
 }
 
 /// The compute quota of a session on one device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceQuota {
-    /// Device UUID as NVML prints it, lower case: `gpu-…`.
-    pub uuid: String,
-    /// Share of the device's time, in millionths (250_000 = 25 %).
-    pub share_ppm: u32,
-    /// How the share is meant.
-    pub policy: Policy,
-    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: as much as is
-    /// idle.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub soft_ppm: Option<u32>,
-    /// [`Policy::Balance`]: the part of idle time in relation to other sessions'; at least 1.
-    #[serde(default = "one")]
-    pub weight: u32,
-    /// Whether others come first.
-    #[serde(default)]
-    pub priority: Priority,
-}
-
-const fn one() -> u32 {
-    1
+    /// The device.
+    pub uuid: GpuId,
+    /// What it may take of the device's time.
+    #[serde(flatten)]
+    pub limit: ComputeLimit,
 }
 
 impl DeviceQuota {
     /// A share that is never exceeded.
     #[must_use]
-    pub fn fixed(uuid: impl Into<String>, share_ppm: u32) -> Self {
-        let uuid = uuid.into();
-        let (policy, priority) = (Policy::Fixed, Priority::High);
-        Self { uuid, share_ppm, policy, soft_ppm: None, weight: 1, priority }
+    pub const fn fixed(uuid: GpuId, share_ppm: u32) -> Self {
+        Self { uuid, limit: ComputeLimit::fixed(share_ppm) }
     }
 }
 
@@ -93,8 +77,8 @@ pub struct Registered {
 pub struct Admission {
     /// From [`Registered`].
     pub worker: u64,
-    /// The device, as in [`DeviceQuota::uuid`].
-    pub uuid: String,
+    /// The device.
+    pub uuid: GpuId,
     /// How the lease that is held, or that has ended, was used since it was last told.
     pub report: Option<LeaseReport>,
     /// How long the daemon may keep the call open, in microseconds; `None` asks for nothing. With a
@@ -150,4 +134,48 @@ pub struct Lease {
     /// Whether no other worker is granted a lease before this one ends.
     #[serde(default)]
     pub exclusive: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use limits::{Policy, Priority};
+    use serde_json::{from_value, json, to_value};
+
+    const UUID: &str = "GPU-3430f778-7a25-704c-9090-8b0bb2478114";
+
+    #[test]
+    fn a_registration_as_it_is_written() {
+        let limit = ComputeLimit { soft_ppm: Some(600_000), ..ComputeLimit::balance(300_000, 30) };
+        let devices = vec![DeviceQuota { uuid: UUID.parse().unwrap(), limit }];
+        let register = Register { protocol: VERSION, session: "a".to_owned(), devices };
+        let written = json!({
+            "protocol": 2,
+            "session": "a",
+            "devices": [{
+                "uuid": UUID, "share_ppm": 300_000, "policy": "balance", "soft_ppm": 600_000,
+                "weight": 30, "priority": "high",
+            }],
+        });
+        assert_eq!(to_value(&register).unwrap(), written);
+        assert_eq!(from_value::<Register>(written).unwrap(), register);
+    }
+
+    #[test]
+    fn older_and_newer_quotas_are_understood() {
+        let uuid = UUID.parse().unwrap();
+        let lower = UUID.to_lowercase();
+        let older = json!({"uuid": lower, "share_ppm": 250_000, "policy": "fixed"});
+        let quota = DeviceQuota { uuid, limit: ComputeLimit::fixed(250_000) };
+        assert_eq!(from_value::<DeviceQuota>(older).unwrap(), quota);
+        let newer = json!({
+            "uuid": UUID, "share_ppm": 1, "policy": "none", "priority": "low", "burst_ms": [1, 2],
+        });
+        let read: DeviceQuota = from_value(newer).unwrap();
+        assert_eq!((read.limit.policy, read.limit.priority), (Policy::None, Priority::Low));
+        let ask = json!({"worker": 1, "uuid": lower, "report": null, "ask": 5});
+        let ask: Admission = from_value(ask).unwrap();
+        assert_eq!((ask.uuid, ask.quota), (uuid, None));
+        assert_eq!(to_value(&ask).unwrap()["uuid"], UUID);
+    }
 }

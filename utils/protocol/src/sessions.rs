@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use limits::{Policy, Priority};
+use limits::{GpuId, Policy, Priority};
 use serde::{Deserialize, Serialize};
 
 /// All that `sluice status` knows.
@@ -42,7 +42,7 @@ pub struct SessionReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceReport {
     /// The device.
-    pub uuid: String,
+    pub uuid: GpuId,
     /// Its memory.
     pub memory: MemoryReport,
     /// Its time.

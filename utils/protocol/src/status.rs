@@ -1,6 +1,6 @@
 //! The daemon's state: the answer to `GET` [`crate::path::STATUS`].
 
-use limits::{Policy, Priority};
+use limits::{GpuId, Policy, Priority};
 use serde::{Deserialize, Serialize};
 
 /// The daemon's state. A caller other than root and the daemon's own user sees its own sessions.
@@ -17,8 +17,8 @@ pub struct Status {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// Its UUID, in lower case.
-    pub uuid: String,
+    /// Which it is.
+    pub uuid: GpuId,
     /// Who may use it.
     pub sessions: Vec<SessionStatus>,
     /// Who uses it now.

@@ -111,7 +111,7 @@ pub struct Layout {
     pub memory_real: AtomicU64,
     /// Counts the changes of the limits, so that readers notice one.
     pub limit_changes: AtomicU32,
-    /// How the share is meant: [`limits::Policy`] as a number, see [`SessionLimits`](crate::SessionLimits).
+    /// How the share is meant: [`limits::Policy`] as a number, see [`Layout::limits`].
     pub policy: AtomicU32,
     /// Policy `balance`: the share that is never exceeded, in millionths; zero: none.
     pub soft_share_ppm: AtomicU32,

@@ -4,7 +4,7 @@
 //! Each module uses only those above it here:
 //!
 //! * [`clock`], [`process`]: time, and which process is meant;
-//! * [`layout`], [`SessionLimits`]: what stands where in a page;
+//! * [`layout`], `limits`: what stands where in a page;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
 //! * [`Membership`]: a process's place in a page, from which it opens the ledger;
@@ -22,7 +22,6 @@ mod page;
 pub mod process;
 mod summary;
 
-pub use self::limits::SessionLimits;
 pub use membership::{BookGuard, Membership};
 pub use page::{Page, PageError, Process, Summary, faults_are_caught};
 pub use summary::SessionSummary;

@@ -2,7 +2,7 @@
 
 use crate::directory::Found;
 use crate::{Page, PageError, Summary};
-use limits::uuid::DeviceUuid;
+use limits::GpuId;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct SessionSummary {
     /// The devices that it has used, and what it has there.
-    pub devices: Vec<(DeviceUuid, Summary)>,
+    pub devices: Vec<(GpuId, Summary)>,
     /// Pages that cannot be believed.
     pub damaged: Vec<(PathBuf, PageError)>,
 }
@@ -37,7 +37,7 @@ impl SessionSummary {
     }
 }
 
-fn read(path: &Path) -> Result<(DeviceUuid, Summary), PageError> {
+fn read(path: &Path) -> Result<(GpuId, Summary), PageError> {
     let page = Page::open_existing(path)?;
     Ok((page.device(), page.summary()?))
 }

@@ -21,8 +21,7 @@ use self::tenant::{Load, Measured, Taken};
 use self::track::Overlap;
 use self::verdict::{DeviceReport, Report, TenantReport};
 use self::view::{Live, Shown, View};
-use super::cli::DemoArgs;
-use super::limits::Limits;
+use super::cli::{DemoArgs, LimitArgs};
 use super::{Error, Status};
 
 /// Length of one kernel of the load, in microseconds.
@@ -48,11 +47,11 @@ fn guests(total: Option<u64>) -> [Guest; 2] {
 }
 
 impl Guest {
-    fn limits(&self) -> Limits {
-        Limits {
-            memory: Some(Amount::Bytes(self.memory)),
+    fn limits(&self) -> LimitArgs {
+        LimitArgs {
+            mem: Some(Amount::Bytes(self.memory)),
             compute: Some(self.share_ppm),
-            ..Limits::default()
+            ..LimitArgs::default()
         }
     }
 
@@ -83,7 +82,7 @@ pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
     let native_length = (length / 3).clamp(Duration::from_secs(1), Duration::from_secs(5));
     let native = Load { kernel_us: KERNEL_US, length: native_length, iterations: None };
     let native = stage.measure_native(&native)?;
-    let guests = guests(stage.device_memory(&native.uuid));
+    let guests = guests(stage.device_memory(native.uuid));
     view.done(&format!(
         "1/3  native: {:.0} kernels of {:.1} ms a second on {}",
         native.rate,
@@ -111,7 +110,7 @@ fn take_memory(
     native: &Measured,
 ) -> Result<[Taken; 2], Error> {
     let [a, b] = guests;
-    let mut start = |guest: &Guest| stage.start_memory(guest.name, &guest.limits(), &native.uuid);
+    let mut start = |guest: &Guest| stage.start_memory(guest.name, &guest.limits(), native.uuid);
     let (mut first, mut second) = (start(a)?, start(b)?);
     Ok([stage.finish(&mut first)?, stage.finish(&mut second)?])
 }
@@ -126,7 +125,7 @@ fn share(
     let load = Load { kernel_us: KERNEL_US, length, iterations: Some(native.iterations) };
     let mut running = Vec::new();
     for guest in guests {
-        running.push(stage.start_load(guest.name, &guest.limits(), &native.uuid, &load)?);
+        running.push(stage.start_load(guest.name, &guest.limits(), native.uuid, &load)?);
     }
     let start = Instant::now();
     loop {

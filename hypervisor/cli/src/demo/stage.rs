@@ -10,16 +10,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use limits::env;
+use limits::{GpuId, env};
 use serde::de::DeserializeOwned;
 use session::directory::OwnedSession;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use super::TICK;
 use super::tenant::{Load, Measured, Running, last_words};
+use crate::cli::LimitArgs;
 use crate::devices::{self, Device};
 use crate::environment::MemberEnvironment;
-use crate::limits::Limits;
 use crate::parts::{self, Parts};
 use crate::{Error, daemon_link, links};
 
@@ -96,9 +96,9 @@ impl Stage {
     }
 
     /// Memory of the device in bytes, if it is a real one.
-    pub(super) fn device_memory(&self, uuid: &str) -> Option<u64> {
+    pub(super) fn device_memory(&self, uuid: GpuId) -> Option<u64> {
         let devices = self.devices.as_ref()?;
-        devices.iter().find(|d| d.uuid.eq_ignore_ascii_case(uuid)).map(|d| d.memory)
+        devices.iter().find(|d| d.uuid == uuid).map(|d| d.memory)
     }
 
     /// The load alone, without Sluice.
@@ -142,12 +142,11 @@ impl Stage {
     pub(super) fn start_memory(
         &mut self,
         name: &str,
-        limits: &Limits,
-        uuid: &str,
+        limits: &LimitArgs,
+        uuid: GpuId,
     ) -> Result<Running, Error> {
         let mut command = self.member(name, limits, uuid)?;
-        let cap =
-            limits.memory.and_then(|memory| memory.of(None)).unwrap_or(CHUNK).saturating_mul(2);
+        let cap = limits.mem.and_then(|memory| memory.of(None)).unwrap_or(CHUNK).saturating_mul(2);
         command.args(["mem", "--api", "alloc"]);
         command.args(["--chunk", &CHUNK.to_string(), "--cap", &cap.to_string()]);
         self.start(command, &format!("{name}-memory"), Duration::ZERO)
@@ -157,8 +156,8 @@ impl Stage {
     pub(super) fn start_load(
         &mut self,
         name: &str,
-        limits: &Limits,
-        uuid: &str,
+        limits: &LimitArgs,
+        uuid: GpuId,
         load: &Load,
     ) -> Result<Running, Error> {
         let mut command = self.member(name, limits, uuid)?;
@@ -210,20 +209,15 @@ impl Stage {
     }
 
     /// `tenant` as a member of the session `name` under `limits`.
-    fn member(&self, name: &str, limits: &Limits, uuid: &str) -> Result<Command, Error> {
+    fn member(&self, name: &str, limits: &LimitArgs, uuid: GpuId) -> Result<Command, Error> {
         let session = self.session.path().join(name);
         let session = if session.is_dir() { session } else { self.session.subdirectory(name)? };
         let environment = MemberEnvironment {
             session,
             limiter: self.limiter.clone(),
             fake_driver: self.fake_driver.clone(),
-            limits: *limits,
-            devices: vec![Device {
-                index: 0,
-                uuid: uuid.to_owned(),
-                name: String::new(),
-                memory: 0,
-            }],
+            request: limits.request(),
+            devices: vec![Device { index: 0, uuid, name: String::new(), memory: 0 }],
             only_these: true,
             daemon: self.daemon.as_ref().map(|daemon| daemon.socket.clone()),
             no_other_daemon: true,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use limits::GpuId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -45,7 +46,7 @@ pub(super) struct Measured {
     pub(super) rate: f64,
     pub(super) iterations: u64,
     pub(super) device: String,
-    pub(super) uuid: String,
+    pub(super) uuid: GpuId,
 }
 
 /// The last line of `tenant mem`.

@@ -1,12 +1,12 @@
 //! What the pages say of the sessions, as `sluice status --json` prints it.
 
-use limits::uuid::DeviceUuid;
+use limits::GpuId;
 use protocol::sessions::{
     ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
     SessionReport,
 };
 use session::directory::Found;
-use session::layout::{Kind, NO_LIMIT};
+use session::layout::Kind;
 use session::{Process, SessionSummary, Summary};
 
 /// Reads the pages of `sessions`; with `all` also of those in which nobody is.
@@ -32,16 +32,16 @@ pub(super) fn report(sessions: &[Found], all: bool) -> Report {
     report
 }
 
-fn device((uuid, summary): &(DeviceUuid, Summary)) -> DeviceReport {
-    let limits = summary.limits;
+fn device((uuid, summary): &(GpuId, Summary)) -> DeviceReport {
+    let limits = summary.limits.compute;
     let densities = summary.processes.iter().filter_map(|process| process.density_ppm);
     DeviceReport {
-        uuid: uuid.to_string(),
+        uuid: *uuid,
         memory: memory(summary),
         compute: ComputeReport {
             policy: limits.policy,
             share_ppm: limits.share_ppm,
-            soft_ppm: limits.soft_share_ppm,
+            soft_ppm: limits.soft_ppm,
             weight: limits.weight,
             priority: limits.priority,
             density_ppm: mean(densities),
@@ -72,11 +72,12 @@ fn mean(values: impl Iterator<Item = u32>) -> Option<u32> {
 
 fn memory(summary: &Summary) -> MemoryReport {
     let used = summary.total();
-    let limit = Some(summary.limits.memory).filter(|limit| *limit != NO_LIMIT);
+    let memory = summary.limits.memory;
+    let limit = memory.map(|memory| memory.limit);
     let over = limit.map_or(0, |limit| used.saturating_sub(limit));
     MemoryReport {
         limit,
-        real: limit.and(Some(summary.limits.memory_real)).filter(|real| Some(*real) < limit),
+        real: memory.map(|memory| memory.on_device()).filter(|real| Some(*real) < limit),
         used,
         on_device: summary.on_device(),
         by_kind: by_kind(|kind| summary.bytes(kind)),

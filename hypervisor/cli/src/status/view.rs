@@ -3,13 +3,10 @@
 use std::fmt;
 
 use limits::units::{PPM_PER_PERCENT, Size};
+use limits::{ComputeLimit, MemoryLimit};
 use protocol::sessions::{
     ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, Report, SessionReport,
 };
-use session::SessionLimits;
-use session::layout::NO_LIMIT;
-
-use crate::described::{Compute, Memory};
 
 /// Something of a report, in words.
 pub(super) struct View<'a, T>(pub(super) &'a T);
@@ -43,9 +40,9 @@ impl fmt::Display for View<'_, SessionReport> {
 impl fmt::Display for View<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceReport { uuid, memory, compute, processes } = self.0;
-        let limits = limits(memory, compute);
         writeln!(f, "  {uuid}")?;
-        write!(f, "    memory  {}, {} used", Memory(&limits), Rounded(memory.used))?;
+        let limit = memory_limit(memory).map_or("no limit".to_owned(), |limit| limit.to_string());
+        write!(f, "    memory  {limit}, {} used", Rounded(memory.used))?;
         let kinds: Vec<_> =
             named(&memory.by_kind).into_iter().filter(|(_, bytes)| *bytes > 0).collect();
         for (number, (kind, bytes)) in kinds.iter().enumerate() {
@@ -60,7 +57,7 @@ impl fmt::Display for View<'_, DeviceReport> {
             Some(left) => write!(f, ", {} left", Rounded(left))?,
             None => {}
         }
-        write!(f, "\n    compute {}", Compute(&limits))?;
+        write!(f, "\n    compute {}", compute_limit(compute))?;
         if let Some(density) = compute.density_ppm {
             write!(f, ", density {}%", density / PPM_PER_PERCENT)?;
         }
@@ -72,17 +69,15 @@ impl fmt::Display for View<'_, DeviceReport> {
     }
 }
 
-/// The limits that a report tells of.
-fn limits(memory: &MemoryReport, compute: &ComputeReport) -> SessionLimits {
-    SessionLimits {
-        memory: memory.limit.unwrap_or(NO_LIMIT),
-        memory_real: memory.real.unwrap_or(NO_LIMIT),
-        share_ppm: compute.share_ppm,
-        policy: compute.policy,
-        soft_share_ppm: compute.soft_ppm,
-        weight: compute.weight,
-        priority: compute.priority,
-    }
+/// The memory limit that a report tells of.
+fn memory_limit(memory: &MemoryReport) -> Option<MemoryLimit> {
+    memory.limit.map(|limit| MemoryLimit { limit, real: memory.real })
+}
+
+/// The compute limit that a report tells of.
+fn compute_limit(compute: &ComputeReport) -> ComputeLimit {
+    let ComputeReport { policy, share_ppm, soft_ppm, weight, priority, .. } = *compute;
+    ComputeLimit { share_ppm, policy, soft_ppm, weight, priority }
 }
 
 /// The kinds by name.

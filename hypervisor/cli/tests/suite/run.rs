@@ -31,12 +31,13 @@ fn value<'a>(variables: &'a [(String, String)], name: &str) -> Option<&'a str> {
 #[test]
 fn wrong_usage_ends_with_2_and_names_the_option() {
     let sluice = Sluice::new();
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 17] = [
         (&["run"], "<CMD>"),
         (&["run", "true"], "--"),
         (&["run", "--mem", "much", "--", "true"], "--mem"),
         (&["run", "--mem", "0", "--", "true"], "--mem"),
         (&["run", "--mem=-1", "--", "true"], "--mem"),
+        (&["run", "--mem", "8", "--", "true"], "did you mean 8GiB?"),
         (&["run", "--compute=-5", "--", "true"], "--compute"),
         (&["run", "--compute", "101", "--", "true"], "--compute"),
         (&["run", "--policy", "fair", "--", "true"], "--policy"),

@@ -1,13 +1,14 @@
 //! What always holds, whoever the tenants are.
 
+use limits::ComputeLimit;
 use limits::{Policy, Priority};
 use proptest::prelude::*;
-use scheduler::{Quota, SessionId, Tuning, WorkerId};
+use scheduler::{SessionId, Tuning, WorkerId};
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{check_windows, go_on};
 
-fn any_quota() -> impl Strategy<Value = Quota> {
+fn any_quota() -> impl Strategy<Value = ComputeLimit> {
     (
         1_000u32..=1_000_000,
         any::<bool>(),
@@ -15,7 +16,7 @@ fn any_quota() -> impl Strategy<Value = Quota> {
         1u32..10,
         any::<bool>(),
     )
-        .prop_map(|(share_ppm, fixed, soft_ppm, weight, high)| Quota {
+        .prop_map(|(share_ppm, fixed, soft_ppm, weight, high)| ComputeLimit {
             share_ppm,
             policy: if fixed { Policy::Fixed } else { Policy::Balance },
             soft_ppm,

@@ -1,8 +1,9 @@
 //! Single calls: renewals, overlaps, lost and late messages, nonsense.
 
+use limits::ComputeLimit;
 use limits::Policy;
 use scheduler::{
-    Class, Grant, LeaseId, Quota, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
+    Class, Grant, LeaseId, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
 };
 
 use crate::simulation::MS;
@@ -13,7 +14,7 @@ const OTHER: (SessionId, WorkerId) = (SessionId(2), WorkerId(2));
 fn scheduler(sessions: &[((SessionId, WorkerId), u32)]) -> Scheduler {
     let mut scheduler = Scheduler::new(Tuning::default());
     for &((session, worker), share) in sessions {
-        scheduler.set_session(session, Quota::fixed(share), 0).unwrap();
+        scheduler.set_session(session, ComputeLimit::fixed(share), 0).unwrap();
         scheduler.join(worker, session).unwrap();
     }
     scheduler
@@ -210,9 +211,9 @@ fn after_a_silence_of_the_caller_all_start_anew() {
 fn nonsense_is_refused() {
     let mut scheduler = Scheduler::new(Tuning::default());
     let (session, worker) = LONE;
-    let refused = scheduler.set_session(session, Quota::fixed(0), 0);
+    let refused = scheduler.set_session(session, ComputeLimit::fixed(0), 0);
     assert_eq!(refused, Err(ScheduleError::NoShare));
-    let free = Quota { policy: Policy::None, ..Quota::fixed(1) };
+    let free = ComputeLimit { policy: Policy::None, ..ComputeLimit::fixed(1) };
     assert_eq!(scheduler.set_session(session, free, 0), Err(ScheduleError::NotScheduled));
     let unknown = Err(ScheduleError::UnknownSession(session));
     assert_eq!(scheduler.join(worker, session), unknown);
@@ -224,7 +225,7 @@ fn nonsense_is_refused() {
     assert!(scheduler.decide(u64::MAX).is_empty());
     assert_eq!(scheduler.next_deadline(0), None);
     // Shares and weights that make no sense are harmless.
-    let odd = Quota { soft_ppm: Some(0), weight: 0, ..Quota::balance(u32::MAX, 0) };
+    let odd = ComputeLimit { soft_ppm: Some(0), weight: 0, ..ComputeLimit::balance(u32::MAX, 0) };
     scheduler.set_session(session, odd, 0).unwrap();
     scheduler.join(worker, session).unwrap();
     assert!(granted(&mut scheduler, worker, 100 * MS).is_some());

@@ -1,6 +1,7 @@
 //! Dense and sparse ones: who holds beside whom, and how that is found out.
 
-use scheduler::{Class, Quota, SessionId};
+use limits::ComputeLimit;
+use scheduler::{Class, SessionId};
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{balance, go_on, near, run, sparse};
@@ -9,7 +10,8 @@ use crate::tenants::{balance, go_on, near, run, sparse};
 fn alone_or_sparse_together_nobody_has_to_stop() {
     let lone = [Tenant::busy(1_000_000)];
     let pair = [sparse(500_000, 470_000), sparse(500_000, 450_000)];
-    let saturated = [600_000, 550_000].map(|density| Tenant::new(Quota::fixed(1_000_000), density));
+    let saturated =
+        [600_000, 550_000].map(|density| Tenant::new(ComputeLimit::fixed(1_000_000), density));
     let four = [100_000; 4].map(|density| sparse(250_000, density));
     for tenants in [&lone[..], &pair, &saturated, &four] {
         let mut simulation = Simulation::new(tenants, 1);
@@ -99,7 +101,7 @@ fn sparse_beside_dense_keeps_its_pace() {
 /// As on an H200: a sparse one that needs a quarter of the device takes two fifths of it from a dense one.
 #[test]
 fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
-    let together = |share: u32, policy: fn(u32) -> Quota| {
+    let together = |share: u32, policy: fn(u32) -> ComputeLimit| {
         let tenants = [(share, 250_000), (1_000_000 - share, 1_000_000)];
         let tenants = tenants.map(|(share, density)| Tenant::new(policy(share), density));
         let mut simulation = Simulation::new(&tenants, 5);
@@ -107,14 +109,14 @@ fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
         go_on(&mut simulation, 10 * SECOND);
         go_on(&mut simulation, 120 * SECOND)
     };
-    let balance = |share| Quota::balance(share, 1);
+    let balance = |share| ComputeLimit::balance(share, 1);
     // What the slicing alone gives: 0.25 and 0.575.
     let rates = together(500_000, balance);
     assert!(near(rates[0], 250_000, 1) && near(rates[1], 575_000, 2), "{rates:?}");
     // The dense one gets its share, and the sparse one the same part of what it would get alone.
     let rates = together(250_000, balance);
     assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
-    let rates = together(250_000, Quota::fixed);
+    let rates = together(250_000, ComputeLimit::fixed);
     assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
     let rates = together(750_000, balance);
     assert!(near(rates[0], 250_000, 1) && rates[1] >= 550_000, "{rates:?}");
@@ -126,8 +128,8 @@ fn density_adapts_within_a_second() {
         simulation.scheduler.view(simulation.now).sessions[session as usize].class
     };
     let tenants = [
-        Tenant::new(Quota::fixed(500_000), 400_000),
-        Tenant::new(Quota::fixed(400_000), 1_000_000),
+        Tenant::new(ComputeLimit::fixed(500_000), 400_000),
+        Tenant::new(ComputeLimit::fixed(400_000), 1_000_000),
     ];
     let mut simulation = Simulation::new(&tenants, 3);
     simulation.run_for(30 * SECOND);
@@ -150,13 +152,13 @@ fn density_adapts_within_a_second() {
 
 #[test]
 fn probes_cost_little() {
-    let tenants = [Tenant::new(Quota::fixed(1_000_000), 570_000); 2];
+    let tenants = [Tenant::new(ComputeLimit::fixed(1_000_000), 570_000); 2];
     let (simulation, rates) = run(&tenants, 120 * SECOND);
     let sum = rates[0] + rates[1];
     // The hardware alone would give 0.98 of the device.
     assert!(sum * 100 >= 980_000 * 98, "{rates:?}");
     assert!(simulation.books[&SessionId(0)].wait_p95() <= 120 * MS);
-    let crowd = vec![Tenant::new(Quota::fixed(1_000_000), 400_000); 8];
+    let crowd = vec![Tenant::new(ComputeLimit::fixed(1_000_000), 400_000); 8];
     let (_, rates) = run(&crowd, 60 * SECOND);
     let sum: u64 = rates.iter().sum();
     assert!(sum > 930_000, "{rates:?}");

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use limits::ComputeLimit;
 use limits::{Policy, Priority};
-use scheduler::{Quota, SessionId, Tuning};
+use scheduler::{SessionId, Tuning};
 
 use crate::simulation::{Dice, MS, SECOND, Simulation, Tenant};
 
@@ -29,7 +30,7 @@ impl Stay {
         let densities = [1_000_000, 1_000_000, 700_000, 400_000, 100_000];
         let density_ppm = densities[dice.up_to(4) as usize];
         let weight = 1 + dice.up_to(4) as u32;
-        let kinds = [Quota::fixed(share_ppm), Quota::balance(share_ppm, weight)];
+        let kinds = [ComputeLimit::fixed(share_ppm), ComputeLimit::balance(share_ppm, weight)];
         let mut quota = kinds[dice.up_to(1) as usize];
         if dice.up_to(9) == 0 {
             quota.priority = Priority::Low;
@@ -48,7 +49,7 @@ impl Stay {
     }
 
     fn could_use_everything(&self) -> bool {
-        let Quota { policy, priority, .. } = self.tenant.quota;
+        let ComputeLimit { policy, priority, .. } = self.tenant.quota;
         self.tenant.density_ppm == 1_000_000
             && (policy, priority) == (Policy::Balance, Priority::High)
     }
@@ -60,7 +61,7 @@ impl Stay {
         let quota = &self.tenant.quota;
         let density = self.tenant.density_ppm;
         let case = || format!("{rate} for {quota:?}, density {density}, among {count}");
-        let share = u64::from(quota.guaranteed_ppm(&Tuning::default()));
+        let share = u64::from(quota.guaranteed_ppm(Tuning::default().floor_ppm));
         // One that needs less than its share may be slowed down a little.
         let due = share.min(density * self.tenant.workers * 85 / 100);
         // When it comes back it has to be given time first.

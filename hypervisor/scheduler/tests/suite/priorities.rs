@@ -1,7 +1,7 @@
 //! Idle time: weights, ceilings, priorities.
 
+use limits::ComputeLimit;
 use limits::Priority;
-use scheduler::Quota;
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{balance, go_on, near, run};
@@ -25,7 +25,7 @@ fn idle_time_goes_to_balance_by_weight() {
 #[test]
 fn a_guaranteed_share_is_reached_within_200_ms() {
     for density in [1_000_000, 950_000, 600_000] {
-        let greedy = Tenant::new(Quota::balance(100_000, 10), density);
+        let greedy = Tenant::new(ComputeLimit::balance(100_000, 10), density);
         let tenants = [greedy, greedy, balance(500_000, 1)];
         let sleeper = Tenant { phases: (SECOND, SECOND), ..tenants[2] };
         let mut simulation = Simulation::new(&[tenants[0], tenants[1], sleeper], 5);
@@ -44,7 +44,7 @@ fn a_guaranteed_share_is_reached_within_200_ms() {
 #[test]
 fn soft_ceilings_hold() {
     let soft = |share, soft, density| {
-        let quota = Quota { soft_ppm: Some(soft), ..Quota::balance(share, 1) };
+        let quota = ComputeLimit { soft_ppm: Some(soft), ..ComputeLimit::balance(share, 1) };
         Tenant::new(quota, density)
     };
     let (_, rates) = run(&[soft(200_000, 500_000, 1_000_000)], 60 * SECOND);
@@ -59,16 +59,19 @@ fn soft_ceilings_hold() {
 
 #[test]
 fn low_priority_gets_its_floor_and_what_high_leaves() {
-    let low = |quota: Quota| Tenant::new(Quota { priority: Priority::Low, ..quota }, 1_000_000);
+    let low = |quota: ComputeLimit| {
+        Tenant::new(ComputeLimit { priority: Priority::Low, ..quota }, 1_000_000)
+    };
     let greedy = balance(300_000, 1);
-    let (_, rates) = run(&[greedy, low(Quota::balance(300_000, 9))], 60 * SECOND);
+    let (_, rates) = run(&[greedy, low(ComputeLimit::balance(300_000, 9))], 60 * SECOND);
     assert!(near(rates[1], 50_000, 1), "{rates:?}");
     assert!(rates[0] > 930_000, "{rates:?}");
-    let (_, rates) = run(&[low(Quota::fixed(300_000))], 60 * SECOND);
+    let (_, rates) = run(&[low(ComputeLimit::fixed(300_000))], 60 * SECOND);
     assert!(near(rates[0], 300_000, 1), "{rates:?}");
-    let (_, rates) = run(&[Tenant::busy(500_000), low(Quota::balance(20_000, 1))], 60 * SECOND);
+    let (_, rates) =
+        run(&[Tenant::busy(500_000), low(ComputeLimit::balance(20_000, 1))], 60 * SECOND);
     assert!(near(rates[0], 500_000, 1) && near(rates[1], 500_000, 2), "{rates:?}");
     let sometimes = Tenant { phases: (SECOND, SECOND), ..greedy };
-    let (_, rates) = run(&[sometimes, low(Quota::balance(100_000, 1))], 60 * SECOND);
+    let (_, rates) = run(&[sometimes, low(ComputeLimit::balance(100_000, 1))], 60 * SECOND);
     assert!(near(rates[1], 525_000, 3), "{rates:?}");
 }

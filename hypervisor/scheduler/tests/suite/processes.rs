@@ -1,6 +1,7 @@
 //! Several processes of one session.
 
-use scheduler::{Quota, SessionId};
+use limits::ComputeLimit;
+use scheduler::SessionId;
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{near, run, sparse};
@@ -38,7 +39,7 @@ fn a_dense_process_is_not_kept_from_its_turn_by_a_sparse_one_of_its_session() {
     for (share, density) in
         [(10_000, 400_000), (30_000, 700_000), (50_000, 400_000), (150_000, 700_000)]
     {
-        for quota in [Quota::fixed(share), Quota::balance(share, 1)] {
+        for quota in [ComputeLimit::fixed(share), ComputeLimit::balance(share, 1)] {
             for others in [&[450_000; 2][..], &[100_000; 8]] {
                 let two = Tenant { workers: 2, way_ns: MS / 10, ..Tenant::new(quota, density) };
                 let two = Tenant { overrun_ns: MS / 2, ..two };

@@ -1,6 +1,7 @@
 //! Each has its share, and no more.
 
-use scheduler::{Quota, SessionId};
+use limits::ComputeLimit;
+use scheduler::SessionId;
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{check_windows, go_on, near, run, sparse};
@@ -97,15 +98,15 @@ fn a_new_quota_counts_within_100_ms() {
     let mut simulation = Simulation::new(&[Tenant::busy(200_000)], 1);
     simulation.run_for(5 * SECOND);
     for share in [600_000, 100_000, 900_000, 300_000] {
-        simulation.set_quota(SessionId(0), Quota::fixed(share));
+        simulation.set_quota(SessionId(0), ComputeLimit::fixed(share));
         simulation.run_for(100 * MS);
         let rates = go_on(&mut simulation, SECOND);
         assert!(near(rates[0], share.into(), 4), "{share}: {rates:?}");
     }
-    simulation.set_quota(SessionId(0), Quota::balance(300_000, 1));
+    simulation.set_quota(SessionId(0), ComputeLimit::balance(300_000, 1));
     simulation.run_for(100 * MS);
     assert!(go_on(&mut simulation, SECOND)[0] > 990_000);
-    simulation.set_quota(SessionId(0), Quota::fixed(300_000));
+    simulation.set_quota(SessionId(0), ComputeLimit::fixed(300_000));
     simulation.run_for(100 * MS);
     let rates = go_on(&mut simulation, SECOND);
     assert!(near(rates[0], 300_000, 4), "{rates:?}");

@@ -1,6 +1,7 @@
 //! Tenants, and what each got of the device.
 
-use scheduler::{Quota, SessionId, Tuning};
+use limits::ComputeLimit;
+use scheduler::{SessionId, Tuning};
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 
@@ -32,11 +33,11 @@ pub(crate) fn go_on(simulation: &mut Simulation, length: u64) -> Vec<u64> {
 }
 
 pub(crate) fn sparse(share_ppm: u32, density_ppm: u64) -> Tenant {
-    Tenant::new(Quota::fixed(share_ppm), density_ppm)
+    Tenant::new(ComputeLimit::fixed(share_ppm), density_ppm)
 }
 
 pub(crate) fn balance(share_ppm: u32, weight: u32) -> Tenant {
-    Tenant::new(Quota::balance(share_ppm, weight), 1_000_000)
+    Tenant::new(ComputeLimit::balance(share_ppm, weight), 1_000_000)
 }
 
 pub(crate) fn near(got: u64, wanted: u64, points: u64) -> bool {

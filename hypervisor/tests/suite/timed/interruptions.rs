@@ -10,7 +10,7 @@ use protocol::{Admission, Decision, LeaseReport, path};
 use rustix::process::Signal;
 
 use crate::holders::{finish, holder, now_us};
-use crate::process::{Daemon, GPU, admission, freeze, place, register, thaw};
+use crate::process::{Daemon, GPU_ID, admission, freeze, place, register, thaw};
 
 #[test]
 fn a_killed_holder_frees_the_device() {
@@ -90,13 +90,8 @@ fn a_caller_that_hangs_up_gives_its_grant_back() {
     let worker = register(&client, "a", 1_000_000).unwrap();
     // Asks that end before they are answered, or just as they are.
     for wait_us in (0..40).map(|n| n * 25) {
-        let admission = Admission {
-            worker,
-            uuid: GPU.to_owned(),
-            report: None,
-            ask: Some(5_000_000),
-            quota: None,
-        };
+        let admission =
+            Admission { worker, uuid: GPU_ID, report: None, ask: Some(5_000_000), quota: None };
         let mut stream = UnixStream::connect(&socket).unwrap();
         let body = serde_json::to_string(&admission).unwrap();
         write!(
@@ -135,7 +130,7 @@ fn a_daemon_that_stood_still() {
             done: false,
         });
         let ask = Some(10_000_000);
-        let message = Admission { worker, uuid: GPU.to_owned(), report, ask, quota: None };
+        let message = Admission { worker, uuid: GPU_ID, report, ask, quota: None };
         let given_up =
             client.post::<_, Decision>(path, &message, Duration::from_millis(300)).unwrap_err();
         assert!(matches!(given_up, ClientError::Timeout { .. }), "{given_up}");

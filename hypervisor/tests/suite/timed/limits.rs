@@ -4,17 +4,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::ClientError;
-use limits::Policy;
+use limits::{ComputeLimit, Policy};
 use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Registered, path};
 
-use crate::process::{Daemon, GPU, PATIENCE, admission, place, register, registration};
+use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place, register, registration};
 use crate::programs::{Program, seen};
 
 #[test]
 fn a_quota_changes_while_programs_run() {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
-    let quota = DeviceQuota::fixed(GPU, 200_000);
+    let quota = DeviceQuota::fixed(GPU_ID, 200_000);
     let length = Duration::from_secs(4);
     let running = Program { session: "a", quota, density: 1.0, length }.start(&socket);
     // Another process of the session brings the word.
@@ -31,10 +31,10 @@ fn a_quota_changes_while_programs_run() {
     let worker = register(&client, "a", 200_000).unwrap();
     let change = Admission {
         worker,
-        uuid: GPU.to_owned(),
+        uuid: GPU_ID,
         report: None,
         ask: None,
-        quota: Some(DeviceQuota::fixed(GPU, 800_000)),
+        quota: Some(DeviceQuota::fixed(GPU_ID, 800_000)),
     };
     let answer: Decision = client.post(path::REPORT, &change, PATIENCE).unwrap();
     assert_eq!(answer.lease, None);
@@ -51,7 +51,7 @@ fn a_session_without_limit_needs_no_lease() {
     let daemon = Daemon::start(&socket);
     let client = daemon.client();
     let mut registration = registration("free", 0);
-    registration.devices[0].policy = Policy::None;
+    registration.devices[0].limit.policy = Policy::None;
     let registered: Registered = client.post(path::REGISTER, &registration, PATIENCE).unwrap();
     match admission(&client, registered.worker, None, Some(Duration::ZERO)) {
         Err(ClientError::Refused { status: 400, message }) => {
@@ -71,9 +71,9 @@ fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
     let poll = Some(Duration::from_secs(10));
     let lease = admission(&client, worker, None, poll).unwrap().unwrap();
     let say = |policy: Policy, ask: Option<u64>| -> Option<Lease> {
-        let quota = DeviceQuota { policy, ..DeviceQuota::fixed(GPU, 1_000_000) };
-        let uuid = GPU.to_owned();
-        let message = Admission { worker, uuid, report: None, ask, quota: Some(quota) };
+        let limit = ComputeLimit { policy, ..ComputeLimit::fixed(1_000_000) };
+        let quota = DeviceQuota { uuid: GPU_ID, limit };
+        let message = Admission { worker, uuid: GPU_ID, report: None, ask, quota: Some(quota) };
         client.post::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
     };
     assert_eq!(say(Policy::None, None), None);

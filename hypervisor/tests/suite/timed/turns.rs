@@ -3,19 +3,19 @@
 use std::thread;
 use std::time::Duration;
 
-use limits::Policy;
+use limits::{ComputeLimit, Policy};
 use protocol::DeviceQuota;
 use protocol::status::Class;
 
 use crate::holders::{finish, holder};
-use crate::process::{Daemon, GPU, place};
+use crate::process::{Daemon, GPU_ID, place};
 use crate::programs::{Program, overlap, seen, total};
 
 #[test]
 fn a_lone_holder_keeps_its_lease() {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
-    let quota = DeviceQuota::fixed(GPU, 1_000_000);
+    let quota = DeviceQuota::fixed(GPU_ID, 1_000_000);
     let length = Duration::from_secs(2);
     let lone = Program { session: "lone", quota, density: 1.0, length }.start(&socket);
     thread::sleep(Duration::from_millis(1_200));
@@ -34,7 +34,7 @@ fn two_sparse_sessions_hold_at_the_same_time() {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     let program = |session| {
-        let (quota, length) = (DeviceQuota::fixed(GPU, 500_000), Duration::from_secs(3));
+        let (quota, length) = (DeviceQuota::fixed(GPU_ID, 500_000), Duration::from_secs(3));
         Program { session, quota, density: 0.3, length }
     };
     let children = ["a", "b"].map(|session| program(session).start(&socket));
@@ -58,15 +58,14 @@ fn idle_time_goes_to_those_who_may_have_it() {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     let balance = |share_ppm, weight| DeviceQuota {
-        policy: Policy::Balance,
-        weight,
-        ..DeviceQuota::fixed(GPU, share_ppm)
+        uuid: GPU_ID,
+        limit: ComputeLimit::balance(share_ppm, weight),
     };
     let length = Duration::from_secs(4);
     let quotas = [
         ("light", balance(100_000, 1)),
         ("heavy", balance(100_000, 3)),
-        ("fixed", DeviceQuota::fixed(GPU, 200_000)),
+        ("fixed", DeviceQuota::fixed(GPU_ID, 200_000)),
     ];
     let children = quotas
         .map(|(session, quota)| Program { session, quota, density: 1.0, length }.start(&socket));
@@ -102,7 +101,10 @@ fn two_sessions_alternate_by_weight_without_overlap() {
     let mut names: Vec<&str> =
         status.devices[0].sessions.iter().map(|session| session.session.as_str()).collect();
     names.sort_unstable();
-    assert_eq!((status.devices[0].uuid.as_str(), names), (GPU, vec!["large", "small"]));
+    assert_eq!((status.devices[0].uuid, names), (GPU_ID, vec!["large", "small"]));
+    // Whoever asks reads the UUID as NVML prints it.
+    let written = serde_json::to_value(&status.devices[0]).unwrap();
+    assert_eq!(written["uuid"], "GPU-5a1ce000-0000-4000-8000-000000000000");
     let (large, small) = (finish(large), finish(small));
 
     for a in &large {

@@ -16,7 +16,7 @@ fn nothing_set_is_nothing_limited() {
     assert!(config.cuda_hooks && config.nvml_hooks && !config.control_disabled);
     assert_eq!((&config.daemon, &config.session_dir), (&None, &None));
     assert!(config.warnings.is_empty());
-    assert_eq!(limits([]), super::Limits::default());
+    assert_eq!(limits([]), super::DeviceSettings::default());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Values that somebody made to do harm: each variable takes each, and answers with one short line
 //! or with a configuration that holds no limit nobody could mean.
 
+use super::super::value::Format;
 use super::super::variables::VARIABLES;
 use super::super::{Config, Environment, ProcessEnvironment};
 use super::{FakeEnvironment, UUID, device};
@@ -103,10 +104,13 @@ fn every_variable_stands_every_value() {
                         let device = device(UUID, 0, 0);
                         let limits = config.limits_for(&device);
                         if let Ok(session) = limits.session(Some(16 << 30)) {
-                            assert_ne!(session.memory, 0, "{name}={value}");
-                            assert_ne!(session.memory_real, 0, "{name}={value}");
-                            assert!((1..=1_000_000).contains(&session.share_ppm), "{name}={value}");
-                            assert!(session.weight >= 1, "{name}={value}");
+                            if let Some(memory) = session.memory {
+                                assert_ne!(memory.limit, 0, "{name}={value}");
+                                assert_ne!(memory.real, Some(0), "{name}={value}");
+                            }
+                            let share = session.compute.share_ppm;
+                            assert!((1..=1_000_000).contains(&share), "{name}={value}");
+                            assert_eq!(session.compute.check(), Ok(()), "{name}={value}");
                         }
                         let line = config.effective_line(&[(device, limits)]);
                         assert!(!line.contains(char::is_control), "{line:?}");
@@ -131,7 +135,9 @@ fn every_index_stands_every_text() {
     for variable in VARIABLES.iter().filter(|row| row.takes_suffix()) {
         for index in values() {
             let name = format!("{}_{index}", variable.name);
-            let environment = FakeEnvironment::from([(name.as_str(), "1")]);
+            // Fits every form of those that take an index.
+            let good = if variable.format == Format::Size { "1g" } else { "1" };
+            let environment = FakeEnvironment::from([(name.as_str(), good)]);
             let error = match Config::from_env(&environment) {
                 Ok(_) => {
                     assert!(index == "0", "{name}");

@@ -2,15 +2,15 @@
 
 use super::super::ConfigError;
 use super::{config, limits};
-use session::layout::NO_LIMIT;
+use limits::RequestError;
 
 const GIB: u64 = 1 << 30;
 const DEVICE: Option<u64> = Some(16 * GIB);
 
 /// The limit and the part that may be on a device of 16 GiB.
-fn memory<const N: usize>(pairs: [(&str, &str); N]) -> (u64, u64) {
-    let session = limits(pairs).session(DEVICE).unwrap();
-    (session.memory, session.memory_real)
+fn memory<const N: usize>(pairs: [(&str, &str); N]) -> (u64, Option<u64>) {
+    let memory = limits(pairs).session(DEVICE).unwrap().memory.unwrap();
+    (memory.limit, memory.real)
 }
 
 #[test]
@@ -21,10 +21,10 @@ fn a_percentage_is_of_the_device() {
         ("CUDA_DEVICE_MEMORY_LIMIT_1", "50 %"),
         ("VCUDA_MEMORY_LIMIT", "50%"),
     ] {
-        assert_eq!(memory([(name, value)]), (8 * GIB, NO_LIMIT), "{name}");
+        assert_eq!(memory([(name, value)]), (8 * GIB, None), "{name}");
         assert!(config([(name, value)]).unwrap().needs_device_size(), "{name}");
         // Without the device's size it is an error, never no limit.
-        let problem = limits([(name, value)]).session(None).unwrap_err();
+        let problem = limits([(name, value)]).session(None).unwrap_err().to_string();
         assert!(problem.starts_with(name) && problem.contains("50%"), "{problem}");
     }
     assert!(!config([("CUDA_MEM_LIMIT", "1g")]).unwrap().needs_device_size());
@@ -35,22 +35,23 @@ fn a_percentage_is_of_the_device() {
 fn each_variable_that_places_a_part_on_the_host() {
     let limit = ("CUDA_MEM_LIMIT", "24g");
     for (other, real) in [
-        (("SLUICE_MEM_REAL", "{\"3\": \"12g\"}"), 12 * GIB),
-        (("SLUICE_MEM_REAL", "{\"3\": \"25%\"}"), 4 * GIB),
-        (("SLUICE_MEM_REAL", "{\"0\": \"12g\"}"), NO_LIMIT),
-        (("CUDA_MEM_RATIO", "2"), 12 * GIB),
-        (("CUDA_MEM_RATIO_3", "1.5"), 16 * GIB),
-        (("CUDA_MEM_RATIO", "1"), NO_LIMIT),
-        (("CUDA_MEM_RATIO", "0.5"), NO_LIMIT),
-        (("CUDA_MEM_OVERSOLD", "true"), 16 * GIB),
-        (("CUDA_MEM_OVERSOLD_3", "1"), 16 * GIB),
-        (("CUDA_MEM_OVERSOLD", "false"), NO_LIMIT),
-        (("CUDA_OVERSUBSCRIBE", "true"), 16 * GIB),
-        (("CUDA_OVERSUBSCRIBE", "false"), NO_LIMIT),
+        (("SLUICE_MEM_REAL", "{\"3\": \"12g\"}"), Some(12 * GIB)),
+        (("SLUICE_MEM_REAL", "{\"3\": \"25%\"}"), Some(4 * GIB)),
+        (("SLUICE_MEM_REAL", "{\"0\": \"12g\"}"), None),
+        (("CUDA_MEM_RATIO", "2"), Some(12 * GIB)),
+        (("CUDA_MEM_RATIO_3", "1.5"), Some(16 * GIB)),
+        (("CUDA_MEM_RATIO", "1"), None),
+        (("CUDA_MEM_RATIO", "0.5"), None),
+        (("CUDA_MEM_OVERSOLD", "true"), Some(16 * GIB)),
+        (("CUDA_MEM_OVERSOLD_3", "1"), Some(16 * GIB)),
+        (("CUDA_MEM_OVERSOLD", "false"), None),
+        (("CUDA_OVERSUBSCRIBE", "true"), Some(16 * GIB)),
+        (("CUDA_OVERSUBSCRIBE", "false"), None),
     ] {
         assert_eq!(memory([limit, other]), (24 * GIB, real), "{other:?}");
     }
-    let size = limits([limit, ("CUDA_OVERSUBSCRIBE", "true")]).session(None).unwrap_err();
+    let size =
+        limits([limit, ("CUDA_OVERSUBSCRIBE", "true")]).session(None).unwrap_err().to_string();
     assert!(size.starts_with("CUDA_OVERSUBSCRIBE"), "{size}");
 }
 
@@ -62,22 +63,28 @@ fn the_most_exact_one_holds_and_the_others_are_named() {
         ("CUDA_MEM_RATIO", "3"),
         ("SLUICE_MEM_REAL", "{\"3\": \"12g\"}"),
     ];
-    assert_eq!(memory(set), (24 * GIB, 12 * GIB));
+    assert_eq!(memory(set), (24 * GIB, Some(12 * GIB)));
     let overruled: Vec<_> = limits(set).overruled.iter().map(ToString::to_string).collect();
     let expected = ["CUDA_MEM_RATIO", "CUDA_OVERSUBSCRIBE"];
     assert_eq!(overruled, expected.map(|name| format!("{name} by SLUICE_MEM_REAL[3]")));
-    assert_eq!(memory([set[0], set[1], set[2]]), (24 * GIB, 8 * GIB));
+    assert_eq!(memory([set[0], set[1], set[2]]), (24 * GIB, Some(8 * GIB)));
     // Of two switches the earlier system's holds.
-    assert_eq!(memory([set[0], set[1], ("CUDA_MEM_OVERSOLD", "false")]).1, NO_LIMIT);
+    assert_eq!(memory([set[0], set[1], ("CUDA_MEM_OVERSOLD", "false")]).1, None);
 }
 
 #[test]
 fn a_part_needs_a_whole() {
     let real = ("SLUICE_MEM_REAL", "{\"0\": \"1g\"}");
     let error = config([real, ("CUDA_CORE_LIMIT", "10")]).unwrap_err();
-    assert!(matches!(&error, ConfigError::Conflict(line) if line.contains("SLUICE_MEM_REAL[0]")));
+    assert!(matches!(&error, ConfigError::Conflict(problem)
+        if problem.to_string().contains("SLUICE_MEM_REAL[0]")));
     let real = ("SLUICE_MEM_REAL", "{\"3\": \"3g\"}");
-    let problem = limits([("CUDA_MEM_LIMIT", "2g"), real]).session(DEVICE).unwrap_err();
-    assert!(problem.contains("3GiB is more than the memory limit, 2GiB"), "{problem}");
-    assert_eq!(memory([("CUDA_MEM_LIMIT", "3g"), real]), (3 * GIB, 3 * GIB));
+    let expected = "SLUICE_MEM_REAL[3] 3GiB is more than CUDA_MEM_LIMIT 2GiB";
+    let error = config([("CUDA_MEM_LIMIT", "2g"), real]).unwrap_err();
+    assert_eq!(error.to_string(), expected);
+    // Known only when the device is.
+    let problem = limits([("CUDA_MEM_LIMIT", "12.5%"), real]).session(DEVICE).unwrap_err();
+    assert!(matches!(problem, RequestError::RealAboveLimit { .. }));
+    assert_eq!(problem.to_string(), expected);
+    assert_eq!(memory([("CUDA_MEM_LIMIT", "3g"), real]), (3 * GIB, Some(3 * GIB)));
 }

@@ -28,7 +28,7 @@ fn each_memory_variable_limits_memory() {
         let limits = limits([(name, value)]);
         assert_eq!(limits.bytes(), Some(GIB), "{name}={value}");
         assert!(limits.memory_source().unwrap().starts_with(name));
-        assert_eq!(limits.share, None);
+        assert_eq!(limits.request.share, None);
         let config = config([(name, value)]).unwrap();
         assert!(config.limits_anything() && !config.limits_compute());
     }
@@ -49,8 +49,8 @@ fn each_compute_variable_limits_the_share() {
     ] {
         let limits = limits([(name, value)]);
         assert_eq!(limits.ppm(), Some(125_000), "{name}={value}");
-        assert!(limits.share.unwrap().ppm.source.starts_with(name));
-        assert_eq!(limits.memory, None);
+        assert!(limits.request.share.unwrap().name.starts_with(name));
+        assert_eq!(limits.request.memory, None);
         let config_of = |pair| config([(name, value), pair]).unwrap();
         assert!(config_of(("SLUICE_POLICY", "fixed")).limits_compute());
         assert!(!config_of(("SLUICE_POLICY", "none")).limits_compute());
@@ -67,9 +67,9 @@ fn an_index_counts_in_its_own_space() {
         ("CUDA_DEVICE_MEMORY_LIMIT_1", true),
         ("CUDA_DEVICE_MEMORY_LIMIT_3", false),
     ] {
-        assert_eq!(limits([(name, "1g")]).memory.is_some(), holds, "{name}");
+        assert_eq!(limits([(name, "1g")]).request.memory.is_some(), holds, "{name}");
     }
-    assert!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"1\": 1}")]).memory.is_none());
+    assert!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"1\": \"1B\"}")]).request.memory.is_none());
     for (name, host) in [
         ("CUDA_MEM_LIMIT_0", true),
         ("CUDA_CORE_LIMIT_0", true),
@@ -77,7 +77,8 @@ fn an_index_counts_in_its_own_space() {
         ("CUDA_DEVICE_SM_LIMIT_0", false),
         ("CUDA_MEM_RATIO_0", true),
     ] {
-        assert_eq!(config([(name, "1")]).unwrap().needs_host_index(), host, "{name}");
+        let value = if name.starts_with("CUDA_MEM_LIMIT") { "1g" } else { "1" };
+        assert_eq!(config([(name, value)]).unwrap().needs_host_index(), host, "{name}");
     }
     let by_key = |key: &str| {
         let json = format!("{{\"{key}\": 1}}");
@@ -89,14 +90,14 @@ fn an_index_counts_in_its_own_space() {
 #[test]
 fn the_earlier_system_holds_and_the_others_are_named() {
     // In order of priority; each time the first is taken away.
-    let json = format!("{{\"3\": 2, \"{UUID}\": 1, \"{OTHER}\": 99}}");
+    let json = format!("{{\"3\": \"2B\", \"{UUID}\": \"1B\", \"{OTHER}\": \"99B\"}}");
     let all = [
         ("TENSOR_FUSION_CUDA_MEM_LIMIT", json.as_str(), Some(1)),
-        ("CUDA_MEM_LIMIT_3", "3", Some(3)),
-        ("CUDA_MEM_LIMIT", "4", Some(4)),
-        ("CUDA_DEVICE_MEMORY_LIMIT_1", "5", Some(5)),
-        ("CUDA_DEVICE_MEMORY_LIMIT", "6", Some(6)),
-        ("VCUDA_MEMORY_LIMIT", "7", Some(7)),
+        ("CUDA_MEM_LIMIT_3", "3B", Some(3)),
+        ("CUDA_MEM_LIMIT", "4B", Some(4)),
+        ("CUDA_DEVICE_MEMORY_LIMIT_1", "5B", Some(5)),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "6B", Some(6)),
+        ("VCUDA_MEMORY_LIMIT", "7B", Some(7)),
     ];
     for skip in 0..all.len() {
         let set: Vec<_> = all[skip..].iter().map(|(name, value, _)| (*name, *value)).collect();
@@ -132,7 +133,7 @@ fn what_agrees_is_not_called_overruled() {
 #[test]
 fn other_devices_keep_what_is_set_for_every_device() {
     let config = config([
-        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"0\": 1024}"),
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"0\": \"1KiB\"}"),
         ("CUDA_MEM_LIMIT", "2k"),
         ("CUDA_CORE_LIMIT_1", "10"),
     ])
@@ -147,11 +148,11 @@ fn other_devices_keep_what_is_set_for_every_device() {
 fn one_device_twice_in_an_object_is_an_error() {
     let lower = UUID.to_lowercase();
     for value in [
-        format!("{{\"{UUID}\": 1, \"{lower}\": 1}}"),
-        format!("{{\"{UUID}\": 1, \"{lower}\": 2}}"),
-        "{\"0\": 1, \"0\": 2}".to_owned(),
-        "{\"0\": \"1:\", \"0\": 2}".to_owned(),
-        "{\"0\": 1, \"\\u0030\": 2}".to_owned(),
+        format!("{{\"{UUID}\": \"1%\", \"{lower}\": \"1%\"}}"),
+        format!("{{\"{UUID}\": \"1%\", \"{lower}\": \"2%\"}}"),
+        "{\"0\": \"1%\", \"0\": \"2%\"}".to_owned(),
+        "{\"0\": \"1:\", \"0\": \"2%\"}".to_owned(),
+        "{\"0\": \"1%\", \"\\u0030\": \"2%\"}".to_owned(),
     ] {
         for name in ["TENSOR_FUSION_CUDA_MEM_LIMIT", "TENSOR_FUSION_CUDA_UP_LIMIT"] {
             let error = config([(name, value.as_str())]).expect_err(&value).to_string();
@@ -226,7 +227,7 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
         }
         (limits.bytes(), limits.unresolved)
     };
-    let json = format!("{{\"{UUID}\": 9, \"0\": 8}}");
+    let json = format!("{{\"{UUID}\": \"9B\", \"0\": \"8B\"}}");
     assert_eq!(
         unresolved([("CUDA_MEM_LIMIT_0", "1k"), ("VCUDA_MEMORY_LIMIT", "2k")]),
         (Some(2048), vec!["CUDA_MEM_LIMIT_0".to_owned()])
@@ -240,6 +241,35 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
         unresolved([("TENSOR_FUSION_CUDA_MEM_LIMIT", &json), ("CUDA_MEM_LIMIT_0", "1k")]),
         (Some(9), vec![])
     );
+}
+
+#[test]
+fn a_slice_is_named_by_its_own_kind_of_uuid() {
+    let slice = UUID.replace("GPU", "mig");
+    let json = format!("{{\"{slice}\": \"1GiB\"}}");
+    // CUDA gives the bits alone.
+    assert_eq!(limits([("TENSOR_FUSION_CUDA_MEM_LIMIT", &json)]).bytes(), Some(GIB));
+    let twice = format!("{{\"{slice}\": \"1GiB\", \"{UUID}\": \"2GiB\"}}");
+    let error = config([("TENSOR_FUSION_CUDA_MEM_LIMIT", &twice)]).unwrap_err().to_string();
+    assert!(error.contains("named twice"), "{error}");
+}
+
+#[test]
+fn a_number_without_its_unit_is_refused_with_a_hint() {
+    for (name, value, hint) in [
+        ("CUDA_MEM_LIMIT", "8", "did you mean 8GiB?"),
+        ("CUDA_MEM_LIMIT_0", "8192", "did you mean 8192MiB?"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "1048575", "did you mean 1048575KiB?"),
+        ("VCUDA_MEMORY_LIMIT", "1.5", "did you mean 1.5GiB?"),
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"0\": 8}", "did you mean 8GiB?"),
+        ("SLUICE_MEM_REAL", "{\"0\": \"8\"}", "did you mean 8GiB?"),
+    ] {
+        let error = config([(name, value)]).unwrap_err().to_string();
+        assert!(error.starts_with(name) && error.contains(hint), "{error}");
+    }
+    for least in ["1048576", "1B", "1k"] {
+        assert!(config([("CUDA_MEM_LIMIT", least)]).is_ok(), "{least}");
+    }
 }
 
 #[test]

@@ -11,12 +11,16 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
     let uuid_is = |value: &str| format!("{{\"{UUID}\": {value}}}");
     let (good, bad): (Vec<String>, &[&str]) = match format {
         Format::Size => (
-            ["1", "1073741824", "1024m", "8GiB", "1.5g", " 2GB ", "50%", "100 %"]
+            ["1B", "1048576", "1073741824", "1024m", "8GiB", "1.5g", " 2GB ", "50%", "100 %"]
                 .map(str::to_owned)
                 .to_vec(),
             &[
                 "0",
                 "0m",
+                "1",
+                "8",
+                "1048575",
+                "1.5",
                 "-1",
                 "+1",
                 "1e9",
@@ -32,9 +36,10 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
         Format::SizesByDevice => (
             [
                 "{}",
-                "{\"0\": 1}",
+                "{\"0\": \"1B\"}",
+                "{\"0\": 1048576}",
                 "{\"0\": 1.5e9, \"1\": \"8GiB\", \"2\": \"50%\"}",
-                &uuid_is("2048"),
+                &uuid_is("2097152"),
             ]
             .map(str::to_owned)
             .to_vec(),
@@ -44,6 +49,8 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
                 "[1]",
                 "{\"0\"}",
                 "{\"0\": 0}",
+                "{\"0\": 1}",
+                "{\"0\": \"8\"}",
                 "{\"0\": -1}",
                 "{\"0\": null}",
                 "{\"0\": true}",
@@ -125,7 +132,12 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
             &["0", "10001", "-1", "1.5", "01", "heavy", "1%"],
         ),
         Format::Uuids => (
-            vec![UUID.to_owned(), UUID.to_lowercase(), format!("{UUID}, {UUID},")],
+            vec![
+                UUID.to_owned(),
+                UUID.to_lowercase(),
+                UUID.replace("GPU", "MIG"),
+                format!("{UUID}, {UUID},"),
+            ],
             &["0", ",", "GPU-1", "all", "MIG-1/2"],
         ),
         Format::CompatibilityMode => (

@@ -78,7 +78,7 @@ fn charged(socket: &Path, session: &str) -> Option<u64> {
     let device = status["devices"]
         .as_array()?
         .iter()
-        .find(|device| device["uuid"].as_str() == Some(&UUIDS[0].to_lowercase()))?
+        .find(|device| device["uuid"].as_str() == Some(UUIDS[0]))?
         .clone();
     let session =
         device["sessions"].as_array()?.iter().find(|one| one["session"] == session)?.clone();

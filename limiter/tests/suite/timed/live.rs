@@ -4,10 +4,10 @@ use crate::common::{
     CONTEXT, GIB, MIB, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
 };
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
-use limits::Policy;
+use limits::{ComputeLimit, Limits, MemoryLimit, Policy};
 use serde_json::Value;
-use session::layout::{Kind, NO_LIMIT};
-use session::{Page, SessionLimits, Summary};
+use session::layout::Kind;
+use session::{Page, Summary};
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -21,20 +21,21 @@ fn page(stage: &Stage) -> Page {
 }
 
 /// What `sluice limit` does.
-fn change(page: &Page, change: impl FnOnce(&mut SessionLimits)) {
-    let mut limits = SessionLimits::load(page.look().unwrap());
+fn change(page: &Page, change: impl FnOnce(&mut Limits)) {
+    let mut limits = page.look().unwrap().limits();
     change(&mut limits);
     page.change_limits(&limits).unwrap();
 }
 
 fn give_share(page: &Page, percent: u32) {
     change(page, |limits| {
-        (limits.policy, limits.share_ppm) = (Policy::Fixed, percent * 10_000);
+        let compute = &mut limits.compute;
+        (compute.policy, compute.share_ppm) = (Policy::Fixed, percent * 10_000);
     });
 }
 
 fn take_share(page: &Page) {
-    change(page, |limits| limits.policy = Policy::None);
+    change(page, |limits| limits.compute.policy = Policy::None);
 }
 
 /// `tenant dense --progress` writes there.
@@ -192,10 +193,12 @@ fn a_session_that_is_given_a_share_turns_to_the_daemon() {
     give_share(&page, 30);
     let again = tenant.rate(4) / free * 100.0;
     // All of the idle time, at once, and no more than a half of the device.
-    change(&page, |limits| (limits.policy, limits.weight) = (Policy::Balance, 7));
+    change(&page, |limits| {
+        (limits.compute.policy, limits.compute.weight) = (Policy::Balance, 7);
+    });
     let balanced = tenant.rate(4) / free * 100.0;
     assert_eq!(sessions(&socket).unwrap()[0]["weight"], 7);
-    change(&page, |limits| limits.soft_share_ppm = Some(500_000));
+    change(&page, |limits| limits.compute.soft_ppm = Some(500_000));
     let soft = tenant.rate(4) / free * 100.0;
     follow(&[limited, lifted, again, balanced, soft], &[30.0, 100.0, 30.0, 100.0, 50.0]);
     assert_eq!(sessions(&socket).unwrap().len(), 1);
@@ -223,12 +226,12 @@ fn what_is_used_without_a_limit_is_known() {
     let page = page(&stage);
     eventually("everything is counted", || used(&page) == CONTEXT + 428 * MIB);
     let summary = page.summary().unwrap();
-    assert_eq!(summary.limits, SessionLimits::default());
+    assert_eq!(summary.limits, Limits::NONE);
     assert_eq!(summary.bytes(Kind::Data), 64 * MIB);
     assert_eq!(summary.bytes(Kind::Pool), 64 * MIB);
     assert_eq!(summary.bytes(Kind::Driver), 300 * MIB);
     // What is idle goes as soon as a limit leaves no room for it.
-    change(&page, |limits| limits.memory = GIB - 128 * MIB);
+    change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB - 128 * MIB)));
     eventually("the pool is trimmed", || used(&page) == CONTEXT + 364 * MIB);
     running.kill();
 }
@@ -240,10 +243,10 @@ fn a_forked_child_follows_the_limits_as_well() {
     let running = steps(&stage, &["fork", "alloc:2", "sleep:2000", "alloc:1024", "info"]);
     let page = page(&stage);
     eventually("the first allocation", || used(&page) == CONTEXT + 2 * MIB);
-    change(&page, |limits| limits.memory = GIB);
+    change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB)));
     let outcome = running.end().silent();
     assert!(outcome.stdout.contains("alloc=0 alloc=2 "), "{outcome:#?}");
-    assert_eq!(SessionLimits::load(page.look().unwrap()).memory, GIB);
+    assert_eq!(page.look().unwrap().limits().memory, Some(MemoryLimit::new(GIB)));
 }
 
 /// A program that was started without a session cannot be limited later, and is left alone.
@@ -299,12 +302,12 @@ fn a_page_that_changes_all_the_time_costs_little_and_harms_nothing() {
                 if ended.load(std::sync::atomic::Ordering::Relaxed) {
                     break;
                 }
-                let limits = SessionLimits {
-                    memory: if round % 3 == 0 { NO_LIMIT } else { GIB },
+                let compute = ComputeLimit {
                     policy: [Policy::None, Policy::Fixed, Policy::Balance][round as usize % 3],
-                    share_ppm: round.wrapping_mul(0x9E37_79B9),
-                    ..SessionLimits::default()
+                    ..ComputeLimit::fixed(round.wrapping_mul(0x9E37_79B9))
                 };
+                let memory = (round % 3 != 0).then_some(MemoryLimit::new(GIB));
+                let limits = Limits { memory, compute };
                 page.change_limits(&limits).unwrap();
                 std::thread::yield_now();
             }

@@ -4,8 +4,9 @@ use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, SESSION_DIR, Stage, UUIDS, eventually, first_device,
     outcome, start,
 };
+use limits::Limits;
+use session::Page;
 use session::layout::Kind;
-use session::{Page, SessionLimits};
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -116,7 +117,7 @@ fn memory_whose_exporter_is_gone_is_its_importers() {
 fn highest(stage: &Stage, command: &mut Command) -> u64 {
     let running = start(command);
     let dir = stage.session("session");
-    let page = || Page::open(&dir, UUIDS[0].parse().unwrap(), &SessionLimits::default());
+    let page = || Page::open(&dir, UUIDS[0].parse().unwrap(), &Limits::NONE);
     eventually("the page", || dir.join(format!("{}.page", UUIDS[0])).exists());
     let page = page().unwrap();
     let (mut highest, mut seen) = (0, false);

@@ -1,6 +1,6 @@
 //! One of each, with every field set to something that is not its default.
 
-use limits::{Policy, Priority};
+use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
     ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
     SessionReport,
@@ -8,22 +8,30 @@ use protocol::sessions::{
 use protocol::status::{Class, DeviceStatus, LeaseStatus, SessionStatus, Status};
 use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered};
 
-pub(crate) const GPU: &str = "gpu-5a1ce000-0000-4000-8000-000000000000";
+pub(crate) const GPU: GpuId = gpu(0);
+/// As it is written.
+pub(crate) const GPU_TEXT: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
 const SESSION: &str = "4711-8899-0123456789abcdef";
 
 pub(crate) fn balanced() -> DeviceQuota {
     DeviceQuota {
-        uuid: GPU.to_owned(),
-        share_ppm: 250_000,
-        policy: Policy::Balance,
-        soft_ppm: Some(600_000),
-        weight: 3,
-        priority: Priority::Low,
+        uuid: GPU,
+        limit: ComputeLimit {
+            share_ppm: 250_000,
+            policy: Policy::Balance,
+            soft_ppm: Some(600_000),
+            weight: 3,
+            priority: Priority::Low,
+        },
     }
 }
 
+const fn gpu(number: u8) -> GpuId {
+    GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, number])
+}
+
 pub(crate) fn register() -> Register {
-    let fixed = DeviceQuota::fixed("gpu-5a1ce000-0000-4000-8000-000000000001", 500_000);
+    let fixed = DeviceQuota::fixed(gpu(1), 500_000);
     Register { protocol: 2, session: SESSION.to_owned(), devices: vec![balanced(), fixed] }
 }
 
@@ -41,7 +49,7 @@ pub(crate) fn admission() -> Admission {
     };
     Admission {
         worker: 3_298_534_883_329,
-        uuid: GPU.to_owned(),
+        uuid: GPU,
         report: Some(report),
         ask: Some(1_000_000),
         quota: Some(balanced()),
@@ -85,8 +93,7 @@ pub(crate) fn status() -> Status {
         spare: true,
         revoked: true,
     };
-    let device =
-        DeviceStatus { uuid: GPU.to_owned(), sessions: vec![session], leases: vec![lease] };
+    let device = DeviceStatus { uuid: GPU, sessions: vec![session], leases: vec![lease] };
     Status { version: "0.1.0".to_owned(), uptime_us: 60_000_000, devices: vec![device] }
 }
 
@@ -113,7 +120,7 @@ pub(crate) fn sessions() -> Report {
         density_ppm: Some(420_000),
     };
     let device = DeviceReport {
-        uuid: GPU.replace("gpu-", "GPU-"),
+        uuid: GPU,
         memory: MemoryReport {
             limit: Some(1 << 30),
             real: Some(1 << 29),

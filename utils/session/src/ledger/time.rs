@@ -10,10 +10,8 @@
 //! the hardware, at a loss. Others hold it at the same time.
 
 use super::Book;
-use crate::SessionLimits;
 use crate::layout::Slot;
 use core::sync::atomic::Ordering::Relaxed;
-use limits::Policy;
 use limits::bucket::{Bucket, balance_for, earned};
 use limits::units::PPM_ONE;
 
@@ -73,8 +71,8 @@ fn is_dense(slot: &Slot) -> bool {
 impl Book<'_> {
     /// The session's share, all of it where that is not enforced.
     fn share(&self) -> u32 {
-        let limits = SessionLimits::load(self.0);
-        if limits.policy == Policy::None { PPM_ONE } else { limits.share_ppm }
+        let limit = self.0.limits().compute;
+        if limit.is_limit() { limit.share_ppm } else { PPM_ONE }
     }
 
     fn burst(&self) -> u64 {

@@ -2,10 +2,9 @@
 
 use super::PageError;
 use super::map::Map;
-use crate::SessionLimits;
 use crate::layout::{Layout, MAGIC, SLOTS, VERSION};
 use core::sync::atomic::Ordering::Relaxed;
-use limits::uuid::DeviceUuid;
+use limits::{GpuId, Limits};
 use rustix::thread::futex;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -17,7 +16,7 @@ use std::path::{Path, PathBuf};
 pub struct Page {
     map: Map,
     file: File,
-    device: DeviceUuid,
+    device: GpuId,
     /// Device and inode.
     identity: (u64, u64),
     path: PathBuf,
@@ -33,7 +32,7 @@ impl Page {
     /// # Errors
     /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page of
     /// this version and user.
-    pub fn open(dir: &Path, device: DeviceUuid, limits: &SessionLimits) -> Result<Self, PageError> {
+    pub fn open(dir: &Path, device: GpuId, limits: &Limits) -> Result<Self, PageError> {
         let path = dir.join(file_name(device));
         let found = match open_existing(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -47,7 +46,7 @@ impl Page {
 
     /// Whether there is a file for the page of `device` in a session's directory.
     #[must_use]
-    pub fn exists(dir: &Path, device: DeviceUuid) -> bool {
+    pub fn exists(dir: &Path, device: GpuId) -> bool {
         dir.join(file_name(device)).exists()
     }
 
@@ -81,7 +80,7 @@ impl Page {
     fn of_file(
         file: File,
         path: PathBuf,
-        device: DeviceUuid,
+        device: GpuId,
         of_anybody: bool,
     ) -> Result<Self, PageError> {
         let io = |source| PageError::Io { path: path.clone(), source };
@@ -105,7 +104,7 @@ impl Page {
         for (byte, cell) in bytes.iter_mut().zip(&page.layout().uuid) {
             *byte = cell.load(Relaxed);
         }
-        let found = DeviceUuid::from_bytes(bytes);
+        let found = GpuId::from_bytes(bytes);
         if found != device {
             return Err(foreign(format!("it is of another device, {found}")));
         }
@@ -114,7 +113,7 @@ impl Page {
 
     /// The device.
     #[must_use]
-    pub const fn device(&self) -> DeviceUuid {
+    pub const fn device(&self) -> GpuId {
         self.device
     }
 
@@ -164,9 +163,9 @@ impl Page {
     ///
     /// # Errors
     /// [`PageError::Damaged`]
-    pub fn change_limits(&self, limits: &SessionLimits) -> Result<(), PageError> {
+    pub fn change_limits(&self, limits: &Limits) -> Result<(), PageError> {
         let layout = self.look()?;
-        limits.store(layout);
+        layout.set_limits(limits);
         let _ = futex::wake(&layout.limit_changes, futex::Flags::empty(), i32::MAX as u32);
         Ok(())
     }
@@ -205,7 +204,7 @@ impl Page {
 const SUFFIX: &str = ".page";
 
 /// The name of a device's page in a session's directory.
-fn file_name(device: DeviceUuid) -> String {
+fn file_name(device: GpuId) -> String {
     format!("{device}{SUFFIX}")
 }
 
@@ -265,7 +264,7 @@ fn open_existing(path: &Path) -> io::Result<File> {
 
 /// Makes the file under a name of its own and gives it its real one when it is whole: nobody sees a
 /// page half made, and of two makers the first wins.
-fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result<()> {
+fn create(path: &Path, device: GpuId, limits: &Limits) -> io::Result<()> {
     static COUNTER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
     let draft = path.with_extension(format!(
         "draft-{}-{}",
@@ -292,7 +291,7 @@ fn create(path: &Path, device: DeviceUuid, limits: &SessionLimits) -> io::Result
         for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {
             cell.store(byte, Relaxed);
         }
-        limits.store(layout);
+        layout.set_limits(limits);
         match fs::hard_link(&draft, path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,

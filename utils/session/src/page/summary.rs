@@ -1,16 +1,16 @@
 //! What a page says, for display.
 
 use super::{Page, PageError, slot_lock};
-use crate::SessionLimits;
 use crate::layout::{Kind, Layout, Slot};
 use crate::process::ProcessIdentity;
 use core::sync::atomic::Ordering::Relaxed;
+use limits::Limits;
 
 /// A session on one device at a moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Summary {
     /// What it may take.
-    pub limits: SessionLimits,
+    pub limits: Limits,
     /// Bytes in use as reservations see them: what the dead held counts until somebody needs it.
     pub used: u64,
     /// Who is in it.
@@ -104,7 +104,7 @@ impl Summary {
             })
         };
         Self {
-            limits: SessionLimits::load(layout),
+            limits: layout.limits(),
             used: layout.used.load(Relaxed),
             processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
         }

@@ -3,10 +3,11 @@
 use crate::stage::{DEVICE, close_descriptor, damaged, limits, page, stage};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
+use limits::{Limits, MemoryLimit};
 use session::layout::{Kind, Layout, SLOTS};
 use session::ledger::Bound;
 use session::process::start_time;
-use session::{Membership, Page, PageError, SessionLimits};
+use session::{Membership, Page, PageError};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
@@ -115,11 +116,12 @@ fn a_lock_that_is_not_given_back() {
 fn new_limits_are_seen_by_the_next_reservation() {
     let (dir, seat, path) = stage();
     // In a process of its own, as `Page::open_existing` asks for.
-    let change = |memory, memory_real| {
+    let change = |limit, real| {
         // SAFETY: the child only uses what it opens itself, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let limits = SessionLimits { memory, memory_real, ..limits() };
+            let memory = Some(MemoryLimit { limit, real: Some(real) });
+            let limits = Limits { memory, ..limits() };
             let page = Page::open_existing(&path).unwrap();
             page.change_limits(&limits).unwrap();
             assert_eq!(page.summary().unwrap().total(), 100);

@@ -1,20 +1,22 @@
 //! What everything that reads a page does with one that holds any bytes at all. The fuzz target
 //! (`fuzz/`) runs the same.
 
-use limits::uuid::DeviceUuid;
+use limits::GpuId;
+use limits::{Limits, MemoryLimit};
 use session::layout::{Kind, Layout};
-use session::{Membership, Page, PageError, SessionLimits};
+use session::{Membership, Page, PageError};
 use std::fs;
 use std::path::Path;
 
-const DEVICE: DeviceUuid = DeviceUuid::from_bytes([0x5a; 16]);
+const DEVICE: GpuId = GpuId::from_bytes([0x5a; 16]);
 
 /// A page as it is made, for changing some of its bytes.
 ///
 /// # Errors
 /// Those of making it.
 pub(crate) fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
-    let limits = SessionLimits { memory: 1000, memory_real: 500, ..SessionLimits::default() };
+    let memory = Some(MemoryLimit { limit: 1000, real: Some(500) });
+    let limits = Limits { memory, ..Limits::NONE };
     let page = Page::open(dir, DEVICE, &limits)?;
     let io = |source| PageError::Io { path: page.path().to_owned(), source };
     let bytes = fs::read(page.path()).map_err(io)?;

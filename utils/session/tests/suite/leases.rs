@@ -1,12 +1,11 @@
 //! Leases of the session's own account, on a virtual clock.
 
 use core::sync::atomic::Ordering::Relaxed;
-use limits::Policy;
 use limits::bucket::earned;
-use limits::uuid::DeviceUuid;
+use limits::{ComputeLimit, GpuId, Limits};
+use session::Page;
 use session::layout::Layout;
 use session::ledger::{Book, Turn};
-use session::{Page, SessionLimits};
 
 const MS: u64 = 1_000_000;
 
@@ -18,8 +17,8 @@ struct Stage {
 impl Stage {
     fn new(share_ppm: u32, processes: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let limits = SessionLimits { share_ppm, policy: Policy::Fixed, ..SessionLimits::default() };
-        let page = Page::open(folder.path(), DeviceUuid::from_bytes([3; 16]), &limits).unwrap();
+        let limits = Limits { compute: ComputeLimit::fixed(share_ppm), ..Limits::NONE };
+        let page = Page::open(folder.path(), GpuId::from_bytes([3; 16]), &limits).unwrap();
         for slot in 0..processes {
             Book::new(page.layout()).enroll(slot, 100 + u32::try_from(slot).unwrap(), 1);
         }

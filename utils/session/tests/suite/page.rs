@@ -1,20 +1,21 @@
 //! A page of several processes.
 
-use limits::uuid::DeviceUuid;
-use session::layout::{Kind, Layout, NO_LIMIT};
-use session::{Membership, Page, PageError, SessionLimits};
+use limits::GpuId;
+use limits::{Limits, MemoryLimit};
+use session::layout::{Kind, Layout};
+use session::{Membership, Page, PageError};
 
-const DEVICE: DeviceUuid = DeviceUuid::from_bytes([7; 16]);
+const DEVICE: GpuId = GpuId::from_bytes([7; 16]);
 
-fn limits(memory: u64) -> SessionLimits {
-    SessionLimits { memory, ..SessionLimits::default() }
+fn limits(memory: u64) -> Limits {
+    Limits { memory: Some(MemoryLimit::new(memory)), ..Limits::NONE }
 }
 
 #[test]
 fn all_who_open_a_page_share_its_book_and_the_first_one_sets_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let first = Page::open(dir.path(), DEVICE, &limits(1000)).unwrap();
-    let second = Page::open(dir.path(), DEVICE, &limits(NO_LIMIT)).unwrap();
+    let second = Page::open(dir.path(), DEVICE, &Limits::NONE).unwrap();
     assert_eq!(second.layout().memory_limit.load(std::sync::atomic::Ordering::Relaxed), 1000);
     let seat = Membership::claim(first).unwrap();
     seat.book().unwrap().reserve(seat.slot(), Kind::Data, 600).unwrap();

@@ -1,17 +1,17 @@
 //! A page with one member, and what is done to it.
 
-use limits::uuid::DeviceUuid;
+use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::Kind;
-use session::{Membership, Page, PageError, SessionLimits};
+use session::{Membership, Page, PageError};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-pub(crate) const DEVICE: DeviceUuid = DeviceUuid::from_bytes([9; 16]);
+pub(crate) const DEVICE: GpuId = GpuId::from_bytes([9; 16]);
 
-pub(crate) fn limits() -> SessionLimits {
-    SessionLimits { memory: 1000, memory_real: 600, ..SessionLimits::default() }
+pub(crate) fn limits() -> Limits {
+    Limits { memory: Some(MemoryLimit { limit: 1000, real: Some(600) }), ..Limits::NONE }
 }
 
 pub(crate) fn page(dir: &Path) -> Page {

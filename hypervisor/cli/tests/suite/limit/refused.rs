@@ -41,14 +41,15 @@ fn what_cannot_be_changed_is_refused_and_named() {
     let sluice = Sluice::new();
     let program = Program::run(&sluice, &["--mem", "2GiB"]);
     let name = program.name();
-    let cases: [(&[&str], i32, &str); 13] = [
+    let cases: [(&[&str], i32, &str); 14] = [
         (&[], 2, "nothing to change"),
         (&["--mem", "0"], 2, "--mem"),
         (&["--mem", "101%"], 2, "--mem"),
         (&["--mem", "17GiB"], 2, "--mem-real"),
         (&["--mem", "24GiB", "--mem-real", "17GiB"], 2, "--mem-real"),
-        (&["--mem-real", "3GiB"], 2, "is more than --mem"),
-        (&["--soft", "30"], 2, "has no compute limit: --compute says"),
+        (&["--mem-real", "3GiB"], 2, "is more than the present memory limit of 2GiB"),
+        (&["--mem", "8"], 2, "did you mean 8GiB?"),
+        (&["--soft", "30"], 2, "has no compute limit: --soft needs --compute"),
         (&["--policy", "none", "--compute", "3"], 2, "--policy none"),
         (&["--no-mem", "--mem", "1GiB"], 2, "--no-mem"),
         (&["--weight", "0"], 2, "--weight"),
@@ -70,7 +71,10 @@ fn what_cannot_be_changed_is_refused_and_named() {
     let timed = Program::run(&sluice, &["--compute", "50"]);
     let (code, _, stderr) = limit(&sluice, &timed.name(), &["--mem-real", "1GiB"]);
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains("has no memory limit that --mem-real"), "{stderr}");
+    assert!(
+        stderr.contains("--mem-real is a part of a memory limit, and there is none"),
+        "{stderr}"
+    );
     // A process that is in no session, and one that has used no device.
     let (code, _, stderr) = limit(&sluice, &std::process::id().to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 2, "{stderr}");

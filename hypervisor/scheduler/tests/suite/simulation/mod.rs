@@ -12,7 +12,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 pub(crate) use dice::Dice;
-use scheduler::{Class, Grant, LeaseId, Quota, Scheduler, SessionId, Told, Tuning, WorkerId};
+use limits::ComputeLimit;
+use scheduler::{Class, Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
 
 pub(crate) use tenant::{Books, Tenant};
 
@@ -125,7 +126,7 @@ impl Simulation {
         }
     }
 
-    pub(crate) fn set_quota(&mut self, session: SessionId, quota: Quota) {
+    pub(crate) fn set_quota(&mut self, session: SessionId, quota: ComputeLimit) {
         self.scheduler.set_session(session, quota, self.now).unwrap();
         self.decide();
     }

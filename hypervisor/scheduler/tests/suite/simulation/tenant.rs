@@ -1,13 +1,13 @@
 //! A session: what it does, and what is seen of it.
 
-use scheduler::Quota;
+use limits::ComputeLimit;
 
 use super::{MS, WHOLE};
 
 /// How a session behaves.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tenant {
-    pub(crate) quota: Quota,
+    pub(crate) quota: ComputeLimit,
     pub(crate) workers: u64,
     /// What each worker uses of the time that it holds, if nobody slows it down; in millionths.
     pub(crate) density_ppm: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Tenant {
 }
 
 impl Tenant {
-    pub(crate) fn new(quota: Quota, density_ppm: u64) -> Self {
+    pub(crate) fn new(quota: ComputeLimit, density_ppm: u64) -> Self {
         Self {
             quota,
             workers: 1,
@@ -45,7 +45,7 @@ impl Tenant {
     }
 
     pub(crate) fn busy(share_ppm: u32) -> Self {
-        Self::new(Quota::fixed(share_ppm), WHOLE)
+        Self::new(ComputeLimit::fixed(share_ppm), WHOLE)
     }
 }
 

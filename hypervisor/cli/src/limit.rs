@@ -1,22 +1,19 @@
 //! `sluice limit`
 
-mod change;
-
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use limits::gpu::GpuChoice;
 use limits::units::Size;
-use limits::uuid::DeviceUuid;
+use limits::{GpuId, Limits, RequestError};
+use session::Page;
 use session::directory::{self, Found};
-use session::layout::NO_LIMIT;
 use session::process::start_time;
-use session::{Page, SessionLimits};
 
 use super::cli::LimitArguments;
-use super::described::{Compute, Memory};
 use super::devices::{self, Device};
+use super::request;
 use super::{Error, parts};
-use change::Asked;
 
 /// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
 ///
@@ -24,8 +21,8 @@ use change::Asked;
 /// [`Error::Usage`] for a session that there is not, or limits that cannot be meant;
 /// [`Error::Page`] for a damaged page; others from the system.
 pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
-    let asked = Asked { limits: arguments.limits.limits(), no_memory_limit: arguments.no_mem };
-    if asked == Asked::default() {
+    let request = arguments.request();
+    if request.is_empty() {
         return Err(Error::Usage(
             "nothing to change: name at least one of --mem, --mem-real, --no-mem, --compute, \
              --policy, --soft, --weight and --priority"
@@ -37,12 +34,11 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     let devices = known_devices(session);
     let mut changes = Vec::new();
     for page in chosen_pages(session, arguments.device.as_deref(), devices.as_deref())? {
-        let (before, uuid) = (SessionLimits::load(page.look()?), page.device());
-        let device = devices
-            .iter()
-            .flatten()
-            .find(|device| device.uuid.eq_ignore_ascii_case(&uuid.to_string()));
-        let after = change::change(&before, &asked, device, &uuid.to_string())?;
+        let (before, uuid) = (page.look()?.limits(), page.device());
+        let device = devices.iter().flatten().find(|device| device.uuid == uuid);
+        let name = device.map_or_else(|| uuid.to_string(), Device::title);
+        let after = request::change(&request, &before, device, &name)
+            .map_err(|error| refused(uuid, error))?;
         changes.push((page, before, after));
     }
     let mut text = String::new();
@@ -128,25 +124,26 @@ fn chosen_pages(
     }
     let open = |path: &PathBuf| Page::open_existing(path).map_err(Error::from);
     let Some(wanted) = device else { return session.pages.iter().map(open).collect() };
-    let uuid = match wanted.trim().parse::<u32>() {
-        Ok(_) => {
+    // By their names, so that a damaged one does not stop the change of another.
+    let used: Vec<(&PathBuf, GpuId)> = session
+        .pages
+        .iter()
+        .filter_map(|path| Some((path, path.file_stem()?.to_str()?.parse().ok()?)))
+        .collect();
+    let choice = match wanted.parse() {
+        Ok(GpuChoice::Index(_)) => {
             let known = known.ok_or(Error::NoDevice)?;
             let selected = devices::select(known, &[wanted.to_owned()])?;
-            selected.into_iter().next().map_or(String::new(), |device| device.uuid)
+            selected.first().map(|device| GpuChoice::from(device.uuid))
         }
-        Err(_) => wanted.trim().to_owned(),
-    }
-    .to_ascii_lowercase();
-    // By their names, so that a damaged one does not stop the change of another.
-    let name = |path: &PathBuf| {
-        path.file_stem().unwrap_or_default().to_string_lossy().to_ascii_lowercase()
+        other => other.ok(),
     };
     let mut meant =
-        session.pages.iter().filter(|path| uuid.len() > 4 && name(path).starts_with(&uuid));
-    if let (Some(page), None) = (meant.next(), meant.next()) {
+        used.iter().filter(|(_, id)| choice.as_ref().is_some_and(|choice| choice.fits(None, id)));
+    if let (Some((page, _)), None) = (meant.next(), meant.next()) {
         return Ok(vec![open(page)?]);
     }
-    let used: Vec<_> = session.pages.iter().map(name).collect();
+    let used: Vec<_> = used.iter().map(|(_, id)| id.to_string()).collect();
     Err(Error::Usage(format!(
         "--device '{wanted}' is not one device that session {} has used: these are {}",
         session.name,
@@ -154,12 +151,25 @@ fn chosen_pages(
     )))
 }
 
+/// Why a session's limits cannot be changed that way.
+fn refused(device: GpuId, error: RequestError) -> Error {
+    match error {
+        RequestError::NeedsShare { .. } => {
+            Error::Usage(format!("{device}: the session has no compute limit: {error}"))
+        }
+        RequestError::RealWithoutLimit { .. } => Error::Usage(format!("{device}: {error}")),
+        other => other.into(),
+    }
+}
+
 /// What it was, what it is now, and what that means for what is in use.
-fn told(device: DeviceUuid, before: &SessionLimits, after: &SessionLimits, used: u64) -> String {
+fn told(device: GpuId, before: &Limits, after: &Limits, used: u64) -> String {
     let mut lines = String::new();
     let mut line = |text: String| lines += &format!("{device}: {text}\n");
-    let memory = [before, after].map(|limits| Memory(limits).to_string());
-    let compute = [before, after].map(|limits| Compute(limits).to_string());
+    let no_limit = || "no limit".to_owned();
+    let memory =
+        [before, after].map(|limits| limits.memory.map_or_else(no_limit, |l| l.to_string()));
+    let compute = [before, after].map(|limits| limits.compute.to_string());
     for (what, [was, is]) in [("memory", memory), ("compute", compute)] {
         if was != is {
             line(format!("{what} was {was}, is now {is}"));
@@ -168,11 +178,13 @@ fn told(device: DeviceUuid, before: &SessionLimits, after: &SessionLimits, used:
     if before == after {
         line("stays as it was".to_owned());
     }
-    if after.memory != NO_LIMIT && used > after.memory {
+    if let Some(memory) = after.memory
+        && used > memory.limit
+    {
         line(format!(
             "{} is in use: growth is refused until {} of it is given back",
             Size(used),
-            Size(used - after.memory)
+            Size(used - memory.limit)
         ));
     }
     lines
@@ -205,9 +217,7 @@ mod tests {
             let message = chosen(several).unwrap_err().to_string();
             assert!(message.contains("env-ab34 of user 8"), "{message}");
         }
-        // No process has the highest number, on no machine.
-        let nobody = u32::MAX.to_string();
-        for none in ["", "env-x", nobody.as_str()] {
+        for none in ["", "env-x", "12"] {
             assert!(chosen(none).unwrap_err().to_string().contains("no such session"), "{none}");
         }
     }

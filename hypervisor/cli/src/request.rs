@@ -1,0 +1,228 @@
+//! From options to the variables that the limiter reads.
+
+use limits::memory::Part;
+use limits::request::{Device as Target, MemoryRequest, Unused};
+use limits::units::{Amount, LEAST_BARE_SIZE, PPM_PER_PERCENT, Percent, Size};
+use limits::{Limits, Policy, Request, RequestError, env};
+use serde_json::{Map, Value};
+
+use super::Error;
+use super::devices::Device;
+
+/// Checks that the options of a new session can be meant together, and on these devices.
+///
+/// # Errors
+/// [`Error::Usage`] for a setting that would not be kept, or for more memory than a device has,
+/// which would be no limit at all.
+pub fn check(request: &Request, devices: &[Device]) -> Result<(), Error> {
+    let mut request = request.clone();
+    // It can speak of a share in the user's own variables.
+    let fixed = request.policy.as_ref().is_some_and(|policy| policy.value == Policy::Fixed);
+    if fixed && request.share.is_none() {
+        request.policy = None;
+    }
+    request.check(&Limits::NONE, Unused::Refused)?;
+    for device in devices {
+        change(&request, &Limits::NONE, Some(device), &device.title())?;
+    }
+    Ok(())
+}
+
+/// What a session may take after `request`, on `device` where NVML knows it; `name` is what messages
+/// call it.
+///
+/// # Errors
+/// [`RequestError`]
+pub fn change(
+    request: &Request,
+    before: &Limits,
+    device: Option<&Device>,
+    name: &str,
+) -> Result<Limits, RequestError> {
+    let target = Target { name, total: device.map(|device| device.memory) };
+    let after = request.over(before, target, Unused::Refused)?;
+    request.fits(&after, target)?;
+    Ok(after)
+}
+
+impl From<RequestError> for Error {
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::UnknownSize { .. } => Self::NoDriver(error.to_string()),
+            _ => Self::Usage(error.to_string()),
+        }
+    }
+}
+
+/// The variables to set (`Some`) or to remove (`None`), for a session on `devices`. What is not asked
+/// for leaves the user's own variables alone.
+#[must_use]
+pub fn variables(request: &Request, devices: &[Device]) -> Vec<(&'static str, Option<String>)> {
+    let mut variables = Vec::new();
+    let mut of_devices = |name, value: Option<Value>| {
+        variables.push((name, value.map(|value| by_uuid(devices, &value))));
+    };
+    if let Some(MemoryRequest::Limit(memory)) = request.memory.as_ref().map(|asked| asked.value) {
+        of_devices(env::MEMORY_LIMIT, Some(amount(memory)));
+        // The user's own part is of another whole.
+        let real = request.real.as_ref().and_then(|real| match real.value {
+            Part::Amount(real) => Some(amount(real)),
+            Part::Ratio(_) | Part::Device => None,
+        });
+        of_devices(env::MEMORY_REAL, real);
+    }
+    let soft = request.soft.as_ref().map(|soft| percent(soft.value));
+    let implied = if soft.is_some() { Policy::Balance } else { Policy::Fixed };
+    if let Some(share) = &request.share {
+        of_devices(env::COMPUTE_LIMIT, Some(percent(share.value)));
+        of_devices(env::SOFT_LIMIT, soft);
+        let weight = request.weight.as_ref().map(|weight| weight.value.to_string());
+        variables.push((env::WEIGHT, weight));
+        let priority = request.priority.as_ref().map(|priority| priority.value.to_string());
+        variables.push((env::PRIORITY, priority));
+    }
+    // A share asked for here is enforced, whatever the environment says about the policy.
+    let asked = request.policy.as_ref().map(|policy| policy.value);
+    if let Some(policy) = asked.or(request.share.as_ref().map(|_| implied)) {
+        variables.push((env::POLICY, Some(policy.to_string())));
+    }
+    variables
+}
+
+fn by_uuid(devices: &[Device], value: &Value) -> String {
+    let object: Map<_, _> =
+        devices.iter().map(|device| (device.uuid.to_string(), value.clone())).collect();
+    Value::Object(object).to_string()
+}
+
+fn amount(amount: Amount) -> Value {
+    match amount {
+        Amount::Bytes(bytes) if bytes >= LEAST_BARE_SIZE => Value::from(bytes),
+        Amount::Bytes(bytes) => Value::from(Size(bytes).to_string()),
+        Amount::Ppm(ppm) => Value::from(Percent(ppm).to_string()),
+    }
+}
+
+fn percent(ppm: u32) -> Value {
+    if ppm.is_multiple_of(PPM_PER_PERCENT) {
+        Value::from(ppm / PPM_PER_PERCENT)
+    } else {
+        Value::from(f64::from(ppm) / f64::from(PPM_PER_PERCENT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cli::LimitArgs;
+    use super::*;
+    use limits::{GpuId, Priority};
+
+    const A: &str = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a";
+
+    fn devices() -> Vec<Device> {
+        [10, 11]
+            .iter()
+            .zip(0..)
+            .map(|(byte, index)| Device {
+                index,
+                uuid: GpuId::from_bytes([*byte; 16]),
+                name: "Test".to_owned(),
+                memory: 1 << 30,
+            })
+            .collect()
+    }
+
+    fn bytes(memory: u64) -> LimitArgs {
+        LimitArgs { mem: Some(Amount::Bytes(memory)), ..LimitArgs::default() }
+    }
+
+    fn one(value: &str) -> Option<String> {
+        Some(format!("{{\"{A}\":{value}}}"))
+    }
+
+    #[test]
+    fn limits_are_per_device() {
+        let both = |value: &str| {
+            Some(format!("{{\"{A}\":{value},\"{}\":{value}}}", A.replace("0a", "0b")))
+        };
+        let request = LimitArgs { compute: Some(125_000), ..bytes(1 << 20) }.request();
+        assert_eq!(
+            variables(&request, &devices()),
+            [
+                (env::MEMORY_LIMIT, both("1048576")),
+                (env::MEMORY_REAL, None),
+                (env::COMPUTE_LIMIT, both("12.5")),
+                (env::SOFT_LIMIT, None),
+                (env::WEIGHT, None),
+                (env::PRIORITY, None),
+                (env::POLICY, Some("fixed".to_owned())),
+            ]
+        );
+        let request = LimitArgs { compute: Some(300_000), ..LimitArgs::default() }.request();
+        assert_eq!(variables(&request, &devices()[..1])[0].1, one("30"));
+        assert_eq!(variables(&LimitArgs::default().request(), &devices()), []);
+        // A number that small would be refused as one without its unit.
+        let small = variables(&bytes(8).request(), &devices()[..1]);
+        assert_eq!(small[0].1, one("\"8B\""));
+    }
+
+    #[test]
+    fn each_option_has_its_variable() {
+        let request = LimitArgs {
+            mem: Some(Amount::Ppm(125_000)),
+            mem_real: Some(Amount::Ppm(100_000)),
+            compute: Some(300_000),
+            soft: Some(600_000),
+            weight: Some(7),
+            priority: Some(Priority::Low),
+            policy: None,
+        }
+        .request();
+        assert!(check(&request, &devices()).is_ok());
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(
+            variables(&request, &devices()[..1]),
+            [
+                (env::MEMORY_LIMIT, one("\"12.5%\"")),
+                (env::MEMORY_REAL, one("\"10%\"")),
+                (env::COMPUTE_LIMIT, one("30")),
+                (env::SOFT_LIMIT, one("60")),
+                (env::WEIGHT, text("7")),
+                (env::PRIORITY, text("low")),
+                (env::POLICY, text("balance")),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_limit_that_limits_nothing_is_refused() {
+        let refused = |options: LimitArgs| check(&options.request(), &devices()).unwrap_err();
+        assert!(check(&bytes(1 << 30).request(), &devices()).is_ok());
+        let more = bytes((1 << 30) + 1);
+        let message = refused(more).to_string();
+        assert!(message.contains("1073741824 bytes (1024 MiB)"), "{message}");
+        assert!(message.contains("--mem-real"), "{message}");
+        let hosted = LimitArgs { mem_real: Some(Amount::Bytes(1 << 30)), ..more };
+        assert!(check(&hosted.request(), &devices()).is_ok());
+        let half = LimitArgs { mem: Some(Amount::Ppm(500_000)), ..LimitArgs::default() };
+        let part = LimitArgs { mem_real: Some(Amount::Bytes(1 << 30)), ..half };
+        // Known without a device, or not.
+        assert!(check(&part.request(), &[]).is_ok());
+        assert!(refused(part).to_string().contains("--mem-real 1GiB is more than --mem 512MiB"));
+    }
+
+    #[test]
+    fn a_new_session_brings_its_own_share_or_takes_the_users() {
+        let policy = |policy| LimitArgs { policy: Some(policy), ..LimitArgs::default() }.request();
+        for alone in [Policy::Fixed, Policy::None] {
+            assert!(check(&policy(alone), &devices()).is_ok());
+            let expected = [(env::POLICY, Some(alone.to_string()))];
+            assert_eq!(variables(&policy(alone), &devices()), expected);
+        }
+        let message = check(&policy(Policy::Balance), &[]).unwrap_err().to_string();
+        assert!(message.contains("--policy balance needs --compute"), "{message}");
+        let soft = LimitArgs { soft: Some(1), policy: Some(Policy::Fixed), ..LimitArgs::default() };
+        let message = check(&soft.request(), &[]).unwrap_err().to_string();
+        assert!(message.contains("--soft needs --compute"), "{message}");
+    }
+}

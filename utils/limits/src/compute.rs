@@ -1,0 +1,202 @@
+//! The limit of a device's time.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{MAX_WEIGHT, PPM_ONE, Percent};
+use crate::{Policy, Priority};
+
+/// What a session may take of one device's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ComputeLimit {
+    /// Share of the device's time, in millionths (250_000 = 25 %). Of no meaning under
+    /// [`Policy::None`].
+    pub share_ppm: u32,
+    /// How the share is meant.
+    pub policy: Policy,
+    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: as much as is
+    /// idle. One below the share counts as the share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soft_ppm: Option<u32>,
+    /// [`Policy::Balance`]: the part of idle time in relation to other sessions'; at least 1.
+    #[serde(default = "one")]
+    pub weight: u32,
+    /// Whether others come first.
+    #[serde(default)]
+    pub priority: Priority,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+/// A value of a [`ComputeLimit`] that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {value}: 1 to {most} is accepted")]
+pub struct OutOfRange {
+    /// The field, as messages name it.
+    pub field: &'static str,
+    /// Its value.
+    pub value: u32,
+    /// The largest value that is accepted.
+    pub most: u32,
+}
+
+impl ComputeLimit {
+    /// No limit.
+    pub const NONE: Self = Self { policy: Policy::None, ..Self::fixed(PPM_ONE) };
+
+    /// A share that is never exceeded.
+    #[must_use]
+    pub const fn fixed(share_ppm: u32) -> Self {
+        let (policy, priority) = (Policy::Fixed, Priority::High);
+        Self { share_ppm, policy, soft_ppm: None, weight: 1, priority }
+    }
+
+    /// A guaranteed share, and idle time on top of it.
+    #[must_use]
+    pub const fn balance(share_ppm: u32, weight: u32) -> Self {
+        Self { policy: Policy::Balance, weight, ..Self::fixed(share_ppm) }
+    }
+
+    /// Whether it limits anything.
+    #[must_use]
+    pub fn is_limit(&self) -> bool {
+        self.policy != Policy::None
+    }
+
+    /// Checks that every value is in its range. A limit that is none needs no share.
+    ///
+    /// # Errors
+    /// The first field that is not.
+    pub fn check(&self) -> Result<(), OutOfRange> {
+        let share = self.is_limit().then_some(("share_ppm", self.share_ppm, PPM_ONE));
+        let soft = self.soft_ppm.map(|soft| ("soft_ppm", soft, PPM_ONE));
+        let weight = Some(("weight", self.weight, MAX_WEIGHT));
+        match [share, soft, weight]
+            .into_iter()
+            .flatten()
+            .find(|(_, value, most)| !(1..=*most).contains(value))
+        {
+            Some((field, value, most)) => Err(OutOfRange { field, value, most }),
+            None => Ok(()),
+        }
+    }
+
+    /// The nearest limit whose values are all in their ranges.
+    #[must_use]
+    pub fn in_range(self) -> Self {
+        Self {
+            share_ppm: self.share_ppm.clamp(1, PPM_ONE),
+            soft_ppm: self.soft_ppm.map(|soft| soft.clamp(1, PPM_ONE)),
+            weight: self.weight.clamp(1, MAX_WEIGHT),
+            ..self
+        }
+    }
+
+    /// The share that is given whenever it is wanted; `floor_ppm`: what a session of low priority is
+    /// guaranteed at most.
+    #[must_use]
+    pub fn guaranteed_ppm(&self, floor_ppm: u32) -> u32 {
+        let share = self.share_ppm.min(PPM_ONE);
+        match self.priority {
+            Priority::High => share,
+            Priority::Low => share.min(floor_ppm),
+        }
+    }
+
+    /// The share that guaranteed and spare time together do not exceed.
+    #[must_use]
+    pub fn ceiling_ppm(&self) -> Option<u32> {
+        let share = self.share_ppm.min(PPM_ONE);
+        match (self.policy, self.priority) {
+            (Policy::Balance, _) => self.soft_ppm.map(|soft| soft.clamp(share, PPM_ONE)),
+            (Policy::Fixed | Policy::None, Priority::Low) => Some(share),
+            // All of its time is guaranteed, and bounded by that.
+            (Policy::Fixed | Policy::None, Priority::High) => None,
+        }
+    }
+
+    /// Whether it may have more than what is guaranteed.
+    #[must_use]
+    pub fn takes_spare(&self) -> bool {
+        self.policy == Policy::Balance || self.priority == Priority::Low
+    }
+}
+
+impl fmt::Display for ComputeLimit {
+    /// As in `30% guaranteed, at most 60%, weight 30`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let share = Percent(self.share_ppm);
+        match self.policy {
+            Policy::None => return f.write_str("no limit"),
+            Policy::Fixed => write!(f, "{share} fixed")?,
+            Policy::Balance => {
+                write!(f, "{share} guaranteed")?;
+                if let Some(soft) = self.soft_ppm {
+                    write!(f, ", at most {}", Percent(soft))?;
+                }
+                write!(f, ", weight {}", self.weight)?;
+            }
+        }
+        if self.priority == Priority::Low { f.write_str(", priority low") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_out_of_range_is_named() {
+        let balance = ComputeLimit::balance(250_000, 1);
+        assert_eq!(balance.check(), Ok(()));
+        let wrong = |limit: ComputeLimit| limit.check().unwrap_err();
+        for ppm in [0, 1_000_001, u32::MAX] {
+            let share = wrong(ComputeLimit { share_ppm: ppm, ..balance });
+            assert_eq!((share.field, share.value), ("share_ppm", ppm));
+            let soft = wrong(ComputeLimit { soft_ppm: Some(ppm), ..balance });
+            assert_eq!(soft.to_string(), format!("soft_ppm {ppm}: 1 to 1000000 is accepted"));
+        }
+        for weight in [0, 10_001, u32::MAX] {
+            let weighty = wrong(ComputeLimit { weight, ..balance });
+            assert_eq!(weighty.to_string(), format!("weight {weight}: 1 to 10000 is accepted"));
+        }
+        assert_eq!(ComputeLimit { share_ppm: 0, ..ComputeLimit::NONE }.check(), Ok(()));
+    }
+
+    #[test]
+    fn in_words() {
+        assert_eq!(ComputeLimit::NONE.to_string(), "no limit");
+        let limit = ComputeLimit {
+            soft_ppm: Some(600_000),
+            priority: Priority::Low,
+            ..ComputeLimit::balance(125_000, 13)
+        };
+        assert_eq!(limit.to_string(), "12.5% guaranteed, at most 60%, weight 13, priority low");
+        assert_eq!(ComputeLimit::fixed(125_000).to_string(), "12.5% fixed");
+    }
+
+    proptest! {
+        #[test]
+        fn the_nearest_limit_is_one(
+            share_ppm in any::<u32>(), soft_ppm in any::<Option<u32>>(), weight in any::<u32>(),
+            floor in any::<u32>(),
+        ) {
+            let any = ComputeLimit { soft_ppm, ..ComputeLimit::balance(share_ppm, weight) };
+            let near = any.in_range();
+            prop_assert_eq!(near.check(), Ok(()));
+            prop_assert_eq!(near.in_range(), near);
+            if any.check().is_ok() {
+                prop_assert_eq!(near, any);
+            }
+            // What the arithmetic of shares relies on holds even for what is not checked.
+            prop_assert!(any.guaranteed_ppm(floor) <= PPM_ONE);
+            let least = any.guaranteed_ppm(floor);
+            let bounds = least..=PPM_ONE;
+            prop_assert!(any.ceiling_ppm().is_none_or(|most| bounds.contains(&most)));
+        }
+    }
+}
