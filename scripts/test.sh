@@ -1,11 +1,44 @@
 #!/usr/bin/env bash
-# Every check there is. Ends with one line, "N passed, N failed": tests, and each other check as one.
-# What cannot be checked here says SKIPPED and why, and counts as neither.
+# Checks the project. See usage below.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/prerequisites.sh
 . scripts/prerequisites.sh
 exec </dev/null
+
+usage() {
+    cat <<'END'
+Usage: scripts/test.sh [--quick | --all] [NAME...]
+
+  --quick   what to run after each change: lints, and the tests that measure no time
+  (nothing) every check and every test
+  --all     the same with more random cases, and the suites that take long
+  NAME      only the tests whose names contain one of these words, however long they take:
+                scripts/test.sh timed::compute one_of_two_devices
+
+The checks are in tiers. Each has a budget in seconds for a machine with two cores and a warm build;
+a tier that takes longer is marked, and fails nothing. The last line is "N passed, N failed": tests,
+and each other check as one. ", N skipped" follows for checks that need what this machine lacks.
+END
+}
+
+mode=default
+names=()
+for argument in "$@"; do
+    case $argument in
+    --quick) mode=quick ;;
+    --all) mode=all ;;
+    -h | --help)
+        usage
+        exit
+        ;;
+    -*)
+        usage >&2
+        exit 2
+        ;;
+    *) names+=("$argument") ;;
+    esac
+done
 
 require_build_tools
 target="${CARGO_TARGET_DIR:-target}"
@@ -13,7 +46,10 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 passed=0
 failed=0
+skipped=0
 failures=()
+flaky=()
+times=()
 
 bold='' green='' red='' yellow='' plain=''
 if [ -t 1 ]; then
@@ -49,24 +85,42 @@ check() {
 
 # A test run counts as its tests; one that fails without a failed test (it did not compile) as one.
 tests() {
-    local status=0 now_passed now_failed
+    local status=0 now_passed now_failed name
     run "$@" || status=$?
     now_passed=$(sum passed)
-    now_failed=$(sum failed)
+    now_failed=$(($(sum failed) + $(sum 'timed out') + $(sum 'exec failed')))
     if [ "$status" -ne 0 ] && [ "$now_failed" -eq 0 ]; then now_failed=1; fi
     passed=$((passed + now_passed))
     failed=$((failed + now_failed))
+    while read -r name; do
+        flaky+=("$name")
+    done < <(awk '/^ *Summary \[/ { after = 1 } after && $1 == "FLAKY" { print $NF }' "$log")
 }
 
-# Adds up "test result: ok. 3 passed; 0 failed; ..." over the lines of $log.
+# sum WORD: adds up "N WORD" over the closing lines of test runs in $log.
 sum() {
-    awk -v word="$1" '/^test result:/ {
-        for (i = 2; i <= NF; i++) if ($i ~ "^" word) total += $(i - 1)
+    awk -v word="$1" '/^test result:/ || /^ *Summary \[/ {
+        rest = $0
+        while (match(rest, /[0-9]+ [a-z]+( out| failed)?/)) {
+            found = substr(rest, RSTART, RLENGTH)
+            rest = substr(rest, RSTART + RLENGTH)
+            number = found + 0
+            sub(/^[0-9]+ /, "", found)
+            if (found == word) total += number
+        }
     } END { print total + 0 }' "$log"
 }
 
 skip() {
     printf '%sSKIPPED%s %s: %s\n' "$yellow" "$plain" "$1" "$2"
+    skipped=$((skipped + 1))
+}
+
+# tier NAME SECONDS FUNCTION: runs the checks of a tier and notes its time beside its budget.
+tier() {
+    local start=$SECONDS
+    "$3"
+    times+=("$1 $((SECONDS - start)) $2")
 }
 
 have_libclang() {
@@ -104,6 +158,18 @@ get_shellcheck() {
     command -v shellcheck >/dev/null || apt_get shellcheck
 }
 
+# The runner of the tests, built once into the folder of the build where the machine has none.
+get_nextest() {
+    PATH="$PATH:$PWD/$target/tools/bin"
+    [[ $target != /* ]] || PATH="$PATH:$target/tools/bin"
+    cargo nextest --version >/dev/null 2>&1 ||
+        run 'cargo-nextest, which takes some minutes once' env -u CARGO_TARGET_DIR \
+            cargo install --locked --root "$target/tools" "cargo-nextest@$nextest" ||
+        fail "cargo-nextest is missing. Install it with:
+    cargo install --locked cargo-nextest@$nextest"
+}
+nextest=0.9.143
+
 # The limiter must not stand in for any function by name: that would catch lookups that are not its
 # own. It patches the driver instead.
 exports_nothing_of_the_driver() {
@@ -117,30 +183,87 @@ exports_nothing_of_the_driver() {
     echo "libcuda_limiter.so exports $(printf '%s' "$exported" | grep -c .) names, none of them cu*, nvml* or dl*."
 }
 
-check 'format' cargo fmt --all --check
-check 'clippy' cargo clippy --locked --workspace --all-targets -- -D warnings
-# Before the tests: they run the libraries and programs that other packages build.
-check 'build' cargo build --locked --workspace
-tests 'tests' cargo test --locked --workspace --all-targets --no-fail-fast
-tests 'documentation tests' cargo test --locked --workspace --doc --no-fail-fast
-check 'exported names' exports_nothing_of_the_driver
-check 'symbol lists' scripts/find-new-symbols.sh --check-lists
-if get_libclang; then
-    check 'frida engine: hook' env DOCS_RS=1 \
-        cargo clippy --locked -p hook --features frida -- -D warnings
-    check 'frida engine: limiter' env DOCS_RS=1 \
-        cargo clippy --locked -p cuda-limiter --features frida -- -D warnings
+# Benchmarks are built and not run. The libraries and programs that tests of other packages run are
+# among all targets.
+build() {
+    check 'build' cargo build --locked --workspace --all-targets
+}
+
+nextest() {
+    cargo nextest run --locked --workspace --no-fail-fast "$@"
+}
+
+lint_tier() {
+    check 'format' cargo fmt --all --check
+    check 'clippy' cargo clippy --locked --workspace --all-targets -- -D warnings
+}
+
+test_tier() {
+    build
+    tests 'tests' nextest -E 'not test(/(^|::)timed::/)'
+}
+
+# They sleep nearly always and take turns by .config/nextest.toml; nothing else runs meanwhile.
+timed_tier() {
+    tests 'tests that measure time' nextest -E 'test(/(^|::)timed::/)' --test-threads 4
+}
+
+other_tier() {
+    tests 'documentation tests' cargo test --locked --workspace --doc --no-fail-fast
+    check 'exported names' exports_nothing_of_the_driver
+    check 'symbol lists' scripts/find-new-symbols.sh --check-lists
+    if get_libclang; then
+        check 'frida engine: hook' env DOCS_RS=1 \
+            cargo clippy --locked -p hook --features frida -- -D warnings
+        check 'frida engine: limiter' env DOCS_RS=1 \
+            cargo clippy --locked -p cuda-limiter --features frida -- -D warnings
+    else
+        skip 'frida engine' 'libclang is missing; install it with: apt-get install libclang-dev (as root)'
+    fi
+    if get_shellcheck; then
+        check 'shell scripts' shellcheck --external-sources scripts/*.sh .ci/run
+    else
+        skip 'shell scripts' 'shellcheck is missing; install it with: apt-get install shellcheck (as root)'
+    fi
+}
+
+# Random cases of each property, and hours that the scheduler is simulated for: see hours.rs.
+export PROPTEST_CASES=64 SLUICE_TEST_HOURS=all
+case $mode in
+quick) SLUICE_TEST_HOURS=first ;;
+all) PROPTEST_CASES=512 ;;
+esac
+
+get_nextest
+if [ "${#names[@]}" -gt 0 ]; then
+    build
+    tests 'tests' nextest "${names[@]}"
 else
-    skip 'frida engine' 'libclang is missing; install it with: apt-get install libclang-dev (as root)'
-fi
-if get_shellcheck; then
-    check 'shell scripts' shellcheck --external-sources scripts/*.sh .ci/run
-else
-    skip 'shell scripts' 'shellcheck is missing; install it with: apt-get install shellcheck (as root)'
+    tier lints 60 lint_tier
+    tier tests 150 test_tier
+    if [ "$mode" != quick ]; then
+        tier timed 180 timed_tier
+        tier other 60 other_tier
+    fi
+    # if [ "$mode" = all ]; then: suites that take long, a tier with its budget each.
 fi
 
-for name in "${failures[@]}"; do
+for line in ${times[@]+"${times[@]}"}; do
+    read -r name took budget <<<"$line"
+    over=''
+    if [ "$took" -gt "$budget" ]; then over="${yellow}more than its budget$plain"; fi
+    printf '%-8s %4d s of %4d s %s\n' "$name" "$took" "$budget" "$over"
+done
+printf '%-8s %4d s\n' total "$SECONDS"
+for name in ${flaky[@]+"${flaky[@]}"}; do
+    printf '%sFLAKY%s: %s passed when it was tried again\n' "$yellow" "$plain" "$name"
+done
+for name in ${failures[@]+"${failures[@]}"}; do
     printf 'FAILED: %s\n' "$name" >&2
 done
-printf '%d passed, %d failed\n' "$passed" "$failed"
+if [ "$skipped" -gt 0 ]; then
+    printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+else
+    printf '%d passed, %d failed\n' "$passed" "$failed"
+fi
 [ "$failed" -eq 0 ]

@@ -5,19 +5,22 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The library that cargo built for this test: beside the test's executable (target/<profile>/deps).
-fn library() -> PathBuf {
+/// From the folder it is in, because the loader cannot read a folder's name with a space in it.
+const LIBRARY: &str = "./libadd_path.so";
+
+/// The folder of the library that cargo built for this test: beside the test's executable (target/<profile>/deps).
+fn folder() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let deps = test.parent().unwrap();
-    let built = deps.join("libadd_path.so");
+    let built = deps.join(LIBRARY);
     assert!(built.exists(), "{} is missing: run `cargo build -p add-path`", built.display());
-    built
+    deps.to_owned()
 }
 
 /// A program with nothing but the preload in its environment.
 fn preloaded(program: &str) -> Command {
     let mut command = Command::new(program);
-    command.env_clear().env("LD_PRELOAD", library());
+    command.current_dir(folder()).env_clear().env("LD_PRELOAD", LIBRARY);
     command
 }
 
@@ -33,12 +36,9 @@ fn value(output: &Output, name: &str) -> Option<String> {
 
 #[test]
 fn appends_and_prepends_each_variable() {
-    let preload = library().display().to_string();
-    for (target, before) in [
-        ("PATH", "/usr/bin:/bin"),
-        ("LD_PRELOAD", preload.as_str()),
-        ("LD_LIBRARY_PATH", "/nowhere"),
-    ] {
+    for (target, before) in
+        [("PATH", "/usr/bin:/bin"), ("LD_PRELOAD", LIBRARY), ("LD_LIBRARY_PATH", "/nowhere")]
+    {
         let mut append = preloaded("/usr/bin/env");
         append.env(target, before).env(format!("TF_{target}"), "/x/one:/x/two");
         let wanted = format!("{before}:/x/one:/x/two");
@@ -76,7 +76,7 @@ fn an_empty_value_changes_nothing() {
     }
     let output = command.env("PATH", "/bin").output().unwrap();
     assert_eq!(value(&output, "PATH").as_deref(), Some("/bin"));
-    assert_eq!(value(&output, "LD_PRELOAD"), Some(library().display().to_string()));
+    assert_eq!(value(&output, "LD_PRELOAD"), Some(LIBRARY.to_owned()));
     assert_eq!(value(&output, "LD_LIBRARY_PATH"), None);
 }
 

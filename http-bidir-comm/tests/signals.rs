@@ -1,7 +1,8 @@
 //! Signals of the host program neither break nor prolong a wait. Without the test harness, because
 //! the kernel hands a signal of the process to its main thread, which therefore has to be the one
-//! that waits.
+//! that waits. It answers like a harness that has this one test.
 #![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::print_stdout, reason = "the answer")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,7 +12,22 @@ use std::time::{Duration, Instant};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use rustix::process::{Signal, getpid, kill_process};
 
+const NAME: &str = "a_wait_is_neither_broken_nor_prolonged";
+
 fn main() {
+    let asked: Vec<String> = std::env::args().skip(1).collect();
+    let is_asked = |option: &str| asked.iter().any(|asked| asked == option);
+    if is_asked("--list") {
+        if !is_asked("--ignored") {
+            println!("{NAME}: test");
+        }
+        return;
+    }
+    waits();
+    println!("test result: ok. 1 passed; 0 failed");
+}
+
+fn waits() {
     let hits = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&hits);
     let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGWINCH]).unwrap();
@@ -33,7 +49,7 @@ fn main() {
     });
     let client = BlockingHttpClient::new(Endpoint::Unix(path));
     let started = Instant::now();
-    let error = client.call::<_, u32>("/", &1, Duration::from_millis(300)).unwrap_err();
+    let error = client.post::<_, u32>("/", &1, Duration::from_millis(300)).unwrap_err();
     let took = started.elapsed();
     stop.store(true, Ordering::SeqCst);
     sender.join().unwrap();

@@ -38,7 +38,7 @@ impl Tenant {
             Register { protocol: VERSION, session: session.into(), devices: vec![quota] };
         let start = Instant::now();
         loop {
-            match client.call::<_, Registered>(path::REGISTER, &register, PATIENCE) {
+            match client.post::<_, Registered>(path::REGISTER, &register, PATIENCE) {
                 Ok(registered) => return Self { client, worker: registered.worker },
                 Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
             }
@@ -48,7 +48,7 @@ impl Tenant {
 
     fn call(&self, report: Option<LeaseReport>, ask: Option<u64>) -> Option<Lease> {
         let admission = Admission { worker: self.worker, uuid: GPU_ID, report, ask, quota: None };
-        let decision: Decision = self.client.call(path::ADMISSION, &admission, PATIENCE).unwrap();
+        let decision: Decision = self.client.post(path::ADMISSION, &admission, PATIENCE).unwrap();
         decision.lease
     }
 

@@ -1,7 +1,7 @@
 //! A device that is accounted in this process.
 
 use crate::compute::Gate;
-use crate::config::{Config, Identity};
+use crate::config::Config;
 use crate::memory::{Contexts, Tracker};
 use crate::own;
 use crate::report;
@@ -11,12 +11,10 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
 use driver::nvml::Memory;
 use limits::{GpuId, Limits};
-use session::page::layout::{Layout, Slot};
-use session::page::{BookGuard, Page, PageError, Seat};
+use session::directory;
+use session::layout::{Layout, Slot};
+use session::{BookGuard, Membership, Page, PageError};
 use std::ffi::CString;
-use std::fs::{self, DirBuilder};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -26,7 +24,7 @@ const REAP_PERIOD: Duration = Duration::from_millis(50);
 /// What this process keeps about a device.
 pub(crate) struct Device {
     uuid: GpuId,
-    seat: Seat,
+    seat: Membership,
     /// Why the page is not believed any more.
     broken: OnceLock<Refused>,
     gate: Gate,
@@ -43,13 +41,13 @@ pub(crate) struct Device {
 impl Device {
     /// Takes a place in the session's page of the device. The limits are the page's from then on.
     pub(crate) fn new(uuid: GpuId, limits: &Limits, session_dir: &Path) -> Result<Self, Refused> {
-        let refused = |error: session::page::PageError| Refused(error.to_string());
+        let refused = |error: session::PageError| Refused(error.to_string());
         let page = Page::open(session_dir, uuid, limits).map_err(refused)?;
         // Those of whoever made the page, or as they were changed since.
         let limits = page.look().map_err(refused)?.limits();
         Ok(Self {
             uuid,
-            seat: Seat::claim(page).map_err(refused)?,
+            seat: Membership::claim(page).map_err(refused)?,
             broken: OnceLock::new(),
             gate: Gate::new(limits.compute.is_limit()),
             tracker: Tracker::default(),
@@ -64,7 +62,7 @@ impl Device {
     }
 
     /// This process's place in the session's book.
-    pub(crate) const fn seat(&self) -> &Seat {
+    pub(crate) const fn seat(&self) -> &Membership {
         &self.seat
     }
 
@@ -132,50 +130,11 @@ impl Device {
 /// The directory of this process's session: the one that `sluice run` made, else one for all
 /// processes of this user, pid namespace (container) and pod that carry the same limits.
 pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, Refused> {
-    if let Some(dir) = &config.session_dir {
-        return if dir.is_dir() {
-            Ok(dir.clone())
-        } else {
-            Err(Refused(format!(
-                "{}={}: not a directory; it has to be the one that `sluice run` made",
-                limits::env::SESSION_DIR,
-                dir.display()
-            )))
-        };
-    }
-    let user = rustix::process::geteuid().as_raw();
-    let base = PathBuf::from(format!("/dev/shm/sluice-{user}"));
-    let dir = base.join(format!("env-{:016x}", implicit_session(config)));
-    for dir in [&base, &dir] {
-        private_directory(dir, user)
-            .map_err(|error| Refused(format!("session directory {}: {error}", dir.display())))?;
-    }
-    Ok(dir)
-}
-
-/// Tells one implicit session from another.
-fn implicit_session(config: &Config) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let Identity { .. } = &config.identity;
-    config.identity.hash(&mut hasher);
-    config.limits_fingerprint().hash(&mut hasher);
-    if let Ok(namespace) = fs::metadata("/proc/self/ns/pid") {
-        namespace.ino().hash(&mut hasher);
-    }
-    hasher.finish()
-}
-
-/// Makes a directory that only this user can enter, or checks that it is one.
-fn private_directory(path: &Path, user: u32) -> std::io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-        other => return other,
-    }
-    let metadata = fs::symlink_metadata(path)?;
-    if !metadata.is_dir() || metadata.uid() != user || metadata.mode() & 0o077 != 0 {
-        return Err(std::io::Error::other("it has to be a directory of this user's, mode 0700"));
-    }
-    Ok(())
+    let dir = match &config.session_dir {
+        Some(dir) => directory::check(dir).map(|()| dir.clone()),
+        None => directory::implicit(&(&config.identity, config.limits_fingerprint())),
+    };
+    dir.map_err(|error| Refused(error.to_string()))
 }
 
 /// Loads NVML into this process, if it is not there, and starts it; `false` where that fails.

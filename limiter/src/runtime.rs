@@ -8,7 +8,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use driver::cuda;
 use limits::{GpuId, Limits};
-use session::page::Page;
+use session::Page;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};

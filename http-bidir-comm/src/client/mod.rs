@@ -15,13 +15,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use ureq::Agent;
+use ureq::{Agent, Body, RequestBuilder, http};
 
 pub use error::ClientError;
 pub use socket::Endpoint;
 
-use crate::{BODY_LIMIT, Refusal};
+use crate::{BODY_LIMIT, Refusal, STATE_LIMIT};
 use transport::{AnyAddress, SocketConnector};
+
+type Response = http::Response<Body>;
 
 /// Connections kept open while nobody calls; more than this many calls at once work, but the
 /// surplus connections are closed afterwards.
@@ -88,7 +90,7 @@ impl BlockingHttpClient {
     ///
     /// # Errors
     /// See [`ClientError`].
-    pub fn call<Req, Res>(
+    pub fn post<Req, Res>(
         &self,
         path: &str,
         request: &Req,
@@ -100,15 +102,76 @@ impl BlockingHttpClient {
     {
         let body = serde_json::to_vec(request)
             .map_err(|error| self.protocol(format!("the request can not be encoded: {error}")))?;
+        let attempt = |left| {
+            let post = self.agent.post(self.url(path)).header("content-type", "application/json");
+            let post = self.authorized(post).config().timeout_global(Some(left)).build();
+            read(post.send(&body)?, BODY_LIMIT)
+        };
+        self.understood(path, self.twice(timeout, attempt)?)
+    }
+
+    /// Gets what is at `path` (`/v1/...`) and waits for it, at most `timeout` in all. What a server
+    /// tells of itself may be long: up to [`STATE_LIMIT`] bytes are read.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn get<Res: DeserializeOwned>(
+        &self,
+        path: &str,
+        timeout: Duration,
+    ) -> Result<Res, ClientError> {
+        self.understood(
+            path,
+            self.twice(timeout, |left| read(self.send_get(path, left)?, STATE_LIMIT))?,
+        )
+    }
+
+    /// Whether a server answers at all, whatever it says of `path`: its HTTP status.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; never [`ClientError::Refused`].
+    pub fn reach(&self, path: &str, timeout: Duration) -> Result<u16, ClientError> {
+        self.twice(timeout, |left| Ok(self.send_get(path, left)?.status().as_u16()))
+    }
+
+    fn send_get(&self, path: &str, timeout: Duration) -> Result<Response, ureq::Error> {
+        let get = self.authorized(self.agent.get(self.url(path)));
+        get.config().timeout_global(Some(timeout)).build().call()
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base)
+    }
+
+    fn authorized<Any>(&self, request: RequestBuilder<Any>) -> RequestBuilder<Any> {
+        match &self.authorization {
+            Some(authorization) => request.header("authorization", authorization),
+            None => request,
+        }
+    }
+
+    /// Tries once more where the kept connection was a closed one.
+    fn twice<T>(
+        &self,
+        timeout: Duration,
+        attempt: impl Fn(Duration) -> Result<T, ureq::Error>,
+    ) -> Result<T, ClientError> {
         let started = Instant::now();
-        let answer = match self.post(path, &body, timeout) {
+        let answer = match attempt(timeout) {
             Err(error) if transport::is_stale(&error) => {
-                self.post(path, &body, timeout.saturating_sub(started.elapsed()))
+                attempt(timeout.saturating_sub(started.elapsed()))
             }
             other => other,
         };
-        let (status, bytes) =
-            answer.map_err(|error| error::classify(error, &self.endpoint, timeout))?;
+        answer.map_err(|error| error::classify(error, &self.endpoint, timeout))
+    }
+
+    /// The answer, if it is one to the call.
+    fn understood<Res: DeserializeOwned>(
+        &self,
+        path: &str,
+        (status, bytes): (u16, Vec<u8>),
+    ) -> Result<Res, ClientError> {
         if !(200..300).contains(&status) {
             return Err(ClientError::Refused { status, message: refusal_text(&bytes) });
         }
@@ -117,27 +180,15 @@ impl BlockingHttpClient {
         })
     }
 
-    fn post(
-        &self,
-        path: &str,
-        body: &[u8],
-        timeout: Duration,
-    ) -> Result<(u16, Vec<u8>), ureq::Error> {
-        let mut request = self
-            .agent
-            .post(format!("{}{path}", self.base))
-            .header("content-type", "application/json");
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        let mut answer = request.config().timeout_global(Some(timeout)).build().send(body)?;
-        let bytes = answer.body_mut().with_config().limit(BODY_LIMIT as u64).read_to_vec()?;
-        Ok((answer.status().as_u16(), bytes))
-    }
-
     fn protocol(&self, what: String) -> ClientError {
         ClientError::Protocol { endpoint: self.endpoint.to_string(), what }
     }
+}
+
+/// Status and body of an answer.
+fn read(mut answer: Response, most: usize) -> Result<(u16, Vec<u8>), ureq::Error> {
+    let bytes = answer.body_mut().with_config().limit(most as u64).read_to_vec()?;
+    Ok((answer.status().as_u16(), bytes))
 }
 
 /// `http://host:port`, with the brackets that an IPv6 address needs.

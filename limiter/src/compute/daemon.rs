@@ -160,7 +160,7 @@ impl Daemon {
         let message =
             Admission { worker, uuid: device.uuid(), report, ask: ask.map(microseconds), quota };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
-        let decision = self.client.call(to, &message, ask.unwrap_or_default() + grace)?;
+        let decision = self.client.post(to, &message, ask.unwrap_or_default() + grace)?;
         self.told_changes = changes;
         self.report = None;
         Ok(decision)
@@ -173,7 +173,7 @@ impl Daemon {
             session: self.session.clone(),
             devices: quota(device).into_iter().collect(),
         };
-        let Registered { worker } = self.client.call(path::REGISTER, &message, most)?;
+        let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;

@@ -8,7 +8,7 @@ use driver::cuda::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
     ArrayDescriptor, ArrayDescriptorV1, CuResult, MipmappedArray,
 };
-use session::page::layout::Kind;
+use session::layout::Kind;
 
 macros::detours! {
     /// CUDA driver API, Memory Management: arrays.

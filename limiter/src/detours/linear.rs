@@ -6,7 +6,7 @@ use crate::own;
 use crate::runtime::{self, Verdict};
 use core::ffi::c_uint;
 use driver::cuda::{CuResult, DevicePtr};
-use session::page::layout::Kind;
+use session::layout::Kind;
 
 macros::detours! {
     /// CUDA driver API, Memory Management: linear memory.

@@ -9,8 +9,8 @@ use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use crossbeam::utils::CachePadded;
 use session::clock::now_ns;
+use session::layout::Kind;
 use session::ledger::Book;
-use session::page::layout::Kind;
 
 /// Calls that allocate or free: how many run, in the lower bits, and how many have returned.
 static CALLS: CachePadded<AtomicU64> = CachePadded::new(AtomicU64::new(0));

@@ -9,8 +9,8 @@ use crate::keeper;
 use crate::runtime::{self, Verdict};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{Context, CuResult};
+use session::layout::Kind;
 use session::ledger::{Book, Place};
-use session::page::layout::Kind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory.
 ///

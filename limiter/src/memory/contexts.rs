@@ -13,7 +13,7 @@ use core::ptr;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{self, CuResult};
-use session::page::layout::Kind;
+use session::layout::Kind;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -23,7 +23,7 @@ use driver::cuda::{
     self, CuResult, GRAPH_RESERVED_CURRENT, GRAPH_USED_CURRENT, Graph, GraphExec, GraphNode,
     LOCATION_DEVICE, MemAllocNodeParams, NODE_GRAPH, NODE_MEM_ALLOC,
 };
-use session::page::layout::Kind;
+use session::layout::Kind;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -26,7 +26,7 @@ pub(crate) use tracker::{Handle, Tracker};
 
 use crate::device::Device;
 use core::sync::atomic::Ordering::Relaxed;
-use session::page::layout::NO_LIMIT;
+use session::layout::NO_LIMIT;
 
 /// What a program is to see of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use driver::cuda::{
     ATTACH_GLOBAL, CAPTURE_STATUS_NONE, Context, CuResult, DevicePtr, EVENT_DISABLE_TIMING, Event,
     Stream,
 };
+use session::layout::{Kind, Layout};
 use session::ledger::Place;
-use session::page::layout::{Kind, Layout};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// `CU_MEM_ADVISE_SET_READ_MOSTLY`: the device may have a copy.

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::per_process::PerProcess;
 use core::ptr;
 use driver::cuda::CuResult;
-use session::page::layout::Kind;
+use session::layout::Kind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -22,7 +22,7 @@ use crate::own;
 use crate::per_process::PerProcess;
 use core::sync::atomic::{AtomicU64, Ordering};
 use driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, Stream};
-use session::page::layout::Kind;
+use session::layout::Kind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 

@@ -8,7 +8,7 @@ use crate::own;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
-use session::page::layout::{Kind, Slot};
+use session::layout::{Kind, Slot};
 use std::os::unix::fs::MetadataExt;
 
 /// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::runtime;
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
-use session::page::layout::Kind;
+use session::layout::Kind;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 

@@ -1,6 +1,6 @@
 //! The second engine: frida-gum. Needs its devkit when linking.
 
-use super::{HookEngine, HookError, Slot};
+use crate::{HookEngine, HookError, Slot};
 use core::ffi::c_void;
 use frida_gum::{Gum, NativePointer, interceptor::Interceptor};
 

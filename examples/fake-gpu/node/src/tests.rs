@@ -439,7 +439,7 @@ fn play(steps: &[Step], event_ns: u64, gap_ns: u64, chop: bool) -> (Vec<u64>, u6
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::default())]
 
     /// When and how often the simulation is carried forward makes no difference, all work ends,
     /// and no two kernels overlap (the last one ends no sooner than the sum).

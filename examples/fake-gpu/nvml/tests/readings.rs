@@ -8,7 +8,7 @@
     reason = "a test fails by panicking"
 )]
 
-#[path = "../../cuda/tests/support/mod.rs"]
+#[path = "../../cuda/tests/suite/support/mod.rs"]
 mod support;
 
 use std::ffi::{CString, c_void};
@@ -26,7 +26,7 @@ fn open() -> Nvml {
 
 #[test]
 fn devices_have_names() {
-    isolated("devices_have_names", &[("SLUICE_FAKE_DEVICES", "3")], || {
+    isolated(&[("SLUICE_FAKE_DEVICES", "3")], || {
         let nvml = open();
         assert_eq!(nvml.device_count().unwrap(), 3);
         assert!(nvml.sys_driver_version().unwrap().starts_with("580."));
@@ -54,7 +54,7 @@ fn devices_have_names() {
 
 #[test]
 fn memory_and_processes_are_those_of_the_driver() {
-    isolated("memory_and_processes_are_those_of_the_driver", &[], || {
+    isolated(&[], || {
         let nvml = open();
         let _gpu = Gpu::open();
         let mut address = 0;
@@ -77,7 +77,7 @@ fn memory_and_processes_are_those_of_the_driver() {
 
 #[test]
 fn utilisation_follows_the_kernels() {
-    isolated("utilisation_follows_the_kernels", &[], || {
+    isolated(&[], || {
         let nvml = open();
         let device = nvml.device_by_index(0).unwrap();
         assert_eq!(device.utilization_rates().unwrap().gpu, 0);
@@ -135,7 +135,7 @@ fn raw_symbol(name: &str) -> usize {
 
 #[test]
 fn wrong_calls_and_short_buffers() {
-    isolated("wrong_calls_and_short_buffers", &[], || {
+    isolated(&[], || {
         let (mut count, mut device) = (0, null());
         assert_eq!(nvmlDeviceGetCount_v2(&mut count), 1);
         assert_eq!(nvmlShutdown(), 1);

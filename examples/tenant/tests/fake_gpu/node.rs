@@ -28,6 +28,12 @@ impl Node {
     /// `tenant` on this node.
     pub(crate) fn tenant(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenant"));
+        for (name, _) in std::env::vars_os() {
+            let of_caller = ["SLUICE_", "CUDA_", "LD_PRELOAD"];
+            if of_caller.iter().any(|own| name.as_encoded_bytes().starts_with(own.as_bytes())) {
+                command.env_remove(&name);
+            }
+        }
         command
             .args(arguments.split_whitespace())
             .env("LD_LIBRARY_PATH", self.dir.path())

@@ -4,8 +4,8 @@
 //! a function needs no way back and no instruction decoder, whose tables take longer to set up than
 //! everything else that happens in a process which never loads a driver.
 
-use crate::jump;
-use crate::overwrite::overwrite;
+use crate::code::jump;
+use crate::code::overwrite::overwrite;
 use core::ffi::c_void;
 
 /// What compilers pad with, longest first.

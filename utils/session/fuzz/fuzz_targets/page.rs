@@ -2,10 +2,12 @@
 //! `scripts/fuzz.sh SECONDS`.
 #![no_main]
 
+#[path = "../../tests/suite/hostile.rs"]
+mod hostile;
+
 use libfuzzer_sys::fuzz_target;
 use std::cell::OnceCell;
 use tempfile::TempDir;
-use session::page::hostile;
 
 struct Stage {
     dir: TempDir,

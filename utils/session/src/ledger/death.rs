@@ -2,7 +2,7 @@
 //! what whoever takes over finds has to be right.
 
 use super::Book;
-use crate::page::layout::{Kind, Layout, SLOTS};
+use crate::layout::{Kind, Layout, SLOTS};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 use std::alloc::{Layout as Memory, alloc_zeroed, handle_alloc_error};
@@ -74,7 +74,7 @@ fn session() -> Box<Layout> {
     let layout = blank(10_000, 5_000);
     let mut book = Book::new(&layout);
     for slot in [DYING, SURVIVOR, FAR] {
-        book.seat(slot, u32::try_from(slot).unwrap() + 1000, 7);
+        book.enroll(slot, u32::try_from(slot).unwrap() + 1000, 7);
         for kind in Kind::ALL {
             book.reserve(slot, kind, HELD).unwrap();
         }
@@ -122,7 +122,7 @@ fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
     at_every_store("reserve on the host", 7_000, |book| {
         book.reserve_anywhere(DYING, Kind::Data, 7_000).unwrap();
     });
-    at_every_store("seat", everything, |book| book.seat(DYING, 5, 6));
+    at_every_store("enroll", everything, |book| book.enroll(DYING, 5, 6));
     at_every_store("vacate", everything, |book| book.vacate(DYING));
     at_every_store("recount", 0, |book| book.recount());
 }

@@ -1,7 +1,7 @@
 //! Bytes: reserve, charge, release.
 
 use super::{Book, Put};
-use crate::page::layout::{Kind, Slot};
+use crate::layout::{Kind, Slot};
 use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -170,7 +170,7 @@ impl Book<'_> {
         self.slot(slot).map_or(0, |slot: &Slot| slot.bytes[kind as usize].load(Relaxed))
     }
 
-    /// The session's limit in bytes, [`NO_LIMIT`](crate::page::layout::NO_LIMIT) for none.
+    /// The session's limit in bytes, [`NO_LIMIT`](crate::layout::NO_LIMIT) for none.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.0.memory_limit.load(Relaxed)

@@ -17,7 +17,7 @@ pub use time::{
     TURN_NS, Turn,
 };
 
-use crate::page::layout::{Kind, Layout, Slot};
+use crate::layout::{Kind, Layout, Slot};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -46,7 +46,7 @@ put!(AtomicU64, u64);
 pub struct Book<'a>(&'a Layout);
 
 impl<'a> Book<'a> {
-    /// Opens the book. Nobody else may have it open: see [`crate::page::Seat::book`].
+    /// Opens the book. Nobody else may have it open: see [`crate::Membership::book`].
     #[must_use]
     pub const fn new(layout: &'a Layout) -> Self {
         Self(layout)
@@ -57,13 +57,13 @@ impl<'a> Book<'a> {
     }
 
     /// The slots that may be in use.
-    fn seated(&self) -> &[Slot] {
+    fn used_slots(&self) -> &[Slot] {
         let end = self.0.high_water.load(Relaxed) as usize;
         &self.0.slots[..end.min(self.0.slots.len())]
     }
 
-    /// Seats a process; what the slot held before is given back.
-    pub fn seat(&mut self, slot: usize, pid: u32, start_time: u64) {
+    /// Gives a slot to a process; what it held before is given back.
+    pub fn enroll(&mut self, slot: usize, pid: u32, start_time: u64) {
         self.vacate(slot);
         let end = u32::try_from(slot + 1).unwrap_or(u32::MAX);
         if let Some(slot) = self.slot(slot) {
@@ -94,7 +94,7 @@ impl<'a> Book<'a> {
     /// Makes the sums from the slots again.
     pub fn recount(&mut self) {
         let (mut used, mut on_host, mut holders) = (0_u64, 0_u64, 0);
-        for slot in self.seated() {
+        for slot in self.used_slots() {
             for cell in &slot.bytes {
                 used = used.saturating_add(cell.load(Relaxed));
             }

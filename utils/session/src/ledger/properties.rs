@@ -2,7 +2,7 @@
 
 use super::death::{blank, dies_after, total};
 use super::{Book, Bound, Place};
-use crate::page::layout::{Kind, Layout, SLOTS};
+use crate::layout::{Kind, Layout, SLOTS};
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -94,11 +94,11 @@ impl Model {
 
 fn step(model: &mut Model, layout: &Layout, op: &Op) {
     let mut book = Book::new(layout);
-    let seat = |process: usize| PROCESSES[process];
+    let slot = |process: usize| PROCESSES[process];
     match *op {
         Op::Reserve(p, kind, bytes) => {
             let before = (book.used(), book.on_device());
-            let result = book.reserve(seat(p), kind, bytes);
+            let result = book.reserve(slot(p), kind, bytes);
             assert_eq!(result.map_err(|refusal| refusal.bound), model.reserve(p, kind, bytes));
             if let Err(refusal) = result {
                 assert_eq!((book.used(), book.on_device()), before);
@@ -106,7 +106,7 @@ fn step(model: &mut Model, layout: &Layout, op: &Op) {
             }
         }
         Op::ReserveAnywhere(p, kind, bytes) => {
-            let place = book.reserve_anywhere(seat(p), kind, bytes);
+            let place = book.reserve_anywhere(slot(p), kind, bytes);
             assert_eq!(place.map_err(|refusal| refusal.bound), model.place(bytes));
             if let Ok(place) = place {
                 let kind = if place == Place::Host { Kind::Oversubscribed } else { kind };
@@ -114,32 +114,32 @@ fn step(model: &mut Model, layout: &Layout, op: &Op) {
             }
         }
         Op::Charge(p, kind, bytes) => {
-            book.charge(seat(p), kind, bytes);
+            book.charge(slot(p), kind, bytes);
             *model.cell(p, kind) += bytes;
         }
         Op::RollBack(p, kind, bytes) => {
-            if book.reserve(seat(p), kind, bytes).is_ok() {
-                book.release(seat(p), kind, bytes).unwrap();
+            if book.reserve(slot(p), kind, bytes).is_ok() {
+                book.release(slot(p), kind, bytes).unwrap();
             }
         }
         Op::Release(p, kind, bytes) => {
             let has = *model.cell(p, kind);
-            assert_eq!(book.release(seat(p), kind, bytes).is_ok(), has >= bytes);
+            assert_eq!(book.release(slot(p), kind, bytes).is_ok(), has >= bytes);
             *model.cell(p, kind) = has.saturating_sub(bytes);
         }
         Op::Set(p, kind, bytes) => {
-            book.set(seat(p), kind, bytes);
+            book.set(slot(p), kind, bytes);
             *model.cell(p, kind) = bytes;
         }
         Op::Death(p) => {
-            book.vacate(seat(p));
+            book.vacate(slot(p));
             model.dies(p);
         }
         Op::DeathWithin(p, kind, bytes, stores) => {
-            if dies_after(stores, || Book::new(layout).charge(seat(p), kind, bytes)) {
+            if dies_after(stores, || Book::new(layout).charge(slot(p), kind, bytes)) {
                 // Stale sums, for whoever takes the lock.
                 book.recount();
-                book.vacate(seat(p));
+                book.vacate(slot(p));
                 model.dies(p);
             } else {
                 *model.cell(p, kind) += bytes;
@@ -159,7 +159,7 @@ proptest! {
         let layout = blank(10_000, 6_000);
         let mut model = Model { limit: 10_000, real: 6_000, has: HashMap::new() };
         for (number, &slot) in PROCESSES.iter().enumerate() {
-            Book::new(&layout).seat(slot, u32::try_from(number).unwrap() + 1, 1);
+            Book::new(&layout).enroll(slot, u32::try_from(number).unwrap() + 1, 1);
         }
         for op in &ops {
             step(&mut model, &layout, op);

@@ -1,8 +1,8 @@
 //! Making, checking and mapping a page's file.
 
-use super::layout::{Layout, MAGIC, SLOTS, VERSION};
+use super::PageError;
 use super::map::Map;
-use super::{PageError, Summary, alive};
+use crate::layout::{Layout, MAGIC, SLOTS, VERSION};
 use core::sync::atomic::Ordering::Relaxed;
 use limits::{GpuId, Limits};
 use rustix::thread::futex;
@@ -50,10 +50,16 @@ impl Page {
         dir.join(file_name(device)).exists()
     }
 
+    /// Whether a file in a session's directory is one of its pages, by its name.
+    #[must_use]
+    pub fn has_name_of_one(path: &Path) -> bool {
+        path.extension().is_some_and(|extension| extension == &SUFFIX[1..])
+    }
+
     /// Opens a page that is there, of the device that its name says, to look at it or to change its
     /// limits. Root may open everybody's.
     ///
-    /// Not for a process that has a seat in it: closing any descriptor of the file drops the seat's lock
+    /// Not for a process that is a member by it: closing any descriptor of the file drops the slot's lock
     /// (`fcntl(2)`).
     ///
     /// # Errors
@@ -164,19 +170,6 @@ impl Page {
         Ok(())
     }
 
-    /// What the session has and who is in it, the dead left out. Of a page in use it is a glance, in
-    /// which sums may be a moment older than their parts.
-    ///
-    /// # Errors
-    /// [`PageError::Damaged`]
-    pub fn summary(&self) -> Result<Summary, PageError> {
-        let mut summary = Summary::of(self.look()?);
-        summary
-            .processes
-            .retain(|process| alive::is_alive(self, process.slot, process.pid, process.start_time));
-        Ok(summary)
-    }
-
     /// The fields, unchecked: a file that has been cut short reads as zeros, or ends the process that looks
     /// if that does not let the signal be caught. See [`Page::look`].
     #[must_use]
@@ -249,7 +242,7 @@ fn header(layout: &Layout) -> Result<(), String> {
 }
 
 /// A descriptor above those of the program. The kernel closes them in order when a process ends: its
-/// seat is given up after the driver has been told to free what it held, not before.
+/// slot is given up after the driver has been told to free what it held, not before.
 fn out_of_the_way(file: File) -> File {
     const MOST: u64 = 1024;
     const ABOVE: u64 = 32;

@@ -1,8 +1,8 @@
 //! A page's file in memory.
 
 use super::fault::{self, Range};
-use super::layout::Layout;
 use super::probe;
+use crate::layout::Layout;
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;

@@ -1,6 +1,8 @@
 //! What a page says, for display.
 
-use super::layout::{Kind, Layout};
+use super::{Page, PageError, slot_lock};
+use crate::layout::{Kind, Layout, Slot};
+use crate::process::ProcessIdentity;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::Limits;
 
@@ -28,8 +30,13 @@ pub struct Process {
     pub start_time: u64,
     /// Whether it holds a lease of the session's own account.
     pub holding: bool,
+    /// Whether it waits for one.
+    pub waiting: bool,
     /// Device time that it has been charged, in nanoseconds.
     pub charged_ns: u64,
+    /// How much of the time that it holds the device it keeps it busy, in millionths; `None`: not
+    /// known.
+    pub density_ppm: Option<u32>,
     bytes: [u64; Kind::ALL.len()],
 }
 
@@ -45,15 +52,44 @@ impl Process {
     pub fn total(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
+
+    /// Which process of its namespace it is.
+    #[must_use]
+    pub const fn identity(&self) -> ProcessIdentity {
+        ProcessIdentity { pid: self.pid, start_time: self.start_time }
+    }
+
+    /// The name of its program, where the process that is meant can be seen from here.
+    #[must_use]
+    pub fn name(&self) -> Option<String> {
+        let ids = [self.host_pid.unwrap_or(self.pid), self.pid];
+        let seen = ids.map(|pid| ProcessIdentity { pid, start_time: self.start_time });
+        seen.into_iter().find_map(ProcessIdentity::name)
+    }
+}
+
+impl Page {
+    /// What the session has and who is in it, the dead left out. Of a page in use it is a glance, in
+    /// which sums may be a moment older than their parts.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn summary(&self) -> Result<Summary, PageError> {
+        let mut summary = Summary::of(self.look()?);
+        summary
+            .processes
+            .retain(|process| slot_lock::is_alive(self, process.slot, process.identity()));
+        Ok(summary)
+    }
 }
 
 impl Summary {
     /// Reads a page. Any bytes give a summary; whether they are those of a page is for
-    /// [`Page::look`](super::Page::look) to say.
+    /// [`Page::look`] to say.
     #[must_use]
     pub fn of(layout: &Layout) -> Self {
         let end = layout.high_water.load(Relaxed) as usize;
-        let process = |(slot, record): (usize, &super::layout::Slot)| {
+        let process = |(slot, record): (usize, &Slot)| {
             let pid = record.pid.load(Relaxed);
             (pid != 0).then(|| Process {
                 slot,
@@ -61,7 +97,9 @@ impl Summary {
                 host_pid: Some(record.host_pid.load(Relaxed)).filter(|&pid| pid != 0),
                 start_time: record.start_time.load(Relaxed),
                 holding: record.holding.load(Relaxed) == 1,
+                waiting: record.waiting_since_ns.load(Relaxed) != 0,
                 charged_ns: record.charged_ns.load(Relaxed),
+                density_ppm: Some(record.density_ppm.load(Relaxed)).filter(|&ppm| ppm > 0),
                 bytes: Kind::ALL.map(|kind| record.bytes[kind as usize].load(Relaxed)),
             })
         };

@@ -12,9 +12,10 @@ thread_local! {
 }
 
 /// Whether accesses of this thread to pages are safe whatever happens to their files. The program may change
-/// this at any moment; that is noticed within [`PERIOD_NS`].
+/// this at any moment; that is noticed within 100 ms.
 #[inline]
-pub(in super::super) fn are_caught() -> bool {
+#[must_use]
+pub fn are_caught() -> bool {
     let now = clock::tick_ns();
     ANSWER.with(|answer| {
         let (until, caught) = answer.get();

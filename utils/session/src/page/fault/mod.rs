@@ -12,7 +12,7 @@ mod caught;
 mod former;
 mod ranges;
 
-pub(super) use caught::are_caught;
+pub use caught::are_caught;
 pub(super) use ranges::Range;
 
 use super::probe;

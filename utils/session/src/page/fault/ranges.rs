@@ -1,6 +1,6 @@
 //! Where pages are mapped, for a signal handler to look up: no lock, no allocation.
 
-use super::super::layout::Layout;
+use crate::layout::Layout;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 

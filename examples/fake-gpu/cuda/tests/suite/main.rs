@@ -1,0 +1,20 @@
+//! The simulated driver as a program meets it. What measures real time is in `timed`.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod capture;
+mod copies;
+mod graph_memory;
+mod host_calls;
+mod memory;
+mod references;
+mod shape;
+mod sharing;
+mod stream_memory;
+mod support;
+mod timed;

@@ -1,0 +1,273 @@
+//! Streams that wait for a value in host memory.
+
+use std::io::Read;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+
+const AT_LEAST: u32 = 0;
+const EQUAL: u32 = 1;
+const AND: u32 = 2;
+const NOR: u32 = 3;
+const FLUSH: u32 = 1 << 30;
+
+/// A word of host memory that the device can see, and its address there.
+fn word() -> (&'static AtomicU32, u64) {
+    let (mut host, mut device) = (null(), 0);
+    ok(cuMemHostAlloc(&mut host, 4096, 2));
+    ok(cuMemHostGetDevicePointer_v2(&mut device, host, 0));
+    // SAFETY: fresh memory of that size; no test that uses it frees it.
+    (unsafe { AtomicU32::from_ptr(host.cast()) }, device)
+}
+
+fn microseconds(start: Ptr, end: Ptr) -> f64 {
+    let mut ms = 0.0;
+    ok(cuEventElapsedTime(&mut ms, start, end));
+    f64::from(ms) * 1000.0
+}
+
+fn nap() {
+    std::thread::sleep(Duration::from_millis(5));
+}
+
+#[test]
+fn nothing_runs_before_the_store_and_everything_after_it() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let ((word, address), on) = (word(), stream());
+        let (before, after, end) = (event(), event(), event());
+        gpu.launch(on, 1000);
+        ok(cuEventRecord(before, on));
+        ok(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST));
+        ok(cuEventRecord(after, on));
+        gpu.launch(on, 100_000);
+        ok(cuEventRecord(end, on));
+        nap();
+        ok(cuEventQuery(before));
+        nap();
+        assert_eq!(cuEventQuery(after), NOT_READY);
+        assert_eq!(cuStreamQuery(on), NOT_READY);
+        word.store(1, SeqCst);
+        ok(cuEventQuery(after));
+        assert_eq!(cuEventQuery(end), NOT_READY);
+        ok(cuStreamSynchronize(on));
+        let waited = microseconds(before, after);
+        assert!(waited >= 9000.0, "{waited}");
+        assert!((microseconds(after, end) - 100_000.0).abs() < 0.1);
+        // What is there already is no wait.
+        ok(cuStreamWaitValue32(on, address, 1, AT_LEAST));
+        gpu.launch(on, 100);
+        ok(cuStreamSynchronize(on));
+    });
+}
+
+#[test]
+fn an_idle_streams_kernel_is_measured_whatever_the_host_does() {
+    isolated(&[("SLUICE_FAKE_EVENT_NS", "1248")], || {
+        let gpu = Gpu::open();
+        let on = stream();
+        let mut memory = Box::new([0_u32; 4]);
+        let (host, mut address) = (memory.as_mut_ptr(), 0);
+        ok(cuMemHostRegister_v2(host.cast(), 16, 0));
+        ok(cuMemHostGetDevicePointer_v2(&mut address, host.cast(), 0));
+        // SAFETY: the third number of the box, which lives until the end.
+        let word = unsafe { AtomicU32::from_ptr(host.add(2)) };
+        let pairs: Vec<_> = (0..3).map(|_| (event(), event())).collect();
+        for round in 1..=5 {
+            let release = || word.store(round, SeqCst);
+            ok(cuStreamWaitValue32_v2(on, address + 8, round, AT_LEAST));
+            ok(cuEventRecord(pairs[0].0, on));
+            nap();
+            gpu.launch(on, 10 * u64::from(round));
+            nap();
+            ok(cuEventRecord(pairs[0].1, on));
+            ok(cuEventRecord(pairs[1].0, on));
+            ok(cuEventRecord(pairs[1].1, on));
+            release();
+            nap();
+            // The same where the stream is busy.
+            gpu.launch(on, 20_000);
+            ok(cuEventRecord(pairs[2].0, on));
+            gpu.launch(on, 7);
+            ok(cuEventRecord(pairs[2].1, on));
+            ok(cuStreamSynchronize(on));
+            for (pair, expected) in [(0, 10.0 * f64::from(round) + 2.248), (1, 1.248), (2, 9.248)] {
+                let took = microseconds(pairs[pair].0, pairs[pair].1);
+                assert!((took - expected).abs() < 2e-3, "{round} {pair}: {took}, not {expected}");
+            }
+        }
+        ok(cuMemHostUnregister(host.cast()));
+        assert_eq!(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST), INVALID_VALUE);
+    });
+}
+
+#[test]
+fn other_streams_and_processes_go_on_meanwhile() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let (held, free) = (stream(), stream());
+        if part().is_some() {
+            gpu.launch(free, 2000);
+            ok(cuStreamSynchronize(free));
+            println!("done");
+            return;
+        }
+        let (word, address) = word();
+        ok(cuStreamWaitValue32_v2(held, address, 7, EQUAL));
+        gpu.launch(held, 1000);
+        let begin = Instant::now();
+        gpu.launch(free, 20_000);
+        ok(cuStreamSynchronize(free));
+        assert!(begin.elapsed() >= Duration::from_millis(20));
+        let output = start_part("other").wait_with_output().unwrap();
+        assert!(String::from_utf8(output.stdout).unwrap().contains("done"));
+        assert_eq!(cuStreamQuery(held), NOT_READY);
+        // The thread that waits sees what another one stores.
+        let begin = Instant::now();
+        let store = std::thread::spawn(|| {
+            nap();
+            word.store(7, SeqCst);
+        });
+        ok(cuCtxSynchronize());
+        assert!(begin.elapsed() >= Duration::from_millis(6), "{:?}", begin.elapsed());
+        store.join().unwrap();
+    });
+}
+
+#[test]
+fn conditions_are_those_of_the_driver() {
+    isolated(&[], || {
+        Gpu::open();
+        let ((word, address), on) = (word(), stream());
+        let rows: [(u32, u32, &[u32], u32); 4] = [
+            // Round the circle of 32-bit numbers.
+            (AT_LEAST, 2, &[u32::MAX - 1, u32::MAX, 0, 1], 3),
+            (EQUAL, 5, &[4, 6], 5),
+            (AND, 6, &[0, 9], 2),
+            (NOR, 0xff, &[u32::MAX, 0xffff_ff00], 0xffff_fe00),
+        ];
+        for (flags, wanted, not_yet, then) in rows {
+            word.store(not_yet[0], SeqCst);
+            ok(cuStreamWaitValue32_v2(on, address, wanted, flags));
+            for &value in not_yet {
+                word.store(value, SeqCst);
+                assert_eq!(cuStreamQuery(on), NOT_READY, "{flags} {value}");
+            }
+            word.store(then, SeqCst);
+            ok(cuStreamQuery(on));
+        }
+    });
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_refused() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let ((_, address), on) = (word(), stream());
+        let supported = |attribute| {
+            let mut value = -1;
+            ok(cuDeviceGetAttribute(&mut value, attribute, gpu.device));
+            value
+        };
+        // Of 32 bits, NOR included; not of 64 bits, no flush.
+        assert_eq!([92, 94, 123].map(supported), [1, 1, 1]);
+        assert_eq!([93, 98, 122].map(supported), [0, 0, 0]);
+        let mut outside = Box::new(0_u32);
+        let (mut linear, mut managed) = (0, 0);
+        ok(cuMemAlloc_v2(&mut linear, 4096));
+        ok(cuMemAllocManaged(&mut managed, 4096, 1));
+        for (address, flags, code) in [
+            (address + 2, AT_LEAST, INVALID_VALUE),
+            (address + 4096, AT_LEAST, INVALID_VALUE),
+            ((&raw mut *outside) as u64, AT_LEAST, INVALID_VALUE),
+            (0, AT_LEAST, INVALID_VALUE),
+            (managed, AT_LEAST, INVALID_VALUE),
+            (linear, AT_LEAST, NOT_SUPPORTED),
+            (address, 4, INVALID_VALUE),
+            (address, AT_LEAST | FLUSH, NOT_SUPPORTED),
+        ] {
+            assert_eq!(cuStreamWaitValue32_v2(on, address, 1, flags), code, "{address:x} {flags}");
+        }
+        assert_eq!(cuStreamWaitValue32_v2(0x998 as Ptr, address, 1, 0), INVALID_HANDLE);
+        ok(cuStreamQuery(on));
+        // A capture goes on without it.
+        let mut graph = null();
+        ok(cuStreamBeginCapture_v2(on, 0));
+        assert_eq!(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST), NOT_SUPPORTED);
+        gpu.launch(on, 10);
+        ok(cuStreamEndCapture(on, &mut graph));
+        let mut count = 0;
+        ok(cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count));
+        assert_eq!(count, 1);
+        // Null in the `_ptsz` form is the thread's own stream.
+        ok(cuStreamWaitValue32_v2_ptsz(null(), address, 1, AT_LEAST));
+        assert_eq!(cuStreamQuery(2 as Ptr), NOT_READY);
+        ok(cuStreamQuery(on));
+    });
+}
+
+#[test]
+fn memory_and_streams_can_go_away_under_a_wait() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let (on, free, seen) = (stream(), stream(), event());
+        let mut host = null();
+        ok(cuMemHostAlloc(&mut host, 4096, 0));
+        ok(cuStreamWaitValue32_v2(on, host as u64, 1, AT_LEAST));
+        ok(cuMemFreeHost(host));
+        assert_eq!(cuStreamQuery(on), NOT_READY);
+        let (word, address) = word();
+        for value in 1..=2000 {
+            // More than a queue holds, and each one released by the next one's turn.
+            ok(cuStreamWaitValue32_v2(free, address, value, AT_LEAST));
+            word.store(value, SeqCst);
+        }
+        ok(cuStreamSynchronize(free));
+        ok(cuStreamWaitValue32_v2(free, address, 2001, AT_LEAST));
+        ok(cuEventRecord(seen, free));
+        ok(cuStreamDestroy_v2(free));
+        assert_eq!(cuEventQuery(seen), NOT_READY);
+        word.store(2001, SeqCst);
+        ok(cuEventQuery(seen));
+        let other = stream();
+        gpu.launch(other, 10);
+        ok(cuStreamSynchronize(other));
+        ok(cuStreamWaitValue32_v2(other, address, 3000, AT_LEAST));
+        ok(cuDevicePrimaryCtxReset_v2(gpu.device));
+    });
+}
+
+#[test]
+fn a_process_that_dies_waiting_is_dropped() {
+    isolated(&[], || {
+        if part().is_some() {
+            let gpu = Gpu::open();
+            let ((_, address), on) = (word(), stream());
+            gpu.launch(on, 100);
+            ok(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST));
+            gpu.launch(on, 60_000_000);
+            println!("ready");
+            ok(cuStreamSynchronize(on));
+            return;
+        }
+        let gpu = Gpu::open();
+        let before = free_memory();
+        let mut child = start_part("holder");
+        let (out, mut text) = (child.stdout.as_mut().unwrap(), String::new());
+        let mut byte = [0];
+        while !text.ends_with("ready\n") {
+            assert_eq!(out.read(&mut byte).unwrap(), 1, "{text}");
+            text.push(byte[0] as char);
+        }
+        let on = stream();
+        gpu.launch(on, 1000);
+        ok(cuStreamSynchronize(on));
+        assert_eq!(before - free_memory(), 512 * MIB);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        eventually(|| free_memory() == before);
+        gpu.launch(on, 1000);
+        ok(cuStreamSynchronize(on));
+    });
+}

@@ -1,0 +1,3 @@
+//! Tests that hold the simulated device's time against the machine's.
+
+mod time;

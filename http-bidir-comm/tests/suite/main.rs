@@ -1,0 +1,5 @@
+//! The client and the server over real sockets.
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod client;
+mod round_trip;

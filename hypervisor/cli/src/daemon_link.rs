@@ -1,0 +1,163 @@
+//! Which daemon a session uses, and whether it answers at all.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+
+/// How long a daemon may take to answer. One that is alive needs well under a millisecond; this is
+/// for a machine under heavy load.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The daemon to use, and what the user is to be told about it.
+#[derive(Debug, PartialEq, Eq, Default)]
+pub struct Choice {
+    /// Its socket.
+    pub socket: Option<PathBuf>,
+    /// A line for stderr.
+    pub notice: Option<String>,
+}
+
+/// Chooses: the daemon that `--daemon` or the variable names, `none`, or whichever of `defaults`
+/// answers.
+#[must_use]
+pub fn choose(option: Option<&OsStr>, variable: Option<&OsStr>, defaults: &[PathBuf]) -> Choice {
+    let variable = variable.map(|value| (limits::env::DAEMON_SOCKET, value));
+    let (source, asked) = match option.map(|value| ("--daemon", value)).or(variable) {
+        Some(asked) => asked,
+        None => {
+            let socket = defaults.iter().find(|path| answers(path).is_ok()).cloned();
+            return Choice { socket, notice: None };
+        }
+    };
+    if asked.is_empty() || asked == "none" {
+        return Choice::default();
+    }
+    match answers(Path::new(asked)) {
+        Ok(()) => Choice { socket: Some(absolute(asked)), notice: None },
+        Err(reason) => Choice {
+            socket: None,
+            notice: Some(format!(
+                "{source} {}: no daemon answers there ({reason}): continuing with this session's own account",
+                asked.display()
+            )),
+        },
+    }
+}
+
+/// The program may change its directory before its first CUDA call.
+fn absolute(path: &OsStr) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+/// Why a socket is not a daemon's, or not of one that is alive.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    /// Nobody listens there.
+    #[error(transparent)]
+    Connect(io::Error),
+    /// It closed the connection.
+    #[error("it hung up")]
+    HungUp,
+    /// It took longer than [`PATIENCE`].
+    #[error("no answer within {} s", PATIENCE.as_secs())]
+    Silent,
+    /// It said something else.
+    #[error("it does not speak HTTP")]
+    NotHttp,
+}
+
+/// Asks for nothing in particular: any HTTP answer will do.
+///
+/// # Errors
+/// [`Unanswered`]
+pub fn answers(socket: &Path) -> Result<(), Unanswered> {
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
+    match client.reach("/", PATIENCE) {
+        Ok(_) => Ok(()),
+        Err(ClientError::Connect { source, .. }) => match source.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
+                Err(Unanswered::HungUp)
+            }
+            _ => Err(Unanswered::Connect(source)),
+        },
+        Err(ClientError::Timeout { .. }) => Err(Unanswered::Silent),
+        Err(ClientError::Protocol { .. } | ClientError::Refused { .. }) => Err(Unanswered::NotHttp),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    fn listener(folder: &Path, answer: &'static [u8]) -> PathBuf {
+        let path = folder.join("d.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 64];
+            let _ = stream.read(&mut request);
+            stream.write_all(answer).unwrap();
+        });
+        path
+    }
+
+    #[test]
+    fn a_daemon_that_answers_is_used() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = listener(folder.path(), b"HTTP/1.1 404 Not Found\r\n\r\n");
+        let choice = choose(Some(path.as_os_str()), None, &[]);
+        assert_eq!(choice, Choice { socket: Some(path), notice: None });
+    }
+
+    #[test]
+    fn a_default_that_answers_is_used_and_a_silent_one_is_not_mentioned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = listener(folder.path(), b"HTTP/1.1 200 OK\r\n\r\n");
+        let absent = folder.path().join("absent");
+        let choice = choose(None, None, &[absent.clone(), path.clone()]);
+        assert_eq!(choice, Choice { socket: Some(path), notice: None });
+        assert_eq!(choose(None, None, &[absent]), Choice::default());
+    }
+
+    #[test]
+    fn an_absent_or_strange_daemon_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let absent = folder.path().join("absent");
+        let strange = listener(folder.path(), b"SSH-2.0-OpenSSH\r\n");
+        for path in [absent, strange] {
+            let choice = choose(Some(path.as_os_str()), None, &[]);
+            assert_eq!(choice.socket, None);
+            let notice = choice.notice.unwrap();
+            assert!(notice.contains("--daemon"), "{notice}");
+            assert!(notice.contains(&*path.to_string_lossy()), "{notice}");
+            assert!(notice.ends_with("continuing with this session's own account"), "{notice}");
+        }
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_up_or_says_something_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = listener(folder.path(), b"");
+        assert_eq!(answers(&socket).unwrap_err().to_string(), "it hung up");
+        std::fs::remove_file(&socket).unwrap();
+        let socket = listener(folder.path(), b"SSH-2.0-OpenSSH\r\n");
+        assert_eq!(answers(&socket).unwrap_err().to_string(), "it does not speak HTTP");
+        let absent = answers(&folder.path().join("absent")).unwrap_err().to_string();
+        assert!(absent.starts_with("No such file"), "{absent}");
+    }
+
+    #[test]
+    fn none_means_none_and_the_option_wins() {
+        let none = Some(OsStr::new("none"));
+        assert_eq!(choose(none, Some(OsStr::new("/x")), &["/y".into()]), Choice::default());
+        assert_eq!(choose(None, Some(OsStr::new("")), &["/y".into()]), Choice::default());
+        let notice = choose(None, Some(OsStr::new("/nowhere/x")), &[]).notice.unwrap();
+        assert!(notice.starts_with("SLUICE_DAEMON /nowhere/x"), "{notice}");
+    }
+}

@@ -1,0 +1,169 @@
+//! The environment that turns a program into a member of a session.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ::limits::{Request, env};
+
+use super::devices::Device;
+use super::limits;
+
+/// Everything that a member of a session is told.
+#[derive(Debug, Clone)]
+pub struct MemberEnvironment {
+    /// The session's directory.
+    pub session: PathBuf,
+    /// The library to preload.
+    pub limiter: PathBuf,
+    /// Directory with the simulated driver, if it shall be used.
+    pub fake_driver: Option<PathBuf>,
+    /// What it may take, of each of `devices`.
+    pub request: Request,
+    /// The devices that the limits are for.
+    pub devices: Vec<Device>,
+    /// Whether the program sees only `devices`.
+    pub only_these: bool,
+    /// The daemon's socket.
+    pub daemon: Option<PathBuf>,
+    /// Whether the user chose it, or none, so that no other variable may name one.
+    pub no_other_daemon: bool,
+}
+
+/// Where a daemon listens by TCP, in the variables of vgpu.rs.
+pub const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
+
+impl MemberEnvironment {
+    /// The variables to set (`Some`) or to remove (`None`), over the environment that `current`
+    /// reads.
+    #[must_use]
+    pub fn variables(
+        &self,
+        current: impl Fn(&str) -> Option<OsString>,
+    ) -> Vec<(&'static str, Option<OsString>)> {
+        let prepend = |name: &'static str, first: &Path| {
+            (name, Some(prepended(first.as_os_str(), current(name).as_deref())))
+        };
+        let mut variables = vec![
+            (env::SESSION_DIR, Some(self.session.clone().into_os_string())),
+            (env::DAEMON_SOCKET, self.daemon.clone().map(PathBuf::into_os_string)),
+            prepend("LD_PRELOAD", &self.limiter),
+        ];
+        if let Some(folder) = &self.fake_driver {
+            variables.push(prepend("LD_LIBRARY_PATH", folder));
+        }
+        if self.only_these {
+            let uuids: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
+            variables.push(("CUDA_VISIBLE_DEVICES", Some(uuids.join(",").into())));
+        }
+        if self.no_other_daemon {
+            variables.extend(DAEMON_BY_TCP.map(|name| (name, None)));
+        }
+        let limits = limits::variables(&self.request, &self.devices);
+        variables.extend(limits.into_iter().map(|(name, value)| (name, value.map(Into::into))));
+        variables
+    }
+
+    /// Gives `command` these variables, over the environment that `current` reads.
+    pub fn apply(&self, command: &mut Command, current: impl Fn(&str) -> Option<OsString>) {
+        for (name, value) in self.variables(current) {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+    }
+}
+
+/// `first:rest`. An empty `rest` adds no colon: an empty entry would mean the current directory.
+fn prepended(first: &OsStr, rest: Option<&OsStr>) -> OsString {
+    let mut value = first.to_owned();
+    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+        value.push(":");
+        value.push(rest);
+    }
+    value
+}
+
+/// Whether the loader would read `path` as one entry of `LD_PRELOAD` or `LD_LIBRARY_PATH`: it
+/// splits at colons, semicolons and spaces, and expands `$`.
+#[must_use]
+pub fn loader_can_name(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|byte| b":; \t\n$".contains(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cli::LimitArgs;
+    use super::*;
+    use ::limits::GpuId;
+
+    fn environment() -> MemberEnvironment {
+        MemberEnvironment {
+            session: "/s".into(),
+            limiter: "/l/libcuda_limiter.so".into(),
+            fake_driver: None,
+            request: LimitArgs::default().request(),
+            devices: vec![Device {
+                index: 0,
+                uuid: GpuId::from_bytes([10; 16]),
+                name: "Test".to_owned(),
+                memory: 1,
+            }],
+            only_these: false,
+            daemon: None,
+            no_other_daemon: false,
+        }
+    }
+
+    fn value(
+        environment: &MemberEnvironment,
+        name: &str,
+        existing: &str,
+    ) -> Option<Option<OsString>> {
+        let current = |asked: &str| (asked == name).then(|| OsString::from(existing));
+        environment.variables(current).into_iter().find(|v| v.0 == name).map(|v| v.1)
+    }
+
+    #[test]
+    fn existing_preloads_are_kept_behind_the_limiter() {
+        let plain = environment();
+        let preload = |existing| value(&plain, "LD_PRELOAD", existing);
+        assert_eq!(preload(""), Some(Some("/l/libcuda_limiter.so".into())));
+        assert_eq!(preload("/x.so y.so"), Some(Some("/l/libcuda_limiter.so:/x.so y.so".into())));
+        assert_eq!(value(&plain, "LD_LIBRARY_PATH", "/a"), None);
+        assert_eq!(value(&plain, "CUDA_VISIBLE_DEVICES", "3"), None);
+    }
+
+    #[test]
+    fn the_simulated_driver_comes_first() {
+        let fake = MemberEnvironment { fake_driver: Some("/f".into()), ..environment() };
+        assert_eq!(value(&fake, "LD_LIBRARY_PATH", "/a:/b"), Some(Some("/f:/a:/b".into())));
+    }
+
+    #[test]
+    fn chosen_devices_replace_the_users_choice() {
+        let chosen = MemberEnvironment { only_these: true, ..environment() };
+        assert_eq!(
+            value(&chosen, "CUDA_VISIBLE_DEVICES", "3"),
+            Some(Some("GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a".into()))
+        );
+    }
+
+    #[test]
+    fn without_a_daemon_its_variable_is_removed() {
+        assert_eq!(value(&environment(), env::DAEMON_SOCKET, "/old"), Some(None));
+        assert_eq!(value(&environment(), "HYPERVISOR_IP", "10.0.0.1"), None);
+        let chosen = MemberEnvironment { no_other_daemon: true, ..environment() };
+        assert_eq!(value(&chosen, "HYPERVISOR_IP", "10.0.0.1"), Some(None));
+    }
+
+    #[test]
+    fn names_that_the_loader_would_split() {
+        assert!(loader_can_name(Path::new("/opt/sluice-1.0/libcuda_limiter.so")));
+        for split in ["/a b/l.so", "/a:b/l.so", "/$HOME/l.so", "/a;b"] {
+            assert!(!loader_can_name(Path::new(split)), "{split}");
+        }
+    }
+}

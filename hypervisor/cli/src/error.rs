@@ -1,0 +1,111 @@
+//! What can go wrong before the program runs, and the exit status that tells it.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The exit statuses of `sluice` itself. `sluice run` otherwise ends with the status of the
+/// program, or with 128 + n when signal n killed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// `sluice demo` or `sluice hooks`: what was checked does not hold.
+    CheckFailed = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// There is no NVIDIA driver, or it knows no GPU.
+    NoDriver = 3,
+    /// A file that belongs to Sluice is missing.
+    PartMissing = 4,
+    /// The operating system refused something that Sluice needs.
+    System = 70,
+    /// The program was found but could not be run, as a shell says it.
+    CannotExecute = 126,
+    /// The program was not found, as a shell says it.
+    NotFound = 127,
+}
+
+/// Why `sluice` did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An option, or a combination of options, that cannot be meant.
+    #[error("{0}")]
+    Usage(String),
+    /// NVML cannot be loaded or refuses to work.
+    #[error(
+        "no NVIDIA driver: {0}; limits need a GPU (--fake-gpu runs on one simulated in software)"
+    )]
+    NoDriver(String),
+    /// NVML works and lists nothing.
+    #[error("the NVIDIA driver knows no GPU (--fake-gpu runs on one simulated in software)")]
+    NoDevice,
+    /// A file that belongs to Sluice is not where it is looked for.
+    #[error("{name} is missing: looked for {}", looked_for.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "))]
+    PartMissing {
+        /// Its file name.
+        name: &'static str,
+        /// The places, in order.
+        looked_for: Vec<PathBuf>,
+    },
+    /// A session's directory that cannot be used.
+    #[error(transparent)]
+    Directory(#[from] session::directory::DirectoryError),
+    /// A page that cannot be believed.
+    #[error(transparent)]
+    Page(#[from] session::PageError),
+    /// A failed system call.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried, with the path.
+        what: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// A program of Sluice's own failed at its part.
+    #[error("{name} failed: {problem}")]
+    Helper {
+        /// Its file name.
+        name: &'static str,
+        /// How it ended and what it said.
+        problem: String,
+    },
+    /// A signal asked `sluice` itself to end.
+    #[error("interrupted")]
+    Interrupted {
+        /// Its number.
+        signal: u8,
+    },
+    /// The program cannot be started.
+    #[error("cannot run '{program}': {source}")]
+    Spawn {
+        /// As given on the command line.
+        program: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Describes a failed system call.
+    pub fn system(what: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::System { what: what.into(), source: source.into() }
+    }
+
+    /// The exit status that goes with it.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        let status = match self {
+            Self::Interrupted { signal } => return signal.saturating_add(128),
+            Self::Usage(_) => Status::Usage,
+            Self::NoDriver(_) | Self::NoDevice => Status::NoDriver,
+            Self::PartMissing { .. } => Status::PartMissing,
+            Self::Directory(_) | Self::Page(_) | Self::System { .. } | Self::Helper { .. } => {
+                Status::System
+            }
+            Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Status::NotFound
+            }
+            Self::Spawn { .. } => Status::CannotExecute,
+        };
+        status as u8
+    }
+}

@@ -1,0 +1,187 @@
+//! `sluice hooks`: which of the driver's functions are patched.
+//!
+//! Two programs load the driver's libraries under the limiter, which writes what it did with each
+//! function to the file named by [`REPORT`].
+
+use std::collections::BTreeMap;
+use std::env::var_os;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use limits::units::PPM_ONE;
+use session::directory::{self, OwnedSession};
+
+use super::cli::{HooksArgs, LimitArgs};
+use super::environment::MemberEnvironment;
+use super::parts::{self, Parts};
+use super::{Error, Status, devices, links};
+
+/// Path of the file that the limiter appends its report to: a line for each function that Sluice
+/// names, `library<TAB>symbol<TAB>state`, where state is `patched`, `absent` or `failed:<reason>`.
+pub const REPORT: &str = "SLUICE_HOOK_REPORT";
+
+/// What became of one function.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum State {
+    Absent,
+    Patched,
+    Failed(String),
+}
+
+/// By library and symbol.
+type Table = BTreeMap<(String, String), State>;
+
+/// Prints the table and gives the exit status: 0 when every function that exists is patched.
+///
+/// # Errors
+/// [`Error`] when the report could not be made.
+pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
+    if directory::is_inside() {
+        return Err(Error::Usage("already inside a session: run it outside".to_owned()));
+    }
+    let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
+    let limiter = parts.limiter()?;
+    let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
+    let devices = devices::list(fake.as_deref())?;
+    let session = OwnedSession::create()?;
+    let environment = MemberEnvironment {
+        session: session.path().to_owned(),
+        limiter: links::preloadable(&session, limiter)?,
+        fake_driver: arguments
+            .fake_gpu
+            .then(|| links::fake_driver(&session, &parts))
+            .transpose()?,
+        request: LimitArgs { compute: Some(PPM_ONE), ..LimitArgs::default() }.request(),
+        devices,
+        only_these: false,
+        daemon: None,
+        no_other_daemon: true,
+    };
+    let mut cuda = Command::new(parts.find(parts::TENANT)?);
+    cuda.args(["mem", "--api", "alloc", "--chunk", "1MiB", "--cap", "1MiB"]);
+    let mut nvml = Command::new(
+        std::env::current_exe()
+            .map_err(|e| Error::system("cannot find this executable's own path", e))?,
+    );
+    nvml.arg("load-nvml");
+    let mut table = Table::new();
+    for (mut command, library) in [(cuda, parts::FAKE_CUDA.1), (nvml, parts::FAKE_NVML.1)] {
+        environment.apply(&mut command, |name| var_os(name));
+        let file = session.path().join(format!("{library}.hooks"));
+        read_into(&mut table, &report(command, &file)?)?;
+        if !table.keys().any(|(named, _)| named == library) {
+            let problem = format!("it did not report on {library}");
+            return Err(Error::Helper { name: parts::LIMITER, problem });
+        }
+    }
+    io::stdout()
+        .write_all(render(&table).as_bytes())
+        .map_err(|e| Error::system("cannot write the table", e))?;
+    let failed = table.values().any(|state| matches!(state, State::Failed(_)));
+    Ok(if failed { Status::CheckFailed as u8 } else { 0 })
+}
+
+/// The part of the child that loads NVML.
+///
+/// # Errors
+/// As [`devices::list`].
+pub fn load_nvml() -> Result<u8, Error> {
+    devices::list(None).map(|_| 0)
+}
+
+fn report(mut command: Command, file: &Path) -> Result<String, Error> {
+    let program = command.get_program().display().to_string();
+    let output = command
+        .env(REPORT, file)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| Error::Spawn { program: program.clone(), source })?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+        return Err(Error::System {
+            what: format!("{program} failed under the limiter: {said}"),
+            source: io::Error::other(output.status.to_string()),
+        });
+    }
+    fs::read_to_string(file).map_err(|source| Error::Helper {
+        name: parts::LIMITER,
+        problem: format!("it wrote no report: {source}"),
+    })
+}
+
+/// Adds the lines of a report; of two states of one function the worse counts.
+fn read_into(table: &mut Table, text: &str) -> Result<(), Error> {
+    for line in text.lines() {
+        let (key, state) = parse(line).ok_or_else(|| Error::Helper {
+            name: parts::LIMITER,
+            problem: format!("a line of its report makes no sense: '{line}'"),
+        })?;
+        let known = table.entry(key).or_insert_with(|| state.clone());
+        if *known < state {
+            *known = state;
+        }
+    }
+    Ok(())
+}
+
+fn parse(line: &str) -> Option<((String, String), State)> {
+    let mut fields = line.splitn(3, '\t');
+    let key = (fields.next()?.to_owned(), fields.next()?.to_owned());
+    let state = match fields.next()? {
+        "patched" => State::Patched,
+        "absent" => State::Absent,
+        other => State::Failed(other.strip_prefix("failed:")?.to_owned()),
+    };
+    Some((key, state))
+}
+
+fn render(table: &Table) -> String {
+    let mut text = String::new();
+    for ((library, symbol), state) in table {
+        let state = match state {
+            State::Patched => "patched",
+            State::Absent => "absent",
+            State::Failed(reason) => &format!("FAILED: {reason}"),
+        };
+        let _ = writeln!(text, "{library:<18}  {symbol:<44}  {state}");
+    }
+    let count = |wanted: fn(&State) -> bool| table.values().filter(|state| wanted(state)).count();
+    let _ = writeln!(
+        text,
+        "total: {} functions named, {} patched, {} absent in this driver, {} failed",
+        table.len(),
+        count(|state| *state == State::Patched),
+        count(|state| *state == State::Absent),
+        count(|state| matches!(state, State::Failed(_))),
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_merged_and_the_worse_state_counts() {
+        let mut table = Table::new();
+        read_into(&mut table, "libcuda.so.1\tcuInit\tpatched\nlibcuda.so.1\tcuOld\tabsent\n")
+            .unwrap();
+        read_into(&mut table, "libcuda.so.1\tcuInit\tfailed:too short: 5 bytes\n").unwrap();
+        read_into(&mut table, "libcuda.so.1\tcuInit\tpatched\n").unwrap();
+        let text = render(&table);
+        assert!(text.contains("FAILED: too short: 5 bytes"), "{text}");
+        assert!(
+            text.ends_with("2 functions named, 0 patched, 1 absent in this driver, 1 failed\n")
+        );
+    }
+
+    #[test]
+    fn a_line_that_makes_no_sense_is_an_error() {
+        for line in ["cuInit patched", "a\tb", "a\tb\tmaybe"] {
+            assert!(read_into(&mut Table::new(), line).is_err(), "{line}");
+        }
+    }
+}

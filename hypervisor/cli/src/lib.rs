@@ -1,0 +1,49 @@
+//! The user's command: runs programs under limits, shows and changes the limits of those that run,
+//! shows that limits hold, and lists what is patched.
+
+#![forbid(unsafe_code)]
+
+pub mod child;
+pub mod cli;
+pub mod daemon_link;
+pub mod demo;
+pub mod devices;
+pub mod environment;
+pub mod error;
+pub mod hooks;
+pub mod limit;
+pub mod limits;
+pub mod links;
+pub mod parts;
+pub mod run;
+pub mod status;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+pub use error::{Error, Status};
+
+/// Runs what the command line asks for.
+#[must_use]
+pub fn main(cli: cli::Cli) -> ExitCode {
+    let outcome = match cli.command {
+        cli::Command::Run(arguments) => run::run(&arguments),
+        cli::Command::Status(arguments) => status::run(&arguments),
+        cli::Command::Limit(arguments) => limit::run(&arguments),
+        cli::Command::Demo(arguments) => demo::run(&arguments),
+        cli::Command::Hooks(arguments) => hooks::run(&arguments),
+        cli::Command::LoadNvml => hooks::load_nvml(),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            say(&error.to_string());
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// One line on stderr. A closed stderr is no reason to stop.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "sluice: {line}");
+}

@@ -1,0 +1,225 @@
+//! `sluice limit`
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use ::limits::gpu::GpuChoice;
+use ::limits::units::Size;
+use ::limits::{GpuId, Limits, RequestError};
+use session::Page;
+use session::directory::{self, Found};
+use session::process::start_time;
+
+use super::cli::LimitArguments;
+use super::devices::{self, Device};
+use super::{Error, limits, parts};
+
+/// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
+///
+/// # Errors
+/// [`Error::Usage`] for a session that there is not, or limits that cannot be meant;
+/// [`Error::Page`] for a damaged page; others from the system.
+pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
+    let request = arguments.request();
+    if request.is_empty() {
+        return Err(Error::Usage(
+            "nothing to change: name at least one of --mem, --mem-real, --no-mem, --compute, \
+             --policy, --soft, --weight and --priority"
+                .to_owned(),
+        ));
+    }
+    let sessions = directory::list()?;
+    let session = choose(&sessions, &arguments.session)?;
+    let devices = known_devices(session);
+    let mut changes = Vec::new();
+    for page in chosen_pages(session, arguments.device.as_deref(), devices.as_deref())? {
+        let (before, uuid) = (page.look()?.limits(), page.device());
+        let device = devices.iter().flatten().find(|device| device.uuid == uuid);
+        let name = device.map_or_else(|| uuid.to_string(), Device::title);
+        let after = limits::change(&request, &before, device, &name)
+            .map_err(|error| refused(uuid, error))?;
+        changes.push((page, before, after));
+    }
+    let mut text = String::new();
+    for (page, before, after) in &changes {
+        page.change_limits(after)?;
+        text += &told(page.device(), before, after, page.summary()?.total());
+    }
+    // It is done, whether anybody reads about it or not.
+    let _ = io::stdout().lock().write_all(text.as_bytes());
+    Ok(0)
+}
+
+/// The session that a name, the start of one, or a process means.
+fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
+    let named = |session: &&Found| session.name == wanted;
+    let begins = |session: &&Found| session.name.starts_with(wanted);
+    let mut matching: Vec<&Found> = sessions.iter().filter(named).collect();
+    if matching.is_empty()
+        && let Ok(pid) = wanted.parse()
+    {
+        matching = sessions.iter().filter(|session| has_process(session, pid)).collect();
+    }
+    if matching.is_empty() && !wanted.is_empty() {
+        matching = sessions.iter().filter(begins).collect();
+    }
+    match matching.as_slice() {
+        [session] => Ok(session),
+        [] if wanted.parse().is_ok_and(|pid| start_time(pid).is_some()) => {
+            Err(Error::Usage(format!(
+                "process {wanted} is in no session that this user can change: what can be limited is \
+                 what 'sluice run' starts, and what is started with the limiter preloaded and a \
+                 limit in its environment, once it has used a device"
+            )))
+        }
+        [] => {
+            let whose = if rustix::process::getuid().is_root() {
+                "there is no such session"
+            } else {
+                "this user has no such session, and only root can change other users'"
+            };
+            Err(Error::Usage(format!("'{wanted}': {whose}; 'sluice status' lists them")))
+        }
+        many => {
+            let names: Vec<_> = many
+                .iter()
+                .map(|session| format!("{} of user {}", session.name, session.uid))
+                .collect();
+            Err(Error::Usage(format!("'{wanted}' fits several sessions: {}", names.join(", "))))
+        }
+    }
+}
+
+/// Whether a living process of the session has this id, here or in its own namespace, or made it.
+fn has_process(found: &Found, pid: u32) -> bool {
+    let sits = |page: &PathBuf| {
+        let summary = Page::open_existing(page).and_then(|page| page.summary());
+        let is = |process: &session::Process| process.host_pid == Some(pid) || process.pid == pid;
+        summary.is_ok_and(|summary| summary.processes.iter().any(is))
+    };
+    (found.owned && found.owner() == Some(pid)) || found.pages.iter().any(sits)
+}
+
+/// The devices as NVML lists them, where it can: a session on the simulated driver brings its own.
+fn known_devices(session: &Found) -> Option<Vec<Device>> {
+    // A session within another one's directory shares its driver.
+    let own = |folder: &Path| folder.join("fake-driver").join(parts::FAKE_NVML.1);
+    let simulated = session.path.ancestors().take(2).map(own).find(|path| path.exists());
+    devices::list(simulated.as_deref()).ok()
+}
+
+/// The pages to change.
+fn chosen_pages(
+    session: &Found,
+    device: Option<&str>,
+    known: Option<&[Device]>,
+) -> Result<Vec<Page>, Error> {
+    if session.pages.is_empty() {
+        return Err(Error::Usage(format!(
+            "session {} has used no device yet: there is nothing to change; 'sluice run' with \
+             --mem or --compute limits a program from its start",
+            session.name
+        )));
+    }
+    let open = |path: &PathBuf| Page::open_existing(path).map_err(Error::from);
+    let Some(wanted) = device else { return session.pages.iter().map(open).collect() };
+    // By their names, so that a damaged one does not stop the change of another.
+    let used: Vec<(&PathBuf, GpuId)> = session
+        .pages
+        .iter()
+        .filter_map(|path| Some((path, path.file_stem()?.to_str()?.parse().ok()?)))
+        .collect();
+    let choice = match wanted.parse() {
+        Ok(GpuChoice::Index(_)) => {
+            let known = known.ok_or(Error::NoDevice)?;
+            let selected = devices::select(known, &[wanted.to_owned()])?;
+            selected.first().map(|device| GpuChoice::from(device.uuid))
+        }
+        other => other.ok(),
+    };
+    let mut meant =
+        used.iter().filter(|(_, id)| choice.as_ref().is_some_and(|choice| choice.fits(None, id)));
+    if let (Some((page, _)), None) = (meant.next(), meant.next()) {
+        return Ok(vec![open(page)?]);
+    }
+    let used: Vec<_> = used.iter().map(|(_, id)| id.to_string()).collect();
+    Err(Error::Usage(format!(
+        "--device '{wanted}' is not one device that session {} has used: these are {}",
+        session.name,
+        used.join(", ")
+    )))
+}
+
+/// Why a session's limits cannot be changed that way.
+fn refused(device: GpuId, error: RequestError) -> Error {
+    match error {
+        RequestError::NeedsShare { .. } => {
+            Error::Usage(format!("{device}: the session has no compute limit: {error}"))
+        }
+        RequestError::RealWithoutLimit { .. } => Error::Usage(format!("{device}: {error}")),
+        other => other.into(),
+    }
+}
+
+/// What it was, what it is now, and what that means for what is in use.
+fn told(device: GpuId, before: &Limits, after: &Limits, used: u64) -> String {
+    let mut lines = String::new();
+    let mut line = |text: String| lines += &format!("{device}: {text}\n");
+    let no_limit = || "no limit".to_owned();
+    let memory =
+        [before, after].map(|limits| limits.memory.map_or_else(no_limit, |l| l.to_string()));
+    let compute = [before, after].map(|limits| limits.compute.to_string());
+    for (what, [was, is]) in [("memory", memory), ("compute", compute)] {
+        if was != is {
+            line(format!("{what} was {was}, is now {is}"));
+        }
+    }
+    if before == after {
+        line("stays as it was".to_owned());
+    }
+    if let Some(memory) = after.memory
+        && used > memory.limit
+    {
+        line(format!(
+            "{} is in use: growth is refused until {} of it is given back",
+            Size(used),
+            Size(used - memory.limit)
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str, uid: u32) -> Found {
+        let path = Path::new("/nowhere").join(name);
+        Found { uid, name: name.to_owned(), path, pages: Vec::new(), owned: true }
+    }
+
+    #[test]
+    fn a_session_by_name_by_its_start_and_by_its_owner() {
+        let sessions = [
+            found("47-1-0123456789abcdef", 7),
+            found("4711-1-0123456789abcdef", 7),
+            found("env-ab12", 7),
+            found("env-ab34", 7),
+            found("env-ab34", 8),
+        ];
+        let chosen = |wanted| choose(&sessions, wanted).map(|session| session.name.as_str());
+        assert_eq!(chosen("env-ab12").unwrap(), "env-ab12");
+        assert_eq!(chosen("env-ab1").unwrap(), "env-ab12");
+        assert_eq!(chosen("47").unwrap(), "47-1-0123456789abcdef");
+        assert_eq!(chosen("4711-").unwrap(), "4711-1-0123456789abcdef");
+        for several in ["env", "env-ab34"] {
+            let message = chosen(several).unwrap_err().to_string();
+            assert!(message.contains("env-ab34 of user 8"), "{message}");
+        }
+        // No process has the highest number, on no machine.
+        let nobody = u32::MAX.to_string();
+        for none in ["", "env-x", nobody.as_str()] {
+            assert!(chosen(none).unwrap_err().to_string().contains("no such session"), "{none}");
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Links in a session's directory: names under which the loader finds the limiter and the simulated
+//! driver.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use session::directory::OwnedSession;
+
+use super::Error;
+use super::environment::loader_can_name;
+use super::parts::{self, Parts};
+
+/// The limiter under a name that the loader takes as one entry.
+///
+/// # Errors
+/// [`Error::System`] when a link is needed and cannot be made.
+pub fn preloadable(session: &OwnedSession, limiter: PathBuf) -> Result<PathBuf, Error> {
+    if loader_can_name(&limiter) {
+        return Ok(limiter);
+    }
+    link(&limiter, session.path(), parts::LIMITER)
+}
+
+/// A directory that gives the simulated driver the names under which programs load it.
+///
+/// # Errors
+/// [`Error::PartMissing`] without the simulated driver, [`Error::System`] and [`Error::Directory`]
+/// otherwise.
+pub fn fake_driver(session: &OwnedSession, parts: &Parts) -> Result<PathBuf, Error> {
+    let folder = session.subdirectory("fake-driver")?;
+    for (file, name) in [parts::FAKE_CUDA, parts::FAKE_NVML] {
+        link(&parts.find(file)?, &folder, name)?;
+    }
+    Ok(folder)
+}
+
+fn link(target: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
+    let path = folder.join(name);
+    symlink(target, &path)
+        .map_err(|e| Error::system(format!("cannot make {}", path.display()), e))?;
+    Ok(path)
+}

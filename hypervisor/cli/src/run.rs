@@ -1,0 +1,109 @@
+//! `sluice run`
+
+use std::env::var_os;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use ::limits::{Request, env};
+use protocol::socket::default_sockets;
+use session::directory::{self, OwnedSession};
+
+use super::cli::RunArgs;
+use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
+use super::limits;
+use super::parts::{self, Parts};
+use super::{Error, child, daemon_link, devices, links, say};
+
+/// Runs the program and gives its exit status.
+///
+/// # Errors
+/// [`Error`] when the program was not run.
+pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
+    let mut command = program(arguments)?;
+    if directory::is_inside() {
+        return Err(within_session(arguments, command));
+    }
+    let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
+    let limiter = parts.limiter()?;
+    let request = arguments.limits.request();
+    let devices = chosen_devices(arguments, &request, &parts)?;
+    let daemon = daemon_link::choose(
+        arguments.daemon.as_deref(),
+        var_os(env::DAEMON_SOCKET).as_deref(),
+        &default_sockets(),
+    );
+    let session = OwnedSession::create()?;
+    let environment = MemberEnvironment {
+        session: session.path().to_owned(),
+        limiter: links::preloadable(&session, limiter)?,
+        fake_driver: arguments
+            .fake_gpu
+            .then(|| links::fake_driver(&session, &parts))
+            .transpose()?,
+        request,
+        devices,
+        only_these: !arguments.device.is_empty(),
+        daemon: daemon.socket,
+        no_other_daemon: arguments.daemon.is_some(),
+    };
+    if let Some(notice) = daemon.notice {
+        say(&notice);
+    }
+    if environment.request.needs_daemon() && !has_daemon(&environment) {
+        say(
+            "no daemon, which gives out what other sessions leave: this one gets its share and no more",
+        );
+    }
+    environment.apply(&mut command, |name| var_os(name));
+    child::run(command)
+}
+
+/// Whether the members of the session will look for a daemon.
+fn has_daemon(environment: &MemberEnvironment) -> bool {
+    let named = |name: &str| var_os(name).is_some_and(|value| !value.is_empty());
+    environment.daemon.is_some()
+        || (!environment.no_other_daemon && DAEMON_BY_TCP.iter().all(|name| named(name)))
+}
+
+fn program(arguments: &RunArgs) -> Result<Command, Error> {
+    let (program, rest) = arguments
+        .command
+        .split_first()
+        .ok_or_else(|| Error::Usage("the program is missing: sluice run … -- CMD".to_owned()))?;
+    let mut command = Command::new(program);
+    command.args(rest);
+    Ok(command)
+}
+
+/// Limits within limits would need a session within a session. Without options there is nothing to
+/// add, and the program simply stays in the session it is in.
+fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
+    if arguments.any_option() {
+        return Error::Usage(format!(
+            "already inside a session ({} is set): its limits hold for every program in it, and \
+             'sluice run' within it takes no options",
+            env::SESSION_DIR
+        ));
+    }
+    let program = command.get_program().display().to_string();
+    Error::Spawn { program, source: command.exec() }
+}
+
+/// Only limits and choices need the driver: without them a program runs where there is none, too.
+fn chosen_devices(
+    arguments: &RunArgs,
+    request: &Request,
+    parts: &Parts,
+) -> Result<Vec<devices::Device>, Error> {
+    // What is wrong whatever the devices are is told first.
+    limits::check(request, &[])?;
+    if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {
+        return Ok(Vec::new());
+    }
+    let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
+    let all = devices::list(fake.as_deref())?;
+    let chosen = devices::select(&all, &arguments.device)?;
+    limits::check(request, &chosen)?;
+    Ok(chosen)
+}

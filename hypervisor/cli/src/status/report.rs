@@ -1,0 +1,113 @@
+//! What the pages say of the sessions, as `sluice status --json` prints it.
+
+use limits::GpuId;
+use protocol::sessions::{
+    ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
+    SessionReport,
+};
+use session::directory::Found;
+use session::layout::Kind;
+use session::{Process, SessionSummary, Summary};
+
+/// Reads the pages of `sessions`; with `all` also of those in which nobody is.
+pub(super) fn report(sessions: &[Found], all: bool) -> Report {
+    let mut report = Report { sessions: Vec::new(), damaged: Vec::new() };
+    for found in sessions {
+        let summary = SessionSummary::of(found);
+        let shown = all || found.owned || summary.is_in_use();
+        report.damaged.extend(summary.damaged.into_iter().map(|(page, error)| Damaged {
+            session: found.name.clone(),
+            page,
+            problem: error.to_string(),
+        }));
+        if shown {
+            report.sessions.push(SessionReport {
+                session: found.name.clone(),
+                uid: found.uid,
+                directory: found.path.clone(),
+                devices: summary.devices.iter().map(device).collect(),
+            });
+        }
+    }
+    report
+}
+
+fn device((uuid, summary): &(GpuId, Summary)) -> DeviceReport {
+    let limit = summary.limits.compute;
+    let densities = summary.processes.iter().filter_map(|process| process.density_ppm);
+    DeviceReport {
+        uuid: *uuid,
+        memory: memory(summary),
+        compute: ComputeReport {
+            policy: limit.policy,
+            share_ppm: limit.share_ppm,
+            soft_ppm: limit.soft_ppm,
+            weight: limit.weight,
+            priority: limit.priority,
+            density_ppm: mean(densities),
+        },
+        processes: summary.processes.iter().map(process).collect(),
+    }
+}
+
+fn process(process: &Process) -> ProcessReport {
+    ProcessReport {
+        pid: process.pid,
+        host_pid: process.host_pid,
+        name: process.name(),
+        bytes: process.total(),
+        by_kind: by_kind(|kind| process.bytes(kind)),
+        holding: process.holding,
+        waiting: process.waiting,
+        charged_us: process.charged_ns / 1000,
+        density_ppm: process.density_ppm,
+    }
+}
+
+fn mean(values: impl Iterator<Item = u32>) -> Option<u32> {
+    let (sum, count) =
+        values.fold((0, 0), |(sum, count), value| (sum + u64::from(value), count + 1));
+    u32::try_from(sum.checked_div(count)?).ok()
+}
+
+fn memory(summary: &Summary) -> MemoryReport {
+    let used = summary.total();
+    let memory = summary.limits.memory;
+    let limit = memory.map(|memory| memory.limit);
+    let over = limit.map_or(0, |limit| used.saturating_sub(limit));
+    MemoryReport {
+        limit,
+        real: memory.map(|memory| memory.on_device()).filter(|real| Some(*real) < limit),
+        used,
+        on_device: summary.on_device(),
+        by_kind: by_kind(|kind| summary.bytes(kind)),
+        left: limit.map(|limit| limit.saturating_sub(used)),
+        over,
+        growth_refused: over > 0,
+    }
+}
+
+fn by_kind(bytes: impl Fn(Kind) -> u64) -> ByKind {
+    ByKind {
+        data: bytes(Kind::Data),
+        context: bytes(Kind::Context),
+        pool: bytes(Kind::Pool),
+        graph: bytes(Kind::Graph),
+        array: bytes(Kind::Array),
+        oversubscribed: bytes(Kind::Oversubscribed),
+        driver: bytes(Kind::Driver),
+        headroom: bytes(Kind::Headroom),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mean;
+
+    #[test]
+    fn a_mean_of_nothing_is_not_known() {
+        assert_eq!(mean([].into_iter()), None);
+        assert_eq!(mean([u32::MAX, u32::MAX].into_iter()), Some(u32::MAX));
+        assert_eq!(mean([1, 4].into_iter()), Some(2));
+    }
+}

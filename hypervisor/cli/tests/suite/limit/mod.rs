@@ -1,0 +1,7 @@
+//! `sluice status` and `sluice limit` on running programs.
+
+mod memory;
+mod preloaded;
+pub(crate) mod program;
+mod refused;
+mod status;

@@ -1,0 +1,100 @@
+//! What `sluice status` shows.
+
+use serde_json::Value;
+
+use super::program::{
+    CONTEXT, DEVICE, DONE, GIB, MIB, Program, device_of, limit, lines_of, session_of, status,
+};
+use crate::support::Sluice;
+
+#[test]
+fn the_settings_of_a_run_are_in_its_status() {
+    let sluice = Sluice::new();
+    let options = [
+        "--mem",
+        "24GiB",
+        "--mem-real",
+        "50%",
+        "--compute",
+        "30",
+        "--soft",
+        "60",
+        "--weight",
+        "7",
+        "--priority",
+        "low",
+    ];
+    let program = Program::run(&sluice, &options);
+    let device = device_of(&sluice, &program);
+    assert_eq!(device["memory"]["limit"], 24 * GIB);
+    assert_eq!(device["memory"]["real"], 8 * GIB);
+    let compute = serde_json::json!({
+        "policy": "balance", "share_ppm": 300_000, "soft_ppm": 600_000, "weight": 7,
+        "priority": "low", "density_ppm": null,
+    });
+    assert_eq!(device["compute"], compute);
+    let lines = lines_of(&sluice, &program);
+    assert!(lines.contains("memory  24GiB (8GiB on the device), 512MiB used"), "{lines}");
+    assert!(lines.contains("30% guaranteed, at most 60%, weight 7, priority low"), "{lines}");
+    assert!(lines.contains("on_demand"), "{lines}");
+
+    let (code, stdout, stderr) = limit(
+        &sluice,
+        &program.name(),
+        &["--compute", "40", "--policy", "fixed", "--priority", "high", "--mem", "8GiB"],
+    );
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("memory was 24GiB (8GiB on the device), is now 8GiB"), "{stdout}");
+    assert!(stdout.contains("priority low, is now 40% fixed"), "{stdout}");
+    let compute = &device_of(&sluice, &program)["compute"];
+    assert_eq!((&compute["policy"], &compute["share_ppm"]), (&"fixed".into(), &400_000.into()));
+    assert_eq!(compute["soft_ppm"], Value::Null);
+}
+
+#[test]
+fn the_json_has_one_shape() {
+    let sluice = Sluice::new();
+    let mut program = Program::run(&sluice, &["--mem", "2GiB"]);
+    assert_eq!(program.tell("take 64"), DONE);
+    let status = status(&sluice);
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&status), ["damaged", "sessions"]);
+    let session = session_of(&status, program.pid);
+    assert_eq!(keys(&session), ["devices", "directory", "session", "uid"]);
+    assert_eq!(session["directory"], program.session.to_str().unwrap());
+    assert_eq!(session["uid"], rustix::process::getuid().as_raw());
+    let device = &session["devices"][0];
+    assert_eq!(keys(device), ["compute", "memory", "processes", "uuid"]);
+    assert_eq!(device["uuid"], DEVICE);
+    let settings = ["density_ppm", "policy", "priority", "share_ppm", "soft_ppm", "weight"];
+    assert_eq!(keys(&device["compute"]), settings);
+    assert_eq!(device["compute"]["policy"], "none");
+    let kinds =
+        ["array", "context", "data", "driver", "graph", "headroom", "oversubscribed", "pool"];
+    let memory = &device["memory"];
+    let figures =
+        ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "real", "used"];
+    assert_eq!(keys(memory), figures);
+    assert_eq!(keys(&memory["by_kind"]), kinds);
+    assert_eq!(memory["by_kind"]["data"], 64 * MIB);
+    assert_eq!(memory["by_kind"]["context"], CONTEXT);
+    assert_eq!((&memory["real"], &memory["over"]), (&Value::Null, &Value::from(0)));
+    assert_eq!(memory["left"], 2 * GIB - CONTEXT - 64 * MIB);
+    assert_eq!(device["processes"].as_array().unwrap().len(), 1);
+    let process = &device["processes"][0];
+    let fields = [
+        "by_kind",
+        "bytes",
+        "charged_us",
+        "density_ppm",
+        "holding",
+        "host_pid",
+        "name",
+        "pid",
+        "waiting",
+    ];
+    assert_eq!(keys(process), fields);
+    assert_eq!(process["name"], "on_demand");
+    assert_eq!((&process["bytes"], &process["holding"]), (&memory["used"], &Value::from(false)));
+    assert_eq!(process["by_kind"], memory["by_kind"]);
+}

@@ -1,0 +1,278 @@
+//! `sluice limit` on running programs takes effect within 100 ms: what is delivered between 100 and 300 ms
+//! after each change, by the device's clock.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStdout, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::Duration;
+
+use crate::support::{Sluice, eventually, outcome};
+use serde_json::Value;
+
+/// A change has to be in effect after so many seconds, ...
+const WITHIN: f64 = 0.1;
+/// ... and what is delivered from then on is looked at for so long: two periods.
+const LOOK: f64 = 0.2;
+/// Of the device's time.
+const TOLERANCE: f64 = 0.05;
+/// How often it may be missed: a change that comes late misses each time.
+const CHANCES: usize = 3;
+/// How often it is tried where the machine is too busy for what is measured to mean much.
+const TRIES: usize = 6;
+/// A machine is too busy where those who sleep are kept waiting for more than this part of the time.
+const BUSY: f64 = 0.02;
+/// Short ones: what is launched ahead of a change is 64 of them.
+const KERNEL_US: &str = "250";
+const WINDOW: f64 = 0.002;
+
+/// Seconds on the clock that all programs share.
+fn now() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+fn pause(seconds: f64) {
+    sleep(Duration::from_secs_f64(seconds));
+}
+
+struct Daemon {
+    process: Child,
+    socket: String,
+}
+
+impl Daemon {
+    fn start(sluice: &Sluice) -> Self {
+        let socket = sluice.folder().join("daemon.sock");
+        let mut command = sluice.command_of(sluice.built("hypervisor", "hypervisor"));
+        command.args(["daemon", "--log", "warn", "--socket"]).arg(&socket);
+        let daemon =
+            Self { process: command.spawn().unwrap(), socket: socket.to_string_lossy().into() };
+        eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A program that keeps the device busy, in a session of its own.
+struct Tenant {
+    child: Child,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Tenant {
+    fn start(sluice: &Sluice, daemon: &str, options: &[&str]) -> Self {
+        let mut child = sluice
+            .run(&["--fake-gpu", "--device", "0", "--daemon", daemon])
+            .args(options)
+            .arg("--")
+            .arg(sluice.built("tenant", "tenant"))
+            .args(["dense", "--kernel-us", KERNEL_US, "--iterations", "250000", "--commands"])
+            .args(["--seconds", "120", "--progress=0.1", "--windows", &WINDOW.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        for _ in 0..2 {
+            output.next().unwrap().unwrap();
+        }
+        Self { child, output }
+    }
+
+    /// Changes its limits; when that was done.
+    fn limit(&self, sluice: &Sluice, options: &[&str]) -> f64 {
+        let session = self.child.id().to_string();
+        let (code, _, stderr) = outcome(sluice.command().args(["limit", &session]).args(options));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{options:?}");
+        now()
+    }
+
+    fn end(mut self) -> Delivered {
+        // The end of its input is its end.
+        drop(self.child.stdin.take());
+        let last = self.output.by_ref().last().unwrap().unwrap();
+        let result: Value = serde_json::from_str(&last).unwrap();
+        let windows = result["windows"].as_array().unwrap();
+        Delivered {
+            at: result["windows_at"].as_f64().unwrap(),
+            windows: windows.iter().map(|window| window.as_f64().unwrap()).collect(),
+        }
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// What the device did for a program.
+struct Delivered {
+    at: f64,
+    windows: Vec<f64>,
+}
+
+impl Delivered {
+    /// Kernels until a moment.
+    fn until(&self, moment: f64) -> f64 {
+        let position = (moment - self.at) / WINDOW;
+        let whole = position as usize;
+        let part = self.windows.get(whole).map_or(0.0, |window| window * position.fract());
+        self.windows.iter().take(whole).sum::<f64>() + part
+    }
+
+    /// Kernels a second.
+    fn rate(&self, from: f64, to: f64) -> f64 {
+        (self.until(to) - self.until(from)) / (to - from)
+    }
+}
+
+/// Finds out how busy the machine is, until it is dropped.
+struct Witness {
+    ended: Arc<AtomicBool>,
+    thread: JoinHandle<f64>,
+}
+
+impl Witness {
+    fn start() -> Self {
+        let ended = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&ended);
+        let thread = spawn(move || {
+            let (begin, mut late) = (now(), 0.0);
+            while !seen.load(Ordering::Relaxed) {
+                let before = now();
+                pause(0.001);
+                let waited = now() - before - 0.001;
+                late += if waited > 0.002 { waited } else { 0.0 };
+            }
+            late / (now() - begin)
+        });
+        Self { ended, thread }
+    }
+
+    /// The part of the time for which it was kept waiting.
+    fn end(self) -> f64 {
+        self.ended.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+/// What is told to the first program, and the part that it has to get from then on.
+type Change = (&'static [&'static str], f64);
+
+/// What the first of some programs gets after each change, averaged over the rounds: in relation to what it got
+/// before the first one, when it was alone without a limit; beside others, in relation to all.
+fn measure(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &[Change]) -> Vec<f64> {
+    let sluice = Sluice::new();
+    let daemon = with_daemon.then(|| Daemon::start(&sluice));
+    let socket = daemon.as_ref().map_or("none", |daemon| daemon.socket.as_str());
+    let tenants: Vec<Tenant> =
+        tenants.iter().map(|options| Tenant::start(&sluice, socket, options)).collect();
+    // Beside others, the daemon has to find out first that each fills the device.
+    let begin = now();
+    pause(if tenants.len() > 1 { 1.0 } else { 0.5 });
+    let end = now();
+    let mut made = Vec::new();
+    for _ in 0..rounds {
+        for (options, _) in changes {
+            made.push(tenants[0].limit(&sluice, options));
+            pause(WITHIN + LOOK + 0.03);
+        }
+    }
+    let delivered: Vec<Delivered> = tenants.into_iter().map(Tenant::end).collect();
+    let part = |change: f64| {
+        let rates: Vec<f64> =
+            delivered.iter().map(|one| one.rate(change + WITHIN, change + WITHIN + LOOK)).collect();
+        let whole =
+            if rates.len() > 1 { rates.iter().sum() } else { delivered[0].rate(begin, end) };
+        rates[0] / whole
+    };
+    let of = |number: usize| {
+        let moments = made.iter().skip(number).step_by(changes.len());
+        let parts: Vec<f64> = moments.map(|&change| part(change)).collect();
+        println!("{:?}: {parts:.3?}", changes[number].0);
+        parts.iter().sum::<f64>() / parts.len() as f64
+    };
+    (0..changes.len()).map(of).collect()
+}
+
+/// Each change leads to what it has to lead to. Whether a miss counts depends on how busy the machine was meanwhile,
+/// which nobody else knows: so it is tried again here, and not by whoever runs the test.
+#[track_caller]
+fn take_effect(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &[Change]) {
+    let expected: Vec<f64> = changes.iter().map(|&(_, expected)| expected).collect();
+    let (mut missed, mut when_busy) = (Vec::new(), Vec::new());
+    while missed.len() < CHANCES && missed.len() + when_busy.len() < TRIES {
+        let witness = Witness::start();
+        let parts = measure(tenants, with_daemon, rounds, changes);
+        let late = witness.end();
+        println!("{parts:.3?}, kept waiting for {late:.3} of the time");
+        if parts.iter().zip(&expected).all(|(part, expected)| (part - expected).abs() <= TOLERANCE)
+        {
+            return;
+        }
+        if late > BUSY { when_busy.push(parts) } else { missed.push(parts) }
+    }
+    let tried = format!("{missed:.3?}, on a busy machine {when_busy:.3?}");
+    assert!(missed.len() < CHANCES, "{tried}, of {expected:?}, {WITHIN} s after the change");
+    let in_order = |parts: &Vec<f64>| are_in_order(parts, &expected);
+    assert!(when_busy.iter().any(in_order), "{tried}, of {expected:?}, not even in order");
+}
+
+/// Whether each change leads to more or less than the one before it, as it has to. Programs that get too little of
+/// the CPU use less than they may; where a change comes late it is the wrong way round.
+fn are_in_order(parts: &[f64], expected: &[f64]) -> bool {
+    (0..parts.len()).all(|one| {
+        let next = (one + 1) % parts.len();
+        (parts[next] - parts[one]) * (expected[next] - expected[one]).signum() > -0.1
+    })
+}
+
+#[test]
+fn a_share() {
+    let changes: [Change; 2] = [(&["--compute", "75"], 0.75), (&["--compute", "25"], 0.25)];
+    take_effect(&[&[]], false, 5, &changes);
+}
+
+#[test]
+fn a_share_under_the_daemon() {
+    let changes: [Change; 2] = [(&["--compute", "75"], 0.75), (&["--compute", "25"], 0.25)];
+    take_effect(&[&[]], true, 5, &changes);
+}
+
+#[test]
+fn a_limit_where_there_was_none_and_none_again() {
+    for with_daemon in [false, true] {
+        // A session without a limit has saved nothing up.
+        let changes: [Change; 2] = [(&["--compute", "75"], 0.75), (&["--policy", "none"], 1.0)];
+        take_effect(&[&[]], with_daemon, 3, &changes);
+    }
+}
+
+#[test]
+fn a_policy() {
+    let changes: [Change; 3] = [
+        (&["--compute", "30", "--policy", "fixed"], 0.3),
+        (&["--policy", "balance"], 1.0),
+        (&["--soft", "60"], 0.6),
+    ];
+    take_effect(&[&[]], true, 4, &changes);
+}
+
+/// Of the 80 % that are guaranteed to nobody.
+#[test]
+fn a_weight() {
+    let balanced: &[&str] = &["--compute", "10", "--policy", "balance", "--weight", "3"];
+    let changes: [Change; 2] = [(&["--weight", "9"], 0.7), (&["--weight", "1"], 0.3)];
+    take_effect(&[balanced, balanced], true, 5, &changes);
+}

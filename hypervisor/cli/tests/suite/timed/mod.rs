@@ -1,0 +1,5 @@
+//! What programs under `sluice run` get of the device's time.
+
+mod demo;
+mod live_change;
+mod share;

@@ -1,0 +1,232 @@
+//! Single calls: renewals, overlaps, lost and late messages, nonsense.
+
+use limits::ComputeLimit;
+use limits::Policy;
+use scheduler::{
+    Class, Grant, LeaseId, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
+};
+
+use crate::simulation::MS;
+
+const LONE: (SessionId, WorkerId) = (SessionId(1), WorkerId(1));
+const OTHER: (SessionId, WorkerId) = (SessionId(2), WorkerId(2));
+
+fn scheduler(sessions: &[((SessionId, WorkerId), u32)]) -> Scheduler {
+    let mut scheduler = Scheduler::new(Tuning::default());
+    for &((session, worker), share) in sessions {
+        scheduler.set_session(session, ComputeLimit::fixed(share), 0).unwrap();
+        scheduler.join(worker, session).unwrap();
+    }
+    scheduler
+}
+
+fn told(held_ms: u64, used_ms: u64, done: bool) -> Told {
+    let (held_ns, estimated_ns) = (held_ms * MS, used_ms * MS);
+    Told { held_ns, estimated_ns, backlogged_ns: 0, done }
+}
+
+fn granted(scheduler: &mut Scheduler, worker: WorkerId, now: u64) -> Option<Grant> {
+    scheduler.ask(worker, now).unwrap();
+    scheduler.decide(now).into_iter().find(|grant| grant.worker == worker)
+}
+
+/// Lets a worker hold alone until it is known what it uses of its time.
+fn learn(scheduler: &mut Scheduler, worker: WorkerId, from_ms: u64, used_ms: u64) {
+    let lease = granted(scheduler, worker, from_ms * MS).unwrap().lease;
+    let end = from_ms + 10;
+    assert!(scheduler.report(worker, lease, told(10, used_ms, true), end * MS).unwrap());
+}
+
+#[test]
+fn a_lone_holder_goes_on_under_the_same_lease() {
+    let mut scheduler = scheduler(&[(LONE, 1_000_000)]);
+    let worker = LONE.1;
+    let grant = granted(&mut scheduler, worker, 0).unwrap();
+    assert_eq!((grant.length_ns, grant.shared), (30 * MS, false));
+    for step in 1..200 {
+        let now = step * 20 * MS;
+        assert!(scheduler.report(worker, grant.lease, told(20, 20, false), now).unwrap());
+        assert_eq!(scheduler.renew(worker, grant.lease, now), Some(grant));
+    }
+    let view = scheduler.view(4_000 * MS);
+    assert_eq!(view.sessions[0].charged_ns, 4_000 * MS);
+    assert_eq!((view.leases.len(), view.leases[0].held_ns), (1, 4_000 * MS));
+}
+
+#[test]
+fn a_dense_holder_stops_at_its_turn_s_end_when_another_waits() {
+    let mut scheduler = scheduler(&[(LONE, 1_000_000), (OTHER, 1_000_000)]);
+    let grant = granted(&mut scheduler, LONE.1, 0).unwrap();
+    assert_eq!(granted(&mut scheduler, OTHER.1, 5 * MS), None);
+    scheduler.report(LONE.1, grant.lease, told(10, 10, false), 10 * MS).unwrap();
+    let renewed = scheduler.renew(LONE.1, grant.lease, 10 * MS).unwrap();
+    assert_eq!(renewed.length_ns, 20 * MS);
+    // A poll that is over is as good as one that lasts, for a moment.
+    scheduler.withdraw(OTHER.1, 29_900_000);
+    scheduler.report(LONE.1, grant.lease, told(20, 20, false), 30 * MS).unwrap();
+    assert_eq!(scheduler.renew(LONE.1, grant.lease, 30 * MS), None);
+    scheduler.report(LONE.1, grant.lease, told(1, 1, true), 31 * MS).unwrap();
+    assert!(granted(&mut scheduler, OTHER.1, 31 * MS).is_some());
+}
+
+#[test]
+fn sparse_ones_hold_together_and_know_it() {
+    let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+    learn(&mut scheduler, LONE.1, 100, 3);
+    learn(&mut scheduler, OTHER.1, 200, 4);
+    let first = granted(&mut scheduler, LONE.1, 300 * MS).unwrap();
+    let second = granted(&mut scheduler, OTHER.1, 305 * MS).unwrap();
+    assert!(!first.shared && second.shared);
+    scheduler.report(LONE.1, first.lease, told(10, 3, false), 310 * MS).unwrap();
+    assert!(scheduler.renew(LONE.1, first.lease, 310 * MS).unwrap().shared);
+    scheduler.report(OTHER.1, second.lease, told(10, 4, true), 315 * MS).unwrap();
+    scheduler.report(LONE.1, first.lease, told(10, 3, false), 320 * MS).unwrap();
+    assert!(!scheduler.renew(LONE.1, first.lease, 320 * MS).unwrap().shared);
+    let view = scheduler.view(320 * MS);
+    let charged: Vec<u64> = view.sessions.iter().map(|session| session.charged_ns / MS).collect();
+    assert_eq!(charged, [9, 8]);
+    assert!(view.sessions.iter().all(|session| session.class == Class::Sparse));
+    assert_eq!(view.sessions[0].density_ppm, Some(300_000));
+}
+
+#[test]
+fn alone_the_busier_figure_counts_and_beside_others_the_estimate() {
+    let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+    let lease = granted(&mut scheduler, LONE.1, 100 * MS).unwrap().lease;
+    let busy = Told { backlogged_ns: 10 * MS, ..told(10, 8, true) };
+    scheduler.report(LONE.1, lease, busy, 110 * MS).unwrap();
+    assert_eq!(scheduler.view(110 * MS).sessions[0].charged_ns, 10 * MS);
+    learn(&mut scheduler, OTHER.1, 120, 1);
+    let own = granted(&mut scheduler, LONE.1, 200 * MS).unwrap().lease;
+    granted(&mut scheduler, OTHER.1, 200 * MS).unwrap();
+    let busy = Told { backlogged_ns: 10 * MS, ..told(10, 4, true) };
+    scheduler.report(LONE.1, own, busy, 210 * MS).unwrap();
+    // Its estimates were known to be a fifth too low.
+    assert_eq!(scheduler.view(210 * MS).sessions[0].charged_ns, 15 * MS);
+}
+
+#[test]
+fn a_lost_grant_is_found_by_asking_again() {
+    let mut scheduler = scheduler(&[(LONE, 500_000)]);
+    let worker = LONE.1;
+    let first = granted(&mut scheduler, worker, 100 * MS).unwrap();
+    assert!(scheduler.decide(101 * MS).is_empty());
+    let second = granted(&mut scheduler, worker, 102 * MS).unwrap();
+    assert_ne!(first.lease, second.lease);
+    assert!(!scheduler.report(worker, first.lease, told(0, 0, true), 103 * MS).unwrap());
+    assert_eq!(scheduler.renew(worker, first.lease, 103 * MS), None);
+    assert!(scheduler.report(worker, second.lease, told(1, 1, true), 103 * MS).unwrap());
+    // What was lost was held as far as anybody knows.
+    assert_eq!(scheduler.view(103 * MS).sessions[0].charged_ns, 3 * MS);
+}
+
+#[test]
+fn an_undelivered_grant_costs_nothing() {
+    let mut scheduler = scheduler(&[(LONE, 500_000)]);
+    let grant = granted(&mut scheduler, LONE.1, 100 * MS).unwrap();
+    assert!(scheduler.report(LONE.1, grant.lease, Told::UNUSED, 101 * MS).unwrap());
+    assert_eq!(scheduler.view(101 * MS).sessions[0].charged_ns, 0);
+}
+
+#[test]
+fn hostile_figures_are_cut_off() {
+    let hostile =
+        Told { held_ns: u64::MAX, estimated_ns: u64::MAX, backlogged_ns: u64::MAX, done: false };
+    for density in [1, 10] {
+        let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+        learn(&mut scheduler, LONE.1, 100, density);
+        learn(&mut scheduler, OTHER.1, 200, 1);
+        let grant = granted(&mut scheduler, LONE.1, 300 * MS).unwrap();
+        granted(&mut scheduler, OTHER.1, 300 * MS).unwrap();
+        let before = scheduler.view(300 * MS).sessions[0].charged_ns;
+        scheduler.report(LONE.1, grant.lease, hostile, 303 * MS).unwrap();
+        scheduler.report(LONE.1, grant.lease, hostile, 303 * MS).unwrap();
+        // More used than held.
+        let more = Told { held_ns: MS, ..hostile };
+        scheduler.report(LONE.1, grant.lease, more, 306 * MS).unwrap();
+        assert_eq!(scheduler.view(306 * MS).sessions[0].charged_ns - before, 4 * MS);
+        // Another's lease, none at all, and times that are over.
+        assert!(!scheduler.report(OTHER.1, grant.lease, hostile, 306 * MS).unwrap());
+        assert!(!scheduler.report(LONE.1, LeaseId(u64::MAX), hostile, 306 * MS).unwrap());
+        assert_eq!(scheduler.renew(OTHER.1, grant.lease, 306 * MS), None);
+        assert!(scheduler.report(LONE.1, grant.lease, hostile, 0).unwrap());
+        assert!(scheduler.report(LONE.1, grant.lease, hostile, u64::MAX).unwrap());
+        assert!(scheduler.view(u64::MAX).sessions[0].balance_ns >= -10_000_000_000);
+    }
+}
+
+#[test]
+fn draining_keeps_a_lease_alive_for_a_while() {
+    let mut scheduler = scheduler(&[(LONE, 1_000_000), (OTHER, 1_000_000)]);
+    let grant = granted(&mut scheduler, LONE.1, 0).unwrap();
+    assert_eq!(granted(&mut scheduler, OTHER.1, MS), None);
+    let mut now = 0;
+    loop {
+        now += 100 * MS;
+        scheduler.report(LONE.1, grant.lease, told(100, 100, false), now).unwrap();
+        if let Some(other) = scheduler.decide(now).first() {
+            assert_eq!(other.worker, OTHER.1);
+            break;
+        }
+        let deadline = scheduler.next_deadline(now).unwrap();
+        assert!(deadline > now && deadline <= now + 250 * MS);
+    }
+    assert_eq!(now, 2_100 * MS);
+    // It is not let in again while it drains.
+    assert_eq!(scheduler.renew(LONE.1, grant.lease, now), None);
+    // From here on it is charged all the time, whatever it says.
+    scheduler.report(LONE.1, grant.lease, told(0, 0, true), now + 100 * MS).unwrap();
+    assert_eq!(scheduler.view(now + 100 * MS).sessions[0].charged_ns, now + 100 * MS);
+}
+
+#[test]
+fn silence_is_revoked_after_the_grace() {
+    let mut scheduler = scheduler(&[(LONE, 1_000_000), (OTHER, 1_000_000)]);
+    granted(&mut scheduler, LONE.1, 0).unwrap();
+    assert_eq!(granted(&mut scheduler, OTHER.1, MS), None);
+    assert_eq!(scheduler.next_deadline(MS), Some(280 * MS));
+    assert!(scheduler.decide(279 * MS).is_empty());
+    assert_eq!(scheduler.decide(280 * MS).len(), 1);
+}
+
+#[test]
+fn after_a_silence_of_the_caller_all_start_anew() {
+    let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+    let grant = granted(&mut scheduler, LONE.1, 100 * MS).unwrap();
+    assert_eq!(granted(&mut scheduler, OTHER.1, 105 * MS), None);
+    assert!(scheduler.is_in_use());
+    scheduler.dismiss_all(108 * MS);
+    assert!(!scheduler.is_in_use());
+    let view = scheduler.view(108 * MS);
+    assert_eq!((view.sessions[0].charged_ns, view.sessions[1].charged_ns), (8 * MS, 0));
+    assert!(view.leases.is_empty() && !view.sessions[1].asks);
+    // What the old lease's holder says now, and wants, is about nothing.
+    assert!(!scheduler.report(LONE.1, grant.lease, told(9, 9, false), 109 * MS).unwrap());
+    assert_eq!(scheduler.renew(LONE.1, grant.lease, 109 * MS), None);
+    assert!(granted(&mut scheduler, OTHER.1, 109 * MS).is_some());
+    assert_eq!(scheduler.view(200 * MS).sessions[0].charged_ns, 8 * MS);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let mut scheduler = Scheduler::new(Tuning::default());
+    let (session, worker) = LONE;
+    let refused = scheduler.set_session(session, ComputeLimit::fixed(0), 0);
+    assert_eq!(refused, Err(ScheduleError::NoShare));
+    let free = ComputeLimit { policy: Policy::None, ..ComputeLimit::fixed(1) };
+    assert_eq!(scheduler.set_session(session, free, 0), Err(ScheduleError::NotScheduled));
+    let unknown = Err(ScheduleError::UnknownSession(session));
+    assert_eq!(scheduler.join(worker, session), unknown);
+    assert!(scheduler.ask(worker, 0).is_err());
+    assert!(scheduler.report(worker, LeaseId(1), Told::UNUSED, 0).is_err());
+    assert_eq!(scheduler.renew(worker, LeaseId(1), 0), None);
+    scheduler.withdraw(worker, 0);
+    scheduler.leave(worker, 0);
+    assert!(scheduler.decide(u64::MAX).is_empty());
+    assert_eq!(scheduler.next_deadline(0), None);
+    // Shares and weights that make no sense are harmless.
+    let odd = ComputeLimit { soft_ppm: Some(0), weight: 0, ..ComputeLimit::balance(u32::MAX, 0) };
+    scheduler.set_session(session, odd, 0).unwrap();
+    scheduler.join(worker, session).unwrap();
+    assert!(granted(&mut scheduler, worker, 100 * MS).is_some());
+}

@@ -1,0 +1,413 @@
+//! The daemon's one state, and those who wait on it.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_bidir_comm::server::{ApiError, Peer, wait_up_to};
+use limits::{GpuId, Policy};
+use protocol::status::Status;
+use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
+
+use super::Sources;
+use super::clock::Clock;
+use super::connection_quota::ConnectionQuota;
+use super::identity::{Caller, Identity};
+use super::limits::check_quota;
+use super::node::Node;
+use super::process_exit::ProcessExit;
+use super::refused::Refused;
+use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
+
+/// The longest that a call may wait for a lease.
+const LONGEST_POLL: Duration = Duration::from_secs(10);
+/// How often sessions that nobody uses are looked for.
+const FORGET_EVERY_NS: u64 = 5_000_000_000;
+/// How often the clock is read at least while somebody holds or waits: a stall is noticed by its not
+/// being read.
+const TICK_NS: u64 = 50_000_000;
+/// How long a call that may have been sent before a stall's end is left until it counts. If its caller
+/// has gone it is dropped before that.
+const SETTLE: Duration = Duration::from_millis(2);
+
+/// Shared by all handlers.
+#[derive(Debug)]
+pub(super) struct Core {
+    state: Mutex<State>,
+    identity: Arc<dyn Identity>,
+    connections: Arc<ConnectionQuota>,
+    started: Instant,
+    /// The next deadline has come closer.
+    sooner: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    node: Node,
+    clock: Clock,
+    waiting: HashMap<(WorkerId, GpuId), Waiter>,
+    watches: HashMap<WorkerId, AbortHandle>,
+    tickets: u64,
+    /// When the timer will next look, on the clock.
+    alarm: u64,
+}
+
+impl State {
+    /// Hands out what can be granted of a device. A grant that nobody takes is given back, and the next
+    /// decision made; each round has one waiting worker less.
+    fn hand_out(&mut self, uuid: GpuId, now: u64) {
+        loop {
+            let mut refused = false;
+            for grant in self.node.decide(uuid, now) {
+                let waiter = self.waiting.remove(&(grant.worker, uuid));
+                let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
+                if !taken {
+                    self.node.give_back(uuid, grant.worker, grant.lease, now);
+                    refused = true;
+                }
+            }
+            if !refused {
+                break;
+            }
+        }
+    }
+
+    /// There is no such worker any more.
+    fn forget(&mut self, worker: WorkerId) {
+        if let Some(watch) = self.watches.remove(&worker) {
+            watch.abort();
+        }
+        self.waiting.retain(|(waiting, _), _| *waiting != worker);
+    }
+}
+
+#[derive(Debug)]
+struct Waiter {
+    ticket: u64,
+    answer: oneshot::Sender<Grant>,
+}
+
+impl Core {
+    pub(super) fn new(
+        tuning: Tuning,
+        connections: Arc<ConnectionQuota>,
+        sources: Sources,
+    ) -> Arc<Self> {
+        let Sources { identity, quotas } = sources;
+        // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
+        let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
+        let state = State {
+            node: Node::new(tuning, first_worker, quotas),
+            clock: Clock::default(),
+            waiting: HashMap::new(),
+            watches: HashMap::new(),
+            tickets: 0,
+            alarm: FORGET_EVERY_NS,
+        };
+        let (started, sooner) = (Instant::now(), Notify::new());
+        Arc::new(Self { state: Mutex::new(state), identity, connections, started, sooner })
+    }
+
+    /// Who is at the other end of a connection.
+    pub(super) fn caller(&self, peer: Peer) -> Result<Caller, ApiError> {
+        Ok(self.identity.caller(peer)?)
+    }
+
+    /// A process introduces itself.
+    pub(super) fn register(
+        self: &Arc<Self>,
+        caller: &Caller,
+        register: &Register,
+    ) -> Result<Registered, Refused> {
+        let (pid, uid) = (caller.pid, caller.owner.uid);
+        // A process that is watched already has a permit, and gives it up.
+        let permit = if self.state().node.serves(caller) {
+            self.connections.exchange(uid)
+        } else {
+            self.connections.take(uid)?
+        };
+        let watch = ProcessExit::start(pid)
+            .map_err(|error| Refused::Unwatchable { pid, reason: error.to_string() })?;
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        let admitted = state.node.register(caller, register, now)?;
+        let worker = admitted.worker;
+        if let Some(former) = admitted.former {
+            state.forget(former);
+        }
+        if admitted.new {
+            let core = Arc::clone(self);
+            let watching = tokio::spawn(async move {
+                let _permit = permit;
+                watch.ended().await;
+                core.ended(worker);
+            });
+            state.watches.insert(worker, watching.abort_handle());
+            let session = &register.session;
+            tracing::info!(worker = worker.0, pid, uid, session, "registered");
+        }
+        // Whoever waited for what it held may have it now.
+        self.decide_all(&mut state, now);
+        Ok(Registered { worker: worker.0 })
+    }
+
+    /// Takes a report, if there is one, and waits for a lease, if one is asked for.
+    /// A report that is not the last one of its lease asks, where it asks, for that lease to go on.
+    pub(super) async fn admission(
+        self: &Arc<Self>,
+        caller: &Caller,
+        admission: Admission,
+    ) -> Result<Decision, Refused> {
+        let uuid = admission.uuid;
+        let worker = WorkerId(admission.worker);
+        let said = match &admission.quota {
+            Some(quota) => {
+                check_quota(quota)?;
+                if quota.uuid != uuid {
+                    return Err(Refused::QuotaOfAnother { asked: uuid, quota: quota.uuid });
+                }
+                Some(quota.limit)
+            }
+            None => None,
+        };
+        if self.notice_stall() {
+            tokio::time::sleep(SETTLE).await;
+        }
+        let waiting = {
+            let mut state = self.state();
+            let now = self.now(&mut state);
+            // Before the quota: what was used until now was used under the old one.
+            let going_on = match admission.report {
+                Some(report) => {
+                    let lease = LeaseId(report.lease);
+                    match state.node.device(worker, caller.pid, uuid) {
+                        Ok(device) => {
+                            // Can not fail: the worker is known to the device.
+                            let _ = device.report(worker, lease, told(&report), now);
+                        }
+                        // The limit was taken away, and the lease with it, by another's word.
+                        Err(Refused::NoLimit(_)) => {}
+                        Err(other) => return Err(other),
+                    }
+                    (!report.done).then_some(lease)
+                }
+                None => None,
+            };
+            let quota = match said {
+                Some(said) => Some(state.node.change(worker, caller.pid, uuid, said, now)?),
+                None => None,
+            };
+            if quota.is_some_and(|quota| quota.policy == Policy::None) {
+                self.decide(&mut state, uuid, now);
+                return Ok(Decision { lease: None });
+            }
+            let device = match state.node.device(worker, caller.pid, uuid) {
+                // Only a question needs a limit to be answered by.
+                Err(Refused::NoLimit(_)) if admission.ask.is_none() => {
+                    return Ok(Decision { lease: None });
+                }
+                other => other?,
+            };
+            match (admission.ask, going_on) {
+                (Some(_), Some(lease)) => {
+                    let renewed = device.renew(worker, lease, now).map(wire);
+                    self.decide(&mut state, uuid, now);
+                    return Ok(Decision { lease: renewed });
+                }
+                (Some(asked_us), None) => {
+                    // As above.
+                    let _ = device.ask(worker, now);
+                    let waiting = self.wait(&mut state, worker, uuid);
+                    self.decide(&mut state, uuid, now);
+                    Some((waiting, asked_us))
+                }
+                (None, _) => {
+                    self.decide(&mut state, uuid, now);
+                    None
+                }
+            }
+        };
+        let Some((mut waiting, asked_us)) = waiting else { return Ok(Decision { lease: None }) };
+        let asked = Duration::from_micros(asked_us);
+        let granted = wait_up_to(asked, LONGEST_POLL, &mut waiting.answer).await;
+        let grant = match granted {
+            Some(answer) => {
+                waiting.settled = true;
+                answer.ok()
+            }
+            None => waiting.give_up(),
+        };
+        Ok(Decision { lease: grant.map(wire) })
+    }
+
+    pub(super) fn status(&self, caller: &Caller) -> Status {
+        let own = rustix::process::geteuid().as_raw();
+        let only = (!caller.owner.sees_all(own)).then_some(&caller.owner);
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            devices: state.node.status(only, now),
+        }
+    }
+
+    /// Acts when time alone makes a difference. Never returns.
+    pub(super) async fn keep_time(&self) {
+        let mut forget_at = FORGET_EVERY_NS;
+        loop {
+            let at = {
+                let state = self.state();
+                self.started + Duration::from_nanos(state.clock.to_system(state.alarm))
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(at.into()) => {}
+                () = self.sooner.notified() => continue,
+            }
+            let mut state = self.state();
+            let now = self.now(&mut state);
+            if now < state.alarm {
+                // A stall has put it off.
+                continue;
+            }
+            if now >= forget_at {
+                state.node.forget_idle(now);
+                forget_at = now.saturating_add(FORGET_EVERY_NS);
+            }
+            state.alarm = forget_at;
+            self.decide_all(&mut state, now);
+        }
+    }
+
+    fn ended(&self, worker: WorkerId) {
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        state.node.leave(worker, now);
+        state.forget(worker);
+        tracing::info!(worker = worker.0, "ended");
+        self.decide_all(&mut state, now);
+    }
+
+    /// From now on grants for this worker go to what is returned. An older call of the same worker
+    /// is answered without a lease.
+    fn wait(self: &Arc<Self>, state: &mut State, worker: WorkerId, uuid: GpuId) -> Waiting {
+        let (sender, answer) = oneshot::channel();
+        state.tickets += 1;
+        let ticket = state.tickets;
+        let key = (worker, uuid);
+        state.waiting.insert(key, Waiter { ticket, answer: sender });
+        Waiting { core: Arc::clone(self), key, ticket, answer, settled: false }
+    }
+
+    fn decide_all(&self, state: &mut State, now: u64) {
+        for uuid in state.node.in_use() {
+            state.hand_out(uuid, now);
+        }
+        self.set_alarm(state, now);
+    }
+
+    fn decide(&self, state: &mut State, uuid: GpuId, now: u64) {
+        state.hand_out(uuid, now);
+        self.set_alarm(state, now);
+    }
+
+    /// Has the timer look when time alone makes a difference.
+    fn set_alarm(&self, state: &mut State, now: u64) {
+        let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
+        let next = state.node.next_deadline(now).into_iter().chain(tick).min();
+        if let Some(next) = next.filter(|&next| next < state.alarm) {
+            state.alarm = next;
+            self.sooner.notify_one();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The schedulers' time. If the daemon has just stood still, all leases are over, because they
+    /// were shorter than that, and all calls are answered: most callers have stopped waiting and go on
+    /// without the daemon.
+    fn now(&self, state: &mut State) -> u64 {
+        let system = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let (now, stall) = state.clock.read(system, state.alarm);
+        if let Some(stall_ns) = stall {
+            tracing::warn!(milliseconds = stall_ns / 1_000_000, "stood still");
+            state.waiting.clear();
+            state.node.dismiss_all(now);
+        }
+        now
+    }
+
+    /// Looks whether the daemon has stood still; `true`: calls may still come in that were sent before it
+    /// went on.
+    fn notice_stall(&self) -> bool {
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        state.clock.has_just_resumed(now)
+    }
+}
+
+/// A call that waits for a grant. If it is dropped (its caller has gone), it stops asking, and a
+/// grant that is on its way is given back.
+struct Waiting {
+    core: Arc<Core>,
+    key: (WorkerId, GpuId),
+    ticket: u64,
+    answer: oneshot::Receiver<Grant>,
+    settled: bool,
+}
+
+impl Waiting {
+    /// The time is over. Grants are sent under the lock, so after this either there was one or there
+    /// will be none.
+    fn give_up(&mut self) -> Option<Grant> {
+        self.settled = true;
+        let core = Arc::clone(&self.core);
+        let mut state = core.state();
+        self.stop_asking(&mut state);
+        self.answer.try_recv().ok()
+    }
+
+    fn stop_asking(&self, state: &mut State) {
+        // A later call of the same worker may have taken its place.
+        if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
+            let now = self.core.now(state);
+            state.waiting.remove(&self.key);
+            state.node.withdraw(self.key.1, self.key.0, now);
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        if let Some(grant) = self.give_up() {
+            let core = Arc::clone(&self.core);
+            let mut state = core.state();
+            let now = core.now(&mut state);
+            state.node.give_back(self.key.1, self.key.0, grant.lease, now);
+            core.decide(&mut state, self.key.1, now);
+        }
+    }
+}
+
+fn wire(grant: Grant) -> Lease {
+    let Grant { lease, length_ns, shared, exclusive, .. } = grant;
+    Lease { id: lease.0, length_us: length_ns / 1_000, shared, exclusive }
+}
+
+/// What a report says; what it can not mean is cut off by the scheduler.
+fn told(report: &LeaseReport) -> Told {
+    Told {
+        held_ns: report.held_us.saturating_mul(1_000),
+        estimated_ns: report.estimated_us.saturating_mul(1_000),
+        backlogged_ns: report.backlogged_us.saturating_mul(1_000),
+        done: report.done,
+    }
+}

@@ -1,0 +1,124 @@
+//! What is accepted from callers.
+
+use std::collections::BTreeMap;
+
+use limits::{ComputeLimit, GpuId};
+use protocol::{DeviceQuota, Register, VERSION};
+
+use super::refused::Refused;
+
+/// Devices that one session may have a quota on.
+pub(super) const DEVICES: usize = 64;
+/// Sessions that are served.
+pub(super) const SESSIONS: usize = 1024;
+/// Processes that are served.
+pub(super) const WORKERS: usize = 4096;
+const NAME_BYTES: usize = 253;
+
+/// Whether one more of something is served for a user that has `own` of the `all` that there are, of `most`: nobody has
+/// more than are left for everybody else.
+pub(super) fn check_fair_part(
+    what: &'static str,
+    uid: u32,
+    (own, all): (usize, usize),
+    most: usize,
+) -> Result<(), Refused> {
+    let fits = own < most.saturating_sub(all);
+    if fits { Ok(()) } else { Err(Refused::TooMany { what, uid, own }) }
+}
+
+/// Checks a registration; returns its quotas by device.
+pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>, Refused> {
+    if register.protocol != VERSION {
+        return Err(Refused::Protocol(register.protocol));
+    }
+    let name = &register.session;
+    if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
+        let shown = name.chars().take(80).collect();
+        return Err(Refused::SessionName(shown));
+    }
+    if register.devices.is_empty() || register.devices.len() > DEVICES {
+        return Err(Refused::DeviceCount(register.devices.len()));
+    }
+    let mut quotas = BTreeMap::new();
+    for device in &register.devices {
+        check_quota(device)?;
+        if quotas.insert(device.uuid, device.limit).is_some() {
+            return Err(Refused::NamedTwice(device.uuid));
+        }
+    }
+    Ok(quotas)
+}
+
+/// Checks the quota of one device.
+pub(super) fn check_quota(quota: &DeviceQuota) -> Result<(), Refused> {
+    let refused = |problem| Refused::Quota { uuid: quota.uuid, problem };
+    quota.limit.check().map_err(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use limits::Policy;
+
+    const UUID: GpuId = GpuId::from_bytes([0x5a; 16]);
+
+    fn register(devices: &[(GpuId, u32, Policy)]) -> Register {
+        let quota = |&(uuid, share_ppm, policy): &(GpuId, u32, Policy)| DeviceQuota {
+            uuid,
+            limit: ComputeLimit { policy, ..ComputeLimit::fixed(share_ppm) },
+        };
+        Register {
+            protocol: VERSION,
+            session: "a".into(),
+            devices: devices.iter().map(quota).collect(),
+        }
+    }
+
+    #[test]
+    fn a_good_registration() {
+        let quotas = check(&register(&[(UUID, 250_000, Policy::Fixed)])).unwrap();
+        assert_eq!(quotas, BTreeMap::from([(UUID, ComputeLimit::fixed(250_000))]));
+        assert!(check(&register(&[(UUID, 0, Policy::None)])).is_ok());
+    }
+
+    #[test]
+    fn each_fault_is_named() {
+        let fixed = Policy::Fixed;
+        let fault = |register: &Register| check(register).unwrap_err();
+        let good = register(&[(UUID, 1, fixed)]);
+        assert_eq!(fault(&Register { protocol: 9, ..good.clone() }), Refused::Protocol(9));
+        for name in ["", "a\nb", &"x".repeat(254)] {
+            let named = Register { session: name.to_owned(), ..good.clone() };
+            assert!(matches!(fault(&named), Refused::SessionName(_)), "{name:?}");
+        }
+        assert_eq!(fault(&register(&[])), Refused::DeviceCount(0));
+        let many: Vec<_> = (0..65).map(|n| (GpuId::from_bytes([n; 16]), 1, fixed)).collect();
+        assert_eq!(fault(&register(&many)), Refused::DeviceCount(65));
+        let wrong = |field: &str, value: u32, message: &Register| match fault(message) {
+            Refused::Quota { uuid, problem } => {
+                assert_eq!((uuid, problem.field, problem.value), (UUID, field, value));
+            }
+            other => panic!("{other}"),
+        };
+        for share in [0, 1_000_001, u32::MAX] {
+            wrong("share_ppm", share, &register(&[(UUID, share, fixed)]));
+        }
+        let mut soft = register(&[(UUID, 1, Policy::Balance)]);
+        for value in [0, 1_000_001, u32::MAX] {
+            soft.devices[0].limit.soft_ppm = Some(value);
+            wrong("soft_ppm", value, &soft);
+        }
+        let mut heavy = register(&[(UUID, 1, Policy::Balance)]);
+        for value in [0, 10_001, u32::MAX] {
+            heavy.devices[0].limit.weight = value;
+            wrong("weight", value, &heavy);
+        }
+        // However it is written: as another kind of device, too.
+        let slice = UUID.to_string().replace("GPU", "mig").parse().unwrap();
+        let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
+        assert_eq!(fault(&twice), Refused::NamedTwice(UUID));
+        let line = fault(&twice).to_string().replace("MIG", "GPU");
+        assert_eq!(line, format!("device {UUID} is named twice"));
+    }
+}

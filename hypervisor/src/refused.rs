@@ -1,0 +1,94 @@
+//! Why a call is not granted.
+
+use http_bidir_comm::server::ApiError;
+use limits::GpuId;
+use limits::compute::OutOfRange;
+use poem::http::StatusCode;
+
+/// A call that the daemon does not grant. Its text goes to the caller.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// The caller speaks another version.
+    #[error("protocol {0} is not spoken here: {known} is", known = protocol::VERSION)]
+    Protocol(u32),
+    /// A session's name is not usable.
+    #[error("session name {0:?}: 1 to 253 bytes without control characters are accepted")]
+    SessionName(String),
+    /// A quota that cannot be.
+    #[error("device {uuid}: {problem}")]
+    Quota {
+        /// The device.
+        uuid: GpuId,
+        /// What is wrong with it.
+        problem: OutOfRange,
+    },
+    /// A call about one device brings the quota of another.
+    #[error("device {asked}: the quota sent along is that of {quota}")]
+    QuotaOfAnother {
+        /// The call's device.
+        asked: GpuId,
+        /// The quota's.
+        quota: GpuId,
+    },
+    /// The same device twice in one registration.
+    #[error("device {0} is named twice")]
+    NamedTwice(GpuId),
+    /// No device, or too many.
+    #[error("{0} devices: 1 to {limit} are accepted", limit = super::limits::DEVICES)]
+    DeviceCount(usize),
+    /// One user has as many as are left for everybody else.
+    #[error(
+        "user {uid} has {own} {what} here, as many as are left for everybody else: no more are served"
+    )]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// The user.
+        uid: u32,
+        /// How many it has.
+        own: usize,
+    },
+    /// No such worker: it never was, it has ended, or the daemon was restarted.
+    #[error("worker {0} is not known: register first")]
+    UnknownWorker(u64),
+    /// Another process's worker.
+    #[error("worker {0} belongs to another process")]
+    NotYours(u64),
+    /// The worker's session has no quota on that device.
+    #[error("device {0} was not named when this worker was registered")]
+    UnknownDevice(GpuId),
+    /// There is nothing to ask for.
+    #[error("device {0}: the session has no compute limit there, so no lease is needed")]
+    NoLimit(GpuId),
+    /// The process has ended, or can not be watched.
+    #[error("process {pid} can not be watched: {reason}")]
+    Unwatchable {
+        /// The caller's process.
+        pid: i32,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+impl Refused {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Protocol(_)
+            | Self::SessionName(_)
+            | Self::Quota { .. }
+            | Self::QuotaOfAnother { .. }
+            | Self::NamedTwice(_)
+            | Self::DeviceCount(_)
+            | Self::NoLimit(_) => StatusCode::BAD_REQUEST,
+            Self::TooMany { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::UnknownWorker(_) | Self::UnknownDevice(_) => StatusCode::NOT_FOUND,
+            Self::NotYours(_) | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
+        }
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        ApiError::new(refused.status(), refused.to_string())
+    }
+}

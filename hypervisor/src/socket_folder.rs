@@ -1,0 +1,46 @@
+//! The folder of the daemon's socket.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use protocol::socket::default_sockets;
+
+/// Who may do what with the daemon's socket and its folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Modes {
+    pub(super) folder: u32,
+    pub(super) socket: u32,
+}
+
+/// Root's daemon serves every user of the node, another user's daemon that user.
+pub(super) fn modes() -> Modes {
+    if rustix::process::geteuid().is_root() {
+        Modes { folder: 0o755, socket: 0o666 }
+    } else {
+        Modes { folder: 0o700, socket: 0o600 }
+    }
+}
+
+/// Where a daemon of this user listens unless told otherwise: the last of the places in which
+/// its programs look for one.
+pub(super) fn default_socket() -> Option<PathBuf> {
+    default_sockets().pop()
+}
+
+/// Makes the folder of `socket` if it is not there. One that another user could have prepared (a
+/// name in /tmp is anybody's) is refused.
+pub(super) fn prepare(socket: &Path, mode: u32) -> io::Result<()> {
+    let Some(folder) = socket.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    DirBuilder::new().recursive(true).mode(mode).create(folder)?;
+    let owner = fs::metadata(folder)?.uid();
+    let own = rustix::process::geteuid().as_raw();
+    if owner == own || owner == 0 {
+        return Ok(());
+    }
+    let problem = format!("belongs to user {owner}, and must belong to user {own} or root");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, problem))
+}

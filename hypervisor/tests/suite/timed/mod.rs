@@ -1,0 +1,5 @@
+//! How long sessions hold the device, and how soon they come back.
+
+mod interruptions;
+mod limits;
+mod turns;

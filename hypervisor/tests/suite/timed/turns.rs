@@ -1,0 +1,126 @@
+//! Who holds when, and for how long.
+
+use std::thread;
+use std::time::Duration;
+
+use limits::{ComputeLimit, Policy};
+use protocol::DeviceQuota;
+use protocol::status::Class;
+
+use crate::holders::{finish, holder};
+use crate::process::{Daemon, GPU_ID, place};
+use crate::programs::{Program, overlap, seen, total};
+
+#[test]
+fn a_lone_holder_keeps_its_lease() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let quota = DeviceQuota::fixed(GPU_ID, 1_000_000);
+    let length = Duration::from_secs(2);
+    let lone = Program { session: "lone", quota, density: 1.0, length }.start(&socket);
+    thread::sleep(Duration::from_millis(1_200));
+    let status = daemon.status();
+    let session = &status.devices[0].sessions[0];
+    assert_eq!((session.class, session.policy), (Class::Dense, Policy::Fixed));
+    assert!(session.density_ppm.is_some_and(|ppm| ppm > 900_000), "{session:?}");
+    let seen = seen(lone);
+    // A scheduling hiccup of the machine may cost it a lease.
+    assert!(seen.held.len() <= 5 && seen.renewed >= 20, "{seen:?}");
+    assert!(total(&seen.held) > 1_800_000, "{seen:?}");
+}
+
+#[test]
+fn two_sparse_sessions_hold_at_the_same_time() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let program = |session| {
+        let (quota, length) = (DeviceQuota::fixed(GPU_ID, 500_000), Duration::from_secs(3));
+        Program { session, quota, density: 0.3, length }
+    };
+    let children = ["a", "b"].map(|session| program(session).start(&socket));
+    thread::sleep(Duration::from_millis(2_000));
+    let status = daemon.status();
+    for session in &status.devices[0].sessions {
+        assert_eq!(session.class, Class::Sparse, "{session:?}");
+        assert!(session.density_ppm.is_some_and(|ppm| ppm.abs_diff(300_000) < 30_000));
+        // It is charged for what it uses.
+        assert!(session.charged_us < 1_000_000, "{session:?}");
+    }
+    let [a, b] = children.map(seen);
+    let (held_a, held_b) = (total(&a.held), total(&b.held));
+    assert!(overlap(&a.held, &b.held) * 10 > held_a.min(held_b) * 7, "{a:?} {b:?}");
+    assert!(a.shared > 0 && b.shared > 0);
+    assert!(held_a > 2_000_000 && held_b > 2_000_000, "{held_a} {held_b}");
+}
+
+#[test]
+fn idle_time_goes_to_those_who_may_have_it() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let balance = |share_ppm, weight| DeviceQuota {
+        uuid: GPU_ID,
+        limit: ComputeLimit::balance(share_ppm, weight),
+    };
+    let length = Duration::from_secs(4);
+    let quotas = [
+        ("light", balance(100_000, 1)),
+        ("heavy", balance(100_000, 3)),
+        ("fixed", DeviceQuota::fixed(GPU_ID, 200_000)),
+    ];
+    let children = quotas
+        .map(|(session, quota)| Program { session, quota, density: 1.0, length }.start(&socket));
+    thread::sleep(Duration::from_millis(3_500));
+    let status = daemon.status();
+    let sessions = &status.devices[0].sessions;
+    let charged = |name: &str| {
+        let session = sessions.iter().find(|session| session.session == name).unwrap();
+        (session.charged_us as f64, session.spare_us as f64)
+    };
+    let (light, heavy, fixed) = (charged("light"), charged("heavy"), charged("fixed"));
+    let sum = light.0 + heavy.0 + fixed.0;
+    // 10 + 15, 10 + 45 and 20 of 100.
+    assert!((0.6..=0.9).contains(&(heavy.1 / (light.1 + heavy.1))), "{light:?} {heavy:?}");
+    assert!((0.14..=0.25).contains(&(fixed.0 / sum)), "{fixed:?} of {sum}");
+    assert!((0.45..=0.65).contains(&(heavy.0 / sum)), "{heavy:?} of {sum}");
+    assert_eq!(fixed.1, 0.0);
+    let [light, heavy, fixed] = children.map(seen);
+    for (a, b) in [(&light, &heavy), (&light, &fixed), (&heavy, &fixed)] {
+        assert_eq!(overlap(&a.held, &b.held), 0);
+    }
+}
+
+#[test]
+fn two_sessions_alternate_by_weight_without_overlap() {
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let length = Duration::from_secs(4);
+    let large = holder(&socket, "large", 750_000, length).spawn().unwrap();
+    let small = holder(&socket, "small", 250_000, length).spawn().unwrap();
+    thread::sleep(Duration::from_secs(2));
+    let status = daemon.status();
+    let mut names: Vec<&str> =
+        status.devices[0].sessions.iter().map(|session| session.session.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!((status.devices[0].uuid, names), (GPU_ID, vec!["large", "small"]));
+    // Whoever asks reads the UUID as NVML prints it.
+    let written = serde_json::to_value(&status.devices[0]).unwrap();
+    assert_eq!(written["uuid"], "GPU-5a1ce000-0000-4000-8000-000000000000");
+    let (large, small) = (finish(large), finish(small));
+
+    for a in &large {
+        for b in &small {
+            assert!(a.1 <= b.0 || b.1 <= a.0, "both held: {a:?} and {b:?}");
+        }
+    }
+    // From when both were there. A busy machine makes both slower, but not unequally.
+    let from = large[0].0.max(small[0].0) + 500_000;
+    let to = large.last().unwrap().1.min(small.last().unwrap().1);
+    let sum = |held: &[(u64, u64)]| -> u64 {
+        held.iter().map(|&(a, b)| b.min(to).saturating_sub(a.max(from))).sum()
+    };
+    let (large, small) = (sum(&large), sum(&small));
+    let weight = large as f64 / (large + small) as f64;
+    assert!((0.68..0.82).contains(&weight), "large {large} us, small {small} us");
+    let used = (large + small) as f64 / (to - from) as f64;
+    assert!(used > 0.6, "the device was used for {used} of the time");
+}

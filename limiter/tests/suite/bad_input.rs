@@ -1,0 +1,131 @@
+//! What is wrong is said in one line, and nothing goes on unlimited because of it.
+
+use crate::common::{
+    COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, UUIDS, first_device, outcome,
+};
+use std::process::Command;
+
+/// Lines of the limiter's.
+fn lines(outcome: &Outcome) -> Vec<&str> {
+    outcome.complaints().into_iter().filter(|line| line.starts_with("sluice: ")).collect()
+}
+
+/// The program's calls failed, it was told why in one line, and its end was its own.
+#[track_caller]
+fn refused(outcome: &Outcome, named: &[&str]) {
+    assert_eq!(outcome.code(), 42, "{outcome:#?}");
+    assert_ne!(outcome.value("first_error"), 0, "{outcome:#?}");
+    assert_eq!(outcome.value("granted"), 0, "{outcome:#?}");
+    assert_eq!(lines(outcome).len(), 1, "{outcome:#?}");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+    for text in named {
+        assert!(outcome.stderr.contains(text), "{text}: {outcome:#?}");
+    }
+}
+
+/// A program that goes on after errors, and ends with 42.
+fn stubborn(stage: &Stage) -> Command {
+    stage.limited(stage.compile("stubborn.c", "stubborn", &[]))
+}
+
+#[test]
+fn settings_that_cannot_be_read() {
+    let stage = Stage::new();
+    let unknown_key = first_device(1).replace("GPU-", "TPU-");
+    let negative = first_device("-5");
+    let too_much = first_device("100.5");
+    let bad_size = first_device("much");
+    let none = first_device("0");
+    let too_large = first_device("101%");
+    let part = first_device("1GiB");
+    let cases: [(&str, &str); 23] = [
+        (MEMORY_LIMIT, "{"),
+        (MEMORY_LIMIT, "1GiB"),
+        (MEMORY_LIMIT, "[1]"),
+        (MEMORY_LIMIT, &negative),
+        (MEMORY_LIMIT, &unknown_key),
+        (MEMORY_LIMIT, &bad_size),
+        (MEMORY_LIMIT, &none),
+        (COMPUTE_LIMIT, "{"),
+        (COMPUTE_LIMIT, &negative),
+        (COMPUTE_LIMIT, &too_much),
+        (COMPUTE_LIMIT, &unknown_key),
+        (COMPUTE_LIMIT, &none),
+        ("CUDA_MEM_LIMIT_0", "12parsecs"),
+        ("CUDA_MEM_LIMIT_first", "1g"),
+        ("CUDA_CORE_LIMIT", "101"),
+        ("VCUDA_MEMORY_LIMIT", "-1"),
+        ("SLUICE_POLICY", "fair"),
+        (MEMORY_LIMIT, &too_large),
+        ("SLUICE_MEM_REAL", &part),
+        ("CUDA_CORE_SOFT_LIMIT", "50"),
+        ("SLUICE_WEIGHT", "0"),
+        ("SLUICE_PRIORITY", "middle"),
+        ("CUDA_MEM_RATIO", "0"),
+    ];
+    for (variable, value) in cases {
+        let outcome = outcome(stubborn(&stage).env(variable, value));
+        refused(&outcome, &[variable]);
+    }
+}
+
+/// A wrong setting also stops programs that were to be let through on failure: what they were meant
+/// to be limited to is not known.
+#[test]
+fn open_on_failure_does_not_cover_the_settings() {
+    let stage = Stage::new();
+    let mut command = stubborn(&stage);
+    let outcome = outcome(command.env(MEMORY_LIMIT, "{").env("SLUICE_ON_FAILURE", "open"));
+    refused(&outcome, &[MEMORY_LIMIT]);
+}
+
+#[test]
+fn a_session_that_is_not_a_directory() {
+    let stage = Stage::new();
+    let file = stage.folder().join("file");
+    std::fs::write(&file, "").unwrap();
+    for path in [file, stage.folder().join("absent")] {
+        let limited = || {
+            let mut command = stubborn(&stage);
+            command.env(SESSION_DIR, &path).env(MEMORY_LIMIT, first_device("1GiB"));
+            command
+        };
+        refused(&outcome(&mut limited()), &[SESSION_DIR, path.to_str().unwrap()]);
+        let open = outcome(limited().env("SLUICE_ON_FAILURE", "open"));
+        assert_eq!(open.code(), 42, "{open:#?}");
+        assert_eq!((open.value("first_error"), open.value("granted")), (0, 1), "{open:#?}");
+        assert_eq!(open.complaints().len(), 1, "{open:#?}");
+        assert!(open.stderr.contains("NOT limited"), "{open:#?}");
+        assert!(open.stderr.contains(SESSION_DIR), "{open:#?}");
+    }
+}
+
+#[test]
+fn a_page_that_is_not_a_page() {
+    let stage = Stage::new();
+    let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
+    std::fs::write(&page, "not a page").unwrap();
+    let mut command = stubborn(&stage);
+    command.env(MEMORY_LIMIT, first_device("1GiB"));
+    refused(&outcome(&mut command), &[page.to_str().unwrap()]);
+}
+
+/// The limit of a device that is not there limits nothing; those that are there stay as they are.
+#[test]
+fn a_limit_for_a_device_that_is_not_there() {
+    let stage = Stage::new();
+    let mut command = stubborn(&stage);
+    let elsewhere = r#"{"GPU-00000000-1111-2222-3333-444444444444": "1GiB"}"#;
+    let outcome = outcome(command.env(MEMORY_LIMIT, elsewhere));
+    assert_eq!((outcome.code(), outcome.value("granted")), (42, 1), "{outcome:#?}");
+}
+
+#[test]
+fn what_works_says_nothing() {
+    let stage = Stage::new();
+    let mut command = stubborn(&stage);
+    command.env(MEMORY_LIMIT, first_device("4GiB")).env(COMPUTE_LIMIT, first_device("50"));
+    let outcome = outcome(&mut command);
+    assert_eq!((outcome.code(), outcome.stderr.as_str()), (42, ""), "{outcome:#?}");
+    assert_eq!((outcome.value("first_error"), outcome.value("granted")), (0, 1), "{outcome:#?}");
+}

@@ -1,0 +1,337 @@
+//! What the limiter's end-to-end tests share: a stage with its own simulated GPU and session, and
+//! children that cannot hang.
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::hash::{Hash, Hasher};
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::{JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+/// What a context takes on the simulated GPU.
+pub(crate) const CONTEXT: u64 = 512 * MIB;
+/// `CUDA_ERROR_OUT_OF_MEMORY`
+pub(crate) const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+pub(crate) const UUIDS: [&str; 2] =
+    ["GPU-5a1ce000-0000-4000-8000-000000000000", "GPU-5a1ce000-0000-4000-8000-000000000001"];
+
+pub(crate) const MEMORY_LIMIT: &str = "TENSOR_FUSION_CUDA_MEM_LIMIT";
+pub(crate) const COMPUTE_LIMIT: &str = "TENSOR_FUSION_CUDA_UP_LIMIT";
+pub(crate) const SESSION_DIR: &str = "SLUICE_SESSION_DIR";
+
+const LIMITER: &str = "libcuda_limiter.so";
+
+/// No child lives longer than this.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// A file of the workspace's build, beside the test's own directory.
+pub(crate) fn built(file: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.parent().and_then(Path::parent).unwrap().join(file);
+    assert!(
+        path.is_file(),
+        "{} is missing: run `cargo build --workspace` first, with the profile of the tests",
+        path.display()
+    );
+    path
+}
+
+/// A simulated node of its own, and a session on it.
+pub(crate) struct Stage {
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("sluice-test-").tempdir_in("/dev/shm");
+        let stage = Self { folder: folder.unwrap() };
+        let driver = stage.driver();
+        std::fs::create_dir(&driver).unwrap();
+        for (file, names) in [
+            ("libfake_cuda.so", ["libcuda.so.1", "libcuda.so"]),
+            ("libfake_nvml.so", ["libnvidia-ml.so.1", "libnvidia-ml.so"]),
+        ] {
+            for name in names {
+                symlink(built(file), driver.join(name)).unwrap();
+            }
+        }
+        symlink(built(LIMITER), stage.limiter()).unwrap();
+        stage.session("session");
+        stage
+    }
+
+    /// A folder of this stage alone.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The folder of the simulated driver.
+    pub(crate) fn driver(&self) -> PathBuf {
+        self.folder().join("driver")
+    }
+
+    /// The limiter, by a name that the loader can read as one: the folder of the build may have a space in it.
+    pub(crate) fn limiter(&self) -> PathBuf {
+        self.folder().join(LIMITER)
+    }
+
+    /// The file of the simulated node.
+    pub(crate) fn node(&self) -> PathBuf {
+        self.folder().join("node")
+    }
+
+    /// The directory of a session, made if need be.
+    pub(crate) fn session(&self, name: &str) -> PathBuf {
+        let path = self.folder().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    /// A program with the simulated driver and nothing of the caller's settings; not limited.
+    pub(crate) fn native(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            // What the machine's other tools need (a home, a locale) stays.
+            if ["SLUICE", "CUDA", "TENSOR", "VCUDA", "VGPU", "LD_", "TF_", "HYPERVISOR", "GPU_"]
+                .iter()
+                .any(|prefix| text.starts_with(prefix))
+            {
+                command.env_remove(&name);
+            }
+        }
+        command
+            .env("LD_LIBRARY_PATH", self.driver())
+            .env("SLUICE_FAKE_NODE", self.node())
+            .env("XDG_RUNTIME_DIR", self.folder())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// A program under the limiter, in the stage's session.
+    pub(crate) fn limited(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.native(program);
+        command.env("LD_PRELOAD", self.limiter()).env(SESSION_DIR, self.session("session"));
+        command
+    }
+
+    /// `sluice run --fake-gpu` with `options`, without a daemon.
+    pub(crate) fn run(&self, options: &[&str]) -> Command {
+        let mut command = self.native(built("sluice"));
+        command.args(["run", "--fake-gpu", "--daemon", "none"]).args(options).arg("--");
+        command
+    }
+
+    /// A program of `tests/programs`, in this stage under the name `output`. It is compiled once for all tests, unless
+    /// it needs files of this stage.
+    pub(crate) fn compile(&self, source: &str, output: &str, arguments: &[&str]) -> PathBuf {
+        let path = self.folder().join(output);
+        let _ = std::fs::remove_file(&path);
+        let own = self.folder().to_str().unwrap();
+        if arguments.iter().any(|argument| argument.contains(own)) {
+            compile(source, arguments, &path);
+        } else {
+            symlink(compiled(source, arguments), &path).unwrap();
+        }
+        path
+    }
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+}
+
+fn compile(source: &str, arguments: &[&str], to: &Path) {
+    let said = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(to)
+        .arg(sources().join(source))
+        .args(arguments)
+        .args(["-ldl", "-lpthread"])
+        .output()
+        .unwrap_or_else(|error| panic!("cc: {error}: a C compiler is needed"));
+    assert!(said.status.success(), "{}", text(&said.stderr));
+}
+
+/// A program of `tests/programs` in the folder of the build, compiled unless it is there already.
+fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
+    let mut of = std::hash::DefaultHasher::new();
+    for file in [source, "any.h", "driver.h"] {
+        std::fs::read(sources().join(file)).unwrap().hash(&mut of);
+    }
+    (source, arguments).hash(&mut of);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = folder.join(format!("{source}-{:016x}", of.finish()));
+    if program.exists() {
+        return program;
+    }
+    // Under another name until it is whole: two tests may need it at once.
+    let unfinished = tempfile::Builder::new().prefix("cc-").tempdir_in(folder).unwrap();
+    let made = unfinished.path().join("program");
+    compile(source, arguments, &made);
+    std::fs::rename(&made, &program).unwrap();
+    program
+}
+
+/// How a child ended, and what it said.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Outcome {
+    /// Exit status, or 1000 + signal.
+    pub(crate) fn code(&self) -> i32 {
+        self.status.code().or(self.status.signal().map(|signal| 1000 + signal)).unwrap()
+    }
+
+    /// Asserts that it ended with 0.
+    #[track_caller]
+    pub(crate) fn succeeded(self) -> Self {
+        assert_eq!(self.code(), 0, "{self:#?}");
+        self
+    }
+
+    /// Asserts that it ended with 0 and said nothing on standard error.
+    #[track_caller]
+    pub(crate) fn silent(self) -> Self {
+        assert_eq!((self.code(), self.stderr.as_str()), (0, ""), "{self:#?}");
+        self
+    }
+
+    /// The last line of its output, as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        let line = self.stdout.lines().last().unwrap_or_else(|| panic!("no output: {self:#?}"));
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+
+    /// The value of `name=` in its output.
+    #[track_caller]
+    pub(crate) fn value(&self, name: &str) -> u64 {
+        let found = self
+            .stdout
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        found
+            .and_then(|value| value.parse().ok())
+            .unwrap_or_else(|| panic!("no {name}= in {self:#?}"))
+    }
+
+    /// Kernels a second, of `tenant dense`.
+    #[track_caller]
+    pub(crate) fn rate(&self) -> f64 {
+        self.json()["rate"].as_f64().unwrap_or_else(|| panic!("no rate: {self:#?}"))
+    }
+
+    /// Lines on standard error.
+    pub(crate) fn complaints(&self) -> Vec<&str> {
+        self.stderr.lines().collect()
+    }
+}
+
+/// A child, in a process group of its own that ends with it.
+pub(crate) struct Running {
+    child: Child,
+    /// Standard output and standard error.
+    said: Option<[JoinHandle<String>; 2]>,
+    started: Instant,
+}
+
+/// A test that fails leaves nothing behind.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.said.is_some() {
+            self.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn reader(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).unwrap();
+        text(&bytes)
+    })
+}
+
+/// Starts a child.
+#[track_caller]
+pub(crate) fn start(command: &mut Command) -> Running {
+    let spawned = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let stdout = reader(child.stdout.take().unwrap());
+    let stderr = reader(child.stderr.take().unwrap());
+    Running { child, said: Some([stdout, stderr]), started: Instant::now() }
+}
+
+/// Runs a child to its end.
+#[track_caller]
+pub(crate) fn outcome(command: &mut Command) -> Outcome {
+    start(command).end()
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Ends the whole group.
+    pub(crate) fn kill(&self) {
+        let _ = kill_process_group(self.pid(), Signal::KILL);
+    }
+
+    /// Waits for its end; one that hangs is ended, and fails the test.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Outcome {
+        let mut hangs = false;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if self.started.elapsed() > PATIENCE && !hangs {
+                hangs = true;
+                self.kill();
+            }
+            sleep(Duration::from_millis(5));
+        };
+        let took = self.started.elapsed();
+        // What it left behind holds the pipes.
+        self.kill();
+        let [stdout, stderr] = self.said.take().unwrap().map(|pipe| pipe.join().unwrap());
+        let outcome = Outcome { status, stdout, stderr, took };
+        assert!(!hangs, "still running after {PATIENCE:?}: {outcome:#?}");
+        outcome
+    }
+}
+
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Waits until something holds, on however slow a machine.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}: not within 60 s");
+        sleep(Duration::from_millis(5));
+    }
+    start.elapsed()
+}
+
+/// A limit for the first device.
+pub(crate) fn first_device(value: impl std::fmt::Display) -> String {
+    format!(r#"{{"{}": "{value}"}}"#, UUIDS[0])
+}

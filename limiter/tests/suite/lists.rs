@@ -1,0 +1,225 @@
+//! NVML's lists of processes: those of the session, and no others.
+
+use crate::common::{
+    COMPUTE_LIMIT, CONTEXT, MEMORY_LIMIT, MIB, Outcome, Running, SESSION_DIR, Stage, eventually,
+    first_device, outcome, start,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The lists that have entries here.
+const FULL: [&str; 4] = [
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "details",
+];
+const EMPTY: [&str; 3] = [
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+];
+
+struct Lists {
+    stage: Stage,
+    program: PathBuf,
+}
+
+impl Lists {
+    fn new() -> Self {
+        let stage = Stage::new();
+        let program = stage.compile("lists.c", "lists", &[]);
+        Self { stage, program }
+    }
+
+    fn in_session(&self, session: &str) -> Command {
+        let mut command = self.stage.limited(&self.program);
+        command
+            .env(SESSION_DIR, self.stage.session(session))
+            .env(MEMORY_LIMIT, first_device("2GiB"));
+        command
+    }
+
+    /// Starts a process, and waits until it holds what it is to hold.
+    #[track_caller]
+    fn hold(&self, command: &mut Command, arguments: &[&str]) -> Holder {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Relaxed);
+        let path = self.stage.folder().join(format!("holder{number}"));
+        let script = format!("exec \"$0\" \"$@\" > {}", path.display());
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(script).arg(command.get_program()).args(arguments);
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        let running = start(&mut shell);
+        let said = || std::fs::read_to_string(&path).unwrap_or_default();
+        eventually("the holder is ready", || said().ends_with('\n'));
+        let pid = said().trim().strip_prefix("pid=").unwrap().parse().unwrap();
+        Holder { running: Some(running), pid }
+    }
+}
+
+struct Holder {
+    running: Option<Running>,
+    pid: u64,
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            running.kill();
+            let _ = running.end();
+        }
+    }
+}
+
+/// The entries of a list, sorted: process and figure.
+#[track_caller]
+fn entries(outcome: &Outcome, list: &str) -> Vec<(u64, u64)> {
+    let line = outcome.stdout.lines().find_map(|line| line.strip_prefix(&format!("{list}:")));
+    let pair = |word: &str| {
+        let (pid, figure) = word.split_once('/').unwrap();
+        (pid.parse().unwrap(), figure.parse().unwrap())
+    };
+    let line = line.unwrap_or_else(|| panic!("no {list}: {outcome:#?}"));
+    let mut entries: Vec<_> = line.split_whitespace().map(pair).collect();
+    entries.sort_unstable();
+    entries
+}
+
+fn sorted(mut entries: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    entries.sort_unstable();
+    entries
+}
+
+#[track_caller]
+fn shows(command: &mut Command, expected: Vec<(u64, u64)>) {
+    let outcome = outcome(command.arg("show")).silent();
+    let expected = sorted(expected);
+    for list in FULL {
+        assert_eq!(entries(&outcome, list), expected, "{list}: {outcome:#?}");
+    }
+    for list in EMPTY {
+        assert_eq!(entries(&outcome, list), [], "{list}: {outcome:#?}");
+    }
+}
+
+fn used(mib: u64) -> u64 {
+    CONTEXT + mib * MIB
+}
+
+#[test]
+fn a_session_sees_its_own_processes() {
+    let lists = Lists::new();
+    let first = lists.hold(&mut lists.in_session("one"), &["hold", "10"]);
+    let second = lists.hold(&mut lists.in_session("one"), &["hold", "20"]);
+    let other = lists.hold(&mut lists.in_session("two"), &["hold", "30"]);
+    let free = lists.hold(&mut lists.stage.native(&lists.program), &["hold", "40"]);
+    shows(&mut lists.in_session("one"), vec![(first.pid, used(10)), (second.pid, used(20))]);
+    shows(&mut lists.in_session("two"), vec![(other.pid, used(30))]);
+    shows(&mut lists.in_session("three"), vec![]);
+    let all = [(&first, 10), (&second, 20), (&other, 30), (&free, 40)];
+    let everybody = all.iter().map(|(holder, mib)| (holder.pid, used(*mib))).collect();
+    shows(&mut lists.stage.native(&lists.program), everybody);
+    // Who has died is gone from the session as it is from the device.
+    drop(second);
+    shows(&mut lists.in_session("one"), vec![(first.pid, used(10))]);
+}
+
+#[test]
+fn a_session_that_is_limited_in_time_only_sees_its_own_processes_too() {
+    let lists = Lists::new();
+    let in_time = |session: &str| {
+        let mut command = lists.in_session(session);
+        command.env_remove(MEMORY_LIMIT).env(COMPUTE_LIMIT, first_device(50));
+        command
+    };
+    if !is_host_namespace() {
+        return;
+    }
+    let own = lists.hold(&mut in_time("one"), &["hold", "10"]);
+    let _other = lists.hold(&mut in_time("two"), &["hold", "10"]);
+    shows(&mut in_time("one"), vec![(own.pid, used(10))]);
+}
+
+/// Elsewhere the ids of processes are learnt when their contexts are measured.
+fn is_host_namespace() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(Path::new("/proc/self/ns/pid")).unwrap().ino() == 0xEFFF_FFFC
+}
+
+/// As in a container, where NVML has the host's ids and may not tell what a process uses.
+#[test]
+fn processes_are_known_by_ids_of_another_namespace() {
+    const ELSEWHERE: u64 = 1_000_000;
+    let lists = Lists::new();
+    let contained = |session: &str| {
+        let mut command = lists.in_session(session);
+        command.env("SLUICE_FAKE_PID_OFFSET", ELSEWHERE.to_string());
+        command
+    };
+    let first = lists.hold(&mut contained("one"), &["hold", "10"]);
+    let second = lists.hold(&mut contained("one"), &["hold", "20"]);
+    let _other = lists.hold(&mut contained("two"), &["hold", "30"]);
+    let expected = || vec![(first.pid + ELSEWHERE, used(10)), (second.pid + ELSEWHERE, used(20))];
+    shows(&mut contained("one"), expected());
+    let mut without_figures = contained("one");
+    shows(without_figures.env("SLUICE_FAKE_PROCESS_MEMORY", "0"), expected());
+}
+
+#[test]
+fn utilisation_is_that_of_the_session() {
+    let lists = Lists::new();
+    let own = lists.hold(&mut lists.in_session("one"), &["busy"]);
+    let other = lists.hold(&mut lists.in_session("two"), &["busy"]);
+    for (session, pid) in [("one", own.pid), ("two", other.pid)] {
+        eventually("samples", || {
+            let outcome = outcome(lists.in_session(session).arg("show")).silent();
+            let (samples, uses) = (entries(&outcome, "utilization"), entries(&outcome, "uses"));
+            for (seen, percent) in samples.iter().chain(&uses) {
+                assert_eq!(*seen, pid, "{outcome:#?}");
+                assert!((1..=100).contains(percent), "{outcome:#?}");
+            }
+            !samples.is_empty() && !uses.is_empty()
+        });
+    }
+}
+
+/// The codes of `nvml.h`: what a wrong call returns does not depend on the limiter.
+#[test]
+fn wrong_and_short_calls_are_answered_as_the_driver_answers_them() {
+    let lists = Lists::new();
+    let _own = lists.hold(&mut lists.in_session("one"), &["hold", "10"]);
+    let plain = outcome(lists.stage.native(&lists.program).arg("calls")).silent();
+    let limited = outcome(lists.in_session("one").arg("calls")).silent();
+    assert_eq!(plain.stdout, limited.stdout);
+    for (name, value) in [
+        ("ask", 7),
+        ("asked", 1),
+        ("short", 7),
+        ("shorted", 1),
+        ("null_count", 2),
+        ("null_list", 2),
+        ("no_device", 2),
+        ("details", 7),
+        ("detailed", 1),
+        ("details_version", 25),
+        ("details_mode", 2),
+        ("null_details", 2),
+        ("null_memory", 2),
+        ("null_memory_v2", 2),
+        ("memory_version", 25),
+        ("memory_device", 2),
+    ] {
+        assert_eq!(limited.value(name), value, "{name}");
+    }
+    // Of two processes on the device one is the session's.
+    let _other = lists.hold(&mut lists.in_session("two"), &["hold", "10"]);
+    let limited = outcome(lists.in_session("one").arg("calls")).silent();
+    assert_eq!((limited.value("asked"), limited.value("shorted")), (1, 1));
+}

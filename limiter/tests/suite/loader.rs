@@ -1,0 +1,196 @@
+//! Whichever way a program comes to the driver, its limit holds from the first call.
+
+use crate::common::{
+    COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome,
+};
+use std::path::Path;
+
+fn limited(stage: &Stage, program: &Path, arguments: &[&str]) -> Outcome {
+    outcome(stage.limited(program).args(arguments).env(MEMORY_LIMIT, first_device("1GiB")))
+}
+
+/// What fits is granted, what does not is refused, and nothing is said.
+#[track_caller]
+fn holds(outcome: Outcome) {
+    let outcome = outcome.silent();
+    assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
+}
+
+fn loader(how: &str) -> Outcome {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    limited(&stage, &program, &[how])
+}
+
+#[test]
+fn the_same_program_without_the_limiter_gets_the_memory() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let free = outcome(stage.native(&program).arg("now")).silent();
+    assert_eq!((free.value("little"), free.value("much")), (0, 0));
+}
+
+#[test]
+fn dlopen_then_an_immediate_call() {
+    holds(loader("now"));
+}
+
+#[test]
+fn a_limiter_that_is_loaded_by_hand_cannot_be_unloaded() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let mut command = stage.native(program);
+    command.arg("unload-limiter").arg(built("libcuda_limiter.so"));
+    command.env(SESSION_DIR, stage.session("session")).env(MEMORY_LIMIT, first_device("1GiB"));
+    holds(outcome(&mut command));
+}
+
+#[test]
+fn lazy_binding() {
+    holds(loader("lazy"));
+}
+
+#[test]
+fn function_pointers_from_cu_get_proc_address() {
+    holds(loader("proc-address"));
+}
+
+#[test]
+fn fifty_times_loaded_and_unloaded() {
+    holds(loader("reopen"));
+}
+
+/// Threads of the limiter's own go on calling it.
+#[test]
+fn a_driver_that_is_unloaded_while_it_is_used_stays() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    for compute in ["100", "50"] {
+        let mut command = stage.limited(&program);
+        command.arg("close").env(MEMORY_LIMIT, first_device("1GiB"));
+        holds(outcome(command.env(COMPUTE_LIMIT, first_device(compute))));
+    }
+}
+
+#[test]
+fn a_function_that_has_one_name_twice_is_patched_once() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let versions = stage.folder().join("versions");
+    std::fs::write(&versions, "FIRST {}; SECOND {} FIRST;").unwrap();
+    let script = format!("-Wl,--version-script={}", versions.display());
+    let options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", &script];
+    let driver = stage.compile("twice.c", "libtwice.so", &options);
+    let driver = driver.to_str().unwrap();
+    let outcome = outcome(stage.limited(&program).args(["twice", driver])).silent();
+    assert_eq!((outcome.value("right"), outcome.value("wrong")), (0, 1), "{outcome:#?}");
+}
+
+#[test]
+fn eight_threads_load_and_unload() {
+    holds(loader("threads"));
+}
+
+#[test]
+fn exec_keeps_the_limiter() {
+    holds(loader("exec"));
+    holds(loader("exec-after-init"));
+}
+
+#[test]
+fn a_program_that_may_have_no_writable_code() {
+    holds(loader("exec-hardened"));
+}
+
+#[test]
+fn a_child_that_uses_the_driver_first() {
+    for how in ["fork-before-load", "fork-before-init"] {
+        let outcome = loader(how);
+        assert_eq!(outcome.value("status"), 0, "{how}: {outcome:#?}");
+        holds(outcome);
+    }
+}
+
+#[test]
+fn a_child_of_a_program_that_uses_the_driver() {
+    let outcome = loader("fork-after-init").silent();
+    assert_eq!(outcome.value("status"), 0, "{outcome:#?}");
+    assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
+    holds(outcome);
+}
+
+#[test]
+fn a_program_linked_against_the_driver() {
+    let stage = Stage::new();
+    let library = format!("-L{}", stage.driver().display());
+    let program = stage.compile("linked.c", "linked", &[&library, "-lcuda"]);
+    holds(limited(&stage, &program, &[]));
+}
+
+#[test]
+fn a_constructor_that_loads_the_driver_and_calls_it() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let library = stage.compile("constructor.c", "libopens.so", &["-shared", "-fPIC"]);
+    holds(limited(&stage, &program, &["library", library.to_str().unwrap()]));
+}
+
+#[test]
+fn a_constructor_of_a_library_linked_against_the_driver() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let driver = format!("-L{}", stage.driver().display());
+    let options = ["-shared", "-fPIC", "-DLINKED", &driver, "-lcuda"];
+    let library = stage.compile("constructor.c", "liblinked.so", &options);
+    holds(limited(&stage, &program, &["library", library.to_str().unwrap()]));
+}
+
+#[test]
+fn a_driver_in_a_namespace_of_its_own() {
+    holds(loader("namespace"));
+}
+
+/// Functions are patched once in a process; calls into a further copy lead to the first.
+#[test]
+fn a_second_copy_of_the_driver_is_not_unlimited() {
+    for how in ["second-copy", "two-copies"] {
+        let outcome = loader(how).succeeded();
+        assert_ne!(outcome.value("much2"), 0, "{how}: {outcome:#?}");
+        assert!(outcome.stderr.contains("second libcuda.so.1"), "{how}: {outcome:#?}");
+    }
+}
+
+#[test]
+fn a_copy_of_the_driver_from_another_path_is_not_unlimited() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let copy = stage.folder().join("another-driver.so");
+    std::fs::copy(built("libfake_cuda.so"), &copy).unwrap();
+    let outcome = limited(&stage, &program, &["second-path", copy.to_str().unwrap()]).succeeded();
+    assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
+    assert!(outcome.stderr.contains(copy.to_str().unwrap()), "{outcome:#?}");
+}
+
+/// The first copy is unloaded before the other is used.
+#[test]
+fn a_copy_of_the_driver_without_the_first_fails() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let copy = stage.folder().join("another-driver.so");
+    std::fs::copy(built("libfake_cuda.so"), &copy).unwrap();
+    let arguments = ["second-path-alone", copy.to_str().unwrap()];
+    let outcome = limited(&stage, &program, &arguments).succeeded();
+    assert_ne!(outcome.value("init2"), 0, "{outcome:#?}");
+    assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
+}
+
+/// Without limits and a session that could be given some there is nothing to get around, and a program may
+/// have as many copies as it likes.
+#[test]
+fn a_second_copy_is_left_alone_where_nothing_can_be_limited() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let mut command = stage.limited(&program);
+    let outcome = outcome(command.env_remove(SESSION_DIR).arg("second-copy")).silent();
+    assert_eq!((outcome.value("much"), outcome.value("much2")), (0, 0), "{outcome:#?}");
+}

@@ -1,0 +1,20 @@
+//! The library in whole programs, on the simulated GPU.
+//!
+//! What measures a share of real time is in `timed`: `.config/nextest.toml` gives those tests the machine, and
+//! whoever runs them without it runs them one at a time.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
+#![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
+
+mod bad_input;
+mod bus_errors;
+mod cancel;
+mod common;
+mod lists;
+mod loader;
+mod memory;
+mod memory_ceiling;
+mod oversubscribe;
+mod quiet;
+mod storm;
+mod timed;

@@ -1,0 +1,174 @@
+//! Copies and fills take a share of the device's time, and do what they do without a limit. One test at
+//! a time: they measure.
+
+use crate::common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, outcome};
+use std::collections::BTreeSet;
+use std::process::Command;
+
+/// In points of 100.
+const TOLERANCE: f64 = 5.0;
+/// Copies of a mebibyte that the simulated device does in a second, over its bus and within it: it
+/// moves 1 and 2 bytes a nanosecond and takes a microsecond to start.
+const OVER_THE_BUS: f64 = 1e9 / (1_000.0 + 1_048_576.0);
+const WITHIN: f64 = 1e9 / (1_000.0 + 524_288.0);
+
+fn copy(command: &mut Command, api: &str, seconds: &str) -> Outcome {
+    let copy = ["copy", "--bytes", "1MiB", "--api", api, "--seconds", seconds];
+    outcome(command.args(copy)).silent()
+}
+
+#[track_caller]
+fn gets_its_share(percent: u32, api: &str, device: f64, options: &[&str]) {
+    let stage = Stage::new();
+    let mut command = stage.limited(built("tenant"));
+    command.env(COMPUTE_LIMIT, first_device(percent));
+    command.args(["copy", "--bytes", "1MiB", "--api", api, "--seconds", "3"]).args(options);
+    let rate = outcome(&mut command).silent().rate();
+    let delivered = rate / device * 100.0;
+    println!("{api} {options:?}: {rate:.1} of {device:.1} a second, {delivered:.2} of {percent} %");
+    let near = (delivered - f64::from(percent)).abs() <= TOLERANCE;
+    assert!(near, "{api} {options:?}: {delivered:.1} instead of {percent}");
+}
+
+#[test]
+fn copies_within_the_device_get_their_share() {
+    let native = copy(&mut Stage::new().native(built("tenant")), "dtod", "1").rate();
+    assert!(native / WITHIN > 0.8, "the simulated device does {native:.1} of {WITHIN:.1} a second");
+    gets_its_share(25, "dtod", WITHIN, &[]);
+    gets_its_share(50, "dtod", WITHIN, &[]);
+    gets_its_share(50, "dtod", WITHIN, &["--ptsz"]);
+    gets_its_share(25, "any", WITHIN, &[]);
+}
+
+#[test]
+fn copies_of_rows_and_layers_get_their_share() {
+    gets_its_share(50, "rows", WITHIN, &[]);
+    gets_its_share(25, "layers", WITHIN, &["--ptsz"]);
+}
+
+#[test]
+fn fills_get_their_share() {
+    gets_its_share(25, "memset", WITHIN, &[]);
+    gets_its_share(50, "memset", WITHIN, &["--ptsz"]);
+    gets_its_share(25, "memset-sync", WITHIN, &[]);
+}
+
+#[test]
+fn copies_over_the_bus_get_their_share() {
+    gets_its_share(25, "htod", OVER_THE_BUS, &[]);
+    gets_its_share(50, "htod", OVER_THE_BUS, &["--ptsz"]);
+    gets_its_share(25, "dtoh", OVER_THE_BUS, &[]);
+}
+
+/// One at a time, in the default stream that their name implies.
+#[test]
+fn copies_that_are_waited_for_get_no_more_than_their_share() {
+    gets_its_share(25, "htod-sync", OVER_THE_BUS, &[]);
+    gets_its_share(25, "dtoh-sync", OVER_THE_BUS, &["--ptsz"]);
+}
+
+/// The program `copies`, without a limit and under one.
+fn program(arguments: &[&str], percent: u32) -> (Outcome, Outcome) {
+    let stage = Stage::new();
+    let program = stage.compile("copies.c", "copies", &[]);
+    let native = outcome(stage.native(&program).args(arguments)).silent();
+    let mut command = stage.limited(&program);
+    let limited = outcome(command.args(arguments).env(COMPUTE_LIMIT, first_device(percent)));
+    (native, limited.silent())
+}
+
+/// How many copies a second under a limit of 10 %, in parts of those without.
+#[track_caller]
+fn rate_between(how: &str, from: &str, to: &str) -> f64 {
+    let (native, limited) = program(&["anywhere", how, from, to, "1"], 10);
+    let (native, limited) = (native.value("copies"), limited.value("copies"));
+    println!("{how} from {from} to {to}: {limited} of {native}");
+    limited as f64 / native as f64
+}
+
+#[test]
+fn copies_within_the_host_are_neither_gated_nor_charged() {
+    for (how, from, to) in [
+        ("copy", "pageable", "pageable"),
+        ("async", "pinned", "pinned"),
+        ("rows", "pageable", "pinned"),
+        ("half", "pinned", "pageable"),
+    ] {
+        let rate = rate_between(how, from, to);
+        assert!(rate > 0.5, "{how} from {from} to {to}: {rate:.2} of what is done without a limit");
+    }
+}
+
+#[test]
+fn copies_that_reach_a_device_or_may_are_charged_whatever_function_makes_them() {
+    for (how, from, to) in [
+        ("copy", "pageable", "device"),
+        ("copy", "managed", "pageable"),
+        ("async", "device", "device"),
+        ("rows", "pinned", "managed"),
+        ("half", "device", "pageable"),
+    ] {
+        let rate = rate_between(how, from, to);
+        assert!(rate < 0.3, "{how} from {from} to {to}: {rate:.2} of what is done without a limit");
+    }
+}
+
+/// The patched functions that copy or fill, by the documentation, which is written from the table.
+fn patched() -> BTreeSet<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/hooks.md");
+    let families = [
+        "cuMemcpy",
+        "cuMemset",
+        "cuMemPrefetch",
+        "cuMemDiscardAndPrefetch",
+        "cuMemBatchDecompress",
+    ];
+    std::fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .filter_map(|line| line.split('`').nth(3))
+        .filter(|symbol| families.iter().any(|family| symbol.starts_with(family)))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_function_does_what_it_does_without_a_limit() {
+    let (native, limited) = program(&["every"], 10);
+    assert_eq!(limited.stdout, native.stdout);
+
+    let called: BTreeSet<String> = native
+        .stdout
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(symbol, _)| symbol.to_owned())
+        .collect();
+    assert_eq!(called, patched(), "every patched function is called, and no other");
+
+    // What was called worked: the first call of each copy and fill.
+    let mut seen = BTreeSet::new();
+    for line in native.stdout.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let moves = words[0].starts_with("cuMemcpy") || words[0].starts_with("cuMemset");
+        if moves && seen.insert(words[0]) {
+            assert_eq!(words[1..3], ["0", "changed"], "{line}");
+        }
+    }
+    assert!(native.stdout.contains("failed=1\n"), "{}", native.stdout);
+}
+
+#[test]
+fn copies_in_a_capture_are_left_to_the_graph() {
+    let (native, limited) = program(&["capture", "2"], 25);
+    for outcome in [&native, &limited] {
+        assert_eq!((outcome.value("wrong"), outcome.value("failed")), (0, 0), "{outcome:#?}");
+    }
+    assert!(limited.value("captures") > 20, "{limited:#?}");
+}
+
+#[test]
+fn what_a_capture_forbids_has_the_same_result() {
+    let (native, limited) = program(&["forbidden"], 1);
+    assert!(native.stdout.contains("to_device=900 end=901"), "{native:#?}");
+    assert_eq!(limited.stdout, native.stdout);
+}

@@ -1,0 +1,117 @@
+//! Programs whose kernels are ever on new grids. One test at a time: they all measure.
+
+use crate::common::{
+    COMPUTE_LIMIT, SESSION_DIR, Stage, built, eventually, first_device, outcome, start,
+};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+
+/// Thousandths of the time that the program `grids` has the device busy, without the limiter and at a half.
+fn native_and_half(how: &str, each: &str) -> (u64, u64) {
+    let stage = Stage::new();
+    let program = stage.compile("grids.c", "grids", &[]);
+    let native = outcome(stage.native(&program).args([how, "1", each])).silent().value("permille");
+    let mut limited = stage.limited(&program);
+    limited.args([how, "3", each]).env(COMPUTE_LIMIT, first_device(50));
+    let limited = outcome(&mut limited).silent().value("permille");
+    println!("{how}, a new grid every {each} launches: {limited} of {native} thousandths");
+    (native, limited)
+}
+
+/// The same at a half beside a dense program at the other half, and the percentage that this one gets.
+fn beside_a_neighbour(how: &str, each: &str) -> (u64, f64) {
+    let stage = Stage::new();
+    let program = stage.compile("grids.c", "grids", &[]);
+    let socket = stage.folder().join("daemon.sock");
+    let mut daemon = stage.native(built("hypervisor"));
+    daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket).stdout(Stdio::null());
+    let daemon = start(&mut daemon);
+    eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
+    let session = |name: &str, program: &std::path::Path| {
+        let mut command = stage.limited(program);
+        command.env(SESSION_DIR, stage.session(name)).env("SLUICE_DAEMON", &socket);
+        command.env(COMPUTE_LIMIT, first_device(50));
+        command
+    };
+    let other = start(session("one", &program).args([how, "5", each]));
+    let dense = ["dense", "--kernel-us", "500", "--seconds", "4"];
+    let neighbour = outcome(session("two", &built("tenant")).args(dense)).silent().rate() / 20.0;
+    let other = other.end().silent().value("permille");
+    daemon.kill();
+    (other, neighbour)
+}
+
+/// It needs 49 %: what is charged for grids that have not been seen yet is near to what they take.
+#[test]
+fn less_than_the_share_is_not_slowed_down() {
+    for each in ["8", "1"] {
+        let (native, limited) = native_and_half("sparse", each);
+        assert!(native < 500, "it needs too much: {native}");
+        assert!(limited * 100 >= native * 90, "{each}: {limited} of {native} thousandths");
+    }
+}
+
+/// Also where tiny and huge grids take turns, and where the tiny ones do all the work.
+#[test]
+fn dense_work_gets_no_more_than_its_share() {
+    for (how, each) in
+        [("dense", "1"), ("turns", "1"), ("against", "1"), ("turns", "8"), ("against", "8")]
+    {
+        let (_, limited) = native_and_half(how, each);
+        assert!(limited <= 550, "{how} {each}: {limited} thousandths instead of 500");
+    }
+}
+
+/// Queues are short while kernels that take next to nothing follow each other, and the device idles at times.
+#[track_caller]
+fn gets_its_share(how: &str, each: &str, least: u64) {
+    let (native, limited) = native_and_half(how, each);
+    assert!(each != "1" || native > 950, "{how} {each}: {native} thousandths natively");
+    assert!(limited >= least, "{how} {each}: {limited} thousandths, less than {least}");
+}
+
+#[test]
+fn dense_work_gets_its_share() {
+    gets_its_share("dense", "1", 450);
+}
+
+#[test]
+fn dense_work_gets_its_share_where_grids_take_turns() {
+    gets_its_share("turns", "1", 330);
+}
+
+#[test]
+fn dense_work_gets_its_share_where_few_grids_take_turns() {
+    gets_its_share("turns", "8", 330);
+}
+
+#[test]
+fn dense_work_gets_its_share_where_tiny_grids_do_the_work() {
+    gets_its_share("against", "1", 330);
+}
+
+#[test]
+fn dense_work_gets_its_share_where_few_tiny_grids_do_the_work() {
+    gets_its_share("against", "8", 330);
+}
+
+/// Estimates alone say there who used how much: no grid gets around them. Where queues are short the two are in each
+/// other's way, and the device idles at times.
+#[test]
+fn a_neighbour_keeps_its_half() {
+    let kinds = [
+        ("dense", "1", 42.0),
+        ("turns", "1", 38.0),
+        ("against", "1", 38.0),
+        ("against", "8", 30.0),
+    ];
+    for (how, each, least) in kinds {
+        let (other, neighbour) = beside_a_neighbour(how, each);
+        println!("{how} {each}: {other} thousandths, the neighbour {neighbour:.1} %");
+        assert!(other <= 550, "{how} {each}: {other} thousandths instead of 500");
+        assert!(
+            neighbour > least,
+            "{how} {each}: the neighbour gets {neighbour:.1} % instead of 50"
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! Limits that come and go while programs run. One test at a time: they measure.
+
+use crate::common::{
+    CONTEXT, GIB, MIB, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
+};
+use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use limits::{ComputeLimit, Limits, MemoryLimit, Policy};
+use serde_json::Value;
+use session::layout::Kind;
+use session::{Page, Summary};
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The page of the first device in a stage's session, once there is one.
+fn page(stage: &Stage) -> Page {
+    let path = stage.session("session").join(format!("{}.page", UUIDS[0]));
+    eventually("a page", || path.exists());
+    Page::open_existing(&path).unwrap()
+}
+
+/// What `sluice limit` does.
+fn change(page: &Page, change: impl FnOnce(&mut Limits)) {
+    let mut limits = page.look().unwrap().limits();
+    change(&mut limits);
+    page.change_limits(&limits).unwrap();
+}
+
+fn give_share(page: &Page, percent: u32) {
+    change(page, |limits| {
+        let compute = &mut limits.compute;
+        (compute.policy, compute.share_ppm) = (Policy::Fixed, percent * 10_000);
+    });
+}
+
+fn take_share(page: &Page) {
+    change(page, |limits| limits.compute.policy = Policy::None);
+}
+
+/// `tenant dense --progress` writes there.
+struct Progress(PathBuf);
+
+impl Progress {
+    /// Seconds and kernels, four times a second.
+    fn lines(&self) -> Vec<(f64, f64)> {
+        let text = fs::read_to_string(&self.0).unwrap_or_default();
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let line = |line: &str| -> Option<(f64, f64)> {
+            let line: Value = serde_json::from_str(line).ok()?;
+            Some((line["elapsed"].as_f64()?, line["kernels"].as_f64()?))
+        };
+        whole.lines().filter_map(line).collect()
+    }
+
+    fn has(&self, count: usize) {
+        eventually("progress", || self.lines().len() >= count);
+    }
+
+    /// Kernels a second, from the first line after now on, for so many quarters of a second.
+    fn rate(&self, quarters: usize) -> f64 {
+        let first = self.lines().len();
+        self.has(first + quarters + 1);
+        let lines = self.lines();
+        let (from, to) = (lines[first], lines[first + quarters]);
+        (to.1 - from.1) / (to.0 - from.0)
+    }
+}
+
+/// A shell in the stage's session, which has no limit, and in it as many programs that keep the device
+/// busy, and one more when there is a file `go`.
+fn tenants(stage: &Stage, count: usize, variables: &[(&str, &Path)]) -> (Running, Vec<Progress>) {
+    let file = |number: usize| stage.folder().join(format!("progress-{number}"));
+    let tenant = |number: usize| {
+        let (tenant, file) = (built("tenant"), file(number));
+        let options = "dense --kernel-us 2000 --iterations 2000000 --seconds 60 --progress";
+        format!("'{}' {options} >{} &", tenant.display(), file.display())
+    };
+    let mut script: String = (0..count).map(tenant).collect();
+    let go = stage.folder().join("go");
+    script +=
+        &format!("until [ -e {} ]; do sleep 0.02; done; {} wait", go.display(), tenant(count));
+    let mut command = stage.limited("sh");
+    command.args(["-c", &script]).envs(variables.iter().copied());
+    let running = start(&mut command);
+    (running, (0..=count).map(|number| Progress(file(number))).collect())
+}
+
+/// Each second got what it was to get: no more, and on a machine that has other things to do less.
+#[track_caller]
+fn follow(rates: &[f64], shares: &[f64]) {
+    println!("{rates:.1?} of {shares:?} %");
+    for (&rate, &share) in rates.iter().zip(shares) {
+        let least = if share < 100.0 { share * 0.15 - 1.0 } else { 60.0 };
+        assert!((least..=share + 12.0).contains(&rate), "{rates:.1?} of {shares:?} %");
+    }
+}
+
+/// One program more; its rate.
+fn one_more(stage: &Stage, progress: &Progress) -> f64 {
+    fs::write(stage.folder().join("go"), b"").unwrap();
+    progress.has(2);
+    progress.rate(4)
+}
+
+#[test]
+fn a_share_comes_and_goes_while_a_program_runs() {
+    let stage = Stage::new();
+    let (_running, tenants) = tenants(&stage, 1, &[]);
+    let page = page(&stage);
+    let tenant = &tenants[0];
+    tenant.has(2);
+    let free = tenant.rate(4);
+    // From the first quarter of a second after the change on.
+    give_share(&page, 20);
+    let limited = tenant.rate(4);
+    give_share(&page, 60);
+    let more = tenant.rate(4);
+    // With a debt that would take long to be paid.
+    give_share(&page, 1);
+    let least = tenant.rate(4);
+    take_share(&page);
+    let again = tenant.rate(4);
+    give_share(&page, 20);
+    let at_last = tenant.rate(4);
+    let rates = [limited, more, least, again, at_last].map(|rate| rate / free * 100.0);
+    follow(&rates, &[20.0, 60.0, 1.0, 100.0, 20.0]);
+}
+
+#[test]
+fn a_share_comes_and_goes_for_all_processes_of_a_session() {
+    let stage = Stage::new();
+    let (_running, tenants) = tenants(&stage, 2, &[]);
+    let page = page(&stage);
+    let (a, b) = (&tenants[0], &tenants[1]);
+    a.has(2);
+    b.has(2);
+    let both = |quarters| {
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || b.rate(quarters));
+            a.rate(quarters) + other.join().unwrap()
+        })
+    };
+    let free = both(4);
+    give_share(&page, 20);
+    // Where the processor is busy they pay for what they had launched before.
+    let limited = both(12) / free * 100.0;
+    assert!((3.0..=35.0).contains(&limited), "{limited:.1} % for two");
+    // Who comes later is held from the start, and takes a part of what the others had.
+    let third = one_more(&stage, &tenants[2]) / free * 100.0;
+    assert!((1.0..=35.0).contains(&third), "{third:.1} % for a third");
+    let others = both(4) / free * 100.0;
+    assert!(others + third <= 40.0, "{others:.1} and {third:.1} %");
+    take_share(&page);
+    let [lifted, late] = [both(4), tenants[2].rate(4)].map(|rate| rate / free * 100.0);
+    println!("{limited:.1}, {third:.1} + {others:.1}, {lifted:.1} + {late:.1} % of {free:.1}");
+    assert!(lifted + late >= 70.0, "{lifted:.1} and {late:.1} % without a limit");
+}
+
+/// The sessions that a daemon serves on the first device.
+fn sessions(socket: &Path) -> Option<Vec<Value>> {
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
+    let status: Value = client.get(protocol::path::STATUS, Duration::from_secs(2)).ok()?;
+    let devices = status["devices"].as_array()?;
+    Some(devices.iter().flat_map(|device| device["sessions"].as_array().unwrap().clone()).collect())
+}
+
+#[test]
+fn a_session_that_is_given_a_share_turns_to_the_daemon() {
+    let stage = Stage::new();
+    let socket = stage.folder().join("daemon.sock");
+    let mut daemon = stage.native(built("hypervisor"));
+    let _daemon = start(daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket));
+    eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
+    let (running, tenants) = tenants(&stage, 1, &[("SLUICE_DAEMON", &socket)]);
+    let page = page(&stage);
+    let tenant = &tenants[0];
+    tenant.has(2);
+    let free = tenant.rate(4);
+    assert_eq!(sessions(&socket).unwrap(), [] as [Value; 0]);
+    give_share(&page, 30);
+    let limited = tenant.rate(4) / free * 100.0;
+    let served = sessions(&socket).unwrap();
+    assert_eq!((served.len(), &served[0]["share_ppm"]), (1, &300_000.into()), "{served:?}");
+    assert!(served[0]["charged_us"].as_u64().unwrap() > 0, "{served:?}");
+    take_share(&page);
+    let lifted = tenant.rate(4) / free * 100.0;
+    eventually("nobody asks", || sessions(&socket).unwrap().iter().all(|one| one["asks"] == false));
+    let charged = |socket| sessions(socket).unwrap().first().map(|one| one["charged_us"].clone());
+    let before = charged(&socket);
+    let _ = tenant.rate(1);
+    assert!(charged(&socket).is_none_or(|now| Some(now) == before), "it goes on paying");
+    give_share(&page, 30);
+    let again = tenant.rate(4) / free * 100.0;
+    // All of the idle time, at once, and no more than a half of the device.
+    change(&page, |limits| {
+        (limits.compute.policy, limits.compute.weight) = (Policy::Balance, 7);
+    });
+    let balanced = tenant.rate(4) / free * 100.0;
+    assert_eq!(sessions(&socket).unwrap()[0]["weight"], 7);
+    change(&page, |limits| limits.compute.soft_ppm = Some(500_000));
+    let soft = tenant.rate(4) / free * 100.0;
+    follow(&[limited, lifted, again, balanced, soft], &[30.0, 100.0, 30.0, 100.0, 50.0]);
+    assert_eq!(sessions(&socket).unwrap().len(), 1);
+    running.kill();
+    assert_eq!(running.end().stderr, "");
+}
+
+/// The program `steps` in the stage's session, without a limit.
+fn steps(stage: &Stage, steps: &[&str]) -> Running {
+    let program = stage.folder().join("steps");
+    if !program.exists() {
+        stage.compile("steps.c", "steps", &[]);
+    }
+    start(stage.limited(program).args(steps))
+}
+
+fn used(page: &Page) -> u64 {
+    page.summary().as_ref().map_or(0, Summary::total)
+}
+
+#[test]
+fn what_is_used_without_a_limit_is_known() {
+    let stage = Stage::new();
+    let running = steps(&stage, &["alloc:64", "pool:64", "load:300", "sleep:20000"]);
+    let page = page(&stage);
+    eventually("everything is counted", || used(&page) == CONTEXT + 428 * MIB);
+    let summary = page.summary().unwrap();
+    assert_eq!(summary.limits, Limits::NONE);
+    assert_eq!(summary.bytes(Kind::Data), 64 * MIB);
+    assert_eq!(summary.bytes(Kind::Pool), 64 * MIB);
+    assert_eq!(summary.bytes(Kind::Driver), 300 * MIB);
+    // What is idle goes as soon as a limit leaves no room for it.
+    change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB - 128 * MIB)));
+    eventually("the pool is trimmed", || used(&page) == CONTEXT + 364 * MIB);
+    running.kill();
+}
+
+/// Threads that follow the limits are not inherited; a child has its own.
+#[test]
+fn a_forked_child_follows_the_limits_as_well() {
+    let stage = Stage::new();
+    let running = steps(&stage, &["fork", "alloc:2", "sleep:2000", "alloc:1024", "info"]);
+    let page = page(&stage);
+    eventually("the first allocation", || used(&page) == CONTEXT + 2 * MIB);
+    change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB)));
+    let outcome = running.end().silent();
+    assert!(outcome.stdout.contains("alloc=0 alloc=2 "), "{outcome:#?}");
+    assert_eq!(page.look().unwrap().limits().memory, Some(MemoryLimit::new(GIB)));
+}
+
+/// A program that was started without a session cannot be limited later, and is left alone.
+#[test]
+fn outside_of_a_session_nothing_is_accounted() {
+    let stage = Stage::new();
+    stage.compile("steps.c", "steps", &[]);
+    let mut command = stage.limited(stage.folder().join("steps"));
+    command.env_remove(SESSION_DIR).args(["alloc:1", "threads"]);
+    let outcome = start(&mut command).end().silent();
+    assert!(outcome.stdout.contains("keepers=0"), "{outcome:#?}");
+    assert_eq!(fs::read_dir(stage.session("session")).unwrap().count(), 0);
+}
+
+/// A page that cannot be made holds no limit: a program that has none of its own goes on. One that is there
+/// may hold one.
+#[test]
+fn a_session_that_is_gone_stops_no_program_without_limits() {
+    let stage = Stage::new();
+    stage.compile("steps.c", "steps", &[]);
+    let program = || {
+        let mut command = stage.limited(stage.folder().join("steps"));
+        command.arg("alloc:1");
+        command
+    };
+    let gone = stage.folder().join("gone");
+    let outcome = start(program().env(SESSION_DIR, &gone)).end().succeeded();
+    assert!(outcome.stdout.contains("alloc=0"), "{outcome:#?}");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+    assert!(outcome.stderr.contains("has no limit in this process and cannot be given one"));
+    let mut limited = program();
+    limited
+        .env(SESSION_DIR, &gone)
+        .env(crate::common::MEMORY_LIMIT, crate::common::first_device("1GiB"));
+    assert_ne!(start(&mut limited).end().code(), 0);
+    fs::write(stage.session("session").join(format!("{}.page", UUIDS[0])), b"noise").unwrap();
+    let outcome = start(&mut program()).end();
+    assert_ne!(outcome.code(), 0, "{outcome:#?}");
+    assert!(outcome.stderr.contains("cannot be used"), "{outcome:#?}");
+}
+
+/// Whoever may write to the page may do so all the time, and in the middle of nowhere.
+#[test]
+fn a_page_that_changes_all_the_time_costs_little_and_harms_nothing() {
+    let stage = Stage::new();
+    let running = steps(&stage, &["alloc:2", "sleep:3000", "busy:1", "sync", "alloc:1"]);
+    let page = page(&stage);
+    eventually("the first allocation", || used(&page) == CONTEXT + 2 * MIB);
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0_u32.. {
+                if ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    break;
+                }
+                let compute = ComputeLimit {
+                    policy: [Policy::None, Policy::Fixed, Policy::Balance][round as usize % 3],
+                    ..ComputeLimit::fixed(round.wrapping_mul(0x9E37_79B9))
+                };
+                let memory = (round % 3 != 0).then_some(MemoryLimit::new(GIB));
+                let limits = Limits { memory, compute };
+                page.change_limits(&limits).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let outcome = running.end();
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        outcome
+    });
+    let outcome = outcome.silent();
+    assert!(outcome.stdout.contains("busy=0 sync=0 alloc=0"), "{outcome:#?}");
+}

@@ -1,0 +1,69 @@
+//! Close to the memory limit: how fast a program is, and what is seen how soon.
+
+use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start};
+use session::layout::Kind;
+use session::{Page, Summary};
+
+const LIMIT: u64 = 2048 * MIB;
+
+/// A program with threads of which some other is always allocating or freeing. NVML takes its time.
+fn busy() -> Outcome {
+    let stage = Stage::new();
+    let mut command = stage.limited(stage.compile("busy.c", "busy", &[]));
+    command.args(["4", "1000"]).env("SLUICE_FAKE_LIST_US", "20000");
+    let outcome = start(command.env(MEMORY_LIMIT, first_device(LIMIT))).end().succeeded();
+    println!("{}", outcome.stdout);
+    outcome
+}
+
+/// An exact look is possible all the same, so that few are needed.
+#[test]
+fn a_busy_program_stays_fast_close_to_its_limit() {
+    let outcome = busy();
+    assert!(outcome.value("near") * 2 > outcome.value("far"), "{outcome:#?}");
+}
+
+#[test]
+fn a_busy_program_can_use_what_the_driver_has_given_back() {
+    let outcome = busy();
+    let value = |name| outcome.value(name);
+    // 24 MiB of code.
+    assert!(value("with") + 16 < value("before"), "{outcome:#?}");
+    assert!(value("after") >= value("with") + 20, "{outcome:#?}");
+}
+
+/// What is kept free is no more than a small part, is shown as its own kind, and ends with the images.
+#[test]
+fn headroom_is_shown_and_given_back() {
+    let stage = Stage::new();
+    let steps = stage.compile("steps.c", "steps", &[]);
+    let mut command = stage.limited(steps);
+    let steps = [
+        "image:8",
+        "info",
+        "use",
+        "settle",
+        "info",
+        "image:100",
+        "info",
+        "alloc:1480",
+        "alloc:1464",
+    ];
+    let rest = ["unload", "unload", "settle", "info", "sleep:1000"];
+    let running = start(command.args(steps).args(rest).env(MEMORY_LIMIT, first_device(LIMIT)));
+    let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
+    let summary = || Page::open_existing(&page).ok().and_then(|page| page.summary().ok());
+    let headroom = |summary: Summary| summary.bytes(Kind::Headroom) / MIB;
+    // Two images are 64 MiB, a 32nd part of the limit.
+    eventually("headroom", || summary().map(headroom) == Some(64));
+    let outcome = running.end().succeeded();
+    let free: Vec<u64> = outcome
+        .stdout
+        .split_whitespace()
+        .filter_map(|word| word.strip_prefix("free=")?.parse().ok())
+        .collect();
+    // At least 16 MiB, whatever is placed; 8 MiB of code; 64 MiB for the larger image.
+    assert_eq!(free[..3], [1536 - 16, 1536 - 16 - 8, 1536 - 64 - 8], "{outcome:#?}");
+    assert!(outcome.stdout.contains("alloc=2 alloc=0"), "{outcome:#?}");
+    assert_eq!(free[3], 1536 - 1464, "{outcome:#?}");
+}

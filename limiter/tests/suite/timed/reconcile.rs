@@ -1,0 +1,191 @@
+//! Memory that the driver takes without a call that says how much.
+
+use crate::common::{
+    CONTEXT, MEMORY_LIMIT, MIB, Outcome, SESSION_DIR, Stage, UUIDS, eventually, first_device,
+    outcome, start,
+};
+use limits::Limits;
+use session::Page;
+use session::layout::Kind;
+use std::process::Command;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+const USED: u64 = CONTEXT / MIB;
+
+fn limited(stage: &Stage, limit: &str) -> Command {
+    let program = stage.folder().join("steps");
+    if !program.exists() {
+        stage.compile("steps.c", "steps", &[]);
+    }
+    let mut command = stage.limited(program);
+    command.env(MEMORY_LIMIT, first_device(limit));
+    command
+}
+
+fn steps(stage: &Stage, limit: &str, steps: &[&str]) -> Outcome {
+    outcome(limited(stage, limit).args(steps)).succeeded()
+}
+
+/// All values of `name=` in the output, in order.
+fn values(outcome: &Outcome, name: &str) -> Vec<u64> {
+    let value = |word: &str| word.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+    outcome.stdout.split_whitespace().filter_map(value).collect()
+}
+
+#[test]
+fn what_the_driver_takes_is_charged_and_given_back() {
+    let stage = Stage::new();
+    let limit = "2GiB";
+    let outcome = steps(
+        &stage,
+        limit,
+        &[
+            "used", "load:300", "settle", "heap:108", "settle", "alloc:64", "settle", "unload",
+            "settle",
+        ],
+    );
+    assert_eq!(values(&outcome, "used"), [USED]);
+    let expected = [USED + 300, USED + 400, USED + 464, USED + 164];
+    assert_eq!(values(&outcome, "settled"), expected, "{outcome:#?}");
+    assert_eq!(outcome.stderr, "");
+    // What is left of the limit is what can be allocated.
+    let outcome =
+        steps(&stage, limit, &["load:300", "settle", "alloc:1200", "alloc:100", "alloc:36"]);
+    assert_eq!(values(&outcome, "alloc"), [0, 2, 0], "{outcome:#?}");
+}
+
+#[test]
+fn it_is_noticed_within_a_fraction_of_a_second() {
+    let stage = Stage::new();
+    let outcome = steps(&stage, "2GiB", &["sleep:300", "load:300", "sleep:300", "used"]);
+    assert_eq!(values(&outcome, "used"), [USED + 300], "{outcome:#?}");
+}
+
+/// Over the limit nothing grows; it is said once; what is given back can be used again.
+#[test]
+fn over_the_limit_nothing_grows_until_there_is_less() {
+    let stage = Stage::new();
+    let outcome = steps(
+        &stage,
+        "1GiB",
+        &[
+            "heap:708",
+            "settle",
+            "alloc:1",
+            "heap:712",
+            "settle",
+            "alloc:1",
+            "heap:8",
+            "settle",
+            "alloc:500",
+        ],
+    );
+    assert_eq!(values(&outcome, "alloc"), [2, 2, 0], "{outcome:#?}");
+    assert_eq!(values(&outcome, "settled"), [1024, 1024, USED], "{outcome:#?}");
+    let said: Vec<_> = outcome
+        .complaints()
+        .into_iter()
+        .filter(|line| line.contains("over the memory limit"))
+        .collect();
+    assert_eq!(said.len(), 1, "{outcome:#?}");
+    assert!(said[0].contains("1024 MiB") && said[0].contains("700 MiB"), "{outcome:#?}");
+}
+
+#[test]
+fn idle_memory_of_pools_makes_room_for_it() {
+    let stage = Stage::new();
+    let outcome = steps(&stage, "1GiB", &["pool:256", "used", "load:400", "settle", "alloc:64"]);
+    assert_eq!(values(&outcome, "used"), [USED + 256], "{outcome:#?}");
+    assert_eq!(values(&outcome, "settled"), [USED + 400], "{outcome:#?}");
+    assert_eq!(values(&outcome, "alloc"), [0]);
+    assert_eq!(outcome.stderr, "");
+}
+
+/// What is exported and released goes on being charged to whoever has imported it.
+#[test]
+fn memory_whose_exporter_is_gone_is_its_importers() {
+    let stage = Stage::new();
+    let outcome = steps(&stage, "1GiB", &["reimport:256", "settle", "alloc:300", "alloc:200"]);
+    assert_eq!(values(&outcome, "reimport"), [0], "{outcome:#?}");
+    assert_eq!(values(&outcome, "settled"), [USED + 256], "{outcome:#?}");
+    assert_eq!(values(&outcome, "alloc"), [2, 0], "{outcome:#?}");
+}
+
+/// The highest figure that the page shows while a program runs, once a second process's reader has
+/// found it.
+fn highest(stage: &Stage, command: &mut Command) -> u64 {
+    let running = start(command);
+    let dir = stage.session("session");
+    let page = || Page::open(&dir, UUIDS[0].parse().unwrap(), &Limits::NONE);
+    eventually("the page", || dir.join(format!("{}.page", UUIDS[0])).exists());
+    let page = page().unwrap();
+    let (mut highest, mut seen) = (0, false);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(20) {
+        let slots = page.layout().slots.iter();
+        let figures = slots.map(|slot| slot.bytes[Kind::Driver as usize].load(Relaxed));
+        highest = highest.max(figures.max().unwrap());
+        let alive = std::path::Path::new(&format!("/proc/{}/exe", running.pid())).exists();
+        if seen && !alive {
+            break;
+        }
+        seen |= alive;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    running.end().succeeded();
+    highest
+}
+
+#[test]
+fn a_program_that_allocates_and_frees_all_the_time_sees_no_false_figures() {
+    let stage = Stage::new();
+    let mut command = limited(&stage, "4GiB");
+    assert_eq!(highest(&stage, command.arg("churn:2500")), 0);
+}
+
+#[test]
+fn what_the_driver_takes_is_seen_in_the_midst_of_allocations() {
+    let stage = Stage::new();
+    let mut command = limited(&stage, "4GiB");
+    let highest = highest(&stage, command.args(["load:300", "churn:2500"]));
+    // All but what was in flight whenever the keeper looked.
+    assert!((200 * MIB..=300 * MIB).contains(&highest), "{highest}");
+}
+
+#[test]
+fn there_is_one_keeper_and_no_more_than_needed() {
+    let stage = Stage::new();
+    let outcome = steps(&stage, "1GiB", &["sleep:200", "threads", "alloc:10", "load:1", "threads"]);
+    assert_eq!(values(&outcome, "keepers"), [1, 1], "{outcome:#?}");
+    // Nobody waits for it when the program ends.
+    assert!(outcome.took < Duration::from_secs(2), "{outcome:#?}");
+    // A session without limits may be given one at any time; a program outside of one may not.
+    for (session, keepers) in [(Some("free"), 1), (None, 0)] {
+        let mut unlimited = limited(&stage, "1GiB");
+        unlimited.env_remove(MEMORY_LIMIT).env_remove(SESSION_DIR);
+        unlimited.envs(session.map(|name| (SESSION_DIR, stage.session(name))));
+        let outcome = crate::common::outcome(unlimited.args(["sleep:200", "threads"])).silent();
+        assert_eq!(values(&outcome, "keepers"), [keepers], "{outcome:#?}");
+    }
+}
+
+#[test]
+fn a_forked_child_has_its_own() {
+    let stage = Stage::new();
+    let outcome = steps(&stage, "1GiB", &["fork", "sleep:200", "threads", "load:100", "settle"]);
+    assert_eq!(values(&outcome, "keepers"), [1], "{outcome:#?}");
+    assert_eq!(values(&outcome, "settled"), [USED + 100], "{outcome:#?}");
+    assert_eq!(values(&outcome, "child"), [0], "{outcome:#?}");
+}
+
+/// A process that is over before the keeper has done anything, many times.
+#[test]
+fn the_end_of_a_process_does_not_meet_the_keeper() {
+    let stage = Stage::new();
+    for round in 0..30 {
+        let nap = format!("sleep:{}", round * 3);
+        let outcome = steps(&stage, "1GiB", &["load:1", &nap]);
+        assert_eq!(outcome.stderr, "", "{round}");
+    }
+}

@@ -1,0 +1,187 @@
+//! Memory for the little code that patched functions need near them.
+
+use super::mappings::Mappings;
+use crate::code::forced;
+use core::ffi::{c_int, c_void};
+use core::ops::Range;
+use core::ptr;
+
+/// No near jump, and no operand relative to an instruction, reaches further than 2 GiB; less what the
+/// instructions themselves take.
+const REACH: usize = 0x7ff0_0000;
+/// Room for the ways into and out of 300 functions.
+const BLOCK: usize = 16 * 1024;
+/// At least as much is left in a block that is offered.
+const ROOM: usize = 256;
+const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
+const WRITABLE_CODE: c_int = CODE | libc::PROT_WRITE;
+/// Where functions begin.
+const ALIGNED: usize = 16;
+/// Nothing is mapped below, lest null pointers lead somewhere.
+const LOWEST: usize = 0x1_0000;
+/// As many gaps are tried: others may have been faster to fill those that were known.
+const TRIES: usize = 64;
+
+/// Blocks of memory that stay mapped for the life of the process. They can be written while this
+/// exists, and only run afterwards.
+#[derive(Debug, Default)]
+pub(super) struct CodeMemory(Vec<Block>);
+
+/// A mapping that is filled from its start.
+#[derive(Debug)]
+pub(super) struct Block {
+    range: Range<usize>,
+    next: usize,
+    /// Where it cannot be, it is executable all the same.
+    writable: bool,
+}
+
+impl CodeMemory {
+    /// A block that all of it is within reach of `origin`, with [`ROOM`] left.
+    pub(super) fn near(&mut self, origin: usize, mappings: &mut Mappings) -> Option<&mut Block> {
+        let within = origin.saturating_sub(REACH).max(LOWEST)..origin.saturating_add(REACH);
+        let fits = |block: &Block| {
+            within.start <= block.range.start
+                && block.range.end <= within.end
+                && block.range.end - block.next >= ROOM
+        };
+        if let Some(index) = self.0.iter().position(fits) {
+            return self.0.get_mut(index);
+        }
+        let free = mappings.free(origin, &within, BLOCK);
+        let free = free.get(..TRIES).unwrap_or(&free);
+        let map = |protection| free.iter().find_map(|&place| Block::map(place, protection));
+        let block = map(WRITABLE_CODE).or_else(|| map(CODE))?;
+        mappings.add(block.range.clone(), CODE);
+        self.0.push(block);
+        self.0.last_mut()
+    }
+}
+
+impl Drop for CodeMemory {
+    fn drop(&mut self) {
+        for block in self.0.iter().filter(|block| block.writable) {
+            let start = block.range.start as *mut c_void;
+            // SAFETY: a mapping of this module's own, whose code is complete. Where the kernel refuses,
+            // it stays writable, and works all the same.
+            unsafe { libc::mprotect(start, BLOCK, CODE) };
+        }
+    }
+}
+
+impl Block {
+    /// Maps exactly there, if that is still free.
+    fn map(place: usize, protection: c_int) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: replaces nothing: kernels that do not know the last flag take the place for a hint.
+        let start = unsafe { libc::mmap(place as *mut c_void, BLOCK, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        if start as usize != place {
+            // SAFETY: mapped just now, known to nobody.
+            unsafe { libc::munmap(start, BLOCK) };
+            return None;
+        }
+        let writable = protection & libc::PROT_WRITE != 0;
+        Some(Self { range: place..place + BLOCK, next: place, writable })
+    }
+
+    /// Where the next code will lie.
+    pub(super) fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Puts `code` at [`Self::next`]; `None` if it is too long, or cannot be written.
+    pub(super) fn put(&mut self, code: &[u8]) -> Option<usize> {
+        if code.len() > self.range.end - self.next {
+            return None;
+        }
+        let start = self.next;
+        // SAFETY: inside a mapping of this module's own, in a part of it that nobody has been given yet; it
+        // can be written as long as the block exists, or else is not written by this thread itself.
+        unsafe {
+            if self.writable {
+                ptr::copy_nonoverlapping(code.as_ptr(), start as *mut u8, code.len());
+            } else if !forced::write(start, code) {
+                return None;
+            }
+        }
+        self.next = (start + code.len()).next_multiple_of(ALIGNED);
+        Some(start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rights(address: usize) -> i32 {
+        Mappings::now().unwrap().at(address).unwrap().0
+    }
+
+    #[test]
+    fn code_lies_within_reach_runs_and_cannot_be_written_in_the_end() {
+        let origin = rights as *const () as usize;
+        let mut mappings = Mappings::now().unwrap();
+        let mut memory = CodeMemory::default();
+        // mov eax, 42; ret
+        let code = [0xb8, 42, 0, 0, 0, 0xc3];
+        let mut places = Vec::new();
+        for _ in 0..3000 {
+            let block = memory.near(origin, &mut mappings).unwrap();
+            let expected = block.next();
+            let place = block.put(&code).unwrap();
+            assert_eq!(place, expected);
+            assert_eq!(place % ALIGNED, 0);
+            assert!(place.abs_diff(origin) < REACH);
+            places.push(place);
+        }
+        assert!(memory.0.len() > 1, "more than one block is needed for this");
+        drop(memory);
+        places.dedup();
+        assert_eq!(places.len(), 3000);
+        for place in [places[0], places[2999]] {
+            assert_eq!(rights(place), libc::PROT_READ | libc::PROT_EXEC);
+        }
+        for place in places {
+            // SAFETY: the code above, of this signature.
+            let function: extern "C" fn() -> i32 = unsafe { core::mem::transmute(place) };
+            assert_eq!(function(), 42);
+        }
+    }
+
+    #[test]
+    fn nothing_is_mapped_where_something_is() {
+        let taken =
+            Block::map(Mappings::now().unwrap().free(1 << 40, &(1 << 40..1 << 41), BLOCK)[0], CODE);
+        let taken = taken.unwrap();
+        assert!(Block::map(taken.range.start, CODE).is_none());
+        // A list that knows nothing of what is mapped: the next free place is not where it says.
+        let mut memory = CodeMemory::default();
+        assert!(memory.near(taken.range.start, &mut Mappings::default()).is_none());
+    }
+
+    #[test]
+    fn a_block_that_is_not_writable_takes_code_as_well() {
+        let place = Mappings::now().unwrap().free(1 << 43, &(1 << 43..1 << 44), BLOCK)[0];
+        let mut block = Block::map(place, CODE).unwrap();
+        // mov eax, 42; ret
+        let place = block.put(&[0xb8, 42, 0, 0, 0, 0xc3]).unwrap();
+        assert_eq!(rights(place), CODE);
+        // SAFETY: the code above, of this signature.
+        let function: extern "C" fn() -> i32 = unsafe { core::mem::transmute(place) };
+        assert_eq!(function(), 42);
+    }
+
+    #[test]
+    fn a_full_block_takes_nothing_more() {
+        let mut mappings = Mappings::now().unwrap();
+        let mut memory = CodeMemory::default();
+        let block = memory.near(1 << 42, &mut mappings).unwrap();
+        assert!(block.put(&[0x90; BLOCK - ROOM + 1]).is_some());
+        assert!(block.put(&[0x90; ROOM]).is_none());
+        let first = block.range.clone();
+        assert_ne!(memory.near(1 << 42, &mut mappings).unwrap().range, first);
+    }
+}

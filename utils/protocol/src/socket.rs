@@ -1,0 +1,28 @@
+//! Where a daemon listens unless told otherwise.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+/// The node's daemon, which serves every user.
+const OF_THE_NODE: &str = "/run/sluice/hypervisor.sock";
+
+/// The places in which a program of this process's user looks for a daemon, the best first: the
+/// node's, then the user's own. A daemon of that user listens at the last one.
+#[must_use]
+pub fn default_sockets() -> Vec<PathBuf> {
+    let user = rustix::process::getuid();
+    sockets_of(user.as_raw(), std::env::var_os("XDG_RUNTIME_DIR").as_deref())
+}
+
+/// The same for a user whose runtime directory, if there is one, is `runtime`.
+#[must_use]
+pub fn sockets_of(uid: u32, runtime: Option<&OsStr>) -> Vec<PathBuf> {
+    let mut sockets = vec![PathBuf::from(OF_THE_NODE)];
+    if uid != 0 {
+        sockets.push(match runtime.filter(|folder| !folder.is_empty()) {
+            Some(folder) => Path::new(folder).join("sluice/hypervisor.sock"),
+            None => PathBuf::from(format!("/tmp/sluice-{uid}/hypervisor.sock")),
+        });
+    }
+    sockets
+}

@@ -1,0 +1,71 @@
+//! Old data, new reader: what earlier versions wrote is understood. Their UUIDs are in lower case.
+
+use limits::{Policy, Priority};
+use protocol::sessions::Report;
+use protocol::status::{Class, SessionStatus, Status};
+use protocol::{Admission, Decision, DeviceQuota, Lease, Register};
+use serde::de::DeserializeOwned;
+
+use crate::golden;
+use crate::samples::{self, GPU_ID};
+
+#[track_caller]
+fn read<T: DeserializeOwned>(name: &str) -> T {
+    serde_json::from_str(&golden(&format!("earlier/{name}"))).unwrap()
+}
+
+/// Protocol 1 is not spoken any more; a caller of it has to be told so, and for that be understood.
+#[test]
+fn a_registration_of_protocol_1() {
+    let read: Register = read("register-protocol-1.json");
+    assert_eq!(read.protocol, 1);
+    assert_eq!(read.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
+}
+
+/// The first of protocol 2, whose fields have not changed since: a quota may be left out, and what
+/// has a default within one.
+#[test]
+fn messages_of_protocol_2() {
+    let admission: Admission = read("admission-without-quota.json");
+    assert_eq!(admission, Admission { quota: None, ..samples::admission() });
+    let short: Register = read("register-with-defaults.json");
+    assert_eq!(short.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
+    let lease = |name| read::<Decision>(name).lease;
+    let plain = Lease { id: 18, length_us: 20_000, shared: false, exclusive: false };
+    // Protocol 1, and before leases said whether they are exclusive.
+    assert_eq!(lease("decision-protocol-1.json"), Some(plain));
+    assert_eq!(lease("decision-before-exclusive.json"), Some(Lease { shared: true, ..plain }));
+}
+
+/// Before quotas had policies.
+#[test]
+fn a_status_of_the_first_daemon() {
+    let mut expected = samples::status();
+    let device = &mut expected.devices[0];
+    device.sessions[0] = SessionStatus {
+        policy: Policy::Fixed,
+        soft_ppm: None,
+        weight: 0,
+        priority: Priority::High,
+        spare_us: 0,
+        density_ppm: None,
+        class: Class::Dense,
+        ..device.sessions[0].clone()
+    };
+    device.leases[0].spare = false;
+    assert_eq!(read::<Status>("status-first.json"), expected);
+}
+
+/// Before room was kept for code, and while a session might not be counted.
+#[test]
+fn sessions_of_the_first_command() {
+    let mut expected = samples::sessions();
+    let device = &mut expected.sessions[0].devices[0];
+    device.memory.by_kind.headroom = 0;
+    device.processes[0].by_kind.headroom = 0;
+    assert_eq!(read::<Report>("sessions-counted.json"), expected);
+    let device = &mut expected.sessions[0].devices[0];
+    device.compute.density_ppm = None;
+    device.processes[0].charged_us = 0;
+    assert_eq!(read::<Report>("sessions-first.json"), expected);
+}

@@ -1,0 +1,20 @@
+//! The messages and the status as they stand on the wire: `golden/*.json` is what is written today,
+//! `golden/earlier/*.json` what earlier versions wrote. A change of these files is a change of the
+//! contract.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod earlier_readers;
+mod earlier_writers;
+mod samples;
+mod sockets;
+mod today;
+
+use std::path::Path;
+
+/// The checked-in JSON, without the newline at its end.
+fn golden(name: &str) -> String {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let text = std::fs::read_to_string(folder.join(name)).unwrap();
+    text.strip_suffix('\n').unwrap().to_owned()
+}

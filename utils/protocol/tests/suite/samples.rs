@@ -1,0 +1,154 @@
+//! One of each, with every field set to something that is not its default.
+
+use limits::{ComputeLimit, GpuId, Policy, Priority};
+use protocol::sessions::{
+    ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
+    SessionReport,
+};
+use protocol::status::{Class, DeviceStatus, LeaseStatus, SessionStatus, Status};
+use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered};
+
+/// As it is written.
+pub(crate) const GPU: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
+pub(crate) const GPU_ID: GpuId =
+    GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
+const SESSION: &str = "4711-8899-0123456789abcdef";
+
+pub(crate) fn balanced() -> DeviceQuota {
+    DeviceQuota {
+        uuid: GPU_ID,
+        limit: ComputeLimit {
+            soft_ppm: Some(600_000),
+            priority: Priority::Low,
+            ..ComputeLimit::balance(250_000, 3)
+        },
+    }
+}
+
+pub(crate) fn register() -> Register {
+    let fixed =
+        DeviceQuota::fixed(GPU.replace("-000000000000", "-000000000001").parse().unwrap(), 500_000);
+    Register { protocol: 2, session: SESSION.to_owned(), devices: vec![balanced(), fixed] }
+}
+
+pub(crate) fn registered() -> Registered {
+    Registered { worker: 3_298_534_883_329 }
+}
+
+pub(crate) fn admission() -> Admission {
+    let report = LeaseReport {
+        lease: 17,
+        held_us: 20_000,
+        estimated_us: 12_500,
+        backlogged_us: 11_000,
+        done: true,
+    };
+    Admission {
+        worker: 3_298_534_883_329,
+        uuid: GPU_ID,
+        report: Some(report),
+        ask: Some(1_000_000),
+        quota: Some(balanced()),
+    }
+}
+
+/// A call that only asks.
+pub(crate) fn question() -> Admission {
+    Admission { report: None, quota: None, ..admission() }
+}
+
+pub(crate) fn decision() -> Decision {
+    Decision { lease: Some(Lease { id: 18, length_us: 20_000, shared: true, exclusive: true }) }
+}
+
+pub(crate) fn no_lease() -> Decision {
+    Decision { lease: None }
+}
+
+pub(crate) fn status() -> Status {
+    let session = SessionStatus {
+        uid: 1000,
+        session: SESSION.to_owned(),
+        share_ppm: 250_000,
+        policy: Policy::Balance,
+        soft_ppm: Some(600_000),
+        weight: 3,
+        priority: Priority::Low,
+        balance_us: -1_500,
+        charged_us: 9_000_000,
+        spare_us: 2_000_000,
+        density_ppm: Some(420_000),
+        class: Class::Sparse,
+        asks: true,
+        pids: vec![4711, 4712],
+    };
+    let lease = LeaseStatus {
+        session: SESSION.to_owned(),
+        pid: 4711,
+        held_us: 8_000,
+        spare: true,
+        revoked: true,
+    };
+    let device = DeviceStatus { uuid: GPU_ID, sessions: vec![session], leases: vec![lease] };
+    Status { version: "0.1.0".to_owned(), uptime_us: 60_000_000, devices: vec![device] }
+}
+
+pub(crate) fn sessions() -> Report {
+    let by_kind = ByKind {
+        data: 1 << 30,
+        context: 2 << 20,
+        pool: 3 << 20,
+        graph: 4 << 20,
+        array: 5 << 20,
+        oversubscribed: 6 << 20,
+        driver: 7 << 20,
+        headroom: 8 << 20,
+    };
+    let process = ProcessReport {
+        pid: 7,
+        host_pid: Some(4711),
+        name: Some("trainer".to_owned()),
+        bytes: 1_110_441_984,
+        by_kind,
+        holding: true,
+        waiting: true,
+        charged_us: 9_000_000,
+        density_ppm: Some(420_000),
+    };
+    let device = DeviceReport {
+        uuid: GPU_ID,
+        memory: MemoryReport {
+            limit: Some(1 << 30),
+            real: Some(1 << 29),
+            used: 1_110_441_984,
+            on_device: 1_104_150_528,
+            by_kind,
+            left: Some(0),
+            over: 36_700_160,
+            growth_refused: true,
+        },
+        compute: ComputeReport {
+            policy: Policy::Balance,
+            share_ppm: 250_000,
+            soft_ppm: Some(600_000),
+            weight: 3,
+            priority: Priority::Low,
+            density_ppm: Some(420_000),
+        },
+        processes: vec![process],
+    };
+    let directory = format!("/dev/shm/sluice-1000/{SESSION}");
+    Report {
+        damaged: vec![Damaged {
+            session: SESSION.to_owned(),
+            page: format!("{directory}/GPU-5a1ce000-0000-4000-8000-000000000001.page").into(),
+            problem: "it does not start like a page".to_owned(),
+        }],
+        sessions: vec![SessionReport {
+            session: SESSION.to_owned(),
+            uid: 1000,
+            directory: directory.into(),
+            devices: vec![device],
+        }],
+    }
+}

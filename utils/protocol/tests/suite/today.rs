@@ -1,0 +1,32 @@
+//! What is written today.
+
+use core::fmt::Debug;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{golden, samples};
+
+/// Writing gives the golden, byte for byte; reading it gives the same value.
+#[track_caller]
+fn is_written_as<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, value: &T) {
+    let expected = golden(name);
+    assert_eq!(serde_json::to_string(value).unwrap(), expected, "{name}");
+    assert_eq!(serde_json::from_str::<T>(&expected).unwrap(), *value, "{name}");
+}
+
+#[test]
+fn each_message_is_its_golden() {
+    is_written_as("register.json", &samples::register());
+    is_written_as("registered.json", &samples::registered());
+    is_written_as("admission.json", &samples::admission());
+    is_written_as("admission-question.json", &samples::question());
+    is_written_as("decision.json", &samples::decision());
+    is_written_as("decision-none.json", &samples::no_lease());
+}
+
+#[test]
+fn each_status_is_its_golden() {
+    is_written_as("status.json", &samples::status());
+    is_written_as("sessions.json", &samples::sessions());
+}

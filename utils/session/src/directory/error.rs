@@ -1,0 +1,47 @@
+//! What can be wrong with a session's directory.
+
+use limits::env::SESSION_DIR;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a session's directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// The system said no.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried: make, read or lock.
+        what: &'static str,
+        /// The directory or file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The one that this process was told to use is none.
+    #[error(
+        "{}={}: not a directory; it has to be the one that `sluice run` made", SESSION_DIR, path.display()
+    )]
+    NotOne {
+        /// What it was told.
+        path: PathBuf,
+    },
+    /// One that somebody else could write to.
+    #[error(
+        "{} must be a directory that belongs to user {uid} with mode 0700, but is {found}", path.display()
+    )]
+    Unsafe {
+        /// The directory.
+        path: PathBuf,
+        /// The user who wants to use it.
+        uid: u32,
+        /// What is there instead.
+        found: String,
+    },
+}
+
+impl DirectoryError {
+    pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { what, path, source }
+    }
+}

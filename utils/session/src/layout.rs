@@ -1,0 +1,157 @@
+//! What stands where in a page. Shared between processes of different builds: fields are only
+//! ever added at the end of their block, and a change of meaning raises [`VERSION`].
+
+use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
+
+/// "sluicepg" in ASCII.
+pub const MAGIC: u64 = 0x736c_7569_6365_7067;
+/// Version of this layout.
+pub const VERSION: u32 = 4;
+/// Processes that one session can have on one device.
+pub const SLOTS: usize = 4096;
+/// A memory limit that limits nothing.
+pub const NO_LIMIT: u64 = u64::MAX;
+
+/// What bytes of device memory are used for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Kind {
+    /// Linear, pitched and managed allocations, and physical memory of the virtual memory API.
+    Data = 0,
+    /// Contexts.
+    Context = 1,
+    /// Stream-ordered allocations from pools.
+    Pool = 2,
+    /// Allocation nodes of graphs.
+    Graph = 3,
+    /// Arrays and mipmapped arrays.
+    Array = 4,
+    /// Memory placed on the host because the real share was used up.
+    Oversubscribed = 5,
+    /// What the driver has taken without a call that says how much (code, stacks, printf buffers), as
+    /// far as NVML shows it.
+    Driver = 6,
+    /// Kept free of allocations, for code that the driver has been given and has yet to place.
+    Headroom = 7,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Context,
+        Self::Pool,
+        Self::Graph,
+        Self::Array,
+        Self::Oversubscribed,
+        Self::Driver,
+        Self::Headroom,
+    ];
+}
+
+/// A process of the session. All zero where there is none.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct Slot {
+    /// Process id in the process's own namespace; zero: the slot is free.
+    pub pid: AtomicU32,
+    /// 1 while the process holds a compute lease of the session's own account.
+    pub holding: AtomicU32,
+    /// Start time of the process, in clock ticks since boot (`/proc/PID/stat`, field 22).
+    pub start_time: AtomicU64,
+    /// Bytes of device memory, by [`Kind`].
+    pub bytes: [AtomicU64; 8],
+    /// When the lease held was to end, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub lease_end_ns: AtomicU64,
+    /// Process id as NVML knows it (the host's); zero: not known.
+    pub host_pid: AtomicU32,
+    /// How much of the time that it holds the device the process keeps it busy, in millionths; zero: not
+    /// known.
+    pub density_ppm: AtomicU32,
+    /// Since when the process waits for a lease of the own account, on `CLOCK_MONOTONIC` in
+    /// nanoseconds; zero: it does not wait.
+    pub waiting_since_ns: AtomicU64,
+    /// Up to when the use of its lease has been charged, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub charged_until_ns: AtomicU64,
+    /// Device time that the process has been charged, in nanoseconds.
+    pub charged_ns: AtomicU64,
+}
+
+/// A session's book on one device.
+#[repr(C, align(4096))]
+#[derive(Debug)]
+pub struct Layout {
+    /// [`MAGIC`]
+    pub magic: AtomicU64,
+    /// [`VERSION`]
+    pub version: AtomicU32,
+    /// Number of slots, [`SLOTS`].
+    pub slot_count: AtomicU32,
+    /// The device.
+    pub uuid: [AtomicU8; 16],
+    /// Who is changing the book: slot index plus one, zero for nobody.
+    pub lock: AtomicU32,
+    /// One past the highest slot that was ever used.
+    pub high_water: AtomicU32,
+    /// Bytes that the session may use, [`NO_LIMIT`] for all.
+    pub memory_limit: AtomicU64,
+    /// Sum of all slots' bytes, wherever they are.
+    pub used: AtomicU64,
+    /// What a context of this device takes, as far as known, else zero.
+    pub context_bytes: AtomicU64,
+    /// Share of the device's time in millionths.
+    pub share_ppm: AtomicU32,
+    /// Processes that hold a lease of the session's own account.
+    pub holders: AtomicU32,
+    /// [`limits::bucket::Bucket::balance_ns`]
+    pub balance_ns: AtomicI64,
+    /// [`limits::bucket::Bucket::settled_at_ns`], on `CLOCK_MONOTONIC`.
+    pub settled_at_ns: AtomicU64,
+    /// How many bytes of the limit may be on the device itself; the rest is placed on the host.
+    /// [`NO_LIMIT`]: all of it.
+    pub memory_real: AtomicU64,
+    /// Counts the changes of the limits, so that readers notice one.
+    pub limit_changes: AtomicU32,
+    /// How the share is meant: [`limits::Policy`] as a number, see [`Layout::limits`].
+    pub policy: AtomicU32,
+    /// Policy `balance`: the share that is never exceeded, in millionths; zero: none.
+    pub soft_share_ppm: AtomicU32,
+    /// Policy `balance`: the session's part of idle time, in relation to others'.
+    pub weight: AtomicU32,
+    /// [`limits::Priority`] as a number.
+    pub priority: AtomicU32,
+    /// Changes when a lease of the own account ends; processes that wait for one sleep on it.
+    pub lease_bell: AtomicU32,
+    /// Up to when the session's use of the device has been charged, on `CLOCK_MONOTONIC` in
+    /// nanoseconds.
+    pub busy_until_ns: AtomicU64,
+    /// The processes.
+    pub slots: [Slot; SLOTS],
+    /// Sum of all slots' [`Kind::Oversubscribed`].
+    pub on_host: AtomicU64,
+    /// When the dead were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub reaped_at_ns: AtomicU64,
+    /// Nothing yet.
+    pub unused: [AtomicU64; 490],
+    /// [`MAGIC`] again: gone where the file has been cut short, however little.
+    pub end: [AtomicU64; 4],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::mem::offset_of;
+
+    /// Another build reads these offsets.
+    #[test]
+    fn offsets_are_fixed() {
+        assert_eq!(offset_of!(Layout, lock), 32);
+        assert_eq!(offset_of!(Layout, memory_limit), 40);
+        assert_eq!(offset_of!(Layout, settled_at_ns), 80);
+        assert_eq!(offset_of!(Layout, busy_until_ns), 120);
+        assert_eq!(offset_of!(Layout, slots), 128);
+        assert_eq!(offset_of!(Layout, on_host), 128 + 4096 * 128);
+        assert_eq!(offset_of!(Layout, end) + 32, size_of::<Layout>());
+        assert_eq!(size_of::<Slot>(), 128);
+        assert_eq!(size_of::<Layout>(), 4096 * 129);
+    }
+}

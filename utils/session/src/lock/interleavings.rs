@@ -1,0 +1,184 @@
+//! The lock's protocol, every way it can go: the steps of some processes in any order, and death between
+//! any two of them. The decisions are those of [`Attempt`]; the world is a model of the word, of the file's
+//! locks, and of the kernel that drops a process's when it ends.
+
+use super::{Attempt, Seen, Step, number};
+use std::collections::{HashMap, VecDeque};
+
+/// A process of the model.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Process {
+    /// On its way to the lock.
+    Tries(Attempt),
+    /// Has the book open.
+    Owns,
+    /// Has its slot and does nothing.
+    Rests,
+    Dead,
+    /// Another program, looking for a slot: this one next.
+    Newcomer(usize),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct World {
+    word: u32,
+    /// Who holds the lock on a slot's byte: attempts and members both go by process.
+    bytes: Vec<Option<usize>>,
+    /// The slot of each process.
+    slot_of: Vec<usize>,
+    processes: Vec<Process>,
+    /// How often anybody may still begin anew, or die.
+    rounds: u8,
+    deaths: u8,
+}
+
+impl World {
+    fn new(count: usize, rounds: u8, deaths: u8) -> Self {
+        Self {
+            word: 0,
+            bytes: (0..count).map(Some).collect(),
+            slot_of: (0..count).collect(),
+            processes: (0..count).map(|slot| Process::Tries(Attempt::new(slot, count))).collect(),
+            rounds,
+            deaths,
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.processes.len()
+    }
+
+    /// One step of a process towards the lock.
+    fn tries(&mut self, who: usize, mut attempt: Attempt) -> Process {
+        let seen = match attempt.next() {
+            Step::Taken { .. } => return Process::Owns,
+            Step::Impossible(owner) => panic!("{owner}"),
+            Step::Replace(old) if self.word == old => {
+                self.word = number(self.slot_of[who]);
+                Seen::Replaced
+            }
+            Step::Replace(_) => Seen::Owner(self.word),
+            // The kernel does not count the asker's own.
+            Step::IsAlive(slot) => Seen::Answer(self.bytes[slot].is_some_and(|by| by != who)),
+            Step::LockSlot(slot) => {
+                let free = self.bytes[slot].is_none_or(|by| by == who);
+                if free {
+                    self.bytes[slot] = Some(who);
+                }
+                Seen::Answer(free)
+            }
+            Step::UnlockSlot(slot) => {
+                assert_eq!(self.bytes[slot], Some(who));
+                self.bytes[slot] = None;
+                Seen::Done
+            }
+        };
+        attempt.saw(seen);
+        if matches!(attempt.next(), Step::Taken { .. }) {
+            Process::Owns
+        } else {
+            Process::Tries(attempt)
+        }
+    }
+
+    /// What a process does next when it is not struck down; `None`: nothing.
+    fn goes_on(&self, who: usize) -> Option<Self> {
+        let mut next = self.clone();
+        next.processes[who] = match &self.processes[who] {
+            Process::Tries(attempt) => next.tries(who, attempt.clone()),
+            Process::Owns => {
+                next.word = 0;
+                Process::Rests
+            }
+            Process::Newcomer(slot) if self.bytes[*slot].is_none() => {
+                next.bytes[*slot] = Some(who);
+                next.slot_of[who] = *slot;
+                Process::Tries(Attempt::new(*slot, self.count()))
+            }
+            Process::Newcomer(slot) => Process::Newcomer((slot + 1) % self.count()),
+            Process::Rests if self.rounds > 0 => {
+                next.rounds -= 1;
+                Process::Tries(Attempt::new(self.slot_of[who], self.count()))
+            }
+            Process::Rests | Process::Dead => return None,
+        };
+        Some(next)
+    }
+
+    /// Its end, and after it a new process that looks for a slot.
+    fn dies(&self, who: usize) -> Option<Self> {
+        match self.processes[who] {
+            Process::Dead if self.rounds > 0 => {
+                let mut next = self.clone();
+                next.rounds -= 1;
+                next.processes[who] = Process::Newcomer(0);
+                Some(next)
+            }
+            Process::Dead => None,
+            _ if self.deaths == 0 => None,
+            _ => {
+                let mut next = self.clone();
+                next.deaths -= 1;
+                next.processes[who] = Process::Dead;
+                for byte in &mut next.bytes {
+                    if *byte == Some(who) {
+                        *byte = None;
+                    }
+                }
+                Some(next)
+            }
+        }
+    }
+
+    fn check(&self) {
+        let owners: Vec<usize> =
+            (0..self.count()).filter(|&who| self.processes[who] == Process::Owns).collect();
+        assert!(owners.len() <= 1, "two have the book open: {self:#?}");
+        if let [owner] = owners[..] {
+            assert_eq!(self.word, number(self.slot_of[owner]), "{self:#?}");
+        }
+    }
+
+    /// From here on nobody dies and all go on in turn: each that wants the lock gets it.
+    fn comes_to_rest(&self) {
+        let mut world = Self { rounds: 0, deaths: 0, ..self.clone() };
+        for _ in 0..60 {
+            for who in 0..world.count() {
+                if let Some(next) = world.goes_on(who) {
+                    world = next;
+                    world.check();
+                }
+            }
+        }
+        let rests = |process: &Process| matches!(process, Process::Rests | Process::Dead);
+        assert!(world.processes.iter().all(rests), "from {self:#?} to {world:#?}");
+    }
+}
+
+/// Visits every state that can be reached; tells how many there are.
+fn explore(first: World) -> usize {
+    let mut known = HashMap::from([(first.clone(), ())]);
+    let mut ahead = VecDeque::from([first]);
+    while let Some(world) = ahead.pop_front() {
+        world.check();
+        world.comes_to_rest();
+        for who in 0..world.count() {
+            for next in [world.goes_on(who), world.dies(who)].into_iter().flatten() {
+                if known.insert(next.clone(), ()).is_none() {
+                    ahead.push_back(next);
+                }
+            }
+        }
+    }
+    known.len()
+}
+
+#[test]
+fn two_processes_never_own_the_lock_at_once_and_it_is_never_lost() {
+    assert!(explore(World::new(2, 4, 4)) > 1_000);
+}
+
+#[test]
+fn nor_do_three() {
+    assert!(explore(World::new(3, 2, 2)) > 10_000);
+}

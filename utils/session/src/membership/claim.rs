@@ -1,0 +1,47 @@
+//! Finding a slot.
+
+use crate::page::slot_lock;
+use crate::process::ProcessIdentity;
+use crate::{Page, PageError};
+
+/// Slots that the first process of a session looks at for a free one.
+const FIRST_ROW: usize = 64;
+
+/// Finds a slot that no living process has, and locks it.
+///
+/// Processes that start together look at different ones first, and few slots are used as long as there
+/// are few processes, because whoever makes sums has to look at all that were ever used.
+pub(super) fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
+    let layout = page.look()?;
+    let count = layout.slots.len();
+    let lock = |slot| {
+        slot_lock::lock(page, slot)
+            .map_err(|source| PageError::Io { path: page.path().to_owned(), source })
+    };
+    let owner = |slot: usize| {
+        layout.slots.get(slot).map(slot_lock::process_of).filter(|process| process.pid != 0)
+    };
+    let mut row = FIRST_ROW.min(count);
+    loop {
+        // First those that are free, then those of the dead.
+        for take_over in [false, true] {
+            for slot in (0..row).map(|offset| (pid as usize + offset) % row) {
+                if owner(slot).is_some() != take_over || !lock(slot)? {
+                    continue;
+                }
+                let lives = |process: ProcessIdentity| {
+                    process.pid != std::process::id() && process.is_running()
+                };
+                if !owner(slot).is_some_and(lives) {
+                    return Ok(slot);
+                }
+                // Alive, but it has lost its lock.
+                slot_lock::unlock(page, slot);
+            }
+        }
+        if row == count {
+            return Err(PageError::Full { path: page.path().to_owned() });
+        }
+        row = (row * 2).min(count);
+    }
+}

@@ -1,0 +1,358 @@
+//! A process's slot in a page, and the book that it opens from there.
+
+mod claim;
+
+use crate::layout::{Kind, Layout, SLOTS, Slot};
+use crate::ledger::Book;
+use crate::lock::{Attempt, Seen, Step, number};
+use crate::page::slot_lock;
+use crate::process::ProcessIdentity;
+use crate::{Page, PageError, clock};
+use core::ops::{Deref, DerefMut};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::time::Duration;
+use rustix::thread::Timespec;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Tries before the processor is given away, and before the owner is looked at.
+const SPINS: u32 = 100;
+const YIELDS: u32 = 20;
+const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
+/// How long a living owner may keep the book open, and how long one that did before.
+const PATIENCE: Duration = Duration::from_millis(500);
+const IMPATIENCE: Duration = Duration::from_millis(10);
+/// The sums are made again once in this many openings, and this many more for each slot that has to be
+/// looked at: what that costs an opening does not grow with the session.
+const AUDIT: usize = 64;
+const AUDIT_PER_SLOT: usize = 4;
+
+/// This process's slot in a page: by it the process is a member of the session. One per process and
+/// page: see [`slot_lock`].
+#[derive(Debug)]
+pub struct Membership {
+    page: Page,
+    slot: usize,
+    identity: ProcessIdentity,
+    /// Keeps the threads of this process apart, so that the owner in the page is always another
+    /// process.
+    threads: Mutex<Own>,
+    owed: Owed,
+}
+
+/// Bytes to give back that could not be written down, by kind.
+#[derive(Debug, Default)]
+struct Owed {
+    any: AtomicBool,
+    bytes: [AtomicU64; 8],
+}
+
+/// What this process knows by itself, whatever the page says.
+#[derive(Debug, Default)]
+struct Own {
+    /// What its slot held when it last closed the book.
+    bytes: [u64; 8],
+    /// Since the sums were last made.
+    openings: usize,
+    /// Whom it last waited for in vain.
+    kept_open_by: Option<u32>,
+    /// Why the page is not believed any more.
+    damaged: Option<String>,
+}
+
+/// The book while nobody else can change it. Held for the few stores of one change, never while
+/// anything else is called.
+#[derive(Debug)]
+pub struct BookGuard<'a> {
+    layout: &'a Layout,
+    slot: &'a Slot,
+    book: Book<'a>,
+    own: MutexGuard<'a, Own>,
+}
+
+impl<'a> Deref for BookGuard<'a> {
+    type Target = Book<'a>;
+    fn deref(&self) -> &Book<'a> {
+        &self.book
+    }
+}
+
+impl<'a> DerefMut for BookGuard<'a> {
+    fn deref_mut(&mut self) -> &mut Book<'a> {
+        &mut self.book
+    }
+}
+
+impl Drop for BookGuard<'_> {
+    fn drop(&mut self) {
+        for (own, cell) in self.own.bytes.iter_mut().zip(&self.slot.bytes) {
+            *own = cell.load(Relaxed);
+        }
+        self.layout.lock.store(0, Release);
+    }
+}
+
+impl Membership {
+    /// Takes a slot that no living process has.
+    ///
+    /// # Errors
+    /// [`PageError::Full`], [`PageError::Io`] where the file's locks do not work, and as for
+    /// [`Membership::book`].
+    pub fn claim(page: Page) -> Result<Self, PageError> {
+        let identity = ProcessIdentity::own();
+        let slot = claim::find_slot(&page, identity.pid)?;
+        let threads = Mutex::default();
+        let membership = Self { page, slot, identity, threads, owed: Owed::default() };
+        membership.enter(Purpose::Joining)?.enroll(slot, identity.pid, identity.start_time);
+        Ok(membership)
+    }
+
+    /// The slot's index.
+    #[must_use]
+    pub const fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// The page's fields, for reading without the lock.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn look(&self) -> Result<&Layout, PageError> {
+        self.page.look()
+    }
+
+    /// Opens the book. Waits for whoever has it open, which is a matter of nanoseconds, unless that
+    /// process died in the middle: then the sums are made again from the slots.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`] where the page is not what it was; from then on always.
+    /// [`PageError::Busy`] where a living process keeps the book open.
+    pub fn book(&self) -> Result<BookGuard<'_>, PageError> {
+        self.enter(Purpose::Working)
+    }
+
+    /// Gives bytes back with the next opening of the book, where it cannot be opened now.
+    pub fn owe(&self, kind: Kind, bytes: u64) {
+        self.owed.bytes[kind as usize].fetch_add(bytes, Relaxed);
+        self.owed.any.store(true, Release);
+    }
+
+    /// Writes down what could not be written down when it was given back.
+    fn pay(&self, book: &mut Book<'_>) {
+        if !self.owed.any.load(Relaxed) || !self.owed.any.swap(false, AcqRel) {
+            return;
+        }
+        for kind in Kind::ALL {
+            let bytes = self.owed.bytes[kind as usize].swap(0, Relaxed);
+            // A slot that has fewer has none afterwards.
+            let _ = book.release(self.slot, kind, bytes);
+        }
+    }
+
+    fn enter(&self, purpose: Purpose) -> Result<BookGuard<'_>, PageError> {
+        // A thread that panicked with the book open left nothing half done that a recount would
+        // not mend.
+        let mut own = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = &own.damaged {
+            return Err(self.damaged(reason.clone()));
+        }
+        let lost = |own: &mut Own, error: PageError| {
+            if let PageError::Damaged { reason, .. } = &error {
+                own.damaged = Some(reason.clone());
+            }
+            error
+        };
+        let layout = self.page.look().map_err(|error| lost(&mut own, error))?;
+        let Some(slot) = layout.slots.get(self.slot) else {
+            return Err(self.damaged(format!("it has no slot {}", self.slot)));
+        };
+        let recount = self.lock(layout, &mut own).map_err(|error| lost(&mut own, error))?;
+        own.kept_open_by = None;
+        own.openings += 1;
+        let audit = own.openings >= AUDIT + AUDIT_PER_SLOT * high_water(layout);
+        // Closes the book on each way out.
+        let mut guard = BookGuard { layout, slot, book: Book::new(layout), own };
+        if let Purpose::Working = purpose
+            && let Err(reason) = self.own_slot(&mut guard)
+        {
+            guard.own.damaged = Some(reason.clone());
+            return Err(self.damaged(reason));
+        }
+        if recount || audit {
+            guard.recount();
+            guard.own.openings = 0;
+        }
+        self.pay(&mut guard);
+        Ok(guard)
+    }
+
+    fn damaged(&self, reason: String) -> PageError {
+        PageError::Damaged { path: self.page.path().to_owned(), reason }
+    }
+
+    /// Checks what only this process writes.
+    fn own_slot(&self, guard: &mut BookGuard<'_>) -> Result<(), String> {
+        let slot = guard.slot;
+        let found = slot_lock::process_of(slot);
+        // One by one: they have just been written one by one.
+        let pairs = slot.bytes.iter().zip(&guard.own.bytes);
+        let (same, sum) = pairs.fold((true, 0_u64), |(same, sum), (cell, &own)| {
+            (same & (cell.load(Relaxed) == own), sum.saturating_add(own))
+        });
+        if found != self.identity || !same {
+            return self.own_slot_again(guard, found);
+        }
+        if guard.used() < sum {
+            guard.recount();
+        }
+        Ok(())
+    }
+
+    /// This process's slot does not say what it wrote there.
+    #[cold]
+    fn own_slot_again(
+        &self,
+        guard: &mut BookGuard<'_>,
+        found: ProcessIdentity,
+    ) -> Result<(), String> {
+        let (slot, own) = (guard.slot, guard.own.bytes);
+        let has = slot.bytes.each_ref().map(|cell| cell.load(Relaxed));
+        if found.pid != 0 || has != [0; 8] {
+            return Err(format!(
+                "slot {} says process {} with {has:?} bytes, process {} wrote {own:?}",
+                self.slot, found.pid, self.identity.pid
+            ));
+        }
+        // Given back by somebody who took this process for dead.
+        guard.enroll(self.slot, self.identity.pid, self.identity.start_time);
+        for (cell, value) in slot.bytes.iter().zip(own) {
+            cell.store(value, Relaxed);
+        }
+        guard.recount();
+        Ok(())
+    }
+
+    /// Takes the lock; tells whether the sums have to be made again.
+    fn lock(&self, layout: &Layout, own: &mut Own) -> Result<bool, PageError> {
+        let me = number(self.slot);
+        let replace = |old| layout.lock.compare_exchange(old, me, Acquire, Relaxed);
+        for tries in 0..SPINS + YIELDS {
+            match replace(0) {
+                Ok(_) => return Ok(false),
+                Err(_) if tries < SPINS => core::hint::spin_loop(),
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+        let mut attempt = Attempt::new(self.slot, SLOTS);
+        let (mut waits_for, mut since) = (0, clock::now_ns());
+        loop {
+            let seen = match attempt.next() {
+                Step::Taken { recount } => return Ok(recount),
+                Step::Impossible(owner) => {
+                    return Err(self.damaged(format!(
+                        "its lock is held by number {owner}, it has {SLOTS} slots"
+                    )));
+                }
+                Step::Replace(old) => match replace(old) {
+                    Ok(_) => Seen::Replaced,
+                    Err(owner) => Seen::Owner(owner),
+                },
+                Step::IsAlive(slot) => Seen::Answer(self.is_alive(slot)),
+                Step::LockSlot(slot) => {
+                    Seen::Answer(matches!(slot_lock::lock(&self.page, slot), Ok(true)))
+                }
+                Step::UnlockSlot(slot) => {
+                    slot_lock::unlock(&self.page, slot);
+                    Seen::Done
+                }
+            };
+            let Some(owner) = attempt.saw(seen) else { continue };
+            if owner != waits_for {
+                (waits_for, since) = (owner, clock::now_ns());
+            }
+            let again = own.kept_open_by == Some(owner);
+            let patience = if again { IMPATIENCE } else { PATIENCE };
+            if clock::now_ns().saturating_sub(since) > nanoseconds(patience) {
+                own.kept_open_by = Some(owner);
+                let slot = (owner as usize).saturating_sub(1);
+                let pid = layout.slots.get(slot).map_or(0, |slot| slot.pid.load(Relaxed));
+                return Err(PageError::Busy { path: self.page.path().to_owned(), pid, slot });
+            }
+            // Not a cancellation point, as the standard library's would be.
+            let _ = rustix::thread::nanosleep(&NAP);
+            // It may have been cut short meanwhile.
+            self.page.look()?;
+        }
+    }
+
+    /// Whether the process of a slot lives. What was this process before an `exec` does not count.
+    fn is_alive(&self, slot: usize) -> bool {
+        let Some(record) = self.page.layout().slots.get(slot) else { return false };
+        let process = slot_lock::process_of(record);
+        if slot == self.slot || process == self.identity {
+            return slot == self.slot;
+        }
+        slot_lock::is_alive(&self.page, slot, process)
+    }
+
+    /// Says that this process is alive and still waits for work of its lease, at a moment on
+    /// `CLOCK_MONOTONIC` in nanoseconds.
+    pub fn still_holding(&self, now_ns: u64) {
+        if let Some(slot) = self.look().ok().and_then(|layout| layout.slots.get(self.slot)) {
+            slot.lease_end_ns.fetch_max(now_ns, Relaxed);
+        }
+    }
+
+    /// Gives back what dead processes left; tells how many there were.
+    ///
+    /// # Errors
+    /// As for [`Membership::book`].
+    pub fn reap(&self) -> Result<usize, PageError> {
+        let layout = self.look()?;
+        layout.reaped_at_ns.store(clock::tick_ns(), Relaxed);
+        let is_dead = |slot: usize| {
+            let pid = layout.slots.get(slot).map_or(0, |record| record.pid.load(Relaxed));
+            pid != 0 && !self.is_alive(slot)
+        };
+        let mut dead = 0;
+        for slot in (0..high_water(layout)).filter(|&slot| is_dead(slot)) {
+            // Asked again with the book open: the slot may have been cleared and taken anew since.
+            let mut book = self.book()?;
+            if is_dead(slot) {
+                book.vacate(slot);
+                dead += 1;
+            }
+        }
+        Ok(dead)
+    }
+
+    /// The page's fields after [`Membership::reap`], which is left out if some process of the session did it
+    /// within `period`.
+    ///
+    /// # Errors
+    /// As for [`Membership::book`].
+    pub fn look_reaped(&self, period: Duration) -> Result<&Layout, PageError> {
+        let layout = self.look()?;
+        // A moment far in the future is none; one just ahead is another clock's.
+        let since = layout.reaped_at_ns.load(Relaxed).abs_diff(clock::tick_ns());
+        if since >= nanoseconds(period) {
+            self.reap()?;
+        }
+        Ok(layout)
+    }
+}
+
+/// Whether a book is opened for work, or to become a member.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Working,
+    Joining,
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn high_water(layout: &Layout) -> usize {
+    (layout.high_water.load(Relaxed) as usize).min(layout.slots.len())
+}

@@ -1,0 +1,52 @@
+//! Why a page cannot be used.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::layout::SLOTS;
+
+/// Why a page cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PageError {
+    /// The file system said no.
+    #[error("session page {path}: {source}")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// What happened.
+        source: io::Error,
+    },
+    /// Not a page, or one of another build, or cut short.
+    #[error("session page {path} cannot be used: {reason}")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// It was a page when it was opened, and is none any more.
+    #[error("session page {path} was damaged while in use: {reason}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A living process has the book open and does not close it, because it is stopped, or because the
+    /// page says so wrongly.
+    #[error("session page {path}: process {pid} (slot {slot}) keeps the book open")]
+    Busy {
+        /// The file.
+        path: PathBuf,
+        /// The process, as its slot names it.
+        pid: u32,
+        /// The slot.
+        slot: usize,
+    },
+    /// Every slot is taken by a living process.
+    #[error("session page {path}: all {SLOTS} slots are in use by living processes")]
+    Full {
+        /// The file.
+        path: PathBuf,
+    },
+}

@@ -1,0 +1,79 @@
+//! Which process is meant. An id alone may be another process's tomorrow.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// A process of this pid namespace, and no other that has its id before or after.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ProcessIdentity {
+    /// Its id.
+    pub pid: u32,
+    /// Its start, in clock ticks since boot.
+    pub start_time: u64,
+}
+
+impl ProcessIdentity {
+    /// The process that has this id now; `None`: there is none, or it has ended.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        start_time(pid).map(|start_time| Self { pid, start_time })
+    }
+
+    /// This process. Where the system does not say when it started, that is zero.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = std::process::id();
+        Self::of(pid).unwrap_or(Self { pid, start_time: 0 })
+    }
+
+    /// Whether it runs.
+    #[must_use]
+    pub fn is_running(self) -> bool {
+        start_time(self.pid) == Some(self.start_time)
+    }
+
+    /// The name of its program, if it runs.
+    #[must_use]
+    pub fn name(self) -> Option<String> {
+        let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
+        self.is_running().then(|| name.trim_end_matches('\n').to_owned())
+    }
+}
+
+/// When a process of this namespace started, in clock ticks since boot: field 22 of
+/// `/proc/PID/stat` (proc_pid_stat(5)). `None`: there is none, or it has ended and only waits to be
+/// noticed by its parent.
+#[must_use]
+pub fn start_time(pid: u32) -> Option<u64> {
+    // The name, field 2, may hold any bytes, spaces and parentheses included.
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
+    let mut fields = str::from_utf8(stat.get(name_ends + 1..)?).ok()?.split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// A descriptor that becomes readable when a process ends (pidfd_open(2)); `None`: the kernel has
+/// none (before Linux 5.3, and some sandboxes).
+///
+/// # Errors
+/// Those of the system; `ESRCH`: there is no such process.
+pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
+    let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+    let opened = pidfd_open(pid, PidfdFlags::NONBLOCK).or_else(|error| match error {
+        // The flag is newer than the call.
+        Errno::INVAL => pidfd_open(pid, PidfdFlags::empty()),
+        other => Err(other),
+    });
+    match opened {
+        Ok(descriptor) => Ok(Some(descriptor)),
+        Err(Errno::NOSYS | Errno::PERM) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,94 @@
+//! Where sessions are, who may enter, and what becomes of those that were left.
+
+use limits::env;
+use session::directory::{DirectoryError, OwnedSession, list_in};
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::PathBuf;
+use std::process::Command;
+
+fn base() -> (tempfile::TempDir, PathBuf, u32) {
+    let root = tempfile::tempdir().unwrap();
+    let base = root.path().join("base");
+    (root, base, rustix::process::getuid().as_raw())
+}
+
+#[test]
+fn a_session_is_private_and_removed_at_its_end() {
+    let (_root, base, uid) = base();
+    let session = OwnedSession::create_in(&base, uid).unwrap();
+    let path = session.path().to_owned();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(&base).unwrap().permissions().mode() & 0o777, 0o700);
+    let name = path.file_name().unwrap().to_str().unwrap();
+    assert!(name.starts_with(&format!("{}-", std::process::id())), "{name}");
+    drop(session);
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_base_that_others_can_write_to_is_refused() {
+    let (_root, base, uid) = base();
+    fs::create_dir(&base).unwrap();
+    fs::set_permissions(&base, PermissionsExt::from_mode(0o777)).unwrap();
+    let message = OwnedSession::create_in(&base, uid).unwrap_err().to_string();
+    assert!(message.contains("mode 0777"), "{message}");
+    let message = OwnedSession::create_in(&base, uid + 1).unwrap_err().to_string();
+    assert!(message.contains(&format!("belongs to user {}", uid + 1)), "{message}");
+    fs::remove_dir(&base).unwrap();
+    symlink("/dev/shm", &base).unwrap();
+    assert!(matches!(OwnedSession::create_in(&base, uid), Err(DirectoryError::Unsafe { .. })));
+}
+
+#[test]
+fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
+    let (_root, base, uid) = base();
+    let living = OwnedSession::create_in(&base, uid).unwrap();
+    // This process's id with another start time: a reused pid.
+    let dead = base.join(format!("{}-1-0123456789abcdef", std::process::id()));
+    let used = base.join("4000000000-1-0123456789abcdef");
+    let locked = base.join("4000000001-1-0123456789abcdef");
+    let foreign = base.join("notes");
+    for path in [&dead, &used, &locked, &foreign] {
+        fs::create_dir(path).unwrap();
+        fs::write(path.join("owner"), "").unwrap();
+    }
+    let mut program = Command::new("sleep").arg("60").env(env::SESSION_DIR, &used).spawn().unwrap();
+    let lock = File::open(locked.join("owner")).unwrap();
+    lock.lock().unwrap();
+    let next = OwnedSession::create_in(&base, uid).unwrap();
+    assert!(!dead.exists());
+    assert!(living.path().exists() && used.exists() && locked.exists() && foreign.exists());
+    drop(next);
+    program.kill().unwrap();
+    program.wait().unwrap();
+    drop(lock);
+    let _last = OwnedSession::create_in(&base, uid).unwrap();
+    assert!(!used.exists() && !locked.exists());
+    assert!(living.path().exists() && foreign.exists());
+}
+
+#[test]
+fn sessions_are_directories_with_pages_or_an_owner() {
+    let root = tempfile::tempdir().unwrap();
+    let uid = rustix::process::getuid().as_raw();
+    let base = root.path().join(format!("sluice-{uid}"));
+    let demo = format!("{}-1-0123456789abcdef", u32::MAX);
+    for folder in ["env-1", "empty", &demo, &format!("{demo}/tenant-a")] {
+        fs::create_dir_all(base.join(folder)).unwrap();
+    }
+    for page in ["env-1/b.page", "env-1/a.page", "env-1/notes", &format!("{demo}/tenant-a/c.page")]
+    {
+        fs::write(base.join(page), "").unwrap();
+    }
+    symlink(base.join("env-1"), base.join("link")).unwrap();
+    fs::create_dir_all(root.path().join(format!("sluice-{}/env-2", uid + 1))).unwrap();
+    symlink(&base, root.path().join(format!("sluice-{}", uid + 3))).unwrap();
+    let found = list_in(root.path(), None).unwrap();
+    let names: Vec<_> = found.iter().map(|found| found.name.clone()).collect();
+    assert_eq!(names, [format!("{demo}/tenant-a"), "env-1".to_owned()]);
+    let pages = ["a.page", "b.page"].map(|page| base.join("env-1").join(page));
+    assert_eq!((found[1].pages.as_slice(), found[1].owned), (pages.as_slice(), false));
+    assert_eq!(list_in(root.path(), Some(uid + 2)).unwrap(), []);
+    assert_eq!(list_in(&root.path().join("absent"), None).unwrap(), []);
+}

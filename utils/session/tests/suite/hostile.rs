@@ -1,0 +1,82 @@
+//! What everything that reads a page does with one that holds any bytes at all. The fuzz target
+//! (`fuzz/`) runs the same.
+
+use limits::{GpuId, Limits, MemoryLimit};
+use session::layout::{Kind, Layout};
+use session::{Membership, Page, PageError};
+use std::fs;
+use std::path::Path;
+
+const DEVICE: GpuId = GpuId::from_bytes([0x5a; 16]);
+
+/// A page as it is made, for changing some of its bytes.
+///
+/// # Errors
+/// Those of making it.
+pub(crate) fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
+    let memory = Some(MemoryLimit { limit: 1000, real: Some(500) });
+    let limits = Limits { memory, ..Limits::NONE };
+    let page = Page::open(dir, DEVICE, &limits)?;
+    let io = |source| PageError::Io { path: page.path().to_owned(), source };
+    let bytes = fs::read(page.path()).map_err(io)?;
+    fs::remove_file(page.path()).map_err(io)?;
+    Ok(bytes)
+}
+
+/// Puts `changes` (place and byte) into `bytes`.
+pub(crate) fn change(bytes: &mut [u8], changes: &[u8]) {
+    for change in changes.chunks_exact(4) {
+        // Half of the changes go to the fields before the slots.
+        let place = usize::from(u16::from_le_bytes([change[0], change[1]]));
+        let place = if change[2] & 1 == 0 { place % 128 } else { place << (change[2] % 4) };
+        if let Some(byte) = bytes.get_mut(place) {
+            *byte = change[3];
+        }
+    }
+}
+
+/// Opens `bytes` as a page in `dir` and does all that a process of the session does, and once more after
+/// the file has been filled with `later` under its hands. Tells whether it was taken for a page.
+///
+/// # Errors
+/// Those of the file system.
+pub(crate) fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, std::io::Error> {
+    let path = dir.join(format!("{DEVICE}.page"));
+    fs::write(&path, bytes)?;
+    let opened = Page::open_existing(&path);
+    let accepted = opened.is_ok();
+    if let Ok(page) = opened {
+        let _ = page.summary();
+        if let Ok(seat) = Membership::claim(page) {
+            work(&seat);
+            fs::write(&path, later)?;
+            work(&seat);
+            // What was found to be damaged stays so.
+            fs::write(&path, bytes)?;
+            work(&seat);
+        }
+    }
+    fs::remove_file(&path)?;
+    Ok(accepted)
+}
+
+fn work(seat: &Membership) {
+    for kind in Kind::ALL {
+        if let Ok(mut book) = seat.book() {
+            let _ = book.reserve(seat.slot(), kind, 100);
+            let _ = book.reserve_anywhere(seat.slot(), kind, 400);
+            let _ = book.release(seat.slot(), kind, 70);
+            book.set(seat.slot(), kind, 7);
+            let _ = (book.used(), book.on_device(), book.place(u64::MAX));
+        }
+    }
+    if let Ok(mut book) = seat.book() {
+        let _ = book.begin_lease(seat.slot(), 1_000_000_000);
+        book.end_lease(seat.slot(), 2_000_000_000, 500_000_000);
+    }
+    seat.still_holding(3);
+    let _ = seat.reap();
+}
+
+/// Bytes of a page.
+pub(crate) const LENGTH: usize = size_of::<Layout>();

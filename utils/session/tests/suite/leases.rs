@@ -1,0 +1,252 @@
+//! Leases of the session's own account, on a virtual clock.
+
+use core::sync::atomic::Ordering::Relaxed;
+use limits::bucket::earned;
+use limits::{ComputeLimit, GpuId, Limits};
+use session::Page;
+use session::layout::Layout;
+use session::ledger::{Book, Turn};
+
+const MS: u64 = 1_000_000;
+
+struct Stage {
+    _folder: tempfile::TempDir,
+    page: Page,
+}
+
+impl Stage {
+    fn new(share_ppm: u32, processes: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = Limits { compute: ComputeLimit::fixed(share_ppm), ..Limits::NONE };
+        let page = Page::open(folder.path(), GpuId::from_bytes([3; 16]), &limits).unwrap();
+        for slot in 0..processes {
+            Book::new(page.layout()).enroll(slot, 100 + u32::try_from(slot).unwrap(), 1);
+        }
+        Self { _folder: folder, page }
+    }
+
+    fn layout(&self) -> &Layout {
+        self.page.layout()
+    }
+
+    fn charged(&self, slot: usize) -> u64 {
+        self.layout().slots[slot].charged_ns.load(Relaxed)
+    }
+}
+
+/// What a process does with the device: the part of the held time that it uses, and how long its
+/// last kernel runs past the end.
+#[derive(Clone, Copy)]
+struct Load {
+    density: f64,
+    overrun: u64,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    Waits(u64),
+    Holds { from: u64, end: u64, renew: u64 },
+    Drains { from: u64, until: u64 },
+}
+
+/// Runs processes of one session for some milliseconds; returns the time that each held.
+fn simulate(stage: &Stage, loads: &[Load], ms: u64) -> Vec<u64> {
+    let mut states = vec![State::Waits(0); loads.len()];
+    let mut held = vec![0; loads.len()];
+    for step in 0..ms * 10 {
+        let now = 1_000 * MS + step * MS / 10;
+        for (slot, load) in loads.iter().enumerate() {
+            let mut book = Book::new(stage.layout());
+            let used = |from: u64| ((now - from) as f64 * load.density) as u64;
+            states[slot] = match states[slot] {
+                State::Waits(until) if now >= until => match book.begin_lease(slot, now) {
+                    Turn::Granted(length) => {
+                        State::Holds { from: now, end: now + length, renew: now + 10 * MS }
+                    }
+                    Turn::In(wait) => State::Waits(now + wait.clamp(1, 10 * MS)),
+                },
+                State::Holds { from, end, renew } => {
+                    held[slot] += MS / 10;
+                    if now >= end {
+                        State::Drains { from, until: now + load.overrun }
+                    } else if now >= renew {
+                        let end = match book.renew_lease(slot, now, used(from)) {
+                            Turn::Granted(length) => now + length,
+                            Turn::In(_) => end,
+                        };
+                        State::Holds { from: now, end, renew: now + 10 * MS }
+                    } else {
+                        State::Holds { from, end, renew }
+                    }
+                }
+                State::Drains { from, until } if now >= until => {
+                    book.end_lease(slot, now, used(from));
+                    State::Waits(now)
+                }
+                other => other,
+            };
+        }
+    }
+    held
+}
+
+#[track_caller]
+fn is_near(value: u64, of: u64, part: f64) {
+    let got = value as f64 / of as f64;
+    assert!((got - part).abs() < 0.015, "{got} instead of {part}");
+}
+
+#[test]
+fn a_dense_process_uses_its_share() {
+    for (share, overrun) in [(100_000, 0), (250_000, 3), (500_000, 20), (900_000, 2)] {
+        let stage = Stage::new(share, 1);
+        simulate(&stage, &[Load { density: 1.0, overrun: overrun * MS }], 20_000);
+        is_near(stage.charged(0), 20_000 * MS, f64::from(share) / 1e6);
+    }
+}
+
+/// It needs 40 % of the device and has 50 %: its gate never closes.
+#[test]
+fn a_sparse_process_within_its_share_is_never_stopped() {
+    let stage = Stage::new(500_000, 1);
+    let held = simulate(&stage, &[Load { density: 0.4, overrun: 0 }], 5_000);
+    is_near(held[0], 5_000 * MS, 1.0);
+    is_near(stage.charged(0), 5_000 * MS, 0.4);
+}
+
+#[test]
+fn a_sparse_process_beyond_its_share_is_held_to_it() {
+    let stage = Stage::new(250_000, 1);
+    simulate(&stage, &[Load { density: 0.5, overrun: 0 }], 10_000);
+    is_near(stage.charged(0), 10_000 * MS, 0.25);
+}
+
+/// Never at the same time, and each as much as the other.
+#[test]
+fn dense_siblings_take_turns() {
+    for processes in [2, 3, 8] {
+        let stage = Stage::new(500_000, processes);
+        let load = Load { density: 1.0, overrun: MS };
+        let held = simulate(&stage, &vec![load; processes], 20_000);
+        let sum: u64 = (0..processes).map(|slot| stage.charged(slot)).sum();
+        is_near(sum, 20_000 * MS, 0.5);
+        for part in held {
+            let fair = 10_000 * MS / processes as u64;
+            assert!(part.abs_diff(fair) < fair / 8, "{part} of {fair}");
+        }
+    }
+}
+
+/// What sparse ones leave at the end of their leases is no turn.
+#[test]
+fn dense_siblings_of_sparse_ones_get_equal_parts() {
+    let load = |(density, overrun)| Load { density, overrun };
+    let sets: [(u32, &[(f64, u64)]); 3] = [
+        (300_000, &[(1.0, MS / 2), (0.88, MS / 2), (0.7, 0), (0.7, 3 * MS)]),
+        (300_000, &[(1.0, 0), (1.0, MS / 2), (0.4, 8 * MS)]),
+        (30_000, &[(1.0, MS / 2), (0.88, 0), (0.83, 3 * MS)]),
+    ];
+    for (share, loads) in sets {
+        let stage = Stage::new(share, loads.len());
+        let loads: Vec<Load> = loads.iter().copied().map(load).collect();
+        let held = simulate(&stage, &loads, 30_000);
+        let sum: u64 = (0..loads.len()).map(|slot| stage.charged(slot)).sum();
+        is_near(sum, 30_000 * MS, f64::from(share) / 1e6);
+        assert!(held[0].abs_diff(held[1]) < held[0] / 8, "{share}: {held:?}");
+    }
+}
+
+#[test]
+fn sparse_siblings_hold_at_once_and_are_charged_together() {
+    let stage = Stage::new(800_000, 2);
+    let held = simulate(&stage, &[Load { density: 0.3, overrun: 0 }; 2], 5_000);
+    // Until they are known to be sparse they take turns.
+    assert!(held.iter().all(|&part| part > 4_500 * MS), "{held:?}");
+    is_near(stage.charged(0) + stage.charged(1), held[0] + held[1], 0.3);
+}
+
+#[test]
+fn a_process_that_stopped_asking_loses_its_place() {
+    let stage = Stage::new(1_000_000, 2);
+    let mut book = Book::new(stage.layout());
+    let start = 1_000 * MS;
+    // The account begins to fill at the first question.
+    let _ = book.begin_lease(0, start - 50 * MS);
+    assert!(matches!(book.begin_lease(0, start), Turn::Granted(_)));
+    assert!(matches!(book.begin_lease(1, start + MS), Turn::In(_)));
+    // A sibling waits: the lease is not renewed, and ends.
+    assert_eq!(book.renew_lease(0, start + 10 * MS, 10 * MS), Turn::In(0));
+    book.end_lease(0, start + 20 * MS, 10 * MS);
+    // The one that waited comes first ...
+    assert!(matches!(book.begin_lease(0, start + 20 * MS), Turn::In(_)));
+    // ... unless it does not ask any more.
+    assert!(matches!(book.begin_lease(0, start + 120 * MS), Turn::Granted(_)));
+}
+
+#[test]
+fn a_dead_holder_pays_until_the_end_of_its_lease() {
+    let stage = Stage::new(500_000, 1);
+    let mut book = Book::new(stage.layout());
+    let start = 1_000 * MS;
+    assert!(matches!(book.begin_lease(0, start), Turn::In(_)));
+    let Turn::Granted(length) = book.begin_lease(0, start + 50 * MS) else { unreachable!() };
+    let before = stage.layout().balance_ns.load(Relaxed);
+    book.vacate(0);
+    let after = stage.layout().balance_ns.load(Relaxed);
+    // It went on earning meanwhile.
+    assert_eq!(before - after, i64::try_from(length - earned(length, 500_000)).unwrap());
+    assert_eq!(stage.layout().holders.load(Relaxed), 0);
+}
+
+#[test]
+fn what_was_used_elsewhere_is_not_saved_up_here() {
+    let stage = Stage::new(500_000, 1);
+    let mut book = Book::new(stage.layout());
+    let start = 1_000 * MS;
+    let _ = book.begin_lease(0, start);
+    book.stop_waiting(0);
+    book.used_elsewhere(start + 40 * MS, 15 * MS);
+    assert_eq!(stage.layout().balance_ns.load(Relaxed), 5_000_000);
+    book.used_elsewhere(start + 50 * MS, 30 * MS);
+    assert_eq!(stage.layout().balance_ns.load(Relaxed), 0);
+}
+
+#[test]
+fn any_numbers_in_a_page_do_no_harm() {
+    let stage = Stage::new(500_000, 2);
+    let mut book = Book::new(stage.layout());
+    for value in [0, 1, u64::MAX / 2, u64::MAX] {
+        for slot in &stage.layout().slots[..2] {
+            slot.charged_until_ns.store(value, Relaxed);
+            slot.lease_end_ns.store(value, Relaxed);
+            slot.waiting_since_ns.store(value, Relaxed);
+            slot.charged_ns.store(value, Relaxed);
+            slot.density_ppm.store(u32::MAX, Relaxed);
+            slot.holding.store(1, Relaxed);
+        }
+        stage.layout().busy_until_ns.store(value, Relaxed);
+        stage.layout().settled_at_ns.store(value, Relaxed);
+        for now in [0, 5, u64::MAX / 2, u64::MAX] {
+            let _ = book.begin_lease(0, now);
+            let _ = book.renew_lease(0, now, u64::MAX);
+            book.end_lease(1, now, u64::MAX);
+            book.vacate(0);
+            book.enroll(0, 7, 7);
+        }
+    }
+}
+
+#[test]
+fn a_session_that_comes_to_be_limited_has_nothing_saved_up() {
+    let stage = Stage::new(750_000, 1);
+    let mut book = Book::new(stage.layout());
+    assert!(matches!(book.begin_lease(0, 1_000 * MS), Turn::In(_)));
+    assert!(matches!(book.begin_lease(0, 2_000 * MS), Turn::Granted(_)));
+    book.end_lease(0, 2_010 * MS, 10 * MS);
+    book.forget_savings(5_000 * MS);
+    assert!(matches!(book.begin_lease(0, 5_000 * MS), Turn::In(_)));
+    // What is owed is owed.
+    stage.layout().balance_ns.store(-3 * MS.cast_signed(), Relaxed);
+    book.forget_savings(5_000 * MS);
+    assert_eq!(stage.layout().balance_ns.load(Relaxed), -3 * MS.cast_signed());
+}

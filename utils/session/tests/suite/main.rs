@@ -1,0 +1,13 @@
+//! Sessions from outside: directories, pages under every kind of damage, leases, processes.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+
+mod any_bytes;
+mod cut_short;
+mod damage;
+mod directory;
+mod hostile;
+mod leases;
+mod page;
+mod process;
+mod stage;
