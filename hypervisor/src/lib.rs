@@ -31,6 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use ::limits::ComputeLimit;
 pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
+pub use ::limits::{ComputeLimit, GpuId};
 pub use quotas::{AsRegistered, Asked, Quotas};
 
 use self::connection_quota::{ConnectionAdmission, ConnectionQuota};

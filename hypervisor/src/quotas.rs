@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use ::limits::{ComputeLimit, GpuId};
+use limits::{ComputeLimit, GpuId};
 
 use crate::identity::Owner;
 

@@ -145,7 +145,10 @@ mod tests {
     #[test]
     fn chosen_devices_replace_the_users_choice() {
         let chosen = MemberEnvironment { only_these: true, ..environment() };
-        assert_eq!(value(&chosen, "CUDA_VISIBLE_DEVICES", "3"), Some(Some("GPU-a".into())));
+        assert_eq!(
+            value(&chosen, "CUDA_VISIBLE_DEVICES", "3"),
+            Some(Some("GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a".into()))
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use limits::units::PPM_ONE;
 use session::directory::{self, OwnedSession};
 
 use super::cli::{HooksArgs, LimitArgs};
@@ -53,8 +54,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))
             .transpose()?,
-        request: LimitArgs { compute: Some(limits::units::PPM_ONE), ..LimitArgs::default() }
-            .request(),
+        request: LimitArgs { compute: Some(PPM_ONE), ..LimitArgs::default() }.request(),
         devices,
         only_these: false,
         daemon: None,

@@ -3,17 +3,16 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use limits::gpu::GpuChoice;
-use limits::units::Size;
-use limits::{GpuId, Limits, RequestError};
+use ::limits::gpu::GpuChoice;
+use ::limits::units::Size;
+use ::limits::{GpuId, Limits, RequestError};
 use session::Page;
 use session::directory::{self, Found};
 use session::process::start_time;
 
 use super::cli::LimitArguments;
 use super::devices::{self, Device};
-use super::request;
-use super::{Error, parts};
+use super::{Error, limits, parts};
 
 /// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
 ///

@@ -5,12 +5,13 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use limits::{Request, env};
+use ::limits::{Request, env};
 use protocol::socket::default_sockets;
 use session::directory::{self, OwnedSession};
 
 use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
+use super::limits;
 use super::parts::{self, Parts};
 use super::{Error, child, daemon_link, devices, links, request, say};
 

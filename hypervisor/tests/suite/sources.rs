@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use http_bidir_comm::server::Peer;
 use hypervisor::{
-    AsRegistered, Asked, Caller, ComputeLimit, Identity, KernelIdentity, Options, Owner, Quotas,
-    Sources, Unidentified,
+    AsRegistered, Asked, Caller, Identity, KernelIdentity, Options, Owner, Quotas, Sources,
+    Unidentified,
 };
+use limits::ComputeLimit;
 use protocol::status::{SessionStatus, Status};
 use protocol::{Admission, Decision, DeviceQuota, path};
 

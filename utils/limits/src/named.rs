@@ -22,11 +22,6 @@ impl<T> Named<T> {
     pub fn new(value: T, name: impl Into<Name>) -> Self {
         Self { value, name: name.into() }
     }
-
-    /// Another value of the same name.
-    pub fn map<U>(self, map: impl FnOnce(T) -> U) -> Named<U> {
-        Named { value: map(self.value), name: self.name }
-    }
 }
 
 impl<T: fmt::Display> fmt::Display for Named<T> {

@@ -3,11 +3,10 @@
 //! ([`sessions`]). [`socket`] says where the daemon listens.
 //!
 //! Times are in microseconds and relative ("this long from now"): the two sides share a clock, but
-//! not the moment at which a message is read. A device's UUID is written as NVML prints it, and read in
-//! any case. Unknown fields are ignored, so that an old reader
-//! understands a newer writer. A field that came later has a default, so that a new reader
-//! understands an older writer. `tests/golden` holds each of them as it is written, and as earlier
-//! versions wrote it.
+//! not the moment at which a message is read. A device's UUID is written as NVML prints it and read in
+//! any case. Unknown fields are ignored, so that an old reader understands a newer writer. A field that
+//! came later has a default, so that a new reader understands an older writer. `tests/golden` holds each
+//! of them as it is written, and as earlier versions wrote it.
 
 #![forbid(unsafe_code)]
 
@@ -134,48 +133,4 @@ pub struct Lease {
     /// Whether no other worker is granted a lease before this one ends.
     #[serde(default)]
     pub exclusive: bool,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use limits::{Policy, Priority};
-    use serde_json::{from_value, json, to_value};
-
-    const UUID: &str = "GPU-3430f778-7a25-704c-9090-8b0bb2478114";
-
-    #[test]
-    fn a_registration_as_it_is_written() {
-        let limit = ComputeLimit { soft_ppm: Some(600_000), ..ComputeLimit::balance(300_000, 30) };
-        let devices = vec![DeviceQuota { uuid: UUID.parse().unwrap(), limit }];
-        let register = Register { protocol: VERSION, session: "a".to_owned(), devices };
-        let written = json!({
-            "protocol": 2,
-            "session": "a",
-            "devices": [{
-                "uuid": UUID, "share_ppm": 300_000, "policy": "balance", "soft_ppm": 600_000,
-                "weight": 30, "priority": "high",
-            }],
-        });
-        assert_eq!(to_value(&register).unwrap(), written);
-        assert_eq!(from_value::<Register>(written).unwrap(), register);
-    }
-
-    #[test]
-    fn older_and_newer_quotas_are_understood() {
-        let uuid = UUID.parse().unwrap();
-        let lower = UUID.to_lowercase();
-        let older = json!({"uuid": lower, "share_ppm": 250_000, "policy": "fixed"});
-        let quota = DeviceQuota { uuid, limit: ComputeLimit::fixed(250_000) };
-        assert_eq!(from_value::<DeviceQuota>(older).unwrap(), quota);
-        let newer = json!({
-            "uuid": UUID, "share_ppm": 1, "policy": "none", "priority": "low", "burst_ms": [1, 2],
-        });
-        let read: DeviceQuota = from_value(newer).unwrap();
-        assert_eq!((read.limit.policy, read.limit.priority), (Policy::None, Priority::Low));
-        let ask = json!({"worker": 1, "uuid": lower, "report": null, "ask": 5});
-        let ask: Admission = from_value(ask).unwrap();
-        assert_eq!((ask.uuid, ask.quota), (uuid, None));
-        assert_eq!(to_value(&ask).unwrap()["uuid"], UUID);
-    }
 }

@@ -4,7 +4,7 @@
 //! Each module uses only those above it here:
 //!
 //! * [`clock`], [`process`]: time, and which process is meant;
-//! * [`layout`], `limits`: what stands where in a page;
+//! * [`layout`]: what stands where in a page, the limits among it;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
 //! * [`Membership`]: a process's place in a page, from which it opens the ledger;

@@ -21,7 +21,8 @@ use self::tenant::{Load, Measured, Taken};
 use self::track::Overlap;
 use self::verdict::{DeviceReport, Report, TenantReport};
 use self::view::{Live, Shown, View};
-use super::cli::{DemoArgs, LimitArgs};
+use super::cli::DemoArgs;
+use super::cli::LimitArgs;
 use super::{Error, Status};
 
 /// Length of one kernel of the load, in microseconds.

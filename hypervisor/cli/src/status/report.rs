@@ -33,17 +33,17 @@ pub(super) fn report(sessions: &[Found], all: bool) -> Report {
 }
 
 fn device((uuid, summary): &(GpuId, Summary)) -> DeviceReport {
-    let limits = summary.limits.compute;
+    let limit = summary.limits.compute;
     let densities = summary.processes.iter().filter_map(|process| process.density_ppm);
     DeviceReport {
         uuid: *uuid,
         memory: memory(summary),
         compute: ComputeReport {
-            policy: limits.policy,
-            share_ppm: limits.share_ppm,
-            soft_ppm: limits.soft_ppm,
-            weight: limits.weight,
-            priority: limits.priority,
+            policy: limit.policy,
+            share_ppm: limit.share_ppm,
+            soft_ppm: limit.soft_ppm,
+            weight: limit.weight,
+            priority: limit.priority,
             density_ppm: mean(densities),
         },
         processes: summary.processes.iter().map(process).collect(),

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use limits::units::{PPM_PER_PERCENT, Size};
-use limits::{ComputeLimit, MemoryLimit};
+use limits::{ComputeLimit, Limits, MemoryLimit};
 use protocol::sessions::{
     ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, Report, SessionReport,
 };
@@ -41,7 +41,7 @@ impl fmt::Display for View<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceReport { uuid, memory, compute, processes } = self.0;
         writeln!(f, "  {uuid}")?;
-        let limit = memory_limit(memory).map_or("no limit".to_owned(), |limit| limit.to_string());
+        let limit = limits.memory.map_or("no limit".to_owned(), |limit| limit.to_string());
         write!(f, "    memory  {limit}, {} used", Rounded(memory.used))?;
         let kinds: Vec<_> =
             named(&memory.by_kind).into_iter().filter(|(_, bytes)| *bytes > 0).collect();
@@ -57,7 +57,7 @@ impl fmt::Display for View<'_, DeviceReport> {
             Some(left) => write!(f, ", {} left", Rounded(left))?,
             None => {}
         }
-        write!(f, "\n    compute {}", compute_limit(compute))?;
+        write!(f, "\n    compute {}", limits.compute)?;
         if let Some(density) = compute.density_ppm {
             write!(f, ", density {}%", density / PPM_PER_PERCENT)?;
         }
@@ -69,15 +69,13 @@ impl fmt::Display for View<'_, DeviceReport> {
     }
 }
 
-/// The memory limit that a report tells of.
-fn memory_limit(memory: &MemoryReport) -> Option<MemoryLimit> {
-    memory.limit.map(|limit| MemoryLimit { limit, real: memory.real })
-}
-
-/// The compute limit that a report tells of.
-fn compute_limit(compute: &ComputeReport) -> ComputeLimit {
-    let ComputeReport { policy, share_ppm, soft_ppm, weight, priority, .. } = *compute;
-    ComputeLimit { share_ppm, policy, soft_ppm, weight, priority }
+/// The limits that a report tells of.
+fn limits(memory: &MemoryReport, compute: &ComputeReport) -> Limits {
+    let ComputeReport { share_ppm, policy, soft_ppm, weight, priority, .. } = *compute;
+    Limits {
+        memory: memory.limit.map(|limit| MemoryLimit { limit, real: memory.real }),
+        compute: ComputeLimit { share_ppm, policy, soft_ppm, weight, priority },
+    }
 }
 
 /// The kinds by name.

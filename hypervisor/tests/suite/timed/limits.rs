@@ -71,8 +71,10 @@ fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
     let poll = Some(Duration::from_secs(10));
     let lease = admission(&client, worker, None, poll).unwrap().unwrap();
     let say = |policy: Policy, ask: Option<u64>| -> Option<Lease> {
-        let limit = ComputeLimit { policy, ..ComputeLimit::fixed(1_000_000) };
-        let quota = DeviceQuota { uuid: GPU_ID, limit };
+        let quota = DeviceQuota {
+            uuid: GPU_ID,
+            limit: ComputeLimit { policy, ..ComputeLimit::fixed(1_000_000) },
+        };
         let message = Admission { worker, uuid: GPU_ID, report: None, ask, quota: Some(quota) };
         client.post::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
     };

@@ -1,4 +1,4 @@
-//! Old data, new reader: what earlier versions wrote is understood.
+//! Old data, new reader: what earlier versions wrote is understood. Their UUIDs are in lower case.
 
 use limits::{Policy, Priority};
 use protocol::sessions::Report;
@@ -7,7 +7,7 @@ use protocol::{Admission, Decision, DeviceQuota, Lease, Register};
 use serde::de::DeserializeOwned;
 
 use crate::golden;
-use crate::samples::{self, GPU};
+use crate::samples::{self, GPU_ID};
 
 #[track_caller]
 fn read<T: DeserializeOwned>(name: &str) -> T {
@@ -19,7 +19,7 @@ fn read<T: DeserializeOwned>(name: &str) -> T {
 fn a_registration_of_protocol_1() {
     let read: Register = read("register-protocol-1.json");
     assert_eq!(read.protocol, 1);
-    assert_eq!(read.devices, [DeviceQuota::fixed(GPU, 250_000)]);
+    assert_eq!(read.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
 }
 
 /// The first of protocol 2, whose fields have not changed since: a quota may be left out, and what
@@ -29,7 +29,7 @@ fn messages_of_protocol_2() {
     let admission: Admission = read("admission-without-quota.json");
     assert_eq!(admission, Admission { quota: None, ..samples::admission() });
     let short: Register = read("register-with-defaults.json");
-    assert_eq!(short.devices, [DeviceQuota::fixed(GPU, 250_000)]);
+    assert_eq!(short.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
     let lease = |name| read::<Decision>(name).lease;
     let plain = Lease { id: 18, length_us: 20_000, shared: false, exclusive: false };
     // Protocol 1, and before leases said whether they are exclusive.

@@ -8,20 +8,19 @@ use protocol::sessions::{
 use protocol::status::{Class, DeviceStatus, LeaseStatus, SessionStatus, Status};
 use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered};
 
-pub(crate) const GPU: GpuId = gpu(0);
 /// As it is written.
-pub(crate) const GPU_TEXT: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
+pub(crate) const GPU: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
+pub(crate) const GPU_ID: GpuId =
+    GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);
 const SESSION: &str = "4711-8899-0123456789abcdef";
 
 pub(crate) fn balanced() -> DeviceQuota {
     DeviceQuota {
-        uuid: GPU,
+        uuid: GPU_ID,
         limit: ComputeLimit {
-            share_ppm: 250_000,
-            policy: Policy::Balance,
             soft_ppm: Some(600_000),
-            weight: 3,
             priority: Priority::Low,
+            ..ComputeLimit::balance(250_000, 3)
         },
     }
 }
@@ -31,7 +30,8 @@ const fn gpu(number: u8) -> GpuId {
 }
 
 pub(crate) fn register() -> Register {
-    let fixed = DeviceQuota::fixed(gpu(1), 500_000);
+    let fixed =
+        DeviceQuota::fixed(GPU.replace("-000000000000", "-000000000001").parse().unwrap(), 500_000);
     Register { protocol: 2, session: SESSION.to_owned(), devices: vec![balanced(), fixed] }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn admission() -> Admission {
     };
     Admission {
         worker: 3_298_534_883_329,
-        uuid: GPU,
+        uuid: GPU_ID,
         report: Some(report),
         ask: Some(1_000_000),
         quota: Some(balanced()),
@@ -93,7 +93,7 @@ pub(crate) fn status() -> Status {
         spare: true,
         revoked: true,
     };
-    let device = DeviceStatus { uuid: GPU, sessions: vec![session], leases: vec![lease] };
+    let device = DeviceStatus { uuid: GPU_ID, sessions: vec![session], leases: vec![lease] };
     Status { version: "0.1.0".to_owned(), uptime_us: 60_000_000, devices: vec![device] }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn sessions() -> Report {
         density_ppm: Some(420_000),
     };
     let device = DeviceReport {
-        uuid: GPU,
+        uuid: GPU_ID,
         memory: MemoryReport {
             limit: Some(1 << 30),
             real: Some(1 << 29),

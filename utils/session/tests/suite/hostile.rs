@@ -1,8 +1,7 @@
 //! What everything that reads a page does with one that holds any bytes at all. The fuzz target
 //! (`fuzz/`) runs the same.
 
-use limits::GpuId;
-use limits::{Limits, MemoryLimit};
+use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::{Kind, Layout};
 use session::{Membership, Page, PageError};
 use std::fs;

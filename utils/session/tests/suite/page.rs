@@ -1,7 +1,6 @@
 //! A page of several processes.
 
-use limits::GpuId;
-use limits::{Limits, MemoryLimit};
+use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::{Kind, Layout};
 use session::{Membership, Page, PageError};
 
