@@ -8,7 +8,7 @@ use std::process::Command;
 use ::limits::{Request, env};
 
 use super::devices::Device;
-use super::request;
+use super::limits;
 
 /// Everything that a member of a session is told.
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ impl MemberEnvironment {
         if self.no_other_daemon {
             variables.extend(DAEMON_BY_TCP.map(|name| (name, None)));
         }
-        let limits = request::variables(&self.request, &self.devices);
+        let limits = limits::variables(&self.request, &self.devices);
         variables.extend(limits.into_iter().map(|(name, value)| (name, value.map(Into::into))));
         variables
     }

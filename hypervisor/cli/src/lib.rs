@@ -12,9 +12,9 @@ pub mod environment;
 pub mod error;
 pub mod hooks;
 pub mod limit;
+pub mod limits;
 pub mod links;
 pub mod parts;
-pub mod request;
 pub mod run;
 pub mod status;
 

@@ -36,7 +36,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
         let (before, uuid) = (page.look()?.limits(), page.device());
         let device = devices.iter().flatten().find(|device| device.uuid == uuid);
         let name = device.map_or_else(|| uuid.to_string(), Device::title);
-        let after = request::change(&request, &before, device, &name)
+        let after = limits::change(&request, &before, device, &name)
             .map_err(|error| refused(uuid, error))?;
         changes.push((page, before, after));
     }
@@ -216,7 +216,9 @@ mod tests {
             let message = chosen(several).unwrap_err().to_string();
             assert!(message.contains("env-ab34 of user 8"), "{message}");
         }
-        for none in ["", "env-x", "12"] {
+        // No process has the highest number, on no machine.
+        let nobody = u32::MAX.to_string();
+        for none in ["", "env-x", nobody.as_str()] {
             assert!(chosen(none).unwrap_err().to_string().contains("no such session"), "{none}");
         }
     }

@@ -13,7 +13,7 @@ use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
 use super::limits;
 use super::parts::{self, Parts};
-use super::{Error, child, daemon_link, devices, links, request, say};
+use super::{Error, child, daemon_link, devices, links, say};
 
 /// Runs the program and gives its exit status.
 ///
@@ -97,13 +97,13 @@ fn chosen_devices(
     parts: &Parts,
 ) -> Result<Vec<devices::Device>, Error> {
     // What is wrong whatever the devices are is told first.
-    request::check(request, &[])?;
+    limits::check(request, &[])?;
     if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {
         return Ok(Vec::new());
     }
     let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
     let all = devices::list(fake.as_deref())?;
     let chosen = devices::select(&all, &arguments.device)?;
-    request::check(request, &chosen)?;
+    limits::check(request, &chosen)?;
     Ok(chosen)
 }

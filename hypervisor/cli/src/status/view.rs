@@ -40,6 +40,7 @@ impl fmt::Display for View<'_, SessionReport> {
 impl fmt::Display for View<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceReport { uuid, memory, compute, processes } = self.0;
+        let limits = limits(memory, compute);
         writeln!(f, "  {uuid}")?;
         let limit = limits.memory.map_or("no limit".to_owned(), |limit| limit.to_string());
         write!(f, "    memory  {limit}, {} used", Rounded(memory.used))?;

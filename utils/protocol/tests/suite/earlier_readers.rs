@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::golden;
-use crate::samples::GPU_TEXT;
+use crate::samples::GPU;
 
 #[track_caller]
 fn read<T: DeserializeOwned>(name: &str) -> T {
@@ -56,10 +56,10 @@ fn messages() {
     let register: Register = read("register.json");
     let quota = &register.devices[0];
     assert_eq!((register.protocol, register.devices.len()), (2, 2));
-    assert_eq!((&*quota.uuid, quota.share_ppm, quota.policy), (GPU_TEXT, 250_000, Policy::Balance));
+    assert_eq!((&*quota.uuid, quota.share_ppm, quota.policy), (GPU, 250_000, Policy::Balance));
     let admission: Admission = read("admission.json");
     let report = admission.report.unwrap();
-    assert_eq!((admission.worker, &*admission.uuid), (3_298_534_883_329, GPU_TEXT));
+    assert_eq!((admission.worker, &*admission.uuid), (3_298_534_883_329, GPU));
     assert_eq!((report.lease, report.held_us, admission.ask), (17, 20_000, Some(1_000_000)));
     let lease = read::<Decision>("decision.json").lease.unwrap();
     assert_eq!((lease.id, lease.length_us), (18, 20_000));
@@ -112,10 +112,7 @@ struct LeaseStatus {
 fn the_daemon_s_status() {
     let status: Status = read("status.json");
     let [device] = &status.devices[..] else { unreachable!() };
-    assert_eq!(
-        (&*status.version, status.uptime_us, &*device.uuid),
-        ("0.1.0", 60_000_000, GPU_TEXT)
-    );
+    assert_eq!((&*status.version, status.uptime_us, &*device.uuid), ("0.1.0", 60_000_000, GPU));
     let session = &device.sessions[0];
     assert_eq!((session.uid, session.share_ppm, session.balance_us), (1000, 250_000, -1_500));
     assert_eq!((session.charged_us, session.asks), (9_000_000, true));

@@ -25,10 +25,6 @@ pub(crate) fn balanced() -> DeviceQuota {
     }
 }
 
-const fn gpu(number: u8) -> GpuId {
-    GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, number])
-}
-
 pub(crate) fn register() -> Register {
     let fixed =
         DeviceQuota::fixed(GPU.replace("-000000000000", "-000000000001").parse().unwrap(), 500_000);
