@@ -14,12 +14,12 @@ use tokio::task::AbortHandle;
 
 use super::Sources;
 use super::clock::Clock;
+use super::connection_quota::ConnectionQuota;
 use super::identity::{Caller, Identity};
 use super::limits::{check_quota, uuid_form};
 use super::node::Node;
+use super::process_exit::ProcessExit;
 use super::refused::Refused;
-use super::room::Room;
-use super::watch::Watch;
 use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 
 /// The longest that a call may wait for a lease.
@@ -38,7 +38,7 @@ const SETTLE: Duration = Duration::from_millis(2);
 pub(super) struct Core {
     state: Mutex<State>,
     identity: Arc<dyn Identity>,
-    room: Arc<Room>,
+    connections: Arc<ConnectionQuota>,
     started: Instant,
     /// The next deadline has come closer.
     sooner: Notify,
@@ -91,7 +91,11 @@ struct Waiter {
 }
 
 impl Core {
-    pub(super) fn new(tuning: Tuning, room: Arc<Room>, sources: Sources) -> Arc<Self> {
+    pub(super) fn new(
+        tuning: Tuning,
+        connections: Arc<ConnectionQuota>,
+        sources: Sources,
+    ) -> Arc<Self> {
         let Sources { identity, quotas } = sources;
         // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
@@ -104,7 +108,7 @@ impl Core {
             alarm: FORGET_EVERY_NS,
         };
         let (started, sooner) = (Instant::now(), Notify::new());
-        Arc::new(Self { state: Mutex::new(state), identity, room, started, sooner })
+        Arc::new(Self { state: Mutex::new(state), identity, connections, started, sooner })
     }
 
     /// Who is at the other end of a connection.
@@ -119,13 +123,13 @@ impl Core {
         register: &Register,
     ) -> Result<Registered, Refused> {
         let (pid, uid) = (caller.pid, caller.owner.uid);
-        // A process that is watched already has a place, and gives it up.
-        let place = if self.state().node.serves(caller) {
-            self.room.exchange(uid)
+        // A process that is watched already has a permit, and gives it up.
+        let permit = if self.state().node.serves(caller) {
+            self.connections.exchange(uid)
         } else {
-            self.room.take(uid)?
+            self.connections.take(uid)?
         };
-        let watch = Watch::start(pid)
+        let watch = ProcessExit::start(pid)
             .map_err(|error| Refused::Unwatchable { pid, reason: error.to_string() })?;
         let mut state = self.state();
         let now = self.now(&mut state);
@@ -137,7 +141,7 @@ impl Core {
         if admitted.new {
             let core = Arc::clone(self);
             let watching = tokio::spawn(async move {
-                let _place = place;
+                let _permit = permit;
                 watch.ended().await;
                 core.ended(worker);
             });

@@ -8,16 +8,16 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod connection_quota;
 mod core;
 mod identity;
 mod limits;
 mod node;
-mod place;
+mod process_exit;
 mod quotas;
 mod refused;
-mod room;
 mod routes;
-mod watch;
+mod socket_folder;
 
 use std::io;
 use std::path::PathBuf;
@@ -33,8 +33,8 @@ pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
 pub use quotas::{AsRegistered, Asked, Quotas};
 pub use scheduler::Quota;
 
+use self::connection_quota::{ConnectionAdmission, ConnectionQuota};
 use self::core::Core;
-use self::room::{Door, Room};
 use scheduler::Tuning;
 
 /// How a daemon is to run.
@@ -118,17 +118,17 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let system = |source| DaemonError::System { what: "signal handlers", source };
     let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
-    let socket = options.socket.clone().or_else(place::default_socket).unwrap_or_default();
-    let modes = place::modes();
-    place::prepare(&socket, modes.folder)
+    let socket = options.socket.clone().or_else(socket_folder::default_socket).unwrap_or_default();
+    let modes = socket_folder::modes();
+    socket_folder::prepare(&socket, modes.folder)
         .map_err(|source| DaemonError::Folder { socket: socket.clone(), source })?;
-    let room = Room::of_this_process();
+    let connections = ConnectionQuota::of_this_process();
     let acceptor = PeerListener::bind(&socket, modes.socket)?
-        .with_door(Door(Arc::clone(&room)))
+        .with_filter(ConnectionAdmission(Arc::clone(&connections)))
         .into_acceptor()
         .await
         .map_err(|source| DaemonError::System { what: "the socket", source })?;
-    let core = Core::new(Tuning::default(), room, sources);
+    let core = Core::new(Tuning::default(), connections, sources);
     tracing::info!(socket = %socket.display(), "serving");
     let server = Server::new_with_acceptor(acceptor).run(routes::routes(core.clone()));
     tokio::select! {

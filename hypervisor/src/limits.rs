@@ -19,7 +19,7 @@ const NAME_BYTES: usize = 253;
 
 /// Whether one more of something is served for a user that has `own` of the `all` that there are, of `most`: nobody has
 /// more than are left for everybody else.
-pub(super) fn check_room(
+pub(super) fn check_fair_part(
     what: &'static str,
     uid: u32,
     (own, all): (usize, usize),

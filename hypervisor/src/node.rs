@@ -104,12 +104,12 @@ impl Node {
         };
         if !self.serves(caller) {
             let users = self.members.values().map(|member| member.session.owner.uid);
-            limits::check_room("processes", uid, count(uid, users), WORKERS)?;
+            limits::check_fair_part("processes", uid, count(uid, users), WORKERS)?;
         }
         if !self.sessions.contains_key(&key) {
             let check = |node: &Self| {
                 let users = node.sessions.keys().map(|key| key.owner.uid);
-                limits::check_room("sessions", uid, count(uid, users), SESSIONS)
+                limits::check_fair_part("sessions", uid, count(uid, users), SESSIONS)
             };
             // A process that goes from one session to the next must not keep others out.
             if check(self).is_err() {

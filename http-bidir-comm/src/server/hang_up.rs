@@ -17,12 +17,12 @@ pub struct HangUp<S, P = ()> {
     stream: S,
     ended: bool,
     // Dropped after the stream.
-    _pass: P,
+    _permit: P,
 }
 
 impl<S, P> HangUp<S, P> {
-    pub(super) fn new(stream: S, pass: P) -> Self {
-        Self { stream, ended: false, _pass: pass }
+    pub(super) fn new(stream: S, permit: P) -> Self {
+        Self { stream, ended: false, _permit: permit }
     }
 
     fn check(&self) -> io::Result<()> {

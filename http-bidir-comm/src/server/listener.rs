@@ -13,7 +13,7 @@ use poem::listener::{Acceptor, Listener};
 use poem::web::{LocalAddr, RemoteAddr};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::doorkeeper::Doorkeeper;
+use super::connection_filter::ConnectionFilter;
 use super::hang_up::HangUp;
 use super::json::ApiError;
 use super::peer::Peer;
@@ -48,10 +48,10 @@ pub enum BindError {
 
 /// A bound Unix socket. Dropping it, or the acceptor it becomes, removes the socket from its path.
 #[derive(Debug)]
-pub struct PeerListener<D = ()> {
+pub struct PeerListener<F = ()> {
     listener: UnixListener,
     path: OwnedPath,
-    door: D,
+    filter: F,
 }
 
 impl PeerListener {
@@ -84,35 +84,35 @@ impl PeerListener {
         let listener = UnixListener::bind(path).map_err(io)?;
         let path = OwnedPath { path: path.to_owned(), _lock: lock };
         fs::set_permissions(&path.path, Permissions::from_mode(mode)).map_err(io)?;
-        Ok(Self { listener, path, door: () })
+        Ok(Self { listener, path, filter: () })
     }
 
-    /// Serves only the connections that `door` admits.
-    pub fn with_door<D: Doorkeeper>(self, door: D) -> PeerListener<D> {
-        PeerListener { listener: self.listener, path: self.path, door }
+    /// Serves only the connections that `filter` admits.
+    pub fn with_filter<F: ConnectionFilter>(self, filter: F) -> PeerListener<F> {
+        PeerListener { listener: self.listener, path: self.path, filter }
     }
 }
 
-impl<D: Doorkeeper> Listener for PeerListener<D> {
-    type Acceptor = PeerAcceptor<D>;
+impl<F: ConnectionFilter> Listener for PeerListener<F> {
+    type Acceptor = PeerAcceptor<F>;
 
-    async fn into_acceptor(self) -> io::Result<PeerAcceptor<D>> {
+    async fn into_acceptor(self) -> io::Result<PeerAcceptor<F>> {
         let local = LocalAddr(self.listener.local_addr()?.into());
-        Ok(PeerAcceptor { listener: self.listener, local, door: self.door, _path: self.path })
+        Ok(PeerAcceptor { listener: self.listener, local, filter: self.filter, _path: self.path })
     }
 }
 
 /// Accepts connections and notes each one's [`Peer`].
 #[derive(Debug)]
-pub struct PeerAcceptor<D = ()> {
+pub struct PeerAcceptor<F = ()> {
     listener: UnixListener,
     local: LocalAddr,
-    door: D,
+    filter: F,
     _path: OwnedPath,
 }
 
-impl<D: Doorkeeper> Acceptor for PeerAcceptor<D> {
-    type Io = HangUp<UnixStream, D::Pass>;
+impl<F: ConnectionFilter> Acceptor for PeerAcceptor<F> {
+    type Io = HangUp<UnixStream, F::Permit>;
 
     fn local_addr(&self) -> Vec<LocalAddr> {
         vec![self.local.clone()]
@@ -130,9 +130,9 @@ impl<D: Doorkeeper> Acceptor for PeerAcceptor<D> {
             };
             let credentials = stream.peer_cred()?;
             let peer = Peer { pid: credentials.pid().unwrap_or(0), uid: credentials.uid() };
-            match self.door.admit(peer) {
-                Ok(pass) => {
-                    let stream = HangUp::new(stream, pass);
+            match self.filter.admit(peer) {
+                Ok(permit) => {
+                    let stream = HangUp::new(stream, permit);
                     return Ok((stream, self.local.clone(), peer.to_address(), Scheme::HTTP));
                 }
                 Err(refusal) => tell(&stream, &refusal),

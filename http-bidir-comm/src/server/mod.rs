@@ -3,14 +3,14 @@
 //! A handler that waits is dropped when its caller goes away or stops waiting. What it must undo
 //! then belongs into an [`OnDrop`] that lives as long as the wait.
 
-mod doorkeeper;
+mod connection_filter;
 mod hang_up;
 mod json;
 mod listener;
 mod peer;
 mod waiting;
 
-pub use doorkeeper::Doorkeeper;
+pub use connection_filter::ConnectionFilter;
 pub use hang_up::HangUp;
 pub use json::{Answer, ApiError, Body, error_to_json};
 pub use listener::{BindError, PeerAcceptor, PeerListener};

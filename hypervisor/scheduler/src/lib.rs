@@ -27,18 +27,11 @@
 mod account;
 mod decision;
 mod density;
-#[cfg(test)]
-mod hours;
 mod probe;
-#[cfg(test)]
-mod properties;
 mod quota;
-#[cfg(test)]
-mod simulation;
 mod spare;
-#[cfg(test)]
-mod tests;
 mod tuning;
+mod types;
 mod view;
 mod worker;
 
@@ -54,78 +47,9 @@ use density::Interval;
 use probe::Probe;
 pub use quota::Quota;
 pub use tuning::Tuning;
+pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
 pub use view::{DeviceView, LeaseView, SessionView};
 use worker::{Company, Held, Worker};
-
-/// Names a session, within one scheduler's caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SessionId(pub u64);
-
-/// Names a worker, within one scheduler's caller.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WorkerId(pub u64);
-
-/// Names a lease; unique within one scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId(pub u64);
-
-/// A worker may use the device from now on, or may go on using it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// Who may.
-    pub worker: WorkerId,
-    /// Names the lease in its reports.
-    pub lease: LeaseId,
-    /// How long it may launch work from now on, in nanoseconds.
-    pub length_ns: u64,
-    /// Whether another session's worker holds as well.
-    pub shared: bool,
-    /// Whether nobody else holds, nor will while it lasts.
-    pub exclusive: bool,
-}
-
-/// What a worker says of its lease since it last spoke of it. It can have held for no longer than was
-/// measured here, and used no more than it held: what exceeds that is cut off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    /// The time that it tells of, in nanoseconds.
-    pub held_ns: u64,
-    /// The part in which it estimates to have kept the device busy.
-    pub estimated_ns: u64,
-    /// The part in which it always had work queued.
-    pub backlogged_ns: u64,
-    /// Whether the lease is over and its work done.
-    pub done: bool,
-}
-
-impl Told {
-    /// The lease is over and was not used at all.
-    pub const UNUSED: Self = Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done: true };
-
-    fn at_most(self, measured_ns: u64) -> Self {
-        let held_ns = self.held_ns.min(measured_ns);
-        let estimated_ns = self.estimated_ns.min(held_ns);
-        let backlogged_ns = self.backlogged_ns.min(held_ns);
-        Self { held_ns, estimated_ns, backlogged_ns, ..self }
-    }
-}
-
-/// A call that makes no sense in the scheduler's present state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ScheduleError {
-    /// No such session has been added.
-    #[error("session {0:?} is not known")]
-    UnknownSession(SessionId),
-    /// No such worker has joined.
-    #[error("worker {0:?} is not known")]
-    UnknownWorker(WorkerId),
-    /// A session with a share of zero can never be granted anything.
-    #[error("a share must be at least one millionth")]
-    NoShare,
-    /// A session without a limit does not ask.
-    #[error("a session without a limit is not scheduled")]
-    NotScheduled,
-}
 
 #[derive(Debug)]
 struct Session {
@@ -304,6 +228,16 @@ impl Scheduler {
         {
             worker.active_until = Some(now);
         }
+    }
+
+    /// Who holds the device, revoked leases left out, and whether each fills it by itself.
+    pub fn holders(&self) -> impl Iterator<Item = (WorkerId, Class)> {
+        self.holding.iter().filter_map(|id| {
+            let worker = self.workers.get(id)?;
+            worker.held.filter(|held| !held.revoked)?;
+            let dense = worker.density.is_dense();
+            Some((*id, if dense { Class::Dense } else { Class::Sparse }))
+        })
     }
 
     /// The worker tells how it used its lease since it last did. Returns whether it holds, or held,
@@ -514,4 +448,35 @@ impl Scheduler {
 fn share_of(ns: u64, ppm: u64) -> u64 {
     let part = u128::from(ns) * u128::from(ppm) / u128::from(PPM_ONE);
     u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn short_polls_keep_their_place() {
+        let (session, worker) = (SessionId(1), WorkerId(1));
+        let mut scheduler = Scheduler::new(Tuning::default());
+        scheduler.set_session(session, Quota::fixed(100_000), 0).unwrap();
+        scheduler.join(worker, session).unwrap();
+        scheduler.set_session(SessionId(2), Quota::fixed(900_000), 0).unwrap();
+        scheduler.join(WorkerId(2), SessionId(2)).unwrap();
+        let virtual_time =
+            |scheduler: &Scheduler| scheduler.sessions[&session].account.virtual_time(Paid::Own);
+        scheduler.own_now = 1_000_000_000_000;
+        scheduler.ask(worker, 10 * MS).unwrap();
+        let place = virtual_time(&scheduler);
+        scheduler.own_now = 2_000_000_000_000;
+        for poll in 0..50 {
+            scheduler.withdraw(worker, (30 + poll * 20) * MS);
+            scheduler.ask(worker, (31 + poll * 20) * MS).unwrap();
+        }
+        assert_eq!(virtual_time(&scheduler), place);
+        scheduler.withdraw(worker, 1_100 * MS);
+        scheduler.ask(worker, 1_300 * MS).unwrap();
+        assert!(virtual_time(&scheduler) > place);
+    }
 }

@@ -33,7 +33,7 @@ impl Quota {
     }
 
     /// The share that is given whenever it is wanted.
-    pub(super) fn guaranteed_ppm(&self, tuning: &Tuning) -> u32 {
+    pub fn guaranteed_ppm(&self, tuning: &Tuning) -> u32 {
         let share = self.share_ppm.min(PPM_ONE);
         match self.priority {
             Priority::High => share,

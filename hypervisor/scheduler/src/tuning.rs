@@ -107,14 +107,14 @@ impl Default for Tuning {
 impl Tuning {
     /// The most a session may have saved up: a period's worth. Where that is hardly one turn, a turn
     /// on top of it, or a small share would stop earning each time it has to wait for others.
-    pub(super) fn burst_ns(&self, share_ppm: u32) -> u64 {
+    pub fn burst_ns(&self, share_ppm: u32) -> u64 {
         let period = bucket::earned(self.period_ns, share_ppm);
         let turn = bucket::balance_for(self.shortest_ns, share_ppm);
         if period < 2 * turn { period + turn } else { period }
     }
 
     /// The longest turn of a session.
-    pub(super) fn longest_turn_ns(&self, share_ppm: u32) -> u64 {
+    pub fn longest_turn_ns(&self, share_ppm: u32) -> u64 {
         bucket::earned(self.period_ns, share_ppm).clamp(self.shortest_ns, self.quantum_ns)
     }
 

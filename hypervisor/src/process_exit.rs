@@ -15,14 +15,14 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A process that is being watched.
 #[derive(Debug)]
-pub(super) enum Watch {
+pub(super) enum ProcessExit {
     /// By a descriptor that becomes readable when it ends.
     Descriptor(AsyncFd<OwnedFd>),
     /// By looking again and again.
     Polling(Pid),
 }
 
-impl Watch {
+impl ProcessExit {
     /// Starts to watch a process. To be called within the runtime.
     pub(super) fn start(pid: i32) -> io::Result<Self> {
         match pidfd(pid)? {
@@ -66,7 +66,8 @@ mod tests {
     async fn an_end_is_noticed_either_way() {
         let mut child = Command::new("sleep").arg("600").spawn().unwrap();
         let pid = i32::try_from(child.id()).unwrap();
-        let watches = [Watch::start(pid).unwrap(), Watch::Polling(Pid::from_raw(pid).unwrap())];
+        let watches =
+            [ProcessExit::start(pid).unwrap(), ProcessExit::Polling(Pid::from_raw(pid).unwrap())];
         let mut ends: Vec<_> = watches.into_iter().map(|w| tokio::spawn(w.ended())).collect();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(ends.iter().all(|end| !end.is_finished()));
@@ -75,6 +76,6 @@ mod tests {
         for end in &mut ends {
             tokio::time::timeout(Duration::from_secs(10), end).await.unwrap().unwrap();
         }
-        assert!(Watch::start(pid).is_err());
+        assert!(ProcessExit::start(pid).is_err());
     }
 }

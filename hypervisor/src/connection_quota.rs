@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use http_bidir_comm::server::{ApiError, Doorkeeper, Peer};
+use http_bidir_comm::server::{ApiError, ConnectionFilter, Peer};
 use rustix::process::{Resource, getrlimit};
 
-use super::limits::check_room;
+use super::limits::check_fair_part;
 use super::refused::Refused;
 
 /// Descriptors for all users together, whatever the system allows: each connection takes memory, too.
@@ -22,13 +22,13 @@ const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The descriptors that users may take.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct ConnectionQuota {
     most: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<ConnectionCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct ConnectionCounts {
     by_all: usize,
     by_user: HashMap<u32, usize>,
     /// Refusals since the last line about them, and when that was.
@@ -38,12 +38,12 @@ struct Taken {
 
 /// One descriptor's worth, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    room: Arc<Room>,
+pub(super) struct ConnectionPermit {
+    quota: Arc<ConnectionQuota>,
     uid: u32,
 }
 
-impl Room {
+impl ConnectionQuota {
     /// As much as the system lets this process have.
     pub(super) fn of_this_process() -> Arc<Self> {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -56,31 +56,31 @@ impl Room {
     }
 
     /// Takes one for a user.
-    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<Place, Refused> {
+    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<ConnectionPermit, Refused> {
         let mut taken = self.taken();
         let own = taken.by_user.get(&uid).copied().unwrap_or(0);
-        check_room("connections and processes", uid, (own, taken.by_all), self.most)
+        check_fair_part("connections and processes", uid, (own, taken.by_all), self.most)
             .inspect_err(|_| taken.refuse(uid, own))?;
         Ok(self.given(&mut taken, uid))
     }
 
     /// Takes one for a user that gives back another for it.
-    pub(super) fn exchange(self: &Arc<Self>, uid: u32) -> Place {
+    pub(super) fn exchange(self: &Arc<Self>, uid: u32) -> ConnectionPermit {
         self.given(&mut self.taken(), uid)
     }
 
-    fn given(self: &Arc<Self>, taken: &mut Taken, uid: u32) -> Place {
+    fn given(self: &Arc<Self>, taken: &mut ConnectionCounts, uid: u32) -> ConnectionPermit {
         taken.by_all += 1;
         *taken.by_user.entry(uid).or_insert(0) += 1;
-        Place { room: Arc::clone(self), uid }
+        ConnectionPermit { quota: Arc::clone(self), uid }
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, ConnectionCounts> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Taken {
+impl ConnectionCounts {
     fn refuse(&mut self, uid: u32, own: usize) {
         self.refused += 1;
         if self.said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
@@ -97,9 +97,9 @@ impl Taken {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut taken = self.room.taken();
+        let mut taken = self.quota.taken();
         taken.by_all -= 1;
         if let Some(own) = taken.by_user.get_mut(&self.uid) {
             *own -= 1;
@@ -110,14 +110,14 @@ impl Drop for Place {
     }
 }
 
-/// At the door of the daemon's socket.
+/// Decides about each connection to the daemon's socket.
 #[derive(Debug)]
-pub(super) struct Door(pub(super) Arc<Room>);
+pub(super) struct ConnectionAdmission(pub(super) Arc<ConnectionQuota>);
 
-impl Doorkeeper for Door {
-    type Pass = Place;
+impl ConnectionFilter for ConnectionAdmission {
+    type Permit = ConnectionPermit;
 
-    fn admit(&self, peer: Peer) -> Result<Place, ApiError> {
+    fn admit(&self, peer: Peer) -> Result<ConnectionPermit, ApiError> {
         Ok(self.0.take(peer.uid)?)
     }
 }
@@ -126,39 +126,39 @@ impl Doorkeeper for Door {
 mod tests {
     use super::*;
 
-    fn all(room: &Arc<Room>, uid: u32) -> Vec<Place> {
-        std::iter::from_fn(|| room.take(uid).ok()).collect()
+    fn all(quota: &Arc<ConnectionQuota>, uid: u32) -> Vec<ConnectionPermit> {
+        std::iter::from_fn(|| quota.take(uid).ok()).collect()
     }
 
     #[test]
     fn a_user_leaves_as_much_as_it_takes() {
-        let room = Room::new(100);
-        let first = all(&room, 1000);
+        let quota = ConnectionQuota::new(100);
+        let first = all(&quota, 1000);
         assert_eq!(first.len(), 50);
-        let second = all(&room, 1001);
+        let second = all(&quota, 1001);
         assert_eq!(second.len(), 25);
-        assert_eq!(all(&room, 1002).len(), 13);
+        assert_eq!(all(&quota, 1002).len(), 13);
         // What is given back is there again, for whoever has less than is left.
         drop(first);
-        assert_eq!(all(&room, 1001).len(), 25);
+        assert_eq!(all(&quota, 1001).len(), 25);
         drop(second);
-        assert_eq!(room.taken().by_all, 0);
-        assert!(room.taken().by_user.is_empty());
-        assert_eq!(all(&room, 1000).len(), 50);
+        assert_eq!(quota.taken().by_all, 0);
+        assert!(quota.taken().by_user.is_empty());
+        assert_eq!(all(&quota, 1000).len(), 50);
     }
 
     #[test]
     fn several_users_that_take_all_they_can_leave_room_for_the_next() {
-        let room = Room::new(1000);
-        let crowds: Vec<_> = (0..9).map(|uid| all(&room, uid)).collect();
+        let quota = ConnectionQuota::new(1000);
+        let crowds: Vec<_> = (0..9).map(|uid| all(&quota, uid)).collect();
         assert!(crowds.iter().all(|crowd| !crowd.is_empty()));
     }
 
     #[test]
     fn a_refusal_names_the_user_and_how_many_it_has() {
-        let room = Room::new(10);
-        let _held = all(&room, 1000);
-        let words = room.take(1000).unwrap_err().to_string();
+        let quota = ConnectionQuota::new(10);
+        let _held = all(&quota, 1000);
+        let words = quota.take(1000).unwrap_err().to_string();
         assert!(words.contains("user 1000") && words.contains('5'), "{words}");
     }
 }

@@ -1,7 +1,11 @@
 //! Single calls: renewals, overlaps, lost and late messages, nonsense.
 
-use super::simulation::MS;
-use super::*;
+use limits::Policy;
+use scheduler::{
+    Class, Grant, LeaseId, Quota, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
+};
+
+use crate::simulation::MS;
 
 const LONE: (SessionId, WorkerId) = (SessionId(1), WorkerId(1));
 const OTHER: (SessionId, WorkerId) = (SessionId(2), WorkerId(2));
@@ -200,25 +204,6 @@ fn after_a_silence_of_the_caller_all_start_anew() {
     assert_eq!(scheduler.renew(LONE.1, grant.lease, 109 * MS), None);
     assert!(granted(&mut scheduler, OTHER.1, 109 * MS).is_some());
     assert_eq!(scheduler.view(200 * MS).sessions[0].charged_ns, 8 * MS);
-}
-
-#[test]
-fn short_polls_keep_their_place() {
-    let mut scheduler = scheduler(&[(LONE, 100_000), (OTHER, 900_000)]);
-    let virtual_time =
-        |scheduler: &Scheduler| scheduler.sessions[&LONE.0].account.virtual_time(Paid::Own);
-    scheduler.own_now = 1_000_000_000_000;
-    scheduler.ask(LONE.1, 10 * MS).unwrap();
-    let place = virtual_time(&scheduler);
-    scheduler.own_now = 2_000_000_000_000;
-    for poll in 0..50 {
-        scheduler.withdraw(LONE.1, (30 + poll * 20) * MS);
-        scheduler.ask(LONE.1, (31 + poll * 20) * MS).unwrap();
-    }
-    assert_eq!(virtual_time(&scheduler), place);
-    scheduler.withdraw(LONE.1, 1_100 * MS);
-    scheduler.ask(LONE.1, 1_300 * MS).unwrap();
-    assert!(virtual_time(&scheduler) > place);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Hours of tenants that come and go.
 
-use super::simulation::{Dice, MS, SECOND, Simulation, Tenant};
-use super::*;
-use limits::Priority;
+use std::collections::BTreeSet;
+
+use limits::{Policy, Priority};
+use scheduler::{Quota, SessionId, Tuning};
+
+use crate::simulation::{Dice, MS, SECOND, Simulation, Tenant};
 
 /// One session's time in the hour.
 struct Stay {

@@ -4,20 +4,20 @@ use super::json::ApiError;
 use super::peer::Peer;
 
 /// Decides about each connection before anything is read from it.
-pub trait Doorkeeper: Send + 'static {
+pub trait ConnectionFilter: Send + 'static {
     /// What a connection holds until it has been closed.
-    type Pass: Send + Unpin + 'static;
+    type Permit: Send + Unpin + 'static;
 
     /// Whether it is served.
     ///
     /// # Errors
     /// What the caller is told; its connection is closed then.
-    fn admit(&self, peer: Peer) -> Result<Self::Pass, ApiError>;
+    fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError>;
 }
 
-/// Nobody is kept out.
-impl Doorkeeper for () {
-    type Pass = ();
+/// Serves everybody.
+impl ConnectionFilter for () {
+    type Permit = ();
 
     fn admit(&self, _: Peer) -> Result<(), ApiError> {
         Ok(())

@@ -2,62 +2,23 @@
 //!
 //! The hardware is a fluid: each holder gets what it can use, or an equal slice where all together
 //! want more than there is. Slicing costs: a tenth where two dense ones overlap, a twentieth where a
-//! dense one overlaps with sparse ones, and if asked for more for each bit that these get. The simulation keeps its own books, and fails as soon as two dense
-//! workers hold at once.
+//! dense one overlaps with sparse ones, and if asked for more for each bit that these get. The
+//! simulation keeps its own books, and fails as soon as two dense workers hold at once.
+
+mod dice;
+mod tenant;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::*;
+pub(crate) use dice::Dice;
+use scheduler::{Class, Grant, LeaseId, Quota, Scheduler, SessionId, Told, Tuning, WorkerId};
 
-pub(super) const MS: u64 = 1_000_000;
-pub(super) const SECOND: u64 = 1_000 * MS;
+pub(crate) use tenant::{Books, Tenant};
+
+pub(crate) const MS: u64 = 1_000_000;
+pub(crate) const SECOND: u64 = 1_000 * MS;
 const WHOLE: u64 = 1_000_000;
-
-/// How a session behaves.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tenant {
-    pub(super) quota: Quota,
-    pub(super) workers: u64,
-    /// What each worker uses of the time that it holds, if nobody slows it down; in millionths.
-    pub(super) density_ppm: u64,
-    /// From the end of a lease to the next ask.
-    pub(super) think_ns: u64,
-    /// How far a holder runs past its lease, at most. It goes on telling of it.
-    pub(super) overrun_ns: u64,
-    /// From the end of its work to the arrival of the report, at most.
-    pub(super) way_ns: u64,
-    /// Wants the device for `.0`, then idles for `.1`, over and over. (0, 0): always busy.
-    pub(super) phases: (u64, u64),
-    /// How often it tells of its lease.
-    pub(super) tell_ns: u64,
-    /// Holds on without a word from its next report on.
-    pub(super) frozen: bool,
-    /// What it tells is as rough as what can be measured: a lease's first milliseconds of backlog are missing, and
-    /// estimates beside others are from half to a tenth more of what it is.
-    pub(super) rough: bool,
-}
-
-impl Tenant {
-    pub(super) fn new(quota: Quota, density_ppm: u64) -> Self {
-        Self {
-            quota,
-            workers: 1,
-            density_ppm,
-            think_ns: 0,
-            overrun_ns: 0,
-            way_ns: 0,
-            phases: (0, 0),
-            tell_ns: 10 * MS,
-            frozen: false,
-            rough: false,
-        }
-    }
-
-    pub(super) fn busy(share_ppm: u32) -> Self {
-        Self::new(Quota::fixed(share_ppm), WHOLE)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -87,39 +48,10 @@ struct Use {
     first: bool,
 }
 
-/// What was seen of one session.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Books {
-    /// When the session held, merged, in order.
-    pub(super) held: Vec<(u64, u64)>,
-    /// Intervals that were told of, and what was used in them.
-    pub(super) used: Vec<(u64, u64, u64)>,
-    pub(super) used_ns: u64,
-    /// How long its asks waited.
-    pub(super) waits: Vec<u64>,
-    /// How often a lease ended although the worker wanted to go on.
-    pub(super) stops: u64,
-    open: u32,
-}
-
-impl Books {
-    pub(super) fn held_between(&self, from: u64, to: u64) -> u64 {
-        let inside = |&(a, b): &(u64, u64)| b.min(to).saturating_sub(a.max(from));
-        self.held.iter().map(inside).sum()
-    }
-
-    /// The 95th percentile of the waits.
-    pub(super) fn wait_p95(&self) -> u64 {
-        let mut waits = self.waits.clone();
-        waits.sort_unstable();
-        waits.get(waits.len() * 95 / 100).copied().unwrap_or(0)
-    }
-}
-
-pub(super) struct Simulation {
-    pub(super) scheduler: Scheduler,
-    pub(super) books: BTreeMap<SessionId, Books>,
-    pub(super) now: u64,
+pub(crate) struct Simulation {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) books: BTreeMap<SessionId, Books>,
+    pub(crate) now: u64,
     /// Time in which the device did something, in millionths of nanoseconds.
     worked: u128,
     tuning: Tuning,
@@ -131,15 +63,15 @@ pub(super) struct Simulation {
     sequence: u64,
     dice: Dice,
     /// Whether long lists are kept.
-    pub(super) keeps_lists: bool,
+    pub(crate) keeps_lists: bool,
     /// What the device loses for what sparse ones get beside a dense one, in millionths of it.
-    pub(super) sparse_cost_ppm: u64,
+    pub(crate) sparse_cost_ppm: u64,
     /// What a sparse one gets beside a dense one of what it wants, in millionths.
-    pub(super) sliced_ppm: u64,
+    pub(crate) sliced_ppm: u64,
 }
 
 impl Simulation {
-    pub(super) fn empty(seed: u64) -> Self {
+    pub(crate) fn empty(seed: u64) -> Self {
         let tuning = Tuning::default();
         Self {
             scheduler: Scheduler::new(tuning),
@@ -160,7 +92,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn new(tenants: &[Tenant], seed: u64) -> Self {
+    pub(crate) fn new(tenants: &[Tenant], seed: u64) -> Self {
         let mut simulation = Self::empty(seed);
         for tenant in tenants {
             simulation.arrive(*tenant);
@@ -169,7 +101,7 @@ impl Simulation {
     }
 
     /// A session comes.
-    pub(super) fn arrive(&mut self, tenant: Tenant) -> SessionId {
+    pub(crate) fn arrive(&mut self, tenant: Tenant) -> SessionId {
         let session = SessionId(self.books.len() as u64);
         self.scheduler.set_session(session, tenant.quota, self.now).unwrap();
         for number in 0..tenant.workers {
@@ -184,7 +116,7 @@ impl Simulation {
     }
 
     /// A session's processes end.
-    pub(super) fn depart(&mut self, session: SessionId) {
+    pub(crate) fn depart(&mut self, session: SessionId) {
         let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
         for worker in workers {
             if self.workers[&worker] == session {
@@ -193,18 +125,18 @@ impl Simulation {
         }
     }
 
-    pub(super) fn set_quota(&mut self, session: SessionId, quota: Quota) {
+    pub(crate) fn set_quota(&mut self, session: SessionId, quota: Quota) {
         self.scheduler.set_session(session, quota, self.now).unwrap();
         self.decide();
     }
 
     /// The program does something else from now on.
-    pub(super) fn set_density(&mut self, session: SessionId, density_ppm: u64) {
+    pub(crate) fn set_density(&mut self, session: SessionId, density_ppm: u64) {
         self.tenants.get_mut(&session).unwrap().density_ppm = density_ppm;
         self.share_out();
     }
 
-    pub(super) fn run_for(&mut self, length: u64) {
+    pub(crate) fn run_for(&mut self, length: u64) {
         let end = self.now + length;
         loop {
             let event = self.events.peek().map(|Reverse((at, _, _))| *at);
@@ -227,12 +159,12 @@ impl Simulation {
     }
 
     /// The part of the time since the beginning in which the device worked, in millionths.
-    pub(super) fn worked_ns(&self) -> u64 {
+    pub(crate) fn worked_ns(&self) -> u64 {
         (self.worked / u128::from(WHOLE)) as u64
     }
 
     /// A worker dies without a word.
-    pub(super) fn kill(&mut self, worker: WorkerId) {
+    pub(crate) fn kill(&mut self, worker: WorkerId) {
         self.scheduler.leave(worker, self.now);
         self.asked_at.remove(&worker);
         if self.held.remove(&worker).is_some() {
@@ -244,11 +176,11 @@ impl Simulation {
     }
 
     /// A session's workers hold what they have, or get next, and never report.
-    pub(super) fn freeze(&mut self, session: SessionId) {
+    pub(crate) fn freeze(&mut self, session: SessionId) {
         self.tenants.get_mut(&session).unwrap().frozen = true;
     }
 
-    pub(super) fn holder(&self) -> Option<WorkerId> {
+    pub(crate) fn holder(&self) -> Option<WorkerId> {
         self.held.keys().next().copied()
     }
 
@@ -431,15 +363,17 @@ impl Simulation {
 
     /// Those that the scheduler takes to be dense hold alone among their kind.
     fn check_dense(&self, worker: WorkerId) {
-        if !self.scheduler.workers[&worker].density.is_dense() {
+        let dense = || {
+            let holders = self.scheduler.holders();
+            holders.filter(|(_, class)| *class == Class::Dense).map(|(holder, _)| holder)
+        };
+        if !dense().any(|holder| holder == worker) {
             return;
         }
-        for id in &self.scheduler.holding {
-            let other = &self.scheduler.workers[id];
-            let holds = other.held.is_some_and(|held| !held.revoked);
+        for other in dense() {
             assert!(
-                *id == worker || !holds || !other.density.is_dense(),
-                "{worker:?} and {id:?} hold at the same time at {}",
+                other == worker,
+                "{worker:?} and {other:?} hold at the same time at {}",
                 self.now,
             );
         }
@@ -503,25 +437,7 @@ impl Simulation {
         self.events.push(Reverse((at, self.sequence, event)));
     }
 
-    pub(super) fn up_to(&mut self, most: u64) -> u64 {
+    pub(crate) fn up_to(&mut self, most: u64) -> u64 {
         self.dice.up_to(most)
-    }
-}
-
-/// Random numbers (splitmix64).
-pub(super) struct Dice(u64);
-
-impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// A number from 0 to `most`.
-    pub(super) fn up_to(&mut self, most: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % (most + 1)
     }
 }

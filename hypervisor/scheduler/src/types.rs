@@ -1,0 +1,71 @@
+//! Names, and what a scheduler and its caller tell each other.
+
+/// Names a session, within one scheduler's caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// Names a worker, within one scheduler's caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkerId(pub u64);
+
+/// Names a lease; unique within one scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub u64);
+
+/// A worker may use the device from now on, or may go on using it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Who may.
+    pub worker: WorkerId,
+    /// Names the lease in its reports.
+    pub lease: LeaseId,
+    /// How long it may launch work from now on, in nanoseconds.
+    pub length_ns: u64,
+    /// Whether another session's worker holds as well.
+    pub shared: bool,
+    /// Whether nobody else holds, nor will while it lasts.
+    pub exclusive: bool,
+}
+
+/// What a worker says of its lease since it last spoke of it. It can have held for no longer than was
+/// measured here, and used no more than it held: what exceeds that is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// The time that it tells of, in nanoseconds.
+    pub held_ns: u64,
+    /// The part in which it estimates to have kept the device busy.
+    pub estimated_ns: u64,
+    /// The part in which it always had work queued.
+    pub backlogged_ns: u64,
+    /// Whether the lease is over and its work done.
+    pub done: bool,
+}
+
+impl Told {
+    /// The lease is over and was not used at all.
+    pub const UNUSED: Self = Self { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done: true };
+
+    pub(super) fn at_most(self, measured_ns: u64) -> Self {
+        let held_ns = self.held_ns.min(measured_ns);
+        let estimated_ns = self.estimated_ns.min(held_ns);
+        let backlogged_ns = self.backlogged_ns.min(held_ns);
+        Self { held_ns, estimated_ns, backlogged_ns, ..self }
+    }
+}
+
+/// A call that makes no sense in the scheduler's present state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    /// No such session has been added.
+    #[error("session {0:?} is not known")]
+    UnknownSession(SessionId),
+    /// No such worker has joined.
+    #[error("worker {0:?} is not known")]
+    UnknownWorker(WorkerId),
+    /// A session with a share of zero can never be granted anything.
+    #[error("a share must be at least one millionth")]
+    NoShare,
+    /// A session without a limit does not ask.
+    #[error("a session without a limit is not scheduled")]
+    NotScheduled,
+}

@@ -1,0 +1,15 @@
+//! The scheduler from outside: single calls, and tenants in virtual time.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may stop where it fails")]
+
+mod any_tenants;
+mod calls;
+mod crowds;
+mod densities;
+mod hours;
+mod losses;
+mod priorities;
+mod processes;
+mod shares;
+mod simulation;
+mod tenants;
