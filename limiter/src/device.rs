@@ -3,18 +3,14 @@
 use crate::compute::Gate;
 use crate::config::{Config, Identity};
 use crate::memory::{Contexts, Tracker};
-use crate::own;
+use crate::process::{self, Refused};
 use crate::report;
-use crate::runtime::{self, Refused};
-use core::ffi::c_uint;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::AtomicU64;
 use core::time::Duration;
-use driver::nvml::Memory;
 use limits::Policy;
 use limits::uuid::DeviceUuid;
 use session::page::layout::{Layout, Slot};
 use session::page::{BookGuard, Page, PageError, Seat, SessionLimits};
-use std::ffi::CString;
 use std::fs::{self, DirBuilder};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -106,7 +102,7 @@ impl Device {
 
     /// Whether calls have to fail because the limits cannot be kept any more.
     pub(crate) fn is_denied(&self) -> bool {
-        self.broken().is_some_and(|refused| !runtime::get().goes_on_without(refused))
+        self.broken().is_some_and(|refused| !process::get().goes_on_without(refused))
     }
 
     fn or_say<T>(&self, result: Result<T, PageError>) -> Option<T> {
@@ -181,59 +177,6 @@ fn private_directory(path: &Path, user: u32) -> std::io::Result<()> {
         return Err(std::io::Error::other("it has to be a directory of this user's, mode 0700"));
     }
     Ok(())
-}
-
-/// Loads NVML into this process, if it is not there, and starts it; `false` where that fails.
-///
-/// Threads that come at the same time each do it (both steps are counted by the libraries): waiting for
-/// another thread here could wait for the loader's lock, which the caller may hold.
-pub(crate) fn load_nvml() -> bool {
-    const UNKNOWN: u8 = 0;
-    const MISSING: u8 = 1;
-    const LOADED: u8 = 2;
-    static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
-    match STATE.load(Ordering::Acquire) {
-        MISSING => return false,
-        LOADED => return true,
-        _ => {}
-    }
-    // SAFETY: a fixed name; the handle is kept for the rest of the process.
-    let handle =
-        unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
-    let loaded = !handle.is_null() && own::nvml_init().is_ok();
-    STATE.store(if loaded { LOADED } else { MISSING }, Ordering::Release);
-    loaded
-}
-
-/// NVML's handle of a device.
-pub(crate) fn nvml_handle(uuid: DeviceUuid) -> Option<driver::nvml::NvmlDevice> {
-    if !load_nvml() {
-        return None;
-    }
-    let text = CString::new(uuid.to_string()).ok()?;
-    let mut handle = core::ptr::null_mut();
-    own::nvml_by_uuid(text.as_ptr(), &raw mut handle).is_ok().then_some(handle)
-}
-
-/// A device's index on the host, as `nvidia-smi` counts.
-pub(crate) fn host_index(uuid: DeviceUuid) -> Option<u32> {
-    let handle = nvml_handle(uuid)?;
-    let mut index: c_uint = 0;
-    own::nvml_index(handle, &raw mut index).is_ok().then_some(index)
-}
-
-/// A device's memory in bytes: NVML's figure, which is the same for every process of a session and for
-/// `sluice`; else the driver's. `ordinal`: as the program counts, where it is known.
-pub(crate) fn total_memory(uuid: DeviceUuid, ordinal: Option<u32>) -> Option<u64> {
-    let mut memory = Memory { total: 0, free: 0, used: 0 };
-    let by_nvml = |handle| own::nvml_memory(handle, &raw mut memory).is_ok();
-    if nvml_handle(uuid).is_some_and(by_nvml) && memory.total > 0 {
-        return Some(memory.total);
-    }
-    let mut bytes = 0;
-    let ordinal = ordinal.and_then(|ordinal| i32::try_from(ordinal).ok())?;
-    let known = own::device_total_mem(&raw mut bytes, ordinal).is_ok() && bytes > 0;
-    known.then_some(bytes as u64)
 }
 
 /// Whether the program is to see only some of the host's devices, or in another order.

@@ -5,7 +5,7 @@
 //! function nothing else happens: no thread, no network, no output. The rooms:
 //!
 //! * [`patch`]: noticing the libraries, patching them, saying what was patched
-//! * [`detours`]: one declaration for each driver function, and thin handlers
+//! * [`hooks`]: one declaration for each driver function, and thin handlers
 //! * [`config`]: from environment variables to limits
 //! * [`runtime`], [`device`]: the process-wide state and a device's part of it
 //! * [`memory`]: reserve, call, commit
@@ -16,19 +16,20 @@
 //! * [`own_thread`]: the threads that it starts
 //! * [`report`]: what the limiter says, and where
 
+mod clock;
 mod compute;
 #[allow(dead_code, reason = "the whole table is parsed, whatever is used")]
 mod config;
-mod detours;
 mod device;
-mod keeper;
+mod driver_calls;
+mod hooks;
 mod memory;
-mod own;
 mod own_thread;
 mod patch;
 mod per_process;
+mod process;
+mod reconciler;
 mod report;
-mod runtime;
 
 /// Runs when the library is loaded: starts the watch for the driver's libraries.
 #[ctor::ctor(unsafe)]

@@ -4,7 +4,7 @@ use super::clock;
 use super::daemon::Daemon;
 use super::usage::Used;
 use crate::device::Device;
-use crate::runtime;
+use crate::process;
 use core::sync::atomic::Ordering;
 use limits::Policy;
 use rustix::thread::{Timespec, futex};
@@ -36,7 +36,7 @@ pub(super) struct Account {
 
 impl Account {
     pub(super) fn new(device: &'static Device) -> Self {
-        let daemon = runtime::get().config().and_then(Daemon::new);
+        let daemon = process::get().config().and_then(Daemon::new);
         Self { device, daemon }
     }
 
@@ -65,7 +65,7 @@ impl Account {
             // Not within the match, which would keep the book open while this sleeps.
             let turn = self.device.book().map(|mut book| book.begin_lease(seat.slot(), now));
             if let Some(refused) = self.device.broken() {
-                self.device.gate().fail(runtime::get().goes_on_without(refused));
+                self.device.gate().fail(process::get().goes_on_without(refused));
                 return None;
             }
             match turn.unwrap_or(Turn::In(LOOK_NS)) {

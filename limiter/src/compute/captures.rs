@@ -1,18 +1,18 @@
 //! Whether any stream of this process is being captured.
 
-use super::glance::GLANCE;
+use super::fast_path::FAST_PATH;
 use core::sync::atomic::Ordering;
 use driver::cuda::CuResult;
 
 /// In a forked child: nothing is captured.
 pub(super) fn after_fork() {
-    GLANCE.captures.store(0, Ordering::Relaxed);
+    FAST_PATH.captures.store(0, Ordering::Relaxed);
 }
 
 /// Runs a call that begins a capture.
 pub(crate) fn capture_begins(call: impl FnOnce() -> CuResult) -> CuResult {
     // Counted before: another thread may launch into the stream at once.
-    GLANCE.captures.fetch_add(1, Ordering::SeqCst);
+    FAST_PATH.captures.fetch_add(1, Ordering::SeqCst);
     // A governor may be about to record an event into the stream.
     let alone = super::has_lanes().then(super::pins::exclude);
     let result = call();
@@ -34,7 +34,7 @@ pub(crate) fn capture_ends(call: impl FnOnce() -> CuResult) -> CuResult {
 }
 
 fn end() {
-    let _ = GLANCE
+    let _ = FAST_PATH
         .captures
         .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |count| count.checked_sub(1));
 }
@@ -51,17 +51,17 @@ mod tests {
             CuResult::STREAM_CAPTURE_UNJOINED,
         ] {
             assert!(capture_begins(|| CuResult::SUCCESS).is_ok());
-            assert!(GLANCE.has_captures());
+            assert!(FAST_PATH.has_captures());
             for not_yet in
                 [CuResult::STREAM_CAPTURE_WRONG_THREAD, CuResult::STREAM_CAPTURE_UNMATCHED]
             {
                 let _ = capture_ends(|| not_yet);
-                assert!(GLANCE.has_captures(), "{not_yet:?}");
+                assert!(FAST_PATH.has_captures(), "{not_yet:?}");
             }
             let _ = capture_ends(|| result);
-            assert!(!GLANCE.has_captures(), "{result:?}");
+            assert!(!FAST_PATH.has_captures(), "{result:?}");
         }
         let _ = capture_begins(|| CuResult::ILLEGAL_STATE);
-        assert!(!GLANCE.has_captures());
+        assert!(!FAST_PATH.has_captures());
     }
 }

@@ -5,7 +5,7 @@ use super::clock;
 use super::usage::Used;
 use crate::config::{Config, DaemonAddress};
 use crate::device::Device;
-use crate::{report, runtime};
+use crate::{process, report};
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
@@ -61,7 +61,7 @@ impl Daemon {
         };
         Some(Self {
             client: BlockingHttpClient::new(endpoint),
-            session: runtime::get().session_name(),
+            session: process::get().session_name(),
             worker: None,
             report: None,
             told_changes: 0,

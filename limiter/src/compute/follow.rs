@@ -6,7 +6,7 @@
 
 use super::clock;
 use crate::device::Device;
-use crate::{keeper, own_thread, report, runtime};
+use crate::{own_thread, process, reconciler, report};
 use core::sync::atomic::Ordering;
 use limits::Policy;
 use rustix::io::Errno;
@@ -63,12 +63,12 @@ fn apply(device: &'static Device, limits: &SessionLimits) {
     }
     if device.gate().set_active(limited) {
         tracing::info!("device {}: limits are now {limits:?}", device.uuid());
-        if let Some(runtime) = runtime::existing() {
+        if let Some(runtime) = process::existing() {
             runtime.gates_changed();
         }
     }
     // What a session holds beyond a new limit and does not use can go.
-    keeper::ring();
+    reconciler::ring();
     // The daemon is to know.
     device.gate().ring();
 }

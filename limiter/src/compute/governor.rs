@@ -6,11 +6,10 @@ use super::lane::Lane;
 use super::rest::Rest;
 use super::usage::{Usage, Used};
 use super::work::SPREAD;
-use super::{clock, own, pins};
+use super::{clock, driver_calls, pins};
 use crate::device::Device;
 use crate::own_thread;
 use core::time::Duration;
-use driver::cuda::CAPTURE_MODE_RELAXED;
 use std::io;
 use std::sync::Arc;
 
@@ -44,7 +43,7 @@ const HANDOVER_NS: u64 = 300_000;
 /// Starts the governor of a device.
 pub(super) fn start(device: &'static Device) -> io::Result<()> {
     pins::watch_exit();
-    crate::patch::keep_driver();
+    driver_calls::library::keep();
     own_thread::start("sluice-governor", move || govern(device))
 }
 
@@ -53,8 +52,7 @@ fn govern(device: &'static Device) {
     // SAFETY: concerns the calling thread only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_usize) };
     // This thread asks about events while other threads may be capturing.
-    let mut mode = CAPTURE_MODE_RELAXED;
-    let _ = own::exchange_capture_mode(&raw mut mode);
+    driver_calls::never_disturb();
     let gate = device.gate();
     let mut account = Account::new(device);
     let mut density = Density::default();

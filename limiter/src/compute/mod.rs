@@ -9,13 +9,12 @@
 
 mod account;
 mod captures;
-pub(crate) mod clock;
 mod daemon;
 mod estimate;
 mod family;
+pub(crate) mod fast_path;
 mod follow;
 mod gate;
-pub(crate) mod glance;
 mod governor;
 mod hold;
 mod lane;
@@ -29,32 +28,29 @@ mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
 use estimate::Estimate;
+use fast_path::FAST_PATH;
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
-use glance::GLANCE;
 pub(crate) use hold::driver_starts;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
 };
 pub(crate) use work::{Launched, Work};
 
-use crate::own;
-use crate::runtime::{self, Refused, Verdict};
+use crate::clock;
+use crate::driver_calls::{self, undisturbing, within};
+use crate::process::{self, Refused, Verdict};
 use core::ffi::c_uint;
-use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
-use driver::cuda::{
-    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, Context, CuResult, STREAM_LEGACY, STREAM_PER_THREAD,
-    Stream,
-};
+use driver::cuda::{CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 /// Whether this process has ever made a lane. Lanes outlive a limit that is taken away.
 static HAS_LANES: AtomicBool = AtomicBool::new(false);
 
 /// Says whether launches have to be looked at; `None`: to be found out.
 pub(crate) fn set_gated(gated: Option<bool>) {
-    GLANCE.set_gated(gated);
+    FAST_PATH.set_gated(gated);
 }
 
 /// Says the same by asking. Threads may do so at the same time about different devices: the last answer
@@ -74,7 +70,7 @@ pub(crate) fn set_gated_by(ask: impl Fn() -> Option<bool>) {
 /// Whether launches need no look, and so nothing has to be known about them.
 #[inline]
 pub(crate) fn is_ungated() -> bool {
-    GLANCE.is_ungated()
+    FAST_PATH.is_ungated()
 }
 
 /// Whether there may be lanes.
@@ -100,13 +96,13 @@ pub(crate) fn launch(
     per_thread: bool,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    if GLANCE.is_ungated() {
+    if FAST_PATH.is_ungated() {
         return call();
     }
     let launched = launched.into();
     let stream = named(stream, per_thread);
     // What is being captured runs later, under the launch of the graph.
-    if GLANCE.has_captures() && is_capturing(stream) {
+    if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
     if lane::pass(stream, launched.work) { call() } else { launch_slowly(launched, stream, call) }
@@ -117,7 +113,7 @@ pub(crate) fn launch(
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn passes(work: Work, stream: Stream, per_thread: bool) -> bool {
-    !GLANCE.has_captures() && lane::pass(named(stream, per_thread), work)
+    !FAST_PATH.has_captures() && lane::pass(named(stream, per_thread), work)
 }
 
 /// The handle that means the same stream in every thread and function.
@@ -163,7 +159,7 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
             Err(NoLease::Governor(error)) => {
                 let refused =
                     format!("the thread that obtains GPU time cannot be started: {error}");
-                if runtime::get().goes_on_without(&Refused(refused)) {
+                if process::get().goes_on_without(&Refused(refused)) {
                     return call();
                 }
                 return CuResult::OPERATING_SYSTEM;
@@ -173,7 +169,7 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
     let Some(lane) = lane.as_deref() else { return call() };
     // No event may be recorded into a stream that is being captured. That may have begun while this thread
     // waited at the gate.
-    if GLANCE.has_captures() && is_capturing(stream) {
+    if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
     let gate = device.gate();
@@ -205,39 +201,13 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
 /// event must not be recorded there either.
 fn is_capturing(stream: usize) -> bool {
     let mut status: c_uint = CAPTURE_STATUS_NONE;
-    !own::stream_is_capturing(stream as Stream, &raw mut status).is_ok()
+    !driver_calls::stream_is_capturing(stream as Stream, &raw mut status).is_ok()
         || status != CAPTURE_STATUS_NONE
-}
-
-/// Runs driver calls of the limiter's own so that no capture of the program is disturbed by them
-/// (`cuThreadExchangeStreamCaptureMode`).
-pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
-    let mut mode = CAPTURE_MODE_RELAXED;
-    let exchanged = own::exchange_capture_mode(&raw mut mode).is_ok();
-    let result = calls();
-    if exchanged {
-        let _ = own::exchange_capture_mode(&raw mut mode);
-    }
-    result
-}
-
-/// Runs driver calls in a context, be it the current one or not; `None` where it cannot be entered.
-fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
-    let mut current: Context = ptr::null_mut();
-    if own::ctx_get_current(&raw mut current).is_ok() && current as usize == context {
-        return Some(calls());
-    }
-    if !own::ctx_push_current(context as Context).is_ok() {
-        return None;
-    }
-    let result = calls();
-    let _ = own::ctx_pop_current(&raw mut current);
-    Some(result)
 }
 
 /// A stream is about to end: nothing may be recorded into it any more.
 pub(crate) fn stream_ends(stream: Stream) {
-    let Some(runtime) = runtime::existing().filter(|_| has_lanes()) else { return };
+    let Some(runtime) = process::existing().filter(|_| has_lanes()) else { return };
     let _alone = pins::exclude();
     for device in runtime.devices() {
         for lane in device.gate().lanes() {
@@ -248,7 +218,7 @@ pub(crate) fn stream_ends(stream: Stream) {
 
 /// There is a context: a green one counts by its own handle.
 pub(crate) fn context_is_made(context: usize) {
-    GLANCE.note_context(context);
+    FAST_PATH.note_context(context);
 }
 
 /// A context that was about to end did not.

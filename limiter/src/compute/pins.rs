@@ -59,7 +59,7 @@ extern "C" fn at_exit() {
     };
     EXITING.store(true, Ordering::Relaxed);
     // Destructors that launch work must not wait at a gate that nobody will open.
-    if let Some(runtime) = crate::runtime::existing() {
+    if let Some(runtime) = crate::process::existing() {
         for device in runtime.devices() {
             device.gate().stand_open();
             // And nobody will let a stream go that is held back.

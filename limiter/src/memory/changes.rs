@@ -2,7 +2,7 @@
 //! with what has been charged.
 
 use super::waiting;
-use crate::compute::clock;
+use crate::clock;
 use crate::device::Device;
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};

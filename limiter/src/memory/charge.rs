@@ -5,10 +5,10 @@ use super::size::PAGE;
 use super::tracker::{Allocation, Handle};
 use super::{changes, graphs, headroom, imports, oversubscribe, physical, pools};
 use crate::device::Device;
-use crate::keeper;
-use crate::runtime::{self, Verdict};
+use crate::process::{self, Verdict};
+use crate::{driver_calls, reconciler};
 use core::sync::atomic::Ordering::Relaxed;
-use driver::cuda::{Context, CuResult};
+use driver::cuda::CuResult;
 use session::ledger::{Book, Place};
 use session::page::layout::Kind;
 
@@ -149,15 +149,15 @@ pub(crate) enum Much {
 }
 
 /// The driver may have taken memory of the current device. That is charged at once if it can be much or
-/// where little is left; else the keeper does it.
+/// where little is left; else the reconciler does it.
 pub(crate) fn driver_may_have_taken(much: Much) {
-    if let Verdict::Limited(device) = runtime::get().current_device()
+    if let Verdict::Limited(device) = process::get().current_device()
         && let Some(left) = device.book().map(|book| Left::of(&book, device))
         && (much == Much::Surely || left == Left::Little)
     {
         reconcile::look_now(device, Caller::Other { urgent: much == Much::Surely });
     }
-    keeper::ring();
+    reconciler::ring();
 }
 
 /// Whether a session uses more than it may.
@@ -239,11 +239,5 @@ fn free_other(handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
 
 /// The context that the calling thread's allocations on a device end with, as a number; zero for none.
 pub(super) fn current_context(device: &Device) -> usize {
-    device.contexts.owner(context_of_thread())
-}
-
-/// The calling thread's context, as a number; zero for none.
-pub(super) fn context_of_thread() -> usize {
-    let mut context: Context = core::ptr::null_mut();
-    if crate::own::ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
+    device.contexts.owner(driver_calls::current_context())
 }

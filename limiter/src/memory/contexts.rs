@@ -8,7 +8,7 @@ use super::charge::{release, reserve};
 use super::seen::Processes;
 use super::{graphs, headroom, imports, physical, pools};
 use crate::device::Device;
-use crate::{compute, keeper, own, report};
+use crate::{compute, driver_calls, reconciler, report};
 use core::ptr;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
@@ -49,7 +49,8 @@ pub(crate) struct Green {
 impl Green {
     fn new(ordinal: cuda::Device, bytes: u64, handle: usize) -> Self {
         let mut context = ptr::null_mut();
-        let found = own::ctx_from_green(&raw mut context, handle as cuda::GreenContext).is_ok();
+        let found =
+            driver_calls::ctx_from_green(&raw mut context, handle as cuda::GreenContext).is_ok();
         let context = if found { context as usize } else { 0 };
         compute::context_is_made(context);
         Self { ordinal, bytes, context }
@@ -136,7 +137,7 @@ impl Contexts {
 /// To be called before [`Contexts::change`]: loading a library under that lock could wait for a thread
 /// that holds the loader's lock and waits for this one.
 pub(crate) fn prepare() {
-    crate::device::load_nvml();
+    driver_calls::nvml::load();
 }
 
 /// Runs a call that makes a context. `handle` tells, after success, which one it is, and `undo` takes
@@ -181,7 +182,7 @@ pub(crate) fn create(
     let handle = handle();
     device.contexts.set(handle, took);
     compute::context_is_made(handle);
-    keeper::start();
+    reconciler::start();
     compute::follow_limits(device);
     tracing::debug!("device {}: a context took {took} bytes", device.uuid());
     result
@@ -249,7 +250,7 @@ pub(crate) fn ended(device: &'static Device, handle: usize) {
     headroom::context_ended(device, handle);
     pools::refresh(device, true);
     // What the driver had taken for it is gone as well.
-    keeper::ring();
+    reconciler::ring();
 }
 
 /// What this process uses of a device at a moment.

@@ -10,13 +10,13 @@
 //! more than its own allocations, and no more than what all launched graphs would have if none were
 //! shared.
 
-use super::charge::{context_of_thread, is_over, refused, release, reserve_plainly, reserve_seen};
+use super::charge::{is_over, refused, release, reserve_plainly, reserve_seen};
 use super::{changes, pools, size, waiting};
-use crate::compute::undisturbing;
 use crate::device::Device;
-use crate::own;
+use crate::driver_calls;
+use crate::driver_calls::undisturbing;
 use crate::per_process::PerProcess;
-use crate::runtime::{self, Verdict};
+use crate::process::{self, Verdict};
 use core::ptr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use driver::cuda::{
@@ -153,7 +153,7 @@ fn grains(bytes: u64) -> u64 {
 /// A pool's figure in bytes.
 fn attribute(ordinal: cuda::Device, attribute: u32) -> Option<u64> {
     let mut value = 0_u64;
-    undisturbing(|| own::graph_mem_attribute(ordinal, attribute, (&raw mut value).cast()))
+    undisturbing(|| driver_calls::graph_mem_attribute(ordinal, attribute, (&raw mut value).cast()))
         .is_ok()
         .then_some(value)
 }
@@ -208,7 +208,7 @@ pub(super) fn refresh(device: &Device, trim: bool) {
     };
     for ordinal in ordinals {
         if trim && graphs().accounts.get(&ordinal).is_some_and(|of| of.launches == 0) {
-            let _ = undisturbing(|| own::graph_mem_trim(ordinal));
+            let _ = undisturbing(|| driver_calls::graph_mem_trim(ordinal));
         }
         settle(ordinal, 0);
     }
@@ -228,17 +228,17 @@ fn needs_of(graph: Graph) -> Vec<Need> {
     while let Some(graph) = graphs.pop() {
         for node in nodes_of(graph) {
             let mut kind = 0;
-            if !own::graph_node_type(node, &raw mut kind).is_ok() {
+            if !driver_calls::graph_node_type(node, &raw mut kind).is_ok() {
                 continue;
             }
             if kind == NODE_GRAPH {
                 let mut child = ptr::null_mut();
-                if own::graph_child(node, &raw mut child).is_ok() {
+                if driver_calls::graph_child(node, &raw mut child).is_ok() {
                     graphs.push(child);
                 }
             } else if kind == NODE_MEM_ALLOC {
                 let mut params = MemAllocNodeParams::EMPTY;
-                let location = own::graph_alloc_params(node, &raw mut params)
+                let location = driver_calls::graph_alloc_params(node, &raw mut params)
                     .is_ok()
                     .then_some(params.pool_props.location)
                     .filter(|location| location.kind == LOCATION_DEVICE);
@@ -249,7 +249,7 @@ fn needs_of(graph: Graph) -> Vec<Need> {
             }
         }
     }
-    let limited = |ordinal| match runtime::get().device(ordinal) {
+    let limited = |ordinal| match process::get().device(ordinal) {
         Verdict::Limited(device) => Some(device),
         Verdict::Free | Verdict::Denied => None,
     };
@@ -261,11 +261,11 @@ fn needs_of(graph: Graph) -> Vec<Need> {
 
 fn nodes_of(graph: Graph) -> Vec<GraphNode> {
     let mut count = 0;
-    if !own::graph_nodes(graph, ptr::null_mut(), &raw mut count).is_ok() {
+    if !driver_calls::graph_nodes(graph, ptr::null_mut(), &raw mut count).is_ok() {
         return Vec::new();
     }
     let mut nodes = vec![ptr::null_mut(); count];
-    if count > 0 && !own::graph_nodes(graph, nodes.as_mut_ptr(), &raw mut count).is_ok() {
+    if count > 0 && !driver_calls::graph_nodes(graph, nodes.as_mut_ptr(), &raw mut count).is_ok() {
         return Vec::new();
     }
     nodes.truncate(count);
@@ -321,12 +321,12 @@ pub(crate) fn instantiate(
     let grew = |(need, &before): (&Need, &u64)| charged(need) > before;
     if let Some(need) = needs.iter().zip(&before).find(|of| grew(*of) && is_over(of.0.device)) {
         // It took memory at once, and more than there was.
-        let _ = own::graph_exec_destroy(exec());
+        let _ = driver_calls::graph_exec_destroy(exec());
         refresh(need.0.device, true);
         return refused(need.0.device, need.0.bytes);
     }
     let launched = needs.iter().zip(&before).any(grew);
-    let executable = Executable { context: context_of_thread(), needs, launched };
+    let executable = Executable { context: driver_calls::current_context(), needs, launched };
     graphs().insert(exec() as usize, executable);
     result
 }
@@ -403,7 +403,7 @@ fn make_room(exec: usize, need: &Need) -> Option<u64> {
             return None;
         }
         let _waits = waiting::begin(need.device, 0);
-        crate::compute::clock::sleep(5_000_000);
+        crate::clock::sleep(5_000_000);
     }
 }
 

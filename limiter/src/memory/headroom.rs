@@ -10,10 +10,11 @@
 //! part of the limit all the same, and the processes of a session share it.
 
 use super::changes;
-use super::charge::{context_of_thread, left, trim};
+use super::charge::{left, trim};
 use crate::device::Device;
+use crate::driver_calls;
 use crate::per_process::PerProcess;
-use crate::runtime::{self, Verdict};
+use crate::process::{self, Verdict};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::CuResult;
 use session::ledger::Book;
@@ -85,7 +86,7 @@ pub(crate) fn load(
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> usize,
 ) -> CuResult {
-    let device = match runtime::get().current_device() {
+    let device = match process::get().current_device() {
         Verdict::Limited(device) if bytes > 0 => device,
         _ => return call(),
     };
@@ -97,7 +98,7 @@ pub(crate) fn load(
         fill(device);
     }
     let result = call();
-    let context = if loaded_as == Loaded::Library { 0 } else { context_of_thread() };
+    let context = if loaded_as == Loaded::Library { 0 } else { driver_calls::current_context() };
     if result.is_ok() {
         // What had its handle before is gone, however that came about.
         let gone = images().insert(handle(), Image { device, context, bytes });

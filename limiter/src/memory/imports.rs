@@ -2,7 +2,7 @@
 
 use super::charge::current_context;
 use crate::device::Device;
-use crate::own;
+use crate::driver_calls;
 use crate::per_process::PerProcess;
 use core::ptr;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -41,7 +41,7 @@ fn count(imports: &HashMap<u64, Import>) {
 /// The program has opened memory of a device, which it sees at `address` now.
 pub(crate) fn opened(device: &'static Device, address: u64) {
     let (mut base, mut bytes) = (0, 0);
-    if !own::mem_address_range(&raw mut base, &raw mut bytes, address).is_ok() {
+    if !driver_calls::mem_address_range(&raw mut base, &raw mut bytes, address).is_ok() {
         bytes = 0;
     }
     let context = current_context(device);

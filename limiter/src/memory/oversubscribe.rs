@@ -5,21 +5,21 @@
 //! (physical memory, arrays, nodes of graphs) is refused once the real share is used up.
 //!
 //! Managed memory cannot be freed in the order of a stream. Such a free is put off until the stream
-//! has got there: an event says when, and the keeper does it.
+//! has got there: an event says when, and the reconciler does it.
 
 use super::charge::{self, current_context};
 use super::tracker::{self, Allocation, Handle};
-use crate::compute::{clock, undisturbing};
+use crate::clock;
 use crate::device::Device;
+use crate::driver_calls::{undisturbing, within};
 use crate::per_process::PerProcess;
-use crate::{keeper, own, report};
+use crate::{driver_calls, reconciler, report};
 use core::ffi::c_uint;
 use core::ptr;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{
-    ATTACH_GLOBAL, CAPTURE_STATUS_NONE, Context, CuResult, DevicePtr, EVENT_DISABLE_TIMING, Event,
-    Stream,
+    ATTACH_GLOBAL, CAPTURE_STATUS_NONE, CuResult, DevicePtr, EVENT_DISABLE_TIMING, Event, Stream,
 };
 use session::ledger::Place;
 use session::page::layout::{Kind, Layout};
@@ -135,14 +135,14 @@ pub(crate) fn instead(
 /// Makes managed memory that stays on the host.
 pub(crate) fn place(bytes: usize) -> Result<DevicePtr, CuResult> {
     let mut address = 0;
-    match own::mem_alloc_managed(&raw mut address, bytes, ATTACH_GLOBAL) {
+    match driver_calls::mem_alloc_managed(&raw mut address, bytes, ATTACH_GLOBAL) {
         CuResult::SUCCESS => {}
         other => return Err(other),
     }
     match keep_on_host(address, bytes) {
         CuResult::SUCCESS => Ok(address),
         other => {
-            let _ = own::mem_free(address);
+            let _ = driver_calls::mem_free(address);
             Err(other)
         }
     }
@@ -150,11 +150,11 @@ pub(crate) fn place(bytes: usize) -> Result<DevicePtr, CuResult> {
 
 /// Has managed memory stay on the host, mapped by the current device.
 pub(crate) fn keep_on_host(address: DevicePtr, bytes: usize) -> CuResult {
-    let result = own::mem_advise(address, bytes, ADVICE_PREFERRED_LOCATION, CPU);
+    let result = driver_calls::mem_advise(address, bytes, ADVICE_PREFERRED_LOCATION, CPU);
     let mut ordinal = 0;
-    if result.is_ok() && own::ctx_get_device(&raw mut ordinal).is_ok() {
+    if result.is_ok() && driver_calls::ctx_get_device(&raw mut ordinal).is_ok() {
         // Without this the device reaches it all the same, by a fault for each page.
-        let _ = own::mem_advise(address, bytes, ADVICE_ACCESSED_BY, ordinal);
+        let _ = driver_calls::mem_advise(address, bytes, ADVICE_ACCESSED_BY, ordinal);
     }
     result
 }
@@ -185,7 +185,7 @@ pub(crate) fn is_on_host(address: DevicePtr) -> bool {
     }
     let (mut start, mut bytes) = (0, 0);
     USED.load(Relaxed)
-        && own::mem_address_range(&raw mut start, &raw mut bytes, address).is_ok()
+        && driver_calls::mem_address_range(&raw mut start, &raw mut bytes, address).is_ok()
         && starts_on_host(start)
 }
 
@@ -200,7 +200,7 @@ pub(crate) fn free_async(address: DevicePtr, stream: Stream) -> Option<CuResult>
         Ok((event, context)) => {
             let bytes = allocation.bytes;
             put_off().push(Free { device, address, bytes, event: event as usize, context });
-            keeper::ring();
+            reconciler::ring();
             Some(CuResult::SUCCESS)
         }
         Err(result) => {
@@ -216,7 +216,7 @@ fn mark(stream: Stream) -> Result<(Event, usize), CuResult> {
         if result.is_ok() { Ok(()) } else { Err(result) }
     }
     let mut status: c_uint = CAPTURE_STATUS_NONE;
-    fine(own::stream_is_capturing(stream, &raw mut status))?;
+    fine(driver_calls::stream_is_capturing(stream, &raw mut status))?;
     if status != CAPTURE_STATUS_NONE {
         report::once(format_args!(
             "memory that was placed on the host cannot be freed by a graph; such calls fail"
@@ -224,27 +224,17 @@ fn mark(stream: Stream) -> Result<(Event, usize), CuResult> {
         return Err(CuResult::NOT_SUPPORTED);
     }
     let mut context = ptr::null_mut();
-    fine(own::stream_get_ctx(stream, &raw mut context))?;
-    in_context(context as usize, || {
+    fine(driver_calls::stream_get_ctx(stream, &raw mut context))?;
+    within(context as usize, || {
         let mut event = ptr::null_mut();
-        fine(own::event_create(&raw mut event, EVENT_DISABLE_TIMING))?;
-        let recorded = own::event_record(event, stream);
+        fine(driver_calls::event_create(&raw mut event, EVENT_DISABLE_TIMING))?;
+        let recorded = driver_calls::event_record(event, stream);
         if !recorded.is_ok() {
-            let _ = own::event_destroy(event);
+            let _ = driver_calls::event_destroy(event);
         }
         fine(recorded).map(|()| (event, context as usize))
     })
     .unwrap_or(Err(CuResult::INVALID_CONTEXT))
-}
-
-fn in_context<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
-    if !own::ctx_push_current(context as Context).is_ok() {
-        return None;
-    }
-    let result = calls();
-    let mut popped = ptr::null_mut();
-    let _ = own::ctx_pop_current(&raw mut popped);
-    Some(result)
 }
 
 /// Carries out the frees whose streams have got there. Another thread that is at it may wait for the
@@ -287,8 +277,8 @@ pub(crate) fn context_ends(context: usize) {
 impl Free {
     /// Frees, if the stream has got there; else is what still waits.
     fn try_carry_out(self) -> Option<Self> {
-        let query = || own::event_query(self.event as Event);
-        match in_context(self.context, || undisturbing(query)) {
+        let query = || driver_calls::event_query(self.event as Event);
+        match within(self.context, || undisturbing(query)) {
             Some(CuResult::NOT_READY) => Some(self),
             _ => {
                 self.carry_out();
@@ -299,10 +289,10 @@ impl Free {
 
     /// Frees; the driver waits for whoever still uses the memory.
     fn carry_out(self) {
-        let freed = in_context(self.context, || {
+        let freed = within(self.context, || {
             undisturbing(|| {
-                let _ = own::event_destroy(self.event as Event);
-                own::mem_free(self.address)
+                let _ = driver_calls::event_destroy(self.event as Event);
+                driver_calls::mem_free(self.address)
             })
         });
         if freed != Some(CuResult::SUCCESS) {

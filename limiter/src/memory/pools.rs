@@ -16,9 +16,10 @@ use super::charge::{
 use super::holes::Holes;
 use super::tracker::{self, Allocation, Handle};
 use super::{headroom, waiting};
-use crate::compute::{clock, undisturbing};
+use crate::clock;
 use crate::device::Device;
-use crate::own;
+use crate::driver_calls;
+use crate::driver_calls::undisturbing;
 use crate::per_process::PerProcess;
 use core::sync::atomic::{AtomicU64, Ordering};
 use driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT, Stream};
@@ -88,7 +89,7 @@ fn pools() -> MutexGuard<'static, HashMap<usize, Pool>> {
 
 fn attribute(pool: MemoryPool, attribute: u32) -> Option<u64> {
     let mut value = 0_u64;
-    undisturbing(|| own::pool_get_attribute(pool, attribute, (&raw mut value).cast()))
+    undisturbing(|| driver_calls::pool_get_attribute(pool, attribute, (&raw mut value).cast()))
         .is_ok()
         .then_some(value)
 }
@@ -324,7 +325,7 @@ pub(super) fn refresh(device: &Device, trim: bool) {
         let pool = pool as MemoryPool;
         if trim {
             let _running = Running::beside(pool);
-            let _ = undisturbing(|| own::pool_trim_to(pool, 0));
+            let _ = undisturbing(|| driver_calls::pool_trim_to(pool, 0));
             given_back(pool);
         }
         settle(pool, 0);
@@ -357,12 +358,12 @@ fn await_frees(device: &Device, stream: Stream) -> bool {
     let begun = session::clock::now_ns();
     let _waits = waiting::begin(device, 0);
     loop {
-        match undisturbing(|| own::stream_query(stream)) {
+        match undisturbing(|| driver_calls::stream_query(stream)) {
             CuResult::NOT_READY if session::clock::now_ns().saturating_sub(begun) < LONGEST_NS => {
                 clock::sleep(STEP_NS);
             }
             CuResult::SUCCESS => {
-                return undisturbing(|| own::stream_synchronize(stream)).is_ok();
+                return undisturbing(|| driver_calls::stream_synchronize(stream)).is_ok();
             }
             _ => return false,
         }

@@ -6,10 +6,10 @@
 //! counts for a while only.
 
 use super::changes::{Door, Own, Standing, await_quiet};
-use crate::compute::undisturbing;
 use crate::device::Device;
-use crate::own;
-use crate::runtime::{self, Verdict};
+use crate::driver_calls;
+use crate::driver_calls::undisturbing;
+use crate::process::{self, Verdict};
 use core::ptr;
 use std::time::Instant;
 
@@ -63,12 +63,12 @@ fn missing(then: (u64, u64), now: (u64, u64)) -> Option<u64> {
 
 /// What a device has left; `None` where the calling thread cannot ask.
 pub(super) fn free_of(device: &'static Device) -> Option<u64> {
-    match runtime::get().current_device() {
+    match process::get().current_device() {
         Verdict::Limited(current) if ptr::eq(current, device) => {}
         _ => return None,
     }
     let (mut free, mut total) = (0, 0);
-    let asked = undisturbing(|| own::mem_get_info(&raw mut free, &raw mut total));
+    let asked = undisturbing(|| driver_calls::mem_get_info(&raw mut free, &raw mut total));
     asked.is_ok().then_some(free as u64)
 }
 

@@ -7,7 +7,7 @@
 //! the driver has freed it. Managed memory is charged in full and seen by NVML as far as it is on the
 //! device, so that it may hide some of what the driver has taken; it never adds to it.
 //!
-//! The keeper looks now and then. Near the limit that would be too late: there each allocation looks as
+//! The reconciler looks now and then. Near the limit that would be too late: there each allocation looks as
 //! well, between its reservation and the driver's call, one after the other. What such a look sees counts
 //! at once, and the moment is quiet but for the allocation itself, and for those that wait for their turn,
 //! as soon as the calls that the driver has are done: those that come in wait [at the door](Door). Where a
@@ -20,7 +20,7 @@ use super::headroom::Wanted;
 use super::quick_look::{self, Reference};
 use super::seen::{self, Processes};
 use super::{graphs, imports, physical, pools, waiting};
-use crate::compute::clock;
+use crate::clock;
 use crate::device::Device;
 use crate::per_process::PerProcess;
 use crate::report;

@@ -3,8 +3,8 @@
 //! NVML knows processes by the host's ids. Inside a container this process's own id there is learnt
 //! when it makes a context: the one that is listed afterwards and was not before.
 
-use crate::device::{Device, nvml_handle};
-use crate::own;
+use crate::device::Device;
+use crate::driver_calls;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
@@ -30,12 +30,12 @@ pub(crate) struct Processes(Vec<ProcessInfoV2>);
 impl Processes {
     /// As of now; `None` where NVML cannot be asked.
     pub(crate) fn now(device: &Device) -> Option<Self> {
-        let nvml = nvml_handle(device.uuid())?;
+        let nvml = driver_calls::nvml::handle(device.uuid())?;
         // Room for processes that appear while asking.
         let mut list = vec![ProcessInfoV2::default(); 64];
         loop {
             let mut count = u32::try_from(list.len()).ok()?;
-            match own::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
+            match driver_calls::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
                 NvmlReturn::SUCCESS => {
                     list.truncate(count as usize);
                     return Some(Self(list));

@@ -1,7 +1,7 @@
 //! What this process has allocated, by the handle that frees it.
 
 use crate::device::Device;
-use crate::runtime;
+use crate::process;
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
 use session::page::layout::Kind;
@@ -119,13 +119,13 @@ impl Tracker {
 /// Finds an allocation on whatever device it is, and forgets it. A free may come from a thread with
 /// another device's context, or with none.
 pub(crate) fn take(handle: Handle) -> Option<(&'static Device, Allocation)> {
-    let runtime = runtime::existing()?;
+    let runtime = process::existing()?;
     runtime.devices().find_map(|device| Some((device, device.tracker.take(handle)?)))
 }
 
 /// What an allocation was charged as, on whatever device it is.
 pub(crate) fn kind_of(handle: Handle) -> Option<Kind> {
-    runtime::existing()?.devices().find_map(|device| device.tracker.kind_of(handle))
+    process::existing()?.devices().find_map(|device| device.tracker.kind_of(handle))
 }
 
 #[cfg(test)]

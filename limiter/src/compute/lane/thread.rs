@@ -1,12 +1,12 @@
 //! What a thread remembers of its way: its lanes, by stream, and the estimates of what it launches.
 
 use super::super::estimate::{Estimate, Remembered};
-use super::super::glance::GLANCE;
+use super::super::fast_path::FAST_PATH;
 use super::super::work::SPREAD;
-use super::super::{Gate, Launched, Work, clock, own, within};
+use super::super::{Gate, Launched, Work, clock, driver_calls, within};
 use super::{CLOSED, Lane};
 use crate::device::Device;
-use crate::runtime::{self, Verdict};
+use crate::process::{self, Verdict};
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -122,7 +122,7 @@ impl Fast {
         let device = shortcut.device.get()?;
         let is_known = shortcut.stream.get() == stream
             && device.gate().admits(shortcut.lease.get())
-            && (GLANCE.has_one_place() || shortcut.leads_from_here());
+            && (FAST_PATH.has_one_place() || shortcut.leads_from_here());
         is_known.then(|| (device, shortcut.lane.get()))
     }
 }
@@ -202,7 +202,7 @@ pub(in crate::compute) fn enter(
 /// The device that a stream's work runs on. The stream says, whatever is current; a default one is the
 /// current context's.
 pub(in crate::compute) fn device_of(stream: usize) -> Verdict<&'static Device> {
-    let device = || runtime::get().current_device();
+    let device = || process::get().current_device();
     let context = if is_default(stream) { None } else { context_of(stream) };
     context.and_then(|context| within(context, device)).unwrap_or_else(device)
 }
@@ -243,9 +243,9 @@ pub(in crate::compute) fn is_default(stream: usize) -> bool {
 pub(in crate::compute) fn context_of(stream: usize) -> Option<usize> {
     let mut context: Context = ptr::null_mut();
     let found = if is_default(stream) {
-        own::ctx_get_current(&raw mut context)
+        driver_calls::ctx_get_current(&raw mut context)
     } else {
-        own::stream_get_ctx(stream as Stream, &raw mut context)
+        driver_calls::stream_get_ctx(stream as Stream, &raw mut context)
     };
     (found.is_ok() && !context.is_null()).then_some(context as usize)
 }
