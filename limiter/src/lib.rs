@@ -22,14 +22,18 @@ mod compute;
 mod config;
 mod device;
 mod driver_calls;
+mod exit_guard;
 mod hooks;
+mod ledger;
+mod list;
 mod memory;
 mod own_thread;
 mod patch;
 mod per_process;
 mod process;
-mod reconciler;
 mod report;
+mod unpatched;
+mod verdict;
 
 /// Runs when the library is loaded: starts the watch for the driver's libraries.
 #[ctor::ctor(unsafe)]

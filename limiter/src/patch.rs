@@ -4,7 +4,7 @@ use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
-use crate::report;
+use crate::{report, unpatched};
 use core::ffi::c_void;
 use core::ptr;
 use driver::cuda::CuResult;
@@ -15,7 +15,6 @@ use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::OnceLock;
 
 /// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
 const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
@@ -29,16 +28,8 @@ struct Seen {
 
 static SEEN: Turnstile<Seen> = Turnstile::new(Seen { libraries: Vec::new(), patched: [None; 2] });
 
-/// The first function that exists and could not be patched, with the reason.
-static FAILURE: OnceLock<String> = OnceLock::new();
-
-/// What could not be patched: limits cannot be kept then.
-pub(crate) fn failure() -> Option<&'static str> {
-    FAILURE.get().map(String::as_str)
-}
-
 fn failed(message: String) {
-    let _ = FAILURE.set(message);
+    unpatched::note(message);
     // Launches that are not limited in time must be looked at from now on.
     crate::compute::set_gated(None);
 }

@@ -1,46 +1,42 @@
-//! The state of the limiter in this process: made at the first call into a patched function, made
-//! anew in a forked child.
+//! The state of the limiter in this process: one value, made at the first call into a patched function, handed to
+//! whoever needs it, and made anew in a forked child.
 
+use crate::compute::{self, Gate, Launched, Source};
 use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
 use crate::device::{self, Device};
-use crate::{clock, compute, driver_calls, report};
+use crate::driver_calls::{self, nvml};
+use crate::exit_guard::ExitGuard;
+use crate::ledger::Ledger;
+use crate::list::{DeviceList, MAX_DEVICES};
+use crate::memory::{DeviceMemory, Memory, Much};
+use crate::verdict::{Refused, Verdict};
+use crate::{clock, report, unpatched};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use driver::cuda;
+use core::time::Duration;
+use driver::cuda::{self, CuResult, Stream};
+use limits::Policy;
 use limits::uuid::DeviceUuid;
 use session::page::{Page, SessionLimits};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Devices that one process can see. The driver itself stops at 64.
-const MAX_DEVICES: usize = 64;
+/// How long the process's exit waits for the limiter's threads to leave the driver.
+const GOVERNORS_LEAVE: Duration = Duration::from_millis(100);
+const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 
-/// Why the limiter cannot do its work; the program's CUDA calls fail then, or pass, as configured.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Refused(pub(crate) String);
-
-/// What a call may do.
-#[derive(Clone, Copy)]
-pub(crate) enum Verdict<T> {
-    /// There is a limit, or one may come: `T` keeps account, and keeps the limit.
-    Limited(T),
-    /// There is nothing to limit, or the limiter is configured to let calls pass when it fails.
-    Free,
-    /// The limiter cannot do its work and is configured to let nothing pass.
-    Denied,
-}
-
-/// The process-wide state.
+/// All that the limiter knows in this process.
 pub(crate) struct Process {
     config: Result<Config, Refused>,
     on_failure: OnFailure,
     session_dir: Mutex<Option<PathBuf>>,
-    devices: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
+    known: Mutex<HashMap<DeviceUuid, Result<Option<&'static Device>, Refused>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
-    /// The devices that are accounted and have been used, null behind the last: for reading without a lock.
-    used: [AtomicPtr<Device>; MAX_DEVICES],
+    /// Those that are accounted and have been used.
+    devices: DeviceList<Device>,
+    pub(crate) memory: Memory,
+    pub(crate) guard: ExitGuard,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
@@ -48,25 +44,29 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
 /// it away from a thread that it does not have.
 static MAKING: AtomicBool = AtomicBool::new(false);
 
-/// The state, made now if need be.
+/// The state, made now if need be. For the hooks, which hand it on.
+#[inline]
 pub(crate) fn get() -> &'static Process {
-    if let Some(runtime) = existing() {
-        return runtime;
-    }
+    existing().unwrap_or_else(make)
+}
+
+#[cold]
+fn make() -> &'static Process {
     while MAKING.swap(true, Ordering::Acquire) {
         clock::sleep(100_000);
     }
-    let runtime = existing().unwrap_or_else(|| {
-        let runtime = Box::leak(Box::new(Process::new()));
-        PROCESS.store(runtime, Ordering::Release);
-        runtime
+    let process = existing().unwrap_or_else(|| {
+        let process = Box::leak(Box::new(Process::new()));
+        PROCESS.store(process, Ordering::Release);
+        process
     });
     MAKING.store(false, Ordering::Release);
-    runtime
+    process
 }
 
 /// The state, if it has been made.
-pub(crate) fn existing() -> Option<&'static Process> {
+#[inline]
+fn existing() -> Option<&'static Process> {
     // SAFETY: null, or leaked and never freed.
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
@@ -74,17 +74,7 @@ pub(crate) fn existing() -> Option<&'static Process> {
 /// In a forked child: nothing that the parent had is ours. The memory stays allocated, because
 /// threads of the parent may have been in the middle of using it.
 extern "C" fn after_fork() {
-    if let Some(runtime) = existing() {
-        for cell in &runtime.by_ordinal {
-            // SAFETY: null, or leaked and never freed.
-            if let Some(device) = unsafe { cell.load(Ordering::Relaxed).as_ref() } {
-                device.gate().abandon();
-            }
-        }
-    }
-    compute::after_fork();
-    crate::memory::after_fork();
-    crate::reconciler::after_fork();
+    compute::after_fork(existing().into_iter().flat_map(Process::gates));
     MAKING.store(false, Ordering::Relaxed);
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }
@@ -93,6 +83,16 @@ extern "C" fn after_fork() {
 pub(crate) fn watch_forks() {
     // SAFETY: the handler only stores to memory.
     unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+}
+
+/// The limiter's threads leave the driver before it ends.
+extern "C" fn at_exit() {
+    let Some(process) = existing().filter(|process| process.guard.is_of_this_process()) else {
+        return;
+    };
+    process.guard.governors.keep_out(GOVERNORS_LEAVE);
+    compute::governors_are_gone(process.gates());
+    process.guard.reconciler.keep_out(RECONCILER_LEAVES);
 }
 
 impl Process {
@@ -115,17 +115,19 @@ impl Process {
             config,
             on_failure,
             session_dir: Mutex::new(None),
-            devices: Mutex::new(HashMap::new()),
+            known: Mutex::new(HashMap::new()),
             by_ordinal: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
-            used: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
+            devices: DeviceList::new(),
+            memory: Memory::new(),
+            guard: ExitGuard::new(at_exit),
         }
     }
 
     /// Whether calls of the CUDA family are to be handled at all.
     pub(crate) fn cuda(&self) -> Verdict<()> {
-        if let Some(failure) = crate::patch::failure()
+        if let Some(failure) = unpatched::failure()
             && self.config.as_ref().is_ok_and(|config| {
-                config.limits_anything() || self.devices().any(Device::is_limited)
+                config.limits_anything() || self.devices().any(|device| device.ledger.is_limited())
             })
         {
             return self.fail(&Refused(failure.to_owned()));
@@ -140,7 +142,7 @@ impl Process {
     /// Whether devices have a page. A process without limits, in which not everything could be patched,
     /// is left alone: one that is given later could not be kept.
     fn keeps_account(&self, config: &Config) -> bool {
-        config.keeps_account() && (config.limits_anything() || crate::patch::failure().is_none())
+        config.keeps_account() && (config.limits_anything() || unpatched::failure().is_none())
     }
 
     /// A device's time has come to be limited, or is no more: says whether launches are looked at.
@@ -149,8 +151,8 @@ impl Process {
             config.cuda_hooks && !config.control_disabled && self.keeps_account(config)
         });
         if handled {
-            let any = || self.devices().any(|device| device.gate().is_active());
-            compute::set_gated_by(|| crate::patch::failure().is_none().then(any));
+            let any = || self.devices().any(|device| device.gate.is_active());
+            compute::set_gated_by(|| unpatched::failure().is_none().then(any));
         }
     }
 
@@ -164,25 +166,11 @@ impl Process {
     }
 
     fn fail<T>(&self, refused: &Refused) -> Verdict<T> {
-        match self.on_failure {
-            OnFailure::Closed => {
-                report::once(format_args!("{refused}; GPU calls of this process fail"));
-                Verdict::Denied
-            }
-            OnFailure::Open => {
-                report::once(format_args!("{refused}; GPU calls of this process are NOT limited"));
-                Verdict::Free
-            }
-        }
-    }
-
-    /// The configuration. Only for what comes after [`Self::cuda`] said yes.
-    pub(crate) fn config(&self) -> Option<&Config> {
-        self.config.as_ref().ok()
+        refused.verdict(self.on_failure)
     }
 
     /// A device by the ordinal that the program uses.
-    pub(crate) fn device(&self, ordinal: cuda::Device) -> Verdict<&'static Device> {
+    pub(crate) fn device(&'static self, ordinal: cuda::Device) -> Verdict<&'static Device> {
         match self.cuda() {
             Verdict::Limited(()) => {}
             Verdict::Free => return Verdict::Free,
@@ -199,6 +187,7 @@ impl Process {
         let Some(uuid) = uuid_of(ordinal) else { return Verdict::Free };
         let verdict = self.device_by_uuid(uuid, u32::try_from(ordinal).ok());
         if let Verdict::Limited(device) = verdict {
+            device.memory.is_called(ordinal);
             cell.store(ptr::from_ref(device).cast_mut(), Ordering::Release);
         }
         verdict
@@ -206,21 +195,15 @@ impl Process {
 
     /// A device that is accounted: whether its limits can still be kept.
     fn verdict_on(&self, device: &'static Device) -> Verdict<&'static Device> {
-        match device.broken() {
+        match device.ledger.broken() {
             None => Verdict::Limited(device),
             Some(refused) => self.fail(refused),
         }
     }
 
-    /// A limit turned out to be one that cannot be kept, in the middle of a call: whether the call may
-    /// go on without it.
-    pub(crate) fn goes_on_without(&self, refused: &Refused) -> bool {
-        matches!(self.fail::<()>(refused), Verdict::Free)
-    }
-
     /// A device by UUID. `visible_index`: the ordinal, where it is known.
     pub(crate) fn device_by_uuid(
-        &self,
+        &'static self,
         uuid: DeviceUuid,
         visible_index: Option<u32>,
     ) -> Verdict<&'static Device> {
@@ -232,18 +215,13 @@ impl Process {
             return Verdict::Free;
         }
         // NVML is loaded before the lock is taken: loading runs other people's code.
-        let host_index =
-            config.needs_host_index().then(|| driver_calls::nvml::host_index(uuid)).flatten();
+        let host_index = config.needs_host_index().then(|| nvml::host_index(uuid)).flatten();
         let ordinal = visible_index;
         // Programs that are not narrowed down to some devices count them as the host does.
-        let visible_index = visible_index.or_else(|| {
-            driver_calls::nvml::host_index(uuid).filter(|_| !device::is_narrowed_down())
-        });
-        let size = config
-            .needs_device_size()
-            .then(|| driver_calls::nvml::total_memory(uuid, ordinal))
-            .flatten();
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let visible_index = visible_index
+            .or_else(|| nvml::host_index(uuid).filter(|_| !device::is_narrowed_down()));
+        let size = config.needs_device_size().then(|| nvml::total_memory(uuid, ordinal)).flatten();
+        let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let made = devices.entry(uuid).or_insert_with(|| {
             let identity = DeviceIdentity { uuid, host_index, visible_index };
             let limits = config.limits_for(&identity);
@@ -272,23 +250,24 @@ impl Process {
     /// Takes part in the session's account of a device. `None`: that cannot be done, and is not needed,
     /// because nobody can have set a limit.
     fn make_device(
-        &self,
+        &'static self,
         config: &Config,
         uuid: DeviceUuid,
         limits: &SessionLimits,
     ) -> Result<Option<&'static Device>, Refused> {
-        let Some(place) = self.used.iter().find(|used| used.load(Ordering::Relaxed).is_null())
-        else {
+        if self.devices.is_full() {
             return Err(Refused(format!(
                 "device {uuid}: {MAX_DEVICES} devices can be used in one process"
             )));
-        };
+        }
         let dir = self.make_session_dir(config);
-        let made = dir.clone().and_then(|dir| Device::new(uuid, limits, &dir));
-        match made {
-            Ok(device) => {
+        let joined = dir.clone().and_then(|dir| Ledger::join(uuid, limits, &dir, self.on_failure));
+        match joined {
+            Ok((ledger, limits)) => {
+                let device = self.compose(config, Box::leak(Box::new(ledger)), &limits);
                 let device = Box::leak(Box::new(device));
-                place.store(device, Ordering::Release);
+                self.memory.add(&device.memory);
+                self.devices.push(device);
                 self.gates_changed();
                 Ok(Some(device))
             }
@@ -304,6 +283,22 @@ impl Process {
         }
     }
 
+    fn compose(
+        &'static self,
+        config: &Config,
+        ledger: &'static Ledger,
+        limits: &SessionLimits,
+    ) -> Device {
+        let daemon =
+            config.daemon.clone().map(|address| Source { address, session: self.session_name() });
+        let is_scheduled = limits.policy != Policy::None;
+        Device {
+            ledger,
+            memory: self.memory.device(ledger),
+            gate: Gate::new(ledger, &self.guard, daemon, is_scheduled),
+        }
+    }
+
     fn make_session_dir(&self, config: &Config) -> Result<PathBuf, Refused> {
         let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         match dir.as_ref() {
@@ -314,12 +309,16 @@ impl Process {
 
     /// The devices that are accounted and have been used.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
-        // SAFETY: null, or leaked and never freed.
-        self.used.iter().map_while(|used| unsafe { used.load(Ordering::Acquire).as_ref() })
+        self.devices.iter()
+    }
+
+    /// Their gates.
+    pub(crate) fn gates(&self) -> impl Iterator<Item = &'static Gate> {
+        self.devices().map(|device| &device.gate)
     }
 
     /// The device of the calling thread's current context; `Free` where there is none.
-    pub(crate) fn current_device(&self) -> Verdict<&'static Device> {
+    pub(crate) fn current_device(&'static self) -> Verdict<&'static Device> {
         let mut ordinal = 0;
         if driver_calls::ctx_get_device(&raw mut ordinal).is_ok() {
             self.device(ordinal)
@@ -329,8 +328,44 @@ impl Process {
         }
     }
 
+    /// The memory of that device.
+    pub(crate) fn current_memory(&'static self) -> Verdict<&'static DeviceMemory> {
+        self.current_device().map(|device| &device.memory)
+    }
+
+    /// Runs a call that gives work to a stream, when the device's time is there for it.
+    #[inline]
+    pub(crate) fn launch(
+        &'static self,
+        launched: impl Into<Launched>,
+        stream: Stream,
+        per_thread: bool,
+        call: impl FnOnce() -> CuResult,
+    ) -> CuResult {
+        let current = || self.current_device().map(|device| &device.gate);
+        compute::launch(launched, stream, per_thread, current, call)
+    }
+
+    /// The driver may have taken memory without saying how much.
+    pub(crate) fn driver_may_have_taken(&'static self, much: Much) {
+        self.memory.driver_may_have_taken(self.current_memory().limited(), much);
+    }
+
+    /// A context is made on a device.
+    pub(crate) fn context_is_made(&'static self, device: &'static Device, context: usize) {
+        compute::context_is_made(context);
+        self.memory.start_reconciler(&self.guard);
+        compute::follow_limits(&device.gate, |is_other| {
+            if is_other {
+                self.gates_changed();
+            }
+            // What a session holds beyond a new limit and does not use can go.
+            self.memory.ring();
+        });
+    }
+
     /// The session's name: the last part of its directory.
-    pub(crate) fn session_name(&self) -> String {
+    fn session_name(&self) -> String {
         let dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         dir.as_ref()
             .and_then(|dir| dir.file_name())

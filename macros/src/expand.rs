@@ -75,7 +75,7 @@ fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStrea
     let passed = function.arguments.iter().map(|(name, _)| name);
     let Function { result, handler, .. } = function;
     let constants = function.constants.iter();
-    let counted = changes_memory.then(|| quote!(let _changing = crate::memory::changes::begin();));
+    let counted = changes_memory.then(|| quote!(let _changing = process.memory.changes();));
     quote! {
         #[allow(non_upper_case_globals)]
         static #slot: ::hook::Slot = ::hook::Slot::new();
@@ -83,6 +83,7 @@ fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStrea
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn #entry(#(#arguments),*) -> #result {
             crate::hooks::guard(#name, || {
+                let process = crate::process::get();
                 #counted
                 // SAFETY: the slot is filled before the first caller can arrive here, with the way
                 // back into the function of this name, whose signature is the declared one.
@@ -93,7 +94,7 @@ fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStrea
                 };
                 // By path: an argument may have the handler's name.
                 self::#handler(
-                    crate::hooks::Call { original, symbol: #name, per_thread: #per_thread },
+                    crate::hooks::Call { original, symbol: #name, per_thread: #per_thread, process },
                     #(#constants,)*
                     #(#passed),*
                 )

@@ -1,6 +1,7 @@
 //! Whether any stream of this process is being captured.
 
 use super::fast_path::FAST_PATH;
+use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering;
 use driver::cuda::CuResult;
 
@@ -10,11 +11,11 @@ pub(super) fn after_fork() {
 }
 
 /// Runs a call that begins a capture.
-pub(crate) fn capture_begins(call: impl FnOnce() -> CuResult) -> CuResult {
+pub(crate) fn capture_begins(governors: &Visits, call: impl FnOnce() -> CuResult) -> CuResult {
     // Counted before: another thread may launch into the stream at once.
     FAST_PATH.captures.fetch_add(1, Ordering::SeqCst);
     // A governor may be about to record an event into the stream.
-    let alone = super::has_lanes().then(super::pins::exclude);
+    let alone = super::has_lanes().then(|| governors.exclude());
     let result = call();
     drop(alone);
     if !result.is_ok() {
@@ -45,12 +46,13 @@ mod tests {
 
     #[test]
     fn every_end_of_a_capture_counts_and_nothing_else() {
+        let governors = Visits::new();
         for result in [
             CuResult::SUCCESS,
             CuResult::STREAM_CAPTURE_INVALIDATED,
             CuResult::STREAM_CAPTURE_UNJOINED,
         ] {
-            assert!(capture_begins(|| CuResult::SUCCESS).is_ok());
+            assert!(capture_begins(&governors, || CuResult::SUCCESS).is_ok());
             assert!(FAST_PATH.has_captures());
             for not_yet in
                 [CuResult::STREAM_CAPTURE_WRONG_THREAD, CuResult::STREAM_CAPTURE_UNMATCHED]
@@ -61,7 +63,7 @@ mod tests {
             let _ = capture_ends(|| result);
             assert!(!FAST_PATH.has_captures(), "{result:?}");
         }
-        let _ = capture_begins(|| CuResult::ILLEGAL_STATE);
+        let _ = capture_begins(&governors, || CuResult::ILLEGAL_STATE);
         assert!(!FAST_PATH.has_captures());
     }
 }

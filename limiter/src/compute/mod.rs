@@ -19,7 +19,6 @@ mod governor;
 mod hold;
 mod lane;
 mod looks;
-mod pins;
 mod rest;
 mod sampler;
 mod usage;
@@ -27,6 +26,7 @@ mod waits;
 mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
+pub(crate) use daemon::Source;
 use estimate::Estimate;
 use fast_path::FAST_PATH;
 pub(crate) use follow::follow_limits;
@@ -40,7 +40,8 @@ pub(crate) use work::{Launched, Work};
 
 use crate::clock;
 use crate::driver_calls::{self, undisturbing, within};
-use crate::process::{self, Refused, Verdict};
+use crate::exit_guard::Visits;
+use crate::verdict::{Refused, Verdict};
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
@@ -78,22 +79,24 @@ fn has_lanes() -> bool {
     HAS_LANES.load(Ordering::SeqCst)
 }
 
-/// In a forked child: nothing is known, and no governor runs.
-pub(crate) fn after_fork() {
+/// In a forked child: nothing is known, and no governor runs. No lane of the parent's may pass its gate.
+pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
+    gates.for_each(Gate::abandon);
     set_gated(None);
     HAS_LANES.store(false, Ordering::Relaxed);
-    pins::after_fork();
     captures::after_fork();
     estimate::after_fork();
     hold::after_fork();
 }
 
-/// Runs a call that gives work to a stream, when the device's time is there for it.
+/// Runs a call that gives work to a stream, when the device's time is there for it. `current` tells the gate of
+/// the current context's device.
 #[inline]
 pub(crate) fn launch(
     launched: impl Into<Launched>,
     stream: Stream,
     per_thread: bool,
+    current: impl Fn() -> Verdict<&'static Gate>,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
     if FAST_PATH.is_ungated() {
@@ -105,7 +108,11 @@ pub(crate) fn launch(
     if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
-    if lane::pass(stream, launched.work) { call() } else { launch_slowly(launched, stream, call) }
+    if lane::pass(stream, launched.work) {
+        call()
+    } else {
+        launch_slowly(launched, stream, current, call)
+    }
 }
 
 /// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
@@ -127,13 +134,18 @@ fn named(stream: Stream, per_thread: bool) -> usize {
 }
 
 #[cold]
-fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+fn launch_slowly(
+    launched: Launched,
+    stream: usize,
+    current: impl Fn() -> Verdict<&'static Gate>,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
     let work = launched.work;
-    let (device, lane) = match lane::known_way(stream) {
-        Some((device, lane)) => (device, Some(lane)),
-        None => match lane::device_of(stream) {
-            Verdict::Limited(device) if device.gate().is_active() => {
-                (device, lane::of_this_thread(device, stream))
+    let (gate, lane) = match lane::known_way(stream) {
+        Some((gate, lane)) => (gate, Some(lane)),
+        None => match lane::gate_of(stream, current) {
+            Verdict::Limited(gate) if gate.is_active() => {
+                (gate, lane::of_this_thread(gate, stream))
             }
             Verdict::Limited(_) | Verdict::Free => return call(),
             Verdict::Denied => return CuResult::NOT_PERMITTED,
@@ -142,24 +154,24 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
     let launching = loop {
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
-        if lane::enter(device, stream, lane.as_ref()) {
+        if lane::enter(gate, stream, lane.as_ref()) {
             break launching;
         }
         drop(launching);
         // The limit may have been taken away meanwhile.
-        if !device.gate().is_active() || is_capturing(stream) {
+        if !gate.is_active() || is_capturing(stream) {
             return call();
         }
         if let Some(lane) = &lane {
             let _ = lane.cover();
         }
-        match device.gate().wait(device) {
+        match gate.wait() {
             Ok(()) => {}
             Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
             Err(NoLease::Governor(error)) => {
                 let refused =
                     format!("the thread that obtains GPU time cannot be started: {error}");
-                if process::get().goes_on_without(&Refused(refused)) {
+                if gate.ledger().lets_pass(&Refused(refused)) {
                     return call();
                 }
                 return CuResult::OPERATING_SYSTEM;
@@ -172,7 +184,6 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
     if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
-    let gate = device.gate();
     lane.look_if_asked();
     let estimate = lane::estimate_of(&launched);
     // What is charged: of work that is not known, what it is taken for.
@@ -206,11 +217,17 @@ fn is_capturing(stream: usize) -> bool {
 }
 
 /// A stream is about to end: nothing may be recorded into it any more.
-pub(crate) fn stream_ends(stream: Stream) {
-    let Some(runtime) = process::existing().filter(|_| has_lanes()) else { return };
-    let _alone = pins::exclude();
-    for device in runtime.devices() {
-        for lane in device.gate().lanes() {
+pub(crate) fn stream_ends(
+    governors: &Visits,
+    gates: impl Iterator<Item = &'static Gate>,
+    stream: Stream,
+) {
+    if !has_lanes() {
+        return;
+    }
+    let _alone = governors.exclude();
+    for gate in gates {
+        for lane in gate.lanes() {
             lane.stream_ends(stream as usize);
         }
     }
@@ -219,6 +236,11 @@ pub(crate) fn stream_ends(stream: Stream) {
 /// There is a context: a green one counts by its own handle.
 pub(crate) fn context_is_made(context: usize) {
     FAST_PATH.note_context(context);
+}
+
+/// The process is ending, and the governors do nothing more.
+pub(crate) fn governors_are_gone(gates: impl Iterator<Item = &'static Gate>) {
+    gates.for_each(Gate::let_all_pass);
 }
 
 /// A context that was about to end did not.
@@ -231,7 +253,7 @@ pub(crate) fn context_stays(gate: &Gate, context: usize) {
 /// A context is about to end: its events must not be asked about any more.
 pub(crate) fn context_ends(gate: &Gate, context: usize) {
     if context != 0 && has_lanes() {
-        let _alone = pins::exclude();
+        let _alone = gate.governors().exclude();
         for lane in gate.lanes() {
             lane.context_ends(context);
         }

@@ -1,8 +1,9 @@
 //! Arrays and mipmapped arrays.
 
 use super::Call;
-use crate::memory::{self, Handle, physical};
-use crate::process::{self, Verdict};
+use crate::memory::{self, Handle};
+use crate::process::Process;
+use crate::verdict::Verdict;
 use core::ffi::c_uint;
 use driver::cuda::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
@@ -28,22 +29,23 @@ macros::hooks! {
 
 /// Charges an array of a descriptor; one that memory is mapped to takes none itself.
 fn charged(
+    process: &'static Process,
     descriptor: &Array3dDescriptor,
     bytes: impl FnOnce() -> u64,
     original: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> Handle,
 ) -> CuResult {
-    match process::get().current_device() {
+    match process.current_memory() {
         Verdict::Limited(device) => {
             if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) == 0 {
-                return memory::allocate(device, Kind::Array, bytes(), original, handle);
+                return process.memory.allocate(device, Kind::Array, bytes(), original, handle);
             }
             let result = original();
             if result.is_ok()
                 && let Handle::Array(array) | Handle::MipmappedArray(array) = handle()
             {
                 let at_once = descriptor.flags & ARRAY3D_DEFERRED_MAPPING != 0;
-                physical::sparse_made(device, array, at_once);
+                process.memory.physical().sparse_made(device, array, at_once);
             }
             result
         }
@@ -65,7 +67,7 @@ fn create<D: Copy + Into<Array3dDescriptor>>(
     // SAFETY: read after success only, when the driver has written there.
     let handle = || Handle::Array(unsafe { *array } as usize);
     let descriptor: Array3dDescriptor = (*descriptor).into();
-    charged(&descriptor, || memory::array_bytes(&descriptor), original, handle)
+    charged(call.process, &descriptor, || memory::array_bytes(&descriptor), original, handle)
 }
 
 fn create_mipmapped(
@@ -80,12 +82,18 @@ fn create_mipmapped(
     let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
     // SAFETY: read after success only, when the driver has written there.
     let handle = || Handle::MipmappedArray(unsafe { *array } as usize);
-    charged(descriptor, || memory::mipmapped_bytes(descriptor, levels), original, handle)
+    charged(
+        call.process,
+        descriptor,
+        || memory::mipmapped_bytes(descriptor, levels),
+        original,
+        handle,
+    )
 }
 
 fn destroy(call: Call<signature::cuArrayDestroy>, array: Array) -> CuResult {
     // SAFETY: the program's own arguments.
-    memory::free(Handle::Array(array as usize), || unsafe { (call.original)(array) })
+    call.process.memory.free(Handle::Array(array as usize), || unsafe { (call.original)(array) })
 }
 
 fn destroy_mipmapped(
@@ -93,5 +101,7 @@ fn destroy_mipmapped(
     array: MipmappedArray,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    memory::free(Handle::MipmappedArray(array as usize), || unsafe { (call.original)(array) })
+    call.process
+        .memory
+        .free(Handle::MipmappedArray(array as usize), || unsafe { (call.original)(array) })
 }

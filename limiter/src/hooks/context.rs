@@ -2,9 +2,10 @@
 
 use super::Call;
 use crate::device::Device as LimitedDevice;
-use crate::memory::{contexts, oversubscribe};
-use crate::process::{self, Verdict};
+use crate::process::Process;
+use crate::verdict::Verdict;
 use crate::{compute, driver_calls};
+use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use driver::cuda::{Context, CuResult, Device, GreenContext};
@@ -41,7 +42,7 @@ fn written(context: *mut Context) -> usize {
 }
 
 fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
-    if let Verdict::Denied = process::get().cuda() {
+    if let Verdict::Denied = call.process.cuda() {
         return CuResult::NOT_PERMITTED;
     }
     compute::driver_starts();
@@ -52,19 +53,40 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
 /// Makes a context by `make`, under `Contexts::change`, on a device that is accounted; else as the
 /// driver does.
 fn made_on(
+    process: &'static Process,
     device: Device,
     original: impl FnOnce() -> CuResult,
     make: impl FnOnce(&'static LimitedDevice) -> CuResult,
 ) -> CuResult {
-    match process::get().device(device) {
+    match process.device(device) {
         Verdict::Limited(limited) => {
-            contexts::prepare();
-            let _alone = limited.contexts.change();
+            process.memory.prepare_for_contexts();
+            let _alone = limited.memory.contexts.change();
             make(limited)
         }
         Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
     }
+}
+
+/// Makes a context by `original`, and tells everybody who it is.
+fn created(
+    process: &'static Process,
+    limited: &'static LimitedDevice,
+    original: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> usize,
+    undo: impl FnOnce(),
+) -> CuResult {
+    let made = Cell::new(0);
+    let handle = || {
+        made.set(handle());
+        made.get()
+    };
+    let result = process.memory.create_context(&limited.memory, original, handle, undo);
+    if result.is_ok() {
+        process.context_is_made(limited, made.get());
+    }
+    result
 }
 
 fn primary_is_active(device: Device) -> bool {
@@ -80,17 +102,17 @@ fn primary_retain(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(context, device) };
-    made_on(device, original, |limited| {
-        let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
+    made_on(call.process, device, original, |limited| {
+        let result = if limited.memory.contexts.primary() != 0 && primary_is_active(device) {
             original()
         } else {
             let undo = || {
                 let _ = driver_calls::primary_ctx_release(device);
             };
-            contexts::create(limited, original, || written(context), undo)
+            created(call.process, limited, original, || written(context), undo)
         };
         if result.is_ok() {
-            limited.contexts.primary_retained(written(context));
+            limited.memory.contexts.primary_retained(written(context));
         }
         result
     })
@@ -99,23 +121,24 @@ fn primary_retain(
 fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Device) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device) };
-    let Verdict::Limited(limited) = process::get().device(device) else { return original() };
-    let _alone = limited.contexts.change();
-    release_primary(device, limited, original)
+    let Verdict::Limited(limited) = call.process.device(device) else { return original() };
+    let _alone = limited.memory.contexts.change();
+    release_primary(call.process, device, limited, original)
 }
 
 /// Runs a call that gives up a reference to the primary context. To be called under `Contexts::change`.
 fn release_primary(
+    process: &'static Process,
     device: Device,
     limited: &'static LimitedDevice,
     original: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    if limited.contexts.last_reference() {
-        return end_primary(device, limited, original);
+    if limited.memory.contexts.last_reference() {
+        return end_primary(process, device, limited, original);
     }
     let result = original();
     if result.is_ok() {
-        limited.contexts.primary_released();
+        limited.memory.contexts.primary_released();
     }
     result
 }
@@ -123,39 +146,45 @@ fn release_primary(
 fn primary_reset(call: Call<signature::cuDevicePrimaryCtxReset>, device: Device) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device) };
-    let Verdict::Limited(limited) = process::get().device(device) else { return original() };
-    let _alone = limited.contexts.change();
-    end_primary(device, limited, original)
+    let Verdict::Limited(limited) = call.process.device(device) else { return original() };
+    let _alone = limited.memory.contexts.change();
+    end_primary(call.process, device, limited, original)
 }
 
 /// Runs a call that may end the primary context. To be called under `Contexts::change`.
 fn end_primary(
+    process: &'static Process,
     device: Device,
     limited: &'static LimitedDevice,
     original: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let handle = limited.contexts.primary();
-    let contexts = limited.contexts.of_primary();
-    contexts.iter().for_each(|&context| compute::context_ends(limited.gate(), context));
-    oversubscribe::context_ends(handle);
+    let handle = limited.memory.contexts.primary();
+    let contexts = limited.memory.contexts.of_primary();
+    contexts.iter().for_each(|&context| compute::context_ends(&limited.gate, context));
+    process.memory.context_ends(handle);
     let result = original();
     if handle == 0 {
         return result;
     }
     if result.is_ok() && !primary_is_active(device) {
-        contexts::primary_ended(limited, handle);
+        process.memory.primary_context_ended(&limited.memory, handle);
     } else {
-        contexts.iter().for_each(|&context| compute::context_stays(limited.gate(), context));
+        contexts.iter().for_each(|&context| compute::context_stays(&limited.gate, context));
     }
     result
 }
 
-fn create_on(device: Device, context: *mut Context, original: impl Fn() -> CuResult) -> CuResult {
+fn create_on(
+    process: &'static Process,
+    device: Device,
+    context: *mut Context,
+    original: impl Fn() -> CuResult,
+) -> CuResult {
     let undo = || {
         let _ = driver_calls::ctx_destroy(written(context) as Context);
     };
-    made_on(device, &original, |limited| {
-        contexts::create(limited, &original, || written(context), undo)
+    made_on(process, device, &original, |limited| {
+        created(process, limited, &original, || written(context), undo)
     })
 }
 
@@ -166,7 +195,7 @@ fn create(
     device: Device,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    create_on(device, context, || unsafe { (call.original)(context, flags, device) })
+    create_on(call.process, device, context, || unsafe { (call.original)(context, flags, device) })
 }
 
 fn create_v3(
@@ -177,7 +206,7 @@ fn create_v3(
     flags: c_uint,
     device: Device,
 ) -> CuResult {
-    create_on(device, context, || {
+    create_on(call.process, device, context, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(context, affinity, count, flags, device) }
     })
@@ -191,7 +220,9 @@ fn create_v4(
     device: Device,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    create_on(device, context, || unsafe { (call.original)(context, params, flags, device) })
+    create_on(call.process, device, context, || unsafe {
+        (call.original)(context, params, flags, device)
+    })
 }
 
 fn create_gl(
@@ -201,7 +232,7 @@ fn create_gl(
     device: Device,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    create_on(device, context, || unsafe { (call.original)(context, flags, device) })
+    create_on(call.process, device, context, || unsafe { (call.original)(context, flags, device) })
 }
 
 fn create_vdpau(
@@ -212,7 +243,7 @@ fn create_vdpau(
     vdpau: c_uint,
     get_address: *mut c_void,
 ) -> CuResult {
-    create_on(device, context, || {
+    create_on(call.process, device, context, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(context, flags, device, vdpau, get_address) }
     })
@@ -242,18 +273,21 @@ fn create_green(
     let undo = || {
         let _ = driver_calls::green_ctx_destroy(handle() as GreenContext);
     };
-    made_on(device, original, |limited| {
-        let result = if limited.contexts.primary() != 0 && primary_is_active(device) {
-            contexts::create_green(limited, device, original, handle, undo)
+    made_on(call.process, device, original, |limited| {
+        let result = if limited.memory.contexts.primary() != 0 && primary_is_active(device) {
+            let memory = &call.process.memory;
+            memory.create_green_context(&limited.memory, device, original, handle, undo)
         } else {
-            let result = contexts::create(limited, original, || primary_of(device), undo);
+            let result = created(call.process, limited, original, || primary_of(device), undo);
             if result.is_ok() {
-                contexts::green_made(limited, device, handle());
+                // It is charged together with the primary context.
+                limited.memory.contexts.green_made(device, handle(), 0);
             }
             result
         };
         if result.is_ok() {
-            limited.contexts.primary_retained(primary_of(device));
+            compute::context_is_made(limited.memory.contexts.context_of_green(handle()));
+            limited.memory.contexts.primary_retained(primary_of(device));
         }
         result
     })
@@ -263,20 +297,20 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(green) };
     let handle = green as usize;
-    let found = process::existing().and_then(|runtime| {
-        let mut devices = runtime.devices();
-        devices.find_map(|device| Some((device, device.contexts.ordinal_of_green(handle)?)))
-    });
+    let process = call.process;
+    let mut devices = process.devices();
+    let found =
+        devices.find_map(|device| Some((device, device.memory.contexts.ordinal_of_green(handle)?)));
     let Some((limited, device)) = found else { return original() };
-    let _alone = limited.contexts.change();
-    let Some(green) = limited.contexts.green_ends(handle) else { return original() };
-    compute::context_ends(limited.gate(), green.context);
-    let result = release_primary(device, limited, original);
+    let _alone = limited.memory.contexts.change();
+    let Some(green) = limited.memory.contexts.green_ends(handle) else { return original() };
+    compute::context_ends(&limited.gate, green.context);
+    let result = release_primary(call.process, device, limited, original);
     if result.is_ok() {
-        contexts::green_ended(limited, green);
+        process.memory.green_context_ended(&limited.memory, green);
     } else {
-        limited.contexts.green_stays(handle, green);
-        compute::context_stays(limited.gate(), green.context);
+        limited.memory.contexts.green_stays(handle, green);
+        compute::context_stays(&limited.gate, green.context);
     }
     result
 }
@@ -284,21 +318,21 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
 /// Destroying a context, or giving up the only reference that a program can have to one it made.
 fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let handle = context as usize;
-    let device =
-        process::existing().and_then(|runtime| runtime.devices().find(|d| d.contexts.has(handle)));
+    let process = call.process;
+    let device = process.devices().find(|device| device.memory.contexts.has(handle));
     let _alone = device.map(|device| {
-        let alone = device.contexts.change();
-        compute::context_ends(device.gate(), handle);
-        oversubscribe::context_ends(handle);
+        let alone = device.memory.contexts.change();
+        compute::context_ends(&device.gate, handle);
+        process.memory.context_ends(handle);
         alone
     });
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(context) };
     if let Some(device) = device {
         if result.is_ok() {
-            contexts::ended(device, handle);
+            process.memory.context_ended(&device.memory, handle);
         } else {
-            compute::context_stays(device.gate(), handle);
+            compute::context_stays(&device.gate, handle);
         }
     }
     result

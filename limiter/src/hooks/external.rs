@@ -1,8 +1,8 @@
 //! Memory that another graphics or compute interface has allocated.
 
 use super::Call;
-use crate::memory::{self, Handle, physical};
-use crate::process::{self, Verdict};
+use crate::memory::{self, Handle};
+use crate::verdict::Verdict;
 use core::ffi::c_void;
 use driver::cuda::{
     CuResult, DevicePtr, EXTERNAL_DMABUF_FD, EXTERNAL_NVSCIBUF, ExternalMemory,
@@ -34,12 +34,12 @@ fn import(
     if matches!(descriptor.kind, EXTERNAL_NVSCIBUF | EXTERNAL_DMABUF_FD) {
         return original();
     }
-    match process::get().current_device() {
+    match call.process.current_memory() {
         Verdict::Limited(device) => {
             let bytes = memory::linear_bytes(descriptor.size);
             // SAFETY: read after success only, when the driver has written there.
             let handle = || Handle::External(unsafe { *external } as usize);
-            physical::import_external(device, bytes, original, handle)
+            call.process.memory.import_external(device, bytes, original, handle)
         }
         Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -56,7 +56,11 @@ fn map_buffer(
     let original = || unsafe { (call.original)(pointer, external, descriptor) };
     // SAFETY: read after success only, when the driver has written there.
     let mapped = || Handle::Address(unsafe { *pointer });
-    physical::map_external(Handle::External(external as usize), original, mapped)
+    call.process.memory.physical().map_external(
+        Handle::External(external as usize),
+        original,
+        mapped,
+    )
 }
 
 fn map_array(
@@ -69,10 +73,16 @@ fn map_array(
     let original = || unsafe { (call.original)(array, external, descriptor) };
     // SAFETY: read after success only, when the driver has written there.
     let mapped = || Handle::MipmappedArray(unsafe { *array } as usize);
-    physical::map_external(Handle::External(external as usize), original, mapped)
+    call.process.memory.physical().map_external(
+        Handle::External(external as usize),
+        original,
+        mapped,
+    )
 }
 
 fn destroy(call: Call<signature::cuDestroyExternalMemory>, external: ExternalMemory) -> CuResult {
     // SAFETY: the program's own arguments.
-    memory::free(Handle::External(external as usize), || unsafe { (call.original)(external) })
+    call.process
+        .memory
+        .free(Handle::External(external as usize), || unsafe { (call.original)(external) })
 }

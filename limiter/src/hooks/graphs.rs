@@ -1,7 +1,7 @@
 //! Memory of graphs.
 
 use super::Call;
-use crate::memory::graphs;
+use crate::process::Process;
 use core::ffi::{c_char, c_void};
 use core::ptr;
 use driver::cuda::{CuResult, Device, Graph, GraphExec, GraphNode, Stream};
@@ -26,6 +26,17 @@ fn written(exec: *mut GraphExec) -> GraphExec {
     if exec.is_null() { ptr::null_mut() } else { unsafe { *exec } }
 }
 
+/// Runs a call that makes an executable graph.
+fn instantiated(
+    process: &'static Process,
+    graph: Graph,
+    exec: impl Fn() -> GraphExec,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let limited = |ordinal| process.device(ordinal).map(|device| &device.memory).limited();
+    process.memory.instantiate(graph, limited, exec, original)
+}
+
 fn instantiate(
     call: Call<signature::cuGraphInstantiate>,
     exec: *mut GraphExec,
@@ -36,7 +47,9 @@ fn instantiate(
 ) -> CuResult {
     let handle = || written(exec);
     // SAFETY: the program's own arguments.
-    graphs::instantiate(graph, handle, || unsafe { (call.original)(exec, graph, error, log, size) })
+    instantiated(call.process, graph, handle, || unsafe {
+        (call.original)(exec, graph, error, log, size)
+    })
 }
 
 fn instantiate_with_flags(
@@ -47,7 +60,7 @@ fn instantiate_with_flags(
 ) -> CuResult {
     let handle = || written(exec);
     // SAFETY: the program's own arguments.
-    graphs::instantiate(graph, handle, || unsafe { (call.original)(exec, graph, flags) })
+    instantiated(call.process, graph, handle, || unsafe { (call.original)(exec, graph, flags) })
 }
 
 fn instantiate_with_params(
@@ -58,20 +71,20 @@ fn instantiate_with_params(
 ) -> CuResult {
     let handle = || written(exec);
     // SAFETY: the program's own arguments.
-    graphs::instantiate(graph, handle, || unsafe { (call.original)(exec, graph, params) })
+    instantiated(call.process, graph, handle, || unsafe { (call.original)(exec, graph, params) })
 }
 
 fn upload(call: Call<signature::cuGraphUpload>, exec: GraphExec, stream: Stream) -> CuResult {
     // SAFETY: the program's own arguments.
-    graphs::launch(exec, || unsafe { (call.original)(exec, stream) })
+    call.process.memory.launch_graph(exec, || unsafe { (call.original)(exec, stream) })
 }
 
 fn destroy(call: Call<signature::cuGraphExecDestroy>, exec: GraphExec) -> CuResult {
     // SAFETY: the program's own arguments.
-    graphs::destroy(exec, || unsafe { (call.original)(exec) })
+    call.process.memory.graphs().destroy(exec, || unsafe { (call.original)(exec) })
 }
 
 fn trim(call: Call<signature::cuDeviceGraphMemTrim>, device: Device) -> CuResult {
     // SAFETY: the program's own arguments.
-    graphs::trim(device, || unsafe { (call.original)(device) })
+    call.process.memory.graphs().trim(device, || unsafe { (call.original)(device) })
 }

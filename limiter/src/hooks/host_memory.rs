@@ -2,8 +2,9 @@
 
 use super::Call;
 use crate::memory::oversubscribe::{
-    self, ADVICE_NO_PREFERRED_LOCATION, ADVICE_PREFERRED_LOCATION, ADVICE_READ_MOSTLY,
+    ADVICE_NO_PREFERRED_LOCATION, ADVICE_PREFERRED_LOCATION, ADVICE_READ_MOSTLY,
 };
+use crate::process::Process;
 use crate::report;
 use core::ffi::{c_uint, c_void};
 use driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
@@ -19,12 +20,12 @@ macros::hooks! {
 }
 
 /// Advice is a hint: one that would bring the memory to the device is not passed on.
-fn stays(at: DevicePtr, advice: c_uint) -> bool {
+fn stays(process: &Process, at: DevicePtr, advice: c_uint) -> bool {
     let moves = matches!(
         advice,
         ADVICE_READ_MOSTLY | ADVICE_PREFERRED_LOCATION | ADVICE_NO_PREFERRED_LOCATION
     );
-    moves && oversubscribe::is_on_host(at)
+    moves && process.memory.is_on_host(at)
 }
 
 fn advise(
@@ -34,7 +35,7 @@ fn advise(
     advice: c_uint,
     device: Device,
 ) -> CuResult {
-    if stays(at, advice) {
+    if stays(call.process, at, advice) {
         return CuResult::SUCCESS;
     }
     // SAFETY: the program's own arguments.
@@ -48,7 +49,7 @@ fn advise_v2(
     advice: c_uint,
     location: MemLocation,
 ) -> CuResult {
-    if stays(at, advice) {
+    if stays(call.process, at, advice) {
         return CuResult::SUCCESS;
     }
     // SAFETY: the program's own arguments.
@@ -60,7 +61,7 @@ fn export(
     handle: *mut c_void,
     at: DevicePtr,
 ) -> CuResult {
-    if oversubscribe::is_on_host(at) {
+    if call.process.memory.is_on_host(at) {
         report::once(format_args!(
             "memory that was placed on the host cannot be shared with other processes; such calls fail"
         ));

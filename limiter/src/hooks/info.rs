@@ -1,9 +1,9 @@
 //! What a program is told about a device's memory.
 
 use super::Call;
-use crate::device::Device as LimitedDevice;
-use crate::memory;
-use crate::process::{self, Verdict};
+use crate::memory::DeviceMemory;
+use crate::process::Process;
+use crate::verdict::Verdict;
 use core::ffi::c_uint;
 use driver::cuda::{CuResult, Device};
 
@@ -45,8 +45,9 @@ impl Size for c_uint {
 
 /// Rewrites what the driver has answered about `device`; `free` may be missing.
 fn rewrite<S: Size>(
+    process: &Process,
     result: CuResult,
-    device: impl FnOnce() -> Verdict<&'static LimitedDevice>,
+    device: impl FnOnce() -> Verdict<&'static DeviceMemory>,
     free: Option<*mut S>,
     total: *mut S,
 ) -> CuResult {
@@ -62,12 +63,12 @@ fn rewrite<S: Size>(
     unsafe {
         let real_total = (*total).widen();
         let real_free = free.map_or(real_total, |free| (*free).widen());
-        if let Some(view) = memory::view(device, real_free, real_total) {
+        if let Some(view) = process.memory.view(device, real_free, real_total) {
             *total = S::narrow(view.total);
             if let Some(free) = free {
                 *free = S::narrow(view.free);
             }
-        } else if device.is_denied() {
+        } else if device.ledger.is_denied() {
             return CuResult::NOT_PERMITTED;
         }
     }
@@ -79,9 +80,10 @@ fn mem_get_info(
     free: *mut usize,
     total: *mut usize,
 ) -> CuResult {
+    let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(free, total) };
-    rewrite(result, || process::get().current_device(), Some(free), total)
+    rewrite(process, result, || process.current_memory(), Some(free), total)
 }
 
 fn mem_get_info_32(
@@ -89,9 +91,10 @@ fn mem_get_info_32(
     free: *mut c_uint,
     total: *mut c_uint,
 ) -> CuResult {
+    let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(free, total) };
-    rewrite(result, || process::get().current_device(), Some(free), total)
+    rewrite(process, result, || process.current_memory(), Some(free), total)
 }
 
 fn total_mem(
@@ -99,9 +102,10 @@ fn total_mem(
     bytes: *mut usize,
     device: Device,
 ) -> CuResult {
+    let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(bytes, device) };
-    rewrite(result, || process::get().device(device), None, bytes)
+    rewrite(process, result, || process.device(device).map(|device| &device.memory), None, bytes)
 }
 
 fn total_mem_32(
@@ -109,7 +113,8 @@ fn total_mem_32(
     bytes: *mut c_uint,
     device: Device,
 ) -> CuResult {
+    let process = call.process;
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(bytes, device) };
-    rewrite(result, || process::get().device(device), None, bytes)
+    rewrite(process, result, || process.device(device).map(|device| &device.memory), None, bytes)
 }

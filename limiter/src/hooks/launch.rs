@@ -4,7 +4,6 @@ use super::Call;
 #[cfg(target_arch = "x86_64")]
 use super::tail_jump::Arguments;
 use crate::compute::{self, Launched, Work};
-use crate::memory::graphs;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use driver::cuda::{
@@ -73,7 +72,7 @@ fn kernel(
     params: *mut *mut c_void,
     extra: *mut *mut c_void,
 ) -> CuResult {
-    compute::launch(
+    call.process.launch(
         Launched::kernel(f, [gx, gy, gz], [bx, by, bz]),
         stream,
         call.per_thread,
@@ -96,7 +95,7 @@ fn kernel_ex(
     let stream = read.map_or(ptr::null_mut(), |config| config.stream);
     let work =
         read.map_or(Work::UNKNOWN.into(), |config| Launched::kernel(f, config.grid, config.block));
-    compute::launch(work, stream, call.per_thread, || {
+    call.process.launch(work, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(config, f, params, extra) }
     })
@@ -116,7 +115,7 @@ fn cooperative(
     stream: Stream,
     params: *mut *mut c_void,
 ) -> CuResult {
-    compute::launch(
+    call.process.launch(
         Launched::kernel(f, [gx, gy, gz], [bx, by, bz]),
         stream,
         call.per_thread,
@@ -136,28 +135,28 @@ fn cooperative_multi(
     // SAFETY: null, or what the driver is about to read, if the list is not empty.
     let first = if count == 0 { None } else { unsafe { list.as_ref() } };
     let stream = first.map_or(ptr::null_mut(), |first| first.stream);
-    compute::launch(Work::UNKNOWN, stream, call.per_thread, || {
+    call.process.launch(Work::UNKNOWN, stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(list, count, flags) }
     })
 }
 
 fn graph(call: Call<signature::cuGraphLaunch>, graph: GraphExec, stream: Stream) -> CuResult {
-    compute::launch(Work::graph(graph), stream, call.per_thread, || {
+    call.process.launch(Work::graph(graph), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
-        graphs::launch(graph, || unsafe { (call.original)(graph, stream) })
+        call.process.memory.launch_graph(graph, || unsafe { (call.original)(graph, stream) })
     })
 }
 
 fn stream_destroy(call: Call<signature::cuStreamDestroy>, stream: Stream) -> CuResult {
-    compute::stream_ends(stream);
+    compute::stream_ends(&call.process.guard.governors, call.process.gates(), stream);
     // SAFETY: the program's own arguments.
     unsafe { (call.original)(stream) }
 }
 
 fn begin_capture(call: Call<signature::cuStreamBeginCapture>, stream: Stream) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::capture_begins(|| unsafe { (call.original)(stream) })
+    compute::capture_begins(&call.process.guard.governors, || unsafe { (call.original)(stream) })
 }
 
 fn begin_capture_v2(
@@ -166,7 +165,9 @@ fn begin_capture_v2(
     mode: c_uint,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::capture_begins(|| unsafe { (call.original)(stream, mode) })
+    compute::capture_begins(&call.process.guard.governors, || unsafe {
+        (call.original)(stream, mode)
+    })
 }
 
 fn begin_capture_to_graph(
@@ -178,7 +179,7 @@ fn begin_capture_to_graph(
     count: usize,
     mode: c_uint,
 ) -> CuResult {
-    compute::capture_begins(|| {
+    compute::capture_begins(&call.process.guard.governors, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(stream, graph, dependencies, edges, count, mode) }
     })
@@ -195,7 +196,7 @@ fn end_capture(
 
 fn legacy(call: Call<signature::cuLaunch>, f: Function) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::launch(Launched::kernel(f, [1; 3], [0; 3]), ptr::null_mut(), false, || unsafe {
+    call.process.launch(Launched::kernel(f, [1; 3], [0; 3]), ptr::null_mut(), false, || unsafe {
         (call.original)(f)
     })
 }
@@ -207,7 +208,7 @@ fn legacy_grid(
     height: c_int,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    compute::launch(
+    call.process.launch(
         Launched::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
         ptr::null_mut(),
         false,
@@ -222,7 +223,7 @@ fn legacy_grid_async(
     height: c_int,
     stream: Stream,
 ) -> CuResult {
-    compute::launch(
+    call.process.launch(
         Launched::kernel(f, [width.cast_unsigned(), height.cast_unsigned(), 1], [0; 3]),
         stream,
         false,

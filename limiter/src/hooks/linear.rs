@@ -3,7 +3,8 @@
 use super::Call;
 use crate::driver_calls;
 use crate::memory::{self, Handle, oversubscribe};
-use crate::process::{self, Verdict};
+use crate::process::Process;
+use crate::verdict::Verdict;
 use core::ffi::c_uint;
 use driver::cuda::{CuResult, DevicePtr};
 use session::page::layout::Kind;
@@ -30,17 +31,18 @@ const PITCH: u64 = 512;
 
 /// Charges an allocation on the current device that will be freed by the address that the driver
 /// writes to `pointer`.
-pub(super) fn charged<P: Copy + Into<u64>>(
+fn charged<P: Copy + Into<u64>>(
+    process: &'static Process,
     kind: Kind,
     bytes: u64,
     pointer: *mut P,
     original: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    match process::get().current_device() {
+    match process.current_memory() {
         Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver has written there.
             let handle = || Handle::Address(unsafe { *pointer }.into());
-            memory::allocate(device, kind, memory::linear_bytes(bytes), original, handle)
+            process.memory.allocate(device, kind, memory::linear_bytes(bytes), original, handle)
         }
         Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -50,22 +52,24 @@ pub(super) fn charged<P: Copy + Into<u64>>(
 /// As [`charged`], for memory that `on_host` can place on the host where the session is oversubscribed.
 /// `valid`: the driver would accept the arguments.
 fn anywhere(
+    process: &'static Process,
     valid: bool,
     bytes: u64,
     pointer: *mut DevicePtr,
     original: impl FnOnce() -> CuResult,
     on_host: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    match process::get().current_device() {
+    match process.current_memory() {
         Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver or `on_host` has written there.
             let address = || unsafe { *pointer };
             let bytes = memory::linear_bytes(bytes);
             if valid && !pointer.is_null() {
-                oversubscribe::allocate(device, Kind::Data, bytes, original, on_host, address)
+                process.memory.allocate_anywhere(device, bytes, original, on_host, address)
             } else {
                 // The driver has the word, and what it accepts is charged all the same.
-                memory::allocate(device, Kind::Data, bytes, original, || Handle::Address(address()))
+                let handle = || Handle::Address(address());
+                process.memory.allocate(device, Kind::Data, bytes, original, handle)
             }
         }
         Verdict::Free => original(),
@@ -94,12 +98,14 @@ fn alloc(call: Call<signature::cuMemAlloc_v2>, pointer: *mut DevicePtr, bytes: u
     let original = || unsafe { (call.original)(pointer, bytes) };
     // SAFETY: called where the pointer is not null.
     let on_host = || unsafe { place(bytes as u64, pointer) };
-    anywhere(bytes > 0, bytes as u64, pointer, original, on_host)
+    anywhere(call.process, bytes > 0, bytes as u64, pointer, original, on_host)
 }
 
 fn alloc_32(call: Call<signature::cuMemAlloc>, pointer: *mut c_uint, bytes: c_uint) -> CuResult {
     // SAFETY: the program's own arguments.
-    charged(Kind::Data, bytes.into(), pointer, || unsafe { (call.original)(pointer, bytes) })
+    charged(call.process, Kind::Data, bytes.into(), pointer, || unsafe {
+        (call.original)(pointer, bytes)
+    })
 }
 
 fn pitched(width: u64, height: u64) -> u64 {
@@ -128,7 +134,7 @@ fn pitch(
         }
     };
     let valid = matches!(element, 4 | 8 | 16) && bytes > 0 && !pitch.is_null();
-    anywhere(valid, bytes, pointer, original, on_host)
+    anywhere(call.process, valid, bytes, pointer, original, on_host)
 }
 
 fn pitch_32(
@@ -139,7 +145,7 @@ fn pitch_32(
     height: c_uint,
     element: c_uint,
 ) -> CuResult {
-    charged(Kind::Data, pitched(width.into(), height.into()), pointer, || {
+    charged(call.process, Kind::Data, pitched(width.into(), height.into()), pointer, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(pointer, pitch, width, height, element) }
     })
@@ -166,15 +172,17 @@ fn managed(
         }
         result
     };
-    anywhere(bytes > 0, bytes as u64, pointer, original, on_host)
+    anywhere(call.process, bytes > 0, bytes as u64, pointer, original, on_host)
 }
 
 fn free(call: Call<signature::cuMemFree_v2>, pointer: DevicePtr) -> CuResult {
     // SAFETY: the program's own arguments.
-    memory::free(Handle::Address(pointer), || unsafe { (call.original)(pointer) })
+    call.process.memory.free(Handle::Address(pointer), || unsafe { (call.original)(pointer) })
 }
 
 fn free_32(call: Call<signature::cuMemFree>, pointer: c_uint) -> CuResult {
     // SAFETY: the program's own arguments.
-    memory::free(Handle::Address(pointer.into()), || unsafe { (call.original)(pointer) })
+    call.process
+        .memory
+        .free(Handle::Address(pointer.into()), || unsafe { (call.original)(pointer) })
 }

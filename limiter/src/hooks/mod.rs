@@ -27,6 +27,7 @@ pub(crate) mod tail_jump;
 mod virtual_memory;
 mod waits;
 
+use crate::process::Process;
 use core::ffi::c_void;
 use core::fmt;
 use driver::cuda::CuResult;
@@ -80,6 +81,8 @@ pub(crate) struct Call<F> {
     pub(crate) symbol: &'static str,
     /// Whether a null stream means the calling thread's default stream.
     pub(crate) per_thread: bool,
+    /// What the limiter knows in this process.
+    pub(crate) process: &'static Process,
 }
 
 impl<F> fmt::Debug for Call<F> {

@@ -1,9 +1,8 @@
 //! Calls that make the driver take memory without saying how much, or give it back: NVML is asked.
 
 use super::{Call, image};
-use crate::memory::headroom::{self, Loaded};
-use crate::memory::{self, Much};
-use crate::reconciler;
+use crate::memory::{Loaded, Much};
+use crate::process::Process;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use driver::cuda::{CuResult, DevicePtr, Function, Module, Stream};
 
@@ -42,25 +41,26 @@ type LoadLibrary<T> = unsafe extern "C" fn(
 ) -> CuResult;
 
 /// Runs a call after which the reconciler is to look.
-fn looked_after(call: impl FnOnce() -> CuResult) -> CuResult {
+fn looked_after(process: &Process, call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     if result.is_ok() {
-        reconciler::ring();
+        process.memory.ring();
     }
     result
 }
 
 /// Runs a call that may have code placed on the device.
-fn placing(call: impl FnOnce() -> CuResult) -> CuResult {
+fn placing(process: &'static Process, call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     if result.is_ok() {
-        memory::driver_may_have_taken(Much::Perhaps);
+        process.driver_may_have_taken(Much::Perhaps);
     }
     result
 }
 
 /// Runs a call that gives the driver an image.
 fn loading(
+    process: &'static Process,
     bytes: u64,
     loaded_as: Loaded,
     to: *mut Module,
@@ -68,14 +68,19 @@ fn loading(
 ) -> CuResult {
     // SAFETY: read after success, when the driver has written there.
     let handle = || unsafe { *to } as usize;
-    placing(|| headroom::load(bytes, loaded_as, call, handle))
+    placing(process, || match process.current_memory().limited() {
+        Some(device) if bytes > 0 => process.memory.load(device, (bytes, loaded_as), call, handle),
+        _ => call(),
+    })
 }
 
 fn load(call: Call<signature::cuModuleLoad>, module: *mut Module, file: *const c_char) -> CuResult {
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { image::file_bytes(file) };
     // SAFETY: as above.
-    loading(bytes, Loaded::Module, module, || unsafe { (call.original)(module, file) })
+    loading(call.process, bytes, Loaded::Module, module, || unsafe {
+        (call.original)(module, file)
+    })
 }
 
 fn load_data(
@@ -86,7 +91,9 @@ fn load_data(
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { image::bytes(image) };
     // SAFETY: as above.
-    loading(bytes, Loaded::Module, module, || unsafe { (call.original)(module, image) })
+    loading(call.process, bytes, Loaded::Module, module, || unsafe {
+        (call.original)(module, image)
+    })
 }
 
 fn load_data_ex(
@@ -101,12 +108,13 @@ fn load_data_ex(
     let bytes = unsafe { image::bytes(image) };
     // SAFETY: as above.
     let original = || unsafe { (call.original)(module, image, count, options, values) };
-    loading(bytes, Loaded::Module, module, original)
+    loading(call.process, bytes, Loaded::Module, module, original)
 }
 
 fn unload(call: Call<signature::cuModuleUnload>, module: Module) -> CuResult {
     // SAFETY: the program's own arguments.
-    looked_after(|| headroom::unload(module as usize, || unsafe { (call.original)(module) }))
+    let original = || unsafe { (call.original)(module) };
+    looked_after(call.process, || call.process.memory.images().unload(module as usize, original))
 }
 
 fn get_function(
@@ -116,12 +124,12 @@ fn get_function(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(function, module, name) })
+    placing(call.process, || unsafe { (call.original)(function, module, name) })
 }
 
 fn load_function(call: Call<signature::cuFuncLoad>, function: Function) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(function) })
+    placing(call.process, || unsafe { (call.original)(function) })
 }
 
 fn kernel_function(
@@ -130,7 +138,7 @@ fn kernel_function(
     kernel: Function,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(function, kernel) })
+    placing(call.process, || unsafe { (call.original)(function, kernel) })
 }
 
 /// `bytes` tells how much code there is in what is loaded.
@@ -149,7 +157,7 @@ fn load_library<T>(
 ) -> CuResult {
     // SAFETY: the program's own arguments, here and below.
     let bytes = unsafe { bytes(from) };
-    loading(bytes, Loaded::Library, library, || {
+    loading(call.process, bytes, Loaded::Library, library, || {
         // SAFETY: as above.
         unsafe {
             (call.original)(
@@ -172,7 +180,7 @@ fn library_module(
     library: Module,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(module, library) })
+    placing(call.process, || unsafe { (call.original)(module, library) })
 }
 
 fn library_variable(
@@ -183,7 +191,7 @@ fn library_variable(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(pointer, bytes, library, name) })
+    placing(call.process, || unsafe { (call.original)(pointer, bytes, library, name) })
 }
 
 fn library_function(
@@ -193,14 +201,14 @@ fn library_function(
     name: *const c_char,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(function, library, name) })
+    placing(call.process, || unsafe { (call.original)(function, library, name) })
 }
 
 fn set_limit(call: Call<signature::cuCtxSetLimit>, limit: c_uint, value: usize) -> CuResult {
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(limit, value) };
     if result.is_ok() {
-        memory::driver_may_have_taken(Much::Surely);
+        call.process.driver_may_have_taken(Much::Surely);
     }
     result
 }
@@ -211,7 +219,7 @@ fn stream_create(
     flags: c_uint,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(stream, flags) })
+    placing(call.process, || unsafe { (call.original)(stream, flags) })
 }
 
 fn stream_create_with_priority(
@@ -221,5 +229,5 @@ fn stream_create_with_priority(
     priority: c_int,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    placing(|| unsafe { (call.original)(stream, flags, priority) })
+    placing(call.process, || unsafe { (call.original)(stream, flags, priority) })
 }

@@ -1,8 +1,8 @@
 //! Multicast objects.
 
 use super::Call;
-use crate::memory::physical::{self, Bound};
-use crate::process::{self, Verdict};
+use crate::memory::physical::Bound;
+use crate::verdict::Verdict;
 use core::ffi::c_void;
 use driver::cuda::{AllocationHandle, CuResult, Device, DevicePtr};
 
@@ -26,7 +26,7 @@ fn create(
     let result = unsafe { (call.original)(object, prop) };
     if result.is_ok() {
         // SAFETY: the call succeeded, so the driver has written there.
-        physical::multicast(unsafe { *object });
+        call.process.memory.physical().multicast(unsafe { *object });
     }
     result
 }
@@ -40,7 +40,7 @@ fn bind(
     bytes: usize,
     flags: u64,
 ) -> CuResult {
-    physical::bind(object, offset as u64, &Bound::Handle(memory), || {
+    call.process.memory.physical().bind(object, offset as u64, &Bound::Handle(memory), || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(object, offset, memory, memory_offset, bytes, flags) }
     })
@@ -54,10 +54,15 @@ fn bind_address(
     bytes: usize,
     flags: u64,
 ) -> CuResult {
-    physical::bind(object, offset as u64, &Bound::Mapped(address, bytes as u64), || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(object, offset, address, bytes, flags) }
-    })
+    call.process.memory.physical().bind(
+        object,
+        offset as u64,
+        &Bound::Mapped(address, bytes as u64),
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(object, offset, address, bytes, flags) }
+        },
+    )
 }
 
 fn unbind(
@@ -69,9 +74,10 @@ fn unbind(
 ) -> CuResult {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(object, device, offset, bytes) };
-    match process::get().device(device) {
+    match call.process.device(device) {
         Verdict::Limited(device) => {
-            physical::unbind(object, device, offset as u64, bytes as u64, original)
+            let physical = call.process.memory.physical();
+            physical.unbind(object, &device.memory, offset as u64, bytes as u64, original)
         }
         Verdict::Free | Verdict::Denied => original(),
     }

@@ -3,8 +3,9 @@
 use super::Call;
 use crate::device::Device;
 use crate::driver_calls;
-use crate::memory::{self, View};
-use crate::process::{self, Verdict};
+use crate::memory::View;
+use crate::process::Process;
+use crate::verdict::Verdict;
 use core::ffi::{CStr, c_char, c_uint};
 use driver::nvml::{Memory, MemoryV2, NvmlDevice, NvmlReturn};
 use limits::uuid::DeviceUuid;
@@ -31,12 +32,11 @@ fn uuid_of(device: NvmlDevice) -> Option<DeviceUuid> {
 }
 
 /// A device by NVML's handle, if it has a limit now.
-fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
-    let runtime = process::get();
-    match runtime.nvml() {
+fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<&'static Device> {
+    match process.nvml() {
         Verdict::Limited(()) => match uuid_of(device) {
-            Some(uuid) => match runtime.device_by_uuid(uuid, None) {
-                Verdict::Limited(device) if !device.is_limited() => Verdict::Free,
+            Some(uuid) => match process.device_by_uuid(uuid, None) {
+                Verdict::Limited(device) if !device.ledger.is_limited() => Verdict::Free,
                 other => other,
             },
             None => Verdict::Free,
@@ -48,11 +48,12 @@ fn limited(device: NvmlDevice) -> Verdict<&'static Device> {
 
 /// Answers for a device by `session` where that has a limit now, else as the driver does.
 pub(super) fn answered(
+    process: &'static Process,
     device: NvmlDevice,
     original: impl FnOnce() -> NvmlReturn,
     session: impl FnOnce(&'static Device) -> NvmlReturn,
 ) -> NvmlReturn {
-    match limited(device) {
+    match limited(process, device) {
         Verdict::Limited(device) => session(device),
         Verdict::Free => original(),
         Verdict::Denied => NvmlReturn::NO_PERMISSION,
@@ -61,12 +62,13 @@ pub(super) fn answered(
 
 /// Runs the original and has its answer, if it is one, rewritten by what the session may see.
 pub(super) fn rewritten(
+    process: &'static Process,
     device: NvmlDevice,
     original: impl FnOnce() -> NvmlReturn,
     rewrite: impl FnOnce(&'static Device) -> NvmlReturn,
 ) -> NvmlReturn {
     let result = original();
-    if result.is_ok() { answered(device, || result, rewrite) } else { result }
+    if result.is_ok() { answered(process, device, || result, rewrite) } else { result }
 }
 
 fn memory_info(
@@ -76,10 +78,12 @@ fn memory_info(
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device, memory) };
-    rewritten(device, original, |device| {
+    rewritten(call.process, device, original, |device| {
         // SAFETY: the call succeeded, so the driver has filled it.
         let memory = unsafe { &mut *memory };
-        if let Some(View { total, free, used }) = memory::view(device, memory.free, memory.total) {
+        if let Some(View { total, free, used }) =
+            call.process.memory.view(&device.memory, memory.free, memory.total)
+        {
             *memory = Memory { total, free, used };
         }
         NvmlReturn::SUCCESS
@@ -93,10 +97,12 @@ fn memory_info_v2(
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device, memory) };
-    rewritten(device, original, |device| {
+    rewritten(call.process, device, original, |device| {
         // SAFETY: the call succeeded, so the driver has filled it.
         let memory = unsafe { &mut *memory };
-        if let Some(View { total, free, used }) = memory::view(device, memory.free, memory.total) {
+        if let Some(View { total, free, used }) =
+            call.process.memory.view(&device.memory, memory.free, memory.total)
+        {
             // The session's world has no part that is set aside.
             *memory = MemoryV2 { total, free, used, reserved: 0, ..*memory };
         }

@@ -8,6 +8,7 @@ use super::Call;
 use super::nvml::{answered, rewritten};
 use crate::device::Device;
 use crate::memory::seen::{self, Member};
+use crate::process::Process;
 use core::ffi::{c_uint, c_void};
 use core::ptr;
 use driver::nvml::{
@@ -99,7 +100,7 @@ fn whole<E: Entry>(
 
 /// Leaves what is of the session, with the session's own figures where the driver has none.
 fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
-    let members = seen::members(device);
+    let members = seen::members(device.ledger);
     list.retain_mut(|entry| match members.iter().find(|member| member.pid == entry.pid()) {
         Some(&Member { bytes, .. }) => {
             entry.complete(bytes);
@@ -133,6 +134,7 @@ unsafe fn fill<E: Entry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlR
 
 /// The driver's list, filtered into the caller's.
 fn filtered<E: Entry>(
+    process: &'static Process,
     device: NvmlDevice,
     count: *mut c_uint,
     list: *mut E,
@@ -151,7 +153,7 @@ fn filtered<E: Entry>(
             Err(other) => other,
         }
     };
-    answered(device, || original(count, list), of_session)
+    answered(process, device, || original(count, list), of_session)
 }
 
 fn running_v1(
@@ -161,7 +163,9 @@ fn running_v1(
     list: *mut ProcessInfoV1,
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments, or a list of as many entries as said.
-    filtered(device, count, list, |count, list| unsafe { (call.original)(device, count, list) })
+    filtered(call.process, device, count, list, |count, list| unsafe {
+        (call.original)(device, count, list)
+    })
 }
 
 fn running(
@@ -171,7 +175,9 @@ fn running(
     list: *mut ProcessInfoV2,
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments, or a list of as many entries as said.
-    filtered(device, count, list, |count, list| unsafe { (call.original)(device, count, list) })
+    filtered(call.process, device, count, list, |count, list| unsafe {
+        (call.original)(device, count, list)
+    })
 }
 
 fn accounting_pids(
@@ -181,7 +187,9 @@ fn accounting_pids(
     list: *mut c_uint,
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments, or a list of as many entries as said.
-    filtered(device, count, list, |count, list| unsafe { (call.original)(device, count, list) })
+    filtered(call.process, device, count, list, |count, list| unsafe {
+        (call.original)(device, count, list)
+    })
 }
 
 fn details(
@@ -193,7 +201,7 @@ fn details(
     let original = || unsafe { (call.original)(device, of) };
     // SAFETY: null, or the program's list.
     let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
-    answered(device, original, |limited| {
+    answered(call.process, device, original, |limited| {
         // Entries of another version would have another length.
         if asked.version != PROCESS_DETAIL_LIST_VERSION {
             return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
@@ -255,7 +263,7 @@ fn utilization(
     if count.is_null() {
         return original();
     }
-    answered(device, original, |limited| {
+    answered(call.process, device, original, |limited| {
         samples(limited, count, list, |room, list| {
             // SAFETY: a list of as many entries as said.
             unsafe { (call.original)(device, list, ptr::from_mut(room), last_seen) }
@@ -272,7 +280,7 @@ fn utilization_info(
     let original = || unsafe { (call.original)(device, of) };
     // SAFETY: null, or the program's list.
     let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
-    answered(device, original, |limited| {
+    answered(call.process, device, original, |limited| {
         let (version, last_seen) = (asked.version, asked.last_seen);
         if version != PROCESSES_UTILIZATION_VERSION {
             return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
@@ -296,8 +304,8 @@ fn accounting(
 ) -> NvmlReturn {
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(device, pid, stats) };
-    rewritten(device, original, |device| {
-        let ours = seen::members(device).iter().any(|member| member.pid == pid);
+    rewritten(call.process, device, original, |device| {
+        let ours = seen::members(device.ledger).iter().any(|member| member.pid == pid);
         if ours { NvmlReturn::SUCCESS } else { NvmlReturn::NOT_FOUND }
     })
 }

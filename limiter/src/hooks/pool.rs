@@ -1,10 +1,10 @@
 //! Stream-ordered memory.
 
 use super::Call;
-use crate::device::Device;
 use crate::driver_calls;
-use crate::memory::{self, Handle, oversubscribe, pools};
-use crate::process::{self, Verdict};
+use crate::memory::{self, DeviceMemory, Handle};
+use crate::process::Process;
+use crate::verdict::Verdict;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ops::RangeInclusive;
 use core::ptr;
@@ -34,8 +34,9 @@ macros::hooks! {
 const REUSE: RangeInclusive<c_uint> = 1..=3;
 
 /// The device whose memory a pool has, if that is accounted.
-fn owner(pool: MemoryPool) -> Verdict<&'static Device> {
-    if let Some(known) = pools::device_of(pool) {
+fn owner(process: &'static Process, pool: MemoryPool) -> Verdict<&'static DeviceMemory> {
+    let pools = process.memory.pools();
+    if let Some(known) = pools.device_of(pool) {
         return known.map_or(Verdict::Free, Verdict::Limited);
     }
     // Pools that the program makes are known; what is left are the devices' own, and imported ones,
@@ -47,14 +48,14 @@ fn owner(pool: MemoryPool) -> Verdict<&'static Device> {
         if driver_calls::device_get_default_mem_pool(&raw mut default, ordinal).is_ok()
             && default == pool
         {
-            let device = process::get().device(ordinal);
+            let device = process.device(ordinal).map(|device| &device.memory);
             if let Verdict::Limited(device) = device {
-                pools::known(pool, Some(device));
+                pools.known(pool, Some(device));
             }
             return device;
         }
     }
-    pools::known(pool, None);
+    pools.known(pool, None);
     Verdict::Free
 }
 
@@ -81,6 +82,7 @@ fn captures(stream: Stream, per_thread: bool) -> bool {
 
 /// Charges an allocation from a pool; without one the driver has the word.
 fn charged(
+    process: &'static Process,
     pointer: *mut DevicePtr,
     bytes: usize,
     pool: Option<MemoryPool>,
@@ -89,12 +91,12 @@ fn charged(
     original: impl Fn() -> CuResult,
 ) -> CuResult {
     let Some(pool) = pool else { return original() };
-    match owner(pool) {
+    match owner(process, pool) {
         // What is being captured becomes a node of a graph, which is charged when that is launched.
         Verdict::Limited(device) if !pointer.is_null() && !captures(stream, per_thread) => {
             // SAFETY: read after success only, when the driver has written there.
             let address = || unsafe { *pointer };
-            let result = pools::allocate(
+            let result = process.memory.allocate_from_pool(
                 device,
                 (pool, named(stream, per_thread)),
                 memory::linear_bytes(bytes as u64),
@@ -104,13 +106,19 @@ fn charged(
                     let _ = driver_calls::mem_free_async(address(), named(stream, per_thread));
                 },
             );
-            if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !oversubscribe::is_on(device) {
+            if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !device.ledger.is_oversubscribed()
+            {
                 return result;
             }
             // SAFETY: the driver has accepted the pointer so far, or would have.
             let on_host = || unsafe { super::linear::place(bytes as u64, pointer) };
             let on_host = || driver_calls::undisturbing(on_host);
-            oversubscribe::instead(device, memory::linear_bytes(bytes as u64), on_host, address)
+            process.memory.place_on_host(
+                device,
+                memory::linear_bytes(bytes as u64),
+                on_host,
+                address,
+            )
         }
         Verdict::Limited(_) | Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -123,7 +131,7 @@ fn alloc_async(
     bytes: usize,
     stream: Stream,
 ) -> CuResult {
-    charged(pointer, bytes, current_pool(), stream, call.per_thread, || {
+    charged(call.process, pointer, bytes, current_pool(), stream, call.per_thread, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(pointer, bytes, stream) }
     })
@@ -139,7 +147,7 @@ fn alloc_from_pool(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(pointer, bytes, pool, stream) };
     let pool = (!pool.is_null()).then_some(pool);
-    charged(pointer, bytes, pool, stream, call.per_thread, original)
+    charged(call.process, pointer, bytes, pool, stream, call.per_thread, original)
 }
 
 fn free_async(
@@ -147,11 +155,15 @@ fn free_async(
     pointer: DevicePtr,
     stream: Stream,
 ) -> CuResult {
-    if let Some(result) = oversubscribe::free_async(pointer, named(stream, call.per_thread)) {
+    if let Some(result) =
+        call.process.memory.free_host_placed(pointer, named(stream, call.per_thread))
+    {
         return result;
     }
     // SAFETY: the program's own arguments.
-    memory::free(Handle::Address(pointer), || unsafe { (call.original)(pointer, stream) })
+    call.process
+        .memory
+        .free(Handle::Address(pointer), || unsafe { (call.original)(pointer, stream) })
 }
 
 fn create(
@@ -165,27 +177,23 @@ fn create(
     let result = unsafe { (call.original)(pool, props) };
     if let (true, Some(location)) = (result.is_ok(), location) {
         let device = match location.kind {
-            LOCATION_DEVICE => process::get().device(location.id),
-            _ => Verdict::Free,
-        };
-        let device = match device {
-            Verdict::Limited(device) => Some(device),
-            Verdict::Free | Verdict::Denied => None,
+            LOCATION_DEVICE => call.process.device(location.id).limited(),
+            _ => None,
         };
         // SAFETY: the call succeeded, so the driver has written there.
-        pools::made(unsafe { *pool }, device);
+        call.process.memory.pools().made(unsafe { *pool }, device.map(|device| &device.memory));
     }
     result
 }
 
 fn destroy(call: Call<signature::cuMemPoolDestroy>, pool: MemoryPool) -> CuResult {
     // SAFETY: the program's own arguments.
-    pools::destroy(pool, || unsafe { (call.original)(pool) })
+    call.process.memory.pools().destroy(pool, || unsafe { (call.original)(pool) })
 }
 
 fn trim_to(call: Call<signature::cuMemPoolTrimTo>, pool: MemoryPool, keep: usize) -> CuResult {
     // SAFETY: the program's own arguments.
-    pools::shrink(pool, || unsafe { (call.original)(pool, keep) })
+    call.process.memory.pools().shrink(pool, || unsafe { (call.original)(pool, keep) })
 }
 
 fn set_attribute(
@@ -195,11 +203,15 @@ fn set_attribute(
     value: *mut c_void,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    let result = pools::shrink(pool, || unsafe { (call.original)(pool, attribute, value) });
+    let result = call
+        .process
+        .memory
+        .pools()
+        .shrink(pool, || unsafe { (call.original)(pool, attribute, value) });
     // SAFETY: these attributes are numbers of this type, and the driver has just read it.
     if result.is_ok() && REUSE.contains(&attribute) && unsafe { value.cast::<c_int>().read() } == 0
     {
-        pools::waits(pool);
+        call.process.memory.pools().waits(pool);
     }
     result
 }

@@ -1,8 +1,7 @@
 //! Memory of other processes.
 
 use super::Call;
-use crate::memory::{imports, pools};
-use crate::process::{self, Verdict};
+use crate::process::Process;
 use core::ffi::{c_uint, c_void};
 use driver::cuda::{CuResult, DevicePtr, IpcMemHandle, MemoryPool};
 
@@ -19,10 +18,10 @@ macros::hooks! {
 }
 
 /// Remembers what the driver has just opened.
-fn opened(pointer: *mut DevicePtr) {
-    if let Verdict::Limited(device) = process::get().current_device() {
+fn opened(process: &'static Process, pointer: *mut DevicePtr) {
+    if let Some(device) = process.current_memory().limited() {
         // SAFETY: the call succeeded, so the driver has written there.
-        imports::opened(device, unsafe { *pointer });
+        process.memory.imports().opened(device, unsafe { *pointer });
     }
 }
 
@@ -35,14 +34,14 @@ fn open(
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(pointer, handle, flags) };
     if result.is_ok() {
-        opened(pointer);
+        opened(call.process, pointer);
     }
     result
 }
 
 fn close(call: Call<signature::cuIpcCloseMemHandle>, pointer: DevicePtr) -> CuResult {
     // SAFETY: the program's own arguments.
-    imports::close(pointer, || unsafe { (call.original)(pointer) })
+    call.process.memory.imports().close(pointer, || unsafe { (call.original)(pointer) })
 }
 
 fn import_pool(
@@ -56,7 +55,7 @@ fn import_pool(
     let result = unsafe { (call.original)(pool, handle, kind, flags) };
     if result.is_ok() {
         // SAFETY: the call succeeded, so the driver has written there.
-        pools::made(unsafe { *pool }, None);
+        call.process.memory.pools().made(unsafe { *pool }, None);
     }
     result
 }
@@ -70,7 +69,7 @@ fn import_pointer(
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(pointer, pool, data) };
     if result.is_ok() {
-        opened(pointer);
+        opened(call.process, pointer);
     }
     result
 }

@@ -2,9 +2,9 @@
 
 use super::Call;
 use crate::driver_calls;
-use crate::memory::physical::{self, TileChange};
+use crate::memory::physical::TileChange;
 use crate::memory::tiles::Region;
-use crate::process::{self, Verdict};
+use crate::verdict::Verdict;
 use core::ffi::{c_uint, c_void};
 use core::slice;
 use driver::cuda::{
@@ -46,10 +46,12 @@ fn create(
     if location.kind != LOCATION_DEVICE {
         return original();
     }
-    match process::get().device(location.id) {
+    match call.process.device(location.id) {
         Verdict::Limited(device) => {
             // SAFETY: read after success only, when the driver has written there.
-            physical::create(device, bytes as u64, original, || unsafe { *handle })
+            let handle = || unsafe { *handle };
+            let memory = &call.process.memory;
+            memory.create_physical(&device.memory, bytes as u64, original, handle)
         }
         Verdict::Free => original(),
         Verdict::Denied => CuResult::NOT_PERMITTED,
@@ -58,7 +60,7 @@ fn create(
 
 fn release(call: Call<signature::cuMemRelease>, handle: AllocationHandle) -> CuResult {
     // SAFETY: the program's own arguments.
-    physical::release_handle(handle, || unsafe { (call.original)(handle) })
+    call.process.memory.physical().release_handle(handle, || unsafe { (call.original)(handle) })
 }
 
 fn retain(
@@ -69,7 +71,7 @@ fn retain(
     // SAFETY: the program's own arguments.
     let original = || unsafe { (call.original)(handle, address) };
     // SAFETY: read after success only, when the driver has written there.
-    physical::retain(address as u64, original, || unsafe { *handle })
+    call.process.memory.physical().retain(address as u64, original, || unsafe { *handle })
 }
 
 fn map(
@@ -80,7 +82,7 @@ fn map(
     handle: AllocationHandle,
     flags: u64,
 ) -> CuResult {
-    physical::map(address, offset as u64, bytes as u64, handle, || {
+    call.process.memory.physical().map(address, offset as u64, bytes as u64, handle, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(address, bytes, offset, handle, flags) }
     })
@@ -88,7 +90,10 @@ fn map(
 
 fn unmap(call: Call<signature::cuMemUnmap>, address: DevicePtr, bytes: usize) -> CuResult {
     // SAFETY: the program's own arguments.
-    physical::unmap(address, bytes as u64, || unsafe { (call.original)(address, bytes) })
+    call.process
+        .memory
+        .physical()
+        .unmap(address, bytes as u64, || unsafe { (call.original)(address, bytes) })
 }
 
 fn import(
@@ -105,11 +110,11 @@ fn import(
         let mut prop = AllocationProp::EMPTY;
         if !driver_calls::allocation_properties(&raw mut prop, handle).is_ok() {
             // Not memory: the other thing that is shared this way.
-            physical::multicast(handle);
+            call.process.memory.physical().multicast(handle);
         } else if prop.location.kind == LOCATION_DEVICE
-            && let Verdict::Limited(device) = process::get().device(prop.location.id)
+            && let Verdict::Limited(device) = call.process.device(prop.location.id)
         {
-            physical::imported(device, handle);
+            call.process.memory.physical().imported(&device.memory, handle);
         }
     }
     result
@@ -130,7 +135,10 @@ fn map_tiles(
         list.iter().map(change).collect()
     };
     // SAFETY: the program's own arguments.
-    physical::map_tiles(changes, || unsafe { (call.original)(list, count, stream) })
+    call.process
+        .memory
+        .physical()
+        .map_tiles(changes, || unsafe { (call.original)(list, count, stream) })
 }
 
 fn change(entry: &ArrayMapInfo) -> TileChange {

@@ -1,20 +1,20 @@
 //! A lane as the governor sees it: how much has been launched, whether it is done.
 
 use super::super::usage::Totals;
-use super::super::{driver_calls, is_capturing, pins, within};
+use super::super::{driver_calls, is_capturing, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
+use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
     /// that was launched before then is not done yet. To be asked by the governor.
-    pub(in crate::compute) fn take_busy(&self) -> bool {
+    pub(in crate::compute) fn take_busy(&self, governors: &Visits) -> bool {
         let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
         let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
-        let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
-            return false;
-        };
+        let may_look = |_: &_| awaited && !self.lost.load(Acquire);
+        let Some(_pin) = governors.try_enter().filter(may_look) else { return false };
         within(self.context, || !self.is_done(before)).unwrap_or(false) && !self.may_wait()
     }
 

@@ -28,7 +28,7 @@ use pace::Span;
 use std::sync::Mutex;
 
 pub(super) use thread::{
-    context_of, device_of, enter, estimate_of, is_default, known, known_way, of_this_thread, pass,
+    context_of, enter, estimate_of, gate_of, is_default, known, known_way, of_this_thread, pass,
 };
 
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work

@@ -3,7 +3,6 @@
 use super::{Kind, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
-use crate::memory::oversubscribe;
 use core::ffi::{c_uint, c_ulonglong};
 use core::slice;
 use driver::copy::{BatchedCopy3d, CopyAttributes, DecompressParams};
@@ -80,7 +79,7 @@ fn copies(
     transfer(
         || sum_of_sizes(Kind::BATCH, sizes, count),
         stream,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe {
@@ -106,7 +105,7 @@ fn copies_12(
     transfer(
         || sum_of_sizes(Kind::BATCH, sizes, count),
         stream,
-        call.per_thread,
+        &call,
         || {
             let (list, number) = (attributes, attribute_count);
             // SAFETY: the program's own arguments.
@@ -125,7 +124,7 @@ fn copies_3d(
     transfer(
         || sum_of_extents(list, count),
         stream,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(count, list, flags, stream) }
@@ -144,7 +143,7 @@ fn copies_3d_12(
     transfer(
         || sum_of_extents(list, count),
         stream,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(count, list, failed, flags, stream) }
@@ -153,19 +152,19 @@ fn copies_3d_12(
 }
 
 /// Moves managed memory ahead of its use. It is a hint, and what was placed on the host is not to leave it.
-fn ahead(
+fn ahead<F>(
     to_device: bool,
     at: DevicePtr,
     bytes: usize,
     stream: Stream,
-    per_thread: bool,
-    call: impl FnOnce() -> CuResult,
+    call: &Call<F>,
+    original: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    if to_device && oversubscribe::is_on_host(at) {
+    if to_device && call.process.memory.is_on_host(at) {
         return CuResult::SUCCESS;
     }
     let kind = if to_device { Kind::PREFETCH_TO_DEVICE } else { Kind::PREFETCH_TO_HOST };
-    transfer(|| kind.work(bytes as u64), stream, per_thread, call)
+    transfer(|| kind.work(bytes as u64), stream, call, original)
 }
 
 fn prefetch(
@@ -176,7 +175,7 @@ fn prefetch(
     flags: c_uint,
     stream: Stream,
 ) -> CuResult {
-    ahead(location.kind == LOCATION_DEVICE, at, bytes, stream, call.per_thread, || {
+    ahead(location.kind == LOCATION_DEVICE, at, bytes, stream, &call, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(at, bytes, location, flags, stream) }
     })
@@ -190,7 +189,7 @@ fn prefetch_8(
     stream: Stream,
 ) -> CuResult {
     // The host is device -1.
-    ahead(device >= 0, at, bytes, stream, call.per_thread, || {
+    ahead(device >= 0, at, bytes, stream, &call, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(at, bytes, device, stream) }
     })
@@ -213,14 +212,14 @@ fn prefetches(
         // SAFETY: as many addresses as said, which the driver is about to read.
         let ranges = unsafe { slice::from_raw_parts(at, count) };
         // It is a hint, and what was placed on the host is not to leave it.
-        if ranges.iter().any(|&at| oversubscribe::is_on_host(at)) {
+        if ranges.iter().any(|&at| call.process.memory.is_on_host(at)) {
             return CuResult::SUCCESS;
         }
     }
     transfer(
         || sum_of_sizes(kind, sizes, count),
         stream,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe {
@@ -239,7 +238,7 @@ fn decompress(
     stream: Stream,
 ) -> CuResult {
     let work = || sum(Kind::DECOMPRESS, list, count, |part| part.from_bytes as u64);
-    transfer(work, stream, call.per_thread, || {
+    transfer(work, stream, &call, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(list, count, flags, failed, stream) }
     })

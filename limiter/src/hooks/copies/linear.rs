@@ -99,7 +99,7 @@ fn anywhere(
     transfer(
         || work_anywhere(to, from, bytes),
         DEFAULT,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(to, from, bytes) }
@@ -117,7 +117,7 @@ fn anywhere_async(
     transfer(
         || work_anywhere(to, from, bytes),
         stream,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(to, from, bytes, stream) }
@@ -134,7 +134,7 @@ macro_rules! transfers {
             kind: Kind,
             $($argument: $type),*
         ) -> CuResult {
-            transfer(|| kind.work($size), DEFAULT, call.per_thread, || {
+            transfer(|| kind.work($size), DEFAULT, &call, || {
                 // SAFETY: the program's own arguments.
                 unsafe { (call.original)($($argument),*) }
             })
@@ -147,7 +147,7 @@ macro_rules! transfers {
             $($argument: $type,)*
             stream: Stream,
         ) -> CuResult {
-            transfer(|| kind.work($size), stream, call.per_thread, || {
+            transfer(|| kind.work($size), stream, &call, || {
                 // SAFETY: the program's own arguments.
                 unsafe { (call.original)($($argument,)* stream) }
             })

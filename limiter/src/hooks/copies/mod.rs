@@ -17,6 +17,7 @@ mod place;
 pub(super) mod shaped;
 
 use crate::compute::{self, Work};
+use crate::hooks::Call;
 use core::ffi::c_uint;
 use core::ptr;
 use driver::cuda::{CuResult, Stream};
@@ -95,18 +96,18 @@ impl Size for c_uint {
 /// Makes a call that transfers, when the device's time is there for it. `work` is asked only where
 /// somebody counts; without work the call is made as it is.
 #[inline]
-fn transfer(
+fn transfer<F>(
     work: impl FnOnce() -> Option<Work>,
     stream: Stream,
-    per_thread: bool,
-    call: impl FnOnce() -> CuResult,
+    call: &Call<F>,
+    original: impl FnOnce() -> CuResult,
 ) -> CuResult {
     if compute::is_ungated() {
-        return call();
+        return original();
     }
     match work() {
-        Some(work) => compute::launch(work, stream, per_thread, call),
-        None => call(),
+        Some(work) => call.process.launch(work, stream, call.per_thread, original),
+        None => original(),
     }
 }
 

@@ -98,7 +98,7 @@ fn described<D: Descriptor>(
     transfer(
         || work(kind, copy),
         DEFAULT,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(copy) }
@@ -115,7 +115,7 @@ fn described_async<D: Descriptor>(
     transfer(
         || work(kind, copy),
         stream,
-        call.per_thread,
+        &call,
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(copy, stream) }
