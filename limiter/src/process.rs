@@ -4,10 +4,10 @@
 use crate::compute::{self, Gate, Launched, Source};
 use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
 use crate::device::{self, Device};
+use crate::device_list::{DeviceList, MAX_DEVICES};
 use crate::driver_calls::{self, nvml};
 use crate::exit_guard::ExitGuard;
 use crate::ledger::Ledger;
-use crate::list::{DeviceList, MAX_DEVICES};
 use crate::memory::{DeviceMemory, Memory, Much};
 use crate::verdict::{Refused, Verdict};
 use crate::{clock, report, unpatched};

@@ -109,7 +109,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
         if growth == 0 {
             return Some(None);
         }
-        if let Some(reserved) = reserve.seen(need.device, Kind::Graph, growth) {
+        if let Some(reserved) = reserve.reserve_at_once(need.device, Kind::Graph, growth) {
             return Some(Some(reserved));
         }
         // What the pool has and does not use costs nothing, as far as that is whole grains.

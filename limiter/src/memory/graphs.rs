@@ -105,7 +105,7 @@ pub(crate) struct Graphs {
     known: Mutex<Known>,
     /// How many executable graphs there are.
     executables: AtomicUsize,
-    /// Counts questions.
+    /// Counts questions. The first one has number one.
     questions: AtomicU64,
 }
 
@@ -179,7 +179,7 @@ impl Graphs {
     /// Asks how much a device's pool has reserved, and sets its charge to that; gives the reservation of a
     /// call just made back.
     pub(super) fn settle(&self, ordinal: cuda::Device, in_flight: Option<Reservation>) {
-        let asked = self.questions.fetch_add(1, Ordering::Relaxed);
+        let asked = self.questions.fetch_add(1, Ordering::Relaxed) + 1;
         let figures = figures(ordinal);
         let mut known = self.known();
         let Some(pool) = known.pools.get_mut(&ordinal) else { return };

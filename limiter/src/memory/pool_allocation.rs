@@ -81,11 +81,11 @@ pub(super) fn allocate(
         Some(reserved) => Some(grow(reserved)),
         None => fill_hole(),
     };
-    if let Some(result) = grow_or_fill(reserve.seen(device, Kind::Pool, growth)) {
+    if let Some(result) = grow_or_fill(reserve.reserve_at_once(device, Kind::Pool, growth)) {
         return result;
     }
     reserve.holdings.refresh(device, true);
-    if let Some(result) = grow_or_fill(reserve.again(device, Kind::Pool, growth)) {
+    if let Some(result) = grow_or_fill(reserve.reserve_again(device, Kind::Pool, growth)) {
         return result;
     }
     if idle(pool) >= bytes
@@ -102,7 +102,7 @@ pub(super) fn allocate(
     // driver waits as well.
     if pools.charged(pool) >= growth.min(CHUNK) && await_frees(device, stream) {
         give_back();
-        if let Some(result) = grow_or_fill(reserve.again(device, Kind::Pool, growth)) {
+        if let Some(result) = grow_or_fill(reserve.reserve_again(device, Kind::Pool, growth)) {
             return result;
         }
     }

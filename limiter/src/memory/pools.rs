@@ -73,7 +73,7 @@ pub(crate) struct Pools {
     /// Held for reading while pools are asked about that this thread's program does not use just now; a
     /// pool is destroyed when nobody does that.
     asking: RwLock<()>,
-    /// Counts questions.
+    /// Counts questions. The first one has number one.
     questions: AtomicU64,
 }
 
@@ -194,7 +194,7 @@ impl Pools {
     /// Asks how much a pool has reserved, and sets its charge to that; gives the reservation of an
     /// allocation just made back.
     pub(super) fn settle(&self, pool: MemoryPool, in_flight: Option<Reservation>) {
-        let asked = self.questions.fetch_add(1, Ordering::Relaxed);
+        let asked = self.questions.fetch_add(1, Ordering::Relaxed) + 1;
         let reserved = attribute(pool, POOL_RESERVED_CURRENT);
         let mut pools = self.pools();
         let Some(Pool { device: Some(device), charged, asked: last, live, holes, trims, .. }) =

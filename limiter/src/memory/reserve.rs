@@ -20,46 +20,70 @@ pub(crate) struct Reserve {
     pub(super) looks: Looks,
 }
 
+/// What is tried before memory is refused, one after the other.
+#[derive(Clone, Copy)]
+enum Effort {
+    Nothing,
+    /// Pools and graphs give back what they do not use.
+    Trim,
+    /// What the driver has taken by itself may be less by now.
+    LookAgain,
+}
+
 impl Reserve {
-    /// Reserves; where it does not fit, has pools give back what they do not use and tries once more. To be
-    /// called from within a call that is counted as one that allocates ([`Changes`](super::changes::Changes)).
+    /// Reserves; where it does not fit, makes more and more efforts. To be called from within a call that is counted as
+    /// one that allocates ([`Changes`](super::changes::Changes)).
     pub(super) fn reserve(
         &self,
         device: &'static DeviceMemory,
         kind: Kind,
         bytes: u64,
     ) -> Option<Reservation> {
-        self.seen(device, kind, bytes).or_else(|| {
-            self.holdings.refresh(device, true);
-            self.again(device, kind, bytes)
-        })
+        self.by(&[Effort::Nothing, Effort::Trim, Effort::LookAgain], device, kind, bytes)
     }
 
-    /// Reserves; near the limit only what is left by NVML's figure.
-    pub(super) fn seen(
+    /// Reserves what fits as it is.
+    pub(super) fn reserve_at_once(
         &self,
         device: &'static DeviceMemory,
         kind: Kind,
         bytes: u64,
     ) -> Option<Reservation> {
-        let (reservation, left) = Reservation::new(device, kind, bytes)?;
-        match left {
-            Left::Plenty => Some(reservation),
-            Left::Some => self.looks.look_before(&self.holdings, reservation, false),
-            Left::Little => self.looks.look_before(&self.holdings, reservation, true),
-        }
+        self.by(&[Effort::Nothing], device, kind, bytes)
     }
 
-    /// Reserves what did not fit a moment ago; where it still does not, but may by NVML's figure, looks there.
-    pub(super) fn again(
+    /// Reserves what did not fit a moment ago, before something was given back.
+    pub(super) fn reserve_again(
         &self,
         device: &'static DeviceMemory,
         kind: Kind,
         bytes: u64,
     ) -> Option<Reservation> {
-        self.seen(device, kind, bytes).or_else(|| {
-            self.looks.look_during(&self.holdings, device, Caller::Refused);
-            self.seen(device, kind, bytes)
+        self.by(&[Effort::Nothing, Effort::LookAgain], device, kind, bytes)
+    }
+
+    /// Each effort is followed by an attempt. Near the limit that reserves only what is left by NVML's figure.
+    fn by(
+        &self,
+        efforts: &[Effort],
+        device: &'static DeviceMemory,
+        kind: Kind,
+        bytes: u64,
+    ) -> Option<Reservation> {
+        efforts.iter().find_map(|effort| {
+            match effort {
+                Effort::Nothing => {}
+                Effort::Trim => self.holdings.refresh(device, true),
+                Effort::LookAgain => {
+                    self.looks.look_during(&self.holdings, device, Caller::Refused);
+                }
+            }
+            let (reservation, left) = Reservation::new(device, kind, bytes)?;
+            match left {
+                Left::Plenty => Some(reservation),
+                Left::Some => self.looks.look_before(&self.holdings, reservation, false),
+                Left::Little => self.looks.look_before(&self.holdings, reservation, true),
+            }
         })
     }
 
