@@ -40,7 +40,9 @@ fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: function, grid, block, shared memory, stream.
     let [f, gx, gy, gz, bx, by, bz, _, stream] =
         core::array::from_fn(|n| unsafe { arguments.nth(n) });
-    let [grid, block] = [[gx, gy, gz], [bx, by, bz]].map(|size| size.map(|n| n as c_uint));
+    // Written out: every launch comes here, and a closure for each number may not be inlined.
+    let grid = [gx as c_uint, gy as c_uint, gz as c_uint];
+    let block = [bx as c_uint, by as c_uint, bz as c_uint];
     let (f, stream) = (ptr::with_exposed_provenance_mut(f as usize), stream as usize as Stream);
     compute::passes(Work::kernel(f, grid, block), stream, per_thread)
 }
