@@ -1,12 +1,12 @@
 //! Noticing that a driver library has been loaded, and patching it before anybody can call it.
 
 use crate::config::{Config, OnFailure, ProcessEnvironment};
-use crate::detours::{self, Library, cancellation};
+use crate::driver_calls;
+use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
-use crate::{own, report};
+use crate::{report, unpatched};
 use core::ffi::c_void;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
 use driver::cuda::CuResult;
 use driver::nvml::NvmlReturn;
 use hook::loader;
@@ -15,7 +15,6 @@ use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::OnceLock;
 
 /// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
 const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
@@ -29,32 +28,10 @@ struct Seen {
 
 static SEEN: Turnstile<Seen> = Turnstile::new(Seen { libraries: Vec::new(), patched: [None; 2] });
 
-/// The first function that exists and could not be patched, with the reason.
-static FAILURE: OnceLock<String> = OnceLock::new();
-
-/// What could not be patched: limits cannot be kept then.
-pub(crate) fn failure() -> Option<&'static str> {
-    FAILURE.get().map(String::as_str)
-}
-
 fn failed(message: String) {
-    let _ = FAILURE.set(message);
+    unpatched::note(message);
     // Launches that are not limited in time must be looked at from now on.
     crate::compute::set_gated(None);
-}
-
-/// The loader's handle of the patched driver.
-static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
-/// Keeps the driver loaded for the rest of the process: from now on threads of the limiter's own call it,
-/// which the program knows nothing of when it unloads it. To be called from a call into the driver, without
-/// a lock.
-pub(crate) fn keep_driver() {
-    let handle = DRIVER.swap(ptr::null_mut(), Ordering::AcqRel);
-    // SAFETY: null, or a library that stays loaded at least as long as it is being called.
-    if !handle.is_null() && !unsafe { loader::keep(handle) } {
-        tracing::warn!("the driver cannot be kept loaded");
-    }
 }
 
 /// Starts the watch, and patches what is loaded already.
@@ -62,7 +39,7 @@ pub(crate) fn keep_driver() {
 /// # Safety
 /// To be called from a constructor.
 pub(crate) unsafe fn start() {
-    crate::runtime::watch_forks();
+    crate::process::watch_forks();
     not_cancelled(|| {
         // SAFETY: the caller is a constructor.
         if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
@@ -146,17 +123,19 @@ fn look(seen: &mut Seen) {
 fn unloaded(kind: Library) {
     let gone = match kind {
         Library::Cuda => {
-            DRIVER.store(ptr::null_mut(), Ordering::Release);
+            driver_calls::library::unloaded();
             driver_is_gone as *const c_void
         }
         Library::Nvml => nvml_is_gone as *const c_void,
     };
-    let slots = detours::all().filter(|detour| detour.library == kind).map(|detour| detour.slot);
+    let slots = hooks::all().filter(|hook| hook.library == kind).map(|hook| hook.slot);
     for slot in slots.filter(|slot| slot.is_set()) {
         slot.set(gone);
     }
     let is_nvml = kind == Library::Nvml;
-    for (_, slot) in own::CALLS.iter().filter(|(name, _)| name.starts_with("nvml") == is_nvml) {
+    for (_, slot) in
+        driver_calls::CALLS.iter().filter(|(name, _)| name.starts_with("nvml") == is_nvml)
+    {
         slot.set(ptr::null());
     }
 }
@@ -171,36 +150,34 @@ extern "C" fn nvml_is_gone() -> NvmlReturn {
 }
 
 fn patch(kind: Library, library: loader::Library) {
-    let wanted: HashMap<&str, &detours::Detour> = detours::all()
-        .filter(|detour| detour.library == kind)
-        .map(|detour| (detour.symbol, detour))
-        .collect();
-    let own: HashMap<&str, &Slot> = own::CALLS.iter().copied().collect();
+    let wanted: HashMap<&str, &hooks::Hook> =
+        hooks::all().filter(|hook| hook.library == kind).map(|hook| (hook.symbol, hook)).collect();
+    let own: HashMap<&str, &Slot> = driver_calls::CALLS.iter().copied().collect();
     let mut engine = hook::engine();
     let mut states: HashMap<&str, String> = HashMap::new();
     // The way back into each function that is patched. A function may have several names, and is patched
-    // once: the way back of a second patch would lead to the detour of the first.
+    // once: the way back of a second patch would lead to the hook of the first.
     let mut ways_back: HashMap<*const c_void, *const c_void> = HashMap::new();
     library.functions(&mut |symbol| {
-        let Some(detour) = wanted.get(symbol.name) else { return };
+        let Some(hook) = wanted.get(symbol.name) else { return };
         let installed = match ways_back.get(&symbol.address) {
             Some(&way_back) => {
-                detour.slot.set(way_back);
+                hook.slot.set(way_back);
                 Ok(())
             }
-            None => install(engine.as_mut(), symbol.address, detour),
+            None => install(engine.as_mut(), symbol.address, hook),
         };
         let state = match installed {
             Ok(()) => {
-                ways_back.insert(symbol.address, detour.slot.get());
+                ways_back.insert(symbol.address, hook.slot.get());
                 "patched".to_owned()
             }
             Err(error) => {
-                failed(format!("{}: {error}", detour.symbol));
+                failed(format!("{}: {error}", hook.symbol));
                 format!("failed:{}", error.reason)
             }
         };
-        states.insert(detour.symbol, state);
+        states.insert(hook.symbol, state);
     });
     library.functions(&mut |symbol| {
         if let Some(slot) = own.get(symbol.name) {
@@ -208,12 +185,12 @@ fn patch(kind: Library, library: loader::Library) {
         }
     });
     if kind == Library::Cuda {
-        DRIVER.store(library.handle().cast_mut(), Ordering::Release);
+        driver_calls::library::loaded(library.handle());
     }
     write_report(kind, &states);
 }
 
-/// A library is patched once in a process, because a detour has one way back. A further copy (another
+/// A library is patched once in a process, because a hook has one way back. A further copy (another
 /// path, another namespace of the loader) must not be a way around the limits: its functions lead to
 /// the first copy, and since nothing can then initialise it, whatever else it has only fails.
 fn further_copy(kind: Library, library: &loader::Library) {
@@ -232,14 +209,14 @@ fn further_copy(kind: Library, library: &loader::Library) {
             report::once(format_args!("{copy}: calls into it go to the first, or fail"));
             let mut engine = hook::engine();
             library.functions(&mut |symbol| {
-                let detour = detours::all()
-                    .find(|detour| detour.library == kind && detour.symbol == symbol.name);
-                let Some(detour) = detour else { return };
+                let hook =
+                    hooks::all().find(|hook| hook.library == kind && hook.symbol == symbol.name);
+                let Some(hook) = hook else { return };
                 // SAFETY: as in `install`; nobody calls the original.
                 let redirected =
-                    unsafe { engine.install(symbol.address, detour.entry, &Slot::new()) };
+                    unsafe { engine.install(symbol.address, hook.entry, &Slot::new()) };
                 if let Err(error) = redirected {
-                    failed(format!("{copy}: {}: {error}", detour.symbol));
+                    failed(format!("{copy}: {}: {error}", hook.symbol));
                 }
             });
         }
@@ -250,12 +227,12 @@ fn further_copy(kind: Library, library: &loader::Library) {
 fn install(
     engine: &mut dyn HookEngine,
     target: *const c_void,
-    detour: &detours::Detour,
+    hook: &hooks::Hook,
 ) -> Result<(), hook::HookError> {
     let install = AssertUnwindSafe(|| {
         // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
-        // detour repeats the driver's signature.
-        unsafe { engine.install(target, detour.entry, detour.slot) }
+        // hook repeats the driver's signature.
+        unsafe { engine.install(target, hook.entry, hook.slot) }
     });
     panic::catch_unwind(install).unwrap_or_else(|_| {
         Err(hook::HookError { address: target as usize, reason: "the engine panicked".to_owned() })
@@ -265,9 +242,9 @@ fn install(
 fn write_report(kind: Library, states: &HashMap<&str, String>) {
     let Some(path) = std::env::var_os(REPORT_FILE).filter(|path| !path.is_empty()) else { return };
     let mut text = String::new();
-    for detour in detours::all().filter(|detour| detour.library == kind) {
-        let state = states.get(detour.symbol).map_or("absent", String::as_str);
-        text.push_str(&format!("{}\t{}\t{state}\n", kind.soname(), detour.symbol));
+    for hook in hooks::all().filter(|hook| hook.library == kind) {
+        let state = states.get(hook.symbol).map_or("absent", String::as_str);
+        text.push_str(&format!("{}\t{}\t{state}\n", kind.soname(), hook.symbol));
     }
     let written = OpenOptions::new()
         .append(true)

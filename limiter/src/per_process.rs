@@ -81,11 +81,6 @@ impl<T: Default + Sync> PerProcess<T> {
         }
     }
 
-    /// Whether anybody has asked for the value.
-    pub(crate) fn is_made(&self) -> bool {
-        !self.0.load(Ordering::Acquire).is_null()
-    }
-
     /// Forgets the value. For a forked child.
     pub(crate) fn forget(&self) {
         self.0.store(ptr::null_mut(), Ordering::Release);

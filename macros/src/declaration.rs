@@ -1,4 +1,4 @@
-//! The grammar of `detours!`.
+//! The grammar of `hooks!`.
 
 use proc_macro2::Ident;
 use syn::parse::{Parse, ParseStream};
@@ -9,7 +9,7 @@ mod keyword {
     syn::custom_keyword!(library);
     syn::custom_keyword!(changes);
     syn::custom_keyword!(memory);
-    syn::custom_keyword!(straight);
+    syn::custom_keyword!(jumps);
 }
 
 /// Everything between the braces.
@@ -31,7 +31,7 @@ pub(crate) struct Function {
     /// What the handler is told besides the call: constants before the arguments.
     pub(crate) constants: Punctuated<Expr, Token![,]>,
     /// Who says whether the call may go straight on to the driver.
-    pub(crate) straight: Option<Path>,
+    pub(crate) jumps: Option<Path>,
 }
 
 impl Parse for Declarations {
@@ -76,15 +76,15 @@ impl Parse for Function {
         } else {
             Punctuated::new()
         };
-        let straight = if input.peek(keyword::straight) {
-            input.parse::<keyword::straight>()?;
+        let jumps = if input.peek(keyword::jumps) {
+            input.parse::<keyword::jumps>()?;
             input.parse::<Token![if]>()?;
             Some(input.call(Path::parse_mod_style)?)
         } else {
             None
         };
         input.parse::<Token![;]>()?;
-        Ok(Self { attributes, symbols, arguments, result, handler, constants, straight })
+        Ok(Self { attributes, symbols, arguments, result, handler, constants, jumps })
     }
 }
 
@@ -132,11 +132,11 @@ mod tests {
     #[test]
     fn a_call_may_go_straight_on() {
         let parsed: Declarations = syn::parse_str(
-            "library Cuda; fn cuA(x: u32) -> CuResult = a straight if b::passes; fn cuB() -> CuResult = c;",
+            "library Cuda; fn cuA(x: u32) -> CuResult = a jumps if b::passes; fn cuB() -> CuResult = c;",
         )
         .unwrap();
-        assert_eq!(parsed.functions[0].straight.as_ref().unwrap().segments.len(), 2);
-        assert!(parsed.functions[1].straight.is_none());
+        assert_eq!(parsed.functions[0].jumps.as_ref().unwrap().segments.len(), 2);
+        assert!(parsed.functions[1].jumps.is_none());
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
             "library Cuda; fn cuA() = a;",
             "library Cuda; fn cuA() -> CuResult",
             "library Cuda; fn cuA() -> CuResult = a(1) b;",
-            "library Cuda; fn cuA() -> CuResult = a straight b;",
+            "library Cuda; fn cuA() -> CuResult = a jumps b;",
         ] {
             assert!(syn::parse_str::<Declarations>(text).is_err(), "{text}");
         }

@@ -18,16 +18,16 @@ pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
         }
         for symbol in &function.symbols {
             aliases.extend(alias(function, symbol));
-            items.extend(detour(function, symbol, *changes_memory));
+            items.extend(hook(function, symbol, *changes_memory));
             let name = symbol.to_string();
             let (mut entry, slot) = names(symbol);
-            if let Some(passes) = &function.straight {
-                items.extend(straight(symbol, passes));
-                entry = format_ident!("straight_{symbol}");
+            if let Some(passes) = &function.jumps {
+                items.extend(tail_jump(symbol, passes));
+                entry = format_ident!("jump_{symbol}");
             }
             rows.extend(quote! {
-                crate::detours::Detour {
-                    library: crate::detours::Library::#library,
+                crate::hooks::Hook {
+                    library: crate::hooks::Library::#library,
                     symbol: #name,
                     doc: #doc,
                     entry: #entry as *const ::core::ffi::c_void,
@@ -45,12 +45,12 @@ pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
         }
         #items
         /// One row for each symbol declared here.
-        pub(crate) static TABLE: &[crate::detours::Detour] = &[#rows];
+        pub(crate) static TABLE: &[crate::hooks::Hook] = &[#rows];
     }
 }
 
 fn names(symbol: &Ident) -> (Ident, Ident) {
-    (format_ident!("detour_{symbol}"), format_ident!("SLOT_{symbol}"))
+    (format_ident!("hook_{symbol}"), format_ident!("SLOT_{symbol}"))
 }
 
 fn alias(function: &Function, symbol: &Ident) -> TokenStream {
@@ -67,7 +67,7 @@ fn is_per_thread(symbol: &str) -> bool {
     symbol.ends_with("_ptsz") || symbol.ends_with("_ptds")
 }
 
-fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStream {
+fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStream {
     let (entry, slot) = names(symbol);
     let name = symbol.to_string();
     let per_thread = is_per_thread(&name);
@@ -75,14 +75,15 @@ fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStr
     let passed = function.arguments.iter().map(|(name, _)| name);
     let Function { result, handler, .. } = function;
     let constants = function.constants.iter();
-    let counted = changes_memory.then(|| quote!(let _changing = crate::memory::changes::begin();));
+    let counted = changes_memory.then(|| quote!(let _changing = process.memory.changes();));
     quote! {
         #[allow(non_upper_case_globals)]
         static #slot: ::hook::Slot = ::hook::Slot::new();
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn #entry(#(#arguments),*) -> #result {
-            crate::detours::guard(#name, || {
+            crate::hooks::guard(#name, || {
+                let process = crate::process::get();
                 #counted
                 // SAFETY: the slot is filled before the first caller can arrive here, with the way
                 // back into the function of this name, whose signature is the declared one.
@@ -93,7 +94,7 @@ fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStr
                 };
                 // By path: an argument may have the handler's name.
                 self::#handler(
-                    crate::detours::Call { original, symbol: #name, per_thread: #per_thread },
+                    crate::hooks::Call { original, symbol: #name, per_thread: #per_thread, process },
                     #(#constants,)*
                     #(#passed),*
                 )
@@ -102,36 +103,36 @@ fn detour(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStr
     }
 }
 
-/// An entry before the detour. A call that may go straight on is a jump to the driver's own function, with
+/// An entry before the hook. A call that may go straight on is a jump to the driver's own function, with
 /// registers and stack as they came: no argument is copied, and no frame is in the way.
-fn straight(symbol: &Ident, passes: &Path) -> TokenStream {
-    let (detour, slot) = names(symbol);
-    let (entry, ask) = (format_ident!("straight_{symbol}"), format_ident!("ask_{symbol}"));
+fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
+    let (hook, slot) = names(symbol);
+    let (entry, ask) = (format_ident!("jump_{symbol}"), format_ident!("ask_{symbol}"));
     let per_thread = is_per_thread(&symbol.to_string());
     quote! {
         #[cfg(target_arch = "x86_64")]
         #[allow(non_snake_case)]
         extern "C" fn #ask(found: *const u64) -> bool {
-            crate::detours::straight::ask(|| {
+            crate::hooks::tail_jump::ask(|| {
                 // SAFETY: the entry below passes it where it has put the arguments.
-                let arguments = unsafe { crate::detours::straight::Arguments::found_at(found) };
+                let arguments = unsafe { crate::hooks::tail_jump::Arguments::found_at(found) };
                 self::#passes(&arguments, #per_thread)
             })
         }
 
         #[cfg(not(target_arch = "x86_64"))]
-        use #detour as #entry;
+        use #hook as #entry;
 
         #[cfg(target_arch = "x86_64")]
         #[allow(non_snake_case)]
         #[unsafe(naked)]
         unsafe extern "C" fn #entry() {
-            // As [`crate::detours::straight`] says. What is not looked at is in one cache line: between two launches
+            // As [`crate::hooks::tail_jump`] says. What is not looked at is in one cache line: between two launches
             // the driver's own code fills the caches.
             ::core::arch::naked_asm!(
                 ".p2align 6",
                 ".cfi_startproc",
-                "cmp byte ptr [rip + {glance}], {ungated}",
+                "cmp byte ptr [rip + {ungated_word}], {ungated}",
                 "jne 3f",
                 "2:",
                 "jmp qword ptr [rip + {slot}]",
@@ -156,12 +157,12 @@ fn straight(symbol: &Ident, passes: &Path) -> TokenStream {
                 ".cfi_adjust_cfa_offset -56",
                 "test al, al",
                 "jne 2b",
-                "jmp {detour}",
+                "jmp {hook}",
                 ".cfi_endproc",
-                glance = sym crate::compute::glance::GLANCE,
-                ungated = const crate::compute::glance::UNGATED,
+                ungated_word = sym crate::compute::fast_path::FAST_PATH,
+                ungated = const crate::compute::fast_path::UNGATED,
                 ask = sym #ask,
-                detour = sym #detour,
+                hook = sym #hook,
                 slot = sym #slot,
             )
         }
@@ -209,12 +210,9 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_straight_on_has_an_entry_of_its_own() {
-        let code = code("fn cuA | cuA_ptsz (bytes: usize) -> CuResult = copy straight if goes;");
-        assert!(
-            code.contains("entry : straight_cuA as")
-                && code.contains("entry : straight_cuA_ptsz as")
-        );
+    fn what_jumps_on_has_an_entry_of_its_own() {
+        let code = code("fn cuA | cuA_ptsz (bytes: usize) -> CuResult = copy jumps if goes;");
+        assert!(code.contains("entry : jump_cuA as") && code.contains("entry : jump_cuA_ptsz as"));
         assert!(code.contains("goes (& arguments , true)"), "{code}");
     }
 

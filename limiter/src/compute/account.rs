@@ -2,9 +2,9 @@
 
 use super::clock;
 use super::daemon::Daemon;
+use super::gate::Gate;
 use super::usage::Used;
-use crate::device::Device;
-use crate::runtime;
+use crate::ledger::Ledger;
 use core::sync::atomic::Ordering;
 use rustix::thread::{Timespec, futex};
 use session::ledger::Turn;
@@ -28,22 +28,22 @@ pub(super) struct Lease {
 
 /// The account of this process's session on one device.
 pub(super) struct Account {
-    device: &'static Device,
+    gate: &'static Gate,
+    ledger: &'static Ledger,
     daemon: Option<Daemon>,
 }
 
 impl Account {
-    pub(super) fn new(device: &'static Device) -> Self {
-        let daemon = runtime::get().config().and_then(Daemon::new);
-        Self { device, daemon }
+    pub(super) fn new(gate: &'static Gate) -> Self {
+        Self { gate, ledger: gate.ledger(), daemon: gate.daemon().map(Daemon::new) }
     }
 
     /// Waits for a lease. `None`: nobody wants one any more, or not yet.
     pub(super) fn begin(&mut self) -> Option<Lease> {
         if let Some(daemon) = &mut self.daemon
             && daemon.is_there()
-            && is_scheduled(self.device)
-            && let Ok(lease) = daemon.ask(self.device)
+            && self.ledger.is_scheduled()
+            && let Ok(lease) = daemon.ask(self.ledger)
         {
             return lease;
         }
@@ -51,19 +51,19 @@ impl Account {
     }
 
     fn begin_own(&mut self) -> Option<Lease> {
-        let seat = self.device.seat();
+        let seat = self.ledger.seat();
         loop {
-            let page = self.device.page();
+            let page = self.ledger.page();
             let bell = page.map_or(0, |page| page.lease_bell.load(Ordering::Acquire));
             // A process that died with a lease would hold up the others.
             if page.is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
-                self.device.reap();
+                self.ledger.reap();
             }
             let now = clock::now();
             // Not within the match, which would keep the book open while this sleeps.
-            let turn = self.device.book().map(|mut book| book.begin_lease(seat.slot(), now));
-            if let Some(refused) = self.device.broken() {
-                self.device.gate().fail(runtime::get().goes_on_without(refused));
+            let turn = self.ledger.book().map(|mut book| book.begin_lease(seat.slot(), now));
+            if let Some(refused) = self.ledger.broken() {
+                self.gate.fail(self.ledger.lets_pass(refused));
                 return None;
             }
             match turn.unwrap_or(Turn::In(LOOK_NS)) {
@@ -77,14 +77,14 @@ impl Account {
                 }
                 Turn::In(wait) => {
                     if let Some(daemon) = &mut self.daemon {
-                        daemon.look_for_it(self.device, wait);
+                        daemon.look_for_it(self.ledger, wait);
                     }
                     let rest = now.saturating_add(wait).saturating_sub(clock::now());
                     self.wait_for_bell(bell, rest.min(LOOK_NS));
                 }
             }
-            if !self.device.gate().is_wanted() {
-                if let Some(mut book) = self.device.book() {
+            if !self.gate.is_wanted() {
+                if let Some(mut book) = self.ledger.book() {
                     book.stop_waiting(seat.slot());
                 }
                 return None;
@@ -94,7 +94,7 @@ impl Account {
 
     /// Sleeps for some nanoseconds, or until a sibling's lease ends.
     fn wait_for_bell(&self, bell: u32, ns: u64) {
-        let Some(page) = self.device.page() else { return clock::sleep(ns) };
+        let Some(page) = self.ledger.page() else { return clock::sleep(ns) };
         let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
         let _ = futex::wait(&page.lease_bell, futex::Flags::empty(), bell, Some(&time));
     }
@@ -103,33 +103,33 @@ impl Account {
     /// back is the lease as it stands now.
     pub(super) fn renew(&mut self, lease: Lease, used: Used) -> Lease {
         if let (Some(id), Some(daemon)) = (lease.id, &mut self.daemon) {
-            if !is_scheduled(self.device) {
+            if !self.ledger.is_scheduled() {
                 daemon.end(id, used);
                 return self.try_own().unwrap_or(lease);
             }
-            used_elsewhere(self.device, used);
-            return match daemon.renew(self.device, id, used) {
+            used_elsewhere(self.ledger, used);
+            return match daemon.renew(self.ledger, id, used) {
                 Ok(Some(renewed)) => renewed,
                 Ok(None) => lease,
                 // Goes on on the own account, if that has anything left.
                 Err(_) => self.try_own().unwrap_or(Lease { end: clock::now(), id: None, ..lease }),
             };
         }
-        let (seat, now) = (self.device.seat(), clock::now());
+        let (seat, now) = (self.ledger.seat(), clock::now());
         let turn =
-            self.device.book().map(|mut book| book.renew_lease(seat.slot(), now, used.alone()));
+            self.ledger.book().map(|mut book| book.renew_lease(seat.slot(), now, used.alone()));
         // While the gate is open nobody waits for the answer. It is not to be open for longer than the lease.
         if let Some(daemon) = &mut self.daemon {
             let end = match turn {
                 Some(Turn::Granted(length)) => now.saturating_add(length),
                 _ => lease.end,
             };
-            daemon.look_for_it(self.device, end.saturating_sub(clock::now()));
+            daemon.look_for_it(self.ledger, end.saturating_sub(clock::now()));
         }
         // With a daemon that is back, the next lease is to come from there.
         let own = self.daemon.as_ref().is_none_or(|daemon| !daemon.is_there());
         match turn {
-            Some(Turn::Granted(length)) if own || !is_scheduled(self.device) => {
+            Some(Turn::Granted(length)) if own || !self.ledger.is_scheduled() => {
                 Lease { end: now + length, ..lease }
             }
             _ => lease,
@@ -137,8 +137,8 @@ impl Account {
     }
 
     fn try_own(&self) -> Option<Lease> {
-        let (seat, now) = (self.device.seat(), clock::now());
-        let turn = self.device.book().map(|mut book| book.begin_lease(seat.slot(), now));
+        let (seat, now) = (self.ledger.seat(), clock::now());
+        let turn = self.ledger.book().map(|mut book| book.begin_lease(seat.slot(), now));
         match turn {
             Some(Turn::Granted(length)) => {
                 Some(Lease { end: now + length, id: None, shared: true, exclusive: false })
@@ -151,14 +151,14 @@ impl Account {
     pub(super) fn still_draining(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
-                used_elsewhere(self.device, used);
-                daemon.tell(self.device, id, used);
+                used_elsewhere(self.ledger, used);
+                daemon.tell(self.ledger, id, used);
             }
             _ => {
-                let seat = self.device.seat();
+                let seat = self.ledger.seat();
                 seat.still_holding(clock::now());
                 // Its lease is over: this only charges.
-                if let Some(mut book) = self.device.book() {
+                if let Some(mut book) = self.ledger.book() {
                     let _ = book.renew_lease(seat.slot(), clock::now(), used.alone());
                 }
             }
@@ -169,15 +169,15 @@ impl Account {
     pub(super) fn end(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
-                used_elsewhere(self.device, used);
+                used_elsewhere(self.ledger, used);
                 daemon.end(id, used);
             }
             _ => {
-                let seat = self.device.seat();
-                if let Some(mut book) = self.device.book() {
+                let seat = self.ledger.seat();
+                if let Some(mut book) = self.ledger.book() {
                     book.end_lease(seat.slot(), clock::now(), used.alone());
                 }
-                if let Some(page) = self.device.page() {
+                if let Some(page) = self.ledger.page() {
                     page.lease_bell.fetch_add(1, Ordering::Release);
                     let bell = &page.lease_bell;
                     let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
@@ -190,19 +190,14 @@ impl Account {
     /// question.
     pub(super) fn idle(&mut self) {
         if let Some(daemon) = &mut self.daemon {
-            daemon.tell_the_rest(self.device);
-            daemon.look_for_it(self.device, u64::MAX);
+            daemon.tell_the_rest(self.ledger);
+            daemon.look_for_it(self.ledger, u64::MAX);
         }
     }
 }
 
-fn used_elsewhere(device: &Device, used: Used) {
-    if let Some(mut book) = device.book() {
+fn used_elsewhere(ledger: &Ledger, used: Used) {
+    if let Some(mut book) = ledger.book() {
         book.used_elsewhere(clock::now(), used.alone());
     }
-}
-
-/// Whether the session's time is limited at all, as of now.
-fn is_scheduled(device: &Device) -> bool {
-    device.page().is_some_and(|page| page.limits().compute.is_limit())
 }

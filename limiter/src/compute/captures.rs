@@ -1,20 +1,21 @@
 //! Whether any stream of this process is being captured.
 
-use super::glance::GLANCE;
+use super::fast_path::FAST_PATH;
+use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering;
 use driver::cuda::CuResult;
 
 /// In a forked child: nothing is captured.
 pub(super) fn after_fork() {
-    GLANCE.captures.store(0, Ordering::Relaxed);
+    FAST_PATH.captures.store(0, Ordering::Relaxed);
 }
 
 /// Runs a call that begins a capture.
-pub(crate) fn capture_begins(call: impl FnOnce() -> CuResult) -> CuResult {
+pub(crate) fn capture_begins(governors: &Visits, call: impl FnOnce() -> CuResult) -> CuResult {
     // Counted before: another thread may launch into the stream at once.
-    GLANCE.captures.fetch_add(1, Ordering::SeqCst);
+    FAST_PATH.captures.fetch_add(1, Ordering::SeqCst);
     // A governor may be about to record an event into the stream.
-    let alone = super::has_lanes().then(super::pins::exclude);
+    let alone = super::has_lanes().then(|| governors.exclude());
     let result = call();
     drop(alone);
     if !result.is_ok() {
@@ -34,7 +35,7 @@ pub(crate) fn capture_ends(call: impl FnOnce() -> CuResult) -> CuResult {
 }
 
 fn end() {
-    let _ = GLANCE
+    let _ = FAST_PATH
         .captures
         .fetch_update(Ordering::SeqCst, Ordering::Relaxed, |count| count.checked_sub(1));
 }
@@ -45,23 +46,24 @@ mod tests {
 
     #[test]
     fn every_end_of_a_capture_counts_and_nothing_else() {
+        let governors = Visits::new();
         for result in [
             CuResult::SUCCESS,
             CuResult::STREAM_CAPTURE_INVALIDATED,
             CuResult::STREAM_CAPTURE_UNJOINED,
         ] {
-            assert!(capture_begins(|| CuResult::SUCCESS).is_ok());
-            assert!(GLANCE.has_captures());
+            assert!(capture_begins(&governors, || CuResult::SUCCESS).is_ok());
+            assert!(FAST_PATH.has_captures());
             for not_yet in
                 [CuResult::STREAM_CAPTURE_WRONG_THREAD, CuResult::STREAM_CAPTURE_UNMATCHED]
             {
                 let _ = capture_ends(|| not_yet);
-                assert!(GLANCE.has_captures(), "{not_yet:?}");
+                assert!(FAST_PATH.has_captures(), "{not_yet:?}");
             }
             let _ = capture_ends(|| result);
-            assert!(!GLANCE.has_captures(), "{result:?}");
+            assert!(!FAST_PATH.has_captures(), "{result:?}");
         }
-        let _ = capture_begins(|| CuResult::ILLEGAL_STATE);
-        assert!(!GLANCE.has_captures());
+        let _ = capture_begins(&governors, || CuResult::ILLEGAL_STATE);
+        assert!(!FAST_PATH.has_captures());
     }
 }

@@ -3,9 +3,9 @@
 use super::account::Lease;
 use super::clock;
 use super::usage::Used;
-use crate::config::{Config, DaemonAddress};
-use crate::device::Device;
-use crate::{report, runtime};
+use crate::config::DaemonAddress;
+use crate::ledger::Ledger;
+use crate::report;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
@@ -26,6 +26,13 @@ const FIRST_RETRY_NS: u64 = 20_000_000;
 const LAST_RETRY_NS: u64 = 320_000_000;
 /// A daemon that has not answered for so long is worth a word. Less is a busy machine.
 const GONE_NS: u64 = 500_000_000;
+
+/// Where the daemon is, and by which name it is asked.
+pub(crate) struct Source {
+    pub(crate) address: DaemonAddress,
+    /// The session's.
+    pub(crate) session: String,
+}
 
 /// The daemon, as one device's governor knows it.
 pub(super) struct Daemon {
@@ -51,21 +58,21 @@ struct Loss {
 }
 
 impl Daemon {
-    pub(super) fn new(config: &Config) -> Option<Self> {
-        let endpoint = match config.daemon.as_ref()? {
+    pub(super) fn new(source: &Source) -> Self {
+        let endpoint = match &source.address {
             DaemonAddress::Unix(path) => Endpoint::Unix(path.clone()),
             DaemonAddress::Tcp { host, port } => {
                 Endpoint::Tcp { host: host.clone(), port: *port, token: None }
             }
         };
-        Some(Self {
+        Self {
             client: BlockingHttpClient::new(endpoint),
-            session: runtime::get().session_name(),
+            session: source.session.clone(),
             worker: None,
             report: None,
             told_changes: 0,
             lost: None,
-        })
+        }
     }
 
     /// Whether it answered last time, as far as it has been asked.
@@ -74,22 +81,22 @@ impl Daemon {
     }
 
     /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet.
-    pub(super) fn ask(&mut self, device: &Device) -> Result<Option<Lease>, Lost> {
+    pub(super) fn ask(&mut self, ledger: &Ledger) -> Result<Option<Lease>, Lost> {
         let report = self.report;
-        let decision = self.exchange(device, report, Some(POLL), GRACE)?;
+        let decision = self.exchange(ledger, report, Some(POLL), GRACE)?;
         Ok(decision.lease.map(lease))
     }
 
     /// Tells how a lease is used, and asks for it to go on. `Ok(None)`: it ends when it was to end.
     pub(super) fn renew(
         &mut self,
-        device: &Device,
+        ledger: &Ledger,
         id: u64,
         used: Used,
     ) -> Result<Option<Lease>, Lost> {
         let report = Some(told(id, used, false));
         let decision =
-            self.exchange(device, report, Some(Duration::ZERO), AT_ONCE).inspect_err(|_| {
+            self.exchange(ledger, report, Some(Duration::ZERO), AT_ONCE).inspect_err(|_| {
                 // Told when it answers again, or all of the lease would count as used.
                 self.report = Some(told(id, used, true));
             })?;
@@ -97,9 +104,9 @@ impl Daemon {
     }
 
     /// Tells how a lease is used.
-    pub(super) fn tell(&mut self, device: &Device, id: u64, used: Used) {
+    pub(super) fn tell(&mut self, ledger: &Ledger, id: u64, used: Used) {
         if self.is_there() {
-            let _ = self.exchange(device, Some(told(id, used, false)), None, AT_ONCE);
+            let _ = self.exchange(ledger, Some(told(id, used, false)), None, AT_ONCE);
         }
     }
 
@@ -109,20 +116,20 @@ impl Daemon {
     }
 
     /// Tells what has not been told: how a lease was used, that the limits have changed.
-    pub(super) fn tell_the_rest(&mut self, device: &Device) {
-        let changed = self.worker.is_some() && changes(device) != self.told_changes;
+    pub(super) fn tell_the_rest(&mut self, ledger: &Ledger) {
+        let changed = self.worker.is_some() && changes(ledger) != self.told_changes;
         if self.is_there() && (self.report.is_some() || changed) {
-            let _ = self.exchange(device, self.report, None, AT_ONCE);
+            let _ = self.exchange(ledger, self.report, None, AT_ONCE);
         }
     }
 
     /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer for `most_ns`: the
     /// daemon may still stand still.
-    pub(super) fn look_for_it(&mut self, device: &Device, most_ns: u64) {
+    pub(super) fn look_for_it(&mut self, ledger: &Ledger, most_ns: u64) {
         let is_time = |loss: Loss| clock::now() >= loss.retry_at;
         if most_ns >= LEAST_LOOK_NS && self.lost.is_some_and(is_time) {
             let most = AT_ONCE.min(Duration::from_nanos(most_ns));
-            match self.try_exchange(device, self.report, None, most) {
+            match self.try_exchange(ledger, self.report, None, most) {
                 Ok(_) => self.lost = None,
                 Err(error) => self.lose(&error),
             }
@@ -131,12 +138,12 @@ impl Daemon {
 
     fn exchange(
         &mut self,
-        device: &Device,
+        ledger: &Ledger,
         report: Option<LeaseReport>,
         ask: Option<Duration>,
         grace: Duration,
     ) -> Result<Decision, Lost> {
-        self.try_exchange(device, report, ask, grace).map_err(|error| {
+        self.try_exchange(ledger, report, ask, grace).map_err(|error| {
             self.lose(&error);
             Lost
         })
@@ -144,7 +151,7 @@ impl Daemon {
 
     fn try_exchange(
         &mut self,
-        device: &Device,
+        ledger: &Ledger,
         report: Option<LeaseReport>,
         ask: Option<Duration>,
         grace: Duration,
@@ -152,13 +159,13 @@ impl Daemon {
         let (worker, report) = match self.worker {
             Some(worker) => (worker, report),
             // A lease of a former registration is nothing to this one.
-            None => (self.register(device, REGISTERED.min(ask.unwrap_or_default() + grace))?, None),
+            None => (self.register(ledger, REGISTERED.min(ask.unwrap_or_default() + grace))?, None),
         };
-        let changes = changes(device);
-        let quota = if changes == self.told_changes { None } else { quota(device) };
+        let changes = changes(ledger);
+        let quota = if changes == self.told_changes { None } else { quota(ledger) };
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let message =
-            Admission { worker, uuid: device.uuid(), report, ask: ask.map(microseconds), quota };
+            Admission { worker, uuid: ledger.uuid(), report, ask: ask.map(microseconds), quota };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
         let decision = self.client.post(to, &message, ask.unwrap_or_default() + grace)?;
         self.told_changes = changes;
@@ -166,15 +173,15 @@ impl Daemon {
         Ok(decision)
     }
 
-    fn register(&mut self, device: &Device, most: Duration) -> Result<u64, ClientError> {
-        let changes = changes(device);
+    fn register(&mut self, ledger: &Ledger, most: Duration) -> Result<u64, ClientError> {
+        let changes = changes(ledger);
         let message = Register {
             protocol: protocol::VERSION,
             session: self.session.clone(),
-            devices: quota(device).into_iter().collect(),
+            devices: quota(ledger).into_iter().collect(),
         };
         let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
-        tracing::info!("device {}: leases come from {}", device.uuid(), self.client.endpoint());
+        tracing::info!("device {}: leases come from {}", ledger.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;
         self.worker = Some(worker);
@@ -231,10 +238,10 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
 }
 
 /// The session's quota, as its page has it now.
-fn quota(device: &Device) -> Option<DeviceQuota> {
-    Some(DeviceQuota { uuid: device.uuid(), limit: device.page()?.limits().compute })
+fn quota(ledger: &Ledger) -> Option<DeviceQuota> {
+    Some(DeviceQuota { uuid: ledger.uuid(), limit: ledger.page()?.limits().compute })
 }
 
-fn changes(device: &Device) -> u32 {
-    device.page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
+fn changes(ledger: &Ledger) -> u32 {
+    ledger.page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
 }

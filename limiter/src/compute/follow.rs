@@ -5,8 +5,8 @@
 //! driver nor anybody else, so that the process's end does not have to wait for it.
 
 use super::clock;
-use crate::device::Device;
-use crate::{keeper, own_thread, report, runtime};
+use super::gate::Gate;
+use crate::{own_thread, report};
 use core::sync::atomic::Ordering;
 use limits::Limits;
 use rustix::io::Errno;
@@ -20,26 +20,27 @@ const UNWOKEN_NS: u64 = 100_000_000;
 /// The shortest time between two looks, however often the page says that something has changed.
 const DEBOUNCE_NS: u64 = 2_000_000;
 
-/// Starts to follow the limits of a device, unless that is done already.
-pub(crate) fn follow_limits(device: &'static Device) {
-    if !device.gate().begin_following() {
+/// Starts to follow the limits of a device, unless that is done already. `changed` is called after each change,
+/// with whether the device's time has come to be limited by it, or is no more.
+pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send + 'static) {
+    if !gate.begin_following() {
         return;
     }
-    if let Err(error) = own_thread::start("sluice-limits", move || follow(device)) {
+    if let Err(error) = own_thread::start("sluice-limits", move || follow(gate, &changed)) {
         report::once(format_args!(
             "the thread that follows changes of the limits cannot be started: {error}; a compute limit that is set or taken away while this process runs is not noticed"
         ));
     }
 }
 
-fn follow(device: &'static Device) {
+fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
     let mut followed = None;
-    // Of a damaged page nothing is believed any more; `Device::broken` says so to the program.
-    while let Some(page) = device.page() {
+    // Of a damaged page nothing is believed any more; `Ledger::broken` says so to the program.
+    while let Some(page) = gate.ledger().page() {
         // Before the limits are read: a change that comes between is another one.
         let count = page.limit_changes.load(Ordering::Acquire);
         if followed != Some(count) {
-            apply(device, &page.limits());
+            apply(gate, &page.limits(), changed);
             followed = Some(count);
         }
         match futex::wait(&page.limit_changes, futex::Flags::empty(), count, Some(&PERIOD)) {
@@ -51,23 +52,20 @@ fn follow(device: &'static Device) {
     }
 }
 
-fn apply(device: &'static Device, limits: &Limits) {
+fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
     let limited = limits.compute.is_limit();
     // Before the first lease. A session without a limit has not been idle.
     if limited
-        && !device.gate().is_active()
-        && let Some(mut book) = device.book()
+        && !gate.is_active()
+        && let Some(mut book) = gate.ledger().book()
     {
         book.forget_savings(clock::now());
     }
-    if device.gate().set_active(limited) {
-        tracing::info!("device {}: limits are now {limits:?}", device.uuid());
-        if let Some(runtime) = runtime::existing() {
-            runtime.gates_changed();
-        }
+    let is_other = gate.set_active(limited);
+    if is_other {
+        tracing::info!("device {}: limits are now {limits:?}", gate.ledger().uuid());
     }
-    // What a session holds beyond a new limit and does not use can go.
-    keeper::ring();
+    changed(is_other);
     // The daemon is to know.
-    device.gate().ring();
+    gate.ring();
 }

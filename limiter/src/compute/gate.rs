@@ -1,9 +1,11 @@
 //! The gate of a device in this process.
 
+use super::daemon::Source;
 use super::governor;
 use super::lane::Lane;
 use super::usage::Totals;
-use crate::device::Device;
+use crate::exit_guard::{ExitGuard, Visits};
+use crate::ledger::Ledger;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
@@ -14,6 +16,11 @@ pub(crate) struct Gate {
     /// Alone in its cache line: every launch reads it.
     /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
     word: CachePadded<AtomicU32>,
+    /// The session's account of the device.
+    ledger: &'static Ledger,
+    guard: &'static ExitGuard,
+    /// Where leases come from, if not from the session's own account.
+    daemon: Option<Source>,
     /// Number of threads that wait.
     waiting: AtomicU32,
     /// Changes when a thread begins to wait; the governor sleeps on it.
@@ -61,9 +68,17 @@ const fn is_open(word: u32) -> bool {
 
 impl Gate {
     /// A closed gate; `active`: whether anybody has to pass it.
-    pub(crate) const fn new(active: bool) -> Self {
+    pub(crate) const fn new(
+        ledger: &'static Ledger,
+        guard: &'static ExitGuard,
+        daemon: Option<Source>,
+        active: bool,
+    ) -> Self {
         Self {
             word: CachePadded::new(AtomicU32::new(0)),
+            ledger,
+            guard,
+            daemon,
             waiting: AtomicU32::new(0),
             bell: AtomicU32::new(0),
             active: AtomicBool::new(active),
@@ -82,6 +97,25 @@ impl Gate {
             }),
             backlogged_ns: AtomicU64::new(0),
         }
+    }
+
+    /// The session's account of the device.
+    pub(super) const fn ledger(&self) -> &'static Ledger {
+        self.ledger
+    }
+
+    pub(super) const fn guard(&self) -> &'static ExitGuard {
+        self.guard
+    }
+
+    /// The governors' visits to the driver.
+    pub(super) const fn governors(&self) -> &'static Visits {
+        &self.guard.governors
+    }
+
+    /// The daemon, where one is to be used.
+    pub(super) const fn daemon(&self) -> Option<&Source> {
+        self.daemon.as_ref()
     }
 
     /// Whether the device's time is limited.
@@ -163,9 +197,16 @@ impl Gate {
     }
 
     /// Opens for good.
-    pub(super) fn stand_open(&self) {
+    fn stand_open(&self) {
         self.stands_open.store(true, Ordering::SeqCst);
         self.open();
+    }
+
+    /// The process is ending: destructors that launch work must not wait at a gate that nobody will open. And
+    /// nobody will let a stream go that is held back.
+    pub(super) fn let_all_pass(&self) {
+        self.stand_open();
+        self.lanes().iter().for_each(|lane| lane.let_go());
     }
 
     /// There will be no lease again: whoever waits passes, or is turned away.
@@ -185,13 +226,13 @@ impl Gate {
     }
 
     /// In a forked child: no lane of the parent may pass.
-    pub(crate) fn abandon(&self) {
+    pub(super) fn abandon(&self) {
         let word = self.word.load(Ordering::Relaxed);
         self.word.store((word | 1).wrapping_add(1), Ordering::Relaxed);
     }
 
     /// Waits until the gate opens, or nobody has to pass it any more.
-    pub(super) fn wait(&self, device: &'static Device) -> Result<(), NoLease> {
+    pub(super) fn wait(&'static self) -> Result<(), NoLease> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.ring();
         loop {
@@ -204,7 +245,7 @@ impl Gate {
                 return Err(NoLease::Account);
             }
             if !self.governed.swap(true, Ordering::AcqRel)
-                && let Err(error) = governor::start(device)
+                && let Err(error) = governor::start(self)
             {
                 self.governed.store(false, Ordering::SeqCst);
                 self.waiting.fetch_sub(1, Ordering::AcqRel);

@@ -6,11 +6,8 @@ use super::lane::Lane;
 use super::rest::Rest;
 use super::usage::{Usage, Used};
 use super::work::SPREAD;
-use super::{clock, own, pins};
-use crate::device::Device;
-use crate::own_thread;
-use core::time::Duration;
-use driver::cuda::CAPTURE_MODE_RELAXED;
+use super::{clock, driver_calls};
+use crate::exit_guard::Visits;
 use std::io;
 use std::sync::Arc;
 
@@ -42,21 +39,17 @@ const GLIMPSE_NS: u64 = 5_000_000;
 const HANDOVER_NS: u64 = 300_000;
 
 /// Starts the governor of a device.
-pub(super) fn start(device: &'static Device) -> io::Result<()> {
-    pins::watch_exit();
-    crate::patch::keep_driver();
-    own_thread::start("sluice-governor", move || govern(device))
+pub(super) fn start(gate: &'static Gate) -> io::Result<()> {
+    gate.guard().start("sluice-governor", move || govern(gate))
 }
 
-fn govern(device: &'static Device) {
+fn govern(gate: &'static Gate) {
     // Short sleeps should be short; this thread makes few.
     // SAFETY: concerns the calling thread only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_usize) };
     // This thread asks about events while other threads may be capturing.
-    let mut mode = CAPTURE_MODE_RELAXED;
-    let _ = own::exchange_capture_mode(&raw mut mode);
-    let gate = device.gate();
-    let mut account = Account::new(device);
+    driver_calls::never_disturb();
+    let mut account = Account::new(gate);
     let mut density = Density::default();
     let mut neighbours = Neighbours::default();
     let mut handover = Handover { dependent: false, ended: None, rest: Rest::none() };
@@ -72,13 +65,13 @@ fn govern(device: &'static Device) {
         let Some(lease) = account.begin() else { continue };
         gate.set_shared(neighbours.note(&lease));
         let left = handover.check_for_left_work(gate);
-        let mut tenure = Tenure::new(device, lease, left);
+        let mut tenure = Tenure::new(gate, lease, left);
         gate.open();
         tenure.hold(&mut account, &mut density, &mut neighbours);
         gate.close();
         tenure.drain(&mut account, &mut handover);
         density.add(tenure.used);
-        tracing::trace!("device {}: {:?}, at the end", device.uuid(), tenure.used);
+        tracing::trace!("device {}: {:?}, at the end", gate.ledger().uuid(), tenure.used);
         account.end(tenure.lease, tenure.used);
     }
 }
@@ -101,7 +94,7 @@ impl Handover {
         let now = clock::now();
         let Some(at) = self.ended.take() else { return false };
         let lanes = gate.lanes();
-        let done = gate.inside(&lanes).is_none_or(|_inside| drained(&lanes));
+        let done = gate.inside(&lanes).is_none_or(|_inside| drained(gate.governors(), &lanes));
         if !done && now > at.saturating_add(HANDOVER_NS) {
             self.rest.begin(now);
         }
@@ -152,7 +145,7 @@ impl Neighbours {
 
 /// The time from the opening of the gate until all work is done.
 struct Tenure {
-    device: &'static Device,
+    gate: &'static Gate,
     lease: Lease,
     usage: Usage,
     /// What has not been told to the account.
@@ -163,16 +156,16 @@ struct Tenure {
 
 impl Tenure {
     /// `left`: work of the lease before is not done.
-    fn new(device: &'static Device, lease: Lease, left: bool) -> Self {
+    fn new(gate: &'static Gate, lease: Lease, left: bool) -> Self {
         let now = clock::now();
-        let totals = device.gate().totals();
+        let totals = gate.totals();
         let usage = if left { Usage::with_rest(now, totals) } else { Usage::new(now, totals) };
-        device.gate().lanes().iter().for_each(|lane| lane.forget_question());
-        Self { device, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
+        gate.lanes().iter().for_each(|lane| lane.forget_question());
+        Self { gate, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
     }
 
     fn look(&mut self, now: u64, busy: bool) {
-        let gate = self.device.gate();
+        let gate = self.gate;
         let used = self.usage.until(now, gate.totals(), busy);
         self.used += used;
     }
@@ -180,7 +173,7 @@ impl Tenure {
     /// The same while what is left is being done. Where no other session uses the device that is all of the
     /// time, whatever the work was taken to need, unless all of it may have been waiting.
     fn look_at_the_rest(&mut self, now: u64, waits: bool) {
-        let gate = self.device.gate();
+        let gate = self.gate;
         let used = self.usage.until(now, gate.totals(), !waits);
         self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }
@@ -197,25 +190,26 @@ impl Tenure {
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
             clock::sleep(until_look(now).min(next.saturating_sub(now)).max(1));
             let now = clock::now();
-            let lanes = self.device.gate().lanes();
+            let lanes = self.gate.lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
-            let Some(inside) = self.device.gate().inside(&lanes) else {
+            let Some(inside) = self.gate.inside(&lanes) else {
                 // A sample is being taken. It is short.
                 clock::sleep(DRAIN_POLL_NS);
                 continue;
             };
             let activity: u64 = lanes.iter().fold(0, |sum, lane| sum.wrapping_add(lane.activity()));
             let goes_on = before.replace(activity) != Some(activity);
-            let queues = lanes.iter().filter(|lane| lane.take_busy()).count() > 0;
-            let shared = self.device.gate().is_shared();
+            let queues =
+                lanes.iter().filter(|lane| lane.take_busy(self.gate.governors())).count() > 0;
+            let shared = self.gate.is_shared();
             let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
             self.look(now, queues || works);
             if goes_on {
                 idle_since = None;
                 let look = if shared { Lane::forget_looks } else { Lane::ask };
                 lanes.iter().for_each(|lane| look(lane));
-            } else if drained(&lanes) {
-                self.usage.drained(self.device.gate().totals());
+            } else if drained(self.gate.governors(), &lanes) {
+                self.usage.drained(self.gate.totals());
                 let since = *idle_since.get_or_insert(now);
                 // Holding on costs nothing: what is not used is not charged.
                 let cheap = self.lease.id.is_none() || self.lease.shared || density.is_sparse();
@@ -227,12 +221,12 @@ impl Tenure {
             if self.renew_at.is_some_and(|at| now >= at) {
                 self.remove_abandoned();
                 density.add(self.used);
-                tracing::trace!("device {}: {:?}", self.device.uuid(), self.used);
+                tracing::trace!("device {}: {:?}", self.gate.ledger().uuid(), self.used);
                 let renewed = account.renew(self.lease, core::mem::take(&mut self.used));
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
-                self.device.gate().set_shared(neighbours.note(&renewed));
+                self.gate.set_shared(neighbours.note(&renewed));
             }
         }
     }
@@ -243,7 +237,7 @@ impl Tenure {
     /// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
     /// opened for a moment. The time goes on being charged.
     fn drain(&mut self, account: &mut Account, handover: &mut Handover) {
-        let gate = self.device.gate();
+        let gate = self.gate;
         self.look(clock::now(), false);
         let mut done_before = 0;
         let mut since = clock::now();
@@ -266,7 +260,7 @@ impl Tenure {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
             let lanes = gate.lanes();
-            if gate.inside(&lanes).is_some_and(|_inside| drained(&lanes)) {
+            if gate.inside(&lanes).is_some_and(|_inside| drained(gate.governors(), &lanes)) {
                 break;
             }
             waited |= only_waits(&lanes);
@@ -319,7 +313,7 @@ impl Tenure {
 
     /// Opens the gate until more has been done than before, or for a moment; tells which.
     fn glimpse(&self, before: u64) -> bool {
-        let gate = self.device.gate();
+        let gate = self.gate;
         let until = clock::now().saturating_add(GLIMPSE_NS);
         gate.open();
         let helped = loop {
@@ -327,7 +321,7 @@ impl Tenure {
             let now = clock::now();
             let lanes = gate.lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
-            let all = gate.inside(&lanes).is_some_and(|_inside| drained(&lanes));
+            let all = gate.inside(&lanes).is_some_and(|_inside| drained(gate.governors(), &lanes));
             if all || progress(&lanes) != before {
                 break true;
             }
@@ -341,11 +335,12 @@ impl Tenure {
 
     /// Gives back the events of lanes whose threads have ended and whose work is done.
     fn remove_abandoned(&self) {
-        let gate = self.device.gate();
+        let gate = self.gate;
         let lanes = gate.lanes();
         let gone: Vec<_> = lanes.iter().filter(|lane| lane.is_abandoned()).collect();
         let Some(_inside) = gate.inside(&lanes) else { return };
-        let Some(_pin) = pins::pin().filter(|_| !gone.is_empty()) else { return };
+        let governors = gate.governors();
+        let Some(_pin) = governors.try_enter().filter(|_| !gone.is_empty()) else { return };
         for lane in gone.iter().filter(|lane| lane.is_drained()) {
             gate.retire(lane);
             lane.destroy_events();
@@ -391,13 +386,8 @@ fn progress(lanes: &[Arc<Lane>]) -> u64 {
     lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()))
 }
 
-fn drained(lanes: &[Arc<Lane>]) -> bool {
-    match pins::pin() {
-        // Each is asked, so that each one's progress is seen.
-        Some(_pin) => lanes.iter().filter(|lane| !lane.is_drained()).count() == 0,
-        // The program is ending: nobody will ask again.
-        None => loop {
-            std::thread::sleep(Duration::from_secs(3600));
-        },
-    }
+fn drained(governors: &Visits, lanes: &[Arc<Lane>]) -> bool {
+    let _pin = governors.enter();
+    // Each is asked, so that each one's progress is seen.
+    lanes.iter().filter(|lane| !lane.is_drained()).count() == 0
 }

@@ -11,7 +11,8 @@
 
 use super::gate::Gate;
 use super::rest::Rest;
-use super::{clock, own};
+use super::{clock, driver_calls};
+use crate::driver_calls::current_context;
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -101,7 +102,7 @@ impl Hold {
             return None;
         }
         let at = self.at.load(Relaxed);
-        if own::stream_wait_value(stream, at, value, STREAM_WAIT_VALUE_GEQ).is_ok() {
+        if driver_calls::stream_wait_value(stream, at, value, STREAM_WAIT_VALUE_GEQ).is_ok() {
             return Some(held);
         }
         self.denied.store(true, Relaxed);
@@ -159,11 +160,6 @@ fn advance(word: &AtomicU32, value: u32) {
     let _ = word.fetch_update(Release, Relaxed, |old| {
         (value.wrapping_sub(old).cast_signed() > 0).then_some(value)
     });
-}
-
-fn current_context() -> usize {
-    let mut context = ptr::null_mut();
-    if own::ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
 }
 
 impl HeldBack<'_> {
@@ -245,8 +241,9 @@ impl Words {
             return None;
         }
         let mut device = 0;
-        let visible = own::mem_host_register(host, BYTES, MEMHOSTREGISTER_DEVICEMAP).is_ok()
-            && own::mem_host_device_pointer(&raw mut device, host, 0).is_ok();
+        let visible = driver_calls::mem_host_register(host, BYTES, MEMHOSTREGISTER_DEVICEMAP)
+            .is_ok()
+            && driver_calls::mem_host_device_pointer(&raw mut device, host, 0).is_ok();
         if !visible {
             // SAFETY: nobody has been told of the mapping.
             unsafe { libc::munmap(host, BYTES) };

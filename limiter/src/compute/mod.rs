@@ -9,18 +9,16 @@
 
 mod account;
 mod captures;
-pub(crate) mod clock;
 mod daemon;
 mod estimate;
 mod family;
+pub(crate) mod fast_path;
 mod follow;
 mod gate;
-pub(crate) mod glance;
 mod governor;
 mod hold;
 mod lane;
 mod looks;
-mod pins;
 mod rest;
 mod sampler;
 mod usage;
@@ -28,33 +26,32 @@ mod waits;
 mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
+pub(crate) use daemon::Source;
 use estimate::Estimate;
+use fast_path::FAST_PATH;
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
-use glance::GLANCE;
 pub(crate) use hold::driver_starts;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
 };
 pub(crate) use work::{Launched, Work};
 
-use crate::own;
-use crate::runtime::{self, Refused, Verdict};
+use crate::clock;
+use crate::driver_calls::{self, undisturbing, within};
+use crate::exit_guard::Visits;
+use crate::verdict::{Refused, Verdict};
 use core::ffi::c_uint;
-use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
-use driver::cuda::{
-    CAPTURE_MODE_RELAXED, CAPTURE_STATUS_NONE, Context, CuResult, STREAM_LEGACY, STREAM_PER_THREAD,
-    Stream,
-};
+use driver::cuda::{CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 /// Whether this process has ever made a lane. Lanes outlive a limit that is taken away.
 static HAS_LANES: AtomicBool = AtomicBool::new(false);
 
 /// Says whether launches have to be looked at; `None`: to be found out.
 pub(crate) fn set_gated(gated: Option<bool>) {
-    GLANCE.set_gated(gated);
+    FAST_PATH.set_gated(gated);
 }
 
 /// Says the same by asking. Threads may do so at the same time about different devices: the last answer
@@ -74,7 +71,7 @@ pub(crate) fn set_gated_by(ask: impl Fn() -> Option<bool>) {
 /// Whether launches need no look, and so nothing has to be known about them.
 #[inline]
 pub(crate) fn is_ungated() -> bool {
-    GLANCE.is_ungated()
+    FAST_PATH.is_ungated()
 }
 
 /// Whether there may be lanes.
@@ -82,34 +79,40 @@ fn has_lanes() -> bool {
     HAS_LANES.load(Ordering::SeqCst)
 }
 
-/// In a forked child: nothing is known, and no governor runs.
-pub(crate) fn after_fork() {
+/// In a forked child: nothing is known, and no governor runs. No lane of the parent's may pass its gate.
+pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
+    gates.for_each(Gate::abandon);
     set_gated(None);
     HAS_LANES.store(false, Ordering::Relaxed);
-    pins::after_fork();
     captures::after_fork();
     estimate::after_fork();
     hold::after_fork();
 }
 
-/// Runs a call that gives work to a stream, when the device's time is there for it.
+/// Runs a call that gives work to a stream, when the device's time is there for it. `current` tells the gate of
+/// the current context's device.
 #[inline]
 pub(crate) fn launch(
     launched: impl Into<Launched>,
     stream: Stream,
     per_thread: bool,
+    current: impl Fn() -> Verdict<&'static Gate>,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    if GLANCE.is_ungated() {
+    if FAST_PATH.is_ungated() {
         return call();
     }
     let launched = launched.into();
     let stream = named(stream, per_thread);
     // What is being captured runs later, under the launch of the graph.
-    if GLANCE.has_captures() && is_capturing(stream) {
+    if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
-    if lane::pass(stream, launched.work) { call() } else { launch_slowly(launched, stream, call) }
+    if lane::pass(stream, launched.work) {
+        call()
+    } else {
+        launch_slowly(launched, stream, current, call)
+    }
 }
 
 /// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
@@ -117,7 +120,7 @@ pub(crate) fn launch(
 #[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn passes(work: Work, stream: Stream, per_thread: bool) -> bool {
-    !GLANCE.has_captures() && lane::pass(named(stream, per_thread), work)
+    !FAST_PATH.has_captures() && lane::pass(named(stream, per_thread), work)
 }
 
 /// The handle that means the same stream in every thread and function.
@@ -131,13 +134,18 @@ fn named(stream: Stream, per_thread: bool) -> usize {
 }
 
 #[cold]
-fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+fn launch_slowly(
+    launched: Launched,
+    stream: usize,
+    current: impl Fn() -> Verdict<&'static Gate>,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
     let work = launched.work;
-    let (device, lane) = match lane::known_way(stream) {
-        Some((device, lane)) => (device, Some(lane)),
-        None => match lane::device_of(stream) {
-            Verdict::Limited(device) if device.gate().is_active() => {
-                (device, lane::of_this_thread(device, stream))
+    let (gate, lane) = match lane::known_way(stream) {
+        Some((gate, lane)) => (gate, Some(lane)),
+        None => match lane::gate_of(stream, current) {
+            Verdict::Limited(gate) if gate.is_active() => {
+                (gate, lane::of_this_thread(gate, stream))
             }
             Verdict::Limited(_) | Verdict::Free => return call(),
             Verdict::Denied => return CuResult::NOT_PERMITTED,
@@ -146,24 +154,24 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
     let launching = loop {
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
-        if lane::enter(device, stream, lane.as_ref()) {
+        if lane::enter(gate, stream, lane.as_ref()) {
             break launching;
         }
         drop(launching);
         // The limit may have been taken away meanwhile.
-        if !device.gate().is_active() || is_capturing(stream) {
+        if !gate.is_active() || is_capturing(stream) {
             return call();
         }
         if let Some(lane) = &lane {
             let _ = lane.cover();
         }
-        match device.gate().wait(device) {
+        match gate.wait() {
             Ok(()) => {}
             Err(NoLease::Account) => return CuResult::NOT_PERMITTED,
             Err(NoLease::Governor(error)) => {
                 let refused =
                     format!("the thread that obtains GPU time cannot be started: {error}");
-                if runtime::get().goes_on_without(&Refused(refused)) {
+                if gate.ledger().lets_pass(&Refused(refused)) {
                     return call();
                 }
                 return CuResult::OPERATING_SYSTEM;
@@ -173,10 +181,9 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
     let Some(lane) = lane.as_deref() else { return call() };
     // No event may be recorded into a stream that is being captured. That may have begun while this thread
     // waited at the gate.
-    if GLANCE.has_captures() && is_capturing(stream) {
+    if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
-    let gate = device.gate();
     lane.look_if_asked();
     let estimate = lane::estimate_of(&launched);
     // What is charged: of work that is not known, what it is taken for.
@@ -205,42 +212,22 @@ fn launch_slowly(launched: Launched, stream: usize, call: impl FnOnce() -> CuRes
 /// event must not be recorded there either.
 fn is_capturing(stream: usize) -> bool {
     let mut status: c_uint = CAPTURE_STATUS_NONE;
-    !own::stream_is_capturing(stream as Stream, &raw mut status).is_ok()
+    !driver_calls::stream_is_capturing(stream as Stream, &raw mut status).is_ok()
         || status != CAPTURE_STATUS_NONE
 }
 
-/// Runs driver calls of the limiter's own so that no capture of the program is disturbed by them
-/// (`cuThreadExchangeStreamCaptureMode`).
-pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
-    let mut mode = CAPTURE_MODE_RELAXED;
-    let exchanged = own::exchange_capture_mode(&raw mut mode).is_ok();
-    let result = calls();
-    if exchanged {
-        let _ = own::exchange_capture_mode(&raw mut mode);
-    }
-    result
-}
-
-/// Runs driver calls in a context, be it the current one or not; `None` where it cannot be entered.
-fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
-    let mut current: Context = ptr::null_mut();
-    if own::ctx_get_current(&raw mut current).is_ok() && current as usize == context {
-        return Some(calls());
-    }
-    if !own::ctx_push_current(context as Context).is_ok() {
-        return None;
-    }
-    let result = calls();
-    let _ = own::ctx_pop_current(&raw mut current);
-    Some(result)
-}
-
 /// A stream is about to end: nothing may be recorded into it any more.
-pub(crate) fn stream_ends(stream: Stream) {
-    let Some(runtime) = runtime::existing().filter(|_| has_lanes()) else { return };
-    let _alone = pins::exclude();
-    for device in runtime.devices() {
-        for lane in device.gate().lanes() {
+pub(crate) fn stream_ends(
+    governors: &Visits,
+    gates: impl Iterator<Item = &'static Gate>,
+    stream: Stream,
+) {
+    if !has_lanes() {
+        return;
+    }
+    let _alone = governors.exclude();
+    for gate in gates {
+        for lane in gate.lanes() {
             lane.stream_ends(stream as usize);
         }
     }
@@ -248,7 +235,12 @@ pub(crate) fn stream_ends(stream: Stream) {
 
 /// There is a context: a green one counts by its own handle.
 pub(crate) fn context_is_made(context: usize) {
-    GLANCE.note_context(context);
+    FAST_PATH.note_context(context);
+}
+
+/// The process is ending, and the governors do nothing more.
+pub(crate) fn governors_are_gone(gates: impl Iterator<Item = &'static Gate>) {
+    gates.for_each(Gate::let_all_pass);
 }
 
 /// A context that was about to end did not.
@@ -261,7 +253,7 @@ pub(crate) fn context_stays(gate: &Gate, context: usize) {
 /// A context is about to end: its events must not be asked about any more.
 pub(crate) fn context_ends(gate: &Gate, context: usize) {
     if context != 0 && has_lanes() {
-        let _alone = pins::exclude();
+        let _alone = gate.governors().exclude();
         for lane in gate.lanes() {
             lane.context_ends(context);
         }

@@ -10,7 +10,7 @@ use super::estimate::Estimate;
 use super::family::Guess;
 use super::hold::{self, HeldBack, Hold};
 use super::waits::Waits;
-use super::{Gate, Work, clock, own, undisturbing, within};
+use super::{Gate, Work, clock, driver_calls, undisturbing, within};
 use core::ptr;
 use driver::cuda::{CuResult, EVENT_DEFAULT, Event, Stream};
 
@@ -166,7 +166,7 @@ impl Sampler {
             let Place { stream, context, gate } = place;
             let pair = within(context, || self.free_pair())??;
             let held = if transfer { None } else { hold.hold(stream, context, gate) };
-            let idle = held.is_none() && own::stream_query(stream).is_ok();
+            let idle = held.is_none() && driver_calls::stream_query(stream).is_ok();
             let empty = self.empty.of(idle, alone);
             empty.used += 1;
             if empty.count == 0 || empty.used > EMPTY_EVERY {
@@ -177,7 +177,7 @@ impl Sampler {
                 self.measure_empty(pair, stream, held, use_);
                 return None;
             }
-            if !own::event_record(self.pairs[pair].start, stream).is_ok() {
+            if !driver_calls::event_record(self.pairs[pair].start, stream).is_ok() {
                 return None;
             }
             let idle_since = idle.then(clock::now);
@@ -202,9 +202,9 @@ impl Sampler {
             // A stream that ran dry in between: how long it then waited for the launch is not known.
             let whole = held.is_some()
                 || idle_ns.is_some()
-                || own::event_query(pair.start) == CuResult::NOT_READY;
+                || driver_calls::event_query(pair.start) == CuResult::NOT_READY;
             if whole
-                && own::event_record(pair.end, stream).is_ok()
+                && driver_calls::event_record(pair.end, stream).is_ok()
                 && held.is_none_or(|held| held.is_intact())
             {
                 let what = Between::Work(estimate);
@@ -227,7 +227,7 @@ impl Sampler {
             return None;
         }
         let pair = within(context, || self.free_pair())??;
-        let recorded = own::event_record(self.pairs[pair].start, stream).is_ok();
+        let recorded = driver_calls::event_record(self.pairs[pair].start, stream).is_ok();
         recorded.then_some(StartedWait { pair, waits })
     }
 
@@ -235,7 +235,7 @@ impl Sampler {
     pub(super) fn finish_wait(&mut self, started: StartedWait, stream: Stream) {
         let StartedWait { pair, waits } = started;
         let Some(pair) = self.pairs.get_mut(pair) else { return };
-        if own::event_record(pair.end, stream).is_ok() {
+        if driver_calls::event_record(pair.end, stream).is_ok() {
             let what = Between::Wait(waits, waits.stand_for());
             pair.use_ =
                 Some(Use { what, guess: None, idle_ns: None, transfer: false, alone: true });
@@ -250,8 +250,8 @@ impl Sampler {
         use_: Use,
     ) {
         let pair = &mut self.pairs[pair];
-        if own::event_record(pair.start, stream).is_ok()
-            && own::event_record(pair.end, stream).is_ok()
+        if driver_calls::event_record(pair.start, stream).is_ok()
+            && driver_calls::event_record(pair.end, stream).is_ok()
             && held.is_none_or(|held| held.is_intact())
         {
             pair.use_ = Some(use_);
@@ -264,11 +264,11 @@ impl Sampler {
             return free;
         }
         let (mut start, mut end) = (ptr::null_mut(), ptr::null_mut());
-        if !own::event_create(&raw mut start, EVENT_DEFAULT).is_ok() {
+        if !driver_calls::event_create(&raw mut start, EVENT_DEFAULT).is_ok() {
             return None;
         }
-        if !own::event_create(&raw mut end, EVENT_DEFAULT).is_ok() {
-            let _ = own::event_destroy(start);
+        if !driver_calls::event_create(&raw mut end, EVENT_DEFAULT).is_ok() {
+            let _ = driver_calls::event_destroy(start);
             return None;
         }
         self.pairs.push(Pair { start, end, use_: None });
@@ -280,7 +280,7 @@ impl Sampler {
         for index in 0..self.pairs.len() {
             let pair = &mut self.pairs[index];
             let Some(use_) = pair.use_ else { continue };
-            match own::event_query(pair.end) {
+            match driver_calls::event_query(pair.end) {
                 CuResult::NOT_READY => continue,
                 CuResult::SUCCESS => {}
                 // The work failed; so will the program.
@@ -291,7 +291,7 @@ impl Sampler {
             }
             pair.use_ = None;
             let mut ms = 0.0_f32;
-            if !own::event_elapsed(&raw mut ms, pair.start, pair.end).is_ok() {
+            if !driver_calls::event_elapsed(&raw mut ms, pair.start, pair.end).is_ok() {
                 continue;
             }
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
@@ -323,8 +323,8 @@ impl Sampler {
     /// Gives the events back.
     pub(super) fn destroy_events(&mut self) {
         for pair in self.pairs.drain(..) {
-            let _ = own::event_destroy(pair.start);
-            let _ = own::event_destroy(pair.end);
+            let _ = driver_calls::event_destroy(pair.start);
+            let _ = driver_calls::event_destroy(pair.end);
         }
     }
 }

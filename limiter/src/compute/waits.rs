@@ -9,7 +9,7 @@
 //! Waits for events are left out as long as nothing but the one device's work can be behind them. The other
 //! stream's work then is counted in its own lane.
 
-use super::glance::GLANCE;
+use super::fast_path::FAST_PATH;
 use super::work::SPREAD;
 use super::{is_ungated, lane, named};
 use core::sync::atomic::AtomicU64;
@@ -106,13 +106,13 @@ pub(crate) fn wait_outside(
 
 /// Events may tell of something outside of the device from now on.
 pub(crate) fn comes_from_outside() {
-    GLANCE.note_outside();
+    FAST_PATH.note_outside();
 }
 
 /// Whether an event can only be one of work on the one device.
 #[inline]
 pub(crate) fn events_are_the_devices_own() -> bool {
-    GLANCE.has_one_place() && !GLANCE.has_outside()
+    FAST_PATH.has_one_place() && !FAST_PATH.has_outside()
 }
 
 /// Runs a call that has a stream wait for an event.
@@ -133,7 +133,7 @@ fn wait(stream: Stream, per_thread: bool, call: impl FnOnce() -> CuResult) -> Cu
     let waits = of(stream, context);
     waits.count.fetch_add(1, AcqRel);
     // Nothing may be recorded into a stream that is being captured, as this call may have it be.
-    let measured = || !GLANCE.has_captures();
+    let measured = || !FAST_PATH.has_captures();
     let lane = if waits.is_drawn() && measured() { lane::known(stream) } else { None };
     let started = lane.as_ref().and_then(|lane| lane.start_wait());
     let result = call();

@@ -9,18 +9,10 @@
 //! for the images to come, which programs like to load when their memory is full. The room is a small
 //! part of the limit all the same, and the processes of a session share it.
 
-use super::changes;
-use super::charge::{context_of_thread, left, trim};
-use crate::device::Device;
-use crate::per_process::PerProcess;
-use crate::runtime::{self, Verdict};
+use super::device::DeviceMemory;
 use core::sync::atomic::Ordering::Relaxed;
-use driver::cuda::CuResult;
 use session::layout::{Kind, Layout, NO_LIMIT};
 use session::ledger::Book;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The driver takes memory for code in pages of this size. Programs with less code find room for it in
 /// what a context takes anyway.
@@ -32,149 +24,47 @@ const MOST: u64 = 128 << 20;
 /// the driver's own tables changes with every allocation and launch.
 const LEAST_PART: u64 = 4;
 
-/// An image that the driver has been given.
-struct Image {
-    device: &'static Device,
-    /// The context that it ends with; zero for libraries, which belong to none.
-    context: usize,
-    bytes: u64,
-}
-
-/// By module or library.
-type Images = HashMap<usize, Image>;
-
-static IMAGES: PerProcess<Mutex<Images>> = PerProcess::new();
-
-/// In a forked child: the parent's code is not the child's.
-pub(super) fn after_fork() {
-    IMAGES.forget();
-}
-
-fn images() -> MutexGuard<'static, Images> {
-    IMAGES.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The driver has been given so many bytes more for a device.
-fn given(device: &Device, bytes: u64) {
+pub(super) fn given(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(bytes)));
 }
 
 /// The driver has dropped so many bytes.
-fn dropped(device: &Device, bytes: u64) {
+pub(super) fn dropped(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_sub(bytes)));
 }
 
 /// What of the images may yet be placed when the driver has taken so much.
-pub(super) fn unplaced(device: &Device, driver: u64) -> u64 {
+pub(super) fn unplaced(device: &DeviceMemory, driver: u64) -> u64 {
     device.images.load(Relaxed).saturating_sub(driver)
 }
 
-/// What an image is loaded as.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Loaded {
-    /// A module, which the current context has.
-    Module,
-    /// A library, for every context that uses it.
-    Library,
-}
-
-/// Runs a call that gives the driver an image of so many bytes; `handle` is read after success.
-pub(crate) fn load(
-    bytes: u64,
-    loaded_as: Loaded,
-    call: impl FnOnce() -> CuResult,
-    handle: impl FnOnce() -> usize,
-) -> CuResult {
-    let device = match runtime::get().current_device() {
-        Verdict::Limited(device) if bytes > 0 => device,
-        _ => return call(),
-    };
-    given(device, bytes);
-    if !fill(device) {
-        // What pools do not use serves better here.
-        let _changing = changes::begin();
-        trim(device);
-        fill(device);
-    }
-    let result = call();
-    let context = if loaded_as == Loaded::Library { 0 } else { context_of_thread() };
-    if result.is_ok() {
-        // What had its handle before is gone, however that came about.
-        let gone = images().insert(handle(), Image { device, context, bytes });
-        if let Some(gone) = gone {
-            dropped(gone.device, gone.bytes);
-        }
-    } else {
-        dropped(device, bytes);
-        fill(device);
-    }
-    result
-}
-
-/// Runs a call that unloads a module or a library.
-pub(crate) fn unload(handle: usize, call: impl FnOnce() -> CuResult) -> CuResult {
-    // Forgotten first: another thread may get the same handle.
-    let image = images().remove(&handle);
-    let result = call();
-    match image {
-        Some(image) if result.is_ok() => {
-            dropped(image.device, image.bytes);
-            fill(image.device);
-        }
-        Some(image) => match images().entry(handle) {
-            Entry::Vacant(place) => {
-                place.insert(image);
-            }
-            Entry::Occupied(_) => dropped(image.device, image.bytes),
-        },
-        None => {}
-    }
-    result
-}
-
-/// A context is gone, and its modules with it.
-pub(super) fn context_ended(device: &Device, context: usize) {
-    images().retain(|_, image| {
-        let stays = image.context == 0 || image.context != context;
-        if !stays {
-            dropped(image.device, image.bytes);
-        }
-        stays
-    });
-    fill(device);
-}
-
 /// Keeps as much free as is wanted, or as there is; `false`: there is not enough.
-fn fill(device: &Device) -> bool {
+pub(super) fn fill(device: &DeviceMemory) -> bool {
     let wanted = Wanted::by(device);
-    let Some(mut book) = device.book() else { return true };
-    let slot = device.seat().slot();
+    let Some(mut book) = device.ledger.book() else { return true };
+    let slot = device.ledger.seat().slot();
     let driver = book.has(slot, Kind::Driver);
     wanted.write(&mut book, slot, driver, 0);
     book.has(slot, Kind::Headroom) == wanted.bytes(book.real_limit(), driver)
 }
 
-/// Keeps free what can be, of what has just been given back.
-pub(super) fn refill(device: &Device) {
-    fill(device);
-}
-
 /// Headroom that has been lent to an allocation which needs it only if things turn out badly.
 pub(super) struct Lent {
-    device: &'static Device,
+    device: &'static DeviceMemory,
     /// What was kept free before.
     kept: u64,
 }
 
-/// Reserves bytes with the headroom's help; `None`: they do not fit even so, or without it.
-pub(super) fn lend(device: &'static Device, kind: Kind, bytes: u64) -> Option<Lent> {
-    let slot = device.seat().slot();
-    let mut book = device.book()?;
+/// Lends so many bytes, in the open book; `None`: not so many are kept free.
+pub(super) fn lend(
+    device: &'static DeviceMemory,
+    slot: usize,
+    bytes: u64,
+    book: &mut Book<'_>,
+) -> Option<Lent> {
     let kept = book.has(slot, Kind::Headroom);
-    let rest = kept.checked_sub(bytes.saturating_sub(left(&book)))?;
-    book.set(slot, Kind::Headroom, rest);
-    book.charge(slot, kind, bytes);
-    changes::reserved(device, &book);
+    book.set(slot, Kind::Headroom, kept.checked_sub(bytes)?);
     Some(Lent { device, kept })
 }
 
@@ -182,8 +72,9 @@ impl Lent {
     /// Keeps free what can be; whether that is as much again as before.
     pub(super) fn give_back_all(&self) -> bool {
         self.give_back();
-        let slot = self.device.seat().slot();
-        self.device.book().is_some_and(|book| book.has(slot, Kind::Headroom) >= self.kept)
+        let ledger = self.device.ledger;
+        let slot = ledger.seat().slot();
+        ledger.book().is_some_and(|book| book.has(slot, Kind::Headroom) >= self.kept)
     }
 
     /// Keeps free what can be.
@@ -199,9 +90,9 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    pub(super) fn by(device: &Device) -> Self {
+    pub(super) fn by(device: &DeviceMemory) -> Self {
         let given = device.images.load(Relaxed);
-        let processes = match device.page() {
+        let processes = match device.ledger.page() {
             Some(page) if given >= PAGE => processes(page),
             _ => 1,
         };

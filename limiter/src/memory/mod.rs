@@ -1,32 +1,347 @@
 //! Device memory: reserve, call, commit; and what was taken, so that it can be given back.
+//!
+//! Arrows go down only:
+//!
+//! * [`Memory`]: all of it, as the hooks see it
+//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `oversubscribe`: calls that take memory,
+//!   and calls that give it back; `reconciler`: the thread for what no call tells of
+//! * `reserve`: whether there is room; `reconcile`, `quick_look`, `estimate`: what the driver has taken by itself
+//! * `holdings` (`pools`, `graphs`, `physical`, `imports`): what is not one allocation with one handle
+//! * `reservation`, `headroom`, `refusal`, `seen`: one device's room in the session's book, and NVML's view of it
+//! * `device` (`tracker`, `contexts`, `changes`, `bell`): what is kept for a device
+//! * `size`, `holes`, `tiles`, `pieces`, `graph_nodes`: what memory consists of
 
-pub(crate) mod changes;
-mod charge;
-pub(crate) mod contexts;
-pub(crate) mod graphs;
-pub(crate) mod headroom;
+mod allocate;
+mod bell;
+mod changes;
+mod context_life;
+mod contexts;
+mod device;
+mod estimate;
+mod graph_launch;
+mod graph_nodes;
+mod graphs;
+mod headroom;
+mod holdings;
 mod holes;
-pub(crate) mod imports;
+mod images;
+mod imports;
 pub(crate) mod oversubscribe;
 pub(crate) mod physical;
-pub(crate) mod pools;
+mod pieces;
+mod pool_allocation;
+mod pools;
 mod quick_look;
 mod reconcile;
+mod reconciler;
+mod refusal;
+mod reservation;
+mod reserve;
 pub(crate) mod seen;
 mod size;
 pub(crate) mod tiles;
 mod tracker;
 mod waiting;
 
-pub(crate) use charge::{Much, allocate, driver_may_have_taken, free};
-pub(crate) use contexts::Contexts;
-pub(crate) use reconcile::reconcile;
+pub(crate) use contexts::Green;
+pub(crate) use device::DeviceMemory;
+pub(crate) use images::Loaded;
+pub(crate) use reserve::Much;
 pub(crate) use size::{array_bytes, linear_bytes, mipmapped_bytes};
-pub(crate) use tracker::{Handle, Tracker};
+pub(crate) use tracker::Handle;
 
-use crate::device::Device;
+use crate::driver_calls;
+use crate::exit_guard::ExitGuard;
+use crate::ledger::{Ledger, is_oversubscribed_by};
+use changes::Changing;
 use core::sync::atomic::Ordering::Relaxed;
-use session::layout::NO_LIMIT;
+use device::{Devices, Shared};
+use driver::cuda::{self, CuResult, DevicePtr, Graph, GraphExec, MemoryPool, Stream};
+use graphs::Graphs;
+use images::Images;
+use imports::Imports;
+use oversubscribe::HostPlaced;
+use physical::Physical;
+use pools::Pools;
+use reconciler::{Charge, Started};
+use reserve::Reserve;
+use session::layout::{Kind, NO_LIMIT};
+
+/// What this process knows of the memory of all devices.
+pub(crate) struct Memory {
+    shared: Shared,
+    devices: Devices,
+    reserve: Reserve,
+    images: Images,
+    placed: HostPlaced,
+    reconciler: Started,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            shared: Shared::default(),
+            devices: Devices::new(),
+            reserve: Reserve::default(),
+            images: Images::default(),
+            placed: HostPlaced::default(),
+            reconciler: Started::default(),
+        }
+    }
+
+    /// A call that allocates or frees has come in; it is over when what this returns is dropped.
+    #[inline]
+    pub(crate) fn changes(&self) -> Changing<'_> {
+        self.shared.changes.begin()
+    }
+
+    /// The memory of a device that is accounted from now on.
+    pub(crate) fn device(&'static self, ledger: &'static Ledger) -> DeviceMemory {
+        DeviceMemory::new(ledger, &self.shared)
+    }
+
+    /// It is in use. By one thread at a time.
+    pub(crate) fn add(&self, device: &'static DeviceMemory) {
+        self.devices.push(device);
+    }
+
+    pub(crate) const fn pools(&self) -> &Pools {
+        &self.reserve.holdings.pools
+    }
+
+    pub(crate) const fn graphs(&self) -> &Graphs {
+        &self.reserve.holdings.graphs
+    }
+
+    pub(crate) const fn physical(&self) -> &Physical {
+        &self.reserve.holdings.physical
+    }
+
+    pub(crate) const fn imports(&self) -> &Imports {
+        &self.reserve.holdings.imports
+    }
+
+    pub(crate) const fn images(&self) -> &Images {
+        &self.images
+    }
+
+    /// Runs an allocating call of the driver: see [`allocate::allocate`].
+    pub(crate) fn allocate(
+        &self,
+        device: &'static DeviceMemory,
+        kind: Kind,
+        bytes: u64,
+        call: impl FnOnce() -> CuResult,
+        handle: impl FnOnce() -> Handle,
+    ) -> CuResult {
+        allocate::allocate(&self.reserve, device, kind, bytes, call, handle)
+    }
+
+    /// Runs one of linear memory, which may be placed on the host: see [`allocate::allocate_anywhere`].
+    pub(crate) fn allocate_anywhere(
+        &self,
+        device: &'static DeviceMemory,
+        bytes: u64,
+        call: impl FnOnce() -> CuResult,
+        on_host: impl FnOnce() -> CuResult,
+        address: impl Fn() -> DevicePtr,
+    ) -> CuResult {
+        let (reserve, placed) = (&self.reserve, &self.placed);
+        allocate::allocate_anywhere(reserve, placed, device, bytes, call, on_host, address)
+    }
+
+    /// Runs one that allocates from a pool: see [`pool_allocation::allocate`].
+    pub(crate) fn allocate_from_pool(
+        &self,
+        device: &'static DeviceMemory,
+        of: (MemoryPool, Stream),
+        bytes: u64,
+        call: impl Fn() -> CuResult,
+        address: impl Fn() -> u64,
+        undo: impl Fn(),
+    ) -> CuResult {
+        pool_allocation::allocate(&self.reserve, device, of, bytes, call, address, undo)
+    }
+
+    /// Runs a call that places memory on the host which the device has no room for: see [`HostPlaced::place`].
+    pub(crate) fn place_on_host(
+        &self,
+        device: &'static DeviceMemory,
+        bytes: u64,
+        call: impl FnOnce() -> CuResult,
+        address: impl Fn() -> DevicePtr,
+    ) -> CuResult {
+        self.placed.place(device, bytes, call, address)
+    }
+
+    /// Runs `cuMemCreate`: see [`allocate::create_physical`].
+    pub(crate) fn create_physical(
+        &self,
+        device: &'static DeviceMemory,
+        bytes: u64,
+        call: impl FnOnce() -> CuResult,
+        handle: impl FnOnce() -> u64,
+    ) -> CuResult {
+        allocate::create_physical(&self.reserve, device, bytes, call, handle)
+    }
+
+    /// Runs `cuImportExternalMemory`: see [`allocate::import_external`].
+    pub(crate) fn import_external(
+        &self,
+        device: &'static DeviceMemory,
+        bytes: u64,
+        call: impl FnOnce() -> CuResult,
+        handle: impl FnOnce() -> Handle,
+    ) -> CuResult {
+        allocate::import_external(&self.reserve, device, bytes, call, handle)
+    }
+
+    /// Runs a freeing call of the driver: see [`allocate::free`].
+    pub(crate) fn free(&self, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
+        allocate::free(&self.devices, &self.reserve.holdings, handle, call)
+    }
+
+    /// Frees memory that was placed on the host in the order of a stream; `None`: it is not such memory.
+    pub(crate) fn free_host_placed(&self, address: DevicePtr, stream: Stream) -> Option<CuResult> {
+        self.placed.free_async(&self.devices, address, stream)
+    }
+
+    /// Whether an address is in memory that was placed on the host.
+    pub(crate) fn is_on_host(&self, address: DevicePtr) -> bool {
+        self.placed.is_on_host(&self.devices, address)
+    }
+
+    /// Runs a call that makes an executable graph: see [`graph_launch::instantiate`].
+    pub(crate) fn instantiate(
+        &self,
+        graph: Graph,
+        limited: impl Fn(cuda::Device) -> Option<&'static DeviceMemory>,
+        exec: impl Fn() -> GraphExec,
+        call: impl FnOnce() -> CuResult,
+    ) -> CuResult {
+        graph_launch::instantiate(&self.reserve, graph, limited, exec, call)
+    }
+
+    /// Runs a call that may give an executable graph its memory.
+    pub(crate) fn launch_graph(
+        &self,
+        exec: GraphExec,
+        call: impl FnOnce() -> CuResult,
+    ) -> CuResult {
+        graph_launch::launch(&self.reserve, exec, call)
+    }
+
+    /// Runs a call that gives the driver an image: see [`Images::load`].
+    pub(crate) fn load(
+        &self,
+        device: &'static DeviceMemory,
+        image: (u64, Loaded),
+        call: impl FnOnce() -> CuResult,
+        handle: impl FnOnce() -> usize,
+    ) -> CuResult {
+        let make_room = || self.reserve.holdings.refresh(device, true);
+        self.images.load(device, image, make_room, call, handle)
+    }
+
+    /// The driver may have taken memory, of the current device if that is accounted.
+    pub(crate) fn driver_may_have_taken(&self, current: Option<&'static DeviceMemory>, much: Much) {
+        if let Some(device) = current {
+            self.reserve.driver_may_have_taken(device, much);
+        }
+        self.ring();
+    }
+
+    /// Has the reconciler look soon.
+    pub(crate) fn ring(&self) {
+        self.shared.bell.ring();
+    }
+
+    /// Starts the reconciler, unless it runs.
+    pub(crate) fn start_reconciler(&'static self, guard: &'static ExitGuard) {
+        let charge = Charge {
+            bell: &self.shared.bell,
+            devices: &self.devices,
+            holdings: &self.reserve.holdings,
+            looks: &self.reserve.looks,
+            placed: &self.placed,
+        };
+        self.reconciler.start(guard, charge);
+    }
+
+    /// To be called before [`Contexts::change`](contexts::Contexts::change): loading a library under that lock could
+    /// wait for a thread that holds the loader's lock and waits for this one.
+    pub(crate) fn prepare_for_contexts(&self) {
+        driver_calls::nvml::load();
+    }
+
+    /// Runs a call that makes a context: see [`context_life::create`].
+    pub(crate) fn create_context(
+        &self,
+        device: &'static DeviceMemory,
+        call: impl FnOnce() -> CuResult,
+        handle: impl FnOnce() -> usize,
+        undo: impl FnOnce(),
+    ) -> CuResult {
+        context_life::create(&self.reserve, device, call, handle, undo)
+    }
+
+    /// Runs a call that makes a green context: see [`context_life::create_green`].
+    pub(crate) fn create_green_context(
+        &self,
+        device: &'static DeviceMemory,
+        ordinal: cuda::Device,
+        call: impl FnOnce() -> CuResult,
+        handle: impl FnOnce() -> usize,
+        undo: impl FnOnce(),
+    ) -> CuResult {
+        context_life::create_green(&self.reserve, device, ordinal, call, handle, undo)
+    }
+
+    /// A context is about to end.
+    pub(crate) fn context_ends(&self, handle: usize) {
+        self.placed.context_ends(handle);
+    }
+
+    /// A context is gone, with what was allocated in it.
+    pub(crate) fn context_ended(&self, device: &'static DeviceMemory, handle: usize) {
+        context_life::ended(&self.reserve.holdings, &self.images, device, handle);
+    }
+
+    /// A green context is gone.
+    pub(crate) fn green_context_ended(&self, device: &DeviceMemory, green: Green) {
+        context_life::green_ended(device, green);
+    }
+
+    /// The primary context is gone, and the green ones with it.
+    pub(crate) fn primary_context_ended(&self, device: &'static DeviceMemory, handle: usize) {
+        context_life::primary_ended(&self.reserve.holdings, &self.images, device, handle);
+    }
+
+    /// Fits the driver's figures into the session's limit; `None` where there is no memory limit.
+    pub(crate) fn view(
+        &self,
+        device: &DeviceMemory,
+        real_free: u64,
+        real_total: u64,
+    ) -> Option<View> {
+        // What the dead held, and what pools have given back, is free.
+        let page = device.ledger.page_reaped()?;
+        let limit = page.memory_limit.load(Relaxed);
+        if limit == NO_LIMIT {
+            return None;
+        }
+        self.reserve.holdings.refresh(device, false);
+        let used = page.used.load(Relaxed);
+        if is_oversubscribed_by(page) {
+            // What does not fit on the device is placed on the host.
+            let free = limit.saturating_sub(used);
+            return Some(View { total: limit, free, used: used.min(limit) });
+        }
+        let total = limit.min(real_total);
+        let free = total.saturating_sub(used).min(real_free);
+        Some(View { total, free, used: used.min(total) })
+    }
+}
 
 /// What a program is to see of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,44 +352,4 @@ pub(crate) struct View {
     pub(crate) free: u64,
     /// What the session uses.
     pub(crate) used: u64,
-}
-
-/// Fits the driver's figures into the session's limit; `None` where there is no memory limit.
-pub(crate) fn view(device: &Device, real_free: u64, real_total: u64) -> Option<View> {
-    // What the dead held, and what pools have given back, is free.
-    let page = device.page_reaped()?;
-    let limit = page.memory_limit.load(Relaxed);
-    if limit == NO_LIMIT {
-        return None;
-    }
-    pools::refresh(device, false);
-    graphs::refresh(device, false);
-    let used = page.used.load(Relaxed);
-    if oversubscribe::is_allowed_by(page) {
-        // What does not fit on the device is placed on the host.
-        let free = limit.saturating_sub(used);
-        return Some(View { total: limit, free, used: used.min(limit) });
-    }
-    let total = limit.min(real_total);
-    Some(View { total, free: total.saturating_sub(used).min(real_free), used: used.min(total) })
-}
-
-/// Bytes of a device's memory that this process has imported, as far as that is known: their exporter is
-/// charged for them.
-pub(crate) fn imported_bytes(device: &Device) -> u64 {
-    physical::imported_bytes(device).saturating_add(imports::bytes(device))
-}
-
-/// In a forked child: nothing of the parent's is the child's.
-pub(crate) fn after_fork() {
-    physical::after_fork();
-    imports::after_fork();
-    pools::after_fork();
-    seen::after_fork();
-    changes::after_fork();
-    oversubscribe::after_fork();
-    graphs::after_fork();
-    headroom::after_fork();
-    reconcile::after_fork();
-    waiting::after_fork();
 }

@@ -5,12 +5,9 @@
 //! can hide some of it, so that a device which has more left than expected says nothing, and the last look
 //! counts for a while only.
 
-use super::changes::{Door, Own, Standing, await_quiet};
-use crate::compute::undisturbing;
-use crate::device::Device;
-use crate::own;
-use crate::runtime::{self, Verdict};
-use core::ptr;
+use super::changes::{Own, Standing};
+use super::device::DeviceMemory;
+use crate::driver_calls::{self, undisturbing};
 use std::time::Instant;
 
 /// For so many times as long as a look takes.
@@ -38,17 +35,18 @@ impl Reference {
 
     /// By how much less is left than expected: no less than what the driver has taken by itself since.
     /// `None`: that cannot be told.
-    pub(super) fn missing(&self, device: &'static Device, own: Own) -> Option<u64> {
+    pub(super) fn missing(&self, device: &DeviceMemory, own: Own) -> Option<u64> {
         if Instant::now() >= self.until {
             return None;
         }
-        let _door = Door::close();
-        if !await_quiet(device, own, PATIENCE) {
+        let changes = &device.shared.changes;
+        let _pause = changes.pause();
+        if !changes.await_quiet(device.ledger, own, PATIENCE) {
             return None;
         }
-        let before = Standing::now(device, own);
+        let before = changes.standing(device.ledger, own);
         let free = free_of(device).filter(|_| before.is_quiet)?;
-        if !Standing::now(device, own).is_quiet_since(&before) {
+        if !changes.standing(device.ledger, own).is_quiet_since(&before) {
             return None;
         }
         missing((self.free, self.taken), (free, before.taken))
@@ -62,13 +60,12 @@ fn missing(then: (u64, u64), now: (u64, u64)) -> Option<u64> {
 }
 
 /// What a device has left; `None` where the calling thread cannot ask.
-pub(super) fn free_of(device: &'static Device) -> Option<u64> {
-    match runtime::get().current_device() {
-        Verdict::Limited(current) if ptr::eq(current, device) => {}
-        _ => return None,
+pub(super) fn free_of(device: &DeviceMemory) -> Option<u64> {
+    if !device.is_current() {
+        return None;
     }
     let (mut free, mut total) = (0, 0);
-    let asked = undisturbing(|| own::mem_get_info(&raw mut free, &raw mut total));
+    let asked = undisturbing(|| driver_calls::mem_get_info(&raw mut free, &raw mut total));
     asked.is_ok().then_some(free as u64)
 }
 

@@ -3,9 +3,9 @@
 //! NVML knows processes by the host's ids. Inside a container this process's own id there is learnt
 //! when it makes a context: the one that is listed afterwards and was not before.
 
-use crate::device::{Device, nvml_handle};
-use crate::own;
-use core::sync::atomic::AtomicU32;
+use super::device::DeviceMemory;
+use crate::driver_calls;
+use crate::ledger::Ledger;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
 use session::layout::{Kind, Slot};
@@ -16,26 +16,18 @@ const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// More processes than this are not on one device.
 const MOST_PROCESSES: usize = 1 << 16;
 
-/// This process's id as NVML knows it; zero while that is not known.
-static OWN_PID: AtomicU32 = AtomicU32::new(0);
-
-/// In a forked child: another process.
-pub(super) fn after_fork() {
-    OWN_PID.store(0, Relaxed);
-}
-
 /// The processes that NVML lists on a device.
 pub(crate) struct Processes(Vec<ProcessInfoV2>);
 
 impl Processes {
     /// As of now; `None` where NVML cannot be asked.
-    pub(crate) fn now(device: &Device) -> Option<Self> {
-        let nvml = nvml_handle(device.uuid())?;
+    pub(super) fn now(device: &Ledger) -> Option<Self> {
+        let nvml = driver_calls::nvml::handle(device.uuid())?;
         // Room for processes that appear while asking.
         let mut list = vec![ProcessInfoV2::default(); 64];
         loop {
             let mut count = u32::try_from(list.len()).ok()?;
-            match own::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
+            match driver_calls::nvml_processes(nvml, &raw mut count, list.as_mut_ptr()) {
                 NvmlReturn::SUCCESS => {
                     list.truncate(count as usize);
                     return Some(Self(list));
@@ -51,7 +43,7 @@ impl Processes {
     /// Bytes that other processes of the session use beyond what they have been charged for or keep free: what
     /// the driver has taken for them by itself, and they have yet to see. `known`: what was known of them before
     /// NVML was asked.
-    pub(super) fn others_beyond(&self, known: &[Member], device: &Device) -> u64 {
+    pub(super) fn others_beyond(&self, known: &[Member], device: &Ledger) -> u64 {
         if known.is_empty() {
             return 0;
         }
@@ -69,7 +61,7 @@ impl Processes {
     }
 
     /// Bytes that this process uses; `None` if it is not known, or its figure is not.
-    pub(crate) fn own_bytes(&self, device: &Device) -> Option<u64> {
+    pub(super) fn own_bytes(&self, device: &DeviceMemory) -> Option<u64> {
         let pid = own_pid(device)?;
         let own = self.0.iter().find(|process| process.pid == pid);
         // Without a context it is not listed.
@@ -78,7 +70,7 @@ impl Processes {
     }
 
     /// This process has made a context between `before` and now: learns who it is, if that can be told.
-    pub(crate) fn learn_own_pid(&self, device: &Device, before: Option<&Self>) {
+    pub(super) fn learn_own_pid(&self, device: &DeviceMemory, before: Option<&Self>) {
         if own_pid(device).is_some() {
             return;
         }
@@ -87,7 +79,7 @@ impl Processes {
             own
         } else {
             let Some(before) = before else { return };
-            let known = members(device);
+            let known = members(device.ledger);
             let old = |pid: u32| {
                 known.iter().any(|member| member.pid == pid)
                     || before.0.iter().any(|process| process.pid == pid)
@@ -98,17 +90,17 @@ impl Processes {
                 _ => return,
             }
         };
-        OWN_PID.store(pid, Relaxed);
+        device.shared.own_pid.store(pid, Relaxed);
         let _ = own_pid(device);
     }
 }
 
 /// This process's id as NVML knows it. Writes it down in the device's page, where the others of the
 /// session find it.
-pub(crate) fn own_pid(device: &Device) -> Option<u32> {
-    let pid = OWN_PID.load(Relaxed);
+fn own_pid(device: &DeviceMemory) -> Option<u32> {
+    let pid = device.shared.own_pid.load(Relaxed);
     if pid != 0
-        && let Some(slot) = device.own_slot()
+        && let Some(slot) = device.ledger.own_slot()
     {
         slot.host_pid.store(pid, Relaxed);
     }
@@ -126,17 +118,17 @@ pub(crate) struct Member {
 }
 
 /// The living processes of the session whose ids are known.
-pub(crate) fn members(device: &Device) -> Vec<Member> {
+pub(crate) fn members(device: &Ledger) -> Vec<Member> {
     device.reap();
     members_but(device, None)
 }
 
 /// The same without this process, and with those that have ended.
-pub(super) fn members_but_own(device: &Device) -> Vec<Member> {
+pub(super) fn members_but_own(device: &Ledger) -> Vec<Member> {
     members_but(device, Some(device.seat().slot()))
 }
 
-fn members_but(device: &Device, left_out: Option<usize>) -> Vec<Member> {
+fn members_but(device: &Ledger, left_out: Option<usize>) -> Vec<Member> {
     let Some(layout) = device.page() else { return Vec::new() };
     let seated = (layout.high_water.load(Relaxed) as usize).min(layout.slots.len());
     let slots = layout.slots[..seated].iter().enumerate();

@@ -1,7 +1,5 @@
 //! What this process has allocated, by the handle that frees it.
 
-use crate::device::Device;
-use crate::runtime;
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
 use session::layout::Kind;
@@ -91,11 +89,11 @@ impl Tracker {
     }
 
     /// Forgets an allocation.
-    fn take(&self, handle: Handle) -> Option<Allocation> {
+    pub(super) fn take(&self, handle: Handle) -> Option<Allocation> {
         self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
 
-    fn kind_of(&self, handle: Handle) -> Option<Kind> {
+    pub(super) fn kind_of(&self, handle: Handle) -> Option<Kind> {
         let shard = self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner);
         shard.get(&handle).map(|allocation| allocation.kind)
     }
@@ -114,18 +112,6 @@ impl Tracker {
         }
         ended
     }
-}
-
-/// Finds an allocation on whatever device it is, and forgets it. A free may come from a thread with
-/// another device's context, or with none.
-pub(crate) fn take(handle: Handle) -> Option<(&'static Device, Allocation)> {
-    let runtime = runtime::existing()?;
-    runtime.devices().find_map(|device| Some((device, device.tracker.take(handle)?)))
-}
-
-/// What an allocation was charged as, on whatever device it is.
-pub(crate) fn kind_of(handle: Handle) -> Option<Kind> {
-    runtime::existing()?.devices().find_map(|device| device.tracker.kind_of(handle))
 }
 
 #[cfg(test)]

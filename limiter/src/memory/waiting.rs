@@ -1,38 +1,45 @@
 //! Calls that wait with what they have reserved: the driver has not taken it, whatever else goes on.
 
-use crate::device::Device;
-use crate::per_process::PerProcess;
+use crate::ledger::Ledger;
 use core::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Device and bytes of each.
-type Calls = Vec<(usize, u64)>;
-
-static WAITING: PerProcess<Mutex<Calls>> = PerProcess::new();
-
-/// In a forked child: the parent's calls do not wait here.
-pub(super) fn after_fork() {
-    WAITING.forget();
-}
-
-fn calls() -> MutexGuard<'static, Calls> {
-    WAITING.get().lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// Those that wait now: device and bytes of each.
+#[derive(Default)]
+pub(super) struct WaitingCalls(Mutex<Vec<(usize, u64)>>);
 
 /// A call, while it waits.
-pub(super) struct Waits((usize, u64));
-
-/// A call that is counted as one that allocates begins to wait, with so many bytes of a device reserved.
-pub(super) fn begin(device: &Device, bytes: u64) -> Waits {
-    let call = (ptr::from_ref(device).addr(), bytes);
-    calls().push(call);
-    Waits(call)
+pub(super) struct Waits<'a> {
+    among: &'a WaitingCalls,
+    call: (usize, u64),
 }
 
-impl Drop for Waits {
+impl WaitingCalls {
+    fn calls(&self) -> MutexGuard<'_, Vec<(usize, u64)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call that is counted as one that allocates begins to wait, with so many bytes of a device reserved.
+    pub(super) fn begin(&self, device: &Ledger, bytes: u64) -> Waits<'_> {
+        let call = (ptr::from_ref(device).addr(), bytes);
+        self.calls().push(call);
+        Waits { among: self, call }
+    }
+
+    /// How it stands now, with what they have reserved of a device.
+    pub(super) fn now(&self, device: &Ledger) -> Waiting {
+        let device = ptr::from_ref(device).addr();
+        let calls = self.calls();
+        let bytes = calls.iter().filter(|call| call.0 == device);
+        let bytes = bytes.fold(0, |sum: u64, call| sum.saturating_add(call.1));
+        Waiting { calls: calls.len() as u64, bytes }
+    }
+}
+
+impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let mut calls = calls();
-        if let Some(found) = calls.iter().position(|call| *call == self.0) {
+        let mut calls = self.among.calls();
+        if let Some(found) = calls.iter().position(|call| *call == self.call) {
             calls.swap_remove(found);
         }
     }
@@ -43,12 +50,4 @@ impl Drop for Waits {
 pub(super) struct Waiting {
     pub(super) calls: u64,
     pub(super) bytes: u64,
-}
-
-pub(super) fn now(device: &Device) -> Waiting {
-    let device = ptr::from_ref(device).addr();
-    let calls = calls();
-    let bytes = calls.iter().filter(|call| call.0 == device);
-    let bytes = bytes.fold(0, |sum: u64, call| sum.saturating_add(call.1));
-    Waiting { calls: calls.len() as u64, bytes }
 }

@@ -1,20 +1,20 @@
 //! A lane as the governor sees it: how much has been launched, whether it is done.
 
 use super::super::usage::Totals;
-use super::super::{is_capturing, own, pins, within};
+use super::super::{driver_calls, is_capturing, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
+use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
     /// that was launched before then is not done yet. To be asked by the governor.
-    pub(in crate::compute) fn take_busy(&self) -> bool {
+    pub(in crate::compute) fn take_busy(&self, governors: &Visits) -> bool {
         let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
         let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
-        let Some(_pin) = pins::pin().filter(|_| awaited && !self.lost.load(Acquire)) else {
-            return false;
-        };
+        let may_look = |_: &_| awaited && !self.lost.load(Acquire);
+        let Some(_pin) = governors.try_enter().filter(may_look) else { return false };
         within(self.context, || !self.is_done(before)).unwrap_or(false) && !self.may_wait()
     }
 
@@ -119,16 +119,16 @@ impl Lane {
             // An event in the legacy stream would tie the blocking streams together.
             if self.stream == STREAM_LEGACY {
                 return is_capturing(self.stream)
-                    || own::stream_query(self.stream as Stream) != CuResult::NOT_READY;
+                    || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
             }
             let event = self.events[2].load(Relaxed);
             if self.governors.load(Relaxed) != activity {
                 self.governors.store(activity, Relaxed);
                 // Work that is being captured does not run.
                 return is_capturing(self.stream)
-                    || !own::event_record(event, self.stream as Stream).is_ok();
+                    || !driver_calls::event_record(event, self.stream as Stream).is_ok();
             }
-            own::event_query(event) != CuResult::NOT_READY
+            driver_calls::event_query(event) != CuResult::NOT_READY
         });
         // A context that cannot be entered is gone.
         let drained = asked.unwrap_or_else(|| {
@@ -178,7 +178,7 @@ impl Lane {
         self.hold.give_back();
         if !self.lost.load(Acquire) {
             for event in &self.events {
-                let _ = within(self.context, || own::event_destroy(event.load(Relaxed)));
+                let _ = within(self.context, || driver_calls::event_destroy(event.load(Relaxed)));
             }
             if let Ok(mut sampler) = self.sampler.try_lock() {
                 let _ = within(self.context, || sampler.destroy_events());

@@ -18,7 +18,7 @@ use super::hold::Hold;
 use super::looks::Looks;
 use super::sampler::{Place, Sampler, Started, StartedWait};
 use super::waits::{self, Waits};
-use super::{Gate, Work, clock, own, undisturbing};
+use super::{Gate, Work, clock, driver_calls, undisturbing};
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
@@ -28,7 +28,7 @@ use pace::Span;
 use std::sync::Mutex;
 
 pub(super) use thread::{
-    context_of, device_of, enter, estimate_of, is_default, known, known_way, of_this_thread, pass,
+    context_of, enter, estimate_of, gate_of, is_default, known, known_way, of_this_thread, pass,
 };
 
 /// The largest batch, in launches and in estimated time: what is outstanding at most if the work
@@ -145,9 +145,9 @@ impl Lane {
     fn new(stream: usize, context: usize) -> Option<Self> {
         let mut events: [Event; 3] = [ptr::null_mut(); 3];
         let made = undisturbing(|| {
-            events
-                .iter_mut()
-                .all(|event| own::event_create(&raw mut *event, EVENT_DISABLE_TIMING).is_ok())
+            events.iter_mut().all(|event| {
+                driver_calls::event_create(&raw mut *event, EVENT_DISABLE_TIMING).is_ok()
+            })
         });
         made.then(|| Self {
             count: CachePadded::new(Count {
@@ -402,8 +402,10 @@ impl Lane {
             return;
         }
         self.stop_at(self.planned.load(Relaxed));
-        let works =
-            || !self.may_wait() && own::stream_query(self.stream as Stream) == CuResult::NOT_READY;
+        let works = || {
+            !self.may_wait()
+                && driver_calls::stream_query(self.stream as Stream) == CuResult::NOT_READY
+        };
         self.looks.tell(undisturbing(works));
     }
 
@@ -434,7 +436,7 @@ impl Lane {
         }
         let number = recorded + 1;
         let waits = self.waits.count();
-        if own::event_record(self.event(number), self.stream as Stream).is_ok() {
+        if driver_calls::event_record(self.event(number), self.stream as Stream).is_ok() {
             let launched = self.count.launched_ns.load(Relaxed);
             self.covered_cell(number).store(launched, Relaxed);
             self.count.most_ns.store(launched.saturating_add(MAX_BATCH_NS), Relaxed);
@@ -459,7 +461,7 @@ impl Lane {
         if self.done.load(Acquire) >= number {
             return true;
         }
-        let done = own::event_query(self.event(number)) != CuResult::NOT_READY;
+        let done = driver_calls::event_query(self.event(number)) != CuResult::NOT_READY;
         if done {
             self.done.fetch_max(number, Release);
         }

@@ -1,12 +1,11 @@
 //! What a thread remembers of its way: its lanes, by stream, and the estimates of what it launches.
 
 use super::super::estimate::{Estimate, Remembered};
-use super::super::glance::GLANCE;
+use super::super::fast_path::FAST_PATH;
 use super::super::work::SPREAD;
-use super::super::{Gate, Launched, Work, clock, own, within};
+use super::super::{Gate, Launched, Work, clock, driver_calls, within};
 use super::{CLOSED, Lane};
-use crate::device::Device;
-use crate::runtime::{self, Verdict};
+use crate::verdict::Verdict;
 use core::cell::{Cell, RefCell};
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, Release};
@@ -22,7 +21,7 @@ struct Shortcut {
     stream: Cell<usize>,
     lease: Cell<u32>,
     /// `None`: it leads nowhere, and there need be no such lane.
-    device: Cell<Option<&'static Device>>,
+    gate: Cell<Option<&'static Gate>>,
     lane: Cell<*const Lane>,
 }
 
@@ -31,7 +30,7 @@ impl Shortcut {
         Self {
             stream: Cell::new(0),
             lease: Cell::new(0),
-            device: Cell::new(None),
+            gate: Cell::new(None),
             lane: Cell::new(ptr::null()),
         }
     }
@@ -78,7 +77,7 @@ impl Drop for Lanes {
     fn drop(&mut self) {
         let _ = FAST.try_with(|fast| {
             for shortcut in &fast.shortcuts {
-                shortcut.device.set(None);
+                shortcut.gate.set(None);
             }
         });
         for (_, lane) in &self.0 {
@@ -95,7 +94,7 @@ impl Lanes {
             if !open {
                 let _ = with_shortcut(lane.stream, |shortcut| {
                     if ptr::eq(shortcut.lane.get(), Arc::as_ptr(lane)) {
-                        shortcut.device.set(None);
+                        shortcut.gate.set(None);
                     }
                 });
                 lane.abandoned.store(true, Release);
@@ -117,13 +116,13 @@ impl Fast {
 
     /// Where the calling thread's launches into a stream go, if it knows and the gate is open.
     #[inline]
-    fn way(&self, stream: usize) -> Option<(&'static Device, *const Lane)> {
+    fn way(&self, stream: usize) -> Option<(&'static Gate, *const Lane)> {
         let shortcut = self.shortcut(stream);
-        let device = shortcut.device.get()?;
+        let gate = shortcut.gate.get()?;
         let is_known = shortcut.stream.get() == stream
-            && device.gate().admits(shortcut.lease.get())
-            && (GLANCE.has_one_place() || shortcut.leads_from_here());
-        is_known.then(|| (device, shortcut.lane.get()))
+            && gate.admits(shortcut.lease.get())
+            && (FAST_PATH.has_one_place() || shortcut.leads_from_here());
+        is_known.then(|| (gate, shortcut.lane.get()))
     }
 }
 
@@ -147,14 +146,14 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
     .unwrap_or(false)
 }
 
-/// The device and the lane that the calling thread's launches into a stream have gone to under this lease;
+/// The gate and the lane that the calling thread's launches into a stream have gone to under this lease;
 /// `None`: that has to be found out.
-pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Device, Arc<Lane>)> {
+pub(in crate::compute) fn known_way(stream: usize) -> Option<(&'static Gate, Arc<Lane>)> {
     FAST.try_with(|fast| {
-        let (device, _) = fast.way(stream)?;
+        let (gate, _) = fast.way(stream)?;
         let lane = fast.shortcut(stream).lane();
         // One whose stream is gone gives way to another.
-        (lane.batch.load(Relaxed) != CLOSED).then_some((device, lane))
+        (lane.batch.load(Relaxed) != CLOSED).then_some((gate, lane))
     })
     .ok()
     .flatten()
@@ -174,47 +173,45 @@ pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
         .flatten()
 }
 
-/// Goes through the device's gate if it is open, and remembers the way.
+/// Goes through a gate if it is open, and remembers the way.
 pub(in crate::compute) fn enter(
-    device: &'static Device,
+    gate: &'static Gate,
     stream: usize,
     lane: Option<&Arc<Lane>>,
 ) -> bool {
-    let Some(lease) = device.gate().lease() else { return false };
+    let Some(lease) = gate.lease() else { return false };
     let Some(lane) = lane else { return true };
     let _ = with_shortcut(stream, |shortcut| {
         // Kept by the address of the `Arc`'s own: it is made an `Arc` again.
         let address = Arc::as_ptr(lane);
-        let known = shortcut.device.get().is_some() && ptr::eq(shortcut.lane.get(), address);
+        let known = shortcut.gate.get().is_some() && ptr::eq(shortcut.lane.get(), address);
         if !known || shortcut.lease.get() != lease {
             if lane.entered.swap(lease, Relaxed) != lease {
                 lane.begin_at(clock::now());
             }
             shortcut.stream.set(stream);
             shortcut.lease.set(lease);
-            shortcut.device.set(Some(device));
+            shortcut.gate.set(Some(gate));
             shortcut.lane.set(address);
         }
     });
     true
 }
 
-/// The device that a stream's work runs on. The stream says, whatever is current; a default one is the
-/// current context's.
-pub(in crate::compute) fn device_of(stream: usize) -> Verdict<&'static Device> {
-    let device = || runtime::get().current_device();
+/// The gate of the device that a stream's work runs on. The stream says, whatever is current; a default one is
+/// the current context's. `current` tells that of the current context's device.
+pub(in crate::compute) fn gate_of(
+    stream: usize,
+    current: impl Fn() -> Verdict<&'static Gate>,
+) -> Verdict<&'static Gate> {
     let context = if is_default(stream) { None } else { context_of(stream) };
-    context.and_then(|context| within(context, device)).unwrap_or_else(device)
+    context.and_then(|context| within(context, &current)).unwrap_or_else(current)
 }
 
 /// The calling thread's lane for a stream, made if need be. `None` where there cannot be one: the launch
 /// then passes the gate without being followed.
-pub(in crate::compute) fn of_this_thread(
-    device: &'static Device,
-    stream: usize,
-) -> Option<Arc<Lane>> {
+pub(in crate::compute) fn of_this_thread(gate: &'static Gate, stream: usize) -> Option<Arc<Lane>> {
     let context = context_of(stream)?;
-    let gate: *const Gate = device.gate();
     LANES_OF_THREAD
         .try_with(|lanes| {
             let mut lanes = lanes.try_borrow_mut().ok()?;
@@ -226,8 +223,8 @@ pub(in crate::compute) fn of_this_thread(
                 return Some(Arc::clone(lane));
             }
             let lane = Arc::new(within(context, || Lane::new(stream, context))??);
-            device.gate().add(Arc::clone(&lane));
-            lanes.0.push((gate, Arc::clone(&lane)));
+            gate.add(Arc::clone(&lane));
+            lanes.0.push((ptr::from_ref(gate), Arc::clone(&lane)));
             Some(lane)
         })
         .ok()
@@ -243,9 +240,9 @@ pub(in crate::compute) fn is_default(stream: usize) -> bool {
 pub(in crate::compute) fn context_of(stream: usize) -> Option<usize> {
     let mut context: Context = ptr::null_mut();
     let found = if is_default(stream) {
-        own::ctx_get_current(&raw mut context)
+        driver_calls::ctx_get_current(&raw mut context)
     } else {
-        own::stream_get_ctx(stream as Stream, &raw mut context)
+        driver_calls::stream_get_ctx(stream as Stream, &raw mut context)
     };
     (found.is_ok() && !context.is_null()).then_some(context as usize)
 }

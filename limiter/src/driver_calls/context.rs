@@ -1,0 +1,43 @@
+//! Which context is current, and driver calls in one of the limiter's choice.
+
+use super::{ctx_get_current, ctx_pop_current, ctx_push_current, exchange_capture_mode};
+use core::ptr;
+use driver::cuda::{CAPTURE_MODE_RELAXED, Context};
+
+/// The calling thread's context, as a number; zero for none.
+pub(crate) fn current_context() -> usize {
+    let mut context: Context = ptr::null_mut();
+    if ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
+}
+
+/// Runs driver calls in a context, be it the current one or not; `None` where it cannot be entered.
+pub(crate) fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
+    let mut current: Context = ptr::null_mut();
+    if ctx_get_current(&raw mut current).is_ok() && current as usize == context {
+        return Some(calls());
+    }
+    if !ctx_push_current(context as Context).is_ok() {
+        return None;
+    }
+    let result = calls();
+    let _ = ctx_pop_current(&raw mut current);
+    Some(result)
+}
+
+/// Runs driver calls so that no capture of the program is disturbed by them
+/// (`cuThreadExchangeStreamCaptureMode`).
+pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
+    let mut mode = CAPTURE_MODE_RELAXED;
+    let exchanged = exchange_capture_mode(&raw mut mode).is_ok();
+    let result = calls();
+    if exchanged {
+        let _ = exchange_capture_mode(&raw mut mode);
+    }
+    result
+}
+
+/// No driver call of the calling thread, which is the limiter's own, disturbs a capture of the program.
+pub(crate) fn never_disturb() {
+    let mut mode = CAPTURE_MODE_RELAXED;
+    let _ = exchange_capture_mode(&raw mut mode);
+}

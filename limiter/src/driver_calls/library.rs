@@ -1,0 +1,31 @@
+//! The patched driver as a loaded library.
+
+use core::ffi::c_void;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use hook::loader;
+
+/// The loader's handle; null once the library is kept. A static, because libraries come and go before the
+/// process's first call, and stay loaded in a forked child.
+static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// The driver has been patched.
+pub(crate) fn loaded(handle: *const c_void) {
+    DRIVER.store(handle.cast_mut(), Ordering::Release);
+}
+
+/// It is gone.
+pub(crate) fn unloaded() {
+    DRIVER.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// Keeps the driver loaded for the rest of the process: from now on threads of the limiter's own call it,
+/// which the program knows nothing of when it unloads it. To be called from a call into the driver, without
+/// a lock.
+pub(crate) fn keep() {
+    let handle = DRIVER.swap(ptr::null_mut(), Ordering::AcqRel);
+    // SAFETY: null, or a library that stays loaded at least as long as it is being called.
+    if !handle.is_null() && !unsafe { loader::keep(handle) } {
+        tracing::warn!("the driver cannot be kept loaded");
+    }
+}

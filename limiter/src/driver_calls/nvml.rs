@@ -1,0 +1,63 @@
+//! NVML, which is loaded when it is first asked, and what it knows of a device.
+
+use super::{device_total_mem, nvml_by_uuid, nvml_index, nvml_init, nvml_memory};
+use core::ffi::c_uint;
+use core::ptr;
+use core::sync::atomic::{AtomicU8, Ordering};
+use driver::nvml::{Memory, NvmlDevice};
+use limits::GpuId;
+use std::ffi::CString;
+
+/// Loads NVML into this process, if it is not there, and starts it; `false` where that fails.
+///
+/// Threads that come at the same time each do it (both steps are counted by the libraries): waiting for
+/// another thread here could wait for the loader's lock, which the caller may hold.
+pub(crate) fn load() -> bool {
+    const UNKNOWN: u8 = 0;
+    const MISSING: u8 = 1;
+    const LOADED: u8 = 2;
+    // A static, because the library stays loaded in a forked child.
+    static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match STATE.load(Ordering::Acquire) {
+        MISSING => return false,
+        LOADED => return true,
+        _ => {}
+    }
+    // SAFETY: a fixed name; the handle is kept for the rest of the process.
+    let handle =
+        unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
+    let loaded = !handle.is_null() && nvml_init().is_ok();
+    STATE.store(if loaded { LOADED } else { MISSING }, Ordering::Release);
+    loaded
+}
+
+/// NVML's handle of a device.
+pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
+    if !load() {
+        return None;
+    }
+    let text = CString::new(uuid.to_string()).ok()?;
+    let mut handle = ptr::null_mut();
+    nvml_by_uuid(text.as_ptr(), &raw mut handle).is_ok().then_some(handle)
+}
+
+/// A device's index on the host, as `nvidia-smi` counts.
+pub(crate) fn host_index(uuid: GpuId) -> Option<u32> {
+    let handle = handle(uuid)?;
+    let mut index: c_uint = 0;
+    nvml_index(handle, &raw mut index).is_ok().then_some(index)
+}
+
+/// A device's memory in bytes: NVML's figure, which is the same for every process of a session and for
+/// `sluice`; else the driver's. `ordinal`: as the program counts, where it is known.
+pub(crate) fn total_memory(uuid: GpuId, ordinal: Option<u32>) -> Option<u64> {
+    let mut memory = Memory { total: 0, free: 0, used: 0 };
+    let by_nvml = |handle| nvml_memory(handle, &raw mut memory).is_ok();
+    if handle(uuid).is_some_and(by_nvml) && memory.total > 0 {
+        return Some(memory.total);
+    }
+    let mut bytes = 0;
+    let ordinal = ordinal.and_then(|ordinal| i32::try_from(ordinal).ok())?;
+    let known = device_total_mem(&raw mut bytes, ordinal).is_ok() && bytes > 0;
+    known.then_some(bytes as u64)
+}

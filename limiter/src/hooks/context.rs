@@ -1,0 +1,339 @@
+//! Initialisation, primary contexts and contexts.
+
+use super::Call;
+use crate::device::Device as LimitedDevice;
+use crate::process::Process;
+use crate::verdict::Verdict;
+use crate::{compute, driver_calls};
+use core::cell::Cell;
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr;
+use driver::cuda::{Context, CuResult, Device, GreenContext};
+
+macros::hooks! {
+    /// CUDA driver API, Initialization / Primary Context Management / Context Management.
+    library Cuda;
+    changes memory;
+
+    /// Nothing works in a process whose limits cannot be kept.
+    fn cuInit(flags: c_uint) -> CuResult = init;
+
+    /// A context takes device memory.
+    fn cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) -> CuResult = primary_retain;
+    fn cuDevicePrimaryCtxRelease | cuDevicePrimaryCtxRelease_v2 (device: Device) -> CuResult = primary_release;
+    fn cuDevicePrimaryCtxReset | cuDevicePrimaryCtxReset_v2 (device: Device) -> CuResult = primary_reset;
+    fn cuCtxCreate | cuCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create;
+    fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: c_uint, device: Device) -> CuResult = create_v3;
+    fn cuCtxCreate_v4(context: *mut Context, params: *mut c_void, flags: c_uint, device: Device) -> CuResult = create_v4;
+    /// A context for OpenGL.
+    fn cuGLCtxCreate | cuGLCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device) -> CuResult = create_gl;
+    /// A context for VDPAU.
+    fn cuVDPAUCtxCreate | cuVDPAUCtxCreate_v2 (context: *mut Context, flags: c_uint, device: Device, vdpau: c_uint, get_address: *mut c_void) -> CuResult = create_vdpau;
+    /// A green context holds the primary context, and takes little itself.
+    fn cuGreenCtxCreate(green: *mut GreenContext, resources: *mut c_void, device: Device, flags: c_uint) -> CuResult = create_green;
+    fn cuGreenCtxDestroy(green: GreenContext) -> CuResult = destroy_green;
+    fn cuCtxDestroy | cuCtxDestroy_v2 | cuCtxDetach (context: Context) -> CuResult = destroy;
+}
+
+/// Reads a handle that the driver has just written.
+fn written(context: *mut Context) -> usize {
+    // SAFETY: the driver accepted the pointer and stored the handle there.
+    if context.is_null() { 0 } else { unsafe { *context as usize } }
+}
+
+fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
+    if let Verdict::Denied = call.process.cuda() {
+        return CuResult::NOT_PERMITTED;
+    }
+    compute::driver_starts();
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(flags) }
+}
+
+/// Makes a context by `make`, under `Contexts::change`, on a device that is accounted; else as the
+/// driver does.
+fn made_on(
+    process: &'static Process,
+    device: Device,
+    original: impl FnOnce() -> CuResult,
+    make: impl FnOnce(&'static LimitedDevice) -> CuResult,
+) -> CuResult {
+    match process.device(device) {
+        Verdict::Limited(limited) => {
+            process.memory.prepare_for_contexts();
+            let _alone = limited.memory.contexts.change();
+            make(limited)
+        }
+        Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+/// Makes a context by `original`, and tells everybody who it is.
+fn created(
+    process: &'static Process,
+    limited: &'static LimitedDevice,
+    original: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> usize,
+    undo: impl FnOnce(),
+) -> CuResult {
+    let made = Cell::new(0);
+    let handle = || {
+        made.set(handle());
+        made.get()
+    };
+    let result = process.memory.create_context(&limited.memory, original, handle, undo);
+    if result.is_ok() {
+        process.context_is_made(limited, made.get());
+    }
+    result
+}
+
+fn primary_is_active(device: Device) -> bool {
+    let (mut flags, mut active) = (0, 0);
+    driver_calls::primary_ctx_get_state(device, &raw mut flags, &raw mut active).is_ok()
+        && active != 0
+}
+
+fn primary_retain(
+    call: Call<signature::cuDevicePrimaryCtxRetain>,
+    context: *mut Context,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(context, device) };
+    made_on(call.process, device, original, |limited| {
+        let result = if limited.memory.contexts.primary() != 0 && primary_is_active(device) {
+            original()
+        } else {
+            let undo = || {
+                let _ = driver_calls::primary_ctx_release(device);
+            };
+            created(call.process, limited, original, || written(context), undo)
+        };
+        if result.is_ok() {
+            limited.memory.contexts.primary_retained(written(context));
+        }
+        result
+    })
+}
+
+fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Device) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device) };
+    let Verdict::Limited(limited) = call.process.device(device) else { return original() };
+    let _alone = limited.memory.contexts.change();
+    release_primary(call.process, device, limited, original)
+}
+
+/// Runs a call that gives up a reference to the primary context. To be called under `Contexts::change`.
+fn release_primary(
+    process: &'static Process,
+    device: Device,
+    limited: &'static LimitedDevice,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
+    if limited.memory.contexts.last_reference() {
+        return end_primary(process, device, limited, original);
+    }
+    let result = original();
+    if result.is_ok() {
+        limited.memory.contexts.primary_released();
+    }
+    result
+}
+
+fn primary_reset(call: Call<signature::cuDevicePrimaryCtxReset>, device: Device) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device) };
+    let Verdict::Limited(limited) = call.process.device(device) else { return original() };
+    let _alone = limited.memory.contexts.change();
+    end_primary(call.process, device, limited, original)
+}
+
+/// Runs a call that may end the primary context. To be called under `Contexts::change`.
+fn end_primary(
+    process: &'static Process,
+    device: Device,
+    limited: &'static LimitedDevice,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let handle = limited.memory.contexts.primary();
+    let contexts = limited.memory.contexts.of_primary();
+    contexts.iter().for_each(|&context| compute::context_ends(&limited.gate, context));
+    process.memory.context_ends(handle);
+    let result = original();
+    if handle == 0 {
+        return result;
+    }
+    if result.is_ok() && !primary_is_active(device) {
+        process.memory.primary_context_ended(&limited.memory, handle);
+    } else {
+        contexts.iter().for_each(|&context| compute::context_stays(&limited.gate, context));
+    }
+    result
+}
+
+fn create_on(
+    process: &'static Process,
+    device: Device,
+    context: *mut Context,
+    original: impl Fn() -> CuResult,
+) -> CuResult {
+    let undo = || {
+        let _ = driver_calls::ctx_destroy(written(context) as Context);
+    };
+    made_on(process, device, &original, |limited| {
+        created(process, limited, &original, || written(context), undo)
+    })
+}
+
+fn create(
+    call: Call<signature::cuCtxCreate>,
+    context: *mut Context,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    create_on(call.process, device, context, || unsafe { (call.original)(context, flags, device) })
+}
+
+fn create_v3(
+    call: Call<signature::cuCtxCreate_v3>,
+    context: *mut Context,
+    affinity: *mut c_void,
+    count: c_int,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    create_on(call.process, device, context, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(context, affinity, count, flags, device) }
+    })
+}
+
+fn create_v4(
+    call: Call<signature::cuCtxCreate_v4>,
+    context: *mut Context,
+    params: *mut c_void,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    create_on(call.process, device, context, || unsafe {
+        (call.original)(context, params, flags, device)
+    })
+}
+
+fn create_gl(
+    call: Call<signature::cuGLCtxCreate>,
+    context: *mut Context,
+    flags: c_uint,
+    device: Device,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    create_on(call.process, device, context, || unsafe { (call.original)(context, flags, device) })
+}
+
+fn create_vdpau(
+    call: Call<signature::cuVDPAUCtxCreate>,
+    context: *mut Context,
+    flags: c_uint,
+    device: Device,
+    vdpau: c_uint,
+    get_address: *mut c_void,
+) -> CuResult {
+    create_on(call.process, device, context, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(context, flags, device, vdpau, get_address) }
+    })
+}
+
+/// The primary context, which exists.
+fn primary_of(device: Device) -> usize {
+    let mut context = ptr::null_mut();
+    if !driver_calls::primary_ctx_retain(&raw mut context, device).is_ok() {
+        return 0;
+    }
+    let _ = driver_calls::primary_ctx_release(device);
+    context as usize
+}
+
+fn create_green(
+    call: Call<signature::cuGreenCtxCreate>,
+    green: *mut GreenContext,
+    resources: *mut c_void,
+    device: Device,
+    flags: c_uint,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(green, resources, device, flags) };
+    // SAFETY: read after success only, when the driver has written there.
+    let handle = || unsafe { *green as usize };
+    let undo = || {
+        let _ = driver_calls::green_ctx_destroy(handle() as GreenContext);
+    };
+    made_on(call.process, device, original, |limited| {
+        let result = if limited.memory.contexts.primary() != 0 && primary_is_active(device) {
+            let memory = &call.process.memory;
+            memory.create_green_context(&limited.memory, device, original, handle, undo)
+        } else {
+            let result = created(call.process, limited, original, || primary_of(device), undo);
+            if result.is_ok() {
+                // It is charged together with the primary context.
+                limited.memory.contexts.green_made(device, handle(), 0);
+            }
+            result
+        };
+        if result.is_ok() {
+            compute::context_is_made(limited.memory.contexts.context_of_green(handle()));
+            limited.memory.contexts.primary_retained(primary_of(device));
+        }
+        result
+    })
+}
+
+fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(green) };
+    let handle = green as usize;
+    let process = call.process;
+    let mut devices = process.devices();
+    let found =
+        devices.find_map(|device| Some((device, device.memory.contexts.ordinal_of_green(handle)?)));
+    let Some((limited, device)) = found else { return original() };
+    let _alone = limited.memory.contexts.change();
+    let Some(green) = limited.memory.contexts.green_ends(handle) else { return original() };
+    compute::context_ends(&limited.gate, green.context);
+    let result = release_primary(call.process, device, limited, original);
+    if result.is_ok() {
+        process.memory.green_context_ended(&limited.memory, green);
+    } else {
+        limited.memory.contexts.green_stays(handle, green);
+        compute::context_stays(&limited.gate, green.context);
+    }
+    result
+}
+
+/// Destroying a context, or giving up the only reference that a program can have to one it made.
+fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
+    let handle = context as usize;
+    let process = call.process;
+    let device = process.devices().find(|device| device.memory.contexts.has(handle));
+    let _alone = device.map(|device| {
+        let alone = device.memory.contexts.change();
+        compute::context_ends(&device.gate, handle);
+        process.memory.context_ends(handle);
+        alone
+    });
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(context) };
+    if let Some(device) = device {
+        if result.is_ok() {
+            process.memory.context_ended(&device.memory, handle);
+        } else {
+            compute::context_stays(&device.gate, handle);
+        }
+    }
+    result
+}

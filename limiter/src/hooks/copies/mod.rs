@@ -1,0 +1,140 @@
+//! Copies and fills: they hold the device's engines and its memory's bandwidth as kernels do, and pass
+//! the same gate.
+//!
+//! * No bytes, and a copy within the host, are no work for the device: the CPU does it, before the call
+//!   returns. Where neither name nor descriptor tells ([`cuMemcpy`](linear), unified addresses) the driver
+//!   is asked, first about the source, which alone settles it for all that comes from a device. Batches
+//!   are not asked about: nothing says that the CPU does what in them is within the host.
+//! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It
+//!   does not pass the other's as well: one device's time would be held while the other's is
+//!   waited for, and two tenants that copy in opposite directions would stop each other.
+//! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds`
+//!   forms the calling thread's.
+
+pub(super) mod batched;
+pub(super) mod linear;
+mod place;
+pub(super) mod shaped;
+
+use crate::compute::{self, Work};
+use crate::hooks::Call;
+use core::ffi::c_uint;
+use core::ptr;
+use driver::cuda::{CuResult, Stream};
+
+/// The stream of a call that names none.
+const DEFAULT: Stream = ptr::null_mut();
+
+/// Transfers of a kind take times that depend on their size alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Kind {
+    code: u8,
+    /// Bytes of what the size counts.
+    unit: u8,
+}
+
+impl Kind {
+    const fn of(code: u8) -> Self {
+        Self { code, unit: 1 }
+    }
+
+    const ANYWHERE: Self = Self::of(1);
+    const TO_DEVICE: Self = Self::of(2);
+    const TO_HOST: Self = Self::of(3);
+    const WITHIN: Self = Self::of(4);
+    const PEER: Self = Self::of(5);
+    const HOST_TO_ARRAY: Self = Self::of(6);
+    const ARRAY_TO_HOST: Self = Self::of(7);
+    const DEVICE_TO_ARRAY: Self = Self::of(8);
+    const ARRAY_TO_DEVICE: Self = Self::of(9);
+    const ARRAY_TO_ARRAY: Self = Self::of(10);
+    const BATCH: Self = Self::of(11);
+    const BATCH_3D: Self = Self::of(12);
+    const PREFETCH_TO_DEVICE: Self = Self::of(13);
+    const PREFETCH_TO_HOST: Self = Self::of(14);
+    const PREFETCH_BATCH: Self = Self::of(15);
+    const DISCARD_AND_PREFETCH: Self = Self::of(16);
+    const DECOMPRESS: Self = Self::of(17);
+    const FILL_8: Self = Self::of(18);
+    const FILL_16: Self = Self { code: 19, unit: 2 };
+    const FILL_32: Self = Self { code: 20, unit: 4 };
+    const FILL_ROWS_8: Self = Self::of(21);
+    const FILL_ROWS_16: Self = Self { code: 22, unit: 2 };
+    const FILL_ROWS_32: Self = Self { code: 23, unit: 4 };
+    const ROWS: Self = Self::of(0x40);
+    const LAYERS: Self = Self::of(0x50);
+    const LAYERS_PEER: Self = Self::of(0x60);
+
+    /// The kind for a pair of `CUmemorytype`s, of [`Kind::ROWS`] and those after it.
+    const fn between(self, from: c_uint, to: c_uint) -> Self {
+        Self { code: self.code | (from as u8 & 3) << 2 | (to as u8 & 3), ..self }
+    }
+
+    /// So much of it; `None`: nothing to do.
+    fn work(self, size: u64) -> Option<Work> {
+        (size > 0).then(|| Work::transfer(self.code, size.saturating_mul(u64::from(self.unit))))
+    }
+}
+
+/// A size argument: 32 bits in the forms of CUDA 2.
+trait Size: Copy {
+    fn wide(self) -> u64;
+}
+
+impl Size for usize {
+    fn wide(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Size for c_uint {
+    fn wide(self) -> u64 {
+        u64::from(self)
+    }
+}
+
+/// Makes a call that transfers, when the device's time is there for it. `work` is asked only where
+/// somebody counts; without work the call is made as it is.
+#[inline]
+fn transfer<F>(
+    work: impl FnOnce() -> Option<Work>,
+    stream: Stream,
+    call: &Call<F>,
+    original: impl FnOnce() -> CuResult,
+) -> CuResult {
+    if compute::is_ungated() {
+        return original();
+    }
+    match work() {
+        Some(work) => call.process.launch(work, stream, call.per_thread, original),
+        None => original(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_told_apart_by_kind_and_bytes() {
+        let works = [
+            Kind::TO_DEVICE.work(4096),
+            Kind::TO_HOST.work(4096),
+            Kind::TO_DEVICE.work(8192),
+            Kind::FILL_8.work(4096),
+            Kind::FILL_32.work(4096),
+            Kind::ROWS.between(1, 2).work(4096),
+            Kind::ROWS.between(2, 1).work(4096),
+            Kind::ROWS.between(2, 4).work(4096),
+            Kind::LAYERS.between(1, 2).work(4096),
+            Kind::LAYERS_PEER.between(1, 2).work(4096),
+        ];
+        for (index, work) in works.iter().enumerate() {
+            assert!(work.is_some());
+            assert!(!works[..index].contains(work), "{index}");
+        }
+        assert_eq!(Kind::FILL_32.work(1024), Some(Work::transfer(20, 4096)));
+        assert_eq!(Kind::FILL_32.work(u64::MAX), Some(Work::transfer(20, u64::MAX)));
+        assert_eq!(Kind::WITHIN.work(0), None);
+    }
+}

@@ -1,0 +1,88 @@
+//! Memory that another graphics or compute interface has allocated.
+
+use super::Call;
+use crate::memory::{self, Handle};
+use crate::verdict::Verdict;
+use core::ffi::c_void;
+use driver::cuda::{
+    CuResult, DevicePtr, EXTERNAL_DMABUF_FD, EXTERNAL_NVSCIBUF, ExternalMemory,
+    ExternalMemoryHandleDesc, MipmappedArray,
+};
+
+macros::hooks! {
+    /// CUDA driver API, External Resource Interoperability: imported memory is charged to the current
+    /// device until its object and what is mapped of it are gone.
+    library Cuda;
+    changes memory;
+
+    fn cuImportExternalMemory(external: *mut ExternalMemory, descriptor: *const ExternalMemoryHandleDesc) -> CuResult = import;
+    fn cuExternalMemoryGetMappedBuffer(pointer: *mut DevicePtr, external: ExternalMemory, descriptor: *const c_void) -> CuResult = map_buffer;
+    fn cuExternalMemoryGetMappedMipmappedArray(array: *mut MipmappedArray, external: ExternalMemory, descriptor: *const c_void) -> CuResult = map_array;
+    fn cuDestroyExternalMemory(external: ExternalMemory) -> CuResult = destroy;
+}
+
+fn import(
+    call: Call<signature::cuImportExternalMemory>,
+    external: *mut ExternalMemory,
+    descriptor: *const ExternalMemoryHandleDesc,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(external, descriptor) };
+    // SAFETY: null, or what the driver is about to read.
+    let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
+    // These come with host memory: they are for devices that have no other.
+    if matches!(descriptor.kind, EXTERNAL_NVSCIBUF | EXTERNAL_DMABUF_FD) {
+        return original();
+    }
+    match call.process.current_memory() {
+        Verdict::Limited(device) => {
+            let bytes = memory::linear_bytes(descriptor.size);
+            // SAFETY: read after success only, when the driver has written there.
+            let handle = || Handle::External(unsafe { *external } as usize);
+            call.process.memory.import_external(device, bytes, original, handle)
+        }
+        Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+fn map_buffer(
+    call: Call<signature::cuExternalMemoryGetMappedBuffer>,
+    pointer: *mut DevicePtr,
+    external: ExternalMemory,
+    descriptor: *const c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(pointer, external, descriptor) };
+    // SAFETY: read after success only, when the driver has written there.
+    let mapped = || Handle::Address(unsafe { *pointer });
+    call.process.memory.physical().map_external(
+        Handle::External(external as usize),
+        original,
+        mapped,
+    )
+}
+
+fn map_array(
+    call: Call<signature::cuExternalMemoryGetMappedMipmappedArray>,
+    array: *mut MipmappedArray,
+    external: ExternalMemory,
+    descriptor: *const c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(array, external, descriptor) };
+    // SAFETY: read after success only, when the driver has written there.
+    let mapped = || Handle::MipmappedArray(unsafe { *array } as usize);
+    call.process.memory.physical().map_external(
+        Handle::External(external as usize),
+        original,
+        mapped,
+    )
+}
+
+fn destroy(call: Call<signature::cuDestroyExternalMemory>, external: ExternalMemory) -> CuResult {
+    // SAFETY: the program's own arguments.
+    call.process
+        .memory
+        .free(Handle::External(external as usize), || unsafe { (call.original)(external) })
+}

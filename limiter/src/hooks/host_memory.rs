@@ -1,0 +1,72 @@
+//! Memory that was placed on the host because the real share is used up: it stays there.
+
+use super::Call;
+use crate::memory::oversubscribe::{
+    ADVICE_NO_PREFERRED_LOCATION, ADVICE_PREFERRED_LOCATION, ADVICE_READ_MOSTLY,
+};
+use crate::process::Process;
+use crate::report;
+use core::ffi::{c_uint, c_void};
+use driver::cuda::{CuResult, Device, DevicePtr, MemLocation};
+
+macros::hooks! {
+    /// CUDA driver API, Unified Addressing / Memory Management: what oversubscription has placed on the
+    /// host stays there and is not shared.
+    library Cuda;
+
+    fn cuMemAdvise(at: DevicePtr, bytes: usize, advice: c_uint, device: Device) -> CuResult = advise;
+    fn cuMemAdvise_v2(at: DevicePtr, bytes: usize, advice: c_uint, location: MemLocation) -> CuResult = advise_v2;
+    fn cuIpcGetMemHandle(handle: *mut c_void, at: DevicePtr) -> CuResult = export;
+}
+
+/// Advice is a hint: one that would bring the memory to the device is not passed on.
+fn stays(process: &Process, at: DevicePtr, advice: c_uint) -> bool {
+    let moves = matches!(
+        advice,
+        ADVICE_READ_MOSTLY | ADVICE_PREFERRED_LOCATION | ADVICE_NO_PREFERRED_LOCATION
+    );
+    moves && process.memory.is_on_host(at)
+}
+
+fn advise(
+    call: Call<signature::cuMemAdvise>,
+    at: DevicePtr,
+    bytes: usize,
+    advice: c_uint,
+    device: Device,
+) -> CuResult {
+    if stays(call.process, at, advice) {
+        return CuResult::SUCCESS;
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(at, bytes, advice, device) }
+}
+
+fn advise_v2(
+    call: Call<signature::cuMemAdvise_v2>,
+    at: DevicePtr,
+    bytes: usize,
+    advice: c_uint,
+    location: MemLocation,
+) -> CuResult {
+    if stays(call.process, at, advice) {
+        return CuResult::SUCCESS;
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(at, bytes, advice, location) }
+}
+
+fn export(
+    call: Call<signature::cuIpcGetMemHandle>,
+    handle: *mut c_void,
+    at: DevicePtr,
+) -> CuResult {
+    if call.process.memory.is_on_host(at) {
+        report::once(format_args!(
+            "memory that was placed on the host cannot be shared with other processes; such calls fail"
+        ));
+        return CuResult::NOT_SUPPORTED;
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(handle, at) }
+}

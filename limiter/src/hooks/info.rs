@@ -1,0 +1,120 @@
+//! What a program is told about a device's memory.
+
+use super::Call;
+use crate::memory::DeviceMemory;
+use crate::process::Process;
+use crate::verdict::Verdict;
+use core::ffi::c_uint;
+use driver::cuda::{CuResult, Device};
+
+macros::hooks! {
+    /// CUDA driver API, Memory Management / Device Management: sizes as the session's limit gives them.
+    library Cuda;
+
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> CuResult = mem_get_info;
+    /// The 32-bit form of CUDA 3.1.
+    fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) -> CuResult = mem_get_info_32;
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) -> CuResult = total_mem;
+    /// The 32-bit form of CUDA 3.1.
+    fn cuDeviceTotalMem(bytes: *mut c_uint, device: Device) -> CuResult = total_mem_32;
+}
+
+/// A size as an interface of some width carries it; what does not fit is shown as the most that does.
+trait Size: Copy {
+    fn widen(self) -> u64;
+    fn narrow(bytes: u64) -> Self;
+}
+
+impl Size for usize {
+    fn widen(self) -> u64 {
+        self as u64
+    }
+    fn narrow(bytes: u64) -> Self {
+        Self::try_from(bytes).unwrap_or(Self::MAX)
+    }
+}
+
+impl Size for c_uint {
+    fn widen(self) -> u64 {
+        u64::from(self)
+    }
+    fn narrow(bytes: u64) -> Self {
+        Self::try_from(bytes).unwrap_or(Self::MAX)
+    }
+}
+
+/// Rewrites what the driver has answered about `device`; `free` may be missing.
+fn rewrite<S: Size>(
+    process: &Process,
+    result: CuResult,
+    device: impl FnOnce() -> Verdict<&'static DeviceMemory>,
+    free: Option<*mut S>,
+    total: *mut S,
+) -> CuResult {
+    if !result.is_ok() {
+        return result;
+    }
+    let device = match device() {
+        Verdict::Limited(device) => device,
+        Verdict::Free => return result,
+        Verdict::Denied => return CuResult::NOT_PERMITTED,
+    };
+    // SAFETY: the call succeeded, so the driver has just written through these pointers.
+    unsafe {
+        let real_total = (*total).widen();
+        let real_free = free.map_or(real_total, |free| (*free).widen());
+        if let Some(view) = process.memory.view(device, real_free, real_total) {
+            *total = S::narrow(view.total);
+            if let Some(free) = free {
+                *free = S::narrow(view.free);
+            }
+        } else if device.ledger.is_denied() {
+            return CuResult::NOT_PERMITTED;
+        }
+    }
+    result
+}
+
+fn mem_get_info(
+    call: Call<signature::cuMemGetInfo_v2>,
+    free: *mut usize,
+    total: *mut usize,
+) -> CuResult {
+    let process = call.process;
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(free, total) };
+    rewrite(process, result, || process.current_memory(), Some(free), total)
+}
+
+fn mem_get_info_32(
+    call: Call<signature::cuMemGetInfo>,
+    free: *mut c_uint,
+    total: *mut c_uint,
+) -> CuResult {
+    let process = call.process;
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(free, total) };
+    rewrite(process, result, || process.current_memory(), Some(free), total)
+}
+
+fn total_mem(
+    call: Call<signature::cuDeviceTotalMem_v2>,
+    bytes: *mut usize,
+    device: Device,
+) -> CuResult {
+    let process = call.process;
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(bytes, device) };
+    rewrite(process, result, || process.device(device).map(|device| &device.memory), None, bytes)
+}
+
+fn total_mem_32(
+    call: Call<signature::cuDeviceTotalMem>,
+    bytes: *mut c_uint,
+    device: Device,
+) -> CuResult {
+    let process = call.process;
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(bytes, device) };
+    rewrite(process, result, || process.device(device).map(|device| &device.memory), None, bytes)
+}

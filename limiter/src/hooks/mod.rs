@@ -1,0 +1,151 @@
+//! The patched functions: declarations, grouped as in the driver's documentation, and handlers.
+//!
+//! A handler decides nothing itself. It asks [`crate::memory`] or [`crate::compute`], and calls the
+//! original.
+
+mod arrays;
+pub(crate) mod cancellation;
+mod context;
+mod copies;
+#[cfg(test)]
+mod documentation;
+mod external;
+mod graphs;
+mod host_memory;
+mod image;
+mod info;
+mod launch;
+mod linear;
+mod modules;
+mod multicast;
+mod nvml;
+mod nvml_processes;
+mod pool;
+mod shared;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod tail_jump;
+mod virtual_memory;
+mod waits;
+
+use crate::process::Process;
+use core::ffi::c_void;
+use core::fmt;
+use driver::cuda::CuResult;
+use driver::nvml::NvmlReturn;
+use hook::Slot;
+use std::panic::{self, AssertUnwindSafe};
+
+/// Which library a function belongs to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Library {
+    /// `libcuda.so.1`
+    Cuda,
+    /// `libnvidia-ml.so.1`
+    Nvml,
+}
+
+impl Library {
+    /// The name that programs link against.
+    pub(crate) const fn soname(self) -> &'static str {
+        match self {
+            Self::Cuda => "libcuda.so.1",
+            Self::Nvml => "libnvidia-ml.so.1",
+        }
+    }
+}
+
+/// A row of the table that `hooks!` makes.
+pub(crate) struct Hook {
+    /// Where the function lives.
+    pub(crate) library: Library,
+    /// Its exported name.
+    pub(crate) symbol: &'static str,
+    /// What it is patched for.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for docs/hooks.md"))]
+    pub(crate) doc: &'static str,
+    /// What runs instead.
+    pub(crate) entry: *const c_void,
+    /// The way back.
+    pub(crate) slot: &'static Slot,
+}
+
+// SAFETY: the entry is the address of a function.
+unsafe impl Sync for Hook {}
+
+/// What a handler is told about the call.
+#[derive(Clone, Copy)]
+pub(crate) struct Call<F> {
+    /// The driver's own function.
+    pub(crate) original: F,
+    /// The name it was called by.
+    pub(crate) symbol: &'static str,
+    /// Whether a null stream means the calling thread's default stream.
+    pub(crate) per_thread: bool,
+    /// What the limiter knows in this process.
+    pub(crate) process: &'static Process,
+}
+
+impl<F> fmt::Debug for Call<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.symbol)
+    }
+}
+
+/// A result type with a value for "the limiter itself failed".
+pub(crate) trait Outcome {
+    /// That value.
+    const FAILED: Self;
+}
+
+impl Outcome for CuResult {
+    const FAILED: Self = Self::UNKNOWN;
+}
+
+impl Outcome for NvmlReturn {
+    const FAILED: Self = Self::UNKNOWN;
+}
+
+/// Runs a handler. The calling thread is not cancelled meanwhile, and a panic ends here, as an error of the call.
+#[inline]
+pub(crate) fn guard<R: Outcome + Copy>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
+    let before = cancellation::put_off();
+    let result = caught(symbol, handler);
+    cancellation::allow_again(before);
+    result
+}
+
+/// A frame of its own: the one above may be unwound.
+#[inline(never)]
+fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
+    panic::catch_unwind(AssertUnwindSafe(handler)).unwrap_or_else(|_| {
+        crate::report::once(format_args!("internal error in {symbol}; the call fails"));
+        R::FAILED
+    })
+}
+
+/// Every function that is patched where it exists.
+pub(crate) fn all() -> impl Iterator<Item = &'static Hook> {
+    [
+        context::TABLE,
+        info::TABLE,
+        linear::TABLE,
+        modules::TABLE,
+        host_memory::TABLE,
+        pool::TABLE,
+        virtual_memory::TABLE,
+        arrays::TABLE,
+        graphs::TABLE,
+        multicast::TABLE,
+        shared::TABLE,
+        external::TABLE,
+        launch::TABLE,
+        waits::TABLE,
+        copies::linear::TABLE,
+        copies::shaped::TABLE,
+        copies::batched::TABLE,
+        nvml::TABLE,
+        nvml_processes::TABLE,
+    ]
+    .into_iter()
+    .flatten()
+}

@@ -1,0 +1,311 @@
+//! What NVML tells about processes: those of the session, and no others.
+//!
+//! The driver is asked with a list of the limiter's own, which is then filtered into the caller's.
+//! `nvidia-smi` comes another way (`nvmlInternalGetExportTable`), which cannot be patched: it is shown
+//! the whole device.
+
+use super::Call;
+use super::nvml::{answered, rewritten};
+use crate::device::Device;
+use crate::memory::seen::{self, Member};
+use crate::process::Process;
+use core::ffi::{c_uint, c_void};
+use core::ptr;
+use driver::nvml::{
+    NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, PROCESSES_UTILIZATION_VERSION,
+    ProcessDetail, ProcessDetailList, ProcessInfoV1, ProcessInfoV2, ProcessUtilizationInfo,
+    ProcessUtilizationSample, ProcessesUtilizationInfo, VALUE_NOT_AVAILABLE,
+};
+
+macros::hooks! {
+    /// NVML, Device Queries / Accounting Statistics: processes of the session only.
+    library Nvml;
+
+    fn nvmlDeviceGetComputeRunningProcesses | nvmlDeviceGetGraphicsRunningProcesses | nvmlDeviceGetMPSComputeRunningProcesses
+        (device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV1) -> NvmlReturn = running_v1;
+    fn nvmlDeviceGetComputeRunningProcesses_v2 | nvmlDeviceGetComputeRunningProcesses_v3
+        | nvmlDeviceGetGraphicsRunningProcesses_v2 | nvmlDeviceGetGraphicsRunningProcesses_v3
+        | nvmlDeviceGetMPSComputeRunningProcesses_v2 | nvmlDeviceGetMPSComputeRunningProcesses_v3
+        (device: NvmlDevice, count: *mut c_uint, list: *mut ProcessInfoV2) -> NvmlReturn = running;
+    fn nvmlDeviceGetRunningProcessDetailList(device: NvmlDevice, of: *mut ProcessDetailList) -> NvmlReturn = details;
+    fn nvmlDeviceGetProcessUtilization(device: NvmlDevice, list: *mut ProcessUtilizationSample, count: *mut c_uint, last_seen: u64) -> NvmlReturn = utilization;
+    fn nvmlDeviceGetProcessesUtilizationInfo(device: NvmlDevice, of: *mut ProcessesUtilizationInfo) -> NvmlReturn = utilization_info;
+    fn nvmlDeviceGetAccountingPids(device: NvmlDevice, count: *mut c_uint, list: *mut c_uint) -> NvmlReturn = accounting_pids;
+    fn nvmlDeviceGetAccountingStats(device: NvmlDevice, pid: c_uint, stats: *mut c_void) -> NvmlReturn = accounting;
+}
+
+/// An entry of a list of processes.
+trait Entry: Copy + Default {
+    fn pid(&self) -> c_uint;
+    /// Puts the session's own figure where the driver has none.
+    fn complete(&mut self, _own: u64) {}
+}
+
+macro_rules! entry {
+    ($($type:ty $(, $memory:ident)?;)*) => {$(
+        impl Entry for $type {
+            fn pid(&self) -> c_uint {
+                self.pid
+            }
+            $(fn complete(&mut self, own: u64) {
+                if self.$memory == VALUE_NOT_AVAILABLE {
+                    self.$memory = own;
+                }
+            })?
+        }
+    )*};
+}
+
+entry! {
+    ProcessInfoV1, used_gpu_memory;
+    ProcessInfoV2, used_gpu_memory;
+    ProcessDetail, used_gpu_memory;
+    ProcessUtilizationSample;
+    ProcessUtilizationInfo;
+}
+
+impl Entry for c_uint {
+    fn pid(&self) -> c_uint {
+        *self
+    }
+}
+
+/// Room for the first question.
+const ROOM: usize = 64;
+/// More entries than this are not asked for.
+const MOST: usize = 1 << 16;
+
+/// Asks the driver with longer and longer lists. `ask` gets room and list, and puts the number of
+/// entries into the first.
+fn whole<E: Entry>(
+    mut ask: impl FnMut(&mut c_uint, *mut E) -> NvmlReturn,
+) -> Result<Vec<E>, NvmlReturn> {
+    let mut list = vec![E::default(); ROOM];
+    loop {
+        let mut count = c_uint::try_from(list.len()).unwrap_or(c_uint::MAX);
+        match ask(&mut count, list.as_mut_ptr()) {
+            NvmlReturn::SUCCESS => {
+                list.truncate(count as usize);
+                return Ok(list);
+            }
+            NvmlReturn::INSUFFICIENT_SIZE if list.len() < MOST => {
+                // Processes may appear while asking.
+                let room = (count as usize).saturating_add(ROOM).max(list.len() * 2).min(MOST);
+                list.resize(room, E::default());
+            }
+            other => return Err(other),
+        }
+    }
+}
+
+/// Leaves what is of the session, with the session's own figures where the driver has none.
+fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
+    let members = seen::members(device.ledger);
+    list.retain_mut(|entry| match members.iter().find(|member| member.pid == entry.pid()) {
+        Some(&Member { bytes, .. }) => {
+            entry.complete(bytes);
+            true
+        }
+        None => false,
+    });
+}
+
+/// Fills a caller's list as the driver does: one that is too short gets the length that is needed.
+///
+/// # Safety
+/// `count` is the caller's, not null; `list` has room for `*count` entries where it is not null.
+unsafe fn fill<E: Entry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlReturn {
+    // SAFETY: the caller's word.
+    unsafe {
+        let room = *count as usize;
+        if list.is_null() && room > 0 {
+            return NvmlReturn::INVALID_ARGUMENT;
+        }
+        *count = c_uint::try_from(found.len()).unwrap_or(c_uint::MAX);
+        if room < found.len() {
+            return NvmlReturn::INSUFFICIENT_SIZE;
+        }
+        if !found.is_empty() {
+            ptr::copy_nonoverlapping(found.as_ptr(), list, found.len());
+        }
+    }
+    NvmlReturn::SUCCESS
+}
+
+/// The driver's list, filtered into the caller's.
+fn filtered<E: Entry>(
+    process: &'static Process,
+    device: NvmlDevice,
+    count: *mut c_uint,
+    list: *mut E,
+    original: impl Fn(*mut c_uint, *mut E) -> NvmlReturn,
+) -> NvmlReturn {
+    if count.is_null() {
+        return original(count, list);
+    }
+    let of_session = |device: &'static Device| {
+        match whole(|room: &mut c_uint, list| original(ptr::from_mut(room), list)) {
+            Ok(mut found) => {
+                own_only(device, &mut found);
+                // SAFETY: the program's own arguments, as the driver would use them.
+                unsafe { fill(&found, count, list) }
+            }
+            Err(other) => other,
+        }
+    };
+    answered(process, device, || original(count, list), of_session)
+}
+
+fn running_v1(
+    call: Call<signature::nvmlDeviceGetComputeRunningProcesses>,
+    device: NvmlDevice,
+    count: *mut c_uint,
+    list: *mut ProcessInfoV1,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments, or a list of as many entries as said.
+    filtered(call.process, device, count, list, |count, list| unsafe {
+        (call.original)(device, count, list)
+    })
+}
+
+fn running(
+    call: Call<signature::nvmlDeviceGetComputeRunningProcesses_v2>,
+    device: NvmlDevice,
+    count: *mut c_uint,
+    list: *mut ProcessInfoV2,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments, or a list of as many entries as said.
+    filtered(call.process, device, count, list, |count, list| unsafe {
+        (call.original)(device, count, list)
+    })
+}
+
+fn accounting_pids(
+    call: Call<signature::nvmlDeviceGetAccountingPids>,
+    device: NvmlDevice,
+    count: *mut c_uint,
+    list: *mut c_uint,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments, or a list of as many entries as said.
+    filtered(call.process, device, count, list, |count, list| unsafe {
+        (call.original)(device, count, list)
+    })
+}
+
+fn details(
+    call: Call<signature::nvmlDeviceGetRunningProcessDetailList>,
+    device: NvmlDevice,
+    of: *mut ProcessDetailList,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device, of) };
+    // SAFETY: null, or the program's list.
+    let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
+    answered(call.process, device, original, |limited| {
+        // Entries of another version would have another length.
+        if asked.version != PROCESS_DETAIL_LIST_VERSION {
+            return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
+        }
+        let found = whole(|room: &mut c_uint, list| {
+            let mut own = ProcessDetailList { count: *room, list, ..*asked };
+            // SAFETY: a list of as many entries as said; the mode is for the driver to check.
+            let result = unsafe { (call.original)(device, &raw mut own) };
+            *room = own.count;
+            result
+        });
+        match found {
+            Ok(mut found) => {
+                own_only(limited, &mut found);
+                // SAFETY: the program's own list.
+                unsafe { fill(&found, &raw mut asked.count, asked.list) }
+            }
+            Err(other) => other,
+        }
+    })
+}
+
+/// Utilisation, of which the driver says `NOT_FOUND` where there is none, and, asked without a list,
+/// how long it would be.
+fn samples<E: Entry>(
+    device: &Device,
+    count: *mut c_uint,
+    list: *mut E,
+    mut ask: impl FnMut(&mut c_uint, *mut E) -> NvmlReturn,
+) -> NvmlReturn {
+    let mut found = match whole(&mut ask) {
+        Ok(found) => found,
+        Err(other) => return other,
+    };
+    own_only(device, &mut found);
+    if found.is_empty() {
+        // SAFETY: not null, checked by the callers.
+        unsafe { *count = 0 };
+        return NvmlReturn::NOT_FOUND;
+    }
+    if list.is_null() {
+        // SAFETY: not null, checked by the callers.
+        unsafe { *count = c_uint::try_from(found.len()).unwrap_or(c_uint::MAX) };
+        return NvmlReturn::INSUFFICIENT_SIZE;
+    }
+    // SAFETY: the program's own list.
+    unsafe { fill(&found, count, list) }
+}
+
+fn utilization(
+    call: Call<signature::nvmlDeviceGetProcessUtilization>,
+    device: NvmlDevice,
+    list: *mut ProcessUtilizationSample,
+    count: *mut c_uint,
+    last_seen: u64,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device, list, count, last_seen) };
+    if count.is_null() {
+        return original();
+    }
+    answered(call.process, device, original, |limited| {
+        samples(limited, count, list, |room, list| {
+            // SAFETY: a list of as many entries as said.
+            unsafe { (call.original)(device, list, ptr::from_mut(room), last_seen) }
+        })
+    })
+}
+
+fn utilization_info(
+    call: Call<signature::nvmlDeviceGetProcessesUtilizationInfo>,
+    device: NvmlDevice,
+    of: *mut ProcessesUtilizationInfo,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device, of) };
+    // SAFETY: null, or the program's list.
+    let Some(asked) = (unsafe { of.as_mut() }) else { return original() };
+    answered(call.process, device, original, |limited| {
+        let (version, last_seen) = (asked.version, asked.last_seen);
+        if version != PROCESSES_UTILIZATION_VERSION {
+            return NvmlReturn::ARGUMENT_VERSION_MISMATCH;
+        }
+        samples(limited, &raw mut asked.count, asked.list, |room, list| {
+            let mut own = ProcessesUtilizationInfo { version, count: *room, last_seen, list };
+            // SAFETY: a list of as many entries as said, of this version.
+            let result = unsafe { (call.original)(device, &raw mut own) };
+            *room = own.count;
+            result
+        })
+    })
+}
+
+/// Another's process is one that is not there.
+fn accounting(
+    call: Call<signature::nvmlDeviceGetAccountingStats>,
+    device: NvmlDevice,
+    pid: c_uint,
+    stats: *mut c_void,
+) -> NvmlReturn {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(device, pid, stats) };
+    rewritten(call.process, device, original, |device| {
+        let ours = seen::members(device.ledger).iter().any(|member| member.pid == pid);
+        if ours { NvmlReturn::SUCCESS } else { NvmlReturn::NOT_FOUND }
+    })
+}

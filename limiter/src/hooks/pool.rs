@@ -1,0 +1,217 @@
+//! Stream-ordered memory.
+
+use super::Call;
+use crate::driver_calls;
+use crate::memory::{self, DeviceMemory, Handle};
+use crate::process::Process;
+use crate::verdict::Verdict;
+use core::ffi::{c_int, c_uint, c_void};
+use core::ops::RangeInclusive;
+use core::ptr;
+use driver::cuda::{
+    CAPTURE_STATUS_NONE, CuResult, DevicePtr, LOCATION_DEVICE, MemoryPool, PoolProps,
+    STREAM_PER_THREAD, Stream,
+};
+
+macros::hooks! {
+    /// CUDA driver API, Stream Ordered Memory Allocator: pools are charged by what they reserve.
+    library Cuda;
+    changes memory;
+
+    fn cuMemAllocAsync | cuMemAllocAsync_ptsz (pointer: *mut DevicePtr, bytes: usize, stream: Stream) -> CuResult = alloc_async;
+    fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz (pointer: *mut DevicePtr, bytes: usize, pool: MemoryPool, stream: Stream) -> CuResult = alloc_from_pool;
+    /// Also frees linear memory, in the order of a stream.
+    fn cuMemFreeAsync | cuMemFreeAsync_ptsz (pointer: DevicePtr, stream: Stream) -> CuResult = free_async;
+    fn cuMemPoolCreate(pool: *mut MemoryPool, props: *const PoolProps) -> CuResult = create;
+    fn cuMemPoolDestroy(pool: MemoryPool) -> CuResult = destroy;
+    /// What a pool gives back is given back at once.
+    fn cuMemPoolTrimTo(pool: MemoryPool, keep: usize) -> CuResult = trim_to;
+    /// A lower release threshold may give memory back.
+    fn cuMemPoolSetAttribute(pool: MemoryPool, attribute: c_uint, value: *mut c_void) -> CuResult = set_attribute;
+}
+
+/// `CU_MEMPOOL_ATTR_REUSE_*`: how soon memory that was freed may be used again.
+const REUSE: RangeInclusive<c_uint> = 1..=3;
+
+/// The device whose memory a pool has, if that is accounted.
+fn owner(process: &'static Process, pool: MemoryPool) -> Verdict<&'static DeviceMemory> {
+    let pools = process.memory.pools();
+    if let Some(known) = pools.device_of(pool) {
+        return known.map_or(Verdict::Free, Verdict::Limited);
+    }
+    // Pools that the program makes are known; what is left are the devices' own, and imported ones,
+    // which their exporter is charged for.
+    let mut count = 0;
+    let _ = driver_calls::device_get_count(&raw mut count);
+    for ordinal in 0..count {
+        let mut default = ptr::null_mut();
+        if driver_calls::device_get_default_mem_pool(&raw mut default, ordinal).is_ok()
+            && default == pool
+        {
+            let device = process.device(ordinal).map(|device| &device.memory);
+            if let Verdict::Limited(device) = device {
+                pools.known(pool, Some(device));
+            }
+            return device;
+        }
+    }
+    pools.known(pool, None);
+    Verdict::Free
+}
+
+/// The pool that stream-ordered allocations on the current device come from.
+fn current_pool() -> Option<MemoryPool> {
+    let (mut pool, mut ordinal) = (ptr::null_mut(), 0);
+    let found = driver_calls::ctx_get_device(&raw mut ordinal).is_ok()
+        && driver_calls::device_get_mem_pool(&raw mut pool, ordinal).is_ok();
+    (found && !pool.is_null()).then_some(pool)
+}
+
+/// A stream by a name that means the same in every version of a function.
+fn named(stream: Stream, per_thread: bool) -> Stream {
+    if stream.is_null() && per_thread { STREAM_PER_THREAD as Stream } else { stream }
+}
+
+/// Whether a stream is being captured.
+fn captures(stream: Stream, per_thread: bool) -> bool {
+    let stream = named(stream, per_thread);
+    let mut status = CAPTURE_STATUS_NONE;
+    driver_calls::stream_is_capturing(stream, &raw mut status).is_ok()
+        && status != CAPTURE_STATUS_NONE
+}
+
+/// Charges an allocation from a pool; without one the driver has the word.
+fn charged(
+    process: &'static Process,
+    pointer: *mut DevicePtr,
+    bytes: usize,
+    pool: Option<MemoryPool>,
+    stream: Stream,
+    per_thread: bool,
+    original: impl Fn() -> CuResult,
+) -> CuResult {
+    let Some(pool) = pool else { return original() };
+    match owner(process, pool) {
+        // What is being captured becomes a node of a graph, which is charged when that is launched.
+        Verdict::Limited(device) if !pointer.is_null() && !captures(stream, per_thread) => {
+            // SAFETY: read after success only, when the driver has written there.
+            let address = || unsafe { *pointer };
+            let result = process.memory.allocate_from_pool(
+                device,
+                (pool, named(stream, per_thread)),
+                memory::linear_bytes(bytes as u64),
+                original,
+                address,
+                || {
+                    let _ = driver_calls::mem_free_async(address(), named(stream, per_thread));
+                },
+            );
+            if result != CuResult::OUT_OF_MEMORY || bytes == 0 || !device.ledger.is_oversubscribed()
+            {
+                return result;
+            }
+            // SAFETY: the driver has accepted the pointer so far, or would have.
+            let on_host = || unsafe { super::linear::place(bytes as u64, pointer) };
+            let on_host = || driver_calls::undisturbing(on_host);
+            process.memory.place_on_host(
+                device,
+                memory::linear_bytes(bytes as u64),
+                on_host,
+                address,
+            )
+        }
+        Verdict::Limited(_) | Verdict::Free => original(),
+        Verdict::Denied => CuResult::NOT_PERMITTED,
+    }
+}
+
+fn alloc_async(
+    call: Call<signature::cuMemAllocAsync>,
+    pointer: *mut DevicePtr,
+    bytes: usize,
+    stream: Stream,
+) -> CuResult {
+    charged(call.process, pointer, bytes, current_pool(), stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(pointer, bytes, stream) }
+    })
+}
+
+fn alloc_from_pool(
+    call: Call<signature::cuMemAllocFromPoolAsync>,
+    pointer: *mut DevicePtr,
+    bytes: usize,
+    pool: MemoryPool,
+    stream: Stream,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let original = || unsafe { (call.original)(pointer, bytes, pool, stream) };
+    let pool = (!pool.is_null()).then_some(pool);
+    charged(call.process, pointer, bytes, pool, stream, call.per_thread, original)
+}
+
+fn free_async(
+    call: Call<signature::cuMemFreeAsync>,
+    pointer: DevicePtr,
+    stream: Stream,
+) -> CuResult {
+    if let Some(result) =
+        call.process.memory.free_host_placed(pointer, named(stream, call.per_thread))
+    {
+        return result;
+    }
+    // SAFETY: the program's own arguments.
+    call.process
+        .memory
+        .free(Handle::Address(pointer), || unsafe { (call.original)(pointer, stream) })
+}
+
+fn create(
+    call: Call<signature::cuMemPoolCreate>,
+    pool: *mut MemoryPool,
+    props: *const PoolProps,
+) -> CuResult {
+    // SAFETY: null, or what the driver is about to read.
+    let location = unsafe { props.as_ref() }.map(|props| props.location);
+    // SAFETY: the program's own arguments.
+    let result = unsafe { (call.original)(pool, props) };
+    if let (true, Some(location)) = (result.is_ok(), location) {
+        let device = match location.kind {
+            LOCATION_DEVICE => call.process.device(location.id).limited(),
+            _ => None,
+        };
+        // SAFETY: the call succeeded, so the driver has written there.
+        call.process.memory.pools().made(unsafe { *pool }, device.map(|device| &device.memory));
+    }
+    result
+}
+
+fn destroy(call: Call<signature::cuMemPoolDestroy>, pool: MemoryPool) -> CuResult {
+    // SAFETY: the program's own arguments.
+    call.process.memory.pools().destroy(pool, || unsafe { (call.original)(pool) })
+}
+
+fn trim_to(call: Call<signature::cuMemPoolTrimTo>, pool: MemoryPool, keep: usize) -> CuResult {
+    // SAFETY: the program's own arguments.
+    call.process.memory.pools().shrink(pool, || unsafe { (call.original)(pool, keep) })
+}
+
+fn set_attribute(
+    call: Call<signature::cuMemPoolSetAttribute>,
+    pool: MemoryPool,
+    attribute: c_uint,
+    value: *mut c_void,
+) -> CuResult {
+    // SAFETY: the program's own arguments.
+    let result = call
+        .process
+        .memory
+        .pools()
+        .shrink(pool, || unsafe { (call.original)(pool, attribute, value) });
+    // SAFETY: these attributes are numbers of this type, and the driver has just read it.
+    if result.is_ok() && REUSE.contains(&attribute) && unsafe { value.cast::<c_int>().read() } == 0
+    {
+        call.process.memory.pools().waits(pool);
+    }
+    result
+}

@@ -1,0 +1,61 @@
+//! Calls that go straight on to the driver.
+//!
+//! A hook copies a call's arguments to make the call again. Most launches need nothing but a look, so their
+//! entries look first: they put the six registers of the arguments on the stack, ask, put them back, and jump
+//! to the driver's own function, or to the whole hook. Nothing else is changed, so the driver sees the caller's own
+//! call.
+
+use std::panic::{self, AssertUnwindSafe};
+
+/// Registers of arguments, and what an entry leaves between them and the caller's stack: padding, the address
+/// to return to.
+const REGISTERS: usize = 6;
+const BETWEEN: usize = 2;
+
+/// The arguments of a call, as an entry found them.
+pub(crate) struct Arguments(*const u64);
+
+impl Arguments {
+    /// # Safety
+    /// That is where an entry has put them, and it waits for the answer.
+    pub(crate) unsafe fn found_at(at: *const u64) -> Self {
+        Self(at)
+    }
+
+    /// An argument, counted from zero.
+    ///
+    /// # Safety
+    /// The function has so many, and none of them is a floating-point number or a structure.
+    #[inline]
+    pub(crate) unsafe fn nth(&self, n: usize) -> u64 {
+        let at = if n < REGISTERS { n } else { n + BETWEEN };
+        // SAFETY: saved by the entry, or the caller's own.
+        unsafe { self.0.add(at).read() }
+    }
+}
+
+/// The answer; no, if it cannot be found out.
+#[inline]
+pub(crate) fn ask(answer: impl FnOnce() -> bool) -> bool {
+    panic::catch_unwind(AssertUnwindSafe(answer)).unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_where_the_calling_convention_puts_them() {
+        // Six registers, padding, the return address, then the stack.
+        let found: Vec<u64> = vec![10, 11, 12, 13, 14, 15, 99, 98, 16, 17, 18];
+        // SAFETY: laid out as an entry does.
+        let arguments = unsafe { Arguments::found_at(found.as_ptr()) };
+        // SAFETY: there are nine.
+        assert!((0..9).all(|n| unsafe { arguments.nth(n) } == 10 + n as u64));
+    }
+
+    #[test]
+    fn what_cannot_be_answered_is_no() {
+        assert!(ask(|| true) && !ask(|| false));
+    }
+}

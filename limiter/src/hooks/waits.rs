@@ -1,0 +1,118 @@
+//! Calls that have a stream wait: what is queued behind keeps no device busy meanwhile.
+
+use super::Call;
+#[cfg(target_arch = "x86_64")]
+use super::tail_jump::Arguments;
+use crate::compute;
+use core::ffi::{c_uint, c_void};
+use driver::cuda::{CuResult, DevicePtr, Event, IpcEventHandle, Stream};
+
+macros::hooks! {
+    /// CUDA driver API, Stream Management / Stream Memory Operations / External Resource Interoperability: what is queued
+    /// behind a wait does not keep the device busy.
+    library Cuda;
+
+    fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz (stream: Stream, event: Event, flags: c_uint) -> CuResult = event jumps if jumps_on;
+    /// Another process's work may be behind an event from then on.
+    fn cuIpcOpenEventHandle(event: *mut Event, handle: IpcEventHandle) -> CuResult = open_event;
+    fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz | cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz (stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult = value;
+    fn cuStreamWaitValue64 | cuStreamWaitValue64_ptsz | cuStreamWaitValue64_v2 | cuStreamWaitValue64_v2_ptsz (stream: Stream, at: DevicePtr, value: u64, flags: c_uint) -> CuResult = value;
+    /// There may be waits among them.
+    fn cuStreamBatchMemOp | cuStreamBatchMemOp_ptsz | cuStreamBatchMemOp_v2 | cuStreamBatchMemOp_v2_ptsz (stream: Stream, count: c_uint, operations: *mut c_void, flags: c_uint) -> CuResult = operations;
+    fn cuWaitExternalSemaphoresAsync | cuWaitExternalSemaphoresAsync_ptsz (semaphores: *const c_void, parameters: *const c_void, count: c_uint, stream: Stream) -> CuResult = semaphores;
+    /// Execution Control / Stream Management: for the host.
+    fn cuLaunchHostFunc | cuLaunchHostFunc_ptsz (stream: Stream, function: *const c_void, data: *mut c_void) -> CuResult = host_function;
+    fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, callback: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn jumps_on(_arguments: &Arguments, _per_thread: bool) -> bool {
+    compute::events_are_the_devices_own()
+}
+
+fn event(
+    call: Call<signature::cuStreamWaitEvent>,
+    stream: Stream,
+    event: Event,
+    flags: c_uint,
+) -> CuResult {
+    compute::wait_for_event(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(stream, event, flags) }
+    })
+}
+
+fn open_event(
+    call: Call<signature::cuIpcOpenEventHandle>,
+    event: *mut Event,
+    handle: IpcEventHandle,
+) -> CuResult {
+    compute::comes_from_outside();
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(event, handle) }
+}
+
+fn value<T>(
+    call: Call<unsafe extern "C" fn(Stream, DevicePtr, T, c_uint) -> CuResult>,
+    stream: Stream,
+    at: DevicePtr,
+    value: T,
+    flags: c_uint,
+) -> CuResult {
+    compute::wait_outside(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(stream, at, value, flags) }
+    })
+}
+
+fn operations(
+    call: Call<signature::cuStreamBatchMemOp>,
+    stream: Stream,
+    count: c_uint,
+    operations: *mut c_void,
+    flags: c_uint,
+) -> CuResult {
+    compute::wait_outside(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(stream, count, operations, flags) }
+    })
+}
+
+fn semaphores(
+    call: Call<signature::cuWaitExternalSemaphoresAsync>,
+    semaphores: *const c_void,
+    parameters: *const c_void,
+    count: c_uint,
+    stream: Stream,
+) -> CuResult {
+    compute::wait_outside(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(semaphores, parameters, count, stream) }
+    })
+}
+
+fn host_function(
+    call: Call<signature::cuLaunchHostFunc>,
+    stream: Stream,
+    function: *const c_void,
+    data: *mut c_void,
+) -> CuResult {
+    compute::wait_outside(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(stream, function, data) }
+    })
+}
+
+fn callback(
+    call: Call<signature::cuStreamAddCallback>,
+    stream: Stream,
+    callback: *const c_void,
+    data: *mut c_void,
+    flags: c_uint,
+) -> CuResult {
+    compute::wait_outside(stream, call.per_thread, || {
+        // SAFETY: the program's own arguments.
+        unsafe { (call.original)(stream, callback, data, flags) }
+    })
+}

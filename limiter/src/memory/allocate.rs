@@ -1,0 +1,120 @@
+//! Reserve, call, commit; and the way back.
+//!
+//! The bytes are reserved first, so that no other process can take them meanwhile; no lock is held while the
+//! driver works. What fails is given back.
+
+use super::device::{DeviceMemory, Devices};
+use super::holdings::Holdings;
+use super::oversubscribe::HostPlaced;
+use super::refusal::refused;
+use super::reserve::Reserve;
+use super::tracker::Handle;
+use driver::cuda::{CuResult, DevicePtr};
+use session::layout::Kind;
+
+/// Runs an allocating call of the driver for `bytes` of a device's memory. `handle` says, after success, by what the
+/// memory will be freed.
+pub(super) fn allocate(
+    reserve: &Reserve,
+    device: &'static DeviceMemory,
+    kind: Kind,
+    bytes: u64,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> Handle,
+) -> CuResult {
+    match reserve.reserve(device, kind, bytes) {
+        Some(reservation) => reservation.spend(call, handle),
+        None => refused(device.ledger, bytes),
+    }
+}
+
+/// The same for linear memory; where the real share is used up, or the device is full, runs `on_host` instead.
+/// `address` tells, after success, what either has allocated.
+pub(super) fn allocate_anywhere(
+    reserve: &Reserve,
+    placed: &HostPlaced,
+    device: &'static DeviceMemory,
+    bytes: u64,
+    call: impl FnOnce() -> CuResult,
+    on_host: impl FnOnce() -> CuResult,
+    address: impl Fn() -> DevicePtr,
+) -> CuResult {
+    let result = match reserve.reserve(device, Kind::Data, bytes) {
+        Some(reservation) => reservation.spend(call, || Handle::Address(address())),
+        None if device.ledger.is_oversubscribed() => CuResult::OUT_OF_MEMORY,
+        None => return refused(device.ledger, bytes),
+    };
+    if result == CuResult::OUT_OF_MEMORY && device.ledger.is_oversubscribed() {
+        placed.place(device, bytes, on_host, address)
+    } else {
+        result
+    }
+}
+
+/// Runs `cuMemCreate` for `bytes` of a device; `handle` is read after success.
+pub(super) fn create_physical(
+    reserve: &Reserve,
+    device: &'static DeviceMemory,
+    bytes: u64,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> u64,
+) -> CuResult {
+    let Some(reservation) = reserve.reserve(device, Kind::Data, bytes) else {
+        return refused(device.ledger, bytes);
+    };
+    let result = call();
+    if result.is_ok() {
+        reserve.holdings.physical.created(device, reservation.keep(), handle());
+    }
+    result
+}
+
+/// Runs `cuImportExternalMemory` for `bytes` of a device; `handle` is read after success.
+pub(super) fn import_external(
+    reserve: &Reserve,
+    device: &'static DeviceMemory,
+    bytes: u64,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> Handle,
+) -> CuResult {
+    let Some(reservation) = reserve.reserve(device, Kind::Data, bytes) else {
+        return refused(device.ledger, bytes);
+    };
+    let result = call();
+    if result.is_ok() {
+        reserve.holdings.physical.external_imported(device, reservation.keep(), handle());
+    }
+    result
+}
+
+/// Runs a freeing call of the driver and gives the bytes back.
+///
+/// The record is taken out before the call: from the moment the driver has freed it, another thread
+/// may get the same address for a new allocation.
+pub(super) fn free(
+    devices: &Devices,
+    holdings: &Holdings,
+    handle: Handle,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let Some((device, allocation)) = devices.take(handle) else {
+        return free_other(holdings, handle, call);
+    };
+    let result = call();
+    if result.is_ok() {
+        device.ledger.release(allocation.kind, allocation.bytes);
+    } else {
+        device.remember(handle, allocation);
+    }
+    result
+}
+
+/// Frees what is not charged by itself: of a pool, of external memory, imported, sparse, or not known.
+fn free_other(holdings: &Holdings, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
+    let Holdings { pools, physical, imports, .. } = holdings;
+    physical.free_external(handle, || match handle {
+        Handle::Address(address) => pools.free(address, || imports.close(address, call)),
+        Handle::Array(array) | Handle::MipmappedArray(array) => physical.destroy_array(array, call),
+        Handle::External(_) => call(),
+    })
+}

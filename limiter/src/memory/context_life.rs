@@ -1,0 +1,184 @@
+//! How contexts begin and end, and what they take of a device's memory.
+//!
+//! The driver does not say how much a context takes before it exists. What was learned from the first
+//! one of the session is reserved for the next; what it really took is read from NVML afterwards, and
+//! a context that turns out not to fit is taken down again.
+
+use super::contexts::Green;
+use super::device::DeviceMemory;
+use super::holdings::Holdings;
+use super::images::Images;
+use super::refusal::refused;
+use super::reserve::Reserve;
+use super::seen::Processes;
+use crate::ledger::Ledger;
+use crate::report;
+use core::sync::atomic::Ordering::Relaxed;
+use driver::cuda::{self, CuResult};
+use session::layout::Kind;
+
+/// Taken for granted where NVML cannot be asked: what a context takes on current devices.
+const ASSUMED_BYTES: u64 = 512 << 20;
+/// A measured size outside these bounds is not a context's.
+const LEAST_BYTES: u64 = 16 << 20;
+const MOST_BYTES: u64 = 4 << 30;
+
+/// Runs a call that makes a context. `handle` tells, after success, which one it is, and `undo` takes
+/// it down. To be called under [`Contexts::change`](super::contexts::Contexts::change).
+pub(super) fn create(
+    reserve: &Reserve,
+    device: &'static DeviceMemory,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> usize,
+    undo: impl FnOnce(),
+) -> CuResult {
+    let ledger = device.ledger;
+    let known = ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
+    let Some(reservation) = reserve.reserve(device, Kind::Context, known) else {
+        return too_small(ledger, known);
+    };
+    let before = Usage::now(&reserve.holdings, device);
+    let result = call();
+    if !result.is_ok() {
+        return result;
+    }
+    let after = Usage::now(&reserve.holdings, device);
+    if let Some(processes) = &after.processes {
+        processes.learn_own_pid(device, before.processes.as_ref());
+    }
+    let took =
+        after.since(&before, device).filter(|took| (LEAST_BYTES..=MOST_BYTES).contains(took));
+    if let (Some(measured), Some(page)) = (took, ledger.page()) {
+        // The smallest seen is the nearest to what a context takes by itself.
+        let _ = page
+            .context_bytes
+            .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
+    }
+    let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
+    if took > known {
+        let Some(rest) = reserve.reserve(device, Kind::Context, took - known) else {
+            undo();
+            drop(reservation);
+            return too_small(ledger, took);
+        };
+        rest.keep();
+    }
+    reservation.keep();
+    if took < known {
+        ledger.release(Kind::Context, known - took);
+    }
+    device.contexts.set(handle(), took);
+    tracing::debug!("device {}: a context took {took} bytes", ledger.uuid());
+    result
+}
+
+/// Runs a call that makes a green context in a primary context that exists. What it takes is little,
+/// and not known beforehand: it is measured. To be called under
+/// [`Contexts::change`](super::contexts::Contexts::change).
+pub(super) fn create_green(
+    reserve: &Reserve,
+    device: &'static DeviceMemory,
+    ordinal: cuda::Device,
+    call: impl FnOnce() -> CuResult,
+    handle: impl FnOnce() -> usize,
+    undo: impl FnOnce(),
+) -> CuResult {
+    let before = Usage::now(&reserve.holdings, device);
+    let result = call();
+    if !result.is_ok() {
+        return result;
+    }
+    let took = Usage::now(&reserve.holdings, device)
+        .since(&before, device)
+        .filter(|&took| took <= MOST_BYTES)
+        .unwrap_or(0);
+    if took > 0 {
+        let Some(reservation) = reserve.reserve(device, Kind::Context, took) else {
+            undo();
+            return too_small(device.ledger, took);
+        };
+        reservation.keep();
+    }
+    device.contexts.green_made(ordinal, handle(), took);
+    result
+}
+
+/// A green context is gone.
+pub(super) fn green_ended(device: &DeviceMemory, green: Green) {
+    device.ledger.release(Kind::Context, green.bytes);
+}
+
+/// The primary context is gone, and the green ones with it.
+pub(super) fn primary_ended(
+    holdings: &Holdings,
+    images: &Images,
+    device: &'static DeviceMemory,
+    handle: usize,
+) {
+    for Green { bytes, .. } in device.contexts.primary_ended() {
+        device.ledger.release(Kind::Context, bytes);
+    }
+    ended(holdings, images, device, handle);
+}
+
+/// A context is gone: gives back what it took, and what was allocated in it.
+pub(super) fn ended(
+    holdings: &Holdings,
+    images: &Images,
+    device: &'static DeviceMemory,
+    handle: usize,
+) {
+    if let Some(bytes) = device.contexts.take(handle) {
+        device.ledger.release(Kind::Context, bytes);
+    }
+    for allocation in device.tracker.end_context(handle) {
+        device.ledger.release(allocation.kind, allocation.bytes);
+    }
+    holdings.context_ended(device, handle);
+    images.context_ended(device, handle);
+    holdings.pools.refresh(device, true);
+    // What the driver had taken for it is gone as well.
+    device.shared.bell.ring();
+}
+
+/// What this process uses of a device at a moment.
+struct Usage {
+    /// What NVML lists, where it can be asked.
+    processes: Option<Processes>,
+    /// Other things than contexts, as far as this process or an exporter has been charged for them.
+    charged: u64,
+}
+
+impl Usage {
+    fn now(holdings: &Holdings, device: &DeviceMemory) -> Self {
+        let slot = device.ledger.own_slot();
+        let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
+        let taken = |kind: &Kind| !matches!(kind, Kind::Context | Kind::Headroom);
+        let others = Kind::ALL.into_iter().filter(taken);
+        let charged = others.map(bytes).fold(holdings.imported_bytes(device), u64::saturating_add);
+        Self { processes: Processes::now(device.ledger), charged }
+    }
+
+    /// What came in addition since `before`, other than what was charged meanwhile; `None` where it
+    /// cannot be told or cannot be.
+    fn since(&self, before: &Self, device: &DeviceMemory) -> Option<u64> {
+        let seen = |usage: &Self| usage.processes.as_ref()?.own_bytes(device);
+        let more = seen(self)?.checked_sub(seen(before).unwrap_or(0))?;
+        more.checked_sub(self.charged.saturating_sub(before.charged))
+    }
+}
+
+fn too_small(device: &Ledger, context: u64) -> CuResult {
+    let Some((limit, used)) = device.book().map(|book| (book.limit(), book.used())) else {
+        return refused(device, context);
+    };
+    const MIB: u64 = 1 << 20;
+    report::once(format_args!(
+        "device {}: a CUDA context takes {} MiB; the memory limit of {} MiB, of which {} MiB are in use, has no room for it",
+        device.uuid(),
+        context.div_ceil(MIB),
+        limit / MIB,
+        used.div_ceil(MIB),
+    ));
+    CuResult::OUT_OF_MEMORY
+}

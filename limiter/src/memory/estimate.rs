@@ -1,0 +1,119 @@
+//! What the driver has taken by itself, made of what was seen.
+
+/// After so many bounds from below an exact figure is no longer looked for at once.
+const BOUNDS: u32 = 32;
+
+/// What nobody has been charged for, as seen once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Sight {
+    pub(super) bytes: u64,
+    /// Else it may be more.
+    pub(super) exact: bool,
+    /// What the driver has taken for other processes of the session, and they have yet to see.
+    pub(super) others: u64,
+}
+
+/// What is to be charged, made of what was seen.
+#[derive(Default, Debug)]
+pub(super) struct Estimate {
+    pub(super) bytes: u64,
+    last: Option<u64>,
+    /// Bounds from below since the last exact figure.
+    bounds: u32,
+}
+
+impl Estimate {
+    /// Takes notice of what was seen. An increase counts when it has been seen twice, a decrease when
+    /// it is certain. `true`: look again soon.
+    pub(super) fn notice(&mut self, sight: Sight) -> bool {
+        let before = self.last.replace(sight.bytes);
+        if sight.bytes > self.bytes {
+            self.bounds = 0;
+            let twice = before.unwrap_or(0).min(sight.bytes);
+            self.bytes = self.bytes.max(twice);
+            return self.bytes < sight.bytes;
+        }
+        if sight.exact || sight.bytes == self.bytes {
+            (self.bytes, self.bounds) = (sight.bytes, 0);
+            return false;
+        }
+        self.bounds = self.bounds.saturating_add(1);
+        self.bounds < BOUNDS
+    }
+
+    /// Takes notice of what an allocation has seen: that counts at once, but for bounds that are lower.
+    pub(super) fn notice_now(&mut self, sight: Sight) {
+        if sight.exact || sight.bytes > self.bytes {
+            *self = Self { bytes: sight.bytes, last: Some(sight.bytes), ..Self::default() };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exact(bytes: u64) -> Sight {
+        Sight { bytes, exact: true, others: 0 }
+    }
+
+    fn bound(bytes: u64) -> Sight {
+        Sight { bytes, exact: false, others: 0 }
+    }
+
+    #[test]
+    fn an_increase_counts_when_it_is_seen_twice() {
+        let mut estimate = Estimate::default();
+        assert!(estimate.notice(exact(100)));
+        assert_eq!(estimate.bytes, 0);
+        assert!(!estimate.notice(exact(100)));
+        assert_eq!(estimate.bytes, 100);
+        // Seen once and then no more: it was never there.
+        assert!(estimate.notice(exact(500)));
+        assert!(!estimate.notice(exact(100)));
+        assert_eq!(estimate.bytes, 100);
+    }
+
+    #[test]
+    fn what_keeps_growing_is_followed_one_step_behind() {
+        let mut estimate = Estimate::default();
+        for step in 1..50 {
+            assert!(estimate.notice(bound(step * 10)));
+            assert_eq!(estimate.bytes, (step - 1) * 10);
+        }
+    }
+
+    #[test]
+    fn a_decrease_counts_at_once_when_it_is_certain() {
+        let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
+        assert!(!estimate.notice(exact(30)));
+        assert_eq!(estimate.bytes, 30);
+    }
+
+    #[test]
+    fn what_an_allocation_sees_counts_at_once() {
+        let mut estimate = Estimate::default();
+        estimate.notice_now(bound(100));
+        assert_eq!(estimate.bytes, 100);
+        // A bound from below that is lower says nothing.
+        estimate.notice_now(bound(30));
+        assert_eq!(estimate.bytes, 100);
+        estimate.notice_now(exact(30));
+        assert_eq!(estimate.bytes, 30);
+    }
+
+    #[test]
+    fn bounds_from_below_never_lower_it() {
+        let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
+        for _ in 1..BOUNDS {
+            assert!(estimate.notice(bound(60)));
+        }
+        // An exact figure is not looked for all the time.
+        assert!(!estimate.notice(bound(60)));
+        assert!(!estimate.notice(bound(0)));
+        assert_eq!(estimate.bytes, 100);
+        assert!(!estimate.notice(exact(60)));
+        assert!(estimate.notice(bound(0)));
+        assert_eq!(estimate.bytes, 60);
+    }
+}

@@ -1,0 +1,93 @@
+//! The reconciler: one thread in a process, for what no call of the program tells of.
+//!
+//! It starts with the first context on a device that is accounted. It asks the driver and NVML,
+//! which may take milliseconds, and holds no lock meanwhile that a call of the program waits for. It
+//! does not keep a process from ending: its exit waits a moment for the reconciler to be out of the
+//! driver, and does not let it in again.
+
+use super::bell::Bell;
+use super::device::{DeviceMemory, Devices};
+use super::holdings::Holdings;
+use super::oversubscribe::HostPlaced;
+use super::reconcile::Looks;
+use crate::driver_calls;
+use crate::exit_guard::{ExitGuard, Visits};
+use crate::report;
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::{AcqRel, Release};
+use core::time::Duration;
+use std::time::Instant;
+
+/// How often it looks by itself.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How often it looks at most when it is rung for, and when it makes sure of what it has seen.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// How often it looks whether frees that were put off can be carried out.
+const FREES: Duration = Duration::from_millis(5);
+
+/// Whether the process has its reconciler.
+#[derive(Default)]
+pub(crate) struct Started(AtomicBool);
+
+/// What it looks after.
+#[derive(Clone, Copy)]
+pub(super) struct Charge {
+    pub(super) bell: &'static Bell,
+    pub(super) devices: &'static Devices,
+    pub(super) holdings: &'static Holdings,
+    pub(super) looks: &'static Looks,
+    pub(super) placed: &'static HostPlaced,
+}
+
+impl Started {
+    /// Starts the reconciler, unless it runs.
+    pub(super) fn start(&self, guard: &'static ExitGuard, charge: Charge) {
+        if self.0.swap(true, AcqRel) {
+            return;
+        }
+        let keep = move || keep(&guard.reconciler, charge);
+        if let Err(error) = guard.start("sluice-keeper", keep) {
+            self.0.store(false, Release);
+            report::once(format_args!(
+                "the thread that finds out what the driver takes by itself cannot be started: {error}; such memory is not charged"
+            ));
+        }
+    }
+}
+
+fn keep(visits: &Visits, charge: Charge) {
+    fn in_driver<R>(visits: &Visits, calls: impl FnOnce() -> R) -> R {
+        let _inside = visits.enter();
+        calls()
+    }
+    // This thread asks and frees while other threads may be capturing.
+    in_driver(visits, driver_calls::never_disturb);
+    let (mut looked, mut wanted) = (None::<Instant>, false);
+    loop {
+        wanted |= charge.bell.was_rung();
+        let since = looked.map_or(PERIOD, |looked| looked.elapsed());
+        if since >= PERIOD || (wanted && since >= DEBOUNCE) {
+            wanted = in_driver(visits, || charge.look());
+            looked = Some(Instant::now());
+        }
+        if in_driver(visits, || charge.placed.carry_out_frees(0)) {
+            std::thread::sleep(FREES);
+        } else if wanted {
+            std::thread::sleep(DEBOUNCE);
+        } else {
+            charge.bell.sleep(PERIOD);
+        }
+    }
+}
+
+impl Charge {
+    /// Looks at each device. `true`: look again soon.
+    fn look(&self) -> bool {
+        // Each of them, whatever the others say.
+        self.devices
+            .iter()
+            .filter(|device: &&'static DeviceMemory| self.looks.reconcile(self.holdings, device))
+            .count()
+            > 0
+    }
+}

@@ -1,0 +1,377 @@
+//! The state of the limiter in this process: one value, made at the first call into a patched function, handed to
+//! whoever needs it, and made anew in a forked child.
+
+use crate::compute::{self, Gate, Launched, Source};
+use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
+use crate::device::{self, Device};
+use crate::device_list::{DeviceList, MAX_DEVICES};
+use crate::driver_calls::{self, nvml};
+use crate::exit_guard::ExitGuard;
+use crate::ledger::Ledger;
+use crate::memory::{DeviceMemory, Memory, Much};
+use crate::verdict::{Refused, Verdict};
+use crate::{clock, report, unpatched};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::time::Duration;
+use driver::cuda::{self, CuResult, Stream};
+use limits::GpuId;
+use limits::Limits;
+use session::Page;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+/// How long the process's exit waits for the limiter's threads to leave the driver.
+const GOVERNORS_LEAVE: Duration = Duration::from_millis(100);
+const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
+
+/// All that the limiter knows in this process.
+pub(crate) struct Process {
+    config: Result<Config, Refused>,
+    on_failure: OnFailure,
+    session_dir: Mutex<Option<PathBuf>>,
+    known: Mutex<HashMap<GpuId, Result<Option<&'static Device>, Refused>>>,
+    by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
+    /// Those that are accounted and have been used.
+    devices: DeviceList<Device>,
+    pub(crate) memory: Memory,
+    pub(crate) guard: ExitGuard,
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+/// Whether a thread is making the state. Not a mutex, because a forked child has to be able to take
+/// it away from a thread that it does not have.
+static MAKING: AtomicBool = AtomicBool::new(false);
+
+/// The state, made now if need be. For the hooks, which hand it on.
+#[inline]
+pub(crate) fn get() -> &'static Process {
+    existing().unwrap_or_else(make)
+}
+
+#[cold]
+fn make() -> &'static Process {
+    while MAKING.swap(true, Ordering::Acquire) {
+        clock::sleep(100_000);
+    }
+    let process = existing().unwrap_or_else(|| {
+        let process = Box::leak(Box::new(Process::new()));
+        PROCESS.store(process, Ordering::Release);
+        process
+    });
+    MAKING.store(false, Ordering::Release);
+    process
+}
+
+/// The state, if it has been made.
+#[inline]
+fn existing() -> Option<&'static Process> {
+    // SAFETY: null, or leaked and never freed.
+    unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
+}
+
+/// In a forked child: nothing that the parent had is ours. The memory stays allocated, because
+/// threads of the parent may have been in the middle of using it.
+extern "C" fn after_fork() {
+    compute::after_fork(existing().into_iter().flat_map(Process::gates));
+    MAKING.store(false, Ordering::Relaxed);
+    PROCESS.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// Registers `after_fork`. To be called once, from the constructor.
+pub(crate) fn watch_forks() {
+    // SAFETY: the handler only stores to memory.
+    unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+}
+
+/// The limiter's threads leave the driver before it ends.
+extern "C" fn at_exit() {
+    let Some(process) = existing().filter(|process| process.guard.is_of_this_process()) else {
+        return;
+    };
+    process.guard.governors.keep_out(GOVERNORS_LEAVE);
+    compute::governors_are_gone(process.gates());
+    process.guard.reconciler.keep_out(RECONCILER_LEAVES);
+}
+
+impl Process {
+    fn new() -> Self {
+        // Said by the first call that fails for it.
+        let config =
+            Config::from_env(&ProcessEnvironment).map_err(|error| Refused(error.to_string()));
+        let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
+        if let Ok(config) = &config {
+            report::enable_log(config.log.tracing());
+            for warning in &config.warnings {
+                report::once(format_args!("{warning}"));
+            }
+        }
+        // A configuration that cannot be read is for the slow path to deny.
+        compute::set_gated(Some(config.as_ref().map_or(true, |config| {
+            config.limits_compute() && config.cuda_hooks && !config.control_disabled
+        })));
+        Self {
+            config,
+            on_failure,
+            session_dir: Mutex::new(None),
+            known: Mutex::new(HashMap::new()),
+            by_ordinal: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
+            devices: DeviceList::new(),
+            memory: Memory::new(),
+            guard: ExitGuard::new(at_exit),
+        }
+    }
+
+    /// Whether calls of the CUDA family are to be handled at all.
+    pub(crate) fn cuda(&self) -> Verdict<()> {
+        if let Some(failure) = unpatched::failure()
+            && self.config.as_ref().is_ok_and(|config| {
+                config.limits_anything() || self.devices().any(|device| device.ledger.is_limited())
+            })
+        {
+            return self.fail(&Refused(failure.to_owned()));
+        }
+        match &self.config {
+            Ok(config) if config.cuda_hooks && !config.control_disabled => Verdict::Limited(()),
+            Ok(_) => Verdict::Free,
+            Err(refused) => self.fail(refused),
+        }
+    }
+
+    /// Whether devices have a page. A process without limits, in which not everything could be patched,
+    /// is left alone: one that is given later could not be kept.
+    fn keeps_account(&self, config: &Config) -> bool {
+        config.keeps_account() && (config.limits_anything() || unpatched::failure().is_none())
+    }
+
+    /// A device's time has come to be limited, or is no more: says whether launches are looked at.
+    pub(crate) fn gates_changed(&self) {
+        let handled = self.config.as_ref().is_ok_and(|config| {
+            config.cuda_hooks && !config.control_disabled && self.keeps_account(config)
+        });
+        if handled {
+            let any = || self.devices().any(|device| device.gate.is_active());
+            compute::set_gated_by(|| unpatched::failure().is_none().then(any));
+        }
+    }
+
+    /// Whether calls of the NVML family are to be handled at all.
+    pub(crate) fn nvml(&self) -> Verdict<()> {
+        match &self.config {
+            Ok(config) if config.nvml_hooks && !config.control_disabled => Verdict::Limited(()),
+            Ok(_) => Verdict::Free,
+            Err(refused) => self.fail(refused),
+        }
+    }
+
+    fn fail<T>(&self, refused: &Refused) -> Verdict<T> {
+        refused.verdict(self.on_failure)
+    }
+
+    /// A device by the ordinal that the program uses.
+    pub(crate) fn device(&'static self, ordinal: cuda::Device) -> Verdict<&'static Device> {
+        match self.cuda() {
+            Verdict::Limited(()) => {}
+            Verdict::Free => return Verdict::Free,
+            Verdict::Denied => return Verdict::Denied,
+        }
+        let Some(cell) = usize::try_from(ordinal).ok().and_then(|i| self.by_ordinal.get(i)) else {
+            // Not an ordinal: the driver says so better.
+            return Verdict::Free;
+        };
+        // SAFETY: null, or leaked and never freed.
+        if let Some(device) = unsafe { cell.load(Ordering::Acquire).as_ref() } {
+            return self.verdict_on(device);
+        }
+        let Some(uuid) = uuid_of(ordinal) else { return Verdict::Free };
+        let verdict = self.device_by_uuid(uuid, u32::try_from(ordinal).ok());
+        if let Verdict::Limited(device) = verdict {
+            device.memory.is_called(ordinal);
+            cell.store(ptr::from_ref(device).cast_mut(), Ordering::Release);
+        }
+        verdict
+    }
+
+    /// A device that is accounted: whether its limits can still be kept.
+    fn verdict_on(&self, device: &'static Device) -> Verdict<&'static Device> {
+        match device.ledger.broken() {
+            None => Verdict::Limited(device),
+            Some(refused) => self.fail(refused),
+        }
+    }
+
+    /// A device by UUID. `visible_index`: the ordinal, where it is known.
+    pub(crate) fn device_by_uuid(
+        &'static self,
+        uuid: GpuId,
+        visible_index: Option<u32>,
+    ) -> Verdict<&'static Device> {
+        let config = match &self.config {
+            Ok(config) => config,
+            Err(refused) => return self.fail(refused),
+        };
+        if !self.keeps_account(config) {
+            return Verdict::Free;
+        }
+        // NVML is loaded before the lock is taken: loading runs other people's code.
+        let host_index = config.needs_host_index().then(|| nvml::host_index(uuid)).flatten();
+        let ordinal = visible_index;
+        // Programs that are not narrowed down to some devices count them as the host does.
+        let visible_index = visible_index
+            .or_else(|| nvml::host_index(uuid).filter(|_| !device::is_narrowed_down()));
+        let size = config.needs_device_size().then(|| nvml::total_memory(uuid, ordinal)).flatten();
+        let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = devices.entry(uuid).or_insert_with(|| {
+            let identity = DeviceIdentity { uuid, host_index, visible_index };
+            let limits = config.limits_for(&identity);
+            if !limits.unresolved.is_empty() {
+                return Err(Refused(format!(
+                    "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known: {}",
+                    limits.unresolved.join(", ")
+                )));
+            }
+            if let Some(conflict) = &limits.conflict {
+                return Err(Refused(format!("device {uuid}: {conflict}")));
+            }
+            tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
+            let limits = limits
+                .session(size)
+                .map_err(|problem| Refused(format!("device {uuid}: {problem}")))?;
+            self.make_device(config, uuid, &limits)
+        });
+        match made {
+            Ok(Some(device)) => self.verdict_on(device),
+            Ok(None) => Verdict::Free,
+            Err(refused) => self.fail(refused),
+        }
+    }
+
+    /// Takes part in the session's account of a device. `None`: that cannot be done, and is not needed,
+    /// because nobody can have set a limit.
+    fn make_device(
+        &'static self,
+        config: &Config,
+        uuid: GpuId,
+        limits: &Limits,
+    ) -> Result<Option<&'static Device>, Refused> {
+        if self.devices.is_full() {
+            return Err(Refused(format!(
+                "device {uuid}: {MAX_DEVICES} devices can be used in one process"
+            )));
+        }
+        let dir = self.make_session_dir(config);
+        let joined = dir.clone().and_then(|dir| Ledger::join(uuid, limits, &dir, self.on_failure));
+        match joined {
+            Ok((ledger, limits)) => {
+                let device = self.compose(config, Box::leak(Box::new(ledger)), &limits);
+                let device = Box::leak(Box::new(device));
+                self.memory.add(&device.memory);
+                self.devices.push(device);
+                self.gates_changed();
+                Ok(Some(device))
+            }
+            Err(refused)
+                if !limits.limits_anything() && !dir.is_ok_and(|dir| Page::exists(&dir, uuid)) =>
+            {
+                report::once(format_args!(
+                    "{refused}; device {uuid} has no limit in this process and cannot be given one"
+                ));
+                Ok(None)
+            }
+            Err(refused) => Err(refused),
+        }
+    }
+
+    fn compose(&'static self, config: &Config, ledger: &'static Ledger, limits: &Limits) -> Device {
+        let daemon =
+            config.daemon.clone().map(|address| Source { address, session: self.session_name() });
+        let is_scheduled = limits.compute.is_limit();
+        Device {
+            ledger,
+            memory: self.memory.device(ledger),
+            gate: Gate::new(ledger, &self.guard, daemon, is_scheduled),
+        }
+    }
+
+    fn make_session_dir(&self, config: &Config) -> Result<PathBuf, Refused> {
+        let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
+        match dir.as_ref() {
+            Some(dir) => Ok(dir.clone()),
+            None => Ok(dir.insert(device::session_dir(config)?).clone()),
+        }
+    }
+
+    /// The devices that are accounted and have been used.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
+        self.devices.iter()
+    }
+
+    /// Their gates.
+    pub(crate) fn gates(&self) -> impl Iterator<Item = &'static Gate> {
+        self.devices().map(|device| &device.gate)
+    }
+
+    /// The device of the calling thread's current context; `Free` where there is none.
+    pub(crate) fn current_device(&'static self) -> Verdict<&'static Device> {
+        let mut ordinal = 0;
+        if driver_calls::ctx_get_device(&raw mut ordinal).is_ok() {
+            self.device(ordinal)
+        } else {
+            // Without a context the driver's own error is the right answer.
+            Verdict::Free
+        }
+    }
+
+    /// The memory of that device.
+    pub(crate) fn current_memory(&'static self) -> Verdict<&'static DeviceMemory> {
+        self.current_device().map(|device| &device.memory)
+    }
+
+    /// Runs a call that gives work to a stream, when the device's time is there for it.
+    #[inline]
+    pub(crate) fn launch(
+        &'static self,
+        launched: impl Into<Launched>,
+        stream: Stream,
+        per_thread: bool,
+        call: impl FnOnce() -> CuResult,
+    ) -> CuResult {
+        let current = || self.current_device().map(|device| &device.gate);
+        compute::launch(launched, stream, per_thread, current, call)
+    }
+
+    /// The driver may have taken memory without saying how much.
+    pub(crate) fn driver_may_have_taken(&'static self, much: Much) {
+        self.memory.driver_may_have_taken(self.current_memory().limited(), much);
+    }
+
+    /// A context is made on a device.
+    pub(crate) fn context_is_made(&'static self, device: &'static Device, context: usize) {
+        compute::context_is_made(context);
+        self.memory.start_reconciler(&self.guard);
+        compute::follow_limits(&device.gate, |is_other| {
+            if is_other {
+                self.gates_changed();
+            }
+            // What a session holds beyond a new limit and does not use can go.
+            self.memory.ring();
+        });
+    }
+
+    /// The session's name: the last part of its directory.
+    fn session_name(&self) -> String {
+        let dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
+        dir.as_ref()
+            .and_then(|dir| dir.file_name())
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    }
+}
+
+/// A device's UUID by ordinal.
+fn uuid_of(ordinal: cuda::Device) -> Option<GpuId> {
+    let mut uuid = cuda::Uuid::default();
+    let found = driver_calls::device_get_uuid_v2(&raw mut uuid, ordinal).is_ok()
+        || driver_calls::device_get_uuid(&raw mut uuid, ordinal).is_ok();
+    found.then(|| GpuId::from_bytes(uuid.bytes))
+}

@@ -1,0 +1,60 @@
+//! What a call may do, and what holds where the limiter fails.
+
+use crate::config::OnFailure;
+use crate::report;
+
+/// Why the limiter cannot do its work; the program's CUDA calls fail then, or pass, as configured.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Refused(pub(crate) String);
+
+/// What a call may do.
+#[derive(Clone, Copy)]
+pub(crate) enum Verdict<T> {
+    /// There is a limit, or one may come: `T` keeps account, and keeps the limit.
+    Limited(T),
+    /// There is nothing to limit, or the limiter is configured to let calls pass when it fails.
+    Free,
+    /// The limiter cannot do its work and is configured to let nothing pass.
+    Denied,
+}
+
+impl<T> Verdict<T> {
+    /// The same about a part of it.
+    pub(crate) fn map<U>(self, part: impl FnOnce(T) -> U) -> Verdict<U> {
+        match self {
+            Self::Limited(whole) => Verdict::Limited(part(whole)),
+            Self::Free => Verdict::Free,
+            Self::Denied => Verdict::Denied,
+        }
+    }
+
+    /// What keeps the limit, if there may be one.
+    pub(crate) fn limited(self) -> Option<T> {
+        match self {
+            Self::Limited(whole) => Some(whole),
+            Self::Free | Self::Denied => None,
+        }
+    }
+}
+
+impl Refused {
+    /// Says the reason, and what holds then.
+    pub(crate) fn verdict<T>(&self, on_failure: OnFailure) -> Verdict<T> {
+        match on_failure {
+            OnFailure::Closed => {
+                report::once(format_args!("{self}; GPU calls of this process fail"));
+                Verdict::Denied
+            }
+            OnFailure::Open => {
+                report::once(format_args!("{self}; GPU calls of this process are NOT limited"));
+                Verdict::Free
+            }
+        }
+    }
+
+    /// The same in the middle of a call: whether the call may go on without the limit.
+    pub(crate) fn lets_pass(&self, on_failure: OnFailure) -> bool {
+        matches!(self.verdict::<()>(on_failure), Verdict::Free)
+    }
+}
