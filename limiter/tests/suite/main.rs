@@ -10,6 +10,7 @@ mod bad_input;
 mod bus_errors;
 mod cancel;
 mod common;
+mod house;
 mod lists;
 mod loader;
 mod memory;
