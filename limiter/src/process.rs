@@ -337,8 +337,13 @@ impl Process {
         per_thread: bool,
         call: impl FnOnce() -> CuResult,
     ) -> CuResult {
-        let current = || self.current_device().map(|device| &device.gate);
-        compute::launch(launched, stream, per_thread, current, call)
+        compute::launch(launched, stream, per_thread, || self.current_gate(), call)
+    }
+
+    /// The gate of the current context's device. Launches seldom ask.
+    #[cold]
+    fn current_gate(&'static self) -> Verdict<&'static Gate> {
+        self.current_device().map(|device| &device.gate)
     }
 
     /// The driver may have taken memory without saying how much.

@@ -111,7 +111,9 @@ pub(crate) fn launch(
     if lane::pass(stream, launched.work) {
         call()
     } else {
-        launch_slowly(launched, stream, current, call)
+        let mut call = Some(call);
+        let mut once = || call.take().map_or(CuResult::UNKNOWN, |call| call());
+        launch_slowly(launched, stream, &current, &mut once)
     }
 }
 
@@ -133,12 +135,13 @@ fn named(stream: Stream, per_thread: bool) -> usize {
     }
 }
 
+/// `call` is called once at most. It is no type parameter, or there would be one of this for each driver function.
 #[cold]
 fn launch_slowly(
     launched: Launched,
     stream: usize,
-    current: impl Fn() -> Verdict<&'static Gate>,
-    call: impl FnOnce() -> CuResult,
+    current: &dyn Fn() -> Verdict<&'static Gate>,
+    call: &mut dyn FnMut() -> CuResult,
 ) -> CuResult {
     let work = launched.work;
     let (gate, lane) = match lane::known_way(stream) {

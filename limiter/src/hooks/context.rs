@@ -178,13 +178,13 @@ fn create_on(
     process: &'static Process,
     device: Device,
     context: *mut Context,
-    original: impl Fn() -> CuResult,
+    original: &dyn Fn() -> CuResult,
 ) -> CuResult {
     let undo = || {
         let _ = driver_calls::ctx_destroy(written(context) as Context);
     };
-    made_on(process, device, &original, |limited| {
-        created(process, limited, &original, || written(context), undo)
+    made_on(process, device, original, |limited| {
+        created(process, limited, original, || written(context), undo)
     })
 }
 
@@ -195,7 +195,7 @@ fn create(
     device: Device,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    create_on(call.process, device, context, || unsafe { (call.original)(context, flags, device) })
+    create_on(call.process, device, context, &|| unsafe { (call.original)(context, flags, device) })
 }
 
 fn create_v3(
@@ -206,7 +206,7 @@ fn create_v3(
     flags: c_uint,
     device: Device,
 ) -> CuResult {
-    create_on(call.process, device, context, || {
+    create_on(call.process, device, context, &|| {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(context, affinity, count, flags, device) }
     })
@@ -220,7 +220,7 @@ fn create_v4(
     device: Device,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    create_on(call.process, device, context, || unsafe {
+    create_on(call.process, device, context, &|| unsafe {
         (call.original)(context, params, flags, device)
     })
 }
@@ -232,7 +232,7 @@ fn create_gl(
     device: Device,
 ) -> CuResult {
     // SAFETY: the program's own arguments.
-    create_on(call.process, device, context, || unsafe { (call.original)(context, flags, device) })
+    create_on(call.process, device, context, &|| unsafe { (call.original)(context, flags, device) })
 }
 
 fn create_vdpau(
@@ -243,7 +243,7 @@ fn create_vdpau(
     vdpau: c_uint,
     get_address: *mut c_void,
 ) -> CuResult {
-    create_on(call.process, device, context, || {
+    create_on(call.process, device, context, &|| {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(context, flags, device, vdpau, get_address) }
     })
