@@ -29,8 +29,8 @@ use poem::listener::Listener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
-pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
 pub use ::limits::{ComputeLimit, GpuId};
+pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
 pub use quotas::{AsRegistered, Asked, Quotas};
 
 use self::connection_quota::{ConnectionAdmission, ConnectionQuota};
