@@ -164,7 +164,8 @@ get_nextest() {
     [[ $target != /* ]] || PATH="$PATH:$target/tools/bin"
     cargo nextest --version >/dev/null 2>&1 ||
         run 'cargo-nextest, which takes some minutes once' env -u CARGO_TARGET_DIR \
-            cargo install --locked --root "$target/tools" "cargo-nextest@$nextest" ||
+            cargo install --locked --root "$target/tools" --no-default-features \
+            --features default-no-update "cargo-nextest@$nextest" ||
         fail "cargo-nextest is missing. Install it with:
     cargo install --locked cargo-nextest@$nextest"
 }

@@ -37,6 +37,13 @@ fn messages_of_protocol_2() {
     assert_eq!(lease("decision-before-exclusive.json"), Some(Lease { shared: true, ..plain }));
 }
 
+/// While the daemon and the limiter wrote devices in lower case.
+#[test]
+fn devices_in_lower_case() {
+    assert_eq!(read::<Register>("register-lower-case.json"), samples::register());
+    assert_eq!(read::<Status>("status-lower-case.json"), samples::status());
+}
+
 /// Before quotas had policies.
 #[test]
 fn a_status_of_the_first_daemon() {

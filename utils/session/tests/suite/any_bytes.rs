@@ -1,7 +1,11 @@
 //! Pages of any bytes.
 
-use crate::hostile::{LENGTH, change, sound_page, work_on};
+use crate::hostile::{change, sound_page, work_on};
 use proptest::prelude::*;
+use session::layout::Layout;
+
+/// Bytes of a page.
+const LENGTH: usize = size_of::<Layout>();
 
 fn any_page() -> impl Strategy<Value = (bool, Vec<u8>)> {
     let noise = || prop::collection::vec(any::<u8>(), 0..2000);

@@ -2,7 +2,7 @@
 //! (`fuzz/`) runs the same.
 
 use limits::{GpuId, Limits, MemoryLimit};
-use session::layout::{Kind, Layout};
+use session::layout::Kind;
 use session::{Membership, Page, PageError};
 use std::fs;
 use std::path::Path;
@@ -77,6 +77,3 @@ fn work(seat: &Membership) {
     seat.still_holding(3);
     let _ = seat.reap();
 }
-
-/// Bytes of a page.
-pub(crate) const LENGTH: usize = size_of::<Layout>();

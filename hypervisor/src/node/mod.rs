@@ -1,0 +1,317 @@
+//! All that the daemon knows: sessions, their processes, and a scheduler per device. No I/O and no
+//! clock; times are nanoseconds since the daemon's start.
+
+mod status;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ::limits::{ComputeLimit, GpuId, Policy};
+use protocol::Register;
+
+use crate::identity::{Caller, Owner};
+use crate::limits::{self, SESSIONS, WORKERS};
+use crate::quotas::{Asked, Quotas};
+use crate::refused::Refused;
+use scheduler::{Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
+
+/// A session belongs to its owner: no other owner's process can join it by its name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct SessionKey {
+    owner: Owner,
+    name: String,
+}
+
+#[derive(Debug)]
+struct Session {
+    id: SessionId,
+    quotas: BTreeMap<GpuId, ComputeLimit>,
+}
+
+#[derive(Debug)]
+struct Member {
+    pid: i32,
+    session: SessionKey,
+}
+
+/// What a registration led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Admitted {
+    pub(crate) worker: WorkerId,
+    /// Whether the worker is new, and so has to be watched.
+    pub(crate) new: bool,
+    /// The worker that the process has been until now, and is no more.
+    pub(crate) former: Option<WorkerId>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Node {
+    tuning: Tuning,
+    quotas: Arc<dyn Quotas>,
+    sessions: BTreeMap<SessionKey, Session>,
+    members: BTreeMap<WorkerId, Member>,
+    devices: BTreeMap<GpuId, Scheduler>,
+    last_session: u64,
+    last_worker: u64,
+}
+
+impl Node {
+    /// Workers are numbered from `first_worker`, so that a number from before a restart is not
+    /// taken for a present one.
+    pub(crate) fn new(tuning: Tuning, first_worker: u64, quotas: Arc<dyn Quotas>) -> Self {
+        Self {
+            tuning,
+            quotas,
+            sessions: BTreeMap::new(),
+            members: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            last_session: 0,
+            last_worker: first_worker,
+        }
+    }
+
+    /// Whether a process is known, as one of that owner.
+    pub(crate) fn serves(&self, caller: &Caller) -> bool {
+        let is_it =
+            |member: &Member| member.pid == caller.pid && member.session.owner == caller.owner;
+        self.members.values().any(is_it)
+    }
+
+    /// A process introduces itself, once or once per device. Whatever it held on the devices that
+    /// it names is over: it has forgotten it, or it is a new program under the same pid.
+    pub(crate) fn register(
+        &mut self,
+        caller: &Caller,
+        register: &Register,
+        now: u64,
+    ) -> Result<Admitted, Refused> {
+        let said = limits::check(register)?;
+        let (pid, uid) = (caller.pid, caller.owner.uid);
+        let key = SessionKey { owner: caller.owner.clone(), name: register.session.clone() };
+        let present = self.members.iter().find(|(_, member)| member.pid == pid);
+        let present = present.map(|(&worker, member)| (worker, member.session == key));
+        let (stays, former) = match present {
+            Some((worker, true)) => (Some(worker), None),
+            Some((worker, false)) => (None, Some(worker)),
+            None => (None, None),
+        };
+        if !self.serves(caller) {
+            let users = self.members.values().map(|member| member.session.owner.uid);
+            limits::check_fair_part("processes", uid, count(uid, users), WORKERS)?;
+        }
+        if !self.sessions.contains_key(&key) {
+            let check = |node: &Self| {
+                let users = node.sessions.keys().map(|key| key.owner.uid);
+                limits::check_fair_part("sessions", uid, count(uid, users), SESSIONS)
+            };
+            // A process that goes from one session to the next must not keep others out.
+            if check(self).is_err() {
+                self.forget_idle(now);
+                check(self)?;
+            }
+        }
+        if let Some(former) = former {
+            self.leave(former, now);
+        }
+        let session = self.session(&key);
+        let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
+        for (uuid, said) in said {
+            let quota = self.quota(&key, uuid, said);
+            if let Some(device) = self.devices.get_mut(&uuid) {
+                device.leave(worker, now);
+            }
+            self.set_quota(&key, session, uuid, quota, now);
+            if quota.policy != Policy::None {
+                self.join(worker, session, uuid);
+            }
+        }
+        Ok(Admitted { worker, new: stays.is_none(), former })
+    }
+
+    /// What the session may have, given what its process says.
+    fn quota(&self, key: &SessionKey, uuid: GpuId, said: ComputeLimit) -> ComputeLimit {
+        let SessionKey { owner, name } = key;
+        self.quotas.quota(&Asked { owner, session: name, uuid, said }).in_range()
+    }
+
+    /// What the session may take of a device, from now on; tells it. The latest word counts, whichever
+    /// of its processes it comes from: they read it in a page that the session's user owns.
+    pub(crate) fn change(
+        &mut self,
+        worker: WorkerId,
+        pid: i32,
+        uuid: GpuId,
+        said: ComputeLimit,
+        now: u64,
+    ) -> Result<ComputeLimit, Refused> {
+        let key = self.caller(worker, pid)?.session.clone();
+        let quota = self.quota(&key, uuid, said);
+        let Some(session) = self.sessions.get(&key) else { return Ok(quota) };
+        match session.quotas.get(&uuid) {
+            None => return Err(Refused::UnknownDevice(uuid)),
+            Some(present) if *present == quota => return Ok(quota),
+            Some(_) => {}
+        }
+        let id = session.id;
+        self.set_quota(&key, id, uuid, quota, now);
+        if quota.policy != Policy::None {
+            // Those who had no limit until now, or have none here, ask like the others.
+            let members: Vec<WorkerId> = self.members_of(&key).map(|(worker, _)| worker).collect();
+            for member in members {
+                self.join(member, id, uuid);
+            }
+        }
+        Ok(quota)
+    }
+
+    fn set_quota(
+        &mut self,
+        key: &SessionKey,
+        session: SessionId,
+        uuid: GpuId,
+        quota: ComputeLimit,
+        now: u64,
+    ) {
+        if quota.policy == Policy::None {
+            let members: Vec<WorkerId> = self.members_of(key).map(|(worker, _)| worker).collect();
+            if let Some(device) = self.devices.get_mut(&uuid) {
+                for member in members {
+                    device.leave(member, now);
+                }
+            }
+        } else {
+            let tuning = self.tuning;
+            let device = self.devices.entry(uuid).or_insert_with(|| Scheduler::new(tuning));
+            // Can not fail: the share was checked.
+            let _ = device.set_session(session, quota, now);
+            let before = self.sessions.get(key).and_then(|session| session.quotas.get(&uuid));
+            if before.is_some_and(|before| before.policy == Policy::None) {
+                device.forget_savings(session);
+            }
+        }
+        if let Some(session) = self.sessions.get_mut(key) {
+            session.quotas.insert(uuid, quota);
+        }
+    }
+
+    fn join(&mut self, worker: WorkerId, session: SessionId, uuid: GpuId) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
+            // Can not fail: the session has been added.
+            let _ = device.join(worker, session);
+        }
+    }
+
+    fn members_of(&self, key: &SessionKey) -> impl Iterator<Item = (WorkerId, &Member)> {
+        let of_session = self.members.iter().filter(move |(_, member)| member.session == *key);
+        of_session.map(|(&worker, member)| (worker, member))
+    }
+
+    fn session(&mut self, key: &SessionKey) -> SessionId {
+        if let Some(session) = self.sessions.get(key) {
+            return session.id;
+        }
+        self.last_session += 1;
+        let id = SessionId(self.last_session);
+        self.sessions.insert(key.clone(), Session { id, quotas: BTreeMap::new() });
+        id
+    }
+
+    fn new_worker(&mut self, pid: i32, key: &SessionKey) -> WorkerId {
+        self.last_worker += 1;
+        let worker = WorkerId(self.last_worker);
+        self.members.insert(worker, Member { pid, session: key.clone() });
+        worker
+    }
+
+    /// A process has ended.
+    pub(crate) fn leave(&mut self, worker: WorkerId, now: u64) {
+        self.members.remove(&worker);
+        for device in self.devices.values_mut() {
+            device.leave(worker, now);
+        }
+    }
+
+    /// Forgets sessions that nobody uses and that owe nothing.
+    pub(crate) fn forget_idle(&mut self, now: u64) {
+        let mut kept: BTreeSet<SessionId> = BTreeSet::new();
+        for device in self.devices.values_mut() {
+            device.forget_idle(now);
+            kept.extend(device.view(now).sessions.iter().map(|view| view.session));
+        }
+        self.devices.retain(|_, device| !device.is_empty());
+        let used: BTreeSet<&SessionKey> =
+            self.members.values().map(|member| &member.session).collect();
+        self.sessions.retain(|key, session| kept.contains(&session.id) || used.contains(key));
+    }
+
+    /// The scheduler that a worker's call is about.
+    pub(crate) fn device(
+        &mut self,
+        worker: WorkerId,
+        pid: i32,
+        uuid: GpuId,
+    ) -> Result<&mut Scheduler, Refused> {
+        let member = self.caller(worker, pid)?;
+        let quota =
+            self.sessions.get(&member.session).and_then(|session| session.quotas.get(&uuid));
+        match quota.map(|quota| quota.policy) {
+            None => Err(Refused::UnknownDevice(uuid)),
+            Some(Policy::None) => Err(Refused::NoLimit(uuid)),
+            Some(Policy::Fixed | Policy::Balance) => {
+                self.devices.get_mut(&uuid).ok_or(Refused::UnknownDevice(uuid))
+            }
+        }
+    }
+
+    fn caller(&self, worker: WorkerId, pid: i32) -> Result<&Member, Refused> {
+        let member = self.members.get(&worker).ok_or(Refused::UnknownWorker(worker.0))?;
+        if member.pid == pid { Ok(member) } else { Err(Refused::NotYours(worker.0)) }
+    }
+
+    /// The devices that somebody holds or asks for.
+    pub(crate) fn in_use(&self) -> Vec<GpuId> {
+        let in_use = self.devices.iter().filter(|(_, device)| device.is_in_use());
+        in_use.map(|(&uuid, _)| uuid).collect()
+    }
+
+    pub(crate) fn decide(&mut self, uuid: GpuId, now: u64) -> Vec<Grant> {
+        self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
+    }
+
+    /// A grant could not be delivered.
+    pub(crate) fn give_back(&mut self, uuid: GpuId, worker: WorkerId, lease: LeaseId, now: u64) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
+            // An unknown worker has nothing to give back.
+            let _ = device.report(worker, lease, Told::UNUSED, now);
+        }
+    }
+
+    /// Nobody holds or asks any more.
+    pub(crate) fn dismiss_all(&mut self, now: u64) {
+        for device in self.devices.values_mut() {
+            device.dismiss_all(now);
+        }
+    }
+
+    /// Whether anybody holds or asks.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.devices.values().any(Scheduler::is_in_use)
+    }
+
+    pub(crate) fn withdraw(&mut self, uuid: GpuId, worker: WorkerId, now: u64) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
+            device.withdraw(worker, now);
+        }
+    }
+
+    pub(crate) fn next_deadline(&self, now: u64) -> Option<u64> {
+        self.devices.values().filter_map(|device| device.next_deadline(now)).min()
+    }
+}
+
+/// How many there are of one user, and of all.
+fn count(uid: u32, users: impl Iterator<Item = u32>) -> (usize, usize) {
+    users.fold((0, 0), |(own, all), user| (own + usize::from(user == uid), all + 1))
+}

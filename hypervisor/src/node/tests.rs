@@ -1,0 +1,150 @@
+//! What a node does with registrations, changes and ends.
+
+use super::*;
+use crate::quotas::AsRegistered;
+use protocol::{DeviceQuota, VERSION};
+
+const MS: u64 = 1_000_000;
+const GPUS: [GpuId; 2] = [GpuId::from_bytes([0x5a; 16]), GpuId::from_bytes([0x5b; 16])];
+
+fn node() -> Node {
+    Node::new(Tuning::default(), 1_000, Arc::new(AsRegistered))
+}
+
+fn by(pid: i32, uid: u32) -> Caller {
+    Caller { pid, owner: Owner::user(uid) }
+}
+
+fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
+    let quota = |&(uuid, share_ppm): &(GpuId, u32)| DeviceQuota::fixed(uuid, share_ppm);
+    let devices = devices.iter().map(quota).collect();
+    Register { protocol: VERSION, session: session.to_owned(), devices }
+}
+
+#[test]
+fn a_process_may_register_device_by_device() {
+    let mut node = node();
+    let first = node.register(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+    let second = node.register(&by(7, 0), &register("a", &[(GPUS[1], 250_000)]), 0).unwrap();
+    assert!(first.new && !second.new);
+    assert_eq!(first.worker, second.worker);
+    for gpu in GPUS {
+        assert!(node.device(first.worker, 7, gpu).is_ok());
+    }
+    let stranger = node.device(first.worker, 8, GPUS[0]).map(|_| ());
+    assert_eq!(stranger, Err(Refused::NotYours(first.worker.0)));
+}
+
+#[test]
+fn registering_again_ends_what_was_held_on_that_device() {
+    let mut node = node();
+    let message = register("a", &[(GPUS[0], 500_000)]);
+    let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
+    node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
+    assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
+    node.register(&by(7, 0), &message, 110 * MS).unwrap();
+    let status = node.status(None, 200 * MS);
+    assert!(status[0].leases.is_empty());
+    assert_eq!(status[0].sessions[0].charged_us, 10_000);
+}
+
+#[test]
+fn the_latest_word_about_a_quota_counts() {
+    let mut node = node();
+    let half = register("a", &[(GPUS[0], 500_000)]);
+    let more = register("a", &[(GPUS[0], 900_000)]);
+    let share = |node: &mut Node| node.status(Some(&Owner::user(0)), MS)[0].sessions[0].share_ppm;
+    let first = node.register(&by(7, 0), &half, 0).unwrap().worker;
+    // Another user's session of the same name is another session.
+    assert!(node.register(&by(9, 1000), &more, 0).unwrap().new);
+    assert_eq!(node.status(Some(&Owner::user(1000)), 0)[0].sessions.len(), 1);
+    assert_eq!(node.status(None, 0)[0].sessions.len(), 2);
+    assert_eq!(share(&mut node), 500_000);
+    node.register(&by(8, 0), &more, 0).unwrap();
+    assert_eq!(share(&mut node), 900_000);
+    node.change(first, 7, GPUS[0], ComputeLimit::fixed(100_000), MS).unwrap();
+    assert_eq!(share(&mut node), 100_000);
+    let quota = ComputeLimit::fixed(1);
+    let refused = |result: Result<ComputeLimit, Refused>| result.unwrap_err();
+    let other = Refused::NotYours(first.0);
+    assert_eq!(refused(node.change(first, 8, GPUS[0], quota, MS)), other);
+    let unknown = Refused::UnknownDevice(GPUS[1]);
+    assert_eq!(refused(node.change(first, 7, GPUS[1], quota, MS)), unknown);
+}
+
+#[test]
+fn a_limit_can_be_lifted_and_come_back() {
+    let mut node = node();
+    let message = register("a", &[(GPUS[0], 500_000)]);
+    let workers = [7, 8].map(|pid| node.register(&by(pid, 0), &message, 0).unwrap().worker);
+    node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
+    let free = ComputeLimit { policy: Policy::None, ..ComputeLimit::fixed(0) };
+    node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
+    assert!(node.decide(GPUS[0], 100 * MS).is_empty());
+    let refused = node.device(workers[1], 8, GPUS[0]).map(|_| ()).unwrap_err();
+    assert_eq!(refused, Refused::NoLimit(GPUS[0]));
+    node.change(workers[0], 7, GPUS[0], ComputeLimit::fixed(500_000), 100 * MS).unwrap();
+    node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
+    // Nothing was saved up while there was no limit.
+    assert!(node.decide(GPUS[0], 100 * MS).is_empty());
+    assert_eq!(node.decide(GPUS[0], 200 * MS).len(), 1);
+}
+
+#[test]
+fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
+    let mut node = node();
+    let first = node.register(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+    let second = node.register(&by(7, 0), &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
+    assert!(second.new && first.worker != second.worker);
+    let gone = node.device(first.worker, 7, GPUS[0]).map(|_| ());
+    assert_eq!(gone, Err(Refused::UnknownWorker(first.worker.0)));
+}
+
+#[test]
+fn sessions_are_forgotten_when_they_owe_nothing() {
+    let mut node = node();
+    let message = register("a", &[(GPUS[0], 500_000)]);
+    let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
+    node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
+    assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
+    // Dies in a kernel of 500 ms.
+    node.leave(worker, 600 * MS);
+    node.forget_idle(600 * MS);
+    assert_eq!(node.sessions.len(), 1);
+    node.forget_idle(1_200 * MS);
+    assert!(node.sessions.is_empty() && node.devices.is_empty());
+}
+
+#[test]
+fn there_is_a_limit_to_processes_and_sessions() {
+    for (what, most) in [("processes", WORKERS), ("sessions", SESSIONS)] {
+        let mut node = node();
+        let mut pids = 1..;
+        let mut fill = |node: &mut Node, uid| {
+            let refused = pids.by_ref().find_map(|pid: i32| {
+                let session = if what == "sessions" { pid.to_string() } else { "a".to_owned() };
+                node.register(&by(pid, uid), &register(&session, &[(GPUS[0], 1)]), 0).err()
+            });
+            let own =
+                node.members.values().filter(|member| member.session.owner.uid == uid).count();
+            assert_eq!(refused, Some(Refused::TooMany { what, uid, own }));
+            own
+        };
+        assert_eq!(fill(&mut node, 0), most / 2);
+        // Another user is served as if the first one had not come.
+        assert_eq!(fill(&mut node, 1000), most / 4);
+        // A process that is served stays so, in whatever session there is.
+        node.register(&by(1, 0), &register("2", &[(GPUS[0], 2)]), 0).unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_goes_through_sessions_keeps_nobody_out() {
+    let mut node = node();
+    for name in 0..2 * SESSIONS {
+        let admitted = node.register(&by(7, 0), &register(&name.to_string(), &[(GPUS[0], 1)]), 0);
+        assert_eq!(admitted.map(|admitted| admitted.former.is_some()), Ok(name > 0));
+    }
+    assert!(node.register(&by(8, 0), &register("a", &[(GPUS[0], 1)]), 0).is_ok());
+    assert_eq!(node.members.len(), 2);
+}
