@@ -13,30 +13,30 @@ use std::ffi::CString;
 
 mod merge;
 
-use merge::{Place, Separators, merge};
+use merge::{Position, Separators, merge};
 
 /// One variable that can be added to, and where the additions come from.
-struct Rule {
+struct PathRule {
     target: &'static CStr,
     front: &'static CStr,
     back: &'static CStr,
     separators: Separators,
 }
 
-const RULES: [Rule; 3] = [
-    Rule {
+const RULES: [PathRule; 3] = [
+    PathRule {
         target: c"PATH",
         front: c"TF_PREPEND_PATH",
         back: c"TF_PATH",
         separators: Separators::Colon,
     },
-    Rule {
+    PathRule {
         target: c"LD_PRELOAD",
         front: c"TF_PREPEND_LD_PRELOAD",
         back: c"TF_LD_PRELOAD",
         separators: Separators::ColonOrSpace,
     },
-    Rule {
+    PathRule {
         target: c"LD_LIBRARY_PATH",
         front: c"TF_PREPEND_LD_LIBRARY_PATH",
         back: c"TF_LD_LIBRARY_PATH",
@@ -48,12 +48,12 @@ const RULES: [Rule; 3] = [
 fn add_paths() {
     for rule in &RULES {
         // The front first: an entry named in both variables shall take precedence.
-        add(rule, rule.front, Place::Front);
-        add(rule, rule.back, Place::Back);
+        add(rule, rule.front, Position::Front);
+        add(rule, rule.back, Position::Back);
     }
 }
 
-fn add(rule: &Rule, source: &CStr, place: Place) {
+fn add(rule: &PathRule, source: &CStr, place: Position) {
     let Some(additions) = read(source) else { return };
     let current = read(rule.target).unwrap_or_default();
     if let Some(value) = merge(&current, &additions, place, rule.separators) {

@@ -2,7 +2,7 @@
 
 /// Where new entries go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Position {
     /// Before the existing ones.
     Front,
     /// After the existing ones.
@@ -42,7 +42,7 @@ impl Separators {
 pub(crate) fn merge(
     current: &[u8],
     additions: &[u8],
-    place: Place,
+    place: Position,
     separators: Separators,
 ) -> Option<Vec<u8>> {
     let mut new: Vec<&[u8]> = Vec::new();
@@ -56,8 +56,8 @@ pub(crate) fn merge(
     }
     if !current.is_empty() {
         match place {
-            Place::Front => new.push(current),
-            Place::Back => new.insert(0, current),
+            Position::Front => new.push(current),
+            Position::Back => new.insert(0, current),
         }
     }
     Some(new.join(&b':'))
@@ -70,7 +70,7 @@ mod tests {
     fn text(
         current: &str,
         additions: &str,
-        place: Place,
+        place: Position,
         separators: Separators,
     ) -> Option<String> {
         merge(current.as_bytes(), additions.as_bytes(), place, separators)
@@ -80,20 +80,20 @@ mod tests {
     #[test]
     fn adds_at_either_end() {
         let at = |place| text("/a:/b", "/x:/y", place, Separators::Colon);
-        assert_eq!(at(Place::Back).as_deref(), Some("/a:/b:/x:/y"));
-        assert_eq!(at(Place::Front).as_deref(), Some("/x:/y:/a:/b"));
+        assert_eq!(at(Position::Back).as_deref(), Some("/a:/b:/x:/y"));
+        assert_eq!(at(Position::Front).as_deref(), Some("/x:/y:/a:/b"));
     }
 
     #[test]
     fn starts_an_empty_variable_without_a_stray_separator() {
-        for place in [Place::Front, Place::Back] {
+        for place in [Position::Front, Position::Back] {
             assert_eq!(text("", "/x", place, Separators::Colon).as_deref(), Some("/x"));
         }
     }
 
     #[test]
     fn compares_whole_entries() {
-        let back = |current, add| text(current, add, Place::Back, Separators::Colon);
+        let back = |current, add| text(current, add, Position::Back, Separators::Colon);
         assert_eq!(back("/a/bin:/b", "/a"), Some("/a/bin:/b:/a".into()));
         assert_eq!(back("/a", "/a/bin"), Some("/a:/a/bin".into()));
         assert_eq!(back("/a:/b", "/b"), None);
@@ -103,26 +103,26 @@ mod tests {
     #[test]
     fn nothing_to_add_changes_nothing() {
         for additions in ["", ":", "::", "/a"] {
-            assert_eq!(text("/a:", additions, Place::Front, Separators::Colon), None);
+            assert_eq!(text("/a:", additions, Position::Front, Separators::Colon), None);
         }
     }
 
     #[test]
     fn keeps_what_is_there() {
         // An empty entry in PATH means the current directory; it is the user's to decide.
-        let kept = text("/a::/b:", "/x", Place::Front, Separators::Colon);
+        let kept = text("/a::/b:", "/x", Position::Front, Separators::Colon);
         assert_eq!(kept.as_deref(), Some("/x:/a::/b:"));
     }
 
     #[test]
     fn separators_of_the_loader() {
-        let preload = |current, add| text(current, add, Place::Back, Separators::ColonOrSpace);
+        let preload = |current, add| text(current, add, Position::Back, Separators::ColonOrSpace);
         assert_eq!(preload("/a.so /b.so", "/b.so"), None);
         assert_eq!(preload("/a.so /b.so", "/a.so /c.so").as_deref(), Some("/a.so /b.so:/c.so"));
-        let library = text("/a;/b", "/b:/c", Place::Back, Separators::ColonOrSemicolon);
+        let library = text("/a;/b", "/b:/c", Position::Back, Separators::ColonOrSemicolon);
         assert_eq!(library.as_deref(), Some("/a;/b:/c"));
         // A blank is an ordinary character of a directory in PATH.
-        let path = text("/my tools", "/my", Place::Back, Separators::Colon);
+        let path = text("/my tools", "/my", Position::Back, Separators::Colon);
         assert_eq!(path.as_deref(), Some("/my tools:/my"));
     }
 
@@ -131,7 +131,7 @@ mod tests {
         for separators in
             [Separators::Colon, Separators::ColonOrSpace, Separators::ColonOrSemicolon]
         {
-            for place in [Place::Front, Place::Back] {
+            for place in [Position::Front, Position::Back] {
                 let once = text("/a:/b", "/x:/y:/a", place, separators).unwrap();
                 assert_eq!(text(&once, "/x:/y:/a", place, separators), None);
             }

@@ -1,7 +1,7 @@
 //! Typed messages over HTTP/1.1 between a server and callers on the same machine or near it.
 //!
 //! A call is a `POST` with a JSON body, answered by a JSON body; what a server tells of itself is had
-//! by `GET`. A call that is not granted is answered by a status of 400 or more and [`Refusal`]. Whatever has to reach the caller without
+//! by `GET`. A call that is not granted is answered by a status of 400 or more and [`ErrorBody`]. Whatever has to reach the caller without
 //! its asking is delivered by a long poll: the caller asks and the server answers when there is
 //! something to say. The crate knows nothing of what is said.
 //!
@@ -25,7 +25,7 @@ pub const STATE_LIMIT: usize = 64 * 1024 * 1024;
 
 /// The body of every answer that is not a success.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct ErrorBody {
     /// What was wrong with which value, and what would be accepted.
     pub error: String,
 }

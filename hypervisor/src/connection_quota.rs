@@ -11,7 +11,7 @@ use http_bidir_comm::server::{ApiError, ConnectionFilter, Peer};
 use rustix::process::{Resource, getrlimit};
 
 use super::limits::check_fair_part;
-use super::refused::Refused;
+use super::refused::CallRefused;
 
 /// Descriptors for all users together, whatever the system allows: each connection takes memory, too.
 const MOST: usize = 16_384;
@@ -56,7 +56,7 @@ impl ConnectionQuota {
     }
 
     /// Takes one for a user.
-    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<ConnectionPermit, Refused> {
+    pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<ConnectionPermit, CallRefused> {
         let mut taken = self.taken();
         let own = taken.by_user.get(&uid).copied().unwrap_or(0);
         check_fair_part("connections and processes", uid, (own, taken.by_all), self.most)

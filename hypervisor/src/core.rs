@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::server::{ApiError, Peer, wait_up_to};
 use limits::{GpuId, Policy};
-use protocol::status::Status;
+use protocol::status::NodeStatus;
 use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
@@ -19,7 +19,7 @@ use super::identity::{Caller, Identity};
 use super::limits::check_quota;
 use super::node::Node;
 use super::process_exit::ProcessExit;
-use super::refused::Refused;
+use super::refused::CallRefused;
 use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 
 /// The longest that a call may wait for a lease.
@@ -36,7 +36,7 @@ const SETTLE: Duration = Duration::from_millis(2);
 /// Shared by all handlers.
 #[derive(Debug)]
 pub(super) struct Core {
-    state: Mutex<State>,
+    state: Mutex<DaemonState>,
     identity: Arc<dyn Identity>,
     connections: Arc<ConnectionQuota>,
     started: Instant,
@@ -45,7 +45,7 @@ pub(super) struct Core {
 }
 
 #[derive(Debug)]
-struct State {
+struct DaemonState {
     node: Node,
     clock: Clock,
     waiting: HashMap<(WorkerId, GpuId), Waiter>,
@@ -55,7 +55,7 @@ struct State {
     alarm: u64,
 }
 
-impl State {
+impl DaemonState {
     /// Hands out what can be granted of a device. A grant that nobody takes is given back, and the next
     /// decision made; each round has one waiting worker less.
     fn hand_out(&mut self, uuid: GpuId, now: u64) {
@@ -99,7 +99,7 @@ impl Core {
         let Sources { identity, quotas } = sources;
         // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
-        let state = State {
+        let state = DaemonState {
             node: Node::new(tuning, first_worker, quotas),
             clock: Clock::default(),
             waiting: HashMap::new(),
@@ -121,7 +121,7 @@ impl Core {
         self: &Arc<Self>,
         caller: &Caller,
         register: &Register,
-    ) -> Result<Registered, Refused> {
+    ) -> Result<Registered, CallRefused> {
         let (pid, uid) = (caller.pid, caller.owner.uid);
         // A process that is watched already has a permit, and gives it up.
         let permit = if self.state().node.serves(caller) {
@@ -130,7 +130,7 @@ impl Core {
             self.connections.take(uid)?
         };
         let watch = ProcessExit::start(pid)
-            .map_err(|error| Refused::Unwatchable { pid, reason: error.to_string() })?;
+            .map_err(|error| CallRefused::Unwatchable { pid, reason: error.to_string() })?;
         let mut state = self.state();
         let now = self.now(&mut state);
         let admitted = state.node.register(caller, register, now)?;
@@ -160,14 +160,14 @@ impl Core {
         self: &Arc<Self>,
         caller: &Caller,
         admission: Admission,
-    ) -> Result<Decision, Refused> {
+    ) -> Result<Decision, CallRefused> {
         let uuid = admission.uuid;
         let worker = WorkerId(admission.worker);
         let said = match &admission.quota {
             Some(quota) => {
                 check_quota(quota)?;
                 if quota.uuid != uuid {
-                    return Err(Refused::QuotaOfAnother { asked: uuid, quota: quota.uuid });
+                    return Err(CallRefused::QuotaOfAnother { asked: uuid, quota: quota.uuid });
                 }
                 Some(quota.limit)
             }
@@ -189,7 +189,7 @@ impl Core {
                             let _ = device.report(worker, lease, told(&report), now);
                         }
                         // The limit was taken away, and the lease with it, by another's word.
-                        Err(Refused::NoLimit(_)) => {}
+                        Err(CallRefused::NoLimit(_)) => {}
                         Err(other) => return Err(other),
                     }
                     (!report.done).then_some(lease)
@@ -206,7 +206,7 @@ impl Core {
             }
             let device = match state.node.device(worker, caller.pid, uuid) {
                 // Only a question needs a limit to be answered by.
-                Err(Refused::NoLimit(_)) if admission.ask.is_none() => {
+                Err(CallRefused::NoLimit(_)) if admission.ask.is_none() => {
                     return Ok(Decision { lease: None });
                 }
                 other => other?,
@@ -243,12 +243,12 @@ impl Core {
         Ok(Decision { lease: grant.map(wire) })
     }
 
-    pub(super) fn status(&self, caller: &Caller) -> Status {
+    pub(super) fn status(&self, caller: &Caller) -> NodeStatus {
         let own = rustix::process::geteuid().as_raw();
         let only = (!caller.owner.sees_all(own)).then_some(&caller.owner);
         let mut state = self.state();
         let now = self.now(&mut state);
-        Status {
+        NodeStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
             devices: state.node.status(only, now),
@@ -293,29 +293,34 @@ impl Core {
 
     /// From now on grants for this worker go to what is returned. An older call of the same worker
     /// is answered without a lease.
-    fn wait(self: &Arc<Self>, state: &mut State, worker: WorkerId, uuid: GpuId) -> Waiting {
+    fn wait(
+        self: &Arc<Self>,
+        state: &mut DaemonState,
+        worker: WorkerId,
+        uuid: GpuId,
+    ) -> PendingPoll {
         let (sender, answer) = oneshot::channel();
         state.tickets += 1;
         let ticket = state.tickets;
         let key = (worker, uuid);
         state.waiting.insert(key, Waiter { ticket, answer: sender });
-        Waiting { core: Arc::clone(self), key, ticket, answer, settled: false }
+        PendingPoll { core: Arc::clone(self), key, ticket, answer, settled: false }
     }
 
-    fn decide_all(&self, state: &mut State, now: u64) {
+    fn decide_all(&self, state: &mut DaemonState, now: u64) {
         for uuid in state.node.in_use() {
             state.hand_out(uuid, now);
         }
         self.set_alarm(state, now);
     }
 
-    fn decide(&self, state: &mut State, uuid: GpuId, now: u64) {
+    fn decide(&self, state: &mut DaemonState, uuid: GpuId, now: u64) {
         state.hand_out(uuid, now);
         self.set_alarm(state, now);
     }
 
     /// Has the timer look when time alone makes a difference.
-    fn set_alarm(&self, state: &mut State, now: u64) {
+    fn set_alarm(&self, state: &mut DaemonState, now: u64) {
         let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
         let next = state.node.next_deadline(now).into_iter().chain(tick).min();
         if let Some(next) = next.filter(|&next| next < state.alarm) {
@@ -324,14 +329,14 @@ impl Core {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DaemonState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The schedulers' time. If the daemon has just stood still, all leases are over, because they
     /// were shorter than that, and all calls are answered: most callers have stopped waiting and go on
     /// without the daemon.
-    fn now(&self, state: &mut State) -> u64 {
+    fn now(&self, state: &mut DaemonState) -> u64 {
         let system = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let (now, stall) = state.clock.read(system, state.alarm);
         if let Some(stall_ns) = stall {
@@ -353,7 +358,7 @@ impl Core {
 
 /// A call that waits for a grant. If it is dropped (its caller has gone), it stops asking, and a
 /// grant that is on its way is given back.
-struct Waiting {
+struct PendingPoll {
     core: Arc<Core>,
     key: (WorkerId, GpuId),
     ticket: u64,
@@ -361,7 +366,7 @@ struct Waiting {
     settled: bool,
 }
 
-impl Waiting {
+impl PendingPoll {
     /// The time is over. Grants are sent under the lock, so after this either there was one or there
     /// will be none.
     fn give_up(&mut self) -> Option<Grant> {
@@ -372,7 +377,7 @@ impl Waiting {
         self.answer.try_recv().ok()
     }
 
-    fn stop_asking(&self, state: &mut State) {
+    fn stop_asking(&self, state: &mut DaemonState) {
         // A later call of the same worker may have taken its place.
         if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
             let now = self.core.now(state);
@@ -382,7 +387,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PendingPoll {
     fn drop(&mut self) {
         if self.settled {
             return;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use limits::{ComputeLimit, GpuId};
 use protocol::{DeviceQuota, Register, VERSION};
 
-use super::refused::Refused;
+use super::refused::CallRefused;
 
 /// Devices that one session may have a quota on.
 pub(super) const DEVICES: usize = 64;
@@ -22,37 +22,37 @@ pub(super) fn check_fair_part(
     uid: u32,
     (own, all): (usize, usize),
     most: usize,
-) -> Result<(), Refused> {
+) -> Result<(), CallRefused> {
     let fits = own < most.saturating_sub(all);
-    if fits { Ok(()) } else { Err(Refused::TooMany { what, uid, own }) }
+    if fits { Ok(()) } else { Err(CallRefused::TooMany { what, uid, own }) }
 }
 
 /// Checks a registration; returns its quotas by device.
-pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>, Refused> {
+pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>, CallRefused> {
     if register.protocol != VERSION {
-        return Err(Refused::Protocol(register.protocol));
+        return Err(CallRefused::Protocol(register.protocol));
     }
     let name = &register.session;
     if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
         let shown = name.chars().take(80).collect();
-        return Err(Refused::SessionName(shown));
+        return Err(CallRefused::SessionName(shown));
     }
     if register.devices.is_empty() || register.devices.len() > DEVICES {
-        return Err(Refused::DeviceCount(register.devices.len()));
+        return Err(CallRefused::DeviceCount(register.devices.len()));
     }
     let mut quotas = BTreeMap::new();
     for device in &register.devices {
         check_quota(device)?;
         if quotas.insert(device.uuid, device.limit).is_some() {
-            return Err(Refused::NamedTwice(device.uuid));
+            return Err(CallRefused::NamedTwice(device.uuid));
         }
     }
     Ok(quotas)
 }
 
 /// Checks the quota of one device.
-pub(super) fn check_quota(quota: &DeviceQuota) -> Result<(), Refused> {
-    let refused = |problem| Refused::Quota { uuid: quota.uuid, problem };
+pub(super) fn check_quota(quota: &DeviceQuota) -> Result<(), CallRefused> {
+    let refused = |problem| CallRefused::Quota { uuid: quota.uuid, problem };
     quota.limit.check().map_err(refused)
 }
 
@@ -87,16 +87,16 @@ mod tests {
         let fixed = Policy::Fixed;
         let fault = |register: &Register| check(register).unwrap_err();
         let good = register(&[(UUID, 1, fixed)]);
-        assert_eq!(fault(&Register { protocol: 9, ..good.clone() }), Refused::Protocol(9));
+        assert_eq!(fault(&Register { protocol: 9, ..good.clone() }), CallRefused::Protocol(9));
         for name in ["", "a\nb", &"x".repeat(254)] {
             let named = Register { session: name.to_owned(), ..good.clone() };
-            assert!(matches!(fault(&named), Refused::SessionName(_)), "{name:?}");
+            assert!(matches!(fault(&named), CallRefused::SessionName(_)), "{name:?}");
         }
-        assert_eq!(fault(&register(&[])), Refused::DeviceCount(0));
+        assert_eq!(fault(&register(&[])), CallRefused::DeviceCount(0));
         let many: Vec<_> = (0..65).map(|n| (GpuId::from_bytes([n; 16]), 1, fixed)).collect();
-        assert_eq!(fault(&register(&many)), Refused::DeviceCount(65));
+        assert_eq!(fault(&register(&many)), CallRefused::DeviceCount(65));
         let wrong = |field: &str, value: u32, message: &Register| match fault(message) {
-            Refused::Quota { uuid, problem } => {
+            CallRefused::Quota { uuid, problem } => {
                 assert_eq!((uuid, problem.field, problem.value), (UUID, field, value));
             }
             other => panic!("{other}"),
@@ -117,7 +117,7 @@ mod tests {
         // However it is written: as another kind of device, too.
         let slice = UUID.to_string().replace("GPU", "mig").parse().unwrap();
         let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
-        assert_eq!(fault(&twice), Refused::NamedTwice(UUID));
+        assert_eq!(fault(&twice), CallRefused::NamedTwice(UUID));
         let line = fault(&twice).to_string().replace("MIG", "GPU");
         assert_eq!(line, format!("device {UUID} is named twice"));
     }

@@ -7,7 +7,7 @@ use poem::http::StatusCode;
 
 /// A call that the daemon does not grant. Its text goes to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum CallRefused {
     /// The caller speaks another version.
     #[error("protocol {0} is not spoken here: {known} is", known = protocol::VERSION)]
     Protocol(u32),
@@ -70,7 +70,7 @@ pub enum Refused {
     },
 }
 
-impl Refused {
+impl CallRefused {
     fn status(&self) -> StatusCode {
         match self {
             Self::Protocol(_)
@@ -87,8 +87,8 @@ impl Refused {
     }
 }
 
-impl From<Refused> for ApiError {
-    fn from(refused: Refused) -> Self {
+impl From<CallRefused> for ApiError {
+    fn from(refused: CallRefused) -> Self {
         ApiError::new(refused.status(), refused.to_string())
     }
 }

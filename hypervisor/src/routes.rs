@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http_bidir_comm::server::{Answer, ApiError, Body, Peer, error_to_json};
 use poem::web::Data;
 use poem::{Endpoint, EndpointExt, Route, get, handler, post};
-use protocol::status::Status;
+use protocol::status::NodeStatus;
 use protocol::{Admission, Decision, Register, Registered, path};
 
 use super::core::Core;
@@ -52,6 +52,6 @@ async fn report(
 }
 
 #[handler]
-async fn show(peer: Peer, core: Data<&Arc<Core>>) -> poem::Result<Answer<Status>> {
+async fn show(peer: Peer, core: Data<&Arc<Core>>) -> poem::Result<Answer<NodeStatus>> {
     Ok(Answer(core.status(&core.caller(peer)?)))
 }

@@ -20,7 +20,7 @@ use ureq::{Agent, Body, RequestBuilder, http};
 pub use error::ClientError;
 pub use socket::Endpoint;
 
-use crate::{BODY_LIMIT, Refusal, STATE_LIMIT};
+use crate::{BODY_LIMIT, ErrorBody, STATE_LIMIT};
 use transport::{AnyAddress, SocketConnector};
 
 type Response = http::Response<Body>;
@@ -202,7 +202,7 @@ fn authority(host: &str, port: u16) -> String {
 
 /// The server's reason, or the beginning of whatever it sent instead.
 fn refusal_text(bytes: &[u8]) -> String {
-    match serde_json::from_slice::<Refusal>(bytes) {
+    match serde_json::from_slice::<ErrorBody>(bytes) {
         Ok(refusal) => refusal.error,
         Err(_) => String::from_utf8_lossy(bytes).chars().take(200).collect(),
     }

@@ -1,4 +1,4 @@
-//! JSON in and out, with a limit on what is read, and refusals as [`Refusal`].
+//! JSON in and out, with a limit on what is read, and refusals as [`ErrorBody`].
 
 use poem::error::ResponseError;
 use poem::http::StatusCode;
@@ -6,7 +6,7 @@ use poem::{FromRequest, IntoResponse, Request, RequestBody, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{BODY_LIMIT, Refusal};
+use crate::{BODY_LIMIT, ErrorBody};
 
 /// A call's body, read as JSON; at most [`BODY_LIMIT`] bytes.
 #[derive(Clone, Debug)]
@@ -62,7 +62,8 @@ impl ApiError {
 impl ApiError {
     /// As it goes over a connection that is closed then.
     pub(super) fn last_words(&self) -> Vec<u8> {
-        let body = serde_json::to_vec(&Refusal { error: self.message.clone() }).unwrap_or_default();
+        let body =
+            serde_json::to_vec(&ErrorBody { error: self.message.clone() }).unwrap_or_default();
         let mut words = format!(
             "HTTP/1.1 {}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
              connection: close\r\n\r\n",
@@ -85,14 +86,14 @@ impl ResponseError for ApiError {
     }
 }
 
-/// Turns any error of a Poem route, an unknown path included, into a [`Refusal`]. For
+/// Turns any error of a Poem route, an unknown path included, into an [`ErrorBody`]. For
 /// `EndpointExt::catch_all_error`.
 pub async fn error_to_json(error: poem::Error) -> Response {
     refuse(error.status(), error.to_string())
 }
 
 fn refuse(status: StatusCode, error: String) -> Response {
-    json(status, serde_json::to_vec(&Refusal { error }).unwrap_or_default())
+    json(status, serde_json::to_vec(&ErrorBody { error }).unwrap_or_default())
 }
 
 fn json(status: StatusCode, bytes: Vec<u8>) -> Response {

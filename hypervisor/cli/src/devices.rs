@@ -12,7 +12,7 @@ use super::Error;
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct VisibleGpu {
     /// Index in `nvidia-smi`.
     pub index: u32,
     /// Its name that holds everywhere.
@@ -23,7 +23,7 @@ pub struct Device {
     pub memory: u64,
 }
 
-impl Device {
+impl VisibleGpu {
     /// How messages name it.
     #[must_use]
     pub fn title(&self) -> String {
@@ -35,7 +35,7 @@ impl Device {
 ///
 /// # Errors
 /// [`Error::NoDriver`] when NVML cannot be used, [`Error::NoDevice`] when it lists none.
-pub fn list(library: Option<&Path>) -> Result<Vec<Device>, Error> {
+pub fn list(library: Option<&Path>) -> Result<Vec<VisibleGpu>, Error> {
     let mut builder = Nvml::builder();
     if let Some(path) = library {
         builder.lib_path(path.as_os_str());
@@ -48,7 +48,7 @@ pub fn list(library: Option<&Path>) -> Result<Vec<Device>, Error> {
     if devices.is_empty() { Err(Error::NoDevice) } else { Ok(devices) }
 }
 
-fn read(nvml: &Nvml) -> Result<Vec<Device>, Error> {
+fn read(nvml: &Nvml) -> Result<Vec<VisibleGpu>, Error> {
     let count = nvml.device_count().map_err(|error| no_driver(&error))?;
     (0..count)
         .map(|index| {
@@ -56,7 +56,7 @@ fn read(nvml: &Nvml) -> Result<Vec<Device>, Error> {
             let uuid = uuid.parse().map_err(|error| {
                 Error::NoDriver(format!("device {index} has a strange UUID: {error}"))
             })?;
-            Ok(Device { index, uuid, name, memory })
+            Ok(VisibleGpu { index, uuid, name, memory })
         })
         .collect()
 }
@@ -77,11 +77,11 @@ fn no_driver(error: &NvmlError) -> Error {
 ///
 /// # Errors
 /// [`Error::Usage`] for an unknown or ambiguous device, naming those that exist.
-pub fn select(devices: &[Device], wanted: &[String]) -> Result<Vec<Device>, Error> {
+pub fn select(devices: &[VisibleGpu], wanted: &[String]) -> Result<Vec<VisibleGpu>, Error> {
     if wanted.is_empty() {
         return Ok(devices.to_vec());
     }
-    let mut selected: Vec<Device> = Vec::new();
+    let mut selected: Vec<VisibleGpu> = Vec::new();
     for text in wanted {
         let device = find(devices, text)?;
         if !selected.contains(device) {
@@ -91,7 +91,7 @@ pub fn select(devices: &[Device], wanted: &[String]) -> Result<Vec<Device>, Erro
     Ok(selected)
 }
 
-fn find<'a>(devices: &'a [Device], text: &str) -> Result<&'a Device, Error> {
+fn find<'a>(devices: &'a [VisibleGpu], text: &str) -> Result<&'a VisibleGpu, Error> {
     let choice = text.parse::<GpuChoice>().ok();
     let mut matching = devices.iter().filter(|device| {
         choice.as_ref().is_some_and(|choice| choice.fits(Some(device.index), &device.uuid))
@@ -115,9 +115,9 @@ fn find<'a>(devices: &'a [Device], text: &str) -> Result<&'a Device, Error> {
 mod tests {
     use super::*;
 
-    fn two() -> Vec<Device> {
+    fn two() -> Vec<VisibleGpu> {
         (0..2)
-            .map(|index| Device {
+            .map(|index| VisibleGpu {
                 index,
                 uuid: format!("GPU-5A1ce000-0000-4000-8000-00000000000{index}").parse().unwrap(),
                 name: "Test".to_owned(),

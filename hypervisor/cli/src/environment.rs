@@ -7,7 +7,7 @@ use std::process::Command;
 
 use ::limits::{Request, env};
 
-use super::devices::Device;
+use super::devices::VisibleGpu;
 use super::limits;
 
 /// Everything that a member of a session is told.
@@ -22,7 +22,7 @@ pub struct MemberEnvironment {
     /// What it may take, of each of `devices`.
     pub request: Request,
     /// The devices that the limits are for.
-    pub devices: Vec<Device>,
+    pub devices: Vec<VisibleGpu>,
     /// Whether the program sees only `devices`.
     pub only_these: bool,
     /// The daemon's socket.
@@ -105,7 +105,7 @@ mod tests {
             limiter: "/l/libcuda_limiter.so".into(),
             fake_driver: None,
             request: LimitArgs::default().request(),
-            devices: vec![Device {
+            devices: vec![VisibleGpu {
                 index: 0,
                 uuid: GpuId::from_bytes([10; 16]),
                 name: "Test".to_owned(),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// program, or with 128 + n when signal n killed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Status {
+pub enum ExitStatus {
     /// `sluice demo` or `sluice hooks`: what was checked does not hold.
     CheckFailed = 1,
     /// The command line is wrong.
@@ -95,16 +95,16 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         let status = match self {
             Self::Interrupted { signal } => return signal.saturating_add(128),
-            Self::Usage(_) => Status::Usage,
-            Self::NoDriver(_) | Self::NoDevice => Status::NoDriver,
-            Self::PartMissing { .. } => Status::PartMissing,
+            Self::Usage(_) => ExitStatus::Usage,
+            Self::NoDriver(_) | Self::NoDevice => ExitStatus::NoDriver,
+            Self::PartMissing { .. } => ExitStatus::PartMissing,
             Self::Directory(_) | Self::Page(_) | Self::System { .. } | Self::Helper { .. } => {
-                Status::System
+                ExitStatus::System
             }
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Status::NotFound
+                ExitStatus::NotFound
             }
-            Self::Spawn { .. } => Status::CannotExecute,
+            Self::Spawn { .. } => ExitStatus::CannotExecute,
         };
         status as u8
     }

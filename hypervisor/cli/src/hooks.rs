@@ -17,7 +17,7 @@ use session::directory::{self, OwnedSession};
 use super::cli::{HooksArgs, LimitArgs};
 use super::environment::MemberEnvironment;
 use super::parts::{self, Parts};
-use super::{Error, Status, devices, links};
+use super::{Error, ExitStatus, devices, links};
 
 /// Path of the file that the limiter appends its report to: a line for each function that Sluice
 /// names, `library<TAB>symbol<TAB>state`, where state is `patched`, `absent` or `failed:<reason>`.
@@ -25,14 +25,14 @@ pub const REPORT: &str = "SLUICE_HOOK_REPORT";
 
 /// What became of one function.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum State {
+enum HookState {
     Absent,
     Patched,
     Failed(String),
 }
 
 /// By library and symbol.
-type Table = BTreeMap<(String, String), State>;
+type Table = BTreeMap<(String, String), HookState>;
 
 /// Prints the table and gives the exit status: 0 when every function that exists is patched.
 ///
@@ -80,8 +80,8 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     io::stdout()
         .write_all(render(&table).as_bytes())
         .map_err(|e| Error::system("cannot write the table", e))?;
-    let failed = table.values().any(|state| matches!(state, State::Failed(_)));
-    Ok(if failed { Status::CheckFailed as u8 } else { 0 })
+    let failed = table.values().any(|state| matches!(state, HookState::Failed(_)));
+    Ok(if failed { ExitStatus::CheckFailed as u8 } else { 0 })
 }
 
 /// The part of the child that loads NVML.
@@ -127,13 +127,13 @@ fn read_into(table: &mut Table, text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-fn parse(line: &str) -> Option<((String, String), State)> {
+fn parse(line: &str) -> Option<((String, String), HookState)> {
     let mut fields = line.splitn(3, '\t');
     let key = (fields.next()?.to_owned(), fields.next()?.to_owned());
     let state = match fields.next()? {
-        "patched" => State::Patched,
-        "absent" => State::Absent,
-        other => State::Failed(other.strip_prefix("failed:")?.to_owned()),
+        "patched" => HookState::Patched,
+        "absent" => HookState::Absent,
+        other => HookState::Failed(other.strip_prefix("failed:")?.to_owned()),
     };
     Some((key, state))
 }
@@ -142,20 +142,21 @@ fn render(table: &Table) -> String {
     let mut text = String::new();
     for ((library, symbol), state) in table {
         let state = match state {
-            State::Patched => "patched",
-            State::Absent => "absent",
-            State::Failed(reason) => &format!("FAILED: {reason}"),
+            HookState::Patched => "patched",
+            HookState::Absent => "absent",
+            HookState::Failed(reason) => &format!("FAILED: {reason}"),
         };
         let _ = writeln!(text, "{library:<18}  {symbol:<44}  {state}");
     }
-    let count = |wanted: fn(&State) -> bool| table.values().filter(|state| wanted(state)).count();
+    let count =
+        |wanted: fn(&HookState) -> bool| table.values().filter(|state| wanted(state)).count();
     let _ = writeln!(
         text,
         "total: {} functions named, {} patched, {} absent in this driver, {} failed",
         table.len(),
-        count(|state| *state == State::Patched),
-        count(|state| *state == State::Absent),
-        count(|state| matches!(state, State::Failed(_))),
+        count(|state| *state == HookState::Patched),
+        count(|state| *state == HookState::Absent),
+        count(|state| matches!(state, HookState::Failed(_))),
     );
     text
 }

@@ -21,7 +21,7 @@ pub mod status;
 use std::io::Write;
 use std::process::ExitCode;
 
-pub use error::{Error, Status};
+pub use error::{Error, ExitStatus};
 
 /// Runs what the command line asks for.
 #[must_use]

@@ -11,7 +11,7 @@ use session::directory::{self, Found};
 use session::process::start_time;
 
 use super::cli::LimitArguments;
-use super::devices::{self, Device};
+use super::devices::{self, VisibleGpu};
 use super::{Error, limits, parts};
 
 /// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
@@ -35,7 +35,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     for page in chosen_pages(session, arguments.device.as_deref(), devices.as_deref())? {
         let (before, uuid) = (page.look()?.limits(), page.device());
         let device = devices.iter().flatten().find(|device| device.uuid == uuid);
-        let name = device.map_or_else(|| uuid.to_string(), Device::title);
+        let name = device.map_or_else(|| uuid.to_string(), VisibleGpu::title);
         let after = limits::change(&request, &before, device, &name)
             .map_err(|error| refused(uuid, error))?;
         changes.push((page, before, after));
@@ -101,7 +101,7 @@ fn has_process(found: &Found, pid: u32) -> bool {
 }
 
 /// The devices as NVML lists them, where it can: a session on the simulated driver brings its own.
-fn known_devices(session: &Found) -> Option<Vec<Device>> {
+fn known_devices(session: &Found) -> Option<Vec<VisibleGpu>> {
     // A session within another one's directory shares its driver.
     let own = |folder: &Path| folder.join("fake-driver").join(parts::FAKE_NVML.1);
     let simulated = session.path.ancestors().take(2).map(own).find(|path| path.exists());
@@ -112,7 +112,7 @@ fn known_devices(session: &Found) -> Option<Vec<Device>> {
 fn chosen_pages(
     session: &Found,
     device: Option<&str>,
-    known: Option<&[Device]>,
+    known: Option<&[VisibleGpu]>,
 ) -> Result<Vec<Page>, Error> {
     if session.pages.is_empty() {
         return Err(Error::Usage(format!(

@@ -1,20 +1,20 @@
 //! From options to the variables that the limiter reads.
 
 use limits::memory::Part;
-use limits::request::{Device as Target, MemoryRequest, Unused};
+use limits::request::{Device, MemoryRequest, Unused};
 use limits::units::{Amount, LEAST_BARE_SIZE, PPM_PER_PERCENT, Percent, Size};
 use limits::{Limits, Policy, Request, RequestError, env};
 use serde_json::{Map, Value};
 
 use super::Error;
-use super::devices::Device;
+use super::devices::VisibleGpu;
 
 /// Checks that the options of a new session can be meant together, and on these devices.
 ///
 /// # Errors
 /// [`Error::Usage`] for a setting that would not be kept, or for more memory than a device has,
 /// which would be no limit at all.
-pub fn check(request: &Request, devices: &[Device]) -> Result<(), Error> {
+pub fn check(request: &Request, devices: &[VisibleGpu]) -> Result<(), Error> {
     let mut request = request.clone();
     // It can speak of a share in the user's own variables.
     let fixed = request.policy.as_ref().is_some_and(|policy| policy.value == Policy::Fixed);
@@ -36,10 +36,10 @@ pub fn check(request: &Request, devices: &[Device]) -> Result<(), Error> {
 pub fn change(
     request: &Request,
     before: &Limits,
-    device: Option<&Device>,
+    device: Option<&VisibleGpu>,
     name: &str,
 ) -> Result<Limits, RequestError> {
-    let target = Target { name, total: device.map(|device| device.memory) };
+    let target = Device { name, total: device.map(|device| device.memory) };
     let after = request.over(before, target, Unused::Refused)?;
     request.fits(&after, target)?;
     Ok(after)
@@ -57,7 +57,7 @@ impl From<RequestError> for Error {
 /// The variables to set (`Some`) or to remove (`None`), for a session on `devices`. What is not asked
 /// for leaves the user's own variables alone.
 #[must_use]
-pub fn variables(request: &Request, devices: &[Device]) -> Vec<(&'static str, Option<String>)> {
+pub fn variables(request: &Request, devices: &[VisibleGpu]) -> Vec<(&'static str, Option<String>)> {
     let mut variables = Vec::new();
     let mut of_devices = |name, value: Option<Value>| {
         variables.push((name, value.map(|value| by_uuid(devices, &value))));
@@ -89,7 +89,7 @@ pub fn variables(request: &Request, devices: &[Device]) -> Vec<(&'static str, Op
     variables
 }
 
-fn by_uuid(devices: &[Device], value: &Value) -> String {
+fn by_uuid(devices: &[VisibleGpu], value: &Value) -> String {
     let object: Map<_, _> =
         devices.iter().map(|device| (device.uuid.to_string(), value.clone())).collect();
     Value::Object(object).to_string()
@@ -119,11 +119,11 @@ mod tests {
 
     const A: &str = "GPU-0a0a0a0a-0a0a-0a0a-0a0a-0a0a0a0a0a0a";
 
-    fn devices() -> Vec<Device> {
+    fn devices() -> Vec<VisibleGpu> {
         [10, 11]
             .iter()
             .zip(0..)
-            .map(|(byte, index)| Device {
+            .map(|(byte, index)| VisibleGpu {
                 index,
                 uuid: GpuId::from_bytes([*byte; 16]),
                 name: "Test".to_owned(),

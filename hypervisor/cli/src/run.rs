@@ -95,7 +95,7 @@ fn chosen_devices(
     arguments: &RunArgs,
     request: &Request,
     parts: &Parts,
-) -> Result<Vec<devices::Device>, Error> {
+) -> Result<Vec<devices::VisibleGpu>, Error> {
     // What is wrong whatever the devices are is told first.
     limits::check(request, &[])?;
     if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {

@@ -14,7 +14,7 @@ use protocol::Register;
 use crate::identity::{Caller, Owner};
 use crate::limits::{self, SESSIONS, WORKERS};
 use crate::quotas::{Asked, Quotas};
-use crate::refused::Refused;
+use crate::refused::CallRefused;
 use scheduler::{Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
 
 /// A session belongs to its owner: no other owner's process can join it by its name.
@@ -25,13 +25,13 @@ struct SessionKey {
 }
 
 #[derive(Debug)]
-struct Session {
+struct SessionQuotas {
     id: SessionId,
     quotas: BTreeMap<GpuId, ComputeLimit>,
 }
 
 #[derive(Debug)]
-struct Member {
+struct RegisteredProcess {
     pid: i32,
     session: SessionKey,
 }
@@ -50,8 +50,8 @@ pub(crate) struct Admitted {
 pub(crate) struct Node {
     tuning: Tuning,
     quotas: Arc<dyn Quotas>,
-    sessions: BTreeMap<SessionKey, Session>,
-    members: BTreeMap<WorkerId, Member>,
+    sessions: BTreeMap<SessionKey, SessionQuotas>,
+    members: BTreeMap<WorkerId, RegisteredProcess>,
     devices: BTreeMap<GpuId, Scheduler>,
     last_session: u64,
     last_worker: u64,
@@ -74,8 +74,9 @@ impl Node {
 
     /// Whether a process is known, as one of that owner.
     pub(crate) fn serves(&self, caller: &Caller) -> bool {
-        let is_it =
-            |member: &Member| member.pid == caller.pid && member.session.owner == caller.owner;
+        let is_it = |member: &RegisteredProcess| {
+            member.pid == caller.pid && member.session.owner == caller.owner
+        };
         self.members.values().any(is_it)
     }
 
@@ -86,7 +87,7 @@ impl Node {
         caller: &Caller,
         register: &Register,
         now: u64,
-    ) -> Result<Admitted, Refused> {
+    ) -> Result<Admitted, CallRefused> {
         let said = limits::check(register)?;
         let (pid, uid) = (caller.pid, caller.owner.uid);
         let key = SessionKey { owner: caller.owner.clone(), name: register.session.clone() };
@@ -145,12 +146,12 @@ impl Node {
         uuid: GpuId,
         said: ComputeLimit,
         now: u64,
-    ) -> Result<ComputeLimit, Refused> {
+    ) -> Result<ComputeLimit, CallRefused> {
         let key = self.caller(worker, pid)?.session.clone();
         let quota = self.quota(&key, uuid, said);
         let Some(session) = self.sessions.get(&key) else { return Ok(quota) };
         match session.quotas.get(&uuid) {
-            None => return Err(Refused::UnknownDevice(uuid)),
+            None => return Err(CallRefused::UnknownDevice(uuid)),
             Some(present) if *present == quota => return Ok(quota),
             Some(_) => {}
         }
@@ -203,7 +204,7 @@ impl Node {
         }
     }
 
-    fn members_of(&self, key: &SessionKey) -> impl Iterator<Item = (WorkerId, &Member)> {
+    fn members_of(&self, key: &SessionKey) -> impl Iterator<Item = (WorkerId, &RegisteredProcess)> {
         let of_session = self.members.iter().filter(move |(_, member)| member.session == *key);
         of_session.map(|(&worker, member)| (worker, member))
     }
@@ -214,14 +215,14 @@ impl Node {
         }
         self.last_session += 1;
         let id = SessionId(self.last_session);
-        self.sessions.insert(key.clone(), Session { id, quotas: BTreeMap::new() });
+        self.sessions.insert(key.clone(), SessionQuotas { id, quotas: BTreeMap::new() });
         id
     }
 
     fn new_worker(&mut self, pid: i32, key: &SessionKey) -> WorkerId {
         self.last_worker += 1;
         let worker = WorkerId(self.last_worker);
-        self.members.insert(worker, Member { pid, session: key.clone() });
+        self.members.insert(worker, RegisteredProcess { pid, session: key.clone() });
         worker
     }
 
@@ -252,22 +253,22 @@ impl Node {
         worker: WorkerId,
         pid: i32,
         uuid: GpuId,
-    ) -> Result<&mut Scheduler, Refused> {
+    ) -> Result<&mut Scheduler, CallRefused> {
         let member = self.caller(worker, pid)?;
         let quota =
             self.sessions.get(&member.session).and_then(|session| session.quotas.get(&uuid));
         match quota.map(|quota| quota.policy) {
-            None => Err(Refused::UnknownDevice(uuid)),
-            Some(Policy::None) => Err(Refused::NoLimit(uuid)),
+            None => Err(CallRefused::UnknownDevice(uuid)),
+            Some(Policy::None) => Err(CallRefused::NoLimit(uuid)),
             Some(Policy::Fixed | Policy::Balance) => {
-                self.devices.get_mut(&uuid).ok_or(Refused::UnknownDevice(uuid))
+                self.devices.get_mut(&uuid).ok_or(CallRefused::UnknownDevice(uuid))
             }
         }
     }
 
-    fn caller(&self, worker: WorkerId, pid: i32) -> Result<&Member, Refused> {
-        let member = self.members.get(&worker).ok_or(Refused::UnknownWorker(worker.0))?;
-        if member.pid == pid { Ok(member) } else { Err(Refused::NotYours(worker.0)) }
+    fn caller(&self, worker: WorkerId, pid: i32) -> Result<&RegisteredProcess, CallRefused> {
+        let member = self.members.get(&worker).ok_or(CallRefused::UnknownWorker(worker.0))?;
+        if member.pid == pid { Ok(member) } else { Err(CallRefused::NotYours(worker.0)) }
     }
 
     /// The devices that somebody holds or asks for.

@@ -10,7 +10,7 @@ use super::{Node, SessionKey};
 use crate::identity::Owner;
 
 /// A session that a caller may see.
-struct Shown<'node> {
+struct VisibleSession<'node> {
     key: &'node SessionKey,
     pids: Vec<i32>,
 }
@@ -20,11 +20,11 @@ impl Node {
     pub(crate) fn status(&mut self, only: Option<&Owner>, now: u64) -> Vec<DeviceStatus> {
         let views: Vec<(GpuId, DeviceView)> =
             self.devices.iter_mut().map(|(&uuid, device)| (uuid, device.view(now))).collect();
-        let mut shown: BTreeMap<SessionId, Shown<'_>> = BTreeMap::new();
+        let mut shown: BTreeMap<SessionId, VisibleSession<'_>> = BTreeMap::new();
         let seen =
             self.sessions.iter().filter(|(key, _)| only.is_none_or(|owner| *owner == key.owner));
         for (key, session) in seen {
-            shown.insert(session.id, Shown { key, pids: Vec::new() });
+            shown.insert(session.id, VisibleSession { key, pids: Vec::new() });
         }
         for member in self.members.values() {
             let session = self.sessions.get(&member.session).map(|session| session.id);
@@ -39,10 +39,10 @@ impl Node {
         &self,
         uuid: GpuId,
         view: &DeviceView,
-        shown: &BTreeMap<SessionId, Shown<'_>>,
+        shown: &BTreeMap<SessionId, VisibleSession<'_>>,
     ) -> DeviceStatus {
         let sessions = view.sessions.iter().filter_map(|state| {
-            let Shown { key, pids } = shown.get(&state.session)?;
+            let VisibleSession { key, pids } = shown.get(&state.session)?;
             Some(SessionStatus {
                 uid: key.owner.uid,
                 session: key.name.clone(),
@@ -64,7 +64,7 @@ impl Node {
             })
         });
         let leases = view.leases.iter().filter_map(|lease| {
-            let Shown { key, .. } = shown.get(&lease.session)?;
+            let VisibleSession { key, .. } = shown.get(&lease.session)?;
             Some(LeaseStatus {
                 session: key.name.clone(),
                 pid: self.members.get(&lease.worker).map_or(0, |member| member.pid),

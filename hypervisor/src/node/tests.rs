@@ -32,7 +32,7 @@ fn a_process_may_register_device_by_device() {
         assert!(node.device(first.worker, 7, gpu).is_ok());
     }
     let stranger = node.device(first.worker, 8, GPUS[0]).map(|_| ());
-    assert_eq!(stranger, Err(Refused::NotYours(first.worker.0)));
+    assert_eq!(stranger, Err(CallRefused::NotYours(first.worker.0)));
 }
 
 #[test]
@@ -65,10 +65,10 @@ fn the_latest_word_about_a_quota_counts() {
     node.change(first, 7, GPUS[0], ComputeLimit::fixed(100_000), MS).unwrap();
     assert_eq!(share(&mut node), 100_000);
     let quota = ComputeLimit::fixed(1);
-    let refused = |result: Result<ComputeLimit, Refused>| result.unwrap_err();
-    let other = Refused::NotYours(first.0);
+    let refused = |result: Result<ComputeLimit, CallRefused>| result.unwrap_err();
+    let other = CallRefused::NotYours(first.0);
     assert_eq!(refused(node.change(first, 8, GPUS[0], quota, MS)), other);
-    let unknown = Refused::UnknownDevice(GPUS[1]);
+    let unknown = CallRefused::UnknownDevice(GPUS[1]);
     assert_eq!(refused(node.change(first, 7, GPUS[1], quota, MS)), unknown);
 }
 
@@ -82,7 +82,7 @@ fn a_limit_can_be_lifted_and_come_back() {
     node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
     assert!(node.decide(GPUS[0], 100 * MS).is_empty());
     let refused = node.device(workers[1], 8, GPUS[0]).map(|_| ()).unwrap_err();
-    assert_eq!(refused, Refused::NoLimit(GPUS[0]));
+    assert_eq!(refused, CallRefused::NoLimit(GPUS[0]));
     node.change(workers[0], 7, GPUS[0], ComputeLimit::fixed(500_000), 100 * MS).unwrap();
     node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
     // Nothing was saved up while there was no limit.
@@ -97,7 +97,7 @@ fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
     let second = node.register(&by(7, 0), &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
     assert!(second.new && first.worker != second.worker);
     let gone = node.device(first.worker, 7, GPUS[0]).map(|_| ());
-    assert_eq!(gone, Err(Refused::UnknownWorker(first.worker.0)));
+    assert_eq!(gone, Err(CallRefused::UnknownWorker(first.worker.0)));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn there_is_a_limit_to_processes_and_sessions() {
             });
             let own =
                 node.members.values().filter(|member| member.session.owner.uid == uid).count();
-            assert_eq!(refused, Some(Refused::TooMany { what, uid, own }));
+            assert_eq!(refused, Some(CallRefused::TooMany { what, uid, own }));
             own
         };
         assert_eq!(fill(&mut node, 0), most / 2);

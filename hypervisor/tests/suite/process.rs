@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use limits::GpuId;
-use protocol::status::Status;
+use protocol::status::NodeStatus;
 use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
@@ -56,7 +56,7 @@ impl Daemon {
         self.process.wait().unwrap().code()
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> NodeStatus {
         self.client().get(path::STATUS, PATIENCE).unwrap()
     }
 }

@@ -13,7 +13,7 @@ use hypervisor::{
     Unidentified,
 };
 use limits::ComputeLimit;
-use protocol::status::{SessionStatus, Status};
+use protocol::status::{NodeStatus, SessionStatus};
 use protocol::{Admission, Decision, DeviceQuota, path};
 
 use crate::process::{GPU_ID, PATIENCE, place, register};
@@ -68,7 +68,7 @@ fn serve(sources: Sources) -> (tempfile::TempDir, BlockingHttpClient) {
 }
 
 fn sessions(client: &BlockingHttpClient) -> Vec<SessionStatus> {
-    let status: Status = client.get(path::STATUS, PATIENCE).unwrap();
+    let status: NodeStatus = client.get(path::STATUS, PATIENCE).unwrap();
     status.devices.into_iter().flat_map(|device| device.sessions).collect()
 }
 

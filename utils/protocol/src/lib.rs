@@ -29,7 +29,7 @@ pub mod path {
     /// Reports the end of a lease without asking for another: [`super::Admission`] with
     /// `ask: None` -> [`super::Decision`].
     pub const REPORT: &str = "/v1/report";
-    /// `GET` -> [`super::status::Status`]
+    /// `GET` -> [`super::status::NodeStatus`]
     pub const STATUS: &str = "/v1/status";
 }
 

@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize};
 
 /// All that `sluice status` knows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct StatusReport {
     /// The sessions.
     pub sessions: Vec<SessionReport>,
     /// Pages that cannot be believed.
-    pub damaged: Vec<Damaged>,
+    pub damaged: Vec<DamagedPage>,
 }
 
 /// A page that is none, or of another version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Damaged {
+pub struct DamagedPage {
     /// The session that it belongs to.
     pub session: String,
     /// The file.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// The daemon's state. A caller other than root and the daemon's own user sees its own sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct NodeStatus {
     /// The daemon's version.
     pub version: String,
     /// Since its start, in microseconds.

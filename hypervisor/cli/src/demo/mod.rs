@@ -17,13 +17,13 @@ use limits::units::{Amount, PPM_ONE};
 use session::directory;
 
 use self::stage::Stage;
-use self::tenant::{Load, Measured, Taken};
+use self::tenant::{Measured, MemoryResult, TenantLoad};
 use self::track::Overlap;
-use self::verdict::{DeviceReport, Report, TenantReport};
-use self::view::{Live, Shown, View};
+use self::verdict::{DemoDeviceReport, DemoReport, TenantReport};
+use self::view::{DemoView, Live, TenantRow};
 use super::cli::DemoArgs;
 use super::cli::LimitArgs;
-use super::{Error, Status};
+use super::{Error, ExitStatus};
 
 /// Length of one kernel of the load, in microseconds.
 const KERNEL_US: u32 = 2_500;
@@ -71,7 +71,7 @@ pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
             "already inside a session: its limits would hold for the demo as well".to_owned(),
         ));
     }
-    let mut view = View::new(arguments.json);
+    let mut view = DemoView::new(arguments.json);
     let mut stage = Stage::set(arguments.fake_gpu)?;
     let length = Duration::from_secs(arguments.seconds.into());
 
@@ -81,7 +81,7 @@ pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
     ));
     view.working("1/3  native: the load alone, without limits");
     let native_length = (length / 3).clamp(Duration::from_secs(1), Duration::from_secs(5));
-    let native = Load { kernel_us: KERNEL_US, length: native_length, iterations: None };
+    let native = TenantLoad { kernel_us: KERNEL_US, length: native_length, iterations: None };
     let native = stage.measure_native(&native)?;
     let guests = guests(stage.device_memory(native.uuid));
     view.done(&format!(
@@ -102,14 +102,14 @@ pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
 
     let report = report(&stage, &guests, &native, &taken, &overlap);
     view.finish(&report)?;
-    Ok(if report.holds() { 0 } else { Status::CheckFailed as u8 })
+    Ok(if report.holds() { 0 } else { ExitStatus::CheckFailed as u8 })
 }
 
 fn take_memory(
     stage: &mut Stage,
     guests: &[Guest; 2],
     native: &Measured,
-) -> Result<[Taken; 2], Error> {
+) -> Result<[MemoryResult; 2], Error> {
     let [a, b] = guests;
     let mut start = |guest: &Guest| stage.start_memory(guest.name, &guest.limits(), native.uuid);
     let (mut first, mut second) = (start(a)?, start(b)?);
@@ -118,12 +118,12 @@ fn take_memory(
 
 fn share(
     stage: &mut Stage,
-    view: &mut View,
+    view: &mut DemoView,
     guests: &[Guest; 2],
     native: &Measured,
     length: Duration,
 ) -> Result<Overlap, Error> {
-    let load = Load { kernel_us: KERNEL_US, length, iterations: Some(native.iterations) };
+    let load = TenantLoad { kernel_us: KERNEL_US, length, iterations: Some(native.iterations) };
     let mut running = Vec::new();
     for guest in guests {
         running.push(stage.start_load(guest.name, &guest.limits(), native.uuid, &load)?);
@@ -131,8 +131,8 @@ fn share(
     let start = Instant::now();
     loop {
         stage.check_interrupt()?;
-        let tracks: Vec<_> = running.iter().map(tenant::Running::track).collect();
-        let shown = guests.iter().zip(&tracks).map(|(guest, track)| Shown {
+        let tracks: Vec<_> = running.iter().map(tenant::RunningTenant::track).collect();
+        let shown = guests.iter().zip(&tracks).map(|(guest, track)| TenantRow {
             name: guest.name,
             limit: guest.share(),
             now: track.recent_rate() / native.rate,
@@ -168,9 +168,9 @@ fn report(
     stage: &Stage,
     guests: &[Guest; 2],
     native: &Measured,
-    taken: &[Taken; 2],
+    taken: &[MemoryResult; 2],
     overlap: &Overlap,
-) -> Report {
+) -> DemoReport {
     let tenants =
         guests.iter().zip(taken).zip(&overlap.rates).map(|((guest, taken), rate)| TenantReport {
             name: guest.name,
@@ -180,8 +180,8 @@ fn report(
             mem_granted_bytes: taken.granted_bytes,
             mem_stop: taken.stop.clone(),
         });
-    Report {
-        device: DeviceReport {
+    DemoReport {
+        device: DemoDeviceReport {
             kind: if stage.is_fake() { "fake" } else { "real" },
             name: native.device.clone(),
         },

@@ -16,9 +16,9 @@ use session::directory::OwnedSession;
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use super::TICK;
-use super::tenant::{Load, Measured, Running, last_words};
+use super::tenant::{Measured, RunningTenant, TenantLoad, last_words};
 use crate::cli::LimitArgs;
-use crate::devices::{self, Device};
+use crate::devices::{self, VisibleGpu};
 use crate::environment::MemberEnvironment;
 use crate::parts::{self, Parts};
 use crate::{Error, daemon_link, links};
@@ -46,8 +46,8 @@ const CHUNK: u64 = 64 << 20;
 /// The stage. Dropping it ends the daemon and removes the session.
 pub(super) struct Stage {
     // Dropped in this order: the daemon before the directory with its socket.
-    daemon: Option<Daemon>,
-    devices: Option<Vec<Device>>,
+    daemon: Option<DemoDaemon>,
+    devices: Option<Vec<VisibleGpu>>,
     fake_driver: Option<PathBuf>,
     limiter: PathBuf,
     parts: Parts,
@@ -102,7 +102,7 @@ impl Stage {
     }
 
     /// The load alone, without Sluice.
-    pub(super) fn measure_native(&mut self, load: &Load) -> Result<Measured, Error> {
+    pub(super) fn measure_native(&mut self, load: &TenantLoad) -> Result<Measured, Error> {
         let mut command = self.command(parts::TENANT)?;
         if let Some(folder) = &self.fake_driver {
             command.env("LD_LIBRARY_PATH", folder);
@@ -122,7 +122,7 @@ impl Stage {
         }
         command.arg("daemon").arg("--socket").arg(&socket);
         let child = spawn(command.stdout(Stdio::null()), &log)?;
-        let mut daemon = Daemon { child, socket };
+        let mut daemon = DemoDaemon { child, socket };
         let start = Instant::now();
         while let Err(reason) = daemon_link::answers(&daemon.socket) {
             self.check_interrupt()?;
@@ -144,7 +144,7 @@ impl Stage {
         name: &str,
         limits: &LimitArgs,
         uuid: GpuId,
-    ) -> Result<Running, Error> {
+    ) -> Result<RunningTenant, Error> {
         let mut command = self.member(name, limits, uuid)?;
         let cap = limits.mem.and_then(|memory| memory.of(None)).unwrap_or(CHUNK).saturating_mul(2);
         command.args(["mem", "--api", "alloc"]);
@@ -158,15 +158,15 @@ impl Stage {
         name: &str,
         limits: &LimitArgs,
         uuid: GpuId,
-        load: &Load,
-    ) -> Result<Running, Error> {
+        load: &TenantLoad,
+    ) -> Result<RunningTenant, Error> {
         let mut command = self.member(name, limits, uuid)?;
         load.give_to(&mut command);
         self.start(command, name, load.length)
     }
 
     /// Whether the tenant has ended; an error when it takes far too long.
-    pub(super) fn has_ended(&self, running: &mut Running) -> Result<bool, Error> {
+    pub(super) fn has_ended(&self, running: &mut RunningTenant) -> Result<bool, Error> {
         let ended = running.poll()?.is_some();
         if !ended && Instant::now() > self.deadline {
             let problem = "it does not come to its end".to_owned();
@@ -176,7 +176,10 @@ impl Stage {
     }
 
     /// Waits for the tenant's result.
-    pub(super) fn finish<T: DeserializeOwned>(&self, running: &mut Running) -> Result<T, Error> {
+    pub(super) fn finish<T: DeserializeOwned>(
+        &self,
+        running: &mut RunningTenant,
+    ) -> Result<T, Error> {
         loop {
             self.check_interrupt()?;
             if self.has_ended(running)?
@@ -201,11 +204,11 @@ impl Stage {
         mut command: Command,
         name: &str,
         length: Duration,
-    ) -> Result<Running, Error> {
+    ) -> Result<RunningTenant, Error> {
         let errors = self.session.path().join(format!("{name}.log"));
         self.deadline = Instant::now() + length + GRACE;
         let child = spawn(command.stdout(Stdio::piped()), &errors)?;
-        Running::follow(child, errors, self.clock)
+        RunningTenant::follow(child, errors, self.clock)
     }
 
     /// `tenant` as a member of the session `name` under `limits`.
@@ -217,7 +220,7 @@ impl Stage {
             limiter: self.limiter.clone(),
             fake_driver: self.fake_driver.clone(),
             request: limits.request(),
-            devices: vec![Device { index: 0, uuid, name: String::new(), memory: 0 }],
+            devices: vec![VisibleGpu { index: 0, uuid, name: String::new(), memory: 0 }],
             only_these: true,
             daemon: self.daemon.as_ref().map(|daemon| daemon.socket.clone()),
             no_other_daemon: true,
@@ -245,12 +248,12 @@ fn spawn(command: &mut Command, errors: &Path) -> Result<Child, Error> {
 }
 
 /// The daemon of this demo; ended when dropped.
-struct Daemon {
+struct DemoDaemon {
     child: Child,
     socket: PathBuf,
 }
 
-impl Drop for Daemon {
+impl Drop for DemoDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

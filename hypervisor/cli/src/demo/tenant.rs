@@ -11,12 +11,12 @@ use limits::GpuId;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::track::{Point, Track};
+use super::track::{ProgressPoint, Track};
 use crate::{Error, parts};
 
 /// A load for the device.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Load {
+pub(super) struct TenantLoad {
     /// Length of a kernel in microseconds.
     pub(super) kernel_us: u32,
     /// How long to launch.
@@ -25,7 +25,7 @@ pub(super) struct Load {
     pub(super) iterations: Option<u64>,
 }
 
-impl Load {
+impl TenantLoad {
     /// As arguments of `tenant`.
     pub(super) fn give_to(&self, command: &mut Command) {
         command
@@ -51,7 +51,7 @@ pub(super) struct Measured {
 
 /// The last line of `tenant mem`.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Taken {
+pub(super) struct MemoryResult {
     pub(super) granted_bytes: u64,
     pub(super) stop: String,
 }
@@ -72,14 +72,14 @@ struct Heard {
 
 /// A running tenant; ended when dropped.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningTenant {
     child: Child,
     errors: PathBuf,
     heard: Arc<Mutex<Heard>>,
     reader: Option<JoinHandle<()>>,
 }
 
-impl Running {
+impl RunningTenant {
     /// Follows `child`, whose stdout is a pipe and whose stderr goes to the file `errors`. `clock`
     /// is the common zero of all tracks.
     pub(super) fn follow(mut child: Child, errors: PathBuf, clock: Instant) -> Result<Self, Error> {
@@ -119,7 +119,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTenant {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -140,7 +140,7 @@ fn listen(output: ChildStdout, heard: &Mutex<Heard>, clock: Instant) {
             zero = zero.min(arrived - progress.elapsed);
             #[allow(clippy::cast_precision_loss, reason = "far below 2^52 kernels")]
             let kernels = progress.kernels as f64;
-            heard.track.push(Point { at: zero + progress.elapsed, kernels });
+            heard.track.push(ProgressPoint { at: zero + progress.elapsed, kernels });
         }
         heard.last_line = line;
     }

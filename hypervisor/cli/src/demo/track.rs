@@ -2,7 +2,7 @@
 
 /// Seconds on a common clock, and the kernels completed by then.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Point {
+pub(super) struct ProgressPoint {
     pub(super) at: f64,
     pub(super) kernels: f64,
 }
@@ -10,7 +10,7 @@ pub(super) struct Point {
 /// One tenant's progress, in order of time.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Track {
-    points: Vec<Point>,
+    points: Vec<ProgressPoint>,
 }
 
 /// The stretch in which all tenants ran.
@@ -29,7 +29,7 @@ const SHORTEST: f64 = 0.4;
 
 impl Track {
     /// Adds a point; one that is not later than the last is dropped.
-    pub(super) fn push(&mut self, point: Point) {
+    pub(super) fn push(&mut self, point: ProgressPoint) {
         if self.points.last().is_none_or(|last| last.at < point.at) {
             self.points.push(point);
         }
@@ -83,7 +83,7 @@ mod tests {
         let mut track = Track::default();
         let mut kernels = 0.0;
         for (second, rate) in (0..).zip(rates) {
-            track.push(Point { at: start + f64::from(second), kernels });
+            track.push(ProgressPoint { at: start + f64::from(second), kernels });
             kernels += rate;
         }
         track
@@ -119,7 +119,7 @@ mod tests {
     fn the_recent_rate_forgets() {
         let mut slow_then_fast = track(0.0, &[1.0, 1.0, 1.0, 50.0, 50.0, 0.0]);
         assert_eq!(slow_then_fast.recent_rate(), 50.0);
-        slow_then_fast.push(Point { at: 1.0, kernels: 0.0 });
+        slow_then_fast.push(ProgressPoint { at: 1.0, kernels: 0.0 });
         assert_eq!(slow_then_fast.recent_rate(), 50.0, "a late point changes nothing");
         assert_eq!(Track::default().recent_rate(), 0.0);
     }

@@ -9,8 +9,8 @@ pub(super) const TOLERANCE: f64 = 0.03;
 
 /// The result, as `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Report {
-    pub(super) device: DeviceReport,
+pub(super) struct DemoReport {
+    pub(super) device: DemoDeviceReport,
     pub(super) tenants: Vec<TenantReport>,
     /// Kernels a second of the load alone, without limits.
     pub(super) native_rate: f64,
@@ -20,7 +20,7 @@ pub(super) struct Report {
 
 /// The device.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct DeviceReport {
+pub(super) struct DemoDeviceReport {
     /// `fake` or `real`.
     pub(super) kind: &'static str,
     pub(super) name: String,
@@ -53,7 +53,7 @@ impl TenantReport {
     }
 }
 
-impl Report {
+impl DemoReport {
     /// Whether every limit held.
     pub(super) fn holds(&self) -> bool {
         self.tenants.iter().all(|tenant| tenant.compute_holds() && tenant.memory_holds())
@@ -127,9 +127,9 @@ fn mebibytes(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    fn report(delivered: f64, granted: u64, stop: &str) -> Report {
-        Report {
-            device: DeviceReport { kind: "fake", name: "Test".to_owned() },
+    fn report(delivered: f64, granted: u64, stop: &str) -> DemoReport {
+        DemoReport {
+            device: DemoDeviceReport { kind: "fake", name: "Test".to_owned() },
             tenants: vec![TenantReport {
                 name: "tenant-a",
                 compute_limit: 0.25,

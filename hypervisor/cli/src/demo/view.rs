@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::verdict::Report;
+use super::verdict::DemoReport;
 use crate::Error;
 
 /// Width of a bar, in characters.
@@ -17,11 +17,11 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Live {
     pub(super) elapsed: f64,
     pub(super) length: f64,
-    pub(super) tenants: Vec<Shown>,
+    pub(super) tenants: Vec<TenantRow>,
 }
 
 /// A tenant's part in it.
-pub(super) struct Shown {
+pub(super) struct TenantRow {
     pub(super) name: &'static str,
     pub(super) limit: f64,
     /// Share of the native rate over the last moments.
@@ -49,11 +49,11 @@ const BLOCKS: Bars = Bars('█', '░');
 const ASCII: Bars = Bars('#', '.');
 
 /// Shows the demo.
-pub(super) struct View {
+pub(super) struct DemoView {
     style: Style,
 }
 
-impl View {
+impl DemoView {
     pub(super) fn new(json: bool) -> Self {
         let style = if json {
             Style::Json
@@ -109,7 +109,7 @@ impl View {
     ///
     /// # Errors
     /// [`Error::System`] when stdout takes no result.
-    pub(super) fn finish(&mut self, report: &Report) -> Result<(), Error> {
+    pub(super) fn finish(&mut self, report: &DemoReport) -> Result<(), Error> {
         let text = match self.style {
             Style::Json => serde_json::to_string(report).map(|line| line + "\n"),
             Style::Lines { .. } => Ok(format!("\n{}", report.table(false))),
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn the_table_fits_a_terminal_of_80_columns() {
-        let tenants = vec![Shown { name: "tenant-b", limit: 0.75, now: 1.2345 }];
+        let tenants = vec![TenantRow { name: "tenant-b", limit: 0.75, now: 1.2345 }];
         let live = Live { elapsed: 12.3, length: 300.0, tenants };
         for text in [table(&live, BLOCKS), line(&live)] {
             assert!(text.ends_with('\n'));

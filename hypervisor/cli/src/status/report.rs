@@ -2,20 +2,20 @@
 
 use limits::GpuId;
 use protocol::sessions::{
-    ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
-    SessionReport,
+    ByKind, ComputeReport, DamagedPage, DeviceReport, MemoryReport, ProcessReport, SessionReport,
+    StatusReport,
 };
 use session::directory::Found;
 use session::layout::Kind;
 use session::{Process, SessionSummary, Summary};
 
 /// Reads the pages of `sessions`; with `all` also of those in which nobody is.
-pub(super) fn report(sessions: &[Found], all: bool) -> Report {
-    let mut report = Report { sessions: Vec::new(), damaged: Vec::new() };
+pub(super) fn report(sessions: &[Found], all: bool) -> StatusReport {
+    let mut report = StatusReport { sessions: Vec::new(), damaged: Vec::new() };
     for found in sessions {
         let summary = SessionSummary::of(found);
         let shown = all || found.owned || summary.is_in_use();
-        report.damaged.extend(summary.damaged.into_iter().map(|(page, error)| Damaged {
+        report.damaged.extend(summary.damaged.into_iter().map(|(page, error)| DamagedPage {
             session: found.name.clone(),
             page,
             problem: error.to_string(),

@@ -5,13 +5,13 @@ use std::fmt;
 use limits::units::{PPM_PER_PERCENT, Size};
 use limits::{ComputeLimit, Limits, MemoryLimit};
 use protocol::sessions::{
-    ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, Report, SessionReport,
+    ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
 };
 
 /// Something of a report, in words.
 pub(super) struct View<'a, T>(pub(super) &'a T);
 
-impl fmt::Display for View<'_, Report> {
+impl fmt::Display for View<'_, StatusReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.sessions.is_empty() {
             f.write_str("no sessions\n")?;

@@ -76,7 +76,7 @@ fn a_quota_with_fields_that_are_not_known_here() {
 }
 
 #[derive(Deserialize)]
-struct Status {
+struct NodeStatus {
     version: String,
     uptime_us: u64,
     devices: Vec<DeviceStatus>,
@@ -110,7 +110,7 @@ struct LeaseStatus {
 
 #[test]
 fn the_daemon_s_status() {
-    let status: Status = read("status.json");
+    let status: NodeStatus = read("status.json");
     let [device] = &status.devices[..] else { unreachable!() };
     assert_eq!((&*status.version, status.uptime_us, &*device.uuid), ("0.1.0", 60_000_000, GPU));
     let session = &device.sessions[0];
@@ -123,7 +123,7 @@ fn the_daemon_s_status() {
 }
 
 #[derive(Deserialize)]
-struct Report {
+struct StatusReport {
     sessions: Vec<SessionReport>,
 }
 
@@ -159,7 +159,7 @@ struct ProcessReport {
 
 #[test]
 fn the_sessions() {
-    let report: Report = read("sessions.json");
+    let report: StatusReport = read("sessions.json");
     let session = &report.sessions[0];
     let device = &session.devices[0];
     let memory = &device.memory;

@@ -1,8 +1,8 @@
 //! Old data, new reader: what earlier versions wrote is understood. Their UUIDs are in lower case.
 
 use limits::{Policy, Priority};
-use protocol::sessions::Report;
-use protocol::status::{Class, SessionStatus, Status};
+use protocol::sessions::StatusReport;
+use protocol::status::{Class, NodeStatus, SessionStatus};
 use protocol::{Admission, Decision, DeviceQuota, Lease, Register};
 use serde::de::DeserializeOwned;
 
@@ -41,7 +41,7 @@ fn messages_of_protocol_2() {
 #[test]
 fn devices_in_lower_case() {
     assert_eq!(read::<Register>("register-lower-case.json"), samples::register());
-    assert_eq!(read::<Status>("status-lower-case.json"), samples::status());
+    assert_eq!(read::<NodeStatus>("status-lower-case.json"), samples::status());
 }
 
 /// Before quotas had policies.
@@ -60,7 +60,7 @@ fn a_status_of_the_first_daemon() {
         ..device.sessions[0].clone()
     };
     device.leases[0].spare = false;
-    assert_eq!(read::<Status>("status-first.json"), expected);
+    assert_eq!(read::<NodeStatus>("status-first.json"), expected);
 }
 
 /// Before room was kept for code, and while a session might not be counted.
@@ -70,9 +70,9 @@ fn sessions_of_the_first_command() {
     let device = &mut expected.sessions[0].devices[0];
     device.memory.by_kind.headroom = 0;
     device.processes[0].by_kind.headroom = 0;
-    assert_eq!(read::<Report>("sessions-counted.json"), expected);
+    assert_eq!(read::<StatusReport>("sessions-counted.json"), expected);
     let device = &mut expected.sessions[0].devices[0];
     device.compute.density_ppm = None;
     device.processes[0].charged_us = 0;
-    assert_eq!(read::<Report>("sessions-first.json"), expected);
+    assert_eq!(read::<StatusReport>("sessions-first.json"), expected);
 }

@@ -2,10 +2,10 @@
 
 use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
-    ByKind, ComputeReport, Damaged, DeviceReport, MemoryReport, ProcessReport, Report,
-    SessionReport,
+    ByKind, ComputeReport, DamagedPage, DeviceReport, MemoryReport, ProcessReport, SessionReport,
+    StatusReport,
 };
-use protocol::status::{Class, DeviceStatus, LeaseStatus, SessionStatus, Status};
+use protocol::status::{Class, DeviceStatus, LeaseStatus, NodeStatus, SessionStatus};
 use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered};
 
 /// As it is written.
@@ -65,7 +65,7 @@ pub(crate) fn no_lease() -> Decision {
     Decision { lease: None }
 }
 
-pub(crate) fn status() -> Status {
+pub(crate) fn status() -> NodeStatus {
     let session = SessionStatus {
         uid: 1000,
         session: SESSION.to_owned(),
@@ -90,10 +90,10 @@ pub(crate) fn status() -> Status {
         revoked: true,
     };
     let device = DeviceStatus { uuid: GPU_ID, sessions: vec![session], leases: vec![lease] };
-    Status { version: "0.1.0".to_owned(), uptime_us: 60_000_000, devices: vec![device] }
+    NodeStatus { version: "0.1.0".to_owned(), uptime_us: 60_000_000, devices: vec![device] }
 }
 
-pub(crate) fn sessions() -> Report {
+pub(crate) fn sessions() -> StatusReport {
     let by_kind = ByKind {
         data: 1 << 30,
         context: 2 << 20,
@@ -138,8 +138,8 @@ pub(crate) fn sessions() -> Report {
         processes: vec![process],
     };
     let directory = format!("/dev/shm/sluice-1000/{SESSION}");
-    Report {
-        damaged: vec![Damaged {
+    StatusReport {
+        damaged: vec![DamagedPage {
             session: SESSION.to_owned(),
             page: format!("{directory}/GPU-5a1ce000-0000-4000-8000-000000000001.page").into(),
             problem: "it does not start like a page".to_owned(),
