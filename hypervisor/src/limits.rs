@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use limits::{ComputeLimit, GpuId};
-use protocol::{DeviceQuota, Register, VERSION};
+use protocol::{DeviceQuota, MAX_DEVICES, Register, VERSION};
 
 use super::refused::CallRefused;
 
-/// Devices that one session may have a quota on.
-pub(super) const DEVICES: usize = 64;
 /// Sessions that are served.
 pub(super) const SESSIONS: usize = 1024;
 /// Processes that are served.
@@ -37,7 +35,7 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>
         let shown = name.chars().take(80).collect();
         return Err(CallRefused::SessionName(shown));
     }
-    if register.devices.is_empty() || register.devices.len() > DEVICES {
+    if register.devices.is_empty() || register.devices.len() > MAX_DEVICES {
         return Err(CallRefused::DeviceCount(register.devices.len()));
     }
     let mut quotas = BTreeMap::new();

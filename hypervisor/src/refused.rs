@@ -34,7 +34,7 @@ pub enum CallRefused {
     #[error("device {0} is named twice")]
     NamedTwice(GpuId),
     /// No device, or too many.
-    #[error("{0} devices: 1 to {limit} are accepted", limit = super::limits::DEVICES)]
+    #[error("{0} devices: 1 to {limit} are accepted", limit = protocol::MAX_DEVICES)]
     DeviceCount(usize),
     /// One user has as many as are left for everybody else.
     #[error(

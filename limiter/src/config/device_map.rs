@@ -1,21 +1,23 @@
 //! JSON objects with a value for each device.
 
 use super::error::Shown;
-use super::value::{Format, Value};
 use limits::gpu::GpuKey;
 use serde_json::Value as Json;
 
-/// Reads an object whose values have the form `each`, written as JSON numbers or strings.
+/// Reads an object whose values, written as JSON numbers or strings, are what `each` reads.
 ///
 /// # Errors
 /// What is wrong, naming the key.
-pub(super) fn read(text: &str, each: Format) -> Result<Vec<(GpuKey, Value)>, String> {
+pub(super) fn read<V>(
+    text: &str,
+    each: impl Fn(&str) -> Result<V, String>,
+) -> Result<Vec<(GpuKey, V)>, String> {
     let object = match serde_json::from_str(text) {
         Ok(Json::Object(object)) => object,
         Ok(_) => return Err("not a JSON object".to_owned()),
         Err(error) => return Err(format!("not JSON ({error})")),
     };
-    let mut values: Vec<(GpuKey, Value)> = Vec::with_capacity(object.len());
+    let mut values: Vec<(GpuKey, V)> = Vec::with_capacity(object.len());
     for (name, json) in &object {
         let key = name
             .parse::<GpuKey>()
@@ -25,7 +27,7 @@ pub(super) fn read(text: &str, each: Format) -> Result<Vec<(GpuKey, Value)>, Str
             Json::String(string) => string.clone(),
             _ => return Err(format!("the value of '{}' is not a number", Shown(name))),
         };
-        let value = each.read(&written).map_err(|problem| {
+        let value = each(&written).map_err(|problem| {
             format!("the value {} of '{}': {problem}", Shown(&written), Shown(name))
         })?;
         if values.iter().any(|(known, _)| *known == key) {

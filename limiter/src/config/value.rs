@@ -188,8 +188,12 @@ impl Format {
     pub(super) fn read(self, text: &str) -> Result<Value, String> {
         let invalid = || "not valid".to_owned();
         match self {
-            Self::SizesByDevice => device_map::read(text, Self::Size).map(Value::Map),
-            Self::PercentsByDevice => device_map::read(text, Self::Percent).map(Value::Map),
+            Self::SizesByDevice => {
+                device_map::read(text, |each| Self::Size.read(each)).map(Value::Map)
+            }
+            Self::PercentsByDevice => {
+                device_map::read(text, |each| Self::Percent.read(each)).map(Value::Map)
+            }
             Self::Size => match parse_amount(text) {
                 Ok(amount) => Ok(Value::Amount(amount)),
                 Err(forgotten @ UnitError::Bare { .. }) => Err(forgotten.to_string()),

@@ -20,6 +20,9 @@ use serde::{Deserialize, Serialize};
 /// Version of this protocol; a daemon refuses a caller whose version it does not know.
 pub const VERSION: u32 = 2;
 
+/// Devices that one registration may name. The driver itself stops at 64.
+pub const MAX_DEVICES: usize = 64;
+
 /// Paths of the calls: `POST` with a JSON body, where nothing else is said.
 pub mod path {
     /// [`super::Register`] -> [`super::Registered`]
