@@ -6,7 +6,7 @@
 use super::device::{DeviceMemory, Devices};
 use super::holdings::Holdings;
 use super::oversubscribe::HostPlaced;
-use super::refusal::refused;
+use super::refusal::{declined, refused};
 use super::reserve::Reserve;
 use super::tracker::Handle;
 use driver::cuda::{CuResult, DevicePtr};
@@ -39,16 +39,33 @@ pub(super) fn allocate_anywhere(
     on_host: impl FnOnce() -> CuResult,
     address: impl Fn() -> DevicePtr,
 ) -> CuResult {
-    let result = match reserve.reserve(device, Kind::Data, bytes) {
-        Some(reservation) => reservation.spend(call, || Handle::Address(address())),
-        None if device.ledger.is_oversubscribed() => CuResult::OUT_OF_MEMORY,
-        None => return refused(device.ledger, bytes),
-    };
-    if result == CuResult::OUT_OF_MEMORY && device.ledger.is_oversubscribed() {
-        placed.place(device, bytes, on_host, address)
-    } else {
-        result
+    let ledger = device.ledger;
+    let on_device = reserve
+        .reserve(device, Kind::Data, bytes)
+        .map(|reservation| reservation.spend(call, || Handle::Address(address())));
+    match on_device {
+        Some(result) if result != CuResult::OUT_OF_MEMORY || !ledger.is_oversubscribed() => result,
+        None if !ledger.is_oversubscribed() => refused(ledger, bytes),
+        Some(_) | None => place_on_host(placed, device, bytes, on_host, address),
     }
+}
+
+/// Runs a call that places on the host what the device has no room for.
+pub(super) fn place_on_host(
+    placed: &HostPlaced,
+    device: &'static DeviceMemory,
+    bytes: u64,
+    call: impl FnOnce() -> CuResult,
+    address: impl Fn() -> DevicePtr,
+) -> CuResult {
+    let Some(reservation) = placed.reserve(device, bytes) else {
+        return declined(device.ledger, bytes);
+    };
+    let result = reservation.spend(call, || Handle::Address(address()));
+    if result.is_ok() {
+        tracing::debug!("device {}: {bytes} bytes are placed on the host", device.ledger.uuid());
+    }
+    result
 }
 
 /// Runs `cuMemCreate` for `bytes` of a device; `handle` is read after success.

@@ -163,7 +163,7 @@ impl Memory {
         pool_allocation::allocate(&self.reserve, device, of, bytes, call, address, undo)
     }
 
-    /// Runs a call that places memory on the host which the device has no room for: see [`HostPlaced::place`].
+    /// Runs a call that places memory on the host which the device has no room for: see [`allocate::place_on_host`].
     pub(crate) fn place_on_host(
         &self,
         device: &'static DeviceMemory,
@@ -171,7 +171,7 @@ impl Memory {
         call: impl FnOnce() -> CuResult,
         address: impl Fn() -> DevicePtr,
     ) -> CuResult {
-        self.placed.place(device, bytes, call, address)
+        allocate::place_on_host(&self.placed, device, bytes, call, address)
     }
 
     /// Runs `cuMemCreate`: see [`allocate::create_physical`].

@@ -8,7 +8,6 @@
 //! has got there: an event says when, and the reconciler does it.
 
 use super::device::{DeviceMemory, Devices};
-use super::refusal::declined;
 use super::reservation::Reservation;
 use super::tracker::Handle;
 use crate::driver_calls::{self, undisturbing, within};
@@ -89,32 +88,17 @@ impl HostPlaced {
         self.put_off.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Charges and runs `on_host`, for an allocation that the device has no room for.
-    pub(super) fn place(
-        &self,
-        device: &'static DeviceMemory,
-        bytes: u64,
-        on_host: impl FnOnce() -> CuResult,
-        address: impl Fn() -> DevicePtr,
-    ) -> CuResult {
+    /// Reserves for an allocation that is going to be placed on the host.
+    pub(super) fn reserve(&self, device: &'static DeviceMemory, bytes: u64) -> Option<Reservation> {
         let reserve = || Reservation::new(device, Kind::Oversubscribed, bytes);
         let reserved = reserve().or_else(|| {
             // Room that another thread is about to make counts as well.
             self.carry_out_frees(PATIENCE);
             reserve()
         });
-        let Some((reservation, _)) = reserved else {
-            return declined(device.ledger, bytes);
-        };
+        let (reservation, _) = reserved?;
         self.used.store(true, Relaxed);
-        let result = reservation.spend(on_host, || Handle::Address(address()));
-        if result.is_ok() {
-            tracing::debug!(
-                "device {}: {bytes} bytes are placed on the host",
-                device.ledger.uuid()
-            );
-        }
-        result
+        Some(reservation)
     }
 
     /// Whether an address is the start of memory that was placed on the host.
