@@ -127,8 +127,8 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
         #[allow(non_snake_case)]
         #[unsafe(naked)]
         unsafe extern "C" fn #entry() {
-            // As [`crate::hooks::tail_jump`] describes. The path of calls that are not checked lies in
-            // one cache line: between two launches, the driver's own code fills the caches.
+            // As [`crate::hooks::tail_jump`] describes. The path of calls that are not checked lies
+            // in one cache line: between two launches, the driver's own code fills the caches.
             ::core::arch::naked_asm!(
                 ".p2align 6",
                 ".cfi_startproc",

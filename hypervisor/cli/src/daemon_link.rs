@@ -61,7 +61,7 @@ pub enum Unanswered {
     /// It closed the connection.
     #[error("it hung up")]
     HungUp,
-    /// It took longer than [`PATIENCE`].
+    /// It took longer than `PATIENCE`.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Silent,
     /// Its answer is not HTTP.

@@ -265,7 +265,7 @@ impl Scheduler {
     fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
         let session = self.workers.get(&worker)?.session;
         let account = &self.sessions.get(&session)?.account;
-        // A sparse worker joins a member that holds without having saved up for a whole turn.
+        // Beside a member that holds, a sparse worker may start before it can pay for a whole turn.
         let joins = !self.is_dense(worker)
             && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
         let kept_ns = match paid {
@@ -327,7 +327,7 @@ impl Scheduler {
 
     /// The length of a turn's lease. Work that runs past the lease's end belongs to the turn. While
     /// sparse workers hold as well, the lease is longer by as much as they slow this worker down:
-    /// otherwise a session with a small share would not get it.
+    /// otherwise a session with a small share would not get its share.
     fn beside_others(&self, worker: WorkerId, turn: u64) -> u64 {
         let Some(state) = self.workers.get(&worker) else { return turn };
         let alone = self.present(worker).next().is_none();
@@ -338,7 +338,7 @@ impl Scheduler {
     }
 
     /// How much time a worker is to use in its turn. A worker that holds is not at the beginning of
-    /// a turn: for it, the plain length counts.
+    /// a turn: for it, a turn's full length counts.
     fn turn(&self, worker: WorkerId) -> u64 {
         let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
         match session {

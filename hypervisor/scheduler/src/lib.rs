@@ -16,9 +16,9 @@
 //! * Of the workers that ask and have earned enough, the next is the one whose session has used the
 //!   least in relation to its share. Time that would then be idle is **spare**: it goes to sessions
 //!   that may have more than their share (`spare`).
-//! * A worker that does not report stops nobody for ever. A while after its lease has ended, the
-//!   lease is **revoked** and others go on. Its session goes on paying until the report comes or
-//!   the worker leaves.
+//! * A worker that does not report does not stop others for long. A while after its lease has
+//!   ended, the lease is **revoked** and others go on. Its session goes on paying until the report
+//!   comes or the worker leaves.
 //!
 //! How far reports are believed: for each interval a process may report any use, from nothing to
 //! all of the time measured here. Most programs leave the device idle part of the time that they
@@ -71,7 +71,7 @@ pub struct Scheduler {
     probe: Option<Probe>,
     /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
-    /// No worker is suspected before this.
+    /// No group of workers is suspected before this.
     trusts_until: u64,
     /// No probe starts before this.
     probe_after: u64,
@@ -431,7 +431,7 @@ impl Scheduler {
     }
 
     /// Device time lost because the hardware slices this worker and a dense one that gets less than
-    /// its share. Zero if more than these two hold: then the cause cannot be told.
+    /// its share. Zero if more than these two hold: then the cause is not known.
     fn waste_beside(&self, worker: WorkerId, told: Told, calibrated: u64) -> u64 {
         let mut others = self.present(worker).map(|(_, other, _)| other);
         let (Some(dense), None) = (others.next(), others.next()) else { return 0 };

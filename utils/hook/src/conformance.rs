@@ -237,7 +237,7 @@ unsafe fn patch_code(
     results: [u64; 2],
 ) -> Result<Outcome, Failure> {
     let address = map(code, hint)?;
-    // SAFETY: a function of the case's own, of the detour's signature, that nobody else calls.
+    // SAFETY: a function of the case's own, of the detour's signature, that nothing else calls.
     unsafe {
         if let Err(error) = engine.install(address, and_hundred as *const c_void, &SLOT) {
             let now = core::slice::from_raw_parts(address.cast::<u8>(), code.len());
@@ -305,7 +305,7 @@ unsafe fn twelve_arguments(engine: &mut dyn HookEngine) -> Result<Outcome, Failu
         0x30, 0xc3,
     ];
     let address = map(SUM, 0)?;
-    // SAFETY: one signature, and nobody else calls it.
+    // SAFETY: one signature, and nothing else calls it.
     let (patched, function) = unsafe {
         let patched = engine.install(address, before_twelve as *const c_void, &SLOT);
         (patched, core::mem::transmute::<*const c_void, Twelve>(address))

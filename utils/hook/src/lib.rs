@@ -3,7 +3,7 @@
 //! * [`HookEngine`] redirects a function's first instructions. There are two: [`DetourEngine`], the
 //!   default, and `FridaEngine` (feature `frida`).
 //! * [`loader`] lists the loaded libraries and their functions, and watches for changes.
-//! * [`conformance`] (feature `conformance`) is a suite that runs over any engine: what an engine
+//! * `conformance` (feature `conformance`) is a suite that runs over any engine: what an engine
 //!   must get right.
 
 mod code;

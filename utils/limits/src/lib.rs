@@ -8,7 +8,7 @@
 //! * [`units`]: sizes, percentages and weights, as users write them
 //! * [`gpu`]: the identity of a GPU
 //! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
-//! * [`env`]: the environment variables by which the parts find each other
+//! * [`mod@env`]: the environment variables by which the parts find each other
 
 #![forbid(unsafe_code)]
 

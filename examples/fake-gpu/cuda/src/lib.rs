@@ -1,8 +1,8 @@
 //! A `libcuda.so.1` in software, over the node that [`fake_node`] simulates.
 //!
-//! * [`exports`] lists every exported function with its versions. [`stub`] gives each one the shape
+//! * `exports` lists every exported function with its versions. `stub` gives each one the shape
 //!   of the real driver's entry points.
-//! * [`state`] is the state of a process (contexts, streams, memory ...), [`thread`] that of a
+//! * `state` is the state of a process (contexts, streams, memory ...), `thread` that of a
 //!   thread.
 //! * The other modules follow the chapters of the driver API.
 //!

@@ -65,7 +65,7 @@ impl Node {
                 Ok((id, file))
             }
             Err(error) => {
-                // Whoever was charged for the bytes stays charged.
+                // The process that was charged for the bytes stays charged.
                 guard.blocks[id.slot as usize].state = Use::Free as u32;
                 Err(error)
             }
@@ -90,7 +90,7 @@ impl Node {
         }
     }
 
-    /// Undoes the making of a block. Whoever is charged for its bytes stays charged.
+    /// Undoes the making of a block. The process that is charged for its bytes stays charged.
     pub fn cancel_block(&self, id: BlockId) {
         let mut guard = self.lock();
         if guard.block(id).is_some() {

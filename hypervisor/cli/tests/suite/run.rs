@@ -322,7 +322,7 @@ fn signals_reach_the_program_and_the_session_goes() {
         (Signal::USR2, 12),
     ] {
         if crate::support::is_ignored(number) {
-            continue; // By whoever started the tests (nohup); then it stays ignored.
+            continue; // Ignored before the tests started (nohup); then it stays so.
         }
         let mut running = Running::start(&sluice, "ulimit -c 0", PLAINLY);
         running.send(signal);

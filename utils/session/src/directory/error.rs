@@ -17,12 +17,12 @@ pub enum DirectoryError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The directory that this process was told to use is not a directory.
+    /// The variable that names this process's session does not name a directory.
     #[error(
         "{}={}: not a directory; it has to be the one that `sluice run` made", SESSION_DIR, path.display()
     )]
     NotOne {
-        /// What it was told.
+        /// The path in the variable.
         path: PathBuf,
     },
     /// Another user could write to the directory.

@@ -22,13 +22,13 @@ const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 /// How long a living owner may keep the ledger open, and how long the same one may the next time.
 const PATIENCE: Duration = Duration::from_millis(500);
 const IMPATIENCE: Duration = Duration::from_millis(10);
-/// The sums are recomputed once in `AUDIT` openings, plus `AUDIT_PER_SLOT` for each slot that has to
-/// be read. So the mean cost of an opening does not grow with the session.
+/// The sums are recomputed once in `AUDIT` openings, plus `AUDIT_PER_SLOT` for each slot that has
+/// to be read. So the mean cost of an opening does not grow with the session.
 const AUDIT: usize = 64;
 const AUDIT_PER_SLOT: usize = 4;
 
 /// This process's slot in a page, which makes it a member of the session. One per process and page:
-/// see [`slot_lock`].
+/// see `slot_lock`.
 #[derive(Debug)]
 pub struct Membership {
     page: Page,
