@@ -1,12 +1,12 @@
-//! `libadd_path.so`: preloaded into a process, it adds to `PATH`, `LD_PRELOAD` and
-//! `LD_LIBRARY_PATH` what `TF_PATH`, `TF_LD_PRELOAD`, `TF_LD_LIBRARY_PATH` (at the end) and
-//! `TF_PREPEND_PATH`, `TF_PREPEND_LD_PRELOAD`, `TF_PREPEND_LD_LIBRARY_PATH` (at the front) name.
+//! `libadd_path.so` is preloaded into a process and adds entries to `PATH`, `LD_PRELOAD` and
+//! `LD_LIBRARY_PATH`. `TF_PATH`, `TF_LD_PRELOAD` and `TF_LD_LIBRARY_PATH` name entries for the end,
+//! `TF_PREPEND_PATH`, `TF_PREPEND_LD_PRELOAD` and `TF_PREPEND_LD_LIBRARY_PATH` for the front.
 //!
-//! The loader has read its own variables before any constructor runs, so a changed `LD_PRELOAD`
-//! or `LD_LIBRARY_PATH` acts on the programs that the process starts; `PATH` acts at once.
+//! The loader reads its own variables before any constructor runs. So a changed `LD_PRELOAD` or
+//! `LD_LIBRARY_PATH` affects the programs that the process starts; `PATH` takes effect at once.
 //!
-//! The library prints nothing and exports nothing. Where a variable can not be set the process
-//! runs on with the old value.
+//! The library prints nothing and exports nothing. If a variable cannot be set, the process runs on
+//! with the old value.
 
 use core::ffi::CStr;
 use std::ffi::CString;
@@ -47,7 +47,7 @@ const RULES: [PathRule; 3] = [
 #[ctor::ctor(unsafe)]
 fn add_paths() {
     for rule in &RULES {
-        // The front first: an entry named in both variables shall take precedence.
+        // The front first: an entry that is named in both variables takes precedence.
         add(rule, rule.front, Position::Front);
         add(rule, rule.back, Position::Back);
     }
@@ -69,13 +69,13 @@ fn read(name: &CStr) -> Option<Vec<u8>> {
     if value.is_null() {
         return None;
     }
-    // SAFETY: getenv gave a NUL-terminated string that stays until the variable is next changed;
-    // it is copied before that.
+    // SAFETY: getenv returned a NUL-terminated string. It stays valid until the variable is next
+    // changed, and is copied before that.
     Some(unsafe { CStr::from_ptr(value) }.to_bytes().to_vec())
 }
 
 fn write(name: &CStr, value: Vec<u8>) {
-    // The parts came out of C strings, so there is no NUL inside.
+    // The parts come from C strings, so they contain no NUL.
     let Ok(value) = CString::new(value) else { return };
     // SAFETY: both are NUL-terminated and are copied by setenv; no other thread reads the
     // environment yet (see `read`). A failure (no memory) leaves the old value in place.

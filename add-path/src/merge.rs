@@ -1,4 +1,4 @@
-//! Adding entries to a list variable, as plain text work.
+//! Adds entries to the text of a list variable.
 
 /// Where new entries go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,15 +30,15 @@ impl Separators {
             }
     }
 
-    /// The entries of `value`. Empty ones are left out: added to a search path they would name
-    /// the current directory, which nobody asks for by leaving a variable empty.
+    /// The entries of `value`, without empty ones. In a search path, an empty entry would mean the
+    /// current directory, and an empty variable does not ask for that.
     fn entries(self, value: &[u8]) -> impl Iterator<Item = &[u8]> {
         value.split(move |&byte| self.splits(byte)).filter(|entry| !entry.is_empty())
     }
 }
 
-/// `current` with those entries of `additions` that it does not hold yet, in their order, or
-/// `None` where there is nothing to add. What is in `current` stays as it is, byte for byte.
+/// `current` with those entries of `additions` that it does not hold yet, in their order; `None` if
+/// there is nothing to add. The bytes of `current` stay as they are.
 pub(crate) fn merge(
     current: &[u8],
     additions: &[u8],
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn keeps_what_is_there() {
-        // An empty entry in PATH means the current directory; it is the user's to decide.
+        // An empty entry in PATH means the current directory. If the user wrote it, it stays.
         let kept = text("/a::/b:", "/x", Position::Front, Separators::Colon);
         assert_eq!(kept.as_deref(), Some("/x:/a::/b:"));
     }

@@ -1,11 +1,11 @@
-//! Runs programs under the built library, as a user does.
+//! Runs programs with the built library preloaded, as a user does.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// From the folder it is in, because the loader cannot read a folder's name with a space in it.
+/// Relative to the library's folder, because the loader cannot read a folder name with a space.
 const LIBRARY: &str = "./libadd_path.so";
 
 /// The folder of the library that cargo built for this test: beside the test's executable (target/<profile>/deps).

@@ -1,12 +1,12 @@
-//! Typed messages over HTTP/1.1 between a server and callers on the same machine or near it.
+//! Typed messages over HTTP/1.1 between a server and callers on the same machine or nearby.
 //!
-//! A call is a `POST` with a JSON body, answered by a JSON body; what a server tells of itself is had
-//! by `GET`. A call that is not granted is answered by a status of 400 or more and [`ErrorBody`]. Whatever has to reach the caller without
-//! its asking is delivered by a long poll: the caller asks and the server answers when there is
-//! something to say. The crate knows nothing of what is said.
+//! A call is a `POST` with a JSON body, and its answer has a JSON body. A server's state is read by
+//! `GET`. A refused call is answered by a status of 400 or more and an [`ErrorBody`]. A message
+//! that has to reach a caller at a later time is delivered by a long poll: the caller asks, and the
+//! server answers when it has something to say. The crate knows nothing about the messages.
 //!
-//! * feature `client`: `BlockingHttpClient`, over a Unix socket or TCP;
-//! * feature `server`: for Poem, the caller's identity as the kernel states it, JSON with a size
+//! * Feature `client`: `BlockingHttpClient`, over a Unix socket or TCP.
+//! * Feature `server`: for Poem, the caller's identity as the kernel states it, JSON with a size
 //!   limit, and bounded waiting.
 #![forbid(unsafe_code)]
 
@@ -17,10 +17,10 @@ pub mod server;
 
 use serde::{Deserialize, Serialize};
 
-/// The most bytes that the body of a call, or of the answer to one, may have: 64 KiB.
+/// The largest body of a call, or of a call's answer: 64 KiB.
 pub const BODY_LIMIT: usize = 64 * 1024;
 
-/// The most bytes of a `GET`'s answer that a client reads: 64 MiB.
+/// The largest answer to a `GET` that a client reads: 64 MiB.
 pub const STATE_LIMIT: usize = 64 * 1024 * 1024;
 
 /// The body of every answer that is not a success.

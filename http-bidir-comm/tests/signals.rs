@@ -1,6 +1,6 @@
-//! Signals of the host program neither break nor prolong a wait. Without the test harness, because
-//! the kernel hands a signal of the process to its main thread, which therefore has to be the one
-//! that waits. It answers like a harness that has this one test.
+//! Signals of the host program neither break nor prolong a wait. This runs without the test
+//! harness: the kernel delivers a process's signal to its main thread, so that thread has to be the
+//! one that waits. The program answers like a harness with this one test.
 #![allow(clippy::unwrap_used)] // helpers of tests
 #![allow(clippy::print_stdout, reason = "the answer")]
 

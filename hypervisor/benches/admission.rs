@@ -1,8 +1,8 @@
-//! How long a device idles between two tenants: from the report of one holder to the arrival of the
-//! grant at the one that waits, through the real daemon and the real client.
+//! How long a device idles between two tenants: from one holder's report to the arrival of the
+//! waiting tenant's grant, through the real daemon and the real client.
 //!
 //! `cargo bench -p hypervisor --bench admission` prints the figures. One process is one worker, so
-//! the second tenant is this program once more.
+//! the second tenant is another process of this program.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::panic)]
 
 use std::path::{Path, PathBuf};
@@ -22,7 +22,8 @@ const HOLD: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(5);
 const PARTNER: &str = "ADMISSION_PARTNER";
 
-/// A report was sent, or a grant arrived; microseconds on the clock that all processes share.
+/// When a report was sent or a grant arrived, in microseconds on the clock that all processes
+/// share; which of the two.
 type Moment = (f64, bool);
 
 struct Tenant {
@@ -52,7 +53,7 @@ impl Tenant {
         decision.lease
     }
 
-    /// Round trips of a report with the request to go on.
+    /// Measures round trips of a report with the request to go on.
     fn renewals(&self, count: usize) -> Vec<f64> {
         let lease = loop {
             if let Some(lease) = self.call(None, Some(1_000_000)) {
@@ -149,7 +150,7 @@ fn main() {
     daemon.wait().unwrap();
 }
 
-/// For each grant, the time since the last report of anyone.
+/// For each grant, the time since the last report of any tenant.
 fn hand_overs(moments: &[Moment]) -> Vec<f64> {
     let pairs = moments.iter().zip(moments.iter().skip(1));
     pairs.filter(|(a, b)| !a.1 && b.1).map(|(a, b)| b.0 - a.0).collect()

@@ -1,29 +1,29 @@
-//! The schedulers' clock. It leaves out the time in which the daemon itself stood still (stopped by a
-//! signal, frozen with its cgroup, kept from the CPU): nobody could be answered then, so it is
-//! neither earned nor charged, and no lease runs out by it. While the machine is suspended the
-//! system's clock stands still as well.
+//! The schedulers' clock. It leaves out the time in which the daemon itself stood still: stopped by
+//! a signal, frozen with its cgroup, or kept from the CPU. The daemon could answer no call then, so
+//! that time is neither earned nor charged, and no lease runs out by it. While the machine is
+//! suspended, the system's clock stands still as well.
 
-/// How much later than meant, and how long after the last time, the clock has to be read for the
-/// daemon to have stood still: longer than leases last and than the limiter waits for an answer, and
-/// longer than a busy machine keeps anybody waiting.
+/// The daemon has stood still if it reads the clock this much later than planned, and this long
+/// after the last reading. This is longer than leases last, longer than the limiter waits for an
+/// answer, and longer than a busy machine delays a process.
 const STALL_NS: u64 = 150_000_000;
 
-/// For how long after a stall calls from before its end may come in.
+/// For how long after a stall calls may arrive that were sent before its end.
 const AFTERMATH_NS: u64 = 100_000_000;
 
-/// The clock, given the time since the daemon's start.
+/// The schedulers' clock, computed from the system's time since the daemon's start.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     left_out_ns: u64,
-    /// The system's time when it was last read.
+    /// The system's time at the last reading.
     read_at: u64,
-    /// What it showed after the last stall.
+    /// What this clock showed after the last stall.
     resumed_at: Option<u64>,
 }
 
 impl Clock {
-    /// What it shows now, and for how long the daemon has stood still until now, if it has. `due`:
-    /// when it was to be read at the latest, on this clock.
+    /// What the clock shows now, and how long the daemon has just stood still, if it has. `due` is
+    /// when the clock should have been read at the latest, on this clock.
     pub(super) fn read(&mut self, system: u64, due: u64) -> (u64, Option<u64>) {
         let silence = system.saturating_sub(self.read_at);
         let late = system.saturating_sub(self.to_system(due));
@@ -44,7 +44,7 @@ impl Clock {
         self.resumed_at.is_some_and(|at| now.saturating_sub(at) < AFTERMATH_NS)
     }
 
-    /// When the system's clock will be where this one shows `at`, unless there is a stall.
+    /// The system's time at which this clock will show `at`, unless there is a stall.
     pub(super) fn to_system(&self, at: u64) -> u64 {
         at.saturating_add(self.left_out_ns)
     }
@@ -63,10 +63,10 @@ mod tests {
             let now = step * 100 * MS;
             assert_eq!(clock.read(now, now), (now, None));
         }
-        // Nobody had to look: that is no stall, and neither is a little delay.
+        // No reading was due: that is no stall, and neither is a short delay.
         assert_eq!(clock.read(15_000 * MS, 14_900 * MS), (15_000 * MS, None));
         assert_eq!(clock.read(15_150 * MS, 15_000 * MS), (15_150 * MS, None));
-        // Late, but others have read it meanwhile.
+        // Late, but others have read the clock meanwhile.
         assert_eq!(clock.read(15_290 * MS, 15_100 * MS), (15_290 * MS, None));
         assert!(!clock.has_just_resumed(15_290 * MS));
         // The system's clock does not run backwards.

@@ -1,7 +1,7 @@
-//! How many of the daemon's descriptors each user takes.
+//! Limits how many of the daemon's descriptors each user takes.
 //!
-//! A connection takes one, and a process that is watched another. Whoever may open the socket could take them all, and
-//! nobody else would be served any more.
+//! A connection takes one descriptor, and a watched process another. Otherwise one user who may
+//! open the socket could take them all, and no other user would be served.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,12 @@ use rustix::process::{Resource, getrlimit};
 use super::limits::check_fair_part;
 use super::refused::CallRefused;
 
-/// Descriptors for all users together, whatever the system allows: each connection takes memory, too.
+/// Descriptors for all users together, even if the system allows more: each connection takes
+/// memory, too.
 const MOST: usize = 16_384;
-/// For what the daemon itself has open, and connections that are about to be refused.
+/// Descriptors kept for the daemon itself, and for connections that are about to be refused.
 const RESERVE: usize = 64;
-/// Refusals are logged so often.
+/// Refusals are logged at most this often.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 
 /// The descriptors that users may take.
@@ -31,12 +32,12 @@ pub(super) struct ConnectionQuota {
 struct ConnectionCounts {
     by_all: usize,
     by_user: HashMap<u32, usize>,
-    /// Refusals since the last line about them, and when that was.
+    /// Refusals since the last log line about them, and the time of that line.
     refused: u64,
     said: Option<Instant>,
 }
 
-/// One descriptor's worth, until it is dropped.
+/// The right to one descriptor, until it is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     quota: Arc<ConnectionQuota>,
@@ -44,7 +45,7 @@ pub(super) struct ConnectionPermit {
 }
 
 impl ConnectionQuota {
-    /// As much as the system lets this process have.
+    /// A quota of as many descriptors as the system lets this process have.
     pub(super) fn of_this_process() -> Arc<Self> {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let files = usize::try_from(files).unwrap_or(usize::MAX);
@@ -55,7 +56,7 @@ impl ConnectionQuota {
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    /// Takes one for a user.
+    /// Takes a permit for a user.
     pub(super) fn take(self: &Arc<Self>, uid: u32) -> Result<ConnectionPermit, CallRefused> {
         let mut taken = self.taken();
         let own = taken.by_user.get(&uid).copied().unwrap_or(0);
@@ -64,7 +65,7 @@ impl ConnectionQuota {
         Ok(self.given(&mut taken, uid))
     }
 
-    /// Takes one for a user that gives back another for it.
+    /// Takes a permit for a user who gives up another one for it.
     pub(super) fn exchange(self: &Arc<Self>, uid: u32) -> ConnectionPermit {
         self.given(&mut self.taken(), uid)
     }
@@ -110,7 +111,7 @@ impl Drop for ConnectionPermit {
     }
 }
 
-/// Decides about each connection to the daemon's socket.
+/// Admits or refuses each connection to the daemon's socket.
 #[derive(Debug)]
 pub(super) struct ConnectionAdmission(pub(super) Arc<ConnectionQuota>);
 
@@ -138,7 +139,7 @@ mod tests {
         let second = all(&quota, 1001);
         assert_eq!(second.len(), 25);
         assert_eq!(all(&quota, 1002).len(), 13);
-        // What is given back is there again, for whoever has less than is left.
+        // A permit that was given back can be taken again, by a user who has less than is left.
         drop(first);
         assert_eq!(all(&quota, 1001).len(), 25);
         drop(second);

@@ -1,4 +1,4 @@
-//! The daemon's one state, and those who wait on it.
+//! The daemon's only state, and the calls that wait on it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -24,13 +24,13 @@ use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 
 /// The longest that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
-/// How often sessions that nobody uses are looked for.
+/// How often unused sessions are looked for.
 const FORGET_EVERY_NS: u64 = 5_000_000_000;
-/// How often the clock is read at least while somebody holds or waits: a stall is noticed by its not
-/// being read.
+/// The clock is read at least this often while a process holds or waits. A stall is noticed because
+/// the clock was not read.
 const TICK_NS: u64 = 50_000_000;
-/// How long a call that may have been sent before a stall's end is left until it counts. If its caller
-/// has gone it is dropped before that.
+/// How long to delay a call that may have been sent before a stall's end. It is dropped if its
+/// caller has gone by then.
 const SETTLE: Duration = Duration::from_millis(2);
 
 /// Shared by all handlers.
@@ -40,7 +40,7 @@ pub(super) struct Core {
     identity: Arc<dyn Identity>,
     connections: Arc<ConnectionQuota>,
     started: Instant,
-    /// The next deadline has come closer.
+    /// Signalled when the next deadline has become earlier.
     sooner: Notify,
 }
 
@@ -51,13 +51,13 @@ struct DaemonState {
     waiting: HashMap<(WorkerId, GpuId), Waiter>,
     watches: HashMap<WorkerId, AbortHandle>,
     tickets: u64,
-    /// When the timer will next look, on the clock.
+    /// When the timer will run next, on the schedulers' clock.
     alarm: u64,
 }
 
 impl DaemonState {
-    /// Hands out what can be granted of a device. A grant that nobody takes is given back, and the next
-    /// decision made; each round has one waiting worker less.
+    /// Hands out the leases that can be granted on a device. A grant that no call takes is given
+    /// back, and the scheduler decides again. Each round has one waiting worker less, so this ends.
     fn hand_out(&mut self, uuid: GpuId, now: u64) {
         loop {
             let mut refused = false;
@@ -75,7 +75,7 @@ impl DaemonState {
         }
     }
 
-    /// There is no such worker any more.
+    /// Removes a worker that has ended.
     fn forget(&mut self, worker: WorkerId) {
         if let Some(watch) = self.watches.remove(&worker) {
             watch.abort();
@@ -97,7 +97,8 @@ impl Core {
         sources: Sources,
     ) -> Arc<Self> {
         let Sources { identity, quotas } = sources;
-        // Unguessable, and not the numbers of a daemon that was here before. Below 2^53.
+        // Hard to guess, and different from the numbers that a daemon before this one gave. Below
+        // 2^53.
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
         let state = DaemonState {
             node: Node::new(tuning, first_worker, quotas),
@@ -111,19 +112,19 @@ impl Core {
         Arc::new(Self { state: Mutex::new(state), identity, connections, started, sooner })
     }
 
-    /// Who is at the other end of a connection.
+    /// The process at the other end of a connection.
     pub(super) fn caller(&self, peer: Peer) -> Result<Caller, ApiError> {
         Ok(self.identity.caller(peer)?)
     }
 
-    /// A process introduces itself.
+    /// Registers a process.
     pub(super) fn register(
         self: &Arc<Self>,
         caller: &Caller,
         register: &Register,
     ) -> Result<Registered, CallRefused> {
         let (pid, uid) = (caller.pid, caller.owner.uid);
-        // A process that is watched already has a permit, and gives it up.
+        // A process that is watched already has a permit, and gives it up for this one.
         let permit = if self.state().node.serves(caller) {
             self.connections.exchange(uid)
         } else {
@@ -149,13 +150,13 @@ impl Core {
             let session = &register.session;
             tracing::info!(worker = worker.0, pid, uid, session, "registered");
         }
-        // Whoever waited for what it held may have it now.
+        // Workers that waited for what it held may have it now.
         self.decide_all(&mut state, now);
         Ok(Registered { worker: worker.0 })
     }
 
-    /// Takes a report, if there is one, and waits for a lease, if one is asked for.
-    /// A report that is not the last one of its lease asks, where it asks, for that lease to go on.
+    /// Takes a report, if there is one, and waits for a lease, if the call asks for one. If the
+    /// report is not the last of its lease, the call asks for that lease to go on.
     pub(super) async fn admission(
         self: &Arc<Self>,
         caller: &Caller,
@@ -179,16 +180,16 @@ impl Core {
         let waiting = {
             let mut state = self.state();
             let now = self.now(&mut state);
-            // Before the quota: what was used until now was used under the old one.
+            // Before the quota changes: what was used until now was used under the old one.
             let going_on = match admission.report {
                 Some(report) => {
                     let lease = LeaseId(report.lease);
                     match state.node.device(worker, caller.pid, uuid) {
                         Ok(device) => {
-                            // Can not fail: the worker is known to the device.
+                            // Cannot fail: the device knows the worker.
                             let _ = device.report(worker, lease, told(&report), now);
                         }
-                        // The limit was taken away, and the lease with it, by another's word.
+                        // Another process's message took the limit away, and the lease with it.
                         Err(CallRefused::NoLimit(_)) => {}
                         Err(other) => return Err(other),
                     }
@@ -205,7 +206,7 @@ impl Core {
                 return Ok(Decision { lease: None });
             }
             let device = match state.node.device(worker, caller.pid, uuid) {
-                // Only a question needs a limit to be answered by.
+                // Only an ask needs a limit.
                 Err(CallRefused::NoLimit(_)) if admission.ask.is_none() => {
                     return Ok(Decision { lease: None });
                 }
@@ -218,7 +219,7 @@ impl Core {
                     return Ok(Decision { lease: renewed });
                 }
                 (Some(asked_us), None) => {
-                    // As above.
+                    // Cannot fail, as above.
                     let _ = device.ask(worker, now);
                     let waiting = self.wait(&mut state, worker, uuid);
                     self.decide(&mut state, uuid, now);
@@ -255,7 +256,7 @@ impl Core {
         }
     }
 
-    /// Acts when time alone makes a difference. Never returns.
+    /// Acts at the schedulers' deadlines. Never returns.
     pub(super) async fn keep_time(&self) {
         let mut forget_at = FORGET_EVERY_NS;
         loop {
@@ -270,7 +271,7 @@ impl Core {
             let mut state = self.state();
             let now = self.now(&mut state);
             if now < state.alarm {
-                // A stall has put it off.
+                // A stall has moved the deadline.
                 continue;
             }
             if now >= forget_at {
@@ -291,8 +292,8 @@ impl Core {
         self.decide_all(&mut state, now);
     }
 
-    /// From now on grants for this worker go to what is returned. An older call of the same worker
-    /// is answered without a lease.
+    /// From now on, grants for this worker go to the returned value. An older call of the same
+    /// worker is answered without a lease.
     fn wait(
         self: &Arc<Self>,
         state: &mut DaemonState,
@@ -319,7 +320,7 @@ impl Core {
         self.set_alarm(state, now);
     }
 
-    /// Has the timer look when time alone makes a difference.
+    /// Sets the timer for the next moment at which a scheduler has something to do.
     fn set_alarm(&self, state: &mut DaemonState, now: u64) {
         let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
         let next = state.node.next_deadline(now).into_iter().chain(tick).min();
@@ -333,9 +334,9 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The schedulers' time. If the daemon has just stood still, all leases are over, because they
-    /// were shorter than that, and all calls are answered: most callers have stopped waiting and go on
-    /// without the daemon.
+    /// The schedulers' time. If the daemon has just stood still, all leases have ended, because
+    /// they were shorter than the stall. All waiting calls are answered: most callers have stopped
+    /// waiting and go on without the daemon.
     fn now(&self, state: &mut DaemonState) -> u64 {
         let system = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let (now, stall) = state.clock.read(system, state.alarm);
@@ -347,8 +348,8 @@ impl Core {
         now
     }
 
-    /// Looks whether the daemon has stood still; `true`: calls may still come in that were sent before it
-    /// went on.
+    /// Checks whether the daemon has stood still. `true`: calls may still arrive that were sent
+    /// before it went on.
     fn notice_stall(&self) -> bool {
         let mut state = self.state();
         let now = self.now(&mut state);
@@ -356,8 +357,8 @@ impl Core {
     }
 }
 
-/// A call that waits for a grant. If it is dropped (its caller has gone), it stops asking, and a
-/// grant that is on its way is given back.
+/// A call that waits for a grant. If it is dropped, because its caller has gone, it stops asking,
+/// and a grant on its way is given back.
 struct PendingPoll {
     core: Arc<Core>,
     key: (WorkerId, GpuId),
@@ -367,8 +368,7 @@ struct PendingPoll {
 }
 
 impl PendingPoll {
-    /// The time is over. Grants are sent under the lock, so after this either there was one or there
-    /// will be none.
+    /// The call stops waiting. Grants are sent under the lock, so from here on the answer is final.
     fn give_up(&mut self) -> Option<Grant> {
         self.settled = true;
         let core = Arc::clone(&self.core);
@@ -378,7 +378,7 @@ impl PendingPoll {
     }
 
     fn stop_asking(&self, state: &mut DaemonState) {
-        // A later call of the same worker may have taken its place.
+        // A later call of the same worker may wait in its place.
         if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
             let now = self.core.now(state);
             state.waiting.remove(&self.key);
@@ -407,7 +407,7 @@ fn wire(grant: Grant) -> Lease {
     Lease { id: lease.0, length_us: length_ns / 1_000, shared, exclusive }
 }
 
-/// What a report says; what it can not mean is cut off by the scheduler.
+/// A report for the scheduler, which cuts off impossible values.
 fn told(report: &LeaseReport) -> Told {
     Told {
         held_ns: report.held_us.saturating_mul(1_000),

@@ -1,14 +1,14 @@
-//! Who is speaking.
+//! Who a caller is.
 
 use core::fmt;
 
 use http_bidir_comm::server::{ApiError, Peer};
 use poem::http::StatusCode;
 
-/// Tells who is at the other end of a connection, and on whose behalf. Asked with each call, by any
-/// thread: it has to answer at once.
+/// Identifies the process at the other end of a connection, and its owner. Asked at each call, by
+/// any thread, so it has to answer at once.
 pub trait Identity: fmt::Debug + Send + Sync {
-    /// Who the process is that the kernel names.
+    /// Identifies the process that the kernel names.
     ///
     /// # Errors
     /// [`Unidentified`]: the call is refused.
@@ -20,34 +20,34 @@ pub trait Identity: fmt::Debug + Send + Sync {
 pub struct Caller {
     /// Its process id in the daemon's pid namespace.
     pub pid: i32,
-    /// On whose behalf it speaks.
+    /// The owner on whose behalf it calls.
     pub owner: Owner,
 }
 
-/// Whom sessions belong to: nobody joins another owner's session by its name, or sees it.
+/// The owner of sessions. A process of another owner can neither join such a session by its name
+/// nor see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
-    /// The user, as the kernel states it. How many connections, processes and sessions are served is
-    /// counted by it.
+    /// The user, as the kernel states it. Connections, processes and sessions are counted by user.
     pub uid: u32,
-    /// The pod, where processes of one user are of several owners.
+    /// The pod, if processes of one user can have different owners.
     pub pod: Option<String>,
 }
 
 impl Owner {
-    /// A user of the node.
+    /// The owner that stands for a user of the node.
     #[must_use]
     pub const fn user(uid: u32) -> Self {
         Self { uid, pod: None }
     }
 
-    /// Whether it sees everybody's sessions: the node's root does, and the daemon's own user.
+    /// Whether it sees all sessions: the node's root does, and so does the daemon's own user.
     pub(crate) fn sees_all(&self, daemon: u32) -> bool {
         self.pod.is_none() && (self.uid == 0 || self.uid == daemon)
     }
 }
 
-/// Nobody can say who the caller is.
+/// The caller cannot be identified.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("process {pid} can not be identified: {reason}")]
 pub struct Unidentified {
@@ -63,7 +63,7 @@ impl From<Unidentified> for ApiError {
     }
 }
 
-/// A process speaks for its user, as the kernel states it.
+/// A process belongs to its user, as the kernel states it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelIdentity;
 

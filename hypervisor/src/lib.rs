@@ -1,9 +1,9 @@
 //! `hypervisor daemon`: decides who may use a GPU when, for the programs of one node.
 //!
-//! Programs call over a Unix socket (`protocol`): they register, and ask for leases by long
-//! poll. The decisions are the scheduler's; here is what connects them to callers, clocks and the
-//! ends of processes. Who calls, and what a session may have, comes from [`Sources`]: in use are
-//! what the kernel says of the socket's other end, and what a session's processes say.
+//! Programs call over a Unix socket (`protocol`). They register, and ask for leases by long poll.
+//! The scheduler decides. This crate connects it to callers, clocks and the ends of processes.
+//! [`Sources`] tells who calls and what a session may have. In use are two: the kernel's word on
+//! the socket's other end, and what a session's processes say.
 
 #![forbid(unsafe_code)]
 
@@ -40,14 +40,14 @@ use scheduler::Tuning;
 /// How a daemon is to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// Where to listen; `None`: the default place.
+    /// Where to listen; `None`: at the default place.
     pub socket: Option<PathBuf>,
 }
 
-/// Where the daemon learns who speaks, and what a session may have.
+/// Where the daemon learns who calls, and what a session may have.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// Who speaks.
+    /// Who calls.
     pub identity: Arc<dyn Identity>,
     /// What a session may have.
     pub quotas: Arc<dyn Quotas>,
@@ -60,13 +60,13 @@ impl Default for Sources {
     }
 }
 
-/// Why the daemon can not run.
+/// Why the daemon cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// The socket can not be had.
+    /// The socket cannot be opened.
     #[error("can not listen: {0}")]
     Bind(#[from] BindError),
-    /// The socket's folder can not be made or trusted.
+    /// The socket's folder cannot be made, or cannot be trusted.
     #[error("the folder of {socket}: {source}", socket = socket.display())]
     Folder {
         /// The socket.
@@ -74,7 +74,7 @@ pub enum DaemonError {
         /// The system's reason.
         source: io::Error,
     },
-    /// The system does not give what every daemon needs.
+    /// The system refuses what every daemon needs.
     #[error("{what}: {source}")]
     System {
         /// What was wanted.
@@ -84,27 +84,28 @@ pub enum DaemonError {
     },
 }
 
-/// Serves until SIGTERM or SIGINT; the socket is removed at the end.
+/// Serves until SIGTERM or SIGINT, then removes the socket.
 ///
 /// # Errors
 /// [`DaemonError`], before the first call is taken.
 pub fn run(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     allow_many_files();
     let system = |what| move |source| DaemonError::System { what, source };
-    // The second thread takes a call while the first one is busy; more would only be woken in turn.
+    // The second thread takes a call while the first is busy. With more threads, calls would only
+    // wake them in turn.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(system("threads"))?;
     let served = runtime.block_on(serve(options, sources));
-    // Calls that wait end with their connections.
+    // Calls that still wait end with their connections.
     runtime.shutdown_background();
     served
 }
 
-/// Each process that is served takes two descriptors at least: as many as the system lets this one have. What
-/// it has instead is enough for some.
+/// Asks the system for as many descriptors as it allows: each process that is served takes at least
+/// two. If it refuses, the present number serves fewer processes.
 fn allow_many_files() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum

@@ -7,14 +7,14 @@ use protocol::{DeviceQuota, MAX_DEVICES, Register, VERSION};
 
 use super::refused::CallRefused;
 
-/// Sessions that are served.
+/// How many sessions are served.
 pub(super) const SESSIONS: usize = 1024;
-/// Processes that are served.
+/// How many processes are served.
 pub(super) const WORKERS: usize = 4096;
 const NAME_BYTES: usize = 253;
 
-/// Whether one more of something is served for a user that has `own` of the `all` that there are, of `most`: nobody has
-/// more than are left for everybody else.
+/// Whether a user that has `own` of the `all` present items, of at most `most`, may have one more.
+/// No user has more than are left for all others.
 pub(super) fn check_fair_part(
     what: &'static str,
     uid: u32,
@@ -112,7 +112,7 @@ mod tests {
             heavy.devices[0].limit.weight = value;
             wrong("weight", value, &heavy);
         }
-        // However it is written: as another kind of device, too.
+        // However it is written, also as another kind of device.
         let slice = UUID.to_string().replace("GPU", "mig").parse().unwrap();
         let twice = register(&[(UUID, 1, fixed), (slice, 2, fixed)]);
         assert_eq!(fault(&twice), CallRefused::NamedTwice(UUID));

@@ -1,4 +1,4 @@
-//! Noticing that a process has ended.
+//! Notices when a process ends.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,20 +10,20 @@ use session::process::pidfd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// How often to look where the kernel has no pidfd (before Linux 5.3, and some sandboxes).
+/// How often to check if the kernel has no pidfd (before Linux 5.3, and some sandboxes).
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A process that is being watched.
+/// A process whose end is watched for.
 #[derive(Debug)]
 pub(super) enum ProcessExit {
     /// By a descriptor that becomes readable when it ends.
     Descriptor(AsyncFd<OwnedFd>),
-    /// By looking again and again.
+    /// By checking again and again.
     Polling(Pid),
 }
 
 impl ProcessExit {
-    /// Starts to watch a process. To be called within the runtime.
+    /// Starts to watch a process. To be called inside the runtime.
     pub(super) fn start(pid: i32) -> io::Result<Self> {
         match pidfd(pid)? {
             Some(descriptor) => readable(descriptor).map(Self::Descriptor),

@@ -1,20 +1,20 @@
-//! Why a call is not granted.
+//! Why a call is refused.
 
 use http_bidir_comm::server::ApiError;
 use limits::GpuId;
 use limits::compute::OutOfRange;
 use poem::http::StatusCode;
 
-/// A call that the daemon does not grant. Its text goes to the caller.
+/// Why the daemon refuses a call. The text goes to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallRefused {
-    /// The caller speaks another version.
+    /// The caller uses another version of the protocol.
     #[error("protocol {0} is not spoken here: {known} is", known = protocol::VERSION)]
     Protocol(u32),
     /// A session's name is not usable.
     #[error("session name {0:?}: 1 to 253 bytes without control characters are accepted")]
     SessionName(String),
-    /// A quota that cannot be.
+    /// An impossible quota.
     #[error("device {uuid}: {problem}")]
     Quota {
         /// The device.
@@ -22,45 +22,45 @@ pub enum CallRefused {
         /// What is wrong with it.
         problem: OutOfRange,
     },
-    /// A call about one device brings the quota of another.
+    /// The call is about one device and has the quota of another.
     #[error("device {asked}: the quota sent along is that of {quota}")]
     QuotaOfAnother {
-        /// The call's device.
+        /// The device of the call.
         asked: GpuId,
-        /// The quota's.
+        /// The device of the quota.
         quota: GpuId,
     },
-    /// The same device twice in one registration.
+    /// A device is named twice in one registration.
     #[error("device {0} is named twice")]
     NamedTwice(GpuId),
     /// No device, or too many.
     #[error("{0} devices: 1 to {limit} are accepted", limit = protocol::MAX_DEVICES)]
     DeviceCount(usize),
-    /// One user has as many as are left for everybody else.
+    /// One user has as many items as are left for all others.
     #[error(
         "user {uid} has {own} {what} here, as many as are left for everybody else: no more are served"
     )]
     TooMany {
-        /// Of what.
+        /// Which items.
         what: &'static str,
         /// The user.
         uid: u32,
         /// How many it has.
         own: usize,
     },
-    /// No such worker: it never was, it has ended, or the daemon was restarted.
+    /// The worker is not known: it never existed, it has ended, or the daemon was restarted.
     #[error("worker {0} is not known: register first")]
     UnknownWorker(u64),
-    /// Another process's worker.
+    /// The worker belongs to another process.
     #[error("worker {0} belongs to another process")]
     NotYours(u64),
     /// The worker's session has no quota on that device.
     #[error("device {0} was not named when this worker was registered")]
     UnknownDevice(GpuId),
-    /// There is nothing to ask for.
+    /// The session has no limit on the device, so there is nothing to ask for.
     #[error("device {0}: the session has no compute limit there, so no lease is needed")]
     NoLimit(GpuId),
-    /// The process has ended, or can not be watched.
+    /// The process has ended, or cannot be watched.
     #[error("process {pid} can not be watched: {reason}")]
     Unwatchable {
         /// The caller's process.

@@ -1,4 +1,4 @@
-//! The calls, each handed to the core.
+//! The routes; each hands its call to the core.
 
 use std::sync::Arc;
 

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use protocol::socket::default_sockets;
 
-/// Who may do what with the daemon's socket and its folder.
+/// The file modes of the daemon's socket and its folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Modes {
     pub(super) folder: u32,
     pub(super) socket: u32,
 }
 
-/// Root's daemon serves every user of the node, another user's daemon that user.
+/// Root's daemon serves every user of the node; another user's daemon serves that user.
 pub(super) fn modes() -> Modes {
     if rustix::process::geteuid().is_root() {
         Modes { folder: 0o755, socket: 0o666 }
@@ -23,14 +23,14 @@ pub(super) fn modes() -> Modes {
     }
 }
 
-/// Where a daemon of this user listens unless told otherwise: the last of the places in which
-/// its programs look for one.
+/// Where this user's daemon listens by default: the last of the places in which its programs look
+/// for one.
 pub(super) fn default_socket() -> Option<PathBuf> {
     default_sockets().pop()
 }
 
-/// Makes the folder of `socket` if it is not there. One that another user could have prepared (a
-/// name in /tmp is anybody's) is refused.
+/// Makes the folder of `socket` if it does not exist. A folder that another user may have prepared
+/// is refused: anyone can make one in /tmp.
 pub(super) fn prepare(socket: &Path, mode: u32) -> io::Result<()> {
     let Some(folder) = socket.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
         return Ok(());

@@ -28,9 +28,9 @@ pub(crate) struct Function {
     pub(crate) arguments: Vec<(Ident, Type)>,
     pub(crate) result: Type,
     pub(crate) handler: Path,
-    /// What the handler is told besides the call: constants before the arguments.
+    /// Constants that the handler gets before the call's arguments.
     pub(crate) constants: Punctuated<Expr, Token![,]>,
-    /// Who says whether the call may go straight on to the driver.
+    /// The function that decides whether a call may jump straight to the driver.
     pub(crate) jumps: Option<Path>,
 }
 

@@ -1,4 +1,4 @@
-//! From declarations to code.
+//! Turns declarations into code.
 
 use crate::declaration::{Declarations, Function};
 use proc_macro2::{Ident, TokenStream};
@@ -61,8 +61,8 @@ fn alias(function: &Function, symbol: &Ident) -> TokenStream {
     }
 }
 
-/// Whether a function's null stream, named or implied, is the calling thread's own: `_ptsz` for those
-/// that take a stream, `_ptds` for those that wait.
+/// Whether a null stream, passed or implied, means the calling thread's own stream: in `_ptsz`
+/// functions, which take a stream, and in `_ptds` functions, which wait.
 fn is_per_thread(symbol: &str) -> bool {
     symbol.ends_with("_ptsz") || symbol.ends_with("_ptds")
 }
@@ -85,14 +85,14 @@ fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStrea
             crate::hooks::guard(#name, || {
                 let process = crate::process::get();
                 #counted
-                // SAFETY: the slot is filled before the first caller can arrive here, with the way
-                // back into the function of this name, whose signature is the declared one.
+                // SAFETY: the slot is filled before the first caller can arrive here. It holds the
+                // trampoline of the function of this name, whose signature is the declared one.
                 let original = unsafe {
                     ::core::mem::transmute::<*const ::core::ffi::c_void, signature::#symbol>(
                         #slot.get(),
                     )
                 };
-                // By path: an argument may have the handler's name.
+                // By path, because an argument may have the handler's name.
                 self::#handler(
                     crate::hooks::Call { original, symbol: #name, per_thread: #per_thread, process },
                     #(#constants,)*
@@ -103,8 +103,8 @@ fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStrea
     }
 }
 
-/// An entry before the hook. A call that may go straight on is a jump to the driver's own function, with
-/// registers and stack as they came: no argument is copied, and no frame is in the way.
+/// An entry before the hook. A call that may pass jumps to the driver's own function, with
+/// registers and stack as they came: no argument is copied, and there is no extra frame.
 fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
     let (hook, slot) = names(symbol);
     let (entry, ask) = (format_ident!("jump_{symbol}"), format_ident!("ask_{symbol}"));
@@ -114,7 +114,7 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
         #[allow(non_snake_case)]
         extern "C" fn #ask(found: *const u64) -> bool {
             crate::hooks::tail_jump::ask(|| {
-                // SAFETY: the entry below passes it where it has put the arguments.
+                // SAFETY: the entry below passes the address at which it has put the arguments.
                 let arguments = unsafe { crate::hooks::tail_jump::Arguments::found_at(found) };
                 self::#passes(&arguments, #per_thread)
             })
@@ -127,8 +127,8 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
         #[allow(non_snake_case)]
         #[unsafe(naked)]
         unsafe extern "C" fn #entry() {
-            // As [`crate::hooks::tail_jump`] says. What is not looked at is in one cache line: between two launches
-            // the driver's own code fills the caches.
+            // As [`crate::hooks::tail_jump`] describes. The path of calls that are not checked lies
+            // in one cache line: between two launches, the driver's own code fills the caches.
             ::core::arch::naked_asm!(
                 ".p2align 6",
                 ".cfi_startproc",

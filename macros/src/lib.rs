@@ -1,4 +1,4 @@
-//! Proc-macros that turn one declaration of a driver function into everything a hook needs.
+//! Proc macros that generate a hook from the declaration of a driver function.
 
 #![forbid(unsafe_code)]
 
@@ -7,7 +7,7 @@ mod expand;
 
 use proc_macro::TokenStream;
 
-/// Declares driver functions and the handlers that stand in for them.
+/// Declares driver functions and the handlers that replace them.
 ///
 /// ```text
 /// macros::hooks! {
@@ -20,22 +20,25 @@ use proc_macro::TokenStream;
 /// }
 /// ```
 ///
-/// For each function it makes, in the module where it stands:
-/// * a type alias of the function's own name in the module `signature`: the C function pointer;
-/// * a `Slot` for the way back into the original;
-/// * a hook that calls the handler with a `Call` (the original, what the name says, and the
-///   process's value, which is made at the first call) followed by the arguments, and that lets no panic out; only the end of a cancelled thread may pass through it;
+/// For each function it generates, in the module where it stands:
+/// * a type alias with the function's name, in the module `signature`: the C function pointer;
+/// * a `Slot` for the trampoline;
+/// * a hook that calls the handler with a `Call` followed by the arguments. The `Call` holds the
+///   original, what the function's name implies, and the process's value, which is made at the first
+///   call. The hook lets no panic out; only the end of a cancelled thread may pass through it;
 /// * a row in `TABLE`, a `&[Hook]`, with the symbol, its library and its documentation.
 ///
-/// `changes memory;` after the library: calls of these functions allocate or free, and are counted
+/// `changes memory;` after the library: calls of these functions allocate or free. They are counted
 /// while they run (`Memory::changes`).
 ///
-/// `jumps if passes` after the handler: calls that `passes(&Arguments, per_thread)` says yes to, and all of them while
-/// no device of the process is limited in time, jump to the driver's function without coming by the handler.
+/// `jumps if passes` after the handler: some calls jump to the driver's function without calling
+/// the handler. These are the calls for which `passes(&Arguments, per_thread)` is true, and all
+/// calls while no device of the process is limited in time.
 ///
-/// Alternatives after `|` are further symbols of the same signature and handler. `= handler(CONSTANT)`
-/// gives the handler constants between the `Call` and the arguments. The names `Call`,
-/// `Hook`, `Library`, `guard` and `tail_jump` are taken from `crate::hooks`, `get` from `crate::process`, `Slot` from `hook`.
+/// Alternatives after `|` are further symbols with the same signature and handler. `=
+/// handler(CONSTANT)` passes the handler constants between the `Call` and the arguments. The names
+/// `Call`, `Hook`, `Library`, `guard` and `tail_jump` are taken from `crate::hooks`, `get` from
+/// `crate::process`, and `Slot` from `hook`.
 #[proc_macro]
 pub fn hooks(input: TokenStream) -> TokenStream {
     match syn::parse::<declaration::Declarations>(input) {

@@ -1,19 +1,19 @@
-//! How much work makes a kernel of the wanted length.
+//! Finds out how much work makes a kernel of the wanted length.
 
 use std::time::{Duration, Instant};
 
 use crate::driver::{Context, DriverError, Event, Kernels, LaunchCall, Spin, Stream};
 
-/// Rounds per microsecond to begin with; near the truth on recent GPUs.
+/// The first guess, in rounds per microsecond; close to the truth on recent GPUs.
 const GUESS_PER_US: f64 = 11.0;
-/// Runs ahead of the kernel that is timed, so that the host is never what is waited for.
+/// Length of the work before the timed kernel, so that the device never waits for the host.
 const BLOCKER_US: f64 = 100.0;
 /// Clocks have risen from idle after this much work.
 const WARM_UP: Duration = Duration::from_millis(50);
 const ROUNDS: u32 = 8;
-/// Good enough, relative to the wanted length.
+/// How close to the wanted length is close enough, as a part of it.
 const TOLERANCE: f64 = 0.02;
-/// More work than any kernel length this program takes.
+/// More work than any kernel length that this program accepts.
 const MOST_ITERATIONS: f64 = 1e12;
 
 /// A kernel of the wanted length.
@@ -36,10 +36,10 @@ pub(crate) fn warm_up(kernels: &Kernels<'_>, stream: &Stream<'_>) -> Result<(), 
     Ok(())
 }
 
-/// Finds the number of iterations for kernels of `us` microseconds: times single kernels between
-/// two events, the shortest of several, so that waiting (a neighbour's time slice, a compute
-/// limit) does not count. Where the length does not follow the iterations, as on the software GPU,
-/// it ends after a bounded number of rounds.
+/// Finds the number of iterations for kernels of `us` microseconds. It times single kernels between
+/// two events and takes the shortest of several, so that waiting (for a neighbour's time slice or a
+/// compute limit) does not count. If the length does not depend on the iterations, as on the
+/// software GPU, it ends after a bounded number of rounds.
 pub(crate) fn calibrate(
     context: &Context,
     kernels: &Kernels<'_>,
@@ -84,7 +84,7 @@ fn spin(us: f64, iterations: f64) -> Spin {
     Spin { ns: ((us * 1000.0).round() as u64).max(1), iterations: iterations.round() as u64 }
 }
 
-/// Scales the iterations as the length shall be scaled, by at most ten in one step.
+/// Scales the iterations by the ratio of wanted and measured length, by at most ten in one step.
 fn next_guess(iterations: f64, measured_us: f64, wanted_us: f64) -> f64 {
     let factor = if measured_us > 0.0 { wanted_us / measured_us } else { 10.0 };
     (iterations * factor.clamp(0.1, 10.0)).clamp(1.0, MOST_ITERATIONS)

@@ -1,4 +1,4 @@
-//! The clock that all programs of the machine share, and the process's own.
+//! The clock that all processes of the machine share, and the CPU time of this one.
 
 use rustix::time::{ClockId, clock_gettime};
 

@@ -10,12 +10,12 @@ use crate::cli::Copy;
 use crate::driver::{Context, Copies, DriverError, Event, Stream};
 use crate::{Failure, report};
 
-/// Bytes that one copy moves at most per event, and groups of copies in flight: short copies are not
-/// slowed by an event each, and not much is outstanding.
+/// How many bytes are copied between two events at most, and how many such groups are in flight. So
+/// short copies are not slowed by an event each, and not much is outstanding.
 const GROUP_BYTES: u64 = 32 << 20;
 const LARGEST_GROUP: u64 = 16;
 const GROUPS_AHEAD: usize = 16;
-/// Rows of the smallest 3-D copy of whole words.
+/// The size of the smallest 3-D copy of whole words, over all its rows.
 const LEAST_BYTES: u64 = 64;
 
 /// The result.
@@ -69,8 +69,8 @@ fn group_of(bytes: u64) -> u64 {
     (GROUP_BYTES / bytes).clamp(1, LARGEST_GROUP)
 }
 
-/// Issues copies in groups until `length` is over, then waits for what is outstanding; the number
-/// of copies.
+/// Issues copies in groups until `length` is over, then waits for the outstanding ones. Returns the
+/// number of copies.
 fn copy_for(
     length: Duration,
     context: &Context,

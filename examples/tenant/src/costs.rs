@@ -1,4 +1,4 @@
-//! `tenant launch-cost` and `tenant alloc-cost`: what single driver calls cost the host.
+//! `tenant launch-cost` and `tenant alloc-cost`: the cost of single driver calls on the host.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::{Failure, report};
 
 /// Launches between two drains: few enough that no queue fills up.
 const BATCH: u64 = 16;
-/// Calls ahead of the timed ones.
+/// Calls before the timed ones.
 const WARM_UP: u64 = 1024;
 
 /// Nanoseconds of one call.
@@ -19,7 +19,7 @@ const WARM_UP: u64 = 1024;
 struct Cost {
     median_ns: f64,
     mean_ns: f64,
-    /// The mean without the dearest thousandth, in which the program was interrupted.
+    /// The mean without the most expensive thousandth, in which the program was interrupted.
     trimmed_ns: f64,
     p1_ns: f64,
     p99_ns: f64,

@@ -1,9 +1,9 @@
-//! `tenant`: a small CUDA workload for the demo, the tests and the benchmarks. It reaches the
-//! driver as a program with a static CUDA runtime does, and runs on a real GPU and on the
-//! software one alike. Each run ends with one JSON line on stdout.
+//! `tenant`: a small CUDA workload for the demo, the tests and the benchmarks. It calls the driver
+//! as a program with a static CUDA runtime does, and runs on a real GPU as well as on the software
+//! one. Each run ends with one JSON line on stdout.
 //!
-//! Exit status: 0 when the run ended as designed (a refused allocation is a result), 1 with one
-//! line on stderr when it could not, 2 for wrong usage.
+//! Exit status: 0 if the run ended as designed (a refused allocation is a result), 1 with one line
+//! on stderr if it could not, 2 for wrong usage.
 #![deny(unsafe_code)]
 
 mod calibrate;
@@ -23,10 +23,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use driver::DriverError;
 
-/// Why a run could not be done.
+/// Why a run failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// The driver or the device.
+    /// The driver or the device failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// Stdout is gone.

@@ -1,4 +1,4 @@
-//! Results: one JSON object to a line on stdout.
+//! Results: one JSON object per line on stdout.
 
 use std::io::Write;
 
@@ -6,8 +6,7 @@ use serde::Serialize;
 
 use crate::Failure;
 
-/// Prints `result` as one line and flushes it, so that a reader at the other end of a pipe sees
-/// it at once.
+/// Prints `result` as one line and flushes it, so that the reader of a pipe gets it at once.
 pub(crate) fn line(result: &impl Serialize) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     serde_json::to_writer(&mut out, result).map_err(std::io::Error::from)?;

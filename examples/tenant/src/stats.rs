@@ -17,7 +17,7 @@ impl Samples {
         self.0.get(rank.max(1) - 1).or(self.0.last()).copied().unwrap_or(0.0)
     }
 
-    /// The smaller ones, this part of all, but at least one.
+    /// The smallest samples, this part of all, but at least one.
     pub(crate) fn cheapest(&self, part: f64) -> Self {
         let count = ((part * self.0.len() as f64) as usize).max(1);
         Self(self.0.iter().take(count).copied().collect())

@@ -8,15 +8,16 @@ use super::transport::TransportError;
 /// Why a call was not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody answers there: no connection could be made, or it broke before an answer came.
+    /// The server could not be reached: no connection could be made, or it broke before an answer
+    /// came.
     #[error("{endpoint} can not be reached: {source}")]
     Connect {
-        /// Where the server was looked for.
+        /// The address at which the server was expected.
         endpoint: String,
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The time given was over before the answer came. The server may have acted on the call.
+    /// The call's time ended before the answer came. The server may have acted on the call.
     #[error("{endpoint} did not answer within {after:?}")]
     Timeout {
         /// Where the server was called.
@@ -24,16 +25,16 @@ pub enum ClientError {
         /// The time that the call was given.
         after: Duration,
     },
-    /// The server understood the call and will not do it.
+    /// The server understood the call and refuses it.
     #[error("refused ({status}): {message}")]
     Refused {
         /// HTTP status, 300 or more.
         status: u16,
-        /// The server's own words.
+        /// The server's message.
         message: String,
     },
-    /// What came back is not an answer to the call: not HTTP, not JSON, too large, or of another
-    /// shape than expected.
+    /// What came back is not an answer to the call: it is not HTTP, not JSON, too large, or not of
+    /// the expected type.
     #[error("{endpoint} answered in an unexpected way: {what}")]
     Protocol {
         /// Where the server was called.

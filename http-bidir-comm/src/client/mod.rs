@@ -1,9 +1,9 @@
 //! The calling side.
 //!
-//! Made for a library that lives in another program's process: it starts no thread, installs no
-//! signal handler, can not raise SIGPIPE, writes nothing to stdout or stderr, ignores proxy
-//! variables of the environment, and its sockets do not survive an exec. Signals that interrupt
-//! a wait do not shorten or lengthen it.
+//! It is made for a library inside another program's process. It starts no thread and installs no
+//! signal handler. It cannot raise SIGPIPE. It writes nothing to stdout or stderr. It ignores the
+//! environment's proxy variables. Its sockets do not survive an exec. A signal that interrupts a
+//! wait neither shortens nor lengthens the wait.
 
 mod error;
 mod socket;
@@ -25,15 +25,15 @@ use transport::{AnyAddress, SocketConnector};
 
 type Response = http::Response<Body>;
 
-/// Connections kept open while nobody calls; more than this many calls at once work, but the
-/// surplus connections are closed afterwards.
+/// How many connections are kept open between calls. More calls at once work, but their surplus
+/// connections are closed afterwards.
 const IDLE_CONNECTIONS: usize = 8;
 const IDLE_AGE: Duration = Duration::from_secs(300);
 
 /// Calls a server and waits for its answer. Connections are made when needed and kept.
 ///
-/// May be shared by threads: calls at the same time use connections of their own. After a fork the
-/// child must make a client of its own: a lock may have been held when it was copied.
+/// Threads may share it: calls at the same time use separate connections. After a fork, the child
+/// must make its own client, because a lock may have been held when it was copied.
 pub struct BlockingHttpClient {
     agent: Agent,
     endpoint: Arc<Endpoint>,
@@ -41,7 +41,7 @@ pub struct BlockingHttpClient {
     authorization: Option<String>,
 }
 
-// Derived, it would show the token.
+// A derived implementation would show the token.
 impl fmt::Debug for BlockingHttpClient {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_struct("BlockingHttpClient")
@@ -51,7 +51,7 @@ impl fmt::Debug for BlockingHttpClient {
 }
 
 impl BlockingHttpClient {
-    /// A client of the server at `endpoint`. Does not connect yet, and does not fail.
+    /// A client of the server at `endpoint`. It does not connect yet, so it cannot fail.
     pub fn new(endpoint: Endpoint) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -77,16 +77,16 @@ impl BlockingHttpClient {
         Self { agent, endpoint, base, authorization }
     }
 
-    /// Where this client calls.
+    /// The server's address.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
     /// Posts `request` to `path` (`/v1/...`) and waits for the answer, at most `timeout` in all.
     ///
-    /// A kept connection that turns out to be closed (the server was restarted) is replaced once,
-    /// without the caller noticing: the server that held it is gone and with it whatever the first
-    /// attempt may have done there.
+    /// A kept connection may turn out to be closed, because the server was restarted. It is
+    /// replaced once, without the caller noticing. The server that held the old connection is gone,
+    /// and so is anything that the first attempt may have done there.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -110,8 +110,8 @@ impl BlockingHttpClient {
         self.understood(path, self.twice(timeout, attempt)?)
     }
 
-    /// Gets what is at `path` (`/v1/...`) and waits for it, at most `timeout` in all. What a server
-    /// tells of itself may be long: up to [`STATE_LIMIT`] bytes are read.
+    /// Gets what is at `path` (`/v1/...`) and waits for it, at most `timeout` in all. A server's
+    /// state may be long: up to [`STATE_LIMIT`] bytes are read.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -126,7 +126,7 @@ impl BlockingHttpClient {
         )
     }
 
-    /// Whether a server answers at all, whatever it says of `path`: its HTTP status.
+    /// Whether a server answers at all, with whatever status for `path`. Returns the HTTP status.
     ///
     /// # Errors
     /// See [`ClientError`]; never [`ClientError::Refused`].
@@ -150,7 +150,7 @@ impl BlockingHttpClient {
         }
     }
 
-    /// Tries once more where the kept connection was a closed one.
+    /// Tries once more if the kept connection turns out to be closed.
     fn twice<T>(
         &self,
         timeout: Duration,
@@ -166,7 +166,7 @@ impl BlockingHttpClient {
         answer.map_err(|error| error::classify(error, &self.endpoint, timeout))
     }
 
-    /// The answer, if it is one to the call.
+    /// Reads the answer of a successful call.
     fn understood<Res: DeserializeOwned>(
         &self,
         path: &str,
@@ -200,7 +200,7 @@ fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// The server's reason, or the beginning of whatever it sent instead.
+/// The server's message, or the beginning of what it sent instead.
 fn refusal_text(bytes: &[u8]) -> String {
     match serde_json::from_slice::<ErrorBody>(bytes) {
         Ok(refusal) => refusal.error,

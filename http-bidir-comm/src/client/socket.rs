@@ -1,4 +1,4 @@
-//! Where a server listens, and connecting to it within a given time.
+//! A server's address, and connecting to it within a given time.
 
 use std::fmt;
 use std::io;
@@ -10,14 +10,14 @@ use std::time::Duration;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Where a server listens.
+/// A server's address.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Endpoint {
     /// A Unix stream socket.
     Unix(PathBuf),
-    /// TCP, without encryption: for one machine or a network that is trusted.
+    /// TCP without encryption: for one machine or a trusted network.
     Tcp {
-        /// An IP address, or a name (looking it up may take longer than a call's time allows).
+        /// An IP address or a name. Looking up a name may take longer than a call's timeout.
         host: String,
         /// The port.
         port: u16,
@@ -35,7 +35,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-// Derived, it would show the token.
+// A derived implementation would show the token.
 impl fmt::Debug for Endpoint {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{self}")
@@ -43,7 +43,7 @@ impl fmt::Debug for Endpoint {
 }
 
 impl Endpoint {
-    /// Connects within `timeout` (`None`: however long it takes).
+    /// Connects within `timeout`; `None`: without a time limit.
     pub(super) fn connect(&self, timeout: Option<Duration>) -> io::Result<OwnedFd> {
         match self {
             Self::Unix(path) => connect_unix(path, timeout),
@@ -55,7 +55,7 @@ impl Endpoint {
 fn connect_unix(path: &Path, timeout: Option<Duration>) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // A connect to a server whose queue is full waits for room; the send timeout bounds that
+    // If the server's queue is full, connecting waits for space in it. The send timeout limits that
     // (unix(7), socket(7) SO_SNDTIMEO).
     set_socket_timeout(&socket, Timeout::Send, timeout)?;
     loop {
@@ -78,7 +78,7 @@ fn connect_tcp(host: &str, port: u16, timeout: Option<Duration>) -> io::Result<O
         };
         match connected {
             Ok(stream) => {
-                // Calls are small and each waits for its answer: never hold one back.
+                // Calls are small and each waits for its answer, so nothing must be held back.
                 stream.set_nodelay(true)?;
                 return Ok(stream.into());
             }

@@ -1,4 +1,4 @@
-//! ureq's transport over a socket that we opened ourselves.
+//! ureq's transport over a socket that this crate opened.
 
 use std::fmt;
 use std::io;
@@ -20,10 +20,10 @@ use ureq::unversioned::transport::{
 
 use super::socket::Endpoint;
 
-/// Output is sent at the latest when this many bytes have gathered.
+/// Output is sent at the latest when it has this many bytes.
 const HELD_BACK: usize = 16 * 1024;
 
-/// What ureq's own error type can not tell apart.
+/// Cases that ureq's own error type does not tell apart.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TransportError {
     /// A connection could not be made.
@@ -42,14 +42,14 @@ impl TransportError {
     }
 }
 
-/// Whether a call failed only because the connection it used was a closed one.
+/// Whether a call failed only because its kept connection was closed.
 pub(super) fn is_stale(error: &Error) -> bool {
     let Error::Other(other) = error else { return false };
     matches!(other.downcast_ref(), Some(TransportError::Stale(_)))
 }
 
-/// Answers every look-up with a placeholder: the endpoint is known, and ureq's own resolver would
-/// start a thread.
+/// Answers every name look-up with a placeholder. The endpoint is known, and ureq's own resolver
+/// would start a thread.
 #[derive(Debug)]
 pub(super) struct AnyAddress;
 
@@ -104,8 +104,8 @@ impl Connector for SocketConnector {
     }
 }
 
-/// How far the connection's use has got: only a connection that has worked before, and on which
-/// nothing of the present answer has arrived, is stale rather than broken.
+/// The state of a connection's use. A connection is stale, not broken, only if it has worked before
+/// and nothing of the present answer has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchange {
     /// Calling for the first time.
@@ -120,16 +120,16 @@ enum Exchange {
 pub(super) struct SocketTransport {
     socket: OwnedFd,
     buffers: LazyBuffers,
-    /// The process that connected. A forked child must not speak on its parent's connection.
+    /// The process that connected. A forked child must not use its parent's connection.
     owner: u32,
     exchange: Exchange,
-    /// Head and body come from ureq one after the other; they are sent together, which wakes the
+    /// ureq passes head and body one after the other. They are sent together, which wakes the
     /// server once instead of twice.
     unsent: Vec<u8>,
-    /// The server took no more. It may have answered before it closed (a request that is too
-    /// large, say), so this counts only if no answer comes.
+    /// Why the server took no more data. It may have answered before it closed (for example because
+    /// a request is too large), so this counts only if no answer comes.
     send_failure: Option<Errno>,
-    /// The time limits last set on the socket, to spare the system calls.
+    /// The time limits last set on the socket, to save system calls.
     receive_limit: Option<Duration>,
     send_limit: Option<Duration>,
 }
@@ -153,7 +153,7 @@ impl SocketTransport {
         let set =
             if side == Timeout::Recv { &mut self.receive_limit } else { &mut self.send_limit };
         if *set != limit {
-            // A limit of zero would mean "for ever".
+            // A limit of zero would mean none.
             let at_least = limit.map(|limit| limit.max(Duration::from_micros(1)));
             set_socket_timeout(&self.socket, side, at_least).map_err(io::Error::from)?;
             *set = limit;
@@ -173,7 +173,7 @@ impl SocketTransport {
             let left = deadline.left()?;
             self.limit(Timeout::Send, left)?;
             let rest = self.unsent.get(sent..).unwrap_or_default();
-            // NOSIGNAL: a peer that is gone must not kill the host program by SIGPIPE.
+            // NOSIGNAL: a peer that is gone must not end the host program by SIGPIPE.
             match send(&self.socket, rest, SendFlags::NOSIGNAL) {
                 Ok(count) => sent += count,
                 Err(Errno::INTR | Errno::AGAIN) => {}
@@ -227,8 +227,8 @@ impl Transport for SocketTransport {
                     self.buffers.input_appended(count);
                     return Ok(true);
                 }
-                // Interrupted by a signal of the host program, or the limit is reached: the
-                // deadline tells which.
+                // A signal of the host program interrupted the call, or the limit is reached; the
+                // deadline shows which.
                 Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(self.broken(error.into())),
             }
@@ -236,7 +236,7 @@ impl Transport for SocketTransport {
     }
 
     fn is_open(&mut self) -> bool {
-        // Open means: nothing to read, not even the end.
+        // It is open if there is nothing to read, not even the end of the stream.
         let mut byte = [0u8];
         let quiet = recv(&self.socket, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         matches!(quiet, Err(Errno::AGAIN))
@@ -255,7 +255,7 @@ fn limit_of(timeout: NextTimeout) -> Result<Option<Duration>, Error> {
     Ok(Some(*timeout.after))
 }
 
-/// When an operation has to be over.
+/// The time at which an operation has to be finished.
 struct Deadline {
     at: Option<Instant>,
     timeout: NextTimeout,

@@ -1,21 +1,21 @@
-//! Which connections are served.
+//! Decides which connections are served.
 
 use super::json::ApiError;
 use super::peer::Peer;
 
-/// Decides about each connection before anything is read from it.
+/// Admits or refuses each connection before anything is read from it.
 pub trait ConnectionFilter: Send + 'static {
-    /// What a connection holds until it has been closed.
+    /// Held by a connection until it is closed.
     type Permit: Send + Unpin + 'static;
 
-    /// Whether it is served.
+    /// Admits a connection.
     ///
     /// # Errors
-    /// What the caller is told; its connection is closed then.
+    /// The answer to the caller, whose connection is then closed.
     fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError>;
 }
 
-/// Serves everybody.
+/// Admits every connection.
 impl ConnectionFilter for () {
     type Permit = ();
 

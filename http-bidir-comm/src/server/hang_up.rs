@@ -1,9 +1,9 @@
-//! Noticing at once that a caller has gone.
+//! Notices at once that a caller has gone.
 //!
-//! hyper reports the end of a connection while a handler is still busy, but Poem 3.1 then goes on
-//! to wait for that handler, which for a long poll may take as long as the poll. A connection whose
-//! reading side has ended therefore refuses to be written to as well: hyper fails a second time,
-//! Poem lets go, and the handler is dropped.
+//! hyper reports the end of a connection while a handler is still busy. Poem 3.1 then goes on
+//! waiting for that handler, and for a long poll this may take as long as the poll. Therefore, a
+//! connection whose reading side has ended also refuses to be written to: hyper fails a second
+//! time, Poem gives up, and the handler is dropped.
 
 use std::io;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A connection that is over when its peer has finished sending. It holds a `P` until it is closed.
+/// A connection that ends when its peer has finished sending. It holds a `P` until it is closed.
 #[derive(Debug)]
 pub struct HangUp<S, P = ()> {
     stream: S,

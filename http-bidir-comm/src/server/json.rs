@@ -1,4 +1,4 @@
-//! JSON in and out, with a limit on what is read, and refusals as [`ErrorBody`].
+//! JSON bodies with a size limit, and refusals as [`ErrorBody`].
 
 use poem::error::ResponseError;
 use poem::http::StatusCode;
@@ -44,7 +44,7 @@ impl<T: Serialize + Send> IntoResponse for Answer<T> {
     }
 }
 
-/// Why a call is not granted: a status and words for the caller.
+/// Why a call is refused: a status, and a message for the caller.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
@@ -60,7 +60,7 @@ impl ApiError {
 }
 
 impl ApiError {
-    /// As it goes over a connection that is closed then.
+    /// The bytes for a connection that is closed after them.
     pub(super) fn last_words(&self) -> Vec<u8> {
         let body =
             serde_json::to_vec(&ErrorBody { error: self.message.clone() }).unwrap_or_default();
@@ -86,7 +86,7 @@ impl ResponseError for ApiError {
     }
 }
 
-/// Turns any error of a Poem route, an unknown path included, into an [`ErrorBody`]. For
+/// Turns any error of a Poem route, also for an unknown path, into an [`ErrorBody`]. For
 /// `EndpointExt::catch_all_error`.
 pub async fn error_to_json(error: poem::Error) -> Response {
     refuse(error.status(), error.to_string())

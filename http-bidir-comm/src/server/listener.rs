@@ -1,4 +1,4 @@
-//! A Unix socket at a path, owned by one server at a time, whose connections know their peer.
+//! A Unix socket at a path, owned by one server at a time. Its connections know their peers.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -18,7 +18,8 @@ use super::hang_up::HangUp;
 use super::json::ApiError;
 use super::peer::Peer;
 
-/// After a failed accept (mostly: out of file descriptors) wait this long instead of spinning.
+/// Wait this long after a failed accept, instead of spinning. The usual cause is a lack of
+/// descriptors.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
 /// Why a socket could not be taken.
@@ -30,7 +31,7 @@ pub enum BindError {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Something that is not a socket is there; it is left alone.
+    /// Something there is not a socket; it is left alone.
     #[error("{path} exists and is not a socket")]
     NotASocket {
         /// The socket's path.
@@ -55,14 +56,13 @@ pub struct PeerListener<F = ()> {
 }
 
 impl PeerListener {
-    /// Binds `path` and gives the socket the permission bits `mode`. A socket that a dead server
-    /// left behind is replaced. Must be called within a Tokio runtime.
+    /// Binds `path` and gives the socket the permission bits `mode`. A dead server's socket is
+    /// replaced. Must be called inside a Tokio runtime.
     ///
-    /// That only one server owns a path is decided by a lock on `<path>.lock`, which stays there.
+    /// A lock on `<path>.lock` ensures that only one server owns a path. The lock file stays there.
     ///
     /// # Errors
-    /// [`BindError::InUse`] if a server answers there or holds the lock, and the other kinds as
-    /// they say.
+    /// [`BindError::InUse`] if a server answers there or holds the lock; the others as they say.
     pub fn bind(path: &Path, mode: u32) -> Result<Self, BindError> {
         let io = |source| BindError::Io { path: path.to_owned(), source };
         let in_use = || BindError::InUse { path: path.to_owned() };
@@ -102,7 +102,7 @@ impl<F: ConnectionFilter> Listener for PeerListener<F> {
     }
 }
 
-/// Accepts connections and notes each one's [`Peer`].
+/// Accepts connections and records the [`Peer`] of each.
 #[derive(Debug)]
 pub struct PeerAcceptor<F = ()> {
     listener: UnixListener,
@@ -141,12 +141,12 @@ impl<F: ConnectionFilter> Acceptor for PeerAcceptor<F> {
     }
 }
 
-/// Says why a connection is not served, if there is room for that at once: nobody is waited for.
+/// Tells the caller why it is not served, if that can be sent at once, without waiting.
 fn tell(stream: &UnixStream, refusal: &ApiError) {
     let _ = stream.try_write(&refusal.last_words());
 }
 
-/// The socket's path, for as long as we own it.
+/// The socket's path, for as long as this server owns it.
 #[derive(Debug)]
 struct OwnedPath {
     path: PathBuf,
@@ -155,7 +155,7 @@ struct OwnedPath {
 
 impl Drop for OwnedPath {
     fn drop(&mut self) {
-        // Under the lock, so it can not be a successor's socket. Nothing to do if it fails.
+        // The lock is held, so this cannot be a successor's socket. A failure needs no action.
         let _ = fs::remove_file(&self.path);
     }
 }

@@ -1,7 +1,7 @@
 //! The answering side: what a Poem server needs for callers on a Unix socket that wait.
 //!
-//! A handler that waits is dropped when its caller goes away or stops waiting. What it must undo
-//! then belongs into an [`OnDrop`] that lives as long as the wait.
+//! A handler that waits is dropped when its caller goes away or stops waiting. Anything to undo
+//! then belongs in an [`OnDrop`] that lives as long as the wait.
 
 mod connection_filter;
 mod hang_up;

@@ -1,4 +1,4 @@
-//! Who calls, as the kernel states it.
+//! The calling process, as the kernel states it.
 
 use poem::http::StatusCode;
 use poem::web::RemoteAddr;
@@ -9,8 +9,8 @@ use super::json::ApiError;
 /// The scheme of the addresses that [`super::PeerAcceptor`] gives to connections.
 const SCHEME: &str = "unix-peer";
 
-/// The process that connected (unix(7), SO_PEERCRED): its state at the time of the connect,
-/// which it can not forge. An extractor for handlers; a caller that did not come through a
+/// The process that connected (unix(7), SO_PEERCRED), as it was at the time of the connect. It
+/// cannot forge this. It is an extractor for handlers. A caller that did not come through a
 /// [`super::PeerAcceptor`], or whose process is not visible from here, is refused with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {

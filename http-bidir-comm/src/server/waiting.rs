@@ -1,14 +1,14 @@
-//! Bounded waiting, and undoing when a wait is abandoned.
+//! Bounded waiting, and undoing if a wait is abandoned.
 
 use std::time::Duration;
 
-/// Waits for `what`, but not longer than the caller asked for and never longer than `cap`.
-/// `None`: the time is over.
+/// Waits for `what`, for no longer than the caller asked for and no longer than `cap`. `None`: the
+/// time is over.
 pub async fn wait_up_to<F: Future>(asked: Duration, cap: Duration, what: F) -> Option<F::Output> {
     tokio::time::timeout(asked.min(cap), what).await.ok()
 }
 
-/// Does something when it is dropped, unless it was disarmed: a handler that is waiting is dropped
+/// Calls a function when it is dropped, unless it was disarmed. A handler that waits is dropped
 /// when its caller goes away.
 #[derive(Debug)]
 #[must_use = "does its work at once if it is not kept"]

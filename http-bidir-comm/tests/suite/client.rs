@@ -89,7 +89,7 @@ fn nobody_there() {
     let error = call(&client(&place), PATIENCE).unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error:?}");
     assert!(error.to_string().contains("socket"), "{error}");
-    // A socket file that nobody listens on any more.
+    // A socket file without a listener.
     drop(UnixListener::bind(&place.path).unwrap());
     assert!(matches!(call(&client(&place), PATIENCE), Err(ClientError::Connect { .. })));
 }
@@ -121,7 +121,7 @@ fn a_connection_that_dies_under_the_second_call_is_replaced_once() {
     let place = place();
     let listener = UnixListener::bind(&place.path).unwrap();
     let server = thread::spawn(move || {
-        // Answers one call, then takes the second one and dies without a word.
+        // Answers one call, then reads the second and ends without an answer.
         let (mut first, _) = listener.accept().unwrap();
         assert!(read_request(&mut first));
         answer(&mut first, "200 OK", "1");
@@ -289,7 +289,7 @@ fn what_a_server_tells_of_itself_may_be_long() {
     for _ in 0..5 {
         assert_eq!(get(&client).unwrap(), long);
     }
-    // Kept, and replaced where it was closed.
+    // Connections were kept, and replaced when they had been closed.
     assert_eq!(connections.load(Ordering::SeqCst), 3);
     assert!(matches!(call(&client, PATIENCE), Err(ClientError::Protocol { .. })));
 }

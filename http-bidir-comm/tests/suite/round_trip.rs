@@ -153,7 +153,7 @@ fn a_restarted_server_is_found_again() {
 #[test]
 fn a_path_has_one_server_and_no_remains() {
     let (_dir, path) = socket();
-    // The remains of a server that died.
+    // What a dead server left behind.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let server = TestServer::start(&path);
     let bind = |path: &Path| {

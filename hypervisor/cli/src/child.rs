@@ -1,9 +1,10 @@
-//! Runs the program in the foreground and stays out of its way.
+//! Runs the program in the foreground, with as little interference as possible.
 //!
-//! The program stays in this process's group, so the terminal's job control reaches it directly:
-//! what the terminal sends (^C, ^\, ^Z, a changed window size, a hang-up) is not sent on a second
-//! time. What another process sends to `sluice` is passed on. When the program stops for job control,
-//! `sluice` stops with it, so that the shell takes over; when it is continued, so is the program.
+//! The program stays in this process's group, so the terminal's job control reaches it directly.
+//! What the terminal sends (^C, ^\, ^Z, a changed window size, a hang-up) is not sent on a second
+//! time. What another process sends to `sluice` is passed on. When the program stops for job
+//! control, `sluice` stops with it, so that the shell takes over. When `sluice` is continued, so is
+//! the program.
 
 use std::fs;
 use std::io;
@@ -23,13 +24,14 @@ use super::Error;
 const PASSED_ON: [i32; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// Runs `command` to its end and gives its exit status, 128 + n when signal n killed it.
+/// Runs `command` to its end and returns its exit status; 128 + n if signal n killed it.
 ///
 /// # Errors
-/// [`Error::Spawn`] when it cannot be started, [`Error::System`] when it cannot be waited for.
+/// [`Error::Spawn`] if it cannot be started, [`Error::System`] if it cannot be waited for.
 pub fn run(mut command: Command) -> Result<u8, Error> {
     let ignored = ignored_signals().unwrap_or(0);
-    // What is ignored (nohup, a shell's background job) stays ignored, here and in the program.
+    // Signals that are ignored (nohup, a shell's background job) stay ignored, here and in the
+    // program.
     let watched =
         PASSED_ON.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0).chain([SIGCHLD]);
     let mut signals = SignalsInfo::<WithOrigin>::new(watched)
@@ -51,12 +53,12 @@ fn pass_on(origin: &Origin, pid: Pid) {
     let Some(signal) = Signal::from_named_raw(origin.signal) else { return };
     let from_terminal = origin.cause == Cause::Kernel;
     if !from_terminal || signal == Signal::CONT {
-        // It may have ended meanwhile; then the wait tells.
+        // It may have ended meanwhile; then the wait shows it.
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Collects what happened to the program: its exit code when it has ended.
+/// Collects what happened to the program. Returns its exit code if it has ended.
 fn poll(pid: Pid) -> Result<Option<u8>, Error> {
     loop {
         match waitpid(Some(pid), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
@@ -78,8 +80,8 @@ fn exit_code(status: WaitStatus) -> Option<u8> {
     Some(u8::try_from(code & 0xff).unwrap_or(u8::MAX))
 }
 
-/// A debugger's SIGSTOP is not followed: whoever continues the program then would not know that
-/// `sluice` waits for the same.
+/// A debugger's SIGSTOP is not followed: a user who then continues the program would not know that
+/// `sluice` has to be continued as well.
 fn stop_along(status: WaitStatus) {
     const JOB_CONTROL: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
     let stopped_by = status.stopping_signal().and_then(Signal::from_named_raw);

@@ -154,7 +154,7 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// What is asked for.
+    /// The limits that the options ask for.
     #[must_use]
     pub fn request(&self) -> Request {
         fn named<T>(value: Option<T>, name: &'static str) -> Option<Named<T>> {
@@ -219,7 +219,7 @@ pub struct LimitArguments {
 }
 
 impl LimitArguments {
-    /// What is asked for.
+    /// The change that the options ask for.
     #[must_use]
     pub fn request(&self) -> Request {
         let mut request = self.limits.request();
@@ -252,7 +252,7 @@ fn priorities() -> impl TypedValueParser<Value = Priority> {
 }
 
 impl RunArgs {
-    /// Whether any option is given, that is whether the session would be more than the program.
+    /// Whether any option is given: then the program would need a session of its own.
     #[must_use]
     pub fn any_option(&self) -> bool {
         !self.limits.request().is_empty()

@@ -1,4 +1,4 @@
-//! Which daemon a session uses, and whether it answers at all.
+//! Chooses the daemon for a session, and checks that it answers.
 
 use std::ffi::OsStr;
 use std::io;
@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 
-/// How long a daemon may take to answer. One that is alive needs well under a millisecond; this is
+/// How long a daemon may take to answer. A running one needs far less than a millisecond; this is
 /// for a machine under heavy load.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The daemon to use, and what the user is to be told about it.
+/// The daemon to use, and a notice about it for the user.
 #[derive(Debug, PartialEq, Eq, Default)]
 pub struct Choice {
     /// Its socket.
@@ -20,8 +20,8 @@ pub struct Choice {
     pub notice: Option<String>,
 }
 
-/// Chooses: the daemon that `--daemon` or the variable names, `none`, or whichever of `defaults`
-/// answers.
+/// Chooses a daemon: the one that `--daemon` or the variable names, none, or the first of
+/// `defaults` that answers.
 #[must_use]
 pub fn choose(option: Option<&OsStr>, variable: Option<&OsStr>, defaults: &[PathBuf]) -> Choice {
     let variable = variable.map(|value| (limits::env::DAEMON_SOCKET, value));
@@ -52,24 +52,24 @@ fn absolute(path: &OsStr) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
 }
 
-/// Why a socket is not a daemon's, or not of one that is alive.
+/// Why a socket is not that of a running daemon.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
-    /// Nobody listens there.
+    /// No process listens there.
     #[error(transparent)]
     Connect(io::Error),
     /// It closed the connection.
     #[error("it hung up")]
     HungUp,
-    /// It took longer than [`PATIENCE`].
+    /// It took longer than `PATIENCE`.
     #[error("no answer within {} s", PATIENCE.as_secs())]
     Silent,
-    /// It said something else.
+    /// Its answer is not HTTP.
     #[error("it does not speak HTTP")]
     NotHttp,
 }
 
-/// Asks for nothing in particular: any HTTP answer will do.
+/// Sends a call without meaning: any HTTP answer will do.
 ///
 /// # Errors
 /// [`Unanswered`]

@@ -1,4 +1,4 @@
-//! Which GPUs there are, as NVML lists them.
+//! The GPUs of the machine, as NVML lists them.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use super::Error;
 pub struct VisibleGpu {
     /// Index in `nvidia-smi`.
     pub index: u32,
-    /// Its name that holds everywhere.
+    /// Its UUID, which is the same everywhere.
     pub uuid: GpuId,
     /// Product name.
     pub name: String,
@@ -24,23 +24,23 @@ pub struct VisibleGpu {
 }
 
 impl VisibleGpu {
-    /// How messages name it.
+    /// Its name in messages.
     #[must_use]
     pub fn title(&self) -> String {
         format!("device {} ({})", self.index, self.name)
     }
 }
 
-/// Lists the GPUs, from the NVML at `library` or from the driver's own.
+/// Lists the GPUs, with the NVML at `library` or with the driver's own.
 ///
 /// # Errors
-/// [`Error::NoDriver`] when NVML cannot be used, [`Error::NoDevice`] when it lists none.
+/// [`Error::NoDriver`] if NVML cannot be used, [`Error::NoDevice`] if it lists none.
 pub fn list(library: Option<&Path>) -> Result<Vec<VisibleGpu>, Error> {
     let mut builder = Nvml::builder();
     if let Some(path) = library {
         builder.lib_path(path.as_os_str());
     } else {
-        // The name with a version is what a machine without the development package has.
+        // A machine without the development package only has the name with a version.
         builder.lib_path("libnvidia-ml.so.1".as_ref());
     }
     let nvml = builder.init().map_err(|error| no_driver(&error))?;
@@ -66,17 +66,17 @@ fn facts(nvml: &Nvml, index: u32) -> Result<(String, String, u64), NvmlError> {
     Ok((device.uuid()?, device.name()?, device.memory_info()?.total))
 }
 
-/// The loader's message names the file, NVML's the reason; both are worth a line.
+/// The loader's message names the file, and NVML's the reason; both are shown.
 fn no_driver(error: &NvmlError) -> Error {
     Error::NoDriver(
         error.to_string().trim_start_matches("a libloading error occurred: ").to_owned(),
     )
 }
 
-/// The devices that the `--device` options name, in their order; all of them without options.
+/// The devices that the `--device` options name, in their order; all devices without options.
 ///
 /// # Errors
-/// [`Error::Usage`] for an unknown or ambiguous device, naming those that exist.
+/// [`Error::Usage`] for an unknown or ambiguous device, with the names of those that exist.
 pub fn select(devices: &[VisibleGpu], wanted: &[String]) -> Result<Vec<VisibleGpu>, Error> {
     if wanted.is_empty() {
         return Ok(devices.to_vec());

@@ -10,16 +10,16 @@ use ::limits::{Request, env};
 use super::devices::VisibleGpu;
 use super::limits;
 
-/// Everything that a member of a session is told.
+/// All that a member of a session has to know.
 #[derive(Debug, Clone)]
 pub struct MemberEnvironment {
     /// The session's directory.
     pub session: PathBuf,
     /// The library to preload.
     pub limiter: PathBuf,
-    /// Directory with the simulated driver, if it shall be used.
+    /// The directory with the simulated driver, if that is to be used.
     pub fake_driver: Option<PathBuf>,
-    /// What it may take, of each of `devices`.
+    /// What it may take of each of `devices`.
     pub request: Request,
     /// The devices that the limits are for.
     pub devices: Vec<VisibleGpu>,
@@ -27,16 +27,15 @@ pub struct MemberEnvironment {
     pub only_these: bool,
     /// The daemon's socket.
     pub daemon: Option<PathBuf>,
-    /// Whether the user chose it, or none, so that no other variable may name one.
+    /// Whether the user chose the daemon, or none. Then no other variable may name one.
     pub no_other_daemon: bool,
 }
 
-/// Where a daemon listens by TCP, in the variables of vgpu.rs.
+/// The address of a daemon that listens by TCP, in the variables of vgpu.rs.
 pub const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
 
 impl MemberEnvironment {
-    /// The variables to set (`Some`) or to remove (`None`), over the environment that `current`
-    /// reads.
+    /// The variables to set (`Some`) or to remove (`None`) in the environment that `current` reads.
     #[must_use]
     pub fn variables(
         &self,
@@ -65,7 +64,7 @@ impl MemberEnvironment {
         variables
     }
 
-    /// Gives `command` these variables, over the environment that `current` reads.
+    /// Gives `command` these variables, on top of the environment that `current` reads.
     pub fn apply(&self, command: &mut Command, current: impl Fn(&str) -> Option<OsString>) {
         for (name, value) in self.variables(current) {
             match value {
@@ -86,7 +85,7 @@ fn prepended(first: &OsStr, rest: Option<&OsStr>) -> OsString {
     value
 }
 
-/// Whether the loader would read `path` as one entry of `LD_PRELOAD` or `LD_LIBRARY_PATH`: it
+/// Whether the loader would read `path` as one entry of `LD_PRELOAD` or `LD_LIBRARY_PATH`. It
 /// splits at colons, semicolons and spaces, and expands `$`.
 #[must_use]
 pub fn loader_can_name(path: &Path) -> bool {

@@ -1,14 +1,14 @@
-//! What can go wrong before the program runs, and the exit status that tells it.
+//! What can go wrong before the program runs, and the exit status for it.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The exit statuses of `sluice` itself. `sluice run` otherwise ends with the status of the
-/// program, or with 128 + n when signal n killed it.
+/// The exit statuses of `sluice` itself. Apart from these, `sluice run` ends with the status of the
+/// program, or with 128 + n if signal n killed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ExitStatus {
-    /// `sluice demo` or `sluice hooks`: what was checked does not hold.
+    /// `sluice demo` or `sluice hooks`: a check failed.
     CheckFailed = 1,
     /// The command line is wrong.
     Usage = 2,
@@ -24,18 +24,18 @@ pub enum ExitStatus {
     NotFound = 127,
 }
 
-/// Why `sluice` did not do what it was asked.
+/// Why `sluice` could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An option, or a combination of options, that cannot be meant.
+    /// An impossible option, or an impossible combination of options.
     #[error("{0}")]
     Usage(String),
-    /// NVML cannot be loaded or refuses to work.
+    /// NVML cannot be loaded, or refuses to work.
     #[error(
         "no NVIDIA driver: {0}; limits need a GPU (--fake-gpu runs on one simulated in software)"
     )]
     NoDriver(String),
-    /// NVML works and lists nothing.
+    /// NVML works, but lists no GPU.
     #[error("the NVIDIA driver knows no GPU (--fake-gpu runs on one simulated in software)")]
     NoDevice,
     /// A file that belongs to Sluice is not where it is looked for.
@@ -43,13 +43,13 @@ pub enum Error {
     PartMissing {
         /// Its file name.
         name: &'static str,
-        /// The places, in order.
+        /// The paths that were tried, in order.
         looked_for: Vec<PathBuf>,
     },
     /// A session's directory that cannot be used.
     #[error(transparent)]
     Directory(#[from] session::directory::DirectoryError),
-    /// A page that cannot be believed.
+    /// A page that is not valid.
     #[error(transparent)]
     Page(#[from] session::PageError),
     /// A failed system call.
@@ -60,12 +60,12 @@ pub enum Error {
         /// The operating system's answer.
         source: io::Error,
     },
-    /// A program of Sluice's own failed at its part.
+    /// A helper program of Sluice failed.
     #[error("{name} failed: {problem}")]
     Helper {
         /// Its file name.
         name: &'static str,
-        /// How it ended and what it said.
+        /// How it ended, and what it wrote.
         problem: String,
     },
     /// A signal asked `sluice` itself to end.
@@ -90,7 +90,7 @@ impl Error {
         Self::System { what: what.into(), source: source.into() }
     }
 
-    /// The exit status that goes with it.
+    /// The exit status for this error.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         let status = match self {

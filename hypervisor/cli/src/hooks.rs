@@ -1,7 +1,7 @@
 //! `sluice hooks`: which of the driver's functions are patched.
 //!
-//! Two programs load the driver's libraries under the limiter, which writes what it did with each
-//! function to the file named by [`REPORT`].
+//! Two programs load the driver's libraries under the limiter. The limiter writes what it did with
+//! each function to the file named by [`REPORT`].
 
 use std::collections::BTreeMap;
 use std::env::var_os;
@@ -19,11 +19,12 @@ use super::environment::MemberEnvironment;
 use super::parts::{self, Parts};
 use super::{Error, ExitStatus, devices, links};
 
-/// Path of the file that the limiter appends its report to: a line for each function that Sluice
-/// names, `library<TAB>symbol<TAB>state`, where state is `patched`, `absent` or `failed:<reason>`.
+/// Path of the file that the limiter appends its report to. It has one line for each function that
+/// Sluice names: `library<TAB>symbol<TAB>state`. The state is `patched`, `absent` or
+/// `failed:<reason>`.
 pub const REPORT: &str = "SLUICE_HOOK_REPORT";
 
-/// What became of one function.
+/// The state of one function.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum HookState {
     Absent,
@@ -31,13 +32,13 @@ enum HookState {
     Failed(String),
 }
 
-/// By library and symbol.
+/// The states by library and symbol.
 type Table = BTreeMap<(String, String), HookState>;
 
-/// Prints the table and gives the exit status: 0 when every function that exists is patched.
+/// Prints the table and returns the exit status: 0 if every function that exists is patched.
 ///
 /// # Errors
-/// [`Error`] when the report could not be made.
+/// [`Error`] if the report could not be made.
 pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     if directory::is_inside() {
         return Err(Error::Usage("already inside a session: run it outside".to_owned()));
@@ -84,10 +85,10 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     Ok(if failed { ExitStatus::CheckFailed as u8 } else { 0 })
 }
 
-/// The part of the child that loads NVML.
+/// What the child process does that loads NVML.
 ///
 /// # Errors
-/// As [`devices::list`].
+/// As for [`devices::list`].
 pub fn load_nvml() -> Result<u8, Error> {
     devices::list(None).map(|_| 0)
 }
@@ -112,7 +113,7 @@ fn report(mut command: Command, file: &Path) -> Result<String, Error> {
     })
 }
 
-/// Adds the lines of a report; of two states of one function the worse counts.
+/// Adds the lines of a report. If a function has two states, the worse one counts.
 fn read_into(table: &mut Table, text: &str) -> Result<(), Error> {
     for line in text.lines() {
         let (key, state) = parse(line).ok_or_else(|| Error::Helper {

@@ -1,5 +1,5 @@
-//! The user's command: runs programs under limits, shows and changes the limits of those that run,
-//! shows that limits hold, and lists what is patched.
+//! The user's command. It runs programs under limits, shows and changes the limits of running ones,
+//! demonstrates that limits hold, and lists what is patched.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 pub use error::{Error, ExitStatus};
 
-/// Runs what the command line asks for.
+/// Carries out a command line.
 #[must_use]
 pub fn main(cli: cli::Cli) -> ExitCode {
     let outcome = match cli.command {
@@ -43,7 +43,7 @@ pub fn main(cli: cli::Cli) -> ExitCode {
     }
 }
 
-/// One line on stderr. A closed stderr is no reason to stop.
+/// Prints one line to stderr. A closed stderr is no reason to stop.
 pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "sluice: {line}");
 }

@@ -14,11 +14,12 @@ use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
 use super::{Error, limits, parts};
 
-/// Changes the limits of a session: on all of its devices or, where one cannot be, on none.
+/// Changes the limits of a session on all of its devices. If one of them cannot be changed, none
+/// is.
 ///
 /// # Errors
-/// [`Error::Usage`] for a session that there is not, or limits that cannot be meant;
-/// [`Error::Page`] for a damaged page; others from the system.
+/// [`Error::Usage`] for an unknown session or impossible limits; [`Error::Page`] for a damaged
+/// page; others from the system.
 pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     let request = arguments.request();
     if request.is_empty() {
@@ -45,12 +46,12 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
         page.change_limits(after)?;
         text += &told(page.device(), before, after, page.summary()?.total());
     }
-    // It is done, whether anybody reads about it or not.
+    // The change is made, even if it cannot be printed.
     let _ = io::stdout().lock().write_all(text.as_bytes());
     Ok(0)
 }
 
-/// The session that a name, the start of one, or a process means.
+/// The session that is meant by a name, the beginning of a name, or a process id.
 fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     let named = |session: &&Found| session.name == wanted;
     let begins = |session: &&Found| session.name.starts_with(wanted);
@@ -90,7 +91,8 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     }
 }
 
-/// Whether a living process of the session has this id, here or in its own namespace, or made it.
+/// Whether this id belongs to a living process of the session, here or in its own namespace, or to
+/// the process that made the session.
 fn has_process(found: &Found, pid: u32) -> bool {
     let sits = |page: &PathBuf| {
         let summary = Page::open_existing(page).and_then(|page| page.summary());
@@ -100,9 +102,9 @@ fn has_process(found: &Found, pid: u32) -> bool {
     (found.owned && found.owner() == Some(pid)) || found.pages.iter().any(sits)
 }
 
-/// The devices as NVML lists them, where it can: a session on the simulated driver brings its own.
+/// The devices as NVML lists them, if it can. A session on the simulated driver has its own NVML.
 fn known_devices(session: &Found) -> Option<Vec<VisibleGpu>> {
-    // A session within another one's directory shares its driver.
+    // A session inside another one's directory shares that one's driver.
     let own = |folder: &Path| folder.join("fake-driver").join(parts::FAKE_NVML.1);
     let simulated = session.path.ancestors().take(2).map(own).find(|path| path.exists());
     devices::list(simulated.as_deref()).ok()
@@ -123,7 +125,7 @@ fn chosen_pages(
     }
     let open = |path: &PathBuf| Page::open_existing(path).map_err(Error::from);
     let Some(wanted) = device else { return session.pages.iter().map(open).collect() };
-    // By their names, so that a damaged one does not stop the change of another.
+    // Found by their names, so that a damaged page does not stop the change of another.
     let used: Vec<(&PathBuf, GpuId)> = session
         .pages
         .iter()
@@ -150,7 +152,7 @@ fn chosen_pages(
     )))
 }
 
-/// Why a session's limits cannot be changed that way.
+/// The error for limits that cannot be changed in this way.
 fn refused(device: GpuId, error: RequestError) -> Error {
     match error {
         RequestError::NeedsShare { .. } => {
@@ -161,7 +163,7 @@ fn refused(device: GpuId, error: RequestError) -> Error {
     }
 }
 
-/// What it was, what it is now, and what that means for what is in use.
+/// The limits before and after the change, and what it means for what is in use.
 fn told(device: GpuId, before: &Limits, after: &Limits, used: u64) -> String {
     let mut lines = String::new();
     let mut line = |text: String| lines += &format!("{device}: {text}\n");
@@ -216,7 +218,7 @@ mod tests {
             let message = chosen(several).unwrap_err().to_string();
             assert!(message.contains("env-ab34 of user 8"), "{message}");
         }
-        // No process has the highest number, on no machine.
+        // On no machine has a process the highest number.
         let nobody = u32::MAX.to_string();
         for none in ["", "env-x", nobody.as_str()] {
             assert!(chosen(none).unwrap_err().to_string().contains("no such session"), "{none}");

@@ -1,4 +1,4 @@
-//! From options to the variables that the limiter reads.
+//! Turns options into the variables that the limiter reads.
 
 use limits::memory::Part;
 use limits::request::{Device, MemoryRequest, Unused};
@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use super::Error;
 use super::devices::VisibleGpu;
 
-/// Checks that the options of a new session can be meant together, and on these devices.
+/// Checks that the options of a new session are possible together, and on these devices.
 ///
 /// # Errors
-/// [`Error::Usage`] for a setting that would not be kept, or for more memory than a device has,
+/// [`Error::Usage`] for a setting that would have no effect, or for more memory than a device has,
 /// which would be no limit at all.
 pub fn check(request: &Request, devices: &[VisibleGpu]) -> Result<(), Error> {
     let mut request = request.clone();
-    // It can speak of a share in the user's own variables.
+    // It may refer to a share in the user's own variables.
     let fixed = request.policy.as_ref().is_some_and(|policy| policy.value == Policy::Fixed);
     if fixed && request.share.is_none() {
         request.policy = None;
@@ -28,8 +28,7 @@ pub fn check(request: &Request, devices: &[VisibleGpu]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a session may take after `request`, on `device` where NVML knows it; `name` is what messages
-/// call it.
+/// What a session may take after `request`, on `device` if NVML knows it. Messages call it `name`.
 ///
 /// # Errors
 /// [`RequestError`]
@@ -54,8 +53,8 @@ impl From<RequestError> for Error {
     }
 }
 
-/// The variables to set (`Some`) or to remove (`None`), for a session on `devices`. What is not asked
-/// for leaves the user's own variables alone.
+/// The variables to set (`Some`) or to remove (`None`), for a session on `devices`. For settings
+/// that are not asked for, the user's own variables stay.
 #[must_use]
 pub fn variables(request: &Request, devices: &[VisibleGpu]) -> Vec<(&'static str, Option<String>)> {
     let mut variables = Vec::new();
@@ -64,7 +63,7 @@ pub fn variables(request: &Request, devices: &[VisibleGpu]) -> Vec<(&'static str
     };
     if let Some(MemoryRequest::Limit(memory)) = request.memory.as_ref().map(|asked| asked.value) {
         of_devices(env::MEMORY_LIMIT, Some(amount(memory)));
-        // The user's own part is of another whole.
+        // The user's own value is a part of another total.
         let real = request.real.as_ref().and_then(|real| match real.value {
             Part::Amount(real) => Some(amount(real)),
             Part::Ratio(_) | Part::Device => None,
@@ -81,7 +80,7 @@ pub fn variables(request: &Request, devices: &[VisibleGpu]) -> Vec<(&'static str
         let priority = request.priority.as_ref().map(|priority| priority.value.to_string());
         variables.push((env::PRIORITY, priority));
     }
-    // A share asked for here is enforced, whatever the environment says about the policy.
+    // A share that is asked for here is enforced, even if the environment names another policy.
     let asked = request.policy.as_ref().map(|policy| policy.value);
     if let Some(policy) = asked.or(request.share.as_ref().map(|_| implied)) {
         variables.push((env::POLICY, Some(policy.to_string())));
@@ -161,7 +160,7 @@ mod tests {
         let request = LimitArgs { compute: Some(300_000), ..LimitArgs::default() }.request();
         assert_eq!(variables(&request, &devices()[..1])[0].1, one("30"));
         assert_eq!(variables(&LimitArgs::default().request(), &devices()), []);
-        // A number that small would be refused as one without its unit.
+        // Such a small number would be refused because it has no unit.
         let small = variables(&bytes(8).request(), &devices()[..1]);
         assert_eq!(small[0].1, one("\"8B\""));
     }
@@ -206,7 +205,7 @@ mod tests {
         assert!(check(&hosted.request(), &devices()).is_ok());
         let half = LimitArgs { mem: Some(Amount::Ppm(500_000)), ..LimitArgs::default() };
         let part = LimitArgs { mem_real: Some(Amount::Bytes(1 << 30)), ..half };
-        // Known without a device, or not.
+        // Whether the device's size is known or not.
         assert!(check(&part.request(), &[]).is_ok());
         assert!(refused(part).to_string().contains("--mem-real 1GiB is more than --mem 512MiB"));
     }

@@ -10,10 +10,10 @@ use super::Error;
 use super::environment::loader_can_name;
 use super::parts::{self, Parts};
 
-/// The limiter under a name that the loader takes as one entry.
+/// The path of the limiter, under a name that the loader reads as one entry.
 ///
 /// # Errors
-/// [`Error::System`] when a link is needed and cannot be made.
+/// [`Error::System`] if a link is needed and cannot be made.
 pub fn preloadable(session: &OwnedSession, limiter: PathBuf) -> Result<PathBuf, Error> {
     if loader_can_name(&limiter) {
         return Ok(limiter);
@@ -21,7 +21,7 @@ pub fn preloadable(session: &OwnedSession, limiter: PathBuf) -> Result<PathBuf, 
     link(&limiter, session.path(), parts::LIMITER)
 }
 
-/// A directory that gives the simulated driver the names under which programs load it.
+/// Makes a directory in which the simulated driver has the names that programs load.
 ///
 /// # Errors
 /// [`Error::PartMissing`] without the simulated driver, [`Error::System`] and [`Error::Directory`]

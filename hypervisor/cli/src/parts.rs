@@ -1,4 +1,4 @@
-//! Where the other parts of Sluice are: beside this executable, or in `../lib` next to it.
+//! Finds the other parts of Sluice: beside this executable, or in `../lib` next to it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,10 +27,10 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Looks around this executable; `library` is the value of [`LIBRARY`].
+    /// Searches around this executable; `library` is the value of [`LIBRARY`].
     ///
     /// # Errors
-    /// When the system does not tell where this executable is.
+    /// If the system does not tell where this executable is.
     pub fn locate(library: Option<PathBuf>) -> Result<Self, Error> {
         let own = std::env::current_exe()
             .map_err(|e| Error::system("cannot find this executable's own path", e))?;
@@ -56,11 +56,12 @@ impl Parts {
         }
     }
 
-    /// The limiter: where [`LIBRARY`] says, or beside the executable.
+    /// The limiter: at the path in [`LIBRARY`], or beside the executable.
     ///
     /// # Errors
     /// [`Error::PartMissing`]; a wrong [`LIBRARY`] is not silently replaced by another file.
-    /// [`Error::System`] for one that cannot be read: the loader would run the program without it.
+    /// [`Error::System`] for a file that cannot be read: the loader would run the program without
+    /// it.
     pub fn limiter(&self) -> Result<PathBuf, Error> {
         let path = match &self.limiter {
             None => self.find(LIMITER)?,

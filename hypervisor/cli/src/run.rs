@@ -15,10 +15,10 @@ use super::limits;
 use super::parts::{self, Parts};
 use super::{Error, child, daemon_link, devices, links, say};
 
-/// Runs the program and gives its exit status.
+/// Runs the program and returns its exit status.
 ///
 /// # Errors
-/// [`Error`] when the program was not run.
+/// [`Error`] if the program was not run.
 pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let mut command = program(arguments)?;
     if directory::is_inside() {
@@ -76,8 +76,8 @@ fn program(arguments: &RunArgs) -> Result<Command, Error> {
     Ok(command)
 }
 
-/// Limits within limits would need a session within a session. Without options there is nothing to
-/// add, and the program simply stays in the session it is in.
+/// Runs a program inside a session. With options, that is an error: limits within limits would need
+/// a session within a session. Without options, the program stays in its session.
 fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
     if arguments.any_option() {
         return Error::Usage(format!(
@@ -90,13 +90,14 @@ fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
     Error::Spawn { program, source: command.exec() }
 }
 
-/// Only limits and choices need the driver: without them a program runs where there is none, too.
+/// Only limits and a choice of devices need the driver. Without them, a program runs without one,
+/// too.
 fn chosen_devices(
     arguments: &RunArgs,
     request: &Request,
     parts: &Parts,
 ) -> Result<Vec<devices::VisibleGpu>, Error> {
-    // What is wrong whatever the devices are is told first.
+    // Errors that do not depend on the devices come first.
     limits::check(request, &[])?;
     if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {
         return Ok(Vec::new());

@@ -1,12 +1,12 @@
 //! What one session has earned, used and owes on one device.
 //!
-//! * `own`: the bucket of the guaranteed share.
-//! * `ceiling`: a second bucket, where there is a bound above the guaranteed share. All use is taken
-//!   from it.
-//! * Spare time is counted, and taken from `ceiling` only.
+//! * `own` is the bucket of the guaranteed share.
+//! * `ceiling` is a second bucket, for a session that may have more than its guaranteed share up to
+//!   a bound. All use is taken from it.
+//! * Spare time is counted, and is taken from `ceiling` only.
 //!
-//! Use is charged when it is told of. What is not told yet (`Untold`) counts as used until then,
-//! so that nobody gains by saying nothing.
+//! Use is charged when it is reported. Unreported time (`Untold`) counts as used until then, so
+//! that no worker gains by not reporting.
 
 use limits::bucket::Bucket;
 use limits::units::PPM_ONE;
@@ -23,12 +23,12 @@ pub enum Paid {
     Spare,
 }
 
-/// Time that has passed since leases were last told of, as far as it is likely to have been used.
+/// Time since the last reports on leases, as far as it was probably used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Untold {
     pub(super) own_ns: u64,
     pub(super) all_ns: u64,
-    /// For how long the least talkative holder has said nothing. 0: nobody holds.
+    /// The longest time since the last report of any holder. 0: no worker holds.
     pub(super) longest_ns: u64,
 }
 
@@ -39,21 +39,21 @@ pub(super) struct Account {
     own: Bucket,
     ceiling: Option<(u32, Bucket)>,
     untold: Untold,
-    /// Time in which any worker held and which has not been charged: workers that hold at once are
-    /// together charged for no more than the time that passed. It goes back as far as somebody has
-    /// not told yet.
+    /// Time in which any worker held and which has not been charged. Workers that hold at once are
+    /// together charged for no more than the time that passed. The time goes back to the oldest
+    /// last report.
     held_ns: u64,
     charged_ns: u64,
     spare_ns: u64,
-    /// Guaranteed time used in relation to the share: the session with the least goes next. In
-    /// nanoseconds at a whole share.
+    /// Guaranteed time used in relation to the share, in nanoseconds at a whole share. The session
+    /// with the least goes next.
     virtual_ns: u128,
-    /// Where in virtual time its next turn begins, if that is near enough to what it has used.
+    /// The virtual time at which its next turn begins, if that is near enough to `virtual_ns`.
     next_place: u128,
     /// Spare time used in relation to the weight.
     spare_virtual_ns: u128,
-    /// No turn can start before these moments, of own and of spare time: found once, so that those
-    /// who wait long cost little. Use only makes it later.
+    /// No turn can start before these moments, of guaranteed and of spare time. They are computed
+    /// once, so that sessions that wait for long cost little. Use can only make them later.
     not_before: [u64; 2],
 }
 
@@ -87,7 +87,7 @@ impl Account {
         self.charged_ns
     }
 
-    /// What has been used since then, as far as is known.
+    /// What has probably been used since the last reports.
     pub(super) fn untold_ns(&self) -> u64 {
         self.untold.all_ns
     }
@@ -96,7 +96,7 @@ impl Account {
         self.spare_ns
     }
 
-    /// What goes next has the least of it.
+    /// The session with the least of it goes next.
     pub(super) fn virtual_time(&self, paid: Paid) -> u128 {
         match paid {
             Paid::Own => self.virtual_ns,
@@ -104,9 +104,10 @@ impl Account {
         }
     }
 
-    /// What goes next has the least of it: the virtual time, or, of those who take turns, what it would be if each turn
-    /// were as long as it should be. What one was longer by makes the next one shorter, and not later, as far as it can
-    /// be shorter.
+    /// The session with the least of it goes next. For spare time it is the virtual time. For those
+    /// that take turns it is what the virtual time would be if each turn had been as long as it
+    /// should be. A turn that was too long makes the next one shorter instead of later, as far as a
+    /// turn can be shorter.
     pub(super) fn place(&self, paid: Paid, tuning: &Tuning) -> u128 {
         if paid == Paid::Spare {
             return self.spare_virtual_ns;
@@ -128,7 +129,8 @@ impl Account {
         self.next_place = self.place_after_turn(tuning);
     }
 
-    /// How much more it would have used if all its turns had been as long as they should be.
+    /// How much more it would have used, in virtual time, if all its turns had been as long as they
+    /// should be.
     pub(super) fn short_of_its_place(&self) -> u128 {
         self.next_place.saturating_sub(self.virtual_ns)
     }
@@ -142,12 +144,12 @@ impl Account {
         self.place(Paid::Own, tuning).saturating_add(self.virtually(turn))
     }
 
-    /// So much time in relation to the share.
+    /// A time in relation to the share.
     fn virtually(&self, ns: u64) -> u128 {
         u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.guaranteed_ppm.max(1))
     }
 
-    /// Idling earns no precedence.
+    /// Moves the session up to the present virtual time: idling earns no precedence.
     pub(super) fn catch_up(&mut self, paid: Paid, virtual_now: u128) {
         let mine = match paid {
             Paid::Own => &mut self.virtual_ns,
@@ -159,12 +161,12 @@ impl Account {
         }
     }
 
-    /// What was used counts as that much at most, where turns are given out.
+    /// Limits what counts as used when turns are given out.
     pub(super) fn count_at_most(&mut self, virtual_ns: u128) {
         self.virtual_ns = virtual_ns.min(self.virtual_ns);
     }
 
-    /// Guaranteed time that is left, as of the last settlement; negative: owed.
+    /// Guaranteed time that is left, as of the last settlement. Negative: owed.
     pub(super) fn balance_ns(&self) -> i64 {
         less(self.own.balance_ns, self.untold.own_ns)
     }
@@ -182,7 +184,7 @@ impl Account {
             all_ns: untold.all_ns.min(self.held_ns),
             ..untold
         };
-        // What is untold will be taken off: until then the bucket may hold so much more.
+        // Unreported time will be taken off later. Until then the bucket may hold that much more.
         let burst = tuning.burst_ns(self.guaranteed_ppm).saturating_add(untold.own_ns);
         self.own.settle(now, self.guaranteed_ppm, burst, false);
         if let Some((ppm, bucket)) = &mut self.ceiling {
@@ -192,7 +194,7 @@ impl Account {
         self.untold = untold;
     }
 
-    /// Charges for time used by one of the workers. To be called after [`Self::settle`].
+    /// Charges for time that one of the workers used. To be called after [`Self::settle`].
     pub(super) fn charge(&mut self, used_ns: u64, paid: Paid) {
         let charge = used_ns.min(self.held_ns);
         self.held_ns -= charge;
@@ -213,8 +215,8 @@ impl Account {
         }
     }
 
-    /// The new quota counts from now on: what was earned and what is owed stays. To be called
-    /// after [`Self::settle`].
+    /// Changes the quota from now on. What was earned and what is owed stay. To be called after
+    /// [`Self::settle`].
     pub(super) fn set_quota(&mut self, quota: ComputeLimit, now: u64, tuning: &Tuning) {
         self.quota = quota;
         self.not_before = [0; 2];
@@ -231,14 +233,14 @@ impl Account {
         }
     }
 
-    /// How much of what can be saved up has been saved up, in millionths.
+    /// How much of the most that can be saved up has been saved up, in millionths.
     pub(super) fn fullness_ppm(&self, tuning: &Tuning) -> u64 {
         let balance = u64::try_from(self.balance_ns()).unwrap_or(0);
         super::density::ratio_ppm(balance, tuning.burst_ns(self.guaranteed_ppm))
     }
 
-    /// Whether a turn can start, or (`going_on`) a lease can be prolonged, as of the last settlement, with so much of the
-    /// guaranteed time kept.
+    /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last
+    /// settlement; `kept_ns` of the guaranteed time must not be used.
     pub(super) fn can_pay(
         &self,
         paid: Paid,
@@ -262,7 +264,7 @@ impl Account {
         }
     }
 
-    /// When [`Self::can_pay`] for a new turn, if nothing is used until then.
+    /// When [`Self::can_pay`] holds for a new turn, if nothing is used until then.
     pub(super) fn ready_at(&self, paid: Paid, tuning: &Tuning) -> Option<u64> {
         let ceiling = |least: &dyn Fn(u32) -> u64| match &self.ceiling {
             None => Some(0),
@@ -281,12 +283,12 @@ impl Account {
         }
     }
 
-    /// A moment before which [`Self::can_pay`] for a new turn is known to be false.
+    /// Before this moment, [`Self::can_pay`] is known to be false for a new turn.
     pub(super) fn not_before(&self, paid: Paid) -> u64 {
         self.not_before[paid as usize]
     }
 
-    /// It was found that no turn can start now.
+    /// Remembers until when no turn can start. To be called when none can start now.
     pub(super) fn remember_wait(&mut self, paid: Paid, tuning: &Tuning) {
         self.not_before[paid as usize] = self.ready_at(paid, tuning).unwrap_or(u64::MAX);
     }
@@ -315,7 +317,7 @@ fn reach(bucket: &Bucket, balance_ns: u64, share_ppm: u32) -> Option<u64> {
     Some(bucket.settled_at_ns.saturating_add(wait))
 }
 
-/// How long a balance lasts that is filled by a share and emptied by use.
+/// How long a balance lasts while a share fills it and use empties it.
 fn lasts(balance_ns: i64, share_ppm: u32, density_ppm: u64) -> u64 {
     let Ok(balance) = u64::try_from(balance_ns) else { return 0 };
     let drain = density_ppm.min(PPM_ONE.into()).saturating_sub(share_ppm.into());
@@ -341,7 +343,7 @@ mod tests {
         account.charge(15 * MS, Paid::Own);
         account.charge(15 * MS, Paid::Own);
         assert_eq!(account.charged_ns(), 20 * MS);
-        // Two that use a third each are charged both, however far apart they tell of it.
+        // Two workers that use a third each are both charged, however far apart their reports are.
         account.settle(40 * MS, untold(20 * MS), &tuning);
         account.charge(6 * MS, Paid::Own);
         account.settle(50 * MS, untold(30 * MS), &tuning);
@@ -350,7 +352,7 @@ mod tests {
         account.settle(60 * MS, untold(10 * MS), &tuning);
         account.charge(u64::MAX, Paid::Own);
         assert_eq!(account.charged_ns(), 45 * MS);
-        // Nobody holds: there is nothing to charge for.
+        // No worker holds: there is nothing to charge for.
         account.settle(90 * MS, Untold::default(), &tuning);
         account.charge(10 * MS, Paid::Own);
         assert_eq!(account.charged_ns(), 45 * MS);

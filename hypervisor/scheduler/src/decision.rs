@@ -1,4 +1,4 @@
-//! Who is granted a lease, and who may go on.
+//! Grants leases and prolongs them.
 
 use limits::units::PPM_ONE;
 
@@ -15,7 +15,7 @@ impl Scheduler {
         self.suspect_several(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
-        // What is guaranteed goes first, and spare time is what is left.
+        // Guaranteed time goes first; spare time is what is left.
         for paid in [Paid::Own, Paid::Spare] {
             for worker in self.candidates(&asking, paid, now) {
                 grants.extend(self.grant(worker, paid, now));
@@ -24,8 +24,8 @@ impl Scheduler {
         grants
     }
 
-    /// The worker that has just reported asks for its lease to go on. `None`: it has to stop when the
-    /// lease ends, drain, report and ask anew.
+    /// The worker has just reported and asks for its lease to go on. `None`: the worker has to stop
+    /// when the lease ends, drain, report and ask anew.
     pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
         self.revoke_overdue(now);
         self.end_overdue_probe(now);
@@ -42,16 +42,16 @@ impl Scheduler {
         if paid == Paid::Spare && !self.may_have_spare(session) {
             return None;
         }
-        // A probe keeps the others waiting.
+        // A probe keeps the other workers waiting.
         let waiting = self.probe.is_none().then(|| self.strongest_waiting(worker, now)).flatten();
         let turn_ends_at = match (waiting, paid) {
-            // Nobody waits, or only for what is left over: another turn.
+            // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
                 now.saturating_add(self.longest_turn(worker, paid))
             }
-            // Spare time ends where somebody has a right.
+            // Spare time ends when a worker waits for guaranteed time.
             (Some(Paid::Own), Paid::Spare) => return None,
-            // One turn each. What began as another kind of time was no such turn.
+            // Each gets one turn. A lease that began on the other budget was no such turn.
             (Some(_), _) if paid == held.paid => held.turn_ends_at,
             (Some(_), _) => return None,
         };
@@ -67,8 +67,9 @@ impl Scheduler {
         Some(self.granted(worker, lease, length_ns, self.company(worker)))
     }
 
-    /// When [`Self::decide`] has something to do although nothing has happened: somebody has earned
-    /// enough, or a lease or a probe that others wait for is over. `None`: not without an event.
+    /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
+    /// or a lease or a probe that others wait for is over. `None`: only an event can change
+    /// something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         if self.asking.is_empty() {
             return None;
@@ -89,7 +90,7 @@ impl Scheduler {
         times.filter(|&at| at > now).min()
     }
 
-    /// Those that ask, less those that certainly have to wait on.
+    /// The workers that ask, without those that certainly have to go on waiting.
     fn worth_a_look(&self, now: u64) -> Vec<(WorkerId, SessionId)> {
         let holds_dense = |id: &WorkerId| {
             self.workers.get(id).is_some_and(|worker| {
@@ -105,7 +106,7 @@ impl Scheduler {
             let session = self.sessions.get(&worker.session)?;
             let account = &session.account;
             let waits = account.not_before(Paid::Own).min(account.not_before(Paid::Spare)) > now;
-            // With others of its session it might join in.
+            // It may join other members of its session that hold.
             (!waits || session.members.len() > 1).then_some((*id, worker.session))
         };
         self.asking.iter().filter_map(look).collect()
@@ -137,12 +138,15 @@ impl Scheduler {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             let account = &mut state.account;
             if fits {
-                // Those who do not take turns may use their share faster than those who do: whoever comes to take
-                // turns joins behind all of them, and one with siblings that take none does not fall back further.
+                // Sparse workers take no turns and may use their share faster than dense ones. A
+                // worker that begins to take turns joins at the end of the queue, however much its
+                // session has used. One that takes turns while its siblings do not falls back by
+                // `longest_lag_ns` at most.
                 if asks.density.is_dense() {
                     account.count_at_most(self.own_now + if asks.takes_turns { most } else { 0 });
                 }
-                // Whoever cannot be given its share for long has no claim on what it missed.
+                // A session that could not be given its share for long has no claim on what it
+                // missed.
                 account.catch_up(Paid::Own, last);
                 candidates.push((account.place(paid, &self.tuning), served_at, session, worker));
             } else if !account.can_pay(paid, false, 0, &self.tuning) {
@@ -157,7 +161,7 @@ impl Scheduler {
         candidates.into_iter().map(|(.., worker)| worker).collect()
     }
 
-    /// Grants a candidate its lease, unless a grant before it is in its way.
+    /// Grants a candidate its lease, unless an earlier grant excludes it.
     fn grant(&mut self, worker: WorkerId, paid: Paid, now: u64) -> Option<Grant> {
         let session = self.session_of(worker).ok()?;
         if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session) {
@@ -192,8 +196,9 @@ impl Scheduler {
         Some(self.granted(worker, lease, length_ns, company))
     }
 
-    /// Where turns are shorter than they should be for everybody, because giving them out takes time or there is more
-    /// to be shared than there is, all places are moved by as much: their order stays.
+    /// Moves all places back by the smallest shortfall, so that their order stays. All turns are
+    /// shorter than they should be if handovers take time, or if the shares add up to more than the
+    /// device.
     fn level_places(&mut self) {
         let waiting = |id: &WorkerId| {
             let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
@@ -207,12 +212,12 @@ impl Scheduler {
         }
     }
 
-    /// The virtual times get as far as whoever is granted time.
+    /// Moves the virtual time up to that of the session that is granted time.
     fn reach(&mut self, worker: WorkerId, session: SessionId, paid: Paid) {
         let Some(state) = self.sessions.get(&session) else { return };
         let reached = state.account.virtual_time(paid);
         match paid {
-            // Others do not take turns.
+            // A sparse worker takes no turn.
             Paid::Own if !self.is_dense(worker) => {}
             Paid::Own => self.own_now = reached.max(self.own_now),
             Paid::Spare => self.spare_now = reached.max(self.spare_now),
@@ -226,7 +231,7 @@ impl Scheduler {
         Grant { worker, lease, length_ns, shared: company.shared, exclusive: alone && stays }
     }
 
-    /// Those who hold already are no longer alone.
+    /// Adds the newcomer to the co-holders of those that hold already.
     fn tell_company(&mut self, newcomer: WorkerId, session: SessionId) {
         let Some(density) = self.workers.get(&newcomer).map(|worker| worker.density) else {
             return;
@@ -241,9 +246,10 @@ impl Scheduler {
         }
     }
 
-    /// Whether the present holders leave room for this worker.
+    /// Whether this worker may hold beside the present holders.
     fn fits(&self, worker: WorkerId) -> bool {
-        // Whoever holds beside one that has just come to be suspected is on its way out.
+        // A suspected worker has to begin alone. One that holds already may go on: its co-holders
+        // are not prolonged.
         let alone = self.is_suspected(worker) && self.held(worker).is_none();
         let excluded =
             || self.present(worker).any(|(_, other, _)| alone || other.density.is_dense());
@@ -254,12 +260,12 @@ impl Scheduler {
         self.workers.get(&worker).is_some_and(|worker| worker.density.is_dense())
     }
 
-    /// How long the worker can pay for a lease, as of the last settlement; `None`: not long enough to
-    /// start one, or to go on with one.
+    /// How long a lease the worker can pay for, as of the last settlement. `None`: it cannot pay
+    /// for long enough to start a lease, or to go on with one.
     fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
         let session = self.workers.get(&worker)?.session;
         let account = &self.sessions.get(&session)?.account;
-        // Beside a member that holds, a sparse one does not have to wait for a whole turn's worth.
+        // Beside a member that holds, a sparse worker may start before it can pay for a whole turn.
         let joins = !self.is_dense(worker)
             && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
         let kept_ns = match paid {
@@ -274,8 +280,9 @@ impl Scheduler {
         (length >= self.tuning.shortest_rest_ns).then_some(length)
     }
 
-    /// What a sparse worker must not use: a dense one of its session, which has to wait for other sessions as well, was
-    /// served before it and needs so much for its turn.
+    /// Guaranteed time that a sparse worker must not use. It is kept for the turn of a dense worker
+    /// of the same session that was served longer ago: that one has to wait for other sessions as
+    /// well.
     fn kept_for_a_turn(&self, worker: WorkerId, session: SessionId) -> u64 {
         let Some(state) = self.workers.get(&worker).filter(|state| !state.density.is_dense())
         else {
@@ -288,7 +295,8 @@ impl Scheduler {
         if waits { self.tuning.entry_ns(self.guaranteed_ppm(worker)) } else { 0 }
     }
 
-    /// What the session will use of the time in which this worker and its other holders hold.
+    /// What the session will use of a lease's time, if this worker and the session's present
+    /// holders hold.
     fn drain_ppm(&self, worker: WorkerId, session: SessionId) -> u64 {
         let mut sum = 0u64;
         for (id, member) in self.members(session) {
@@ -304,8 +312,8 @@ impl Scheduler {
         sum.min(PPM_ONE.into())
     }
 
-    /// Turns are for those who exclude each other. A sparse one's lease is just not longer than
-    /// what others may have to wait for when it is found to be dense.
+    /// Turns are for dense workers, which exclude each other. A sparse worker's lease only has a
+    /// maximum: others may have to wait for its end if the worker turns out to be dense.
     fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
         match paid {
             Paid::Spare => self.tuning.spare_turn_ns,
@@ -317,8 +325,9 @@ impl Scheduler {
         }
     }
 
-    /// A turn's lease. What runs past its end belongs to it, and while sparse ones hold as well it is as much longer as
-    /// they slow it down: a session whose share is small would not get it otherwise.
+    /// The length of a turn's lease. Work that runs past the lease's end belongs to the turn. While
+    /// sparse workers hold as well, the lease is longer by as much as they slow this worker down:
+    /// otherwise a session with a small share would not get its share.
     fn beside_others(&self, worker: WorkerId, turn: u64) -> u64 {
         let Some(state) = self.workers.get(&worker) else { return turn };
         let alone = self.present(worker).next().is_none();
@@ -328,7 +337,8 @@ impl Scheduler {
         self.tuning.turn_before_ns(turn, state.overrun_ns)
     }
 
-    /// What a worker is to use in its next turn; one that goes on has begun it long ago.
+    /// How much time a worker is to use in its turn. A worker that holds is not at the beginning of
+    /// a turn: for it, a turn's full length counts.
     fn turn(&self, worker: WorkerId) -> u64 {
         let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
         match session {
@@ -339,13 +349,13 @@ impl Scheduler {
         }
     }
 
-    /// What a worker would use in a turn that it has to itself.
+    /// How much time a worker would use in a turn that it has to itself.
     pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
         self.tuning.longest_turn_ns(self.guaranteed_ppm(worker))
     }
 
-    /// The strongest claim of those that could have a turn if this worker, being dense, let go of the
-    /// device. One between two polls is there.
+    /// The strongest claim among the dense workers that could have a turn if this dense worker let
+    /// go of the device. A worker between two polls counts as asking.
     fn strongest_waiting(&self, worker: WorkerId, now: u64) -> Option<Paid> {
         if !self.is_dense(worker) {
             return None;

@@ -1,4 +1,4 @@
-//! How much of the time that a worker holds the device it really uses.
+//! Utilization: how much of the time that a worker holds the device it really uses.
 
 use limits::units::PPM_ONE;
 
@@ -8,19 +8,19 @@ use super::worker::Company;
 /// Whether a worker fills the device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// It does, or may do: two of them at once only slow each other down.
+    /// It does, or may do. Two of them at once only slow each other down.
     Dense,
-    /// It leaves the device idle part of the time, which others can use.
+    /// It leaves the device idle part of the time, and others can use that time.
     Sparse,
 }
 
-/// A part in millionths; of nothing, none.
+/// `part` in millionths of `whole`; 0 of nothing.
 pub(super) fn ratio_ppm(part: u64, whole: u64) -> u64 {
     let ppm = (u128::from(part) * u128::from(PPM_ONE)).checked_div(u128::from(whole));
     u64::try_from(ppm.unwrap_or(0)).unwrap_or(u64::MAX)
 }
 
-/// A mean over the last so many nanoseconds, of values in millionths.
+/// A mean over the last nanoseconds (how many, each call says), of values in millionths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Mean {
     ppm: u64,
@@ -36,7 +36,7 @@ impl Mean {
         self.weight_ns = self.weight_ns.saturating_add(for_ns).min(memory_ns);
     }
 
-    /// As [`Self::add`], but what was known before hardly counts. What was known stays so.
+    /// Like [`Self::add`], but the earlier mean hardly counts. A mean that was known stays known.
     fn renew(&mut self, ppm: u64, for_ns: u64, known_ns: u64) {
         let known = self.weight_ns >= known_ns;
         self.weight_ns = self.weight_ns.min(for_ns / 8);
@@ -47,51 +47,51 @@ impl Mean {
     }
 }
 
-/// The density of one worker: time used in relation to time held, while nobody slows it down.
+/// The utilization of one worker while no other slows it down: time used in relation to time held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Density {
     alone: Mean,
     class: Class,
     measured_at: u64,
-    /// When it was first told of.
+    /// When its first report came.
     began_at: u64,
     /// What it used and had queued lately, slowed down or not.
     rate: Mean,
     backlog: Mean,
-    /// The same while others held as well.
+    /// The same, while others held as well.
     crowded: Mean,
     crowded_backlog: Mean,
     /// Rate and backlog at the last probe.
     at_probe: Option<(u64, u64)>,
-    /// Whether it is taken for dense on suspicion.
+    /// Set while it is taken for dense without a measurement.
     suspected: Option<Suspicion>,
-    /// No suspicion before this.
+    /// It is not suspected before this.
     trusted_until: u64,
-    /// Whether the last that was told of it says little about its density.
+    /// Whether the last report says little about its utilization.
     in_doubt: bool,
     probe_every_ns: u64,
-    /// Estimates are to be multiplied by this, in millionths.
+    /// Estimates are multiplied by this, in millionths.
     calibration: Mean,
 }
 
-/// It may have come to fill the device, and its next turn is to tell.
+/// The worker may have begun to fill the device. Its next turn is measured to find out.
 #[derive(Clone, Copy, Debug)]
 struct Suspicion {
-    /// What it was taken for.
+    /// What it was taken for before.
     before: Class,
-    /// When that is given up.
+    /// When the suspicion is dropped.
     until: u64,
-    /// How much time alone tells enough.
+    /// How much time alone is enough to decide.
     wanted_ns: u64,
-    /// Time alone that was told of since.
+    /// How much time alone has been reported since.
     alone_ns: u64,
 }
 
-/// One interval of a lease, as it is believed.
+/// One interval of a lease, with the reported values that are believed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interval {
     pub(super) held_ns: u64,
-    /// Calibrated where other workers held as well.
+    /// Calibrated if there were co-holders.
     pub(super) worked_ns: u64,
     pub(super) backlogged_ns: u64,
     pub(super) company: Company,
@@ -121,43 +121,45 @@ impl Density {
         self.class == Class::Dense
     }
 
-    /// The density, as soon as it is known.
+    /// The utilization, if it is known.
     pub(super) fn known_ppm(&self, tuning: &Tuning) -> Option<u64> {
         (self.alone.weight_ns >= tuning.known_ns).then_some(self.alone.ppm)
     }
 
-    /// The density, or what is assumed until it is known.
+    /// The utilization, or what is assumed until it is known.
     pub(super) fn assumed_ppm(&self, tuning: &Tuning) -> u64 {
         self.known_ppm(tuning).unwrap_or(PPM_ONE.into()).min(PPM_ONE.into())
     }
 
-    /// What it has used lately of the time held.
+    /// What part of the time held it has used lately.
     pub(super) fn rate_ppm(&self) -> u64 {
         if self.rate.weight_ns == 0 { PPM_ONE.into() } else { self.rate.ppm }
     }
 
-    /// What it has used lately of the time in which others held as well.
+    /// What part of the time held together with others it has used lately.
     pub(super) fn crowded_ppm(&self) -> u64 {
         if self.crowded.weight_ns == 0 { self.rate_ppm() } else { self.crowded.ppm }
     }
 
-    /// An estimate, corrected by what was learnt of this worker's estimates.
+    /// An estimate, corrected by the error known of this worker's estimates.
     pub(super) fn calibrated(&self, estimated_ns: u64) -> u64 {
         let ns = u128::from(estimated_ns) * u128::from(self.calibration.ppm);
         u64::try_from(ns / u128::from(PPM_ONE)).unwrap_or(u64::MAX)
     }
 
-    /// The worker had the device to itself and kept it busy: what should have been estimated is known.
+    /// Learns the error of this worker's estimates. The worker had the device to itself and kept it
+    /// busy, so the right value is known.
     pub(super) fn calibrate(&mut self, held_ns: u64, estimated_ns: u64, tuning: &Tuning) {
         const LEAST_NS: u64 = 500_000;
-        // What is far off is no error of estimates: the device had other work, or work that nobody told of.
+        // A large difference is no estimation error: the device had other work, or work that was
+        // not reported.
         if held_ns >= LEAST_NS && estimated_ns >= held_ns / 2 {
             let ratio = ratio_ppm(held_ns, estimated_ns).clamp(800_000, 1_500_000);
             self.calibration.add(ratio, held_ns, tuning.memory_ns);
         }
     }
 
-    /// Learns from an interval.
+    /// Learns from one interval.
     pub(super) fn observe(&mut self, seen: Interval, now: u64, tuning: &Tuning) {
         if seen.held_ns == 0 {
             return;
@@ -174,17 +176,19 @@ impl Density {
             self.crowded.add(used, seen.held_ns, tuning.memory_ns / 2);
             self.crowded_backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
         }
-        // Where nobody had to wait for the others, what each did is what it would do alone: together they left
-        // the device idle at times, and what was queued was being done. A single interval says too little.
+        // Beside co-holders a worker behaves as it would alone if none had to wait for the others:
+        // together they left the device idle at times, and queued work was being executed. A single
+        // interval is too little evidence, so the last ones count, too.
         let alike = |used: u64, backlog: u64| {
             company.rates_ppm.saturating_add(used) < tuning.saturated_ppm
                 && backlog < used.saturating_add(tuning.waiting_ppm)
         };
         let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
-        // Slices of one that fills it are in the way of every single launch.
+        // The time slices of a dense co-holder delay every single launch.
         let beside_sparse = || !company.dense && alike(used, backlog) && lately();
         let undisturbed = company.others == 0 || beside_sparse();
-        // The hardware gives equal slices to those that want all of it: one that gets less wants less.
+        // The hardware gives equal slices to all that want the whole device. A worker that gets
+        // less wants less.
         let slice = u64::from(PPM_ONE) / (company.others + 1);
         let wants_less = self.crowded.ppm < slice / 5 * 3
             && self.crowded_backlog.ppm < u64::from(PPM_ONE) / 2
@@ -192,14 +196,14 @@ impl Density {
         self.in_doubt = !(undisturbed || wants_less);
         let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
-        // A moment says too little to replace what was known.
+        // A very short interval says too little to replace what was known.
         let counts = undisturbed && (!stale || seen.held_ns >= tuning.shortest_ns);
         if counts && stale {
             self.alone.renew(used, seen.held_ns, tuning.known_ns);
         } else if counts {
             self.alone.add(used, seen.held_ns, tuning.memory_ns);
         } else if self.crowded_ppm() > self.alone.ppm && self.known_ppm(tuning).is_some() {
-            // Slowed down, it can only look sparser than it is.
+            // A worker that is slowed down can only look sparser than it is.
             self.alone.add(self.crowded_ppm(), seen.held_ns, tuning.memory_ns);
         }
         if counts {
@@ -216,10 +220,10 @@ impl Density {
         }
     }
 
-    /// Whether its density can only be learnt by giving it the device alone, and it is time to.
+    /// Whether only a probe can show its utilization, and a probe is due.
     pub(super) fn wants_probe(&self, now: u64, tuning: &Tuning) -> bool {
-        // Busier neighbours make for less use and more waiting, a program that does something else for
-        // more of both or less of both.
+        // Busier co-holders lower a worker's use and raise its backlog. A program that now does
+        // something else changes both in the same direction.
         let changed = |(rate, backlog): (u64, u64)| {
             const NOTABLE_PPM: u64 = 150_000;
             const SLIGHT_PPM: u64 = 50_000;
@@ -238,18 +242,18 @@ impl Density {
         self.in_doubt && (never || now.saturating_sub(self.measured_at) >= every)
     }
 
-    /// Since when its density is not known for sure.
+    /// When its utilization was last known for certain.
     pub(super) fn measured_at(&self) -> u64 {
         self.measured_at
     }
 
-    /// A probe begins: what is known before it is compared with later.
+    /// A probe begins. Present values are kept, to be compared with later ones.
     pub(super) fn probe_begins(&mut self) -> Class {
         self.at_probe = Some((self.rate.ppm, self.backlog.ppm));
         self.class
     }
 
-    /// Whether it did not fill the device, and has come to have work queued always: it may well do now.
+    /// Whether it may have begun to fill the device: it did not, and now always has work queued.
     pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
         let (_, before) = self.at_probe.unwrap_or_default();
         let comes = before < tuning.sparse_ppm && self.is_backlogged(tuning);
@@ -258,7 +262,7 @@ impl Density {
         may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
     }
 
-    /// Whether it may fill the device, for all that is known, and a probe is due.
+    /// Whether it may fill the device, as far as is known, and a probe is due.
     pub(super) fn is_unsure(&self, now: u64, tuning: &Tuning) -> bool {
         !self.is_dense() && self.is_backlogged(tuning) && self.wants_probe(now, tuning)
     }
@@ -277,14 +281,15 @@ impl Density {
         self.suspected.is_some()
     }
 
-    /// Takes it for dense until so much of a turn of its own has told.
+    /// Takes it for dense until it was measured for `wanted_ns` of an exclusive turn, or until
+    /// `until`.
     pub(super) fn suspect(&mut self, wanted_ns: u64, until: u64) {
         let before = self.probe_begins();
         self.suspected = Some(Suspicion { before, until, wanted_ns, alone_ns: 0 });
         self.class = Class::Dense;
     }
 
-    /// Its turn did not come in time.
+    /// Ends the suspicion if its turn did not come in time.
     pub(super) fn end_overdue_suspicion(&mut self, now: u64, tuning: &Tuning) {
         if self.suspected.is_some_and(|suspicion| suspicion.until <= now) {
             self.end_suspicion(now, tuning);
@@ -299,17 +304,17 @@ impl Density {
         self.trusted_until = now.saturating_add(self.probe_every_ns);
     }
 
-    /// A probe is over. Where it told nothing new the next one can wait.
+    /// A probe is over. If it showed nothing new, the next one can wait longer.
     pub(super) fn probe_ends(&mut self, before: Class, now: u64, tuning: &Tuning) {
         self.measured_at = now;
-        // What programs do first says little of what they do later.
+        // A program's first second is not typical: it loads and warms up.
         let begins = now.saturating_sub(self.began_at) < tuning.beginning_ns;
         self.probe_every_ns = if self.class == before && !begins {
             self.probe_every_ns.saturating_mul(2).min(tuning.probe_rest_ns)
         } else {
             tuning.probe_every_ns
         };
-        // The rates of the probe itself are not those beside others.
+        // The probe's own rates are not those beside co-holders.
         if let Some((rate, backlog)) = self.at_probe {
             self.rate.ppm = rate;
             self.backlog.ppm = backlog;
@@ -377,7 +382,7 @@ mod tests {
         observe(&mut density, 6, None, 20);
         // 300 + 300 thousandths: undisturbed.
         assert!(observe(&mut density, 3, Some(300_000), 60) < 330_000);
-        // 300 + 700: says nothing, unless it is more than was known.
+        // 300 + 700: does not count, unless it is more than was known.
         assert!(observe(&mut density, 3, Some(700_000), 60) < 330_000);
         assert!(!density.wants_probe(density.measured_at + 999 * MS, &tuning));
         assert!(density.wants_probe(density.measured_at + 1_000 * MS, &tuning));
@@ -399,7 +404,7 @@ mod tests {
             assert!(!density.wants_probe(at + (every * 1_000 - 1) * MS, &tuning));
             assert!(density.wants_probe(at + every * 1_000 * MS, &tuning));
         }
-        // It does something else now: at once.
+        // It does something else now: a probe is due at once.
         observe(&mut density, 7, Some(600_000), 10);
         assert!(density.wants_probe(density.measured_at + 1_000 * MS, &tuning));
     }

@@ -1,28 +1,31 @@
-//! Who may use a device now, and for how long: one [`Scheduler`] per device.
+//! Decides who may use a device now, and for how long. There is one [`Scheduler`] per device.
 //!
-//! A pure state machine. It does no I/O, looks at no clock and starts nothing: each call is told
-//! the time, in nanoseconds of one monotonic clock, and the caller acts on what comes back.
+//! It is a pure state machine: no I/O, no clock, no threads. Each call carries the time, in
+//! nanoseconds of one monotonic clock. The caller acts on what comes back.
 //!
-//! * A **session** owns a share of the device's time; its **workers** (processes) use it together.
-//! * A worker asks, is granted a **lease**, reports how it uses it and asks for it to be prolonged
-//!   while it lasts, and reports its end when all its work is done.
-//! * Time is earned by the clock and paid when it is told of (`account`, `limits::bucket`).
-//! * A worker that fills the device is **dense**, one that leaves it idle part of the time is
-//!   **sparse** (`density`). Dense ones exclude each other, because the hardware loses a tenth when it
-//!   slices two of them. Sparse ones hold beside anybody: slicing serves them well.
-//! * Of those that ask and have earned enough, the one goes next whose session has used the least
-//!   in relation to its share. What then would be left idle is **spare** time, for sessions that may
-//!   have more than their share (`spare`).
-//! * Nothing waits for ever on a worker that does not report: a while after its lease has ended the
-//!   lease is **revoked**, others go on, and its session goes on paying until the report comes or the
-//!   worker leaves.
+//! * A **session** owns a share of the device's time. Its **workers** (processes) use that share
+//!   together.
+//! * A worker asks and is granted a **lease**. While the lease lasts, the worker reports how it
+//!   uses it and asks for it to be prolonged. When all its work is done, it reports the end.
+//! * A session earns time continuously, and pays when use is reported (`account`,
+//!   `limits::bucket`).
+//! * A worker that fills the device is **dense**; one that leaves it idle part of the time is
+//!   **sparse** (`density`). Dense workers exclude each other, because the hardware loses a tenth
+//!   of the device when it slices two of them. Sparse workers may hold beside any other worker:
+//!   slicing serves them well.
+//! * Of the workers that ask and have earned enough, the next is the one whose session has used the
+//!   least in relation to its share. Time that would then be idle is **spare**: it goes to sessions
+//!   that may have more than their share (`spare`).
+//! * A worker that does not report does not stop others for long. A while after its lease has
+//!   ended, the lease is **revoked** and others go on. Its session goes on paying until the report
+//!   comes or the worker leaves.
 //!
-//! What is believed: a process can say of each interval that it used anything from none to all of the
-//! time measured here. Most programs leave the device idle part of the time that they hold it, so a
-//! word that could lower the charge by a little only would charge them for the idling of their CPU.
-//! The word comes from the limiter inside the process, which the program's user could as well unload:
-//! it is no boundary against that user. Time that nothing is said about (no report, a revoked lease, a
-//! death) is charged in full.
+//! How far reports are believed: for each interval a process may report any use, from nothing to
+//! all of the time measured here. Most programs leave the device idle part of the time that they
+//! hold it. If a report could lower the charge by a little only, they would pay for the time in
+//! which their CPU works. The report comes from the limiter inside the process. The program's user
+//! could also unload the limiter, so this is no boundary against that user. Time without a report
+//! (none came, the lease was revoked, the process died) is charged in full.
 
 mod account;
 mod decision;
@@ -61,25 +64,26 @@ pub struct Scheduler {
     tuning: Tuning,
     sessions: BTreeMap<SessionId, Session>,
     workers: BTreeMap<WorkerId, Worker>,
-    /// Those of `workers` that ask.
+    /// The workers that ask.
     asking: BTreeSet<WorkerId>,
-    /// Those of `workers` that hold, revoked ones included.
+    /// The workers that hold, with a revoked lease, too.
     holding: BTreeSet<WorkerId>,
     probe: Option<Probe>,
-    /// Since when there are workers that are suspected.
+    /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
-    /// No more are before this.
+    /// No group of workers is suspected before this.
     trusts_until: u64,
     /// No probe starts before this.
     probe_after: u64,
-    /// The virtual times that turns and spare time have reached: where a session that returns from idling starts.
+    /// The virtual time that turns and spare time have reached. A session that returns from idling
+    /// starts there.
     own_now: u128,
     spare_now: u128,
     leases: u64,
 }
 
 impl Scheduler {
-    /// A device that nobody uses yet.
+    /// A device that no worker uses yet.
     pub fn new(tuning: Tuning) -> Self {
         Self {
             tuning,
@@ -97,8 +101,8 @@ impl Scheduler {
         }
     }
 
-    /// Adds a session with an empty account, or changes the quota of one that is there, from now on:
-    /// what it has earned and what it owes stay.
+    /// Adds a session with an empty account, or changes a known session's quota from now on. What
+    /// the session has earned and what it owes stay.
     ///
     /// # Errors
     /// [`ScheduleError::NoShare`], [`ScheduleError::NotScheduled`].
@@ -128,15 +132,15 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The session was not limited until now, so it has not been idle: it starts with nothing saved up. What it
-    /// owes stays. To be called after [`Self::set_session`].
+    /// Removes what the session has saved up; what it owes stays. This is for a session that was
+    /// not limited until now: it has not been idle. To be called after [`Self::set_session`].
     pub fn forget_savings(&mut self, session: SessionId) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.forget_savings();
         }
     }
 
-    /// Adds a worker to a session; a worker that is there already keeps its state.
+    /// Adds a worker to a session. A known worker keeps its state.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownSession`].
@@ -150,7 +154,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a worker. What it held is free at once and is charged until now.
+    /// Removes a worker. Its lease is charged until now and ends at once.
     pub fn leave(&mut self, worker: WorkerId, now: u64) {
         self.stop(worker, now);
         if let Some(gone) = self.workers.remove(&worker)
@@ -160,8 +164,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets the sessions that have no workers and owe nothing, and returns them. (One that owes
-    /// stays, or leaving and coming back would cancel the debt.)
+    /// Forgets the sessions that have no workers and owe nothing, and returns them. A session that
+    /// owes stays: otherwise, leaving and coming back would cancel the debt.
     pub fn forget_idle(&mut self, now: u64) -> Vec<SessionId> {
         let mut gone = Vec::new();
         for (&id, session) in &mut self.sessions {
@@ -178,8 +182,8 @@ impl Scheduler {
         gone
     }
 
-    /// Ends all leases, charged until now, and forgets who asks: nobody could be told anything for
-    /// longer than leases last.
+    /// Ends all leases, charged until now, and forgets all asks. For a caller that could not answer
+    /// any worker for longer than leases last.
     pub fn dismiss_all(&mut self, now: u64) {
         for worker in self.holding.clone() {
             self.stop(worker, now);
@@ -189,7 +193,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether anybody holds or asks.
+    /// Whether any worker holds or asks.
     pub fn is_in_use(&self) -> bool {
         !(self.holding.is_empty() && self.asking.is_empty())
     }
@@ -199,15 +203,15 @@ impl Scheduler {
         self.sessions.is_empty()
     }
 
-    /// The worker wants to use the device. A worker that asks while it holds a lease has lost the
-    /// grant on its way (or has forgotten it): that lease ends now.
+    /// The worker wants to use the device. If it asks while it holds a lease, the grant was lost on
+    /// its way, or the worker has forgotten it: that lease ends now.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownWorker`].
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
         self.stop(worker, now);
-        // Idling earns no more precedence than what may be saved up: one period's worth.
+        // A session that was idle comes first by one period at most: that is what it may save up.
         let own = self.queue_starts_at().saturating_sub(self.tuning.period_ns.into());
         if !self.is_active(session, now)
             && let Some(session) = self.sessions.get_mut(&session)
@@ -219,7 +223,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The worker no longer wants to use the device, or its poll is over. Does not end a lease.
+    /// The worker no longer wants to use the device, or its poll has ended. This ends no lease.
     pub fn withdraw(&mut self, worker: WorkerId, now: u64) {
         if self.asking.remove(&worker)
             && let Some(worker) = self.workers.get_mut(&worker)
@@ -228,7 +232,8 @@ impl Scheduler {
         }
     }
 
-    /// Who holds the device, revoked leases left out, and whether each fills it by itself.
+    /// The workers that hold a lease that is not revoked, and whether each fills the device by
+    /// itself.
     pub fn holders(&self) -> impl Iterator<Item = (WorkerId, Class)> {
         self.holding.iter().filter_map(|id| {
             let worker = self.workers.get(id)?;
@@ -238,8 +243,8 @@ impl Scheduler {
         })
     }
 
-    /// The worker tells how it used its lease since it last did. Returns whether it holds, or held,
-    /// that lease: a report that comes late or twice changes nothing.
+    /// The worker reports how it used its lease since its last report. Returns whether it holds, or
+    /// held, that lease: a late or repeated report changes nothing.
     ///
     /// # Errors
     /// [`ScheduleError::UnknownWorker`].
@@ -266,7 +271,7 @@ impl Scheduler {
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
         let alone = told.estimated_ns.max(told.backlogged_ns);
         let used = match held {
-            // Others went on without it: it has nothing to say about that time.
+            // Others went on without this worker, so its report about that time does not count.
             Held { revoked: true, .. } => measured,
             _ if company.shared => calibrated.saturating_add(waste).min(told.held_ns),
             _ => alone,
@@ -298,7 +303,7 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Makes a new told interval begin.
+    /// Begins a new interval of the worker's lease.
     fn told(&mut self, worker: WorkerId, now: u64) {
         let company = self.company(worker);
         if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
@@ -306,7 +311,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends whatever the worker holds or asks for. What it held is charged as used.
+    /// Ends the worker's lease and its ask. The lease's unreported time is charged as used.
     fn stop(&mut self, worker: WorkerId, now: u64) {
         let Some(state) = self.workers.get(&worker) else { return };
         let (session, held) = (state.session, state.held);
@@ -322,7 +327,7 @@ impl Scheduler {
         self.settle(session, now);
     }
 
-    /// The worker no longer holds; what it used has been charged.
+    /// Ends the worker's lease. Its use has been charged before.
     fn release(&mut self, worker: WorkerId, now: u64) {
         self.holding.remove(&worker);
         if let Some(state) = self.workers.get_mut(&worker) {
@@ -361,8 +366,9 @@ impl Scheduler {
         untold
     }
 
-    /// The virtual time at which a session joins those that take turns: behind none of them, or it would wait until those
-    /// that get less than their share have caught up with it.
+    /// The virtual time at which a session joins those that take turns. It joins behind none of
+    /// them: otherwise it would wait until the sessions that get less than their share have caught
+    /// up with it.
     fn queue_starts_at(&self) -> u128 {
         let taking_turns = self.asking.iter().chain(&self.holding).filter_map(|id| {
             let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
@@ -403,7 +409,7 @@ impl Scheduler {
         self.workers.get(&worker).and_then(|worker| worker.held)
     }
 
-    /// The workers that others have to reckon with, other than `except`.
+    /// The workers other than `except` that hold a lease that is not revoked.
     fn present(&self, except: WorkerId) -> impl Iterator<Item = (WorkerId, &Worker, Held)> {
         self.holding.iter().filter(move |&&id| id != except).filter_map(|&id| {
             let worker = self.workers.get(&id)?;
@@ -412,7 +418,7 @@ impl Scheduler {
         })
     }
 
-    /// Who holds beside a worker.
+    /// The worker's co-holders.
     fn company(&self, worker: WorkerId) -> Company {
         let session = self.workers.get(&worker).map(|worker| worker.session);
         let mut company = Company::default();
@@ -424,8 +430,8 @@ impl Scheduler {
         company
     }
 
-    /// Time that nobody got, because the hardware slices the worker and a dense one that gets less than
-    /// its share. Where more than these two hold it cannot be told whose doing it is.
+    /// Device time lost because the hardware slices this worker and a dense one that gets less than
+    /// its share. Zero if more than these two hold: then the cause is not known.
     fn waste_beside(&self, worker: WorkerId, told: Told, calibrated: u64) -> u64 {
         let mut others = self.present(worker).map(|(_, other, _)| other);
         let (Some(dense), None) = (others.next(), others.next()) else { return 0 };
@@ -435,14 +441,16 @@ impl Scheduler {
         if waste < share_of(told.held_ns, self.tuning.waste_ppm) || !wrongs() {
             return 0;
         }
-        // More than it was, until the dense one has what it is due, and then nothing. Half of the time is left to it.
+        // Twice the waste is charged until the dense worker gets its due; after that, nothing. The
+        // charge is at most twice the session's share, so the worker can still hold half of the
+        // time.
         let share = u64::from(self.guaranteed_ppm(worker));
         let most = share_of(told.held_ns, share.saturating_mul(2));
         waste.saturating_mul(2).min(most.saturating_sub(calibrated))
     }
 }
 
-/// So many millionths of a time.
+/// `ppm` millionths of a time.
 fn share_of(ns: u64, ppm: u64) -> u64 {
     let part = u128::from(ns) * u128::from(ppm) / u128::from(PPM_ONE);
     u64::try_from(part).unwrap_or(u64::MAX)

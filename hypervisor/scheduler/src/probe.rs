@@ -1,11 +1,12 @@
-//! Giving the device to one worker alone for a moment, to see what it does when nobody slows it
-//! down.
+//! Probes: giving the device to one worker alone for a moment, to see what it does when no other
+//! slows it down.
 //!
-//! A probe is a wish: while it lasts nobody else is granted or prolonged, so that the others' leases
-//! run out. What the worker tells of the time after that is its density.
+//! While a probe is wished for, no other worker is granted or prolonged, so the others' leases run
+//! out. The worker's use of the time after that is its utilization.
 //!
-//! Where several have come to have work queued always, as programs do that begin to work, a probe of each would
-//! take long. They are all taken for dense then, and take turns, which tell what they are.
+//! A probe of each would take long if several workers become backlogged, as programs do that begin
+//! to work. So they are all taken for dense: each gets one exclusive turn, and that turn's
+//! measurement shows what it is.
 
 use super::account::Paid;
 use super::density::{Class, Density};
@@ -18,12 +19,12 @@ pub(super) struct Probe {
     pub(super) worker: WorkerId,
     started_at: u64,
     before: Class,
-    /// Time alone that has been told of.
+    /// Time alone that has been reported.
     seen_ns: u64,
 }
 
 impl Scheduler {
-    /// Whether a probe of another worker keeps this one away, or the turn of one that is suspected.
+    /// Whether another worker's probe, or the turn of a suspected worker, keeps this one away.
     pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
         if self.probe.is_some_and(|probe| probe.worker != worker) {
             return true;
@@ -36,7 +37,7 @@ impl Scheduler {
             let suspected = self.workers.get(id).filter(|other| other.density.is_suspected());
             suspected.is_some_and(|other| match other.held {
                 Some(held) => !held.revoked,
-                // Among those who are suspected it is a turn like others.
+                // Suspected workers do not keep each other away: they take ordinary turns.
                 None => !is_suspected && self.can_begin(other),
             })
         };
@@ -53,10 +54,11 @@ impl Scheduler {
             .is_some_and(|session| session.account.can_pay(Paid::Own, false, 0, &self.tuning))
     }
 
-    /// Takes those who are suspect for dense, if they are several. To be called before anything is granted: of
-    /// those who hold now, none is prolonged beside the others.
+    /// Takes workers that may have begun to fill the device for dense, if there are several. To be
+    /// called before anything is granted, so that none of the present holders is prolonged beside
+    /// the others.
     pub(super) fn suspect_several(&mut self, now: u64) {
-        /// Fewer are probed, one after the other.
+        /// Below this number, workers are probed one after the other.
         const SEVERAL: usize = 2;
         let tuning = self.tuning;
         if let Some(since) = self.suspects_since {
@@ -68,7 +70,7 @@ impl Scheduler {
             if left {
                 return;
             }
-            // Meanwhile all others were kept away.
+            // All other workers were kept away during this time.
             let took = now.saturating_sub(since);
             self.suspects_since = None;
             self.trusts_until = now.saturating_add(took.saturating_mul(tuning.trust_times));
@@ -100,7 +102,8 @@ impl Scheduler {
         self.probe_after = now.saturating_add(turns.saturating_mul(spacing));
     }
 
-    /// A turn of a worker with a small share is shorter than what would be wanted: it has to be enough.
+    /// Suspects a worker. With a small share, a turn is shorter than the time wanted for a
+    /// measurement: then one turn has to be enough.
     fn suspect(&mut self, worker: WorkerId, now: u64, until: u64) {
         let wanted_ns = self.own_turn(worker).min(self.tuning.known_ns);
         if let Some(state) = self.workers.get_mut(&worker) {
@@ -109,8 +112,8 @@ impl Scheduler {
         }
     }
 
-    /// The worker has just been granted or prolonged: starts a probe if it is in doubt what it is, and
-    /// has been so for longer than the other holders.
+    /// Starts a probe of a worker that has just been granted or prolonged, if its class is in doubt
+    /// and has been so for longer than that of the other holders.
     pub(super) fn consider_probe(&mut self, worker: WorkerId, now: u64) {
         if self.probe.is_some() || self.suspects_since.is_some() || now < self.probe_after {
             return;
@@ -126,8 +129,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether it should be known better what a worker is. What a dense one really is matters only to
-    /// other dense ones.
+    /// Whether the worker's class should be known better. Whether a dense worker is really dense
+    /// matters only to other dense workers.
     fn is_in_doubt(&self, worker: WorkerId, now: u64) -> bool {
         let Some(density) = self.workers.get(&worker).map(|state| &state.density) else {
             return false;
@@ -135,7 +138,7 @@ impl Scheduler {
         let is_other_dense = |id: &WorkerId| {
             *id != worker && self.workers.get(id).is_some_and(|other| other.density.is_dense())
         };
-        // One that has never been alone does not know how long its work takes either.
+        // A worker that has never been alone does not know how long its work takes either.
         let matters = || {
             !density.is_dense()
                 || density.known_ppm(&self.tuning).is_none()
@@ -145,7 +148,7 @@ impl Scheduler {
         wants && matters()
     }
 
-    /// The worker has told of an interval.
+    /// Counts a report towards the probe.
     pub(super) fn probe_told(
         &mut self,
         worker: WorkerId,
@@ -183,7 +186,7 @@ impl Scheduler {
         if probe.seen_ns >= self.tuning.known_ns || !state.density.is_often_backlogged() {
             state.density.probe_ends(probe.before, now, &self.tuning);
         } else {
-            // It could not pay for so much at once: its own turns will tell.
+            // The worker could not pay for enough time at once: its own turns will show its class.
             self.suspect(probe.worker, now, now.saturating_add(self.tuning.probe_limit_ns));
         }
     }

@@ -1,26 +1,26 @@
-//! Who may have time that nobody has a right to.
+//! Who may have spare time: time that no session has a right to.
 
 use limits::Priority;
 
 use super::account::Paid;
 use super::{Scheduler, SessionId, WorkerId};
 
-/// A holder whose account stays full is slowed down when it uses less than this part of what it would use
-/// alone. Slicing alone costs a sparse one up to a tenth, and keeping others away gains it
-/// less than they lose.
+/// A holder whose account stays full counts as slowed down if it uses less than this part of what
+/// it would use alone. Slicing alone costs a sparse worker up to a tenth. Keeping others away would
+/// cost them more than this worker gains.
 const SLOWED_OF_DENSITY_PPM: u64 = 850_000;
-/// What one would use alone is measured in moments, which tell up to a twentieth too little.
+/// Use alone is measured in short moments, which show up to a twentieth too little.
 const TOLD_TOO_LITTLE_PPM: u64 = 1_060_000;
-/// One needs clearly less than its share if it needs at most this part of it.
+/// A session needs clearly less than its share if it needs at most this part of it.
 const LESS_THAN_SHARE_PPM: u64 = 800_000;
-/// An account that is so full is not being used up.
+/// An account this full is not being used up.
 const FULL_PPM: u64 = 750_000;
-/// And one that is fuller than this is being used too little, if others are in the way: early enough that
-/// nothing of it is lost before they have paid for that.
+/// An account fuller than this is used too little if others are in the way. The bound is low, so
+/// that the others have paid before anything earned is lost.
 const FILLING_PPM: u64 = 400_000;
 
 impl Scheduler {
-    /// Whether there is time to spare for a worker of this session, as far as others are concerned.
+    /// Whether the other sessions leave spare time for a worker of this session.
     pub(super) fn may_have_spare(&self, session: SessionId) -> bool {
         if self.priority(session) == Priority::Low && self.high_wants(session) {
             return false;
@@ -31,7 +31,8 @@ impl Scheduler {
         self.sessions_that_miss_their_share().iter().all(|other| *other == session)
     }
 
-    /// Those who get less than their share at present: nobody else is to have spare time.
+    /// The sessions that get less than their share at present. No other session is to have spare
+    /// time.
     pub(super) fn sessions_that_miss_their_share(&self) -> Vec<SessionId> {
         let mut missing = Vec::new();
         for id in self.asking.iter().chain(&self.holding) {
@@ -46,7 +47,8 @@ impl Scheduler {
         missing
     }
 
-    /// Whether a sparse session keeps, or would keep, a dense worker of another session from its share.
+    /// Whether a sparse session keeps a dense worker of another session from its share, or would do
+    /// so.
     pub(super) fn wrongs_a_dense_one(&self, session: SessionId) -> bool {
         let active = |id: &WorkerId, worker: &super::worker::Worker| {
             worker.held.is_some() || self.asking.contains(id)
@@ -63,8 +65,8 @@ impl Scheduler {
         })
     }
 
-    /// Whether the account of a session fills up although one of its workers holds, and it gets less than
-    /// its share whenever others hold as well.
+    /// Whether a session's account fills up although one of its workers holds, because it gets less
+    /// than its share whenever others hold as well.
     fn is_kept_from_its_share(&self, session: SessionId) -> bool {
         let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
             return false;
@@ -80,14 +82,16 @@ impl Scheduler {
             .map_or(Priority::High, |session| session.account.quota().priority)
     }
 
-    /// Whether spare time that this worker gives up would come back to it before it comes to the session.
+    /// Whether spare time that this worker gives up would come back to it before the session gets
+    /// it.
     pub(super) fn yields_to(&self, session: SessionId, worker: WorkerId) -> bool {
         let high = |session| self.priority(session) == Priority::High;
         !high(session) && self.workers.get(&worker).is_some_and(|worker| high(worker.session))
     }
 
-    /// Whether another session of high priority holds, or asks for what it could have now. (One
-    /// that has used up its share, and may have no more, leaves the rest to the low ones.)
+    /// Whether another session of high priority holds, or asks for time that it could have now. A
+    /// session that has used up its share, and may have no more, leaves the rest to those of low
+    /// priority.
     fn high_wants(&self, except: SessionId) -> bool {
         let high =
             |session: SessionId| session != except && self.priority(session) == Priority::High;
@@ -109,9 +113,9 @@ impl Scheduler {
             })
     }
 
-    /// Whether a session gets less than its share: a worker waits while the account fills up, or it
-    /// holds and others slow it down. (One that needs no more fills its account as well, but at its own
-    /// pace.)
+    /// Whether a session gets less than its share: a worker waits while the account fills up, or a
+    /// worker holds and others slow it down. A session that needs no more fills its account as
+    /// well, but at its own pace.
     fn misses_its_share(&self, session: SessionId, waits: bool) -> bool {
         let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
             return false;
@@ -128,8 +132,8 @@ impl Scheduler {
             density += worker.density.assumed_ppm(&self.tuning);
         }
         let share = u64::from(account.guaranteed_ppm());
-        // Slicing slows it down, and keeping others away costs them more than it gains: one that needs less than
-        // its share is guaranteed that part of its speed.
+        // Slicing slows the session down, and keeping others away costs them more than it gains. So
+        // a session that needs less than its share is guaranteed its share of its solo speed.
         let needs_less = density <= super::share_of(share, LESS_THAN_SHARE_PPM);
         let part = if needs_less {
             super::share_of(share, TOLD_TOO_LITTLE_PPM).min(SLOWED_OF_DENSITY_PPM)

@@ -1,4 +1,4 @@
-//! The lengths of things, in nanoseconds, and the bounds of classes, in millionths.
+//! The scheduler's constants: times in nanoseconds, bounds in millionths.
 
 use limits::bucket;
 
@@ -7,65 +7,68 @@ const MS: u64 = 1_000_000;
 /// The constants of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// A share is meant over this time: what a session may save up by idling is what it earns in
-    /// one period, and a turn is at most what it earns in one period.
+    /// A share is kept over this time. A session may save up what it earns in one period, and a
+    /// turn is at most as long as that.
     pub period_ns: u64,
-    /// The longest turn. Longer ones would make others wait, shorter ones drain more often.
+    /// The longest turn. Longer turns would make others wait; shorter ones would drain more often.
     pub quantum_ns: u64,
     /// The shortest turn. Below it, starting and draining outweigh the work.
     pub shortest_ns: u64,
-    /// A session that has run dry starts its next turn when it can afford this much, or half of
-    /// what it earns in a period if that is less (but never less than `shortest_ns`).
+    /// A session that has used up its time starts its next turn when it can afford this much. If
+    /// half of what it earns in a period is less, that is enough, but never less than
+    /// `shortest_ns`.
     pub comfortable_ns: u64,
-    /// The longest turn in spare time: a session that is owed its share waits no longer for it.
+    /// The longest turn in spare time: a session that is owed its share waits no longer than this.
     pub spare_turn_ns: u64,
     /// The shortest lease, and the shortest prolongation of one.
     pub shortest_rest_ns: u64,
-    /// How long after its end, or after the last word about it, a lease stands in the way of others.
+    /// For how long after its end, or after the last report, a lease keeps others waiting.
     pub grace_ns: u64,
-    /// How long after its end a lease stands in the way of others whatever is said about it: work
-    /// that takes longer is left to the hardware's own time-slicing.
+    /// For how long after its end a lease keeps others waiting at most, whatever is reported.
+    /// Longer work is left to the hardware's own slicing.
     pub longest_drain_ns: u64,
-    /// An ask that is repeated within this time goes on: nothing is lost by asking in short polls.
+    /// An ask that is repeated within this time continues the earlier one: short polls lose
+    /// nothing.
     pub repeat_ns: u64,
-    /// For so long after its poll a worker is taken to be on its way with the next one.
+    /// For this long after its poll, a worker is assumed to be about to send the next one.
     pub linger_ns: u64,
-    /// The longest that one that takes turns may lag behind others, in virtual time.
+    /// How far a worker that takes turns may lag behind others at most, in virtual time.
     pub longest_lag_ns: u64,
     /// The guaranteed share of a session of low priority is at most this, in millionths.
     pub floor_ppm: u32,
-    /// A worker is dense from this density up, ...
+    /// A worker is dense from this utilization up, ...
     pub dense_ppm: u64,
-    /// ... and sparse below this one; between them it stays what it was.
+    /// ... and sparse below this one. Between the two it stays what it was.
     pub sparse_ppm: u64,
-    /// Where all holders together use less than this, none is slowed by the others.
+    /// If all holders together use less than this, none slows another down.
     pub saturated_ppm: u64,
-    /// One that has work queued for so much more of the time than it uses is slowed by the others.
+    /// A worker is slowed down if it has work queued for this much more of the time than it uses.
     pub waiting_ppm: u64,
-    /// Slicing that leaves more than this unused is dear.
+    /// Slicing is costly if it leaves more than this unused.
     pub waste_ppm: u64,
-    /// Density is smoothed over this much held time.
+    /// Utilization is smoothed over this much held time.
     pub memory_ns: u64,
-    /// A density that was last measured so long ago gives way to the next measurement.
+    /// A utilization that was last measured this long ago gives way to the next measurement.
     pub stale_ns: u64,
-    /// Held time that a first measurement takes.
+    /// How much held time a first measurement takes.
     pub known_ns: u64,
-    /// Time that a probe wants the device for one worker alone.
+    /// How long a probe gives the device to one worker alone.
     pub probe_ns: u64,
-    /// The longest that others are kept away for a probe.
+    /// The longest time that a probe keeps others away.
     pub probe_limit_ns: u64,
-    /// The shortest time between probes of one worker. It doubles up to `probe_rest_ns` while they
-    /// bring nothing new.
+    /// The shortest time between probes of one worker. It doubles, up to `probe_rest_ns`, while
+    /// probes show nothing new.
     pub probe_every_ns: u64,
-    /// How long workers must have been in doubt that have come to have work queued always.
+    /// How long a worker that became backlogged must have been in doubt before it is suspected.
     pub suspicion_ns: u64,
-    /// After a time in which workers were suspected none is for this many times its length.
+    /// When the last suspicion has ended, none begins for this many times the time that suspicions
+    /// lasted.
     pub trust_times: u64,
-    /// For so long it does not become longer between probes of a new worker.
+    /// In this time after a worker's first report, the time between its probes does not grow.
     pub beginning_ns: u64,
-    /// The longest time between probes of a worker that goes on being in doubt.
+    /// The longest time between probes of a worker that stays in doubt.
     pub probe_rest_ns: u64,
-    /// After a probe there is none on the device for this many times its length.
+    /// After a probe, none starts on the device for this many times its length.
     pub probe_spacing: u64,
 }
 
@@ -105,8 +108,9 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    /// The most a session may have saved up: a period's worth. Where that is hardly one turn, a turn
-    /// on top of it, or a small share would stop earning each time it has to wait for others.
+    /// The most that a session may save up: one period's earnings. If that is hardly one turn, one
+    /// turn is added. Without it, a small share would stop earning each time it has to wait for
+    /// others.
     pub fn burst_ns(&self, share_ppm: u32) -> u64 {
         let period = bucket::earned(self.period_ns, share_ppm);
         let turn = bucket::balance_for(self.shortest_ns, share_ppm);
@@ -118,8 +122,9 @@ impl Tuning {
         bucket::earned(self.period_ns, share_ppm).clamp(self.shortest_ns, self.quantum_ns)
     }
 
-    /// The length of a turn's lease, where work runs past its end for so long: with that, a turn is an eighth longer
-    /// at most, or what is left of it would be too short.
+    /// The length of a turn's lease, if work usually runs `overrun_ns` past its end. The lease is
+    /// shortened so that it and the overrun together are at most an eighth longer than the turn,
+    /// but not below the shortest turn.
     pub(super) fn turn_before_ns(&self, turn_ns: u64, overrun_ns: u64) -> u64 {
         (turn_ns + turn_ns / 8).saturating_sub(overrun_ns).clamp(self.shortest_ns, turn_ns)
     }

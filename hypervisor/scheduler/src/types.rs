@@ -1,4 +1,4 @@
-//! Names, and what a scheduler and its caller tell each other.
+//! Identifiers, and the values that a scheduler and its caller exchange.
 
 /// Names a session, within one scheduler's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,27 +15,27 @@ pub struct LeaseId(pub u64);
 /// A worker may use the device from now on, or may go on using it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Who may.
+    /// Which worker.
     pub worker: WorkerId,
-    /// Names the lease in its reports.
+    /// The lease's name in reports.
     pub lease: LeaseId,
-    /// How long it may launch work from now on, in nanoseconds.
+    /// How long the worker may launch work from now on, in nanoseconds.
     pub length_ns: u64,
     /// Whether another session's worker holds as well.
     pub shared: bool,
-    /// Whether nobody else holds, nor will while it lasts.
+    /// Whether no other worker holds, or will hold while the lease lasts.
     pub exclusive: bool,
 }
 
-/// What a worker says of its lease since it last spoke of it. It can have held for no longer than was
-/// measured here, and used no more than it held: what exceeds that is cut off.
+/// A worker's report on its lease since its previous report. It cannot have held for longer than
+/// was measured here, nor used more than it held: what exceeds that is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The time that it tells of, in nanoseconds.
+    /// The time that the report covers, in nanoseconds.
     pub held_ns: u64,
-    /// The part in which it estimates to have kept the device busy.
+    /// The part of it in which the worker estimates to have kept the device busy.
     pub estimated_ns: u64,
-    /// The part in which it always had work queued.
+    /// The part of it in which the worker always had work queued.
     pub backlogged_ns: u64,
     /// Whether the lease is over and its work done.
     pub done: bool,

@@ -10,7 +10,7 @@ use limits::ComputeLimit;
 pub struct DeviceView {
     /// All sessions, by id.
     pub sessions: Vec<SessionView>,
-    /// All leases that are held, revoked ones included.
+    /// All leases that are held, with the revoked ones.
     pub leases: Vec<LeaseView>,
 }
 
@@ -21,16 +21,15 @@ pub struct SessionView {
     pub session: SessionId,
     /// What it may take.
     pub quota: ComputeLimit,
-    /// Guaranteed time that it may still use (negative: owes), in nanoseconds.
+    /// Guaranteed time that it may still use, in nanoseconds. Negative: it owes time.
     pub balance_ns: i64,
     /// All time charged since it was added, in nanoseconds.
     pub charged_ns: u64,
     /// The part of it that was spare.
     pub spare_ns: u64,
-    /// What its densest worker uses of the time that it holds, in millionths; `None`: not known
-    /// yet.
+    /// The utilization of its densest worker, in millionths. `None`: not known yet.
     pub density_ppm: Option<u64>,
-    /// Dense if one of its workers is, or may be.
+    /// Dense if one of its workers is dense, or may be.
     pub class: Class,
     /// Whether one of its workers asks.
     pub asks: bool,

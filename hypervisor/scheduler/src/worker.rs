@@ -11,35 +11,35 @@ pub(super) struct Held {
     pub(super) lease: LeaseId,
     pub(super) paid: Paid,
     pub(super) granted_at: u64,
-    /// What was before this has been told of and charged.
+    /// The time before this has been reported and charged.
     pub(super) told_at: u64,
     pub(super) ends_at: u64,
-    /// While others wait for it, it is not prolonged beyond this.
+    /// While others wait, the lease is not prolonged beyond this.
     pub(super) turn_ends_at: u64,
-    /// Who else held since `told_at`.
+    /// The co-holders since `told_at`.
     pub(super) company: Company,
     /// Others no longer wait for it.
     pub(super) revoked: bool,
 }
 
 impl Held {
-    /// When others stop waiting for it unless something is heard of it.
+    /// When others stop waiting for it if no further report comes.
     pub(super) fn overdue_at(&self, tuning: &Tuning) -> u64 {
         let latest = self.ends_at.saturating_add(tuning.longest_drain_ns);
         self.ends_at.max(self.told_at).saturating_add(tuning.grace_ns).min(latest)
     }
 }
 
-/// The other workers that held in some time, be it for a part of it.
+/// A worker's co-holders: the other workers that held during an interval, or a part of it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Company {
-    /// How many, at most. Those whose lease was revoked do not count.
+    /// How many they were at most. Workers with a revoked lease do not count.
     pub(super) others: u64,
-    /// What they use of the time that they hold, in millionths.
+    /// The sum of what each uses of the time that it holds, in millionths.
     pub(super) rates_ppm: u64,
     /// Whether one of them fills the device.
     pub(super) dense: bool,
-    /// Whether another session's work may have been on the device, be it under a revoked lease.
+    /// Whether another session's work may have been on the device; a revoked lease counts, too.
     pub(super) shared: bool,
 }
 
@@ -80,12 +80,12 @@ impl Worker {
         }
     }
 
-    /// A lease that lasted until its end is over, with all work.
+    /// Learns from a lease that lasted until its end: all its work is done `overrun_ns` after that.
     pub(super) fn ran_past(&mut self, overrun_ns: u64) {
         self.overrun_ns = self.overrun_ns / 4 * 3 + overrun_ns / 4;
     }
 
-    /// Whether it asked or held so lately.
+    /// Whether it asked or held in the last `ns`.
     pub(super) fn was_active_within(&self, ns: u64, now: u64) -> bool {
         self.active_until.is_some_and(|until| until.saturating_add(ns) > now)
     }

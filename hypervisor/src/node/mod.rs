@@ -1,4 +1,4 @@
-//! All that the daemon knows: sessions, their processes, and a scheduler per device. No I/O and no
+//! The daemon's knowledge: sessions, their processes, and one scheduler per device. No I/O and no
 //! clock; times are nanoseconds since the daemon's start.
 
 mod status;
@@ -17,7 +17,7 @@ use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
 use scheduler::{Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
 
-/// A session belongs to its owner: no other owner's process can join it by its name.
+/// A session belongs to its owner: a process of another owner cannot join it by its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct SessionKey {
     owner: Owner,
@@ -36,13 +36,13 @@ struct RegisteredProcess {
     session: SessionKey,
 }
 
-/// What a registration led to.
+/// The result of a registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Admitted {
     pub(crate) worker: WorkerId,
-    /// Whether the worker is new, and so has to be watched.
+    /// Whether the worker is new and has to be watched.
     pub(crate) new: bool,
-    /// The worker that the process has been until now, and is no more.
+    /// The worker that the process was until now.
     pub(crate) former: Option<WorkerId>,
 }
 
@@ -72,7 +72,7 @@ impl Node {
         }
     }
 
-    /// Whether a process is known, as one of that owner.
+    /// Whether the process is known, with the same owner.
     pub(crate) fn serves(&self, caller: &Caller) -> bool {
         let is_it = |member: &RegisteredProcess| {
             member.pid == caller.pid && member.session.owner == caller.owner
@@ -80,8 +80,8 @@ impl Node {
         self.members.values().any(is_it)
     }
 
-    /// A process introduces itself, once or once per device. Whatever it held on the devices that
-    /// it names is over: it has forgotten it, or it is a new program under the same pid.
+    /// Registers a process, once or once per device. Its leases on the named devices end: it has
+    /// forgotten them, or it is a new program with the same pid.
     pub(crate) fn register(
         &mut self,
         caller: &Caller,
@@ -107,7 +107,7 @@ impl Node {
                 let users = node.sessions.keys().map(|key| key.owner.uid);
                 limits::check_fair_part("sessions", uid, count(uid, users), SESSIONS)
             };
-            // A process that goes from one session to the next must not keep others out.
+            // A process that moves from one session to another must not keep others out.
             if check(self).is_err() {
                 self.forget_idle(now);
                 check(self)?;
@@ -131,14 +131,15 @@ impl Node {
         Ok(Admitted { worker, new: stays.is_none(), former })
     }
 
-    /// What the session may have, given what its process says.
+    /// The session's quota, given what its process says.
     fn quota(&self, key: &SessionKey, uuid: GpuId, said: ComputeLimit) -> ComputeLimit {
         let SessionKey { owner, name } = key;
         self.quotas.quota(&Asked { owner, session: name, uuid, said }).in_range()
     }
 
-    /// What the session may take of a device, from now on; tells it. The latest word counts, whichever
-    /// of its processes it comes from: they read it in a page that the session's user owns.
+    /// Changes what a session may have of a device from now on, and returns it. The latest message
+    /// counts, whichever of the session's processes sent it: they read the quota in a page that the
+    /// session's user owns.
     pub(crate) fn change(
         &mut self,
         worker: WorkerId,
@@ -158,7 +159,8 @@ impl Node {
         let id = session.id;
         self.set_quota(&key, id, uuid, quota, now);
         if quota.policy != Policy::None {
-            // Those who had no limit until now, or have none here, ask like the others.
+            // Processes that had no limit until now, or none on this device, may ask like the
+            // others.
             let members: Vec<WorkerId> = self.members_of(&key).map(|(worker, _)| worker).collect();
             for member in members {
                 self.join(member, id, uuid);
@@ -185,7 +187,7 @@ impl Node {
         } else {
             let tuning = self.tuning;
             let device = self.devices.entry(uuid).or_insert_with(|| Scheduler::new(tuning));
-            // Can not fail: the share was checked.
+            // Cannot fail: the share was checked.
             let _ = device.set_session(session, quota, now);
             let before = self.sessions.get(key).and_then(|session| session.quotas.get(&uuid));
             if before.is_some_and(|before| before.policy == Policy::None) {
@@ -199,7 +201,7 @@ impl Node {
 
     fn join(&mut self, worker: WorkerId, session: SessionId, uuid: GpuId) {
         if let Some(device) = self.devices.get_mut(&uuid) {
-            // Can not fail: the session has been added.
+            // Cannot fail: the session has been added.
             let _ = device.join(worker, session);
         }
     }
@@ -226,7 +228,7 @@ impl Node {
         worker
     }
 
-    /// A process has ended.
+    /// Removes a process that has ended.
     pub(crate) fn leave(&mut self, worker: WorkerId, now: u64) {
         self.members.remove(&worker);
         for device in self.devices.values_mut() {
@@ -234,7 +236,7 @@ impl Node {
         }
     }
 
-    /// Forgets sessions that nobody uses and that owe nothing.
+    /// Forgets sessions that have no process and owe nothing.
     pub(crate) fn forget_idle(&mut self, now: u64) {
         let mut kept: BTreeSet<SessionId> = BTreeSet::new();
         for device in self.devices.values_mut() {
@@ -247,7 +249,7 @@ impl Node {
         self.sessions.retain(|key, session| kept.contains(&session.id) || used.contains(key));
     }
 
-    /// The scheduler that a worker's call is about.
+    /// The scheduler for a worker's call.
     pub(crate) fn device(
         &mut self,
         worker: WorkerId,
@@ -271,7 +273,7 @@ impl Node {
         if member.pid == pid { Ok(member) } else { Err(CallRefused::NotYours(worker.0)) }
     }
 
-    /// The devices that somebody holds or asks for.
+    /// The devices with at least one worker that holds or asks.
     pub(crate) fn in_use(&self) -> Vec<GpuId> {
         let in_use = self.devices.iter().filter(|(_, device)| device.is_in_use());
         in_use.map(|(&uuid, _)| uuid).collect()
@@ -281,7 +283,7 @@ impl Node {
         self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
     }
 
-    /// A grant could not be delivered.
+    /// Takes back a grant that could not be delivered.
     pub(crate) fn give_back(&mut self, uuid: GpuId, worker: WorkerId, lease: LeaseId, now: u64) {
         if let Some(device) = self.devices.get_mut(&uuid) {
             // An unknown worker has nothing to give back.
@@ -289,14 +291,14 @@ impl Node {
         }
     }
 
-    /// Nobody holds or asks any more.
+    /// Ends all leases and asks.
     pub(crate) fn dismiss_all(&mut self, now: u64) {
         for device in self.devices.values_mut() {
             device.dismiss_all(now);
         }
     }
 
-    /// Whether anybody holds or asks.
+    /// Whether any worker holds or asks.
     pub(crate) fn is_in_use(&self) -> bool {
         self.devices.values().any(Scheduler::is_in_use)
     }
@@ -312,7 +314,7 @@ impl Node {
     }
 }
 
-/// How many there are of one user, and of all.
+/// How many of the items are one user's, and how many there are.
 fn count(uid: u32, users: impl Iterator<Item = u32>) -> (usize, usize) {
     users.fold((0, 0), |(own, all), user| (own + usize::from(user == uid), all + 1))
 }

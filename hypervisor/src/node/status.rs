@@ -1,4 +1,4 @@
-//! What a node tells of itself.
+//! What a node shows of itself.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ struct VisibleSession<'node> {
 }
 
 impl Node {
-    /// What somebody may see: everything, or what is theirs.
+    /// The state that a caller may see: everything, or that of one owner.
     pub(crate) fn status(&mut self, only: Option<&Owner>, now: u64) -> Vec<DeviceStatus> {
         let views: Vec<(GpuId, DeviceView)> =
             self.devices.iter_mut().map(|(&uuid, device)| (uuid, device.view(now))).collect();

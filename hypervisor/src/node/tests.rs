@@ -1,4 +1,4 @@
-//! What a node does with registrations, changes and ends.
+//! Registrations, changes and ends of processes.
 
 use super::*;
 use crate::quotas::AsRegistered;
@@ -107,7 +107,7 @@ fn sessions_are_forgotten_when_they_owe_nothing() {
     let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
     node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
-    // Dies in a kernel of 500 ms.
+    // It dies in a kernel of 500 ms.
     node.leave(worker, 600 * MS);
     node.forget_idle(600 * MS);
     assert_eq!(node.sessions.len(), 1);
@@ -131,9 +131,9 @@ fn there_is_a_limit_to_processes_and_sessions() {
             own
         };
         assert_eq!(fill(&mut node, 0), most / 2);
-        // Another user is served as if the first one had not come.
+        // Another user is served as if the first had never come.
         assert_eq!(fill(&mut node, 1000), most / 4);
-        // A process that is served stays so, in whatever session there is.
+        // A process that is served may go on, in any session.
         node.register(&by(1, 0), &register("2", &[(GPUS[0], 2)]), 0).unwrap();
     }
 }

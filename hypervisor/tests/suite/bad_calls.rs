@@ -73,7 +73,7 @@ fn bad_calls_are_refused_with_reasons() {
     };
     assert_eq!(ask(worker + 1, GPU).0, 404);
     assert_eq!(ask(worker, &GPU.replace('5', "6")).0, 404);
-    // Process 1 is not ours, and neither is its worker: a helper registers, and we use its number.
+    // Process 1 is not ours, and neither is its worker. A helper registers, and we use its number.
     let mut other = holder(&socket, "other", 100_000, Duration::from_secs(60)).spawn().unwrap();
     let start = Instant::now();
     while daemon.status().devices[0].sessions.len() < 2 {
@@ -83,7 +83,7 @@ fn bad_calls_are_refused_with_reasons() {
     assert_eq!(ask(worker + 1, GPU).0, 403);
     other.kill().unwrap();
     other.wait().unwrap();
-    // After all this, an honest call works, and an answer comes in the time asked for.
+    // After all this, a valid call works, and an answer comes in the time asked for.
     let started = Instant::now();
     assert!(admission(&client, worker, None, Some(Duration::from_secs(10))).unwrap().is_some());
     assert!(started.elapsed() < Duration::from_secs(5));

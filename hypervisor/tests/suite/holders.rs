@@ -11,8 +11,9 @@ use serde_json::json;
 
 use crate::process::{admission, register};
 
-/// One process may be one worker only, so holders are processes: this test, run again as a helper.
-/// It holds leases until its time is over and prints when it did, on the clock all share.
+/// One process can be one worker only. So holders are processes: this test, run again as a helper.
+/// A helper holds leases until its time is over, and prints when, on the clock that all processes
+/// share.
 pub(crate) fn holder(socket: &Path, session: &str, share_ppm: u32, length: Duration) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -54,7 +55,7 @@ fn helper_that_holds() {
                 held.push((start, stop));
                 report = Some(LeaseReport::busy(lease.id, stop - start));
             }
-            // The daemon has gone, or has come back and does not know us.
+            // The daemon has gone, or was restarted and does not know us.
             Err(_) => worker = None,
         }
     }

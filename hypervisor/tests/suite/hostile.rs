@@ -1,4 +1,4 @@
-//! One process that does all it may, and what others notice of it.
+//! One process that does all that it may, and the effect on others.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -11,7 +11,7 @@ use protocol::{DeviceQuota, LeaseReport, Register, Registered, VERSION, path};
 
 use crate::process::{Daemon, PATIENCE, admission, place, register};
 
-/// Each process takes two descriptors at least, and shells allow few.
+/// Each process takes at least two descriptors, and a shell's limit is low.
 #[test]
 fn more_processes_than_a_shell_allows_files() {
     const FEW: usize = 64;
@@ -26,10 +26,11 @@ fn more_processes_than_a_shell_allows_files() {
     register(&daemon.client(), "a", 1000).unwrap();
 }
 
-/// Connections that were opened one after the other: those that are served, and what the others were told.
+/// Opens connections one after the other. Returns those that are served, and what the others were
+/// answered.
 fn flood(socket: &Path, count: usize) -> (Vec<UnixStream>, Vec<String>) {
     let all: Vec<_> = (0..count).map(|_| UnixStream::connect(socket).unwrap()).collect();
-    // Served or refused in their order: the last one's answer is the last.
+    // They are served or refused in order, so the last one's answer comes last.
     let mut refusals = Vec::new();
     let mut served = Vec::new();
     for mut connection in all.into_iter().rev() {
@@ -50,7 +51,7 @@ fn flood(socket: &Path, count: usize) -> (Vec<UnixStream>, Vec<String>) {
 #[test]
 fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
     const FILES: usize = 256;
-    /// Those that the daemon keeps for itself are 64; one user gets half of the others.
+    /// The daemon keeps 64 for itself; one user gets half of the others.
     const MOST: usize = (FILES - 64) / 2;
     let (dir, socket) = place();
     let daemon = Daemon::command(&socket);
@@ -62,14 +63,14 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
     let daemon = Daemon::start_by(&mut command, &socket);
     let open = || fs::read_dir(format!("/proc/{}/fd", daemon.process.id())).unwrap().count();
     let client = daemon.client();
-    // A connection, and a process that is watched.
+    // These take two: a connection and a watched process.
     let worker = register(&client, "a", 500_000).unwrap();
     for _ in 0..3 {
         let start = Instant::now();
         let (mut served, refusals) = loop {
             let (served, refusals) = flood(&socket, FILES + MOST);
             assert!(served.len() <= MOST - 2, "{} are served", served.len());
-            // Those of the round before may not have been noticed to be gone.
+            // The daemon may not have noticed yet that the last round's connections are gone.
             if served.len() == MOST - 2 {
                 break (served, refusals);
             }
@@ -83,7 +84,7 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
             );
         }
         assert!(open() < FILES - 64, "{} descriptors are open", open());
-        // Who is known already is served as before, and so is whoever was admitted.
+        // A process that is known already is served as before, and so is each admitted connection.
         let lease = admission(&client, worker, None, Some(PATIENCE)).unwrap().unwrap();
         let report = LeaseReport {
             lease: lease.id,

@@ -1,4 +1,4 @@
-//! The daemon as a process, and calls of it.
+//! The daemon as a process, and calls to it.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,8 @@ impl Drop for Daemon {
     }
 }
 
-/// Stops it, and returns when each of its threads stands: the signal alone only asks for that.
+/// Stops a process, and returns when each of its threads has stopped: the signal alone only asks
+/// for that.
 pub(crate) fn freeze(process: &Child) {
     let pid = Pid::from_child(process);
     kill_process(pid, Signal::STOP).unwrap();

@@ -1,4 +1,5 @@
-//! Processes that use the device as a limited program does: a lease goes on for as long as it may.
+//! Processes that use the device as a limited program does: each keeps its lease for as long as it
+//! may.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -12,12 +13,12 @@ use serde_json::json;
 use crate::holders::now_us;
 use crate::process::{PATIENCE, admission};
 
-/// How a helper uses the device: it goes on with its lease for as long as it may.
+/// How a helper uses the device: it keeps its lease for as long as it may.
 #[derive(Clone)]
 pub(crate) struct Program<'a> {
     pub(crate) session: &'a str,
     pub(crate) quota: DeviceQuota,
-    /// What it uses of the time that it holds.
+    /// What part of the time that it holds it uses.
     pub(crate) density: f64,
     pub(crate) length: Duration,
 }
@@ -27,10 +28,10 @@ pub(crate) struct Program<'a> {
 pub(crate) struct Seen {
     /// When it held, lease by lease.
     pub(crate) held: Vec<(u64, u64)>,
-    /// How often a lease went on, and how often it was refused to.
+    /// How often a lease was prolonged; refusals are `refused`.
     pub(crate) renewed: u64,
     refused: u64,
-    /// Whether another session held at the same time, as told with its leases.
+    /// How often a grant said that another session held at the same time.
     pub(crate) shared: u64,
 }
 
@@ -113,7 +114,7 @@ fn helper_that_goes_on() {
     println!("SEEN {}", serde_json::to_string(&seen).unwrap());
 }
 
-/// Tells how a lease is used, and asks for nothing.
+/// Reports how a lease is used, and asks for nothing.
 fn continue_with(client: &BlockingHttpClient, worker: u64, report: LeaseReport) {
     assert_eq!(admission(client, worker, Some(report), None).unwrap(), None);
 }

@@ -1,4 +1,4 @@
-//! Another source of identity and of quotas: a program that serves pods by the daemon's library.
+//! Another source of identity and of quotas: a program that serves pods with the daemon's library.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,7 @@ use protocol::{Admission, Decision, DeviceQuota, path};
 
 use crate::process::{GPU_ID, PATIENCE, place, register};
 
-/// Whom the test speaks for: a pod, its user, or nobody that is known.
+/// The owner that the test speaks for: a pod, its user, or none that is known.
 #[derive(Clone, Debug, Default)]
 struct Speaker(Arc<Mutex<Option<&'static str>>>);
 
@@ -43,7 +43,7 @@ impl Identity for Speaker {
     }
 }
 
-/// What a control plane has decided, by session; others have what they say.
+/// A control plane's decisions, by session; other sessions have what their processes say.
 #[derive(Debug)]
 struct Table(BTreeMap<&'static str, ComputeLimit>);
 
@@ -84,14 +84,14 @@ fn pods_of_one_user_are_apart() {
     speaker.is(Some("pod-a"));
     let worker = register(&client, "main", 300_000).unwrap();
     assert_eq!(shares(&client), [300_000]);
-    // The same user, the same name: another session, and what there was is not seen.
+    // The same user and the same name are another session here, and the first one cannot be seen.
     speaker.is(Some("pod-b"));
     assert_eq!(shares(&client), [0; 0]);
     assert_ne!(register(&client, "main", 200_000).unwrap(), worker);
     assert_eq!(shares(&client), [200_000]);
     speaker.is(Some("pod-a"));
     assert_eq!(shares(&client), [300_000]);
-    // The daemon's own user sees everybody's.
+    // The daemon's own user sees all sessions.
     speaker.is(None);
     assert_eq!(shares(&client), [300_000, 200_000]);
     speaker.is(Some("unknown"));
@@ -107,7 +107,7 @@ fn a_table_overrules_what_a_session_says() {
     let quotas = Arc::new(Table([("known", quarter), ("mistaken", nothing)].into()));
     let (_dir, client) = serve(Sources { identity: Arc::new(KernelIdentity), quotas });
     let worker = register(&client, "known", 900_000).unwrap();
-    // What the source says out of range is taken for the nearest in it.
+    // A value of the source that is out of range is replaced by the nearest possible one.
     let session = &sessions(&client)[0];
     assert_eq!((session.share_ppm, session.policy, session.weight), (250_000, quarter.policy, 1));
     let change = Admission {

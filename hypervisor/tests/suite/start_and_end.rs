@@ -16,7 +16,7 @@ fn a_clean_end_removes_the_socket() {
         let mut daemon = Daemon::start(&socket);
         let client = daemon.client();
         let worker = register(&client, "a", 10_000).unwrap();
-        // Somebody waits: that does not delay the end.
+        // A call that waits does not delay the end.
         let waiting =
             thread::spawn(move || admission(&client, worker, None, Some(Duration::from_secs(10))));
         thread::sleep(Duration::from_millis(50));

@@ -240,7 +240,7 @@ pub struct Extent {
 pub struct Operand {
     /// [`OPERAND_POINTER`] or [`OPERAND_ARRAY`].
     pub kind: c_uint,
-    /// What it says.
+    /// The operand, by `kind`.
     pub body: OperandBody,
 }
 
@@ -304,9 +304,9 @@ pub struct DecompressParams {
     pub to_bytes: usize,
     /// Out: bytes that came out.
     pub actual_bytes: *mut u32,
-    /// Where the compressed bytes are.
+    /// Address of the compressed bytes.
     pub from: *const c_void,
-    /// Where the others go.
+    /// Address for the decompressed bytes.
     pub to: *mut c_void,
     /// `CUmemDecompressAlgorithm`
     pub algorithm: c_uint,

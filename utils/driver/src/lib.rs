@@ -1,7 +1,7 @@
-//! The driver's C types, as far as Sluice names them.
+//! The driver's C types, as far as Sluice uses them.
 //!
-//! Enumerations are integers here: a value that this code has never heard of must be carried
-//! through unchanged, which a Rust `enum` cannot do.
+//! Enumerations are integers here. A value that this code does not know must be passed on
+//! unchanged, which a Rust `enum` cannot do.
 
 pub mod copy;
 pub mod cuda;

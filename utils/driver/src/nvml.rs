@@ -121,7 +121,7 @@ pub struct ProcessDetailList {
     pub version: c_uint,
     /// Which processes (`nvmlProcessMode_t`): 0 compute, 1 graphics, 2 MPS, 3 all.
     pub mode: c_uint,
-    /// Room in `list`, and what was found.
+    /// The length of `list` on the way in, the number of entries found on the way out.
     pub count: c_uint,
     /// The caller's array.
     pub list: *mut ProcessDetail,
@@ -178,7 +178,7 @@ pub struct ProcessUtilizationInfo {
 pub struct ProcessesUtilizationInfo {
     /// [`PROCESSES_UTILIZATION_VERSION`], set by the caller.
     pub version: c_uint,
-    /// Room in `list`, and what was found.
+    /// The length of `list` on the way in, the number of entries found on the way out.
     pub count: c_uint,
     /// Only samples after this time are wanted.
     pub last_seen: u64,

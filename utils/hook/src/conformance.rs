@@ -1,7 +1,7 @@
 //! What an engine must get right, as cases that run over any engine (x86-64).
 //!
-//! An engine may refuse a function with an error, and must leave it as it was then. What it may never do
-//! is to say that a function is patched while callers miss the detour, or while the way back does
+//! An engine may refuse a function with an error, but must then leave it unchanged. It must never
+//! report a function as patched while callers miss the detour, or while the trampoline does
 //! something else than the original did.
 //!
 //! ```no_run
@@ -23,34 +23,34 @@ pub type Make = fn() -> Box<dyn HookEngine>;
 /// How a case ended well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The function is patched: callers reach the detour, and the way back runs the original.
+    /// The function is patched: callers reach the detour, and the trampoline runs the original.
     Patched,
     /// The engine refused, for this reason, and changed nothing.
     Refused(String),
 }
 
-/// What an engine did that no engine may do.
+/// How an engine broke the rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
     /// A patched function gave a wrong result.
     #[error("the {through} gave {result} for {argument}, not {expected}")]
     WrongResult {
-        /// What was called.
+        /// Which function was called.
         through: &'static str,
-        /// With what.
+        /// The argument.
         argument: u64,
         /// What came back.
         result: u64,
-        /// What should have.
+        /// What should have come back.
         expected: u64,
     },
-    /// The engine said that it patched what it had to refuse.
+    /// The engine reported as patched what it had to refuse.
     #[error("what cannot be patched was said to be patched")]
     NotRefused,
-    /// The engine refused and left the function or the slot changed.
+    /// The engine refused, but changed the function or the slot.
     #[error("refused ({0}), but not left as it was")]
     NotLeftAlone(String),
-    /// The case could not be set up.
+    /// No memory could be mapped for the case.
     #[error("no memory for the case at {0:#x}")]
     NoMemory(usize),
 }
@@ -64,7 +64,7 @@ pub struct Case {
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// A function of one argument, its code, and what it gives for 0 and 7.
+    /// A function of one argument: its code, and its results for 0 and 7.
     Code(&'static [u8], [u64; 2]),
     /// The same, so far from the detour that no near jump reaches it.
     Far(&'static [u8], [u64; 2]),
@@ -139,19 +139,19 @@ pub const CASES: &[Case] = &[
     Case { name: "a detour that is no code is refused", kind: Kind::Check(detour_is_data) },
 ];
 
-/// The slots are static, because a detour has to find its way back.
+/// The slots are static, because a detour has to find its trampoline. So one case runs at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 static SLOT: Slot = Slot::new();
 static SECOND: Slot = Slot::new();
 
 impl Case {
-    /// What it is about.
+    /// The case's name.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The code of a function of one argument, and what it gives for 0 and 7.
+    /// The code of a function of one argument, and its results for 0 and 7.
     #[cfg(test)]
     pub(crate) const fn code(&self) -> Option<(&'static [u8], [u64; 2])> {
         match self.kind {
@@ -160,7 +160,7 @@ impl Case {
         }
     }
 
-    /// Runs it over an engine of its own.
+    /// Runs the case over a new engine.
     ///
     /// # Safety
     /// No other thread may patch code meanwhile.
@@ -183,7 +183,7 @@ impl Case {
 }
 
 extern "C" fn and_hundred(argument: u64) -> u64 {
-    // SAFETY: the way back into a function of this signature.
+    // SAFETY: the trampoline of a function of this signature.
     let original: Function = unsafe { core::mem::transmute(SLOT.get()) };
     original(argument) + 100
 }
@@ -194,7 +194,7 @@ extern "C" fn and_thousand(argument: u64) -> u64 {
     original(argument) + 1000
 }
 
-/// Puts `code` into a page of its own, near `hint` where that is free.
+/// Maps `code` into a page of its own, near `hint` if that is free.
 fn map(code: &[u8], hint: usize) -> Result<*const c_void, Failure> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let writable = libc::PROT_READ | libc::PROT_WRITE;
@@ -237,7 +237,7 @@ unsafe fn patch_code(
     results: [u64; 2],
 ) -> Result<Outcome, Failure> {
     let address = map(code, hint)?;
-    // SAFETY: a function of the case's own, of the detour's signature, that nobody else calls.
+    // SAFETY: a function of the case's own, of the detour's signature, that nothing else calls.
     unsafe {
         if let Err(error) = engine.install(address, and_hundred as *const c_void, &SLOT) {
             let now = core::slice::from_raw_parts(address.cast::<u8>(), code.len());
@@ -255,7 +255,7 @@ unsafe fn patch_code(
     Ok(Outcome::Patched)
 }
 
-/// Two names of the driver may be one function.
+/// Two names in the driver may be one function.
 unsafe fn two_detours(engine: &mut dyn HookEngine) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 0)?;
     // SAFETY: as in `patch_code`.
@@ -264,7 +264,7 @@ unsafe fn two_detours(engine: &mut dyn HookEngine) -> Result<Outcome, Failure> {
             return Ok(Outcome::Refused(error.reason));
         }
         if let Err(error) = engine.install(address, and_thousand as *const c_void, &SECOND) {
-            // The first detour has to hold.
+            // The first detour has to stay in effect.
             expect(address, "patched function", 7, 12 + 100)?;
             return Ok(Outcome::Refused(error.reason));
         }
@@ -290,12 +290,12 @@ extern "C" fn before_twelve(
     k: u64,
     l: u64,
 ) -> u64 {
-    // SAFETY: the way back into a function of this signature.
+    // SAFETY: the trampoline of a function of this signature.
     let original: Twelve = unsafe { core::mem::transmute(SLOT.get()) };
     original(a, b, c, d, e, f, g, h, i, j, k, l) + 1_000_000_000_000
 }
 
-/// Six of them are on the stack.
+/// Six of the arguments are on the stack.
 unsafe fn twelve_arguments(engine: &mut dyn HookEngine) -> Result<Outcome, Failure> {
     // lea rax, [rdi + rsi]; add rax, rdx; rcx; r8; r9; [rsp + 8]; ...; [rsp + 48]; ret: the sum of all
     const SUM: &[u8] = &[
@@ -305,7 +305,7 @@ unsafe fn twelve_arguments(engine: &mut dyn HookEngine) -> Result<Outcome, Failu
         0x30, 0xc3,
     ];
     let address = map(SUM, 0)?;
-    // SAFETY: one signature, and nobody else calls it.
+    // SAFETY: one signature, and nothing else calls it.
     let (patched, function) = unsafe {
         let patched = engine.install(address, before_twelve as *const c_void, &SLOT);
         (patched, core::mem::transmute::<*const c_void, Twelve>(address))
@@ -339,13 +339,13 @@ unsafe fn recursion(engine: &mut dyn HookEngine) -> Result<Outcome, Failure> {
         if let Err(error) = engine.install(address, and_hundred as *const c_void, &SLOT) {
             return Ok(Outcome::Refused(error.reason));
         }
-        // Each of the five calls passes the detour.
+        // Each of the five calls goes through the detour.
         expect(address, "patched function", 4, 10 + 5 * 100)?;
     }
     Ok(Outcome::Patched)
 }
 
-/// A library that was unloaded, and another one at its place.
+/// A library is unloaded, and another one is loaded at its place.
 unsafe fn loaded_again(engine: &mut dyn HookEngine) -> Result<Outcome, Failure> {
     let address = map(PLAIN, 7 << 41)?;
     // SAFETY: as in `patch_code`; the page is the case's own.

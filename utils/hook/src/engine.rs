@@ -1,13 +1,13 @@
-//! What every hook engine does, whatever it is made of.
+//! The interface of every hook engine.
 
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Where the way back into a patched function is kept: the address that runs the original.
+/// Holds the trampoline of a patched function: the address that runs the original.
 ///
-/// Null until the function is patched. A detour may rely on it being set, because an engine fills
-/// the slot before the first caller can arrive.
+/// Null until the function is patched. A detour may rely on the slot being set: an engine fills it
+/// before the first caller can arrive.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Slot(AtomicPtr<c_void>);
@@ -19,11 +19,11 @@ impl Slot {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The original's address, or null.
+    /// The trampoline's address, or null.
     #[inline]
     #[must_use]
     pub fn get(&self) -> *const c_void {
-        // A patch is written after the slot; whoever runs the detour sees both.
+        // The patch is written after the slot, so a thread that runs the detour sees both.
         self.0.load(Ordering::Relaxed)
     }
 
@@ -33,7 +33,7 @@ impl Slot {
         !self.get().is_null()
     }
 
-    /// Records the way back.
+    /// Records the trampoline.
     pub fn set(&self, original: *const c_void) {
         self.0.store(original.cast_mut(), Ordering::Release);
     }
@@ -45,31 +45,31 @@ impl Default for Slot {
     }
 }
 
-/// Why a function could not be patched. The function is then as it was.
+/// Why a function could not be patched. The function is then unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the function at {address:#x} cannot be patched: {reason}")]
 pub struct HookError {
     /// The function's address.
     pub address: usize,
-    /// The engine's own words.
+    /// The engine's reason.
     pub reason: String,
 }
 
-/// Redirects functions: one engine for those that are patched together.
+/// Redirects functions. One engine serves functions that are patched together.
 pub trait HookEngine {
     /// The engine's name in logs and reports.
     fn name(&self) -> &'static str;
 
-    /// Redirects `target` to `detour` for the rest of the process and puts the way back into
+    /// Redirects `target` to `detour` for the rest of the process and puts the trampoline into
     /// `slot`.
     ///
     /// # Safety
-    /// `target` must be the entry of a function that no thread is executing the first
-    /// instructions of, and `detour` a function of the same signature and calling convention. Nor may
-    /// another thread patch in the same page meanwhile.
+    /// `target` must be the entry of a function whose first instructions no thread is executing.
+    /// `detour` must be a function of the same signature and calling convention. No other thread
+    /// may patch in the same page meanwhile.
     ///
     /// # Errors
-    /// [`HookError`] where the function's shape does not allow it; it is left unpatched.
+    /// [`HookError`] if the function's shape does not allow it; the function is left unpatched.
     unsafe fn install(
         &mut self,
         target: *const c_void,

@@ -4,8 +4,8 @@ use crate::{HookEngine, HookError, Slot};
 use core::ffi::c_void;
 use frida_gum::{Gum, NativePointer, interceptor::Interceptor};
 
-/// Patches through gum's interceptor: `replace_fast` where the function is long enough, `replace`
-/// (slower to call through, but it takes shorter functions) elsewhere.
+/// Patches by gum's interceptor: by `replace_fast` if the function is long enough, else by
+/// `replace`. Calls through the latter are slower, but it takes shorter functions.
 pub struct FridaEngine {
     interceptor: Interceptor,
 }
@@ -55,8 +55,8 @@ impl HookEngine for FridaEngine {
                 )
             })
             .map_err(|error| HookError { address: target as usize, reason: error.to_string() })?;
-        // Gum patches and answers in one call; nobody can be on the way in between, as the
-        // caller vouches.
+        // Gum patches and returns the trampoline in one call. No thread can be in the function in
+        // between, as the caller vouches.
         slot.set(original.0.cast_const());
         Ok(())
     }

@@ -1,10 +1,10 @@
 //! Patches functions of loaded libraries in memory.
 //!
-//! * [`HookEngine`]: redirects a function's first instructions. There are two: [`DetourEngine`], the
+//! * [`HookEngine`] redirects a function's first instructions. There are two: [`DetourEngine`], the
 //!   default, and `FridaEngine` (feature `frida`).
-//! * [`loader`]: the libraries that are loaded, their functions, and a watch on changes.
-//! * [`conformance`] (feature `conformance`): what an engine must get right, as a suite that runs over
-//!   any engine.
+//! * [`loader`] lists the loaded libraries and their functions, and watches for changes.
+//! * `conformance` (feature `conformance`) is a suite that runs over any engine: what an engine
+//!   must get right.
 
 mod code;
 #[cfg(all(target_arch = "x86_64", any(test, feature = "conformance")))]
@@ -20,7 +20,7 @@ pub use engine::{HookEngine, HookError, Slot};
 #[cfg(feature = "frida")]
 pub use frida_engine::FridaEngine;
 
-/// The engine that this build uses, made for the functions that are patched next.
+/// A new engine of the kind that this build uses, for the functions that are patched next.
 #[must_use]
 pub fn engine() -> Box<dyn HookEngine> {
     #[cfg(feature = "frida")]

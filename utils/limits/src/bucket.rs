@@ -1,23 +1,23 @@
-//! The arithmetic of a time quota: a bucket that the clock fills and holding a device empties.
+//! The arithmetic of a time quota: a bucket that passing time fills and holding a device empties.
 //!
-//! Everything is in nanoseconds of one monotonic clock whose value the caller passes in. Shares
-//! are in millionths of wall time ([`PPM_ONE`] = 100 %). Sums are exact: what is refilled between
-//! two moments does not depend on how often the bucket was settled in between, so that an account
-//! does not drift however often it is looked at.
+//! All times are in nanoseconds of one monotonic clock, passed in by the caller. Shares are in
+//! millionths of wall time ([`PPM_ONE`] = 100 %). Sums are exact: what is earned between two
+//! moments does not depend on how often the bucket was settled in between. So an account does not
+//! drift.
 
 use crate::units::PPM_ONE;
 
-/// The deepest debt an account remembers: 10 s. What is overrun beyond it is forgiven, so that one
-/// endless kernel does not lock a session out for as long as it ran.
+/// The deepest debt that an account keeps: 10 s. More is forgiven, so that an endless kernel does
+/// not lock a session out for as long as it ran.
 pub const DEEPEST_DEBT_NS: i64 = -10_000_000_000;
 
-/// Time that a session may still hold a device, as of a moment. Plain data: a caller that shares it
-/// between threads or processes may store the two words itself.
+/// For how long a session may still hold a device, as of a moment. It is plain data: a caller that
+/// shares it between threads or processes may store the two words itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
-    /// Time left to hold the device; negative: overrun that has to be earned back first.
+    /// Time left to hold the device. Negative: use that has to be earned back first.
     pub balance_ns: i64,
-    /// The moment up to which refill and use have been accounted for.
+    /// The moment up to which earnings and use are counted.
     pub settled_at_ns: u64,
 }
 
@@ -27,12 +27,12 @@ impl Bucket {
         Self { balance_ns: 0, settled_at_ns: now_ns }
     }
 
-    /// Brings the account up to `now_ns`: adds the share of the time that has passed and, if the
-    /// device was held all that time (`holding`), takes away the time itself. The balance stays
-    /// between [`DEEPEST_DEBT_NS`] and `burst_ns`. A `now_ns` in the past changes nothing.
+    /// Brings the account up to `now_ns`. Adds the share of the time that has passed. If the device
+    /// was held all that time (`holding`), subtracts that time. The balance stays between
+    /// [`DEEPEST_DEBT_NS`] and `burst_ns`. A `now_ns` in the past changes nothing.
     ///
-    /// Call it at each moment at which `share_ppm` or `holding` changes, with the value that was
-    /// in force *until* then.
+    /// To be called whenever `share_ppm` or `holding` changes, with the value that was in force
+    /// *until* then.
     pub fn settle(&mut self, now_ns: u64, share_ppm: u32, burst_ns: u64, holding: bool) {
         if now_ns <= self.settled_at_ns {
             return;
@@ -49,13 +49,13 @@ impl Bucket {
         self.settled_at_ns = now_ns;
     }
 
-    /// Takes `ns` from the balance at once (not below [`DEEPEST_DEBT_NS`]).
+    /// Subtracts `ns` from the balance at once, but not below [`DEEPEST_DEBT_NS`].
     pub fn charge(&mut self, ns: u64) {
         self.balance_ns = self.balance_ns.saturating_sub(saturate(ns)).max(DEEPEST_DEBT_NS);
     }
 
-    /// How long the device can be held from now until the balance is used up, counting what is
-    /// refilled meanwhile. `None`: nothing is left. A whole share never runs out (`u64::MAX`).
+    /// For how long the device can be held from now until the balance is used up, counting what is
+    /// earned meanwhile. `None`: nothing is left. A whole share never runs out (`u64::MAX`).
     pub fn lease_length(&self, share_ppm: u32) -> Option<u64> {
         let balance = u64::try_from(self.balance_ns).ok().filter(|&ns| ns > 0)?;
         let drain_ppm = u64::from(PPM_ONE.saturating_sub(share_ppm));
@@ -65,9 +65,9 @@ impl Bucket {
         Some(narrow(u128::from(balance) * u128::from(PPM_ONE) / u128::from(drain_ppm)))
     }
 
-    /// How long until the balance reaches `balance_ns` if the device is not held. `Some(0)`: it is
-    /// there. `None`: never, the share is zero. Whether the burst lets the balance get that far is
-    /// the caller's matter.
+    /// How long it takes for the balance to reach `balance_ns` if the device is not held.
+    /// `Some(0)`: it is reached already. `None`: never, because the share is zero. Whether the
+    /// burst allows such a balance is not checked.
     pub fn ready_in(&self, balance_ns: u64, share_ppm: u32) -> Option<u64> {
         let missing = i128::from(balance_ns) - i128::from(self.balance_ns);
         let Some(missing) = u128::try_from(missing).ok().filter(|&ns| ns > 0) else {
@@ -80,8 +80,8 @@ impl Bucket {
     }
 }
 
-/// The balance that lets the device be held for `length_ns`, counting what is refilled meanwhile:
-/// the inverse of [`Bucket::lease_length`], rounded up.
+/// The balance that is enough to hold the device for `length_ns`, counting what is earned
+/// meanwhile: the inverse of [`Bucket::lease_length`], rounded up.
 pub fn balance_for(length_ns: u64, share_ppm: u32) -> u64 {
     let drain_ppm = PPM_ONE.saturating_sub(share_ppm);
     narrow((u128::from(length_ns) * u128::from(drain_ppm)).div_ceil(u128::from(PPM_ONE)))
@@ -92,8 +92,8 @@ pub fn earned(length_ns: u64, share_ppm: u32) -> u64 {
     earned_since_start(length_ns, share_ppm)
 }
 
-/// Time earned since the clock's start, rounded down. Differences of it are what makes settling
-/// exact: the rounding of one settlement is undone by the next.
+/// Time earned since the clock's start, rounded down. Settling uses differences of it and so is
+/// exact: the next settlement undoes the rounding of this one.
 fn earned_since_start(now_ns: u64, share_ppm: u32) -> u64 {
     let (share, whole) = (u64::from(share_ppm.min(PPM_ONE)), u64::from(PPM_ONE));
     // Equal to now * share / PPM_ONE without the intermediate overflow.
@@ -196,7 +196,7 @@ mod tests {
             let _ = (balance_for(now, share), earned(now, share));
         }
 
-        /// After `ready_in` the balance is there, and one nanosecond earlier than a share's grain
+        /// After the time of `ready_in` the balance is reached; earlier by one grain of the share,
         /// it is not.
         #[test]
         fn ready_in_is_sufficient_and_not_late(
@@ -216,7 +216,7 @@ mod tests {
             }
         }
 
-        /// Holding for the lease's length leaves nothing, and no more than rounding is overdrawn.
+        /// Holding for the lease's length uses up the balance; only rounding is overdrawn.
         #[test]
         fn a_lease_uses_up_the_balance(
             balance in 1i64..1_000_000_000, at in 0u64..u64::MAX / 4, share in 0u32..PPM_ONE,

@@ -10,16 +10,16 @@ use crate::{Policy, Priority};
 /// What a session may take of one device's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ComputeLimit {
-    /// Share of the device's time, in millionths (250_000 = 25 %). Of no meaning under
+    /// Share of the device's time, in millionths (250_000 = 25 %). Without meaning under
     /// [`Policy::None`].
     pub share_ppm: u32,
     /// How the share is meant.
     pub policy: Policy,
-    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: as much as is
-    /// idle. One below the share counts as the share.
+    /// [`Policy::Balance`]: the share that is never exceeded, in millionths; `None`: no such bound.
+    /// A value below the share counts as the share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_ppm: Option<u32>,
-    /// [`Policy::Balance`]: the part of idle time in relation to other sessions'; at least 1.
+    /// [`Policy::Balance`]: the part of spare time in relation to other sessions'; at least 1.
     #[serde(default = "one")]
     pub weight: u32,
     /// Whether others come first.
@@ -31,7 +31,7 @@ const fn one() -> u32 {
     1
 }
 
-/// A value of a [`ComputeLimit`] that cannot be.
+/// An impossible value of a [`ComputeLimit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {value}: 1 to {most} is accepted")]
 pub struct OutOfRange {
@@ -54,7 +54,7 @@ impl ComputeLimit {
         Self { share_ppm, policy, soft_ppm: None, weight: 1, priority }
     }
 
-    /// A guaranteed share, and idle time on top of it.
+    /// A guaranteed share, with spare time on top of it.
     #[must_use]
     pub const fn balance(share_ppm: u32, weight: u32) -> Self {
         Self { policy: Policy::Balance, weight, ..Self::fixed(share_ppm) }
@@ -66,10 +66,10 @@ impl ComputeLimit {
         self.policy != Policy::None
     }
 
-    /// Checks that every value is in its range. A limit that is none needs no share.
+    /// Checks that every value is in its range. Without a limit, the share is not checked.
     ///
     /// # Errors
-    /// The first field that is not.
+    /// The first field that is out of its range.
     pub fn check(&self) -> Result<(), OutOfRange> {
         let share = self.is_limit().then_some(("share_ppm", self.share_ppm, PPM_ONE));
         let soft = self.soft_ppm.map(|soft| ("soft_ppm", soft, PPM_ONE));
@@ -95,8 +95,8 @@ impl ComputeLimit {
         }
     }
 
-    /// The share that is given whenever it is wanted; `floor_ppm`: what a session of low priority is
-    /// guaranteed at most.
+    /// The share that is given whenever it is wanted. A session of low priority is guaranteed at
+    /// most `floor_ppm`.
     #[must_use]
     pub fn guaranteed_ppm(&self, floor_ppm: u32) -> u32 {
         let share = self.share_ppm.min(PPM_ONE);
@@ -113,7 +113,7 @@ impl ComputeLimit {
         match (self.policy, self.priority) {
             (Policy::Balance, _) => self.soft_ppm.map(|soft| soft.clamp(share, PPM_ONE)),
             (Policy::Fixed | Policy::None, Priority::Low) => Some(share),
-            // All of its time is guaranteed, and bounded by that.
+            // Its guaranteed time is all that it gets, and is bounded by itself.
             (Policy::Fixed | Policy::None, Priority::High) => None,
         }
     }
@@ -192,7 +192,7 @@ mod tests {
             if any.check().is_ok() {
                 prop_assert_eq!(near, any);
             }
-            // What the arithmetic of shares relies on holds even for what is not checked.
+            // What the arithmetic of shares relies on also holds for unchecked values.
             prop_assert!(any.guaranteed_ppm(floor) <= PPM_ONE);
             let least = any.guaranteed_ppm(floor);
             let bounds = least..=PPM_ONE;

@@ -1,21 +1,21 @@
-//! What cannot be meant.
+//! Requests that are impossible or contradictory.
 
 use crate::named::{Name, Named};
 use crate::units::{Amount, Percent, Size};
 
-/// A setting that cannot be kept, or not beside the others. It is told in the names that the user
-/// used, together with what would be accepted.
+/// A setting that is impossible, by itself or with the others. The message has the names that the
+/// user used, and says what would be accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A setting that goes with a share, without one.
+    /// A setting that needs a share, without a share.
     #[error("{name} needs {share}: the share of the device's time that is guaranteed")]
     NeedsShare {
         /// The setting.
         name: Name,
-        /// What would set a share.
+        /// The setting that would set a share.
         share: &'static str,
     },
-    /// Settings beside a policy under which nothing is enforced.
+    /// Settings for a policy that enforces nothing.
     #[error(
         "{policy} takes the compute limit away: beside it these would have no effect, leave them out: {}",
         others.join(", ")
@@ -26,7 +26,7 @@ pub enum RequestError {
         /// The settings.
         others: Vec<Name>,
     },
-    /// Idle time is asked for and refused at once.
+    /// A soft limit under a policy that gives no spare time.
     #[error("{soft} is for idle time, and {policy} gives none: set only one of them")]
     SoftUnderFixed {
         /// The soft limit.
@@ -34,15 +34,15 @@ pub enum RequestError {
         /// The policy.
         policy: Name,
     },
-    /// A part of idle time where none is given out.
+    /// A part of spare time under a policy that gives none.
     #[error("{weight} is for idle time: it needs {balance}")]
     WeightWithoutBalance {
         /// The weight.
         weight: Name,
-        /// What would give idle time.
+        /// The setting that would give spare time.
         balance: &'static str,
     },
-    /// What is never exceeded is less than what is guaranteed.
+    /// The soft limit is less than the guaranteed share.
     #[error(
         "{} {} is less than {} {}",
         soft.name, Percent(soft.value), share.name, Percent(share.value)
@@ -53,45 +53,45 @@ pub enum RequestError {
         /// The share, in millionths.
         share: Named<u32>,
     },
-    /// A part of nothing.
+    /// A real part without a memory limit.
     #[error("{real} is a part of a memory limit, and there is none: set {memory}, too")]
     RealWithoutLimit {
         /// The part.
         real: Name,
-        /// What would set a limit.
+        /// The setting that would set a limit.
         memory: &'static str,
     },
-    /// A part larger than the whole.
+    /// A real part larger than the limit.
     #[error("{} {} is more than {} {}", real.name, Size(real.value), limit.name, Size(limit.value))]
     RealAboveLimit {
         /// The part, in bytes.
         real: Named<u64>,
-        /// The whole, in bytes.
+        /// The limit, in bytes.
         limit: Named<u64>,
     },
-    /// A part of a device so small that it is nothing.
+    /// A percentage of a device that is less than a byte.
     #[error("{name}: {amount} of {device} is nothing: more than 0 bytes are accepted")]
     Nothing {
         /// The setting.
         name: Name,
-        /// What it says.
+        /// Its value.
         amount: Amount,
         /// The device.
         device: String,
     },
-    /// A part of a device whose size cannot be found out.
+    /// A part of a device whose size is not known.
     #[error(
         "{name}: {what} is asked for, and the size of {device} is not known; a size in bytes is accepted"
     )]
     UnknownSize {
         /// The setting.
         name: Name,
-        /// What it says.
+        /// Its value.
         what: String,
         /// The device.
         device: String,
     },
-    /// More than the device has, which would be no limit.
+    /// More memory than the device has, which would be no limit.
     #[error(
         "{} {} is more than {device} has, {total} bytes ({} MiB){}",
         asked.name, Size(asked.value), total >> 20,
@@ -104,7 +104,7 @@ pub enum RequestError {
         device: String,
         /// What it has, in bytes.
         total: u64,
-        /// What would place the rest on the host.
+        /// The setting that would place the rest on the host.
         host: Option<&'static str>,
     },
 }

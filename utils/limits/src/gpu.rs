@@ -1,9 +1,9 @@
-//! Which GPU is meant.
+//! The identity of a GPU.
 //!
-//! The one name of a GPU that holds in every process and container is its UUID, as NVML prints it:
-//! `GPU-3430f778-7a25-704c-9090-8b0bb2478114`, or `MIG-…` for a slice of one. Both are accepted
-//! everywhere, in any case, and written as NVML writes them. An index means something only together
-//! with who counts.
+//! Only a GPU's UUID is the same in every process and container. NVML prints it as
+//! `GPU-3430f778-7a25-704c-9090-8b0bb2478114`, or as `MIG-…` for a slice of a GPU. Both are
+//! accepted everywhere, in any case, and written as NVML writes them. An index depends on which
+//! program counts.
 
 use std::borrow::Cow;
 
@@ -16,20 +16,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::units::parse_whole;
 
-/// Characters of a wrong text that an error shows.
+/// How many characters of an invalid text an error shows.
 const SHOWN: usize = 80;
 
 /// A GPU's UUID (`cuDeviceGetUuid`, `nvmlDeviceGetUUID`).
 ///
-/// Its 128 bits say which GPU it is. The prefix says of what kind it is and is only kept to be shown:
-/// CUDA gives the bits alone.
+/// Its 128 bits identify the GPU. The prefix says what kind of device it is, and is kept for
+/// display only: CUDA returns the bits without it.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuId {
     kind: Kind,
     bytes: [u8; 16],
 }
 
-/// What a UUID is of.
+/// What kind of device a UUID is of.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Gpu,
@@ -157,12 +157,12 @@ impl<'de> Deserialize<'de> for GpuId {
     }
 }
 
-/// A GPU as a setting is keyed with it: by UUID, or by index.
+/// A GPU as the key of a setting: by UUID or by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuKey {
     /// The GPU of that UUID.
     Id(GpuId),
-    /// The GPU that has this number, whoever counts.
+    /// The GPU with this number; the caller knows how they are counted.
     Index(u32),
 }
 
@@ -189,11 +189,11 @@ impl fmt::Display for GpuKey {
     }
 }
 
-/// A GPU as somebody picks it among those that there are: by index, or by a UUID or the beginning of
-/// one, as `CUDA_VISIBLE_DEVICES` takes it.
+/// A user's choice among the present GPUs: by index, by UUID, or by the beginning of a UUID, as
+/// `CUDA_VISIBLE_DEVICES` takes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuChoice {
-    /// The GPU that has this number.
+    /// The GPU with this number.
     Index(u32),
     /// GPUs whose UUID begins with these digits.
     Beginning(String),
@@ -223,7 +223,7 @@ impl From<GpuId> for GpuChoice {
 }
 
 impl GpuChoice {
-    /// Whether it is this GPU, or can be.
+    /// Whether this GPU is, or can be, the chosen one.
     #[must_use]
     pub fn fits(&self, index: Option<u32>, id: &GpuId) -> bool {
         match self {
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(id.bytes()[0], 0x34);
         let slice: GpuId = TEXT.replace("GPU", "mig").parse().unwrap();
         assert_eq!(slice.to_string(), TEXT.replace("GPU", "MIG"));
-        // The bits say which it is.
+        // The bits identify it.
         assert_eq!(slice, id);
     }
 

@@ -1,14 +1,14 @@
-//! What a session may take of a GPU, without any I/O.
+//! What a session may take of a GPU. This crate has no I/O.
 //!
-//! * [`Limits`]: what a session may take of one device, with nothing left open: its
-//!   [`memory`] and its [`compute`] time
-//! * [`request`]: what somebody asks for, with the name of each setting; how it is checked and
-//!   laid over what there is
-//! * [`policy`]: how a compute share is meant, and who makes room for whom
+//! * [`Limits`]: what a session may take of one device, with no value left open: its [`memory`] and
+//!   its [`compute`] time
+//! * [`request`]: what a user asks for, with the name of each setting; how it is checked and merged
+//!   with the present limits
+//! * [`policy`]: what a compute share means, and which sessions make room for others
 //! * [`units`]: sizes, percentages and weights, as users write them
-//! * [`gpu`]: which GPU is meant
-//! * [`bucket`]: the arithmetic of a time quota, which ledger and scheduler share
-//! * [`env`]: the environment variables by which the parts find each other
+//! * [`gpu`]: the identity of a GPU
+//! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
+//! * [`mod@env`]: the environment variables by which the parts find each other
 
 #![forbid(unsafe_code)]
 

@@ -9,13 +9,13 @@ use crate::units::{Amount, PPM_ONE, Size};
 pub struct MemoryLimit {
     /// All that it may have.
     pub limit: u64,
-    /// How much of it may be on the device, where that is said; the rest is placed on the host. May
-    /// be more than the limit: it stays for when the limit grows.
+    /// How much of it may be on the device, if that is set; the rest is placed on the host. It may
+    /// be more than the limit: then it is kept for when the limit grows.
     pub real: Option<u64>,
 }
 
 impl MemoryLimit {
-    /// A limit that the device holds itself.
+    /// A limit, all of which may be on the device.
     #[must_use]
     pub const fn new(limit: u64) -> Self {
         Self { limit, real: None }
@@ -39,19 +39,20 @@ impl fmt::Display for MemoryLimit {
     }
 }
 
-/// How much of a memory limit may be on the device, as it is asked for.
+/// How much of a memory limit may be on the device, as a user asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// So much.
+    /// This amount.
     Amount(Amount),
     /// The limit, divided by this many millionths.
     Ratio(u64),
-    /// What the device has.
+    /// As much as the device has.
     Device,
 }
 
 impl Part {
-    /// In bytes, of a limit on a device of `total` bytes; `None`: that would have to be known.
+    /// The part in bytes, of a limit on a device of `total` bytes. `None`: `total` would have to be
+    /// known.
     #[must_use]
     pub fn of(self, limit: u64, total: Option<u64>) -> Option<u64> {
         match self {

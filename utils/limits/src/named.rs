@@ -1,19 +1,19 @@
-//! Values that know who set them.
+//! Values with the name of the setting that set them.
 
 use std::borrow::Cow;
 
 use core::fmt;
 
-/// What the user calls a setting: an option (`--mem`), a variable (`CUDA_MEM_LIMIT_0`), a member of a
-/// JSON document (`devices[0].share_ppm`), an annotation of a pod.
+/// A setting's name as the user knows it: an option (`--mem`), a variable (`CUDA_MEM_LIMIT_0`), a
+/// member of a JSON document (`devices[0].share_ppm`), an annotation of a pod.
 pub type Name = Cow<'static, str>;
 
-/// A value, and what it was set by.
+/// A value, and the setting that set it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named<T> {
     /// The value.
     pub value: T,
-    /// What it was set by.
+    /// The setting that set it.
     pub name: Name,
 }
 
@@ -30,7 +30,7 @@ impl<T: fmt::Display> fmt::Display for Named<T> {
     }
 }
 
-/// What the user would have to set, in their own words: an error that misses a setting says which.
+/// The user's names of the settings: an error about a missing setting says what to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// The memory limit.
@@ -39,6 +39,6 @@ pub struct Names {
     pub real: &'static str,
     /// The share of the device's time.
     pub share: &'static str,
-    /// What gives idle time on top of the share.
+    /// The setting that gives spare time on top of the share.
     pub balance: &'static str,
 }

@@ -1,18 +1,19 @@
-//! How a compute share is meant, and who makes room for whom.
+//! What a compute share means, and which sessions make room for others.
 
 use core::fmt;
 use core::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How a compute share is meant.
+/// What a compute share means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Default)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
     /// Never above the share.
     #[default]
     Fixed,
-    /// The share is guaranteed whenever it is wanted; time that nobody else wants comes on top.
+    /// The share is guaranteed whenever it is wanted; time that no other session wants comes on
+    /// top.
     Balance,
     /// No compute limit.
     None,
@@ -25,16 +26,16 @@ pub enum Priority {
     /// It does not.
     #[default]
     High,
-    /// It runs in what sessions of high priority leave, apart from a small part that keeps it from
-    /// starving.
+    /// It runs in the time that sessions of high priority leave. A small part is guaranteed, so
+    /// that it does not starve.
     Low,
 }
 
-/// A word that is not one of those accepted.
+/// A word that is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not one of those accepted: {accepted}")]
 pub struct UnknownWord {
-    /// The words that are.
+    /// The accepted words.
     pub accepted: &'static str,
 }
 

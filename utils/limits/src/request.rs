@@ -1,8 +1,8 @@
-//! What somebody asks for, wherever it comes from, and what a session may take then.
+//! What a user asks for, from any source, and what a session may then take.
 //!
-//! A [`Request`] leaves open what nobody has said. It is laid over the limits that a session has, or
-//! over none, and what comes out is either free of contradictions or an error in the user's own names.
-//! `sluice run`, `sluice limit` and the limiter's variables all go this way.
+//! A [`Request`] leaves open what the user did not set. It is merged with a session's present
+//! limits, or with none. The result is free of contradictions, or an error that uses the user's own
+//! names. `sluice run`, `sluice limit` and the limiter's variables all use it.
 
 use core::fmt;
 
@@ -11,10 +11,10 @@ use crate::named::{Name, Named, Names};
 use crate::units::{Amount, Percent, default_weight};
 use crate::{ComputeLimit, Limits, MemoryLimit, Policy, Priority, RequestError};
 
-/// What is asked for, on one device or on several alike.
+/// What is asked for, the same for one device or several.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What errors call the settings that are missing.
+    /// The names that errors use for missing settings.
     pub names: Names,
     /// Device memory.
     pub memory: Option<Named<MemoryRequest>>,
@@ -22,47 +22,46 @@ pub struct Request {
     pub real: Option<Named<Part>>,
     /// Share of the device's time, in millionths.
     pub share: Option<Named<u32>>,
-    /// How the share is meant. [`Policy::None`] takes the limit away.
+    /// What the share means. [`Policy::None`] takes the limit away.
     pub policy: Option<Named<Policy>>,
-    /// The part of the device's time that is never exceeded, in millionths. Implies
+    /// The part of the device's time that is never exceeded, in millionths. It implies
     /// [`Policy::Balance`].
     pub soft: Option<Named<u32>>,
-    /// Part of idle time in relation to other sessions'.
+    /// The part of spare time in relation to other sessions'.
     pub weight: Option<Named<u32>>,
     /// Whether others come first.
     pub priority: Option<Named<Priority>>,
 }
 
-/// What is asked for of a device's memory.
+/// A request for a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryRequest {
-    /// So much, and not more.
+    /// This much, and no more.
     Limit(Amount),
-    /// The limit is to go.
+    /// No limit any more.
     NoLimit,
 }
 
-/// What becomes of a setting that changes nothing beside the others, such as a weight where no idle
-/// time is given out.
+/// What happens to a setting without effect, such as a weight if no spare time is given out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unused {
-    /// It is an error: who gives an option wants something from it.
+    /// It is an error: a user who gives an option expects an effect.
     Refused,
-    /// It is let pass: a variable can be set for many programs at once.
+    /// It is accepted: a variable can be set for many programs at once.
     Ignored,
 }
 
 /// The device that limits are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device<'a> {
-    /// What messages call it.
+    /// Its name in messages.
     pub name: &'a str,
-    /// Its memory in bytes, where that is known.
+    /// Its memory in bytes, if that is known.
     pub total: Option<u64>,
 }
 
 impl Request {
-    /// Nothing is asked for.
+    /// A request for nothing.
     #[must_use]
     pub const fn nothing(names: Names) -> Self {
         Self {
@@ -83,7 +82,7 @@ impl Request {
         *self == Self::nothing(self.names)
     }
 
-    /// Whether it says what the session gets beside others, which a daemon decides.
+    /// Whether it sets how the session shares with others, which needs a daemon.
     #[must_use]
     pub fn needs_daemon(&self) -> bool {
         let is = |policy: &Named<Policy>| policy.value == Policy::Balance;
@@ -92,8 +91,8 @@ impl Request {
             || self.priority.as_ref().is_some_and(|priority| priority.value == Priority::Low)
     }
 
-    /// Checks what can be checked of any device: that the settings can be meant together, laid over
-    /// `before`.
+    /// Checks what does not depend on the device: that the settings are possible together, merged
+    /// with `before`.
     ///
     /// # Errors
     /// The first contradiction.
@@ -122,7 +121,8 @@ impl Request {
     /// again changes nothing more.
     ///
     /// # Errors
-    /// As [`check`](Self::check), and for a part of the device that is nothing, or not known.
+    /// As [`check`](Self::check). Also if a percentage of the device comes to nothing, or the
+    /// device's size is not known.
     pub fn over(
         &self,
         before: &Limits,
@@ -136,7 +136,7 @@ impl Request {
         })
     }
 
-    /// Checks that the memory in `limits`, which came out of this request, is not more than the device
+    /// Checks that the memory in `limits`, which this request led to, is not more than the device
     /// has: that would be no limit. Variables may ask for it nevertheless.
     ///
     /// # Errors
@@ -189,7 +189,7 @@ impl Request {
                 .of(memory.limit, device.total)
                 .ok_or_else(|| unknown_size(&asked.name, &part, device))?,
         };
-        // The device's size says how much there is, not how much is asked for.
+        // The device's size is what there is, not an amount that was asked for.
         if part > memory.limit && asked.value != Part::Device {
             return Err(RequestError::RealAboveLimit {
                 real: Named::new(part, asked.name.clone()),
@@ -266,10 +266,10 @@ impl Request {
         Ok(limit)
     }
 
-    /// Whether the settings can stand where there is no share, and none is asked for.
+    /// Checks settings that need a share, if there is none and none is asked for.
     fn without_share(&self, unused: Unused) -> Result<(), RequestError> {
         let policy = self.policy.as_ref().map(|policy| &policy.name);
-        // A soft limit limits something: it is never let pass.
+        // A soft limit is a limit, so it is never ignored.
         let needing = match unused {
             Unused::Refused => policy.or_else(|| self.names_beside_policy().next()),
             Unused::Ignored => self.soft.as_ref().map(|soft| &soft.name),
@@ -318,7 +318,8 @@ impl fmt::Display for MemoryRequest {
 }
 
 impl fmt::Display for Request {
-    /// What is asked for and what has set it, as in `memory 8GiB (CUDA_MEM_LIMIT), compute unlimited`.
+    /// What is asked for and which setting did so, as in `memory 8GiB (CUDA_MEM_LIMIT), compute
+    /// unlimited`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.memory {
             Some(memory) => write!(f, "memory {memory}")?,

@@ -1,6 +1,6 @@
 //! Sizes, percentages and weights as people write them.
 
-/// One percent in the unit that shares are kept in (parts per million).
+/// One percent in parts per million, the unit in which shares are kept.
 pub const PPM_PER_PERCENT: u32 = 10_000;
 /// The whole, in parts per million.
 pub const PPM_ONE: u32 = 1_000_000;
@@ -8,11 +8,11 @@ pub const PPM_ONE: u32 = 1_000_000;
 /// Largest weight of a session.
 pub const MAX_WEIGHT: u32 = 10_000;
 
-/// The smallest size that may be written without a unit. A smaller one is a number whose unit was
+/// The smallest size that may be written without a unit. A smaller number is a size whose unit was
 /// forgotten: a process needs hundreds of times as much to use a device at all.
 pub const LEAST_BARE_SIZE: u64 = 1 << 20;
 
-/// The weight of a session for which none is set: its share in percent, rounded up.
+/// The default weight of a session: its share in percent, rounded up.
 #[must_use]
 pub const fn default_weight(share_ppm: u32) -> u32 {
     let percent = share_ppm.div_ceil(PPM_PER_PERCENT);
@@ -35,16 +35,16 @@ pub enum UnitError {
         "'{0}' is not a size above 0: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB, or a percentage of the device such as 50%"
     )]
     Amount(String),
-    /// A small number without a unit, which somebody has forgotten.
+    /// A small number whose unit was forgotten.
     #[error(
         "{number} without a unit is {bytes} bytes, which is never meant: did you mean {number}{unit}? Below 1 MiB a size needs its unit, as in {number}B"
     )]
     Bare {
         /// The number.
         number: String,
-        /// What it says, in bytes.
+        /// Its value in bytes.
         bytes: u64,
-        /// The unit that is likely to be meant.
+        /// The unit that was probably meant.
         unit: &'static str,
     },
     /// Not a weight.
@@ -60,14 +60,14 @@ pub enum UnitError {
 /// A part of a device's memory, as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Amount {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
     /// A part of what the device has, in parts per million.
     Ppm(u32),
 }
 
 impl Amount {
-    /// In bytes, on a device of `total` bytes; `None`: that would have to be known.
+    /// The amount in bytes, on a device of `total` bytes. `None`: `total` would have to be known.
     #[must_use]
     pub fn of(self, total: Option<u64>) -> Option<u64> {
         match self {
@@ -89,7 +89,7 @@ impl core::fmt::Display for Amount {
     }
 }
 
-/// Shows bytes in the largest unit that holds them exactly.
+/// Displays bytes in the largest unit that holds them exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -104,7 +104,7 @@ impl core::fmt::Display for Size {
     }
 }
 
-/// Shows parts per million as a percentage.
+/// Displays parts per million as a percentage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Percent(pub u32);
 
@@ -114,8 +114,8 @@ impl core::fmt::Display for Percent {
     }
 }
 
-/// Splits off the number at the start and scales it; exact for whole numbers, decimals are
-/// rounded down to a byte.
+/// Splits off the number at the start and scales it. Exact for whole numbers; decimals are rounded
+/// down to a byte.
 fn scale(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
@@ -131,11 +131,11 @@ fn scale(number: &str, unit: u128) -> Option<u128> {
     whole.checked_mul(unit)?.checked_add(fraction_value * unit / denominator)
 }
 
-/// Reads a size in bytes. Suffixes, in any case: `KiB`..`TiB` and the bare letters `k`..`t` count
-/// in 1024, `KB`..`TB` in 1000, `B` or none in bytes.
+/// Reads a size in bytes. Suffixes, in any case: `KiB`..`TiB` and the single letters `k`..`t` mean
+/// powers of 1024, `KB`..`TB` powers of 1000, `B` or none means bytes.
 ///
 /// # Errors
-/// [`UnitError::Size`] for anything else, signs included; [`UnitError::TooLarge`] past 64 bits.
+/// [`UnitError::Size`] for anything else, also for a sign; [`UnitError::TooLarge`] above 64 bits.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let invalid = || UnitError::Size(text.to_owned());
     let trimmed = text.trim();
@@ -157,12 +157,12 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     u64::try_from(bytes).map_err(|_| UnitError::TooLarge(text.to_owned()))
 }
 
-/// Reads a part of a device's memory: a size above 0 as in [`parse_size`], or a percentage, which has
-/// to end in `%`. A size below [`LEAST_BARE_SIZE`] needs its unit.
+/// Reads a part of a device's memory: a size above 0 as in [`parse_size`], or a percentage, which
+/// has to end in `%`. A size below [`LEAST_BARE_SIZE`] needs its unit.
 ///
 /// # Errors
-/// [`UnitError::Amount`], [`UnitError::Percent`] or [`UnitError::Bare`]; [`UnitError::TooLarge`] past
-/// 64 bits.
+/// [`UnitError::Amount`], [`UnitError::Percent`] or [`UnitError::Bare`]; [`UnitError::TooLarge`]
+/// above 64 bits.
 pub fn parse_amount(text: &str) -> Result<Amount, UnitError> {
     if text.trim_end().ends_with('%') {
         return parse_percent(text).map(Amount::Ppm);
@@ -180,7 +180,7 @@ pub fn parse_amount(text: &str) -> Result<Amount, UnitError> {
 }
 
 fn bare(number: &str, bytes: u64) -> UnitError {
-    // Zeros in front can make it as long as a line may not be.
+    // Leading zeros could make it longer than a line may be.
     let number = if number.len() <= 16 { number.to_owned() } else { bytes.to_string() };
     let unit = match bytes {
         0..1_024 => "GiB",
@@ -193,7 +193,7 @@ fn bare(number: &str, bytes: u64) -> UnitError {
 /// Reads the weight of a session.
 ///
 /// # Errors
-/// [`UnitError::Weight`] for what is not a whole number from 1 to [`MAX_WEIGHT`].
+/// [`UnitError::Weight`] if it is not a whole number from 1 to [`MAX_WEIGHT`].
 pub fn parse_weight(text: &str) -> Result<u32, UnitError> {
     parse_whole(text)
         .filter(|weight| (1..=MAX_WEIGHT).contains(weight))
@@ -208,10 +208,10 @@ pub fn parse_whole(text: &str) -> Option<u32> {
     (digits && canonical).then(|| text.parse().ok())?
 }
 
-/// Reads a share of a device in percent, `%` optional, and gives it in parts per million.
+/// Reads a share of a device in percent, `%` optional, and returns it in parts per million.
 ///
 /// # Errors
-/// [`UnitError::Percent`] for what is not a number, not above 0, or above 100.
+/// [`UnitError::Percent`] if it is not a number, not above 0, or above 100.
 pub fn parse_percent(text: &str) -> Result<u32, UnitError> {
     let invalid = || UnitError::Percent(text.to_owned());
     let trimmed = text.trim();

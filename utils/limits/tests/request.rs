@@ -1,4 +1,4 @@
-//! Requests laid over limits: what comes out, and what cannot be meant.
+//! Requests merged with limits: the results, and what is refused.
 
 use limits::memory::Part;
 use limits::named::Names;
@@ -46,7 +46,7 @@ fn request(options: Options) -> Request {
     }
 }
 
-/// As a command line is taken, that asks for no more than the device has.
+/// As for a command line, which must not ask for more than the device has.
 fn over(before: &Limits, options: Options, device: Device<'_>) -> Result<Limits, RequestError> {
     let request = request(options);
     let after = request.over(before, device, Unused::Refused)?;
@@ -110,7 +110,7 @@ fn oversubscription_follows() {
     let oversold = Limits { memory: limit(24, 12), ..before() };
     let mem = |number| Options { mem: gib(number), ..none() };
     assert_eq!(changed(&oversold, mem(32)).unwrap().memory, limit(32, 12));
-    // The part stays for when the limit grows again.
+    // The real part is kept for when the limit grows again.
     assert_eq!(changed(&oversold, mem(8)).unwrap().memory, limit(8, 12));
     let real = Options { mem_real: gib(6), ..none() };
     assert_eq!(changed(&before(), real).unwrap().memory, limit(8, 6));
@@ -192,7 +192,7 @@ fn a_limit_that_limits_nothing_is_refused() {
     assert!(message.contains("--mem-real"), "{message}");
     let hosted = Options { mem_real: gib(16), ..mem(16 * GIB + 1) };
     assert!(changed(&Limits::NONE, hosted).is_ok());
-    // A variable may say so, for a device that it does not know.
+    // A variable may ask for it: it may be meant for another device.
     let request = request(mem(17 * GIB));
     assert!(request.over(&Limits::NONE, DEVICE, Unused::Ignored).is_ok());
 }
@@ -254,10 +254,10 @@ fn what_has_no_effect_can_be_let_pass() {
     ] {
         assert_eq!(let_pass(options), Ok(ComputeLimit::NONE));
     }
-    // It is there when idle time is given out.
+    // It is kept for when spare time is given out.
     let fixed = let_pass(Options { compute: Some(300_000), weight, ..none() }).unwrap();
     assert_eq!((fixed.policy, fixed.weight), (Policy::Fixed, 7));
-    // A limit is never lost that way.
+    // A limit is never lost in this way.
     assert!(let_pass(Options { soft: Some(1), ..none() }).is_err());
 }
 

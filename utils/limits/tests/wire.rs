@@ -30,7 +30,7 @@ fn older_and_newer_writers_are_understood() {
     let newer = r#"{"share_ppm":1,"policy":"none","burst":{"ms":5},"weight":2,"soft_ppm":null}"#;
     let read: ComputeLimit = from_str(newer).unwrap();
     assert_eq!((read.policy, read.weight, read.soft_ppm), (Policy::None, 2, None));
-    // What limits is never made up.
+    // A missing limit gets no default.
     for wrong in
         [r#"{"policy":"fixed"}"#, r#"{"share_ppm":1}"#, r#"{"share_ppm":1,"policy":"fair"}"#]
     {

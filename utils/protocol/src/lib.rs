@@ -1,12 +1,12 @@
-//! What the parts of Sluice say to each other and to other programs, one type each: the bodies of
-//! the daemon's HTTP calls (here and in [`status`]), and what `sluice status --json` prints
-//! ([`sessions`]). [`socket`] says where the daemon listens.
+//! The messages between the parts of Sluice, and to other programs; each has one type. Here and in
+//! [`status`] are the bodies of the daemon's HTTP calls; in [`sessions`] is what `sluice status
+//! --json` prints. [`socket`] knows where the daemon listens.
 //!
-//! Times are in microseconds and relative ("this long from now"): the two sides share a clock, but
-//! not the moment at which a message is read. A device's UUID is written as NVML prints it and read in
-//! any case. Unknown fields are ignored, so that an old reader understands a newer writer. A field that
-//! came later has a default, so that a new reader understands an older writer. `tests/golden` holds each
-//! of them as it is written, and as earlier versions wrote it.
+//! Times are in microseconds and relative ("this long from now"). The two sides share a clock, but
+//! do not know when the other reads a message. A device's UUID is written as NVML prints it, and
+//! read in any case. Unknown fields are ignored, so that an old reader understands a newer writer.
+//! A field that was added later has a default, so that a new reader understands an older writer.
+//! `tests/golden` holds each message as it is written now, and as earlier versions wrote it.
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +23,7 @@ pub const VERSION: u32 = 2;
 /// Devices that one registration may name. The driver itself stops at 64.
 pub const MAX_DEVICES: usize = 64;
 
-/// Paths of the calls: `POST` with a JSON body, where nothing else is said.
+/// The paths of the calls. They are `POST` with a JSON body unless stated otherwise.
 pub mod path {
     /// [`super::Register`] -> [`super::Registered`]
     pub const REGISTER: &str = "/v1/register";
@@ -36,13 +36,13 @@ pub mod path {
     pub const STATUS: &str = "/v1/status";
 }
 
-/// A process introduces itself. Who it is (pid, user) the daemon learns from the kernel.
+/// Registers a process. The daemon learns its pid and user from the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Register {
     /// [`VERSION`] of the caller.
     pub protocol: u32,
-    /// The session whose quota the process shares, as named by `sluice run`, the pod or the
-    /// limiter itself.
+    /// The session whose quota the process shares, as named by `sluice run`, the pod or the limiter
+    /// itself.
     pub session: String,
     /// What the session may take, per device that has a limit.
     pub devices: Vec<DeviceQuota>,
@@ -59,7 +59,7 @@ pub struct DeviceQuota {
 }
 
 impl DeviceQuota {
-    /// A share that is never exceeded.
+    /// A quota of policy [`Policy::Fixed`](limits::Policy::Fixed) with this share.
     #[must_use]
     pub const fn fixed(uuid: GpuId, share_ppm: u32) -> Self {
         Self { uuid, limit: ComputeLimit::fixed(share_ppm) }
@@ -73,43 +73,44 @@ pub struct Registered {
     pub worker: u64,
 }
 
-/// Asks for the next lease of a device, or for more of the present one, and tells at the same time how
-/// it was used.
+/// Reports how a device's lease was used, and asks for the next one, or for more of the present
+/// one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Admission {
     /// From [`Registered`].
     pub worker: u64,
     /// The device.
     pub uuid: GpuId,
-    /// How the lease that is held, or that has ended, was used since it was last told.
+    /// How the present lease, or the one that has ended, was used since its last report.
     pub report: Option<LeaseReport>,
-    /// How long the daemon may keep the call open, in microseconds; `None` asks for nothing. With a
-    /// report that is not the last one it asks for the lease to go on, and is answered at once.
+    /// How long the daemon may keep the call open, in microseconds. `None` asks for nothing. With a
+    /// report that is not the lease's last one, the call asks for that lease to go on, and is
+    /// answered at once.
     pub ask: Option<u64>,
-    /// The session's quota on this device, where it has changed since the registration.
+    /// The session's quota on this device, if it has changed since the registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<DeviceQuota>,
 }
 
-/// How a lease was used, since its grant or since the last report about it.
+/// How a lease was used since its grant or since its last report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseReport {
     /// From [`Lease::id`].
     pub lease: u64,
-    /// The time told of: from the opening of the gate, or the last report, until now or until the work
-    /// launched under the lease was done; in microseconds.
+    /// The time that the report covers, in microseconds. It begins with the opening of the gate or
+    /// the last report. It ends now, or when the work launched under the lease was done.
     pub held_us: u64,
     /// Estimated time for which the process's own work kept the device busy, in microseconds.
     pub estimated_us: u64,
-    /// Time for which the process always had work waiting for the device, in microseconds. Where it had
-    /// the device to itself, it was busy for at least so long.
+    /// Time for which the process always had work queued, in microseconds. If it had the device to
+    /// itself, it was busy for at least this long.
     pub backlogged_us: u64,
-    /// Whether the lease is over and its work done; else it is still held.
+    /// Whether the lease is over and its work done; otherwise it is still held.
     pub done: bool,
 }
 
 impl LeaseReport {
-    /// A lease that is over and was used all the time.
+    /// A lease that has ended and was used all the time.
     #[must_use]
     pub const fn busy(lease: u64, held_us: u64) -> Self {
         Self { lease, held_us, estimated_us: held_us, backlogged_us: held_us, done: true }
@@ -119,21 +120,21 @@ impl LeaseReport {
 /// The daemon's answer to [`Admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// A lease, or `None`: none was free in the time asked for, ask again.
+    /// A lease. `None`: none was free in the time asked for; ask again.
     pub lease: Option<Lease>,
 }
 
-/// The right to use a device for a while.
+/// The right to use a device for a limited time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
-    /// Names the lease in its report.
+    /// The lease's name in reports.
     pub id: u64,
-    /// From the reading of this message until launching has to stop, in microseconds.
+    /// How long work may be launched, in microseconds after this message was read.
     pub length_us: u64,
     /// Whether another session's lease runs at the same time.
     #[serde(default)]
     pub shared: bool,
-    /// Whether no other worker is granted a lease before this one ends.
+    /// Whether no other worker will be granted a lease before this one ends.
     #[serde(default)]
     pub exclusive: bool,
 }

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use limits::{GpuId, Policy, Priority};
 use serde::{Deserialize, Serialize};
 
-/// All that `sluice status` knows.
+/// The whole output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// The sessions.
     pub sessions: Vec<SessionReport>,
-    /// Pages that cannot be believed.
+    /// Pages that are not valid.
     pub damaged: Vec<DamagedPage>,
 }
 
-/// A page that is none, or of another version.
+/// A page that is not valid, or of another version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DamagedPage {
     /// The session that it belongs to.
@@ -47,28 +47,28 @@ pub struct DeviceReport {
     pub memory: MemoryReport,
     /// Its time.
     pub compute: ComputeReport,
-    /// Who is in it.
+    /// Its processes.
     pub processes: Vec<ProcessReport>,
 }
 
 /// Memory of a session on one device, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
-    /// The limit, if there is one.
+    /// The limit; `None`: no limit.
     pub limit: Option<u64>,
-    /// What of it may be on the device, if that is less.
+    /// The part of it that may be on the device, if that is less.
     pub real: Option<u64>,
     /// What its living processes have.
     pub used: u64,
-    /// What of it is on the device.
+    /// The part of `used` that is on the device.
     pub on_device: u64,
-    /// The same by kind.
+    /// `used` by kind.
     pub by_kind: ByKind,
     /// What is left of the limit.
     pub left: Option<u64>,
-    /// How much more is in use than the limit allows.
+    /// How much more than the limit is in use.
     pub over: u64,
-    /// Whether no allocation succeeds until it has shrunk.
+    /// Whether every allocation fails until less is in use.
     pub growth_refused: bool,
 }
 
@@ -87,7 +87,7 @@ pub struct ByKind {
     pub array: u64,
     /// Placed on the host.
     pub oversubscribed: u64,
-    /// Taken by the driver without being asked.
+    /// Taken by the driver without a call that says so.
     pub driver: u64,
     /// Kept free for code that the driver has yet to place.
     #[serde(default)]
@@ -99,15 +99,15 @@ pub struct ByKind {
 pub struct ComputeReport {
     /// How the share is meant.
     pub policy: Policy,
-    /// The share in millionths; of no meaning with policy `none`.
+    /// The share in millionths; without meaning under policy `none`.
     pub share_ppm: u32,
-    /// What is never exceeded.
+    /// The ceiling under policy `balance`.
     pub soft_ppm: Option<u32>,
-    /// Part of idle time.
+    /// Its part of spare time, in relation to other sessions'.
     pub weight: u32,
     /// Whether others come first.
     pub priority: Priority,
-    /// The mean of what is known of its processes.
+    /// The mean utilization of those of its processes for which it is known.
     #[serde(default)]
     pub density_ppm: Option<u32>,
 }
@@ -117,13 +117,13 @@ pub struct ComputeReport {
 pub struct ProcessReport {
     /// Its id in its own namespace.
     pub pid: u32,
-    /// Its id on the host, where it is known.
+    /// Its id on the host, if it is known.
     pub host_pid: Option<u32>,
-    /// Its name, where it can be seen from here.
+    /// Its name, if it can be seen from here.
     pub name: Option<String>,
-    /// What it has, in bytes.
+    /// Its memory, in bytes.
     pub bytes: u64,
-    /// The same by kind.
+    /// `bytes` by kind.
     pub by_kind: ByKind,
     /// Whether it holds a lease of the session's own account.
     pub holding: bool,
@@ -132,7 +132,7 @@ pub struct ProcessReport {
     /// Device time that it has been charged by that account, in microseconds.
     #[serde(default)]
     pub charged_us: u64,
-    /// How much of the time that it holds the device it keeps it busy, in millionths, where that is
-    /// known.
+    /// Its utilization: how much of the time that it holds the device it keeps it busy, in
+    /// millionths. `None`: not known.
     pub density_ppm: Option<u32>,
 }

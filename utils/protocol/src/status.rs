@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct NodeStatus {
     /// The daemon's version.
     pub version: String,
-    /// Since its start, in microseconds.
+    /// The time since its start, in microseconds.
     pub uptime_us: u64,
     /// The devices on which a session with a limit has been seen, by UUID.
     pub devices: Vec<DeviceStatus>,
@@ -17,11 +17,11 @@ pub struct NodeStatus {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// Which it is.
+    /// Its UUID.
     pub uuid: GpuId,
-    /// Who may use it.
+    /// The sessions that may use it.
     pub sessions: Vec<SessionStatus>,
-    /// Who uses it now.
+    /// The leases that are held.
     pub leases: Vec<LeaseStatus>,
 }
 
@@ -37,27 +37,27 @@ pub struct SessionStatus {
     /// How the share is meant.
     #[serde(default)]
     pub policy: Policy,
-    /// What it may take with spare time, in millionths; `None`: there is no such bound.
+    /// Its ceiling under `balance`, in millionths; `None`: no ceiling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soft_ppm: Option<u32>,
-    /// Its part of spare time in relation to others'.
+    /// Its part of spare time, in relation to other sessions'.
     #[serde(default)]
     pub weight: u32,
     /// Whether others come first.
     #[serde(default)]
     pub priority: Priority,
-    /// Guaranteed time that it may still use, in microseconds; negative: it owes.
+    /// Guaranteed time that it may still use, in microseconds. Negative: it owes time.
     pub balance_us: i64,
     /// Time that it has been charged since it was first seen, in microseconds.
     pub charged_us: u64,
     /// The part of `charged_us` that was spare time.
     #[serde(default)]
     pub spare_us: u64,
-    /// What it uses of the time that it holds while nobody slows it down, in millionths; `None`: not
-    /// known yet.
+    /// The utilization of its densest process while no other slows it down, in millionths. `None`:
+    /// not known yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub density_ppm: Option<u64>,
-    /// What follows from that.
+    /// The class that follows from it.
     #[serde(default)]
     pub class: Class,
     /// Whether one of its processes asks for a lease.
@@ -70,23 +70,23 @@ pub struct SessionStatus {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// It does, or may do: it has the device in turns with others of the kind.
+    /// It fills the device, or may do so. Such sessions use the device in turns.
     #[default]
     Dense,
-    /// It leaves the device idle part of the time: it has it beside others.
+    /// It leaves the device idle part of the time, and holds it beside others.
     Sparse,
 }
 
 /// A lease that is held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseStatus {
-    /// By which session.
+    /// The session that holds it.
     pub session: String,
-    /// By which process.
+    /// The process that holds it.
     pub pid: i32,
-    /// For how long, in microseconds.
+    /// For how long it has been held, in microseconds.
     pub held_us: u64,
-    /// Whether it is spare time.
+    /// Whether it is paid from spare time.
     #[serde(default)]
     pub spare: bool,
     /// Whether others no longer wait for it.

@@ -1,6 +1,7 @@
 //! `CLOCK_MONOTONIC`, which all processes of a machine share.
 //!
-//! By the C library: rustix looks for the kernel's fast way itself, where valgrind has taken it away.
+//! It is read through the C library. rustix would look for the kernel's vDSO itself, which valgrind
+//! hides.
 
 /// Nanoseconds.
 #[must_use]
@@ -9,7 +10,8 @@ pub fn now_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Nanoseconds as of the last tick, some milliseconds ago at most: the cheapest that there is.
+/// Nanoseconds as of the kernel's last tick, some milliseconds ago at most. It is the cheapest
+/// clock.
 #[must_use]
 #[inline]
 pub fn tick_ns() -> u64 {

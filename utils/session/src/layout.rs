@@ -1,5 +1,5 @@
-//! What stands where in a page. Shared between processes of different builds: fields are only
-//! ever added at the end of their block, and a change of meaning raises [`VERSION`].
+//! The layout of a page. Processes of different builds share it: fields are only ever added at the
+//! end of their block, and a change of meaning raises [`VERSION`].
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 
@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
 pub const MAGIC: u64 = 0x736c_7569_6365_7067;
 /// Version of this layout.
 pub const VERSION: u32 = 4;
-/// Processes that one session can have on one device.
+/// How many processes one session can have on one device.
 pub const SLOTS: usize = 4096;
 /// A memory limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;
@@ -27,10 +27,10 @@ pub enum Kind {
     Array = 4,
     /// Memory placed on the host because the real share was used up.
     Oversubscribed = 5,
-    /// What the driver has taken without a call that says how much (code, stacks, printf buffers), as
-    /// far as NVML shows it.
+    /// What the driver has taken without a call that says how much (code, stacks, printf buffers),
+    /// as far as NVML shows it.
     Driver = 6,
-    /// Kept free of allocations, for code that the driver has been given and has yet to place.
+    /// Kept free of allocations, for code that the driver was given and has yet to place.
     Headroom = 7,
 }
 
@@ -48,7 +48,7 @@ impl Kind {
     ];
 }
 
-/// A process of the session. All zero where there is none.
+/// A process of the session; all zero if the slot is free.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub struct Slot {
@@ -60,23 +60,23 @@ pub struct Slot {
     pub start_time: AtomicU64,
     /// Bytes of device memory, by [`Kind`].
     pub bytes: [AtomicU64; 8],
-    /// When the lease held was to end, on `CLOCK_MONOTONIC` in nanoseconds.
+    /// The end of the lease held, on `CLOCK_MONOTONIC` in nanoseconds.
     pub lease_end_ns: AtomicU64,
     /// Process id as NVML knows it (the host's); zero: not known.
     pub host_pid: AtomicU32,
-    /// How much of the time that it holds the device the process keeps it busy, in millionths; zero: not
-    /// known.
+    /// The process's utilization: how much of the time that it holds the device it keeps it busy,
+    /// in millionths. Zero: not known.
     pub density_ppm: AtomicU32,
-    /// Since when the process waits for a lease of the own account, on `CLOCK_MONOTONIC` in
-    /// nanoseconds; zero: it does not wait.
+    /// Since when the process has waited for a lease of the own account, on `CLOCK_MONOTONIC` in
+    /// nanoseconds. Zero: it does not wait.
     pub waiting_since_ns: AtomicU64,
-    /// Up to when the use of its lease has been charged, on `CLOCK_MONOTONIC` in nanoseconds.
+    /// Until when the use of its lease has been charged, on `CLOCK_MONOTONIC` in nanoseconds.
     pub charged_until_ns: AtomicU64,
     /// Device time that the process has been charged, in nanoseconds.
     pub charged_ns: AtomicU64,
 }
 
-/// A session's book on one device.
+/// A session's ledger on one device.
 #[repr(C, align(4096))]
 #[derive(Debug)]
 pub struct Layout {
@@ -88,7 +88,7 @@ pub struct Layout {
     pub slot_count: AtomicU32,
     /// The device.
     pub uuid: [AtomicU8; 16],
-    /// Who is changing the book: slot index plus one, zero for nobody.
+    /// The process that is changing the ledger: its slot's index plus one, or zero for none.
     pub lock: AtomicU32,
     /// One past the highest slot that was ever used.
     pub high_water: AtomicU32,
@@ -96,7 +96,7 @@ pub struct Layout {
     pub memory_limit: AtomicU64,
     /// Sum of all slots' bytes, wherever they are.
     pub used: AtomicU64,
-    /// What a context of this device takes, as far as known, else zero.
+    /// The size of a context on this device; zero while it is not known.
     pub context_bytes: AtomicU64,
     /// Share of the device's time in millionths.
     pub share_ppm: AtomicU32,
@@ -107,32 +107,32 @@ pub struct Layout {
     /// [`limits::bucket::Bucket::settled_at_ns`], on `CLOCK_MONOTONIC`.
     pub settled_at_ns: AtomicU64,
     /// How many bytes of the limit may be on the device itself; the rest is placed on the host.
-    /// [`NO_LIMIT`]: all of it.
+    /// [`NO_LIMIT`]: all of them may.
     pub memory_real: AtomicU64,
-    /// Counts the changes of the limits, so that readers notice one.
+    /// A counter of changes of the limits, so that readers notice a change.
     pub limit_changes: AtomicU32,
     /// How the share is meant: [`limits::Policy`] as a number, see [`Layout::limits`].
     pub policy: AtomicU32,
     /// Policy `balance`: the share that is never exceeded, in millionths; zero: none.
     pub soft_share_ppm: AtomicU32,
-    /// Policy `balance`: the session's part of idle time, in relation to others'.
+    /// Policy `balance`: the session's part of spare time, in relation to other sessions'.
     pub weight: AtomicU32,
     /// [`limits::Priority`] as a number.
     pub priority: AtomicU32,
     /// Changes when a lease of the own account ends; processes that wait for one sleep on it.
     pub lease_bell: AtomicU32,
-    /// Up to when the session's use of the device has been charged, on `CLOCK_MONOTONIC` in
+    /// Until when the session's use of the device has been charged, on `CLOCK_MONOTONIC` in
     /// nanoseconds.
     pub busy_until_ns: AtomicU64,
     /// The processes.
     pub slots: [Slot; SLOTS],
     /// Sum of all slots' [`Kind::Oversubscribed`].
     pub on_host: AtomicU64,
-    /// When the dead were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
+    /// When dead processes were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
     pub reaped_at_ns: AtomicU64,
-    /// Nothing yet.
+    /// For later fields.
     pub unused: [AtomicU64; 490],
-    /// [`MAGIC`] again: gone where the file has been cut short, however little.
+    /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
 }
 

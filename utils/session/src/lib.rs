@@ -1,14 +1,15 @@
-//! A session: the processes that share one quota. Its directory, its pages (one for each device),
-//! the ledger in them, the membership of a process, and what to tell of all that.
+//! Sessions: a session is the processes that share one quota. This crate has its directory, its
+//! pages (one for each device), the ledger in them, the membership of a process, and a summary of
+//! all that.
 //!
 //! Each module uses only those above it here:
 //!
-//! * [`clock`], [`process`]: time, and which process is meant;
-//! * [`layout`]: what stands where in a page, the limits among it;
+//! * [`clock`], [`process`]: time, and the identity of processes;
+//! * [`layout`]: the fields of a page, with the limits;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
-//! * [`Membership`]: a process's place in a page, from which it opens the ledger;
-//! * [`directory`]: where the pages of a session are, and which sessions there are;
+//! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
+//! * [`directory`]: where the pages of a session are, and which sessions exist;
 //! * [`SessionSummary`]: what a session has and uses.
 
 pub mod clock;

@@ -1,11 +1,11 @@
-//! What a session may take of a device, as its page holds it.
+//! A session's limits on a device, as its page holds them.
 
 use crate::layout::{Layout, NO_LIMIT};
 use ::limits::{ComputeLimit, Limits, MemoryLimit, Policy, Priority};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 impl Layout {
-    /// Reads the limits. Values that cannot be are taken for the nearest that can.
+    /// Reads the limits. An impossible value is replaced by the nearest possible one.
     #[must_use]
     pub fn limits(&self) -> Limits {
         let bytes = |value: u64| (value != NO_LIMIT).then_some(value);
@@ -35,10 +35,10 @@ impl Layout {
     /// Writes the limits and lets readers notice.
     pub fn set_limits(&self, limits: &Limits) {
         let Limits { memory, compute } = limits;
-        // The largest limit is a limit, too.
+        // A limit equal to `NO_LIMIT` is stored as the next lower number.
         let bytes = |limit: Option<u64>| limit.map_or(NO_LIMIT, |limit| limit.min(NO_LIMIT - 1));
         let real = memory.and_then(|memory| memory.real);
-        // First the part, so that it never holds for the whole of a limit that came or went.
+        // The real part first, so that a limit that comes or goes never stands beside the old one.
         self.memory_real.store(bytes(real), Relaxed);
         self.memory_limit.store(bytes(memory.map(|memory| memory.limit)), Relaxed);
         self.share_ppm.store(compute.share_ppm, Relaxed);

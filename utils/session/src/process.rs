@@ -1,4 +1,4 @@
-//! Which process is meant. An id alone may be another process's tomorrow.
+//! The identity of a process. An id alone may belong to another process tomorrow.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// A process of this pid namespace, and no other that has its id before or after.
+/// A process of this pid namespace, told apart from any other that had or gets the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ProcessIdentity {
     /// Its id.
@@ -23,7 +23,7 @@ impl ProcessIdentity {
         start_time(pid).map(|start_time| Self { pid, start_time })
     }
 
-    /// This process. Where the system does not say when it started, that is zero.
+    /// This process. Its start time is zero if the system does not tell it.
     #[must_use]
     pub fn own() -> Self {
         let pid = std::process::id();
@@ -44,12 +44,12 @@ impl ProcessIdentity {
     }
 }
 
-/// When a process of this namespace started, in clock ticks since boot: field 22 of
-/// `/proc/PID/stat` (proc_pid_stat(5)). `None`: there is none, or it has ended and only waits to be
-/// noticed by its parent.
+/// When a process of this pid namespace started, in clock ticks since boot: field 22 of
+/// `/proc/PID/stat` (proc_pid_stat(5)). `None`: there is none, or it has ended and its parent has
+/// yet to notice.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
-    // The name, field 2, may hold any bytes, spaces and parentheses included.
+    // The name, field 2, may hold any bytes, with spaces and parentheses among them.
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
     let mut fields = str::from_utf8(stat.get(name_ends + 1..)?).ok()?.split_ascii_whitespace();
@@ -59,7 +59,7 @@ pub fn start_time(pid: u32) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
-/// A descriptor that becomes readable when a process ends (pidfd_open(2)); `None`: the kernel has
+/// A descriptor that becomes readable when a process ends (pidfd_open(2)). `None`: the kernel has
 /// none (before Linux 5.3, and some sandboxes).
 ///
 /// # Errors
@@ -67,7 +67,7 @@ pub fn start_time(pid: u32) -> Option<u64> {
 pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
     let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
     let opened = pidfd_open(pid, PidfdFlags::NONBLOCK).or_else(|error| match error {
-        // The flag is newer than the call.
+        // The flag is newer than the system call.
         Errno::INVAL => pidfd_open(pid, PidfdFlags::empty()),
         other => Err(other),
     });

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub struct SessionSummary {
     /// The devices that it has used, and what it has there.
     pub devices: Vec<(GpuId, Summary)>,
-    /// Pages that cannot be believed.
+    /// Pages that are not valid, and why.
     pub damaged: Vec<(PathBuf, PageError)>,
 }
 
@@ -30,7 +30,7 @@ impl SessionSummary {
         summary
     }
 
-    /// Whether a living process is in it.
+    /// Whether it has a living process.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.devices.iter().any(|(_, device)| !device.processes.is_empty())

@@ -44,7 +44,7 @@ pub(crate) struct Mipmap {
     external: u64,
 }
 
-/// Where a mipmapped array lies.
+/// The memory of a mipmapped array.
 pub(crate) struct Place {
     pub(crate) context: u64,
     pub(crate) device: u32,
@@ -99,7 +99,7 @@ impl Measures {
     }
 }
 
-/// Of an array that is no level of a mipmapped one.
+/// The measures of an array that is not a level of a mipmapped one.
 pub(crate) fn measures(inner: &Inner, key: u64) -> Api<Measures> {
     let found = inner.arrays.get(&key).ok_or(CuResult::INVALID_HANDLE)?;
     ensure(found.owner == 0, CuResult::INVALID_VALUE)?;
@@ -127,7 +127,7 @@ fn element_bytes(descriptor: &Array3dDescriptor) -> Api<u64> {
     Ok(channel_bytes(descriptor.format)? * u64::from(channels))
 }
 
-/// Size of one level, and of the array it would be alone.
+/// Size of one level, and of an array of that size by itself.
 fn level_size(descriptor: &Array3dDescriptor, level: u32) -> Api<u64> {
     let shrink = |length: usize| (length.max(1) as u64 >> level).max(1);
     let layered = descriptor.flags & (LAYERED | ARRAY3D_CUBEMAP) != 0;
@@ -139,8 +139,9 @@ fn level_size(descriptor: &Array3dDescriptor, level: u32) -> Api<u64> {
         .ok_or(CuResult::INVALID_VALUE)
 }
 
-/// What the device counts for so many levels: rows of 64 bytes in blocks of 8 to 128 rows, and pages of
-/// their own from more than a mebibyte on (as measured on an H200 with driver 580).
+/// What the device counts for this many levels. Rows have 64 bytes and come in blocks of 8 to 128
+/// rows. From more than a mebibyte on, the array has pages of its own. Measured on an H200 with
+/// driver 580.
 fn taken(descriptor: &Array3dDescriptor, levels: u32) -> Api<u64> {
     let element = element_bytes(descriptor)?;
     let shrink = |length: usize, level: u32| (length.max(1) as u64 >> level).max(1);
@@ -177,7 +178,7 @@ fn check(descriptor: &Array3dDescriptor) -> Api {
         };
         ensure(square && faces, CuResult::INVALID_VALUE)?;
     } else if !layered {
-        // A depth without a height is no shape.
+        // A depth without a height is invalid.
         let shape = descriptor.depth == 0 || descriptor.height > 0;
         ensure(shape, CuResult::INVALID_VALUE)?;
     } else {
@@ -186,7 +187,7 @@ fn check(descriptor: &Array3dDescriptor) -> Api {
     element_bytes(descriptor).map(|_| ())
 }
 
-/// Bytes for an array, and how many the device counts: none for a sparse one.
+/// Allocates an array, and returns its bytes and how many the device counts: none for a sparse one.
 fn obtain(
     driver: &Driver,
     inner: &mut Inner,
@@ -224,7 +225,7 @@ fn create_any(array: Out<cuda::Array>, descriptor: Array3dDescriptor) -> Api {
     })
 }
 
-/// The bytes behind an array are known to copies, but are no address that could be freed.
+/// Makes an array's bytes known to copies, but not as an address that could be freed.
 fn note(inner: &mut Inner, array: &Array) {
     let allocation = memory::Allocation {
         size: array.size,
@@ -237,7 +238,7 @@ fn note(inner: &mut Inner, array: &Array) {
     inner.memory.insert(array.base, allocation);
 }
 
-/// By a descriptor of any form.
+/// From a descriptor of any version.
 pub(crate) extern "C" fn create<D: Copy + Into<Array3dDescriptor>>(
     array: Out<cuda::Array>,
     descriptor: In<D>,
@@ -306,7 +307,7 @@ pub(crate) extern "C" fn descriptor_3d(
     })
 }
 
-/// The sizes of the levels, and of all together.
+/// The sizes of the levels, and their sum.
 pub(crate) fn mipmap_sizes(descriptor: &Array3dDescriptor, levels: c_uint) -> Api<(Vec<u64>, u64)> {
     check(descriptor)?;
     ensure(levels > 0, CuResult::INVALID_VALUE)?;
@@ -430,7 +431,7 @@ pub(crate) extern "C" fn destroy_mipmap(mipmap: cuda::MipmappedArray) -> CuResul
     })
 }
 
-/// What lies behind an array, for copies.
+/// The memory layout of an array, for copies.
 pub(crate) struct Shape {
     pub(crate) base: u64,
     /// Bytes of an element, and of a row.
@@ -454,7 +455,7 @@ pub(crate) fn shape(inner: &Inner, array: u64) -> Api<Shape> {
     })
 }
 
-/// A context goes away with its arrays.
+/// Frees a context's arrays.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let mipmaps: Vec<u64> =
         inner.mipmaps.iter().filter(|(_, m)| m.context == context).map(|(&k, _)| k).collect();
@@ -474,7 +475,7 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     }
 }
 
-/// A part of a context ends: its arrays stay with the whole.
+/// When a part of a context ends, its arrays stay with the whole.
 pub(crate) fn hand_over(inner: &mut Inner, from: u64, to: u64) {
     for array in inner.arrays.values_mut().filter(|array| array.context == from) {
         array.context = to;

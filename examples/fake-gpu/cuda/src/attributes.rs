@@ -1,4 +1,4 @@
-//! What the fake device says of itself: about an H200.
+//! The fake device's attributes: roughly those of an H200.
 
 use core::ffi::{c_int, c_uint};
 
@@ -21,7 +21,7 @@ pub(crate) const COMPUTE_MINOR: c_int = 0;
 /// Number of the first attribute that does not exist.
 const END: c_uint = 149;
 
-/// `CUdevice_attribute` -> value; `None` for a number that is none.
+/// The value of a `CUdevice_attribute`; `None` for an unknown number.
 pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
     Some(match attribute {
         0 => return None,
@@ -61,10 +61,10 @@ pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
         111 => 1_024,
         126 => 4,
         134 | 131 => -1,
-        // What it can do: copies beside kernels, several kernels, host mapping, unified addresses,
-        // priorities, managed memory, stream memory operations of 32 bits, cooperative launches,
-        // virtual memory and its descriptors, sparse arrays, pools and their descriptors, clusters,
-        // multicast.
+        // Its capabilities: copies beside kernels, several kernels, host mapping, unified
+        // addresses, priorities, managed memory, stream memory operations of 32 bits, cooperative
+        // launches, virtual memory and its descriptors, sparse arrays, pools and their descriptors,
+        // clusters, multicast.
         15
         | 19
         | 31

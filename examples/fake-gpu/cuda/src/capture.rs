@@ -17,7 +17,7 @@ use crate::thread;
 const ACTIVE: c_uint = 1;
 const INVALIDATED: c_uint = 2;
 
-/// A capture under way.
+/// A capture in progress.
 pub(crate) struct Capture {
     /// The stream that began it.
     origin: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Capture {
     thread: u64,
     pub(crate) graph: u64,
     invalid: bool,
-    /// Where each branch that left the origin stands.
+    /// The last node of each branch that left the origin.
     tips: Vec<usize>,
 }
 
@@ -38,15 +38,15 @@ pub(crate) struct Branch {
     pub(crate) after: Vec<usize>,
 }
 
-/// Breaks a capture; it has to be ended all the same.
+/// Breaks a capture. It still has to be ended.
 pub(crate) fn invalidate(inner: &mut Inner, capture: u64) {
     if let Some(found) = inner.captures.get_mut(&capture) {
         found.invalid = true;
     }
 }
 
-/// For calls that are not safe while something is being captured: fails, and breaks the captures
-/// in question, if the thread's mode forbids it.
+/// For calls that are not safe during a capture: if the thread's mode forbids the call, fails and
+/// breaks the captures concerned.
 pub(crate) fn unsafe_call(inner: &mut Inner) -> Api {
     if inner.captures.is_empty() {
         return Ok(());
@@ -67,7 +67,7 @@ pub(crate) fn unsafe_call(inner: &mut Inner) -> Api {
     ensure(!forbidden, CuResult::STREAM_CAPTURE_UNSUPPORTED)
 }
 
-/// For calls that conflict with a capture on this very stream, whatever the mode.
+/// For calls that conflict with a capture of this stream, in any mode.
 pub(crate) fn forbid_on(inner: &mut Inner, target: Target) -> Api {
     if inner.captures.is_empty() {
         return Ok(());
@@ -83,7 +83,7 @@ pub(crate) fn forbid_on(inner: &mut Inner, target: Target) -> Api {
     }
 }
 
-/// For calls that conflict with any capture in the context, whatever the mode.
+/// For calls that conflict with any capture in the context, in any mode.
 pub(crate) fn forbid_in_context(inner: &mut Inner, context: u64) -> Api {
     let mut forbidden = false;
     for capture in inner.captures.values_mut().filter(|c| c.context == context) {
@@ -112,7 +112,8 @@ fn legacy_use(inner: &mut Inner, target: Target, breaks: bool) -> Api {
     ensure(captures.is_empty(), CuResult::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// For work that is put into a stream: its place in a capture, or `None` if it is to run.
+/// For work that is put into a stream: its place in the stream's capture, or `None` if it is to
+/// run.
 pub(crate) fn enter(inner: &mut Inner, target: Target) -> Api<Option<Branch>> {
     if inner.captures.is_empty() {
         return Ok(None);
@@ -126,7 +127,7 @@ pub(crate) fn enter(inner: &mut Inner, target: Target) -> Api<Option<Branch>> {
     Ok(Some(branch))
 }
 
-/// Adds a node to the capture of a stream; false if the stream is not being captured.
+/// Adds a node to a stream's capture; `false` if the stream is not being captured.
 pub(crate) fn add(
     inner: &mut Inner,
     target: Target,
@@ -153,7 +154,7 @@ fn advance(inner: &mut Inner, key: u64, branch: &Branch, after: Vec<usize>) {
     }
 }
 
-/// `cuStreamWaitEvent` as far as captures are concerned; false if it is an ordinary wait.
+/// The part of `cuStreamWaitEvent` that concerns captures; `false` if it is an ordinary wait.
 pub(crate) fn wait_event(inner: &mut Inner, target: Target, event: u64) -> Api<bool> {
     let own = enter(inner, target)?;
     let theirs = inner.events.get(&event).and_then(|e| e.captured.clone());
@@ -187,7 +188,7 @@ pub(crate) fn wait_event(inner: &mut Inner, target: Target, event: u64) -> Api<b
     }
 }
 
-/// A context goes away with the captures in it.
+/// Ends the captures in a context that ends.
 pub(crate) fn drop_context(inner: &mut Inner, context: u64) {
     let gone: Vec<u64> =
         inner.captures.iter().filter(|(_, c)| c.context == context).map(|(&k, _)| k).collect();
@@ -199,7 +200,7 @@ pub(crate) fn drop_context(inner: &mut Inner, context: u64) {
     }
 }
 
-/// Takes every stream and event out of a capture.
+/// Removes every stream and event from a capture.
 fn leave(inner: &mut Inner, capture: u64) {
     for stream in inner.streams.values_mut() {
         if stream.capture.as_ref().is_some_and(|b| b.capture == capture) {
@@ -208,7 +209,7 @@ fn leave(inner: &mut Inner, capture: u64) {
     }
 }
 
-/// The form of CUDA 10.0 had no mode and meant global.
+/// The version of CUDA 10.0 had no mode and meant global.
 pub(crate) extern "C" fn begin_v1<const P: bool>(stream: cuda::Stream) -> CuResult {
     begin::<P>(stream, CAPTURE_MODE_GLOBAL)
 }
@@ -327,8 +328,8 @@ pub(crate) extern "C" fn info_v1<const P: bool>(
     })
 }
 
-/// The list of dependencies is not kept anywhere that could be pointed to: a caller that asks for
-/// it is refused, one that asks for the graph is not.
+/// The list of dependencies is not stored in a form to which a pointer could be returned. A caller
+/// that asks for it is refused; one that asks for the graph is not.
 pub(crate) extern "C" fn info_v2<const P: bool>(
     stream: cuda::Stream,
     status: Out<c_uint>,

@@ -22,17 +22,17 @@ pub(crate) struct Context {
     /// Device of the node.
     pub(crate) on_node: u32,
     pub(crate) primary: bool,
-    /// For the context of a green one: the primary context that it is a part of.
+    /// Of a green context: the primary context that it is a part of.
     pub(crate) part_of: Option<u64>,
     /// A released primary context keeps its handle and becomes usable again when retained.
     pub(crate) active: bool,
     pub(crate) flags: c_uint,
     /// The legacy stream, 0 until it is used.
     pub(crate) legacy: u64,
-    /// Thread -> its default stream.
+    /// Each thread's default stream.
     pub(crate) per_thread: Table<u64>,
     limits: HashMap<c_uint, usize>,
-    /// What the limits take of the device beyond their presets.
+    /// How many bytes the limits take of the device beyond their presets.
     extra: u64,
 }
 
@@ -102,7 +102,7 @@ fn end(driver: &Driver, inner: &mut Inner, context: u64) {
     }
 }
 
-/// The context of a green one: the primary context under another handle.
+/// The context of a green context: the primary context under another handle.
 pub(crate) fn add_green(inner: &mut Inner, primary: u64) -> Api<u64> {
     let found = inner.contexts.get(&primary).ok_or(CuResult::INVALID_CONTEXT)?;
     let made = Context {
@@ -122,7 +122,7 @@ pub(crate) fn add_green(inner: &mut Inner, primary: u64) -> Api<u64> {
     Ok(key)
 }
 
-/// Memory that was allocated in it stays with the primary context.
+/// Ends it. Memory that was allocated in it stays with the primary context.
 pub(crate) fn end_green(driver: &Driver, inner: &mut Inner, context: u64) {
     let Some(Some(primary)) = inner.contexts.get(&context).map(|found| found.part_of) else {
         return;
@@ -345,7 +345,7 @@ pub(crate) fn known(inner: &Inner, context: cuda::Context) -> Api<u64> {
     }
 }
 
-/// Whether a context that has ended is to be found out: a driver may read memory that it has freed.
+/// Whether the use of an ended context aborts: the real driver may read freed memory then.
 static ABORTS: LazyLock<bool> = LazyLock::new(|| {
     std::env::var_os("SLUICE_FAKE_ENDED_CONTEXTS").is_some_and(|value| value == "abort")
 });
@@ -455,7 +455,7 @@ fn preset(limit: c_uint) -> usize {
 }
 
 /// What a limit takes of the device beyond its preset: a stack for each thread that can run, the
-/// buffer of `printf`, and the heap.
+/// buffer of `printf`, the heap.
 fn beyond_preset(limit: c_uint, value: usize) -> u64 {
     let threads = attributes::MULTIPROCESSORS * attributes::THREADS_PER_MULTIPROCESSOR;
     let each = match limit {
@@ -507,7 +507,7 @@ pub(crate) extern "C" fn priority_range(least: Out<c_int>, greatest: Out<c_int>)
     })
 }
 
-/// Cache and bank preferences: accepted, without effect, as on devices that have no choice.
+/// Cache and bank preferences are accepted without effect, as on devices that have no choice.
 pub(crate) extern "C" fn set_preference(_preference: c_uint) -> CuResult {
     api(|| with_context(|_, _, _| Ok(())))
 }
@@ -541,7 +541,7 @@ pub(crate) fn device_of(inner: &Inner, context: u64) -> Api<(Device, u32)> {
     Ok((found.device, found.on_node))
 }
 
-/// A context for a graphics interface: here one like any other.
+/// A context for a graphics interface: an ordinary one here.
 pub(crate) extern "C" fn create_for_gl(
     context: Out<cuda::Context>,
     flags: c_uint,
@@ -550,7 +550,7 @@ pub(crate) extern "C" fn create_for_gl(
     api(|| create_any(context, flags, device))
 }
 
-/// The same for VDPAU, whose device is not looked at.
+/// The same for VDPAU, whose device is ignored.
 pub(crate) extern "C" fn create_for_vdpau(
     context: Out<cuda::Context>,
     flags: c_uint,

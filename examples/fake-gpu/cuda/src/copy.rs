@@ -1,5 +1,5 @@
-//! Copies and fills. The bytes move when the call is made, which no correct program can tell from
-//! moving them later; the time that it takes is spent on the device's timeline, in stream order.
+//! Copies and fills. The bytes move when the call is made; no correct program can tell the
+//! difference from moving them later. The time is spent on the device's timeline, in stream order.
 
 pub(crate) mod batch;
 pub(crate) mod fill;
@@ -15,40 +15,41 @@ use crate::memory::{self, Kind};
 use crate::state::{Inner, driver, queue_error};
 use crate::{capture, managed, stream};
 
-/// Bytes per microsecond between host and device, and between devices. Real ones are tens of times as
-/// fast; but here the machine underneath moves the bytes, and it must not be what takes the time.
+/// Bytes per microsecond between host and device, and between devices. Real ones are tens of times
+/// faster. But here the host's memory moves the bytes, and that must not take longer than the
+/// simulated copy.
 const BUS: u64 = 1_000;
-/// Bytes per microsecond within a device; as above.
+/// Bytes per microsecond within a device; slow for the same reason.
 const DEVICE: u64 = 2_000;
-/// What starting one takes, in nanoseconds.
+/// Time to start a copy, in nanoseconds.
 const START_NS: u64 = 1_000;
 
-/// The default stream, by the function's suffix.
+/// The default stream; the function's suffix decides which.
 const DEFAULT: cuda::Stream = core::ptr::null_mut();
 
-/// A copy or fill of rows and layers (one row in one layer for the plain ones).
+/// A copy or fill of rows and layers. A plain one has one row in one layer.
 #[derive(Clone, Copy)]
 pub(crate) enum Transfer {
     Copy { to: Place, from: Place, width: u64, rows: u64, layers: u64, route: Route },
     Fill { to: Place, pattern: u32, element: u64, width: u64, rows: u64 },
 }
 
-/// What a copy uses.
+/// The bus or device that a copy uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// Nothing of a device.
+    /// No device.
     Host,
     Bus,
     Device,
 }
 
-/// A start address and the distances of its rows and layers.
+/// A start address, and the distances between its rows and layers.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) address: u64,
     pub(crate) pitch: u64,
     pub(crate) layer: u64,
-    /// Whether it has to be memory that the driver knows.
+    /// Whether the driver has to know the memory.
     pub(crate) device: bool,
 }
 
@@ -61,7 +62,7 @@ impl Place {
         Self { address, pitch: 0, layer: 0, device: false }
     }
 
-    /// For the functions that take any address: the driver's own, or else the host's.
+    /// For functions that take any address: the driver's memory, or else the host's.
     fn anywhere(inner: &Inner, address: u64) -> Self {
         Self { device: memory::find(inner, address).is_some(), ..Self::device(address) }
     }
@@ -80,7 +81,7 @@ impl Place {
         if self.device { span(inner, self.address, extent) } else { Ok(()) }
     }
 
-    /// The device that holds it; `None`: the host.
+    /// The device that holds the memory; `None`: the host.
     fn holder(&self, inner: &Inner) -> Option<u32> {
         let (_, found) = memory::find(inner, self.address)?;
         let host = matches!(found.kind, Kind::Host | Kind::Registered);
@@ -88,8 +89,8 @@ impl Place {
     }
 }
 
-/// Whether the driver knows all of `length` bytes from `address`; ranges may be mapped side by
-/// side.
+/// Whether the driver knows all of `length` bytes from `address`. Adjacent mappings may cover them
+/// together.
 fn span(inner: &Inner, address: u64, length: u64) -> Api {
     let end = address.checked_add(length).ok_or(CuResult::INVALID_VALUE)?;
     let mut at = address;
@@ -123,7 +124,7 @@ impl Transfer {
         width == 0 || rows == 0 || layers == 0
     }
 
-    /// Whether it uses nothing of a device.
+    /// Whether it uses no device.
     fn is_on_host(&self) -> bool {
         matches!(self, Self::Copy { route: Route::Host, .. })
     }
@@ -157,7 +158,7 @@ impl Transfer {
         }
     }
 
-    /// Finds out what a copy uses.
+    /// Finds out which bus or device a copy uses.
     fn set_route(&mut self, inner: &Inner) {
         if let Self::Copy { to, from, route, .. } = self {
             *route = match (to.holder(inner), from.holder(inner)) {
@@ -175,8 +176,8 @@ impl Transfer {
             Self::Copy { to, from, width, rows, layers, .. } => {
                 let lines = (0..layers).flat_map(|layer| (0..rows).map(move |row| (layer, row)));
                 for (layer, row) in lines {
-                    // SAFETY: device sides were checked against the table of allocations just
-                    // now, under its lock; host sides are the caller's word, as in the driver API.
+                    // SAFETY: device sides were checked against the table of allocations just now,
+                    // under its lock; the caller vouches for host sides, as in the driver API.
                     unsafe {
                         core::ptr::copy(
                             (from.address + layer * from.layer + row * from.pitch) as *const u8,
@@ -214,7 +215,7 @@ impl Transfer {
     }
 }
 
-/// Puts a transfer into a stream; one with `wait` is waited for.
+/// Puts a transfer into a stream, and with `wait` waits for it.
 fn put<const P: bool>(
     describe: impl FnOnce(&Inner) -> Api<Transfer>,
     stream: cuda::Stream,
@@ -236,7 +237,7 @@ fn put<const P: bool>(
         } else if capture::add(inner, target, |_, _| Ok(Work::Transfer(transfer)))? {
             return Ok(());
         }
-        // Managed memory that the device writes comes to the device.
+        // Managed memory that the device writes moves to the device.
         if let (Transfer::Fill { .. }, Some((base, _))) =
             (&transfer, memory::find(inner, transfer.destination()))
         {
@@ -247,12 +248,12 @@ fn put<const P: bool>(
         (target, transfer.nanoseconds(), transfer.is_on_host())
     };
     let end = driver.node.submit(target.id, Op::work(OpKind::Copy, ns)).map_err(queue_error)?;
-    // Within the host every copy is waited for ("API synchronization behavior").
+    // Copies within the host are always waited for ("API synchronization behavior").
     if wait || on_host { stream::wait_all(&[(target.id, end)]) } else { Ok(()) }
 }
 
-/// Puts transfers into a stream as one operation. All are checked before one is made; the index of
-/// one that is wrong goes to `failed`.
+/// Puts transfers into a stream as one operation. All are checked before the first one is made. The
+/// index of an invalid one goes to `failed`.
 fn put_batch<const P: bool>(
     count: usize,
     describe: impl Fn(&Inner, usize) -> Api<Transfer>,

@@ -12,8 +12,9 @@ use crate::state::driver;
 /// CUDA version of this driver.
 pub(crate) const VERSION: c_int = 13000;
 
-/// The node's devices that this process may see, by `CUDA_VISIBLE_DEVICES`: indices or UUIDs (or
-/// beginnings of them); the list ends at the first entry that names no device or one named before.
+/// The node's devices that this process may see, as `CUDA_VISIBLE_DEVICES` lists them: by index, by
+/// UUID or by the beginning of a UUID. The list ends at the first entry that names no device, or
+/// one named before.
 pub(crate) fn visible(devices: u32) -> Vec<u32> {
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(list) => select(&list, devices),
@@ -100,7 +101,7 @@ pub(crate) extern "C" fn total_memory(bytes: Out<usize>, device: Device) -> CuRe
     })
 }
 
-/// The form of CUDA 2: 32 bits, so 4 GiB and more show as the largest value.
+/// The CUDA 2 version has 32 bits: 4 GiB and more show as the largest value.
 pub(crate) extern "C" fn total_memory_v1(bytes: Out<c_uint>, device: Device) -> CuResult {
     api(|| {
         driver()?;
@@ -191,7 +192,8 @@ pub(crate) extern "C" fn p2p_attribute(
     })
 }
 
-/// `cuDeviceGetTexture1DLinearMaxWidth` and the like are not simulated; this one programs ask for.
+/// `cuDeviceGetTexture1DLinearMaxWidth` and the like are not simulated; programs do ask for this
+/// one.
 pub(crate) extern "C" fn exec_affinity_support(
     supported: Out<c_int>,
     _kind: c_uint,

@@ -90,7 +90,7 @@ pub(crate) extern "C" fn record_with_flags<const P: bool>(
     })
 }
 
-/// The event, for a call that looks at whether it has been reached.
+/// The event, for a call that checks whether it has been reached.
 fn look(inner: &mut Inner, event: cuda::Event) -> Api<(EventId, bool)> {
     let key = event as u64;
     let found = inner.events.get(&key).ok_or(CuResult::INVALID_HANDLE)?;

@@ -1,5 +1,6 @@
-//! The exported functions: name, base name, the CUDA version that introduced this form (the names
-//! of the `PFN_*` types in `cudaTypedefs.h`), what a null stream means, and the implementation.
+//! The exported functions. For each: its name, its base name, the CUDA version that introduced it
+//! in this form (as in the `PFN_*` types of `cudaTypedefs.h`), what a null stream means, and the
+//! implementation.
 
 use crate::{
     array, capture, context, copy, device, errors, event, external, graph, graph_exec,

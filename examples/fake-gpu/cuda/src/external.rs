@@ -1,5 +1,6 @@
-//! Memory that another interface (Vulkan, OpenGL ...) has allocated. There is none here, so what is
-//! imported counts as this process's from then on, until the object is destroyed and nothing maps it.
+//! Memory that another interface (Vulkan, OpenGL ...) has allocated. There is none here, so
+//! imported memory counts as this process's, until the object is destroyed and nothing is mapped
+//! onto it.
 
 use core::ffi::{c_int, c_uint};
 
@@ -19,7 +20,7 @@ use crate::state::{Driver, Inner, with, with_context};
 const PAGE: u64 = 4096;
 /// `CUDA_EXTERNAL_MEMORY_DEDICATED`
 const DEDICATED: c_uint = 1;
-/// Nothing is as large as this.
+/// Larger than any object.
 const LARGEST: u64 = 1 << 45;
 
 /// Imported memory.
@@ -28,7 +29,7 @@ pub(crate) struct External {
     device: u32,
     size: u64,
     taken: u64,
-    /// Its bytes.
+    /// The file that holds its bytes.
     file: c_int,
     destroyed: bool,
     /// Buffers and arrays mapped onto it.
@@ -102,7 +103,7 @@ fn known(inner: &mut Inner, memory: cuda::ExternalMemory) -> Api<(u64, &mut Exte
     }
 }
 
-/// Maps a part of it; the result may lie within a page.
+/// Maps a part of it. The result may begin inside a page.
 fn map(found: &mut External, offset: u64, size: u64) -> Api<u64> {
     let end = offset.checked_add(size).ok_or(CuResult::INVALID_VALUE)?;
     ensure(size > 0 && end <= found.size, CuResult::INVALID_VALUE)?;
@@ -123,7 +124,7 @@ fn map(found: &mut External, offset: u64, size: u64) -> Api<u64> {
     Ok(address as u64 + slack)
 }
 
-/// A buffer or an array mapped onto it is gone.
+/// A buffer or an array that was mapped onto it ends.
 pub(crate) fn unmap(driver: &Driver, inner: &mut Inner, key: u64, base: u64, size: u64) {
     let slack = base % PAGE;
     memory::unmap(base - slack, size + slack);
@@ -204,7 +205,7 @@ pub(crate) extern "C" fn destroy(memory: cuda::ExternalMemory) -> CuResult {
     })
 }
 
-/// A context goes away with what was imported in it; what is mapped goes as well.
+/// Frees what was imported in a context, with everything mapped onto it.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let gone: Vec<u64> =
         inner.external.iter().filter(|(_, e)| e.context == context).map(|(&k, _)| k).collect();
@@ -216,7 +217,7 @@ pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     }
 }
 
-/// A part of a context ends: what was imported in it stays with the whole.
+/// When a part of a context ends, what was imported in it stays with the whole.
 pub(crate) fn hand_over(inner: &mut Inner, from: u64, to: u64) {
     for found in inner.external.values_mut().filter(|found| found.context == from) {
         found.context = to;

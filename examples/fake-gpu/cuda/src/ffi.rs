@@ -1,14 +1,14 @@
-//! Pointers that C callers pass. The driver API leaves their validity to the caller; a null one is
-//! an error code. All reading and writing through them is here.
+//! Pointers that C callers pass. The driver API leaves their validity to the caller; a null pointer
+//! gives an error code. All reads and writes through them are here.
 
 use core::ffi::{CStr, c_char, c_void};
 
 use driver::cuda::CuResult;
 
-/// The outcome inside the driver.
+/// A result inside the driver.
 pub(crate) type Api<T = ()> = Result<T, CuResult>;
 
-/// Turns an outcome into what the caller gets.
+/// Turns a result into the caller's result code.
 pub(crate) fn api(body: impl FnOnce() -> Api) -> CuResult {
     match body() {
         Ok(()) => CuResult::SUCCESS,
@@ -63,14 +63,14 @@ impl<T> Out<T> {
         Self(core::ptr::null_mut())
     }
 
-    /// The same place for another type.
+    /// The same address for another type.
     pub(crate) fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// Reads what the caller put there.
+    /// Reads the caller's value.
     pub(crate) fn get(self) -> Api<T> {
         self.required()?;
         // SAFETY: not null, and the caller of the driver API vouches for it.
@@ -78,7 +78,7 @@ impl<T: Copy> Out<T> {
     }
 }
 
-/// Where an argument lies.
+/// The address of an argument.
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
@@ -153,7 +153,7 @@ pub(crate) fn put_text(to: Out<c_char>, length: i32, text: &str) -> Api {
     Ok(())
 }
 
-/// A handle in a caller's hands: an opaque number, never followed.
+/// A handle for a caller: an opaque number that is never dereferenced.
 pub(crate) fn handle(value: u64) -> *mut c_void {
     value as *mut c_void
 }

@@ -23,14 +23,14 @@ const NODE_EMPTY: c_uint = 5;
 #[derive(Clone)]
 pub(crate) enum Work {
     Empty,
-    /// Holds the device for so many nanoseconds.
+    /// Occupies the device for this many nanoseconds.
     Kernel(u64),
     Transfer(Transfer),
-    /// Makes memory at this address usable, for these devices as well.
+    /// Makes memory at this address usable, also for these devices.
     Alloc(u64, Arc<[AccessDesc]>),
-    /// Ends its use.
+    /// Ends the use of the memory at this address.
     Free(u64),
-    /// Calls the program.
+    /// Calls a function of the program.
     Host(Function),
     /// The graph of this handle, which the node owns.
     Child(u64),
@@ -71,7 +71,7 @@ pub(crate) fn add_node(inner: &mut Inner, graph: u64, work: Work, after: &[usize
     Ok(index)
 }
 
-/// Whether every node of `tips` comes before one of `from` (or is one).
+/// Whether every node of `tips` comes before one of `from`, or is one.
 pub(crate) fn reaches_all(inner: &Inner, graph: u64, from: &[usize], tips: &[usize]) -> bool {
     let Some(found) = inner.graphs.get(&graph) else { return false };
     let mut seen = vec![false; found.nodes.len()];
@@ -84,7 +84,7 @@ pub(crate) fn reaches_all(inner: &Inner, graph: u64, from: &[usize], tips: &[usi
     tips.iter().all(|&tip| seen[tip])
 }
 
-/// Forgets a graph, and the graphs and memory of its nodes.
+/// Removes a graph, with the graphs and memory of its nodes.
 pub(crate) fn remove(inner: &mut Inner, graph: u64) {
     let Some(found) = inner.graphs.remove(&graph) else { return };
     for node in &found.nodes {
@@ -96,7 +96,7 @@ pub(crate) fn remove(inner: &mut Inner, graph: u64) {
     }
 }
 
-/// A graph's nodes in order, those of child graphs in their places.
+/// A graph's nodes in order, with those of child graphs in their places.
 pub(crate) fn flat(inner: &Inner, graph: u64) -> Api<Vec<Work>> {
     let found = inner.graphs.get(&graph).ok_or(CuResult::INVALID_VALUE)?;
     let mut works = Vec::new();
@@ -141,8 +141,8 @@ fn copy(inner: &mut Inner, graph: u64, embedded: bool) -> Api<u64> {
     Ok(key)
 }
 
-/// Refuses a free node that could free twice: within a graph, or in the graph that allocates and in
-/// another one.
+/// Refuses a free node that could free twice: within one graph, or in another graph than the one
+/// that allocates.
 pub(crate) fn may_free(inner: &Inner, graph: u64, address: u64) -> Api {
     graph_memory::is_graph_memory(inner, address)?;
     let has = |of: &Graph, wanted: &dyn Fn(&Work) -> bool| of.nodes.iter().any(|n| wanted(&n.work));
@@ -374,7 +374,7 @@ pub(crate) extern "C" fn add_free(
     })
 }
 
-/// Moves a graph into a child node: its handle stays good, but belongs to the node.
+/// Moves a graph into a child node. Its handle stays valid, but belongs to the node.
 fn adopt(inner: &mut Inner, parent: u64, child: u64) -> Api<Work> {
     let executable = inner.execs.values().any(|exec| exec.graph == child);
     ensure(parent != child && !executable, CuResult::INVALID_VALUE)?;

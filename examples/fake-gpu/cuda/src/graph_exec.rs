@@ -1,5 +1,5 @@
-//! Executable graphs. A graph's nodes run one after the other, so a launch is one piece of work as
-//! long as all of them.
+//! Executable graphs. A graph's nodes run one after the other, so a launch is one operation as long
+//! as all of them.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -19,14 +19,14 @@ const FLAGS: u64 = 15;
 /// An executable graph.
 pub(crate) struct Exec {
     context: u64,
-    /// What it was made of.
+    /// The graph that it was made from.
     pub(crate) graph: u64,
-    /// The nodes, those of child graphs in their places.
+    /// The nodes, with those of child graphs in their places.
     works: Vec<Work>,
     auto_free: bool,
 }
 
-/// A context goes away with its executable graphs and the memory that graphs left allocated.
+/// Frees a context's executable graphs, and the memory that graphs left allocated in it.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let gone: Vec<u64> =
         inner.execs.iter().filter(|(_, e)| e.context == context).map(|(&k, _)| k).collect();
@@ -46,7 +46,7 @@ fn instantiate_any(exec: Out<cuda::GraphExec>, graph: cuda::Graph, flags: u64) -
         ensure(flags & !FLAGS == 0, CuResult::INVALID_VALUE)?;
         let works = graph::flat(inner, graph as u64)?;
         if works.iter().any(Work::is_memory) {
-            // There is at most one executable form of a graph with memory nodes.
+            // A graph with memory nodes has at most one executable graph.
             let of = inner.execs.values().any(|exec| exec.graph == graph as u64);
             ensure(!of, CuResult::NOT_SUPPORTED)?;
         }
@@ -61,7 +61,7 @@ fn instantiate_any(exec: Out<cuda::GraphExec>, graph: cuda::Graph, flags: u64) -
     })
 }
 
-/// The forms before CUDA 12, with a place for a message.
+/// The versions before CUDA 12, with a buffer for a message.
 pub(crate) extern "C" fn instantiate(
     exec: Out<cuda::GraphExec>,
     graph: cuda::Graph,
@@ -136,7 +136,7 @@ pub(crate) extern "C" fn upload<const P: bool>(
     })
 }
 
-/// Length of what a graph runs, in nanoseconds; whether any of it is a kernel.
+/// How long a graph runs, in nanoseconds, and whether it contains a kernel.
 fn length(works: &[Work]) -> (u64, bool) {
     works.iter().fold((0, false), |(ns, kernel), work| match work {
         Work::Kernel(own) => (ns + own, true),
@@ -156,8 +156,8 @@ fn apply(inner: &mut Inner, works: &[Work]) -> Api {
     Ok(())
 }
 
-/// Submits what a graph runs, and says where the stream is when it is over: what lies between two
-/// host functions is one piece of work.
+/// Submits a graph's work and returns the stream's position after it. The nodes between two host
+/// functions are one operation.
 fn run(driver: &Driver, target: stream::Target, works: &[Work]) -> Api<u64> {
     let mut end = 0;
     for part in works.split_inclusive(|work| matches!(work, Work::Host(_))) {
@@ -195,7 +195,7 @@ pub(crate) extern "C" fn launch<const P: bool>(
             (target, works, launch)
         };
         let end = run(driver, target, &works);
-        // A stream that is gone has nothing running.
+        // A stream that no longer exists runs nothing.
         graph_memory::running(&mut driver.inner(), launch, end.as_ref().copied().unwrap_or(0));
         end.map(|_| ())
     })

@@ -1,6 +1,6 @@
-//! Memory of graphs. An allocation node has its address from the moment it is added; the device
-//! gives the bytes when an executable graph is first launched or uploaded, in chunks that all graphs
-//! of the process share and that stay until `cuDeviceGraphMemTrim`.
+//! Memory of graphs. An allocation node has its address from the moment it is added. The device
+//! provides the bytes when an executable graph is first launched or uploaded. They come in chunks
+//! that all graphs of the process share and that stay until `cuDeviceGraphMemTrim`.
 
 use core::ffi::c_uint;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::graph::Work;
 use crate::memory::{self, Allocation, GRANULE, Kind, round_up};
 use crate::state::{Driver, Inner, current, with};
 
-/// Taken from the device at a time, as by pools.
+/// How much is taken from the device at a time, as by pools.
 const CHUNK: u64 = 32 << 20;
 
-/// A launch whose own memory is in use until its stream has got to a position.
+/// A launch that uses memory of its own until its stream has reached a position.
 #[derive(Clone, Copy)]
 struct Running {
     launch: u64,
@@ -40,8 +40,8 @@ pub(crate) struct GraphMemory {
 }
 
 impl GraphMemory {
-    /// What launches on streams other than `except` need for themselves. Those of one stream come
-    /// one after the other and share.
+    /// What launches on streams other than `except` need for themselves. Launches on one stream run
+    /// one after the other and share it.
     fn busy(&self, except: Option<StreamId>) -> u64 {
         let mut streams: Vec<(StreamId, u64)> = Vec::new();
         for run in self.running.iter().filter(|run| Some(run.stream) != except) {
@@ -63,7 +63,7 @@ impl GraphMemory {
     }
 }
 
-/// A device's account, without the launches that are over.
+/// A device's account, without launches that have ended.
 fn account<'a>(driver: &Driver, inner: &'a mut Inner, device: u32) -> &'a mut GraphMemory {
     let memory = inner.graph_memory.entry(u64::from(device)).or_default();
     if !memory.running.is_empty() {
@@ -108,7 +108,7 @@ pub(crate) fn reserve(
     Ok(Work::Alloc(base, Arc::from(access)))
 }
 
-/// What `cuGraphMemAllocNodeGetParams` tells of a node.
+/// The result of `cuGraphMemAllocNodeGetParams` for a node.
 pub(crate) fn params_of(
     driver: &Driver,
     inner: &Inner,
@@ -143,7 +143,7 @@ pub(crate) fn is_graph_memory(inner: &Inner, address: u64) -> Api {
     }
 }
 
-/// An executable graph holds this node, too.
+/// Adds an executable graph as a holder of this node.
 pub(crate) fn own(inner: &mut Inner, work: &Work) {
     if let Work::Alloc(address, _) = work
         && let Some(Allocation { kind: Kind::Graph { owners, .. }, .. }) =
@@ -153,7 +153,7 @@ pub(crate) fn own(inner: &mut Inner, work: &Work) {
     }
 }
 
-/// A graph or an executable one that held this node is gone.
+/// A graph or an executable graph that held this node has ended.
 pub(crate) fn disown(inner: &mut Inner, work: &Work) {
     if let Work::Alloc(address, _) = work {
         if let Some(Allocation { kind: Kind::Graph { owners, .. }, .. }) =
@@ -192,7 +192,7 @@ fn end_use(inner: &mut Inner, address: u64) -> Api {
     Ok(())
 }
 
-/// Gives back what graphs hold without using it.
+/// Gives back what graphs hold but do not use.
 pub(crate) fn trim(driver: &Driver, inner: &mut Inner, device: u32) {
     let memory = account(driver, inner, device);
     let keep = round_up(memory.used(), GRANULE).min(memory.reserved);
@@ -203,13 +203,13 @@ pub(crate) fn trim(driver: &Driver, inner: &mut Inner, device: u32) {
     }
 }
 
-/// Makes sure that `needed` bytes of a device are there for graphs.
+/// Makes sure that graphs have `needed` bytes of a device.
 fn grow(driver: &Driver, inner: &mut Inner, device: u32, needed: u64) -> Api {
     let reserved = account(driver, inner, device).reserved;
     let mut more = round_up(needed.saturating_sub(reserved), CHUNK);
     if driver.node.take(driver.process, device, more).is_err() {
-        // A whole chunk is not left. What is needed may be, once nothing lies idle (here neither,
-        // so that the reservation has to be looked at again).
+        // There is no room for a whole chunk. There may be for what is needed, once unused memory
+        // is given back. That changes this reservation, too, so it is read again.
         memory::reclaim(driver, inner, device);
         let reserved = account(driver, inner, device).reserved;
         more = round_up(needed.saturating_sub(reserved), GRANULE);
@@ -224,13 +224,13 @@ fn grow(driver: &Driver, inner: &mut Inner, device: u32, needed: u64) -> Api {
 /// What one launch needs on one device.
 struct Need {
     device: u32,
-    /// At its height.
+    /// At its peak.
     peak: u64,
-    /// When it is over.
+    /// At its end.
     left: u64,
 }
 
-/// What a launch needs on each device; a node uses again what nodes before it have freed.
+/// What a launch needs on each device. A node reuses what earlier nodes have freed.
 fn needs(inner: &Inner, works: &[Work]) -> Api<Vec<Need>> {
     let mut needs: Vec<Need> = Vec::new();
     let mut own: Vec<u64> = Vec::new();
@@ -266,7 +266,7 @@ pub(crate) fn prepare(driver: &Driver, inner: &mut Inner, works: &[Work], stream
     Ok(())
 }
 
-/// Starts the use of the memory of a launch; its number is for [`running`].
+/// Starts the use of a launch's memory. Returns a number for [`running`].
 pub(crate) fn start(
     driver: &Driver,
     inner: &mut Inner,
@@ -284,7 +284,7 @@ pub(crate) fn start(
             ensure(idle, CuResult::INVALID_VALUE)?;
         }
     }
-    // What the graph frees has to be allocated, by itself or before.
+    // What the graph frees has to be allocated, by the graph itself or before.
     let mut own = Vec::new();
     for work in works {
         match work {
@@ -325,7 +325,7 @@ pub(crate) fn start(
     Ok(launch)
 }
 
-/// Says where the stream of a launch will be when it is over.
+/// Sets the position of a launch's stream at which the launch has ended.
 pub(crate) fn running(inner: &mut Inner, launch: u64, until: u64) {
     for memory in inner.graph_memory.values_mut() {
         for run in memory.running.iter_mut().filter(|run| run.launch == launch) {
@@ -334,7 +334,7 @@ pub(crate) fn running(inner: &mut Inner, launch: u64, until: u64) {
     }
 }
 
-/// A context goes away with the memory that graphs left allocated in it.
+/// Frees the memory that graphs left allocated in a context.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let mut devices = Vec::new();
     let live: Vec<u64> = inner

@@ -1,5 +1,5 @@
-//! Green contexts: a device's primary context with a part of its multiprocessors. The parts are kept
-//! account of; kernels take as long as they say wherever they run.
+//! Green contexts: a device's primary context with a part of its multiprocessors. The parts are
+//! accounted for, but a kernel takes the same time in any of them.
 
 use core::ffi::{c_int, c_uint};
 
@@ -16,12 +16,12 @@ use crate::stream;
 
 /// Device memory that a green context takes.
 const MEMORY: u64 = 8 << 20;
-/// Multiprocessors of a partition, at least, and what their number is a multiple of.
+/// The least number of multiprocessors in a partition; their number is a multiple of it.
 const PARTITION: c_uint = 8;
-/// All of a device's multiprocessors, as no split has made them.
+/// All of a device's multiprocessors, not made by a split.
 const WHOLE: u32 = 0;
 
-/// What `cuDevResourceGenerateDesc` made.
+/// The result of `cuDevResourceGenerateDesc`.
 #[derive(Clone, Copy)]
 pub(crate) struct Description {
     device: u32,
@@ -52,7 +52,7 @@ fn resource(device: u32, split: u32, multiprocessors: c_uint) -> DevResource {
     }
 }
 
-/// Device and split that a resource comes from.
+/// The device and the split of a resource.
 fn origin(resource: &DevResource) -> Api<(u32, u32)> {
     ensure(resource.kind == DEV_RESOURCE_SM, CuResult::INVALID_RESOURCE_TYPE)?;
     let word = |at: usize| u32::from_le_bytes(core::array::from_fn(|b| resource.padding[at + b]));
@@ -252,7 +252,7 @@ pub(crate) extern "C" fn create_stream(
     })
 }
 
-/// The green context of a context, null for none.
+/// A context's green context; null for none.
 pub(crate) fn of(inner: &Inner, context: u64) -> cuda::GreenContext {
     let found = inner.greens.iter().find(|(_, green)| green.context == context);
     handle(found.map_or(0, |(&key, _)| key))

@@ -1,4 +1,4 @@
-//! Host memory that the device can reach. It takes nothing of the device.
+//! Host memory that the device can access. It takes no device memory.
 
 use core::ffi::{c_uint, c_void};
 

@@ -1,8 +1,8 @@
-//! Host functions in streams. Each runs on the driver's own thread once the work before it is done;
-//! the work behind it waits for it.
+//! Host functions in streams. Each runs on the driver's own thread when the work before it is done,
+//! and the work after it waits for it.
 //!
-//! What the work behind it waits for is a gate: a stream of the node that gets an operation when
-//! the function has returned.
+//! That work waits for a gate: a stream of the node that gets an operation when the function has
+//! returned.
 
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{
@@ -23,14 +23,14 @@ use crate::stream::{self, Target};
 use crate::stub::{LIFE, TAKEN_DOWN};
 use crate::{capture, thread};
 
-/// What is called.
+/// The function to call.
 #[derive(Clone, Copy)]
 pub(crate) enum Function {
     Plain {
         function: HostFunction,
         data: u64,
     },
-    /// `cuStreamAddCallback` tells the stream as it was named.
+    /// `cuStreamAddCallback` passes the stream as the program named it.
     Callback {
         function: StreamCallback,
         stream: u64,
@@ -39,7 +39,7 @@ pub(crate) enum Function {
 }
 
 impl Function {
-    /// Of a graph node or of `cuLaunchHostFunc`.
+    /// From the parameters of a graph node or of `cuLaunchHostFunc`.
     pub(crate) fn of(params: HostNodeParams) -> Api<Self> {
         let function = params.function.ok_or(CuResult::INVALID_VALUE)?;
         Ok(Self::Plain { function, data: params.user_data as u64 })
@@ -55,7 +55,7 @@ impl Function {
     }
 }
 
-/// A function whose turn comes when `stream` gets to `position`.
+/// A function that is called when `stream` reaches `position`.
 struct Call {
     stream: StreamId,
     position: u64,
@@ -63,7 +63,7 @@ struct Call {
     function: Function,
 }
 
-/// The functions that are still to be called.
+/// The functions that have yet to be called.
 #[derive(Default)]
 pub(crate) struct Calls {
     waiting: Mutex<Vec<Call>>,
@@ -72,7 +72,7 @@ pub(crate) struct Calls {
     served: AtomicBool,
 }
 
-/// Puts a function into a stream, and says where the stream is when it has returned.
+/// Puts a function into a stream. Returns the stream's position after the function's return.
 pub(crate) fn put(driver: &Driver, target: Target, function: Function) -> Api<u64> {
     let (_, device) = device_of(&driver.inner(), target.context)?;
     let gate = driver
@@ -98,9 +98,11 @@ pub(crate) fn put(driver: &Driver, target: Target, function: Function) -> Api<u6
     Ok(end)
 }
 
-/// The program's signals are not for the driver's thread: a thread inherits what is blocked.
+/// Runs `body` with all signals blocked: a new thread inherits the mask, and the driver's thread
+/// must not handle the program's signals.
 fn without_signals<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: all-zero sets are valid places; the old mask is put back on the same thread.
+    // SAFETY: all-zero sets are valid memory for a mask; the old mask is restored on the same
+    // thread.
     unsafe {
         let (mut all, mut old) = (core::mem::zeroed(), core::mem::zeroed());
         libc::sigfillset(&raw mut all);
@@ -128,7 +130,8 @@ fn serve() {
             })
         };
         if LIFE.load(Acquire) == TAKEN_DOWN {
-            // The streams ended with the process's registration, not with their work.
+            // The streams ended because the process was unregistered, not because their work is
+            // done.
             return;
         }
         let Some(ready) = ready else {
@@ -140,7 +143,7 @@ fn serve() {
         drop(waiting);
         call.function.call();
         let mut node = driver.node.lock();
-        // Something that is over at once; whoever waits at the gate goes on.
+        // An operation that ends at once, so that the stream behind the gate goes on.
         let _ = node.push(call.gate, Op::wait(StreamId { slot: NONE, generation: 0 }, 0));
         let _ = node.destroy_stream(call.gate);
     }

@@ -1,5 +1,5 @@
-//! Kernel launches. A kernel holds its device for the time that its first parameter, a 64-bit
-//! number of nanoseconds, says.
+//! Kernel launches. A kernel occupies its device for the time in its first parameter, a 64-bit
+//! number of nanoseconds.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::LazyLock;
@@ -15,9 +15,9 @@ use crate::module::{blocks_per_multiprocessor, known};
 use crate::state::{Inner, driver, queue_error, with};
 use crate::{capture, stream};
 
-/// What an empty kernel takes.
+/// How long an empty kernel takes.
 const SHORTEST_NS: u64 = 1_000;
-/// The most that a launch can be made to take on the host.
+/// The longest time that a launch can be set to take on the host.
 const MOST_LAUNCH_NS: u64 = 1_000_000_000;
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER`
 const BUFFER_POINTER: u64 = 1;
@@ -134,7 +134,7 @@ fn start<const P: bool>(
     Ok(())
 }
 
-/// What a launch takes on the host, besides what it takes here.
+/// Extra time that a launch takes on the host.
 static LAUNCH_TAKES: LazyLock<Duration> = LazyLock::new(|| {
     let given = std::env::var("SLUICE_FAKE_LAUNCH_NS").ok();
     Duration::from_nanos(given.and_then(|ns| ns.parse().ok()).unwrap_or(0).min(MOST_LAUNCH_NS))
@@ -150,7 +150,8 @@ fn spend(time: Duration) {
     }
 }
 
-/// Whether a launch returns when its work is done: as the driver is told to, or as some tools have it.
+/// Whether a launch returns only when its work is done: the driver can be told so, and some tools
+/// do it.
 fn launches_wait() -> bool {
     static WAIT: LazyLock<bool> = LazyLock::new(|| {
         ["CUDA_LAUNCH_BLOCKING", "SLUICE_FAKE_LAUNCHES_WAIT"]
@@ -259,7 +260,7 @@ pub(crate) extern "C" fn cooperative_multi_device(
     })
 }
 
-// The launches of CUDA 2: arguments and block shape are properties of the function.
+// The launches of CUDA 2: the function holds arguments and block shape.
 
 pub(crate) extern "C" fn set_block_shape(
     function: cuda::Function,

@@ -1,12 +1,12 @@
-//! A `libcuda.so.1` made of software, over the node that [`fake_node`] simulates.
+//! A `libcuda.so.1` in software, over the node that [`fake_node`] simulates.
 //!
-//! * [`exports`] is the list of every exported function with its versions; [`stub`] gives each one
-//!   the shape that the real driver's entry points have.
-//! * [`state`] holds what one process has (contexts, streams, memory ...), [`thread`] what one
-//!   thread has.
-//! * The other modules are the driver API's own chapters.
+//! * `exports` lists every exported function with its versions. `stub` gives each one the shape
+//!   of the real driver's entry points.
+//! * `state` is the state of a process (contexts, streams, memory ...), `thread` that of a
+//!   thread.
+//! * The other modules follow the chapters of the driver API.
 //!
-//! The crate is strict where the real driver is: a wrong call gets the driver's error code.
+//! The crate is as strict as the real driver: an invalid call gets the driver's error code.
 
 mod array;
 mod attributes;

@@ -1,6 +1,6 @@
-//! Managed memory. It is on the host until something brings it to the device, and goes back there
-//! when the device gets full, as on the real driver: only what is resident counts. Advice is for an
-//! allocation as a whole.
+//! Managed memory. As on the real driver, it is on the host until something brings it to the
+//! device, and goes back when the device gets full. Only resident memory counts on the device.
+//! Advice applies to an allocation as a whole.
 
 use core::ffi::{c_int, c_uint};
 
@@ -50,8 +50,8 @@ pub(crate) extern "C" fn alloc(address: Out<DevicePtr>, size: usize, flags: c_ui
     })
 }
 
-/// A kernel or a fill on `device` writes the managed allocation at `base`: it comes there, unless it
-/// prefers the host.
+/// For a kernel or a fill on `device` that writes the managed allocation at `base`: moves it there,
+/// unless it prefers the host.
 pub(crate) fn bring(driver: &Driver, inner: &mut Inner, base: u64, device: u32) {
     if !inner.at_home.contains(&base) {
         move_to(driver, inner, base, device);
@@ -76,7 +76,7 @@ fn move_to(driver: &Driver, inner: &mut Inner, base: u64, device: u32) {
     }
 }
 
-/// Takes a managed allocation off its device.
+/// Moves a managed allocation from its device to the host.
 fn send_home(driver: &Driver, inner: &mut Inner, base: u64) {
     if let Some(found) = inner.memory.get_mut(&base)
         && found.kind == (Kind::Managed { resident: true })
@@ -86,7 +86,7 @@ fn send_home(driver: &Driver, inner: &mut Inner, base: u64) {
     }
 }
 
-/// Takes all managed memory off a device.
+/// Moves all managed memory from a device to the host.
 pub(crate) fn evict(driver: &Driver, inner: &mut Inner, device: u32) {
     let resident: Vec<u64> = inner
         .memory
@@ -168,7 +168,7 @@ fn advise_any(address: u64, size: usize, advice: c_uint, device: Option<c_int>) 
         if let (PREFER | ACCESS | NO_ACCESS, Some(ordinal)) = (advice, device) {
             driver.device(ordinal)?;
         }
-        // Advice moves nothing by itself.
+        // Advice itself moves nothing.
         match advice {
             PREFER if device.is_none() => {
                 inner.at_home.insert(base);

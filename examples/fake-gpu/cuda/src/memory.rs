@@ -1,7 +1,7 @@
-//! Device memory: the table of allocations, linear memory, and what is left.
+//! Device memory: the table of allocations, linear memory, and what is free.
 //!
 //! Addresses are real: every allocation is mapped (without reserving host memory), so that copies
-//! move bytes. What the device counts is what the real driver would take, not what was asked for.
+//! move bytes. The device counts what the real driver would take, not what was asked for.
 
 use core::ffi::{c_uint, c_void};
 
@@ -13,7 +13,7 @@ use crate::ffi::{Api, Out, api, ensure};
 use crate::state::{Driver, Inner, with, with_context};
 use crate::{capture, external, graph_memory, managed, pool, sharing, stream_memory};
 
-/// Allocations from here on are taken in multiples of [`GRANULE`].
+/// From this size on, allocations are taken in multiples of [`GRANULE`].
 const LARGE: u64 = 1 << 20;
 /// Granularity of smaller ones.
 const SMALL_GRANULE: u64 = 512;
@@ -21,10 +21,10 @@ const SMALL_GRANULE: u64 = 512;
 pub(crate) const GRANULE: u64 = 2 << 20;
 /// Rows of pitched memory start at multiples of this.
 const PITCH: usize = 512;
-/// Nothing is as large as this.
+/// Larger than any allocation.
 pub(crate) const LARGEST: u64 = 1 << 46;
 
-/// Where an allocation comes from, and so how it is freed.
+/// The origin of an allocation, which decides how it is freed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Linear,
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
     },
     Host,
     Registered,
-    /// Another process's block; `opens` counts how often IPC (`ipc`) or a shared pool gave it out.
+    /// Another process's block. `opens` counts how often IPC (`ipc`) or a shared pool returned it.
     Imported {
         block: BlockId,
         opens: u32,
@@ -75,12 +75,12 @@ pub(crate) fn round_up(size: u64, granule: u64) -> u64 {
     size.div_ceil(granule) * granule
 }
 
-/// What the driver takes for an allocation of `size` bytes.
+/// How many bytes the driver takes for an allocation of `size` bytes.
 pub(crate) fn rounded(size: u64) -> u64 {
     round_up(size, if size < LARGE { SMALL_GRANULE } else { GRANULE })
 }
 
-/// Maps fresh memory; `low` below 4 GiB, for the functions with 32-bit addresses.
+/// Maps fresh memory. `low`: below 4 GiB, for the functions with 32-bit addresses.
 pub(crate) fn map(size: u64, low: bool) -> Api<u64> {
     ensure(size <= LARGEST, CuResult::OUT_OF_MEMORY)?;
     let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -104,8 +104,8 @@ pub(crate) fn map(size: u64, low: bool) -> Api<u64> {
 
 /// Ends a mapping made by [`map`].
 pub(crate) fn unmap(base: u64, size: u64) {
-    // SAFETY: the table of allocations says that this range is the driver's own mapping; whoever
-    // uses it after freeing it has broken the driver API's rules.
+    // SAFETY: the table of allocations says that this range is the driver's own mapping; a program
+    // that uses it after freeing it has broken the driver API's rules.
     unsafe { libc::munmap(base as *mut c_void, size as usize) };
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn map_aligned(size: u64, grain: u64) -> Api<u64> {
     Ok(base)
 }
 
-/// Loses the contents of a part of the driver's own mappings.
+/// Drops the contents of a part of the driver's own mappings.
 pub(crate) fn clear(base: u64, size: u64) {
     // SAFETY: as for `unmap`; the range stays mapped.
     unsafe {
@@ -133,7 +133,7 @@ pub(crate) fn clear(base: u64, size: u64) {
     };
 }
 
-/// Takes bytes of a device, after giving up what this process can spare if need be.
+/// Takes bytes of a device. If they are not free, gives up what this process does not need.
 pub(crate) fn take(driver: &Driver, inner: &mut Inner, device: u32, bytes: u64) -> Api {
     if bytes == 0 || driver.node.take(driver.process, device, bytes).is_ok() {
         return Ok(());
@@ -143,14 +143,14 @@ pub(crate) fn take(driver: &Driver, inner: &mut Inner, device: u32, bytes: u64) 
 }
 
 /// Gives back what this process holds on a device without needing it: unused reservations of pools
-/// and graphs, and managed memory, which can live on the host.
+/// and graphs, and managed memory, which can be on the host.
 pub(crate) fn reclaim(driver: &Driver, inner: &mut Inner, device: u32) {
     pool::trim_all(driver, inner, device);
     graph_memory::trim(driver, inner, device);
     managed::evict(driver, inner, device);
 }
 
-/// The allocation that holds an address, with its base.
+/// The allocation that contains an address, and its base.
 pub(crate) fn find(inner: &Inner, address: u64) -> Option<(u64, &Allocation)> {
     let (&base, found) = inner.memory.range(..=address).next_back()?;
     (address < base + found.size).then_some((base, found))
@@ -238,7 +238,7 @@ pub(crate) extern "C" fn alloc_pitch_v1(
     })
 }
 
-/// Takes an allocation out of the table and returns its bytes.
+/// Removes an allocation from the table and gives its bytes back.
 pub(crate) fn discard(driver: &Driver, inner: &mut Inner, base: u64) {
     let Some(found) = inner.memory.remove(&base) else { return };
     inner.at_home.remove(&base);
@@ -327,7 +327,7 @@ pub(crate) extern "C" fn info_v1(free: Out<c_uint>, total: Out<c_uint>) -> CuRes
     })
 }
 
-/// A context goes away with what was allocated in it.
+/// Frees what was allocated in a context.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let gone: Vec<u64> = inner
         .memory

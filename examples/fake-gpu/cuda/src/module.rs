@@ -1,5 +1,5 @@
-//! Modules, libraries and the kernels in them. An image is PTX text; a kernel is known by its
-//! `.entry` alone.
+//! Modules, libraries and their kernels. An image is PTX text; of a kernel, only its `.entry` is
+//! read.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::CString;
@@ -12,23 +12,23 @@ use crate::ptx::{self, Entry};
 use crate::state::{Driver, Inner, driver, with, with_context};
 use crate::{capture, context, memory};
 
-/// Images from here on take device memory of their own.
+/// From this size on, an image takes device memory of its own.
 const SMALL_IMAGE: u64 = 64 << 10;
 
 /// A module (of one context) or a library (`context` 0).
 pub(crate) struct Module {
     pub(crate) context: u64,
     entries: Vec<Entry>,
-    /// Handles that were given out, by entry.
+    /// The handles that were returned, by entry.
     functions: Vec<u64>,
     /// For a library: the modules that stand for it, by context.
     library: bool,
-    /// Device of the node, and what the variables take of it.
+    /// The node's device, and how many bytes of it the variables take.
     device: u32,
     taken: u64,
     /// Bytes that its code takes in each context in which it is loaded.
     code: u64,
-    /// Those contexts, with their devices.
+    /// The contexts in which it is loaded, with their devices.
     loaded: Vec<(u64, u32)>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Function {
     pub(crate) params: Vec<(usize, usize)>,
     pub(crate) max_dynamic_shared: c_int,
     name: CString,
-    /// What the functions of CUDA 2 (`cuFuncSetBlockShape`, `cuParamSet*`) have set.
+    /// Set by the functions of CUDA 2 (`cuFuncSetBlockShape`, `cuParamSet*`).
     pub(crate) block: [c_uint; 3],
     pub(crate) shared: c_uint,
     pub(crate) buffer: Vec<u8>,
@@ -51,10 +51,10 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     let text = String::from_utf8(text).map_err(|_| CuResult::INVALID_IMAGE)?;
     let entries = ptx::entries(&text).ok_or(CuResult::INVALID_IMAGE)?;
     let functions = vec![0; entries.len()];
-    // Small images find room in what a context takes anyway.
+    // Small images fit into what a context takes anyway.
     let size = ptx::placed(&text).unwrap_or(text.len() as u64);
     let code = if size < SMALL_IMAGE { 0 } else { memory::round_up(size, memory::GRANULE) };
-    // Those of a library would be made in each context that uses them; nothing here does.
+    // A library's variables would be made in each context that uses them; nothing here does.
     let library = context == 0;
     let (device, taken) = match (library, ptx::variables(&text)) {
         (true, _) | (_, 0) => (0, 0),
@@ -68,12 +68,12 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     Ok(key)
 }
 
-/// Whether modules are loaded at once, and not when something in them is first asked for.
+/// Whether modules are loaded at once, not when something in them is first asked for.
 fn eager() -> bool {
     std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER")
 }
 
-/// Sees that a module's code is in a context.
+/// Loads a module's code into a context if it is not there yet.
 pub(crate) fn load_code(driver: &Driver, inner: &mut Inner, key: u64, context: u64) -> Api {
     let Some(found) = inner.modules.get(&key) else { return Ok(()) };
     let code = found.code;
@@ -126,7 +126,7 @@ pub(crate) extern "C" fn function_is_loaded(
     })
 }
 
-/// Forgets the modules of a context and what it had of libraries, and gives back what they took.
+/// Drops a context's modules and its share of libraries, and gives back what they took.
 pub(crate) fn drop_context(driver: &Driver, inner: &mut Inner, context: u64) {
     let own: Vec<u64> =
         inner.modules.iter().filter(|(_, m)| m.context == context).map(|(&k, _)| k).collect();
@@ -255,7 +255,7 @@ pub(crate) extern "C" fn function_count(count: Out<c_uint>, module: cuda::Module
     })
 }
 
-/// Images hold no global variables that anything could use here.
+/// Images have no global variables that anything here could use.
 pub(crate) extern "C" fn get_global(
     _address: Out<u64>,
     _size: Out<usize>,
@@ -309,7 +309,7 @@ pub(crate) extern "C" fn library_kernel(
     api(|| {
         with(|_, inner| {
             to.required()?;
-            // A library belongs to no context: it is loaded where it is used.
+            // A library belongs to no context: it is loaded in those that use it.
             let found = function(inner, library, name, true)?;
             to.set(handle(found));
             Ok(())
@@ -324,7 +324,7 @@ pub(crate) extern "C" fn library_kernel_count(
     function_count(count, library)
 }
 
-/// A kernel is used as a function in any context: the handle is the same.
+/// A kernel can be used as a function in any context, with the same handle.
 pub(crate) extern "C" fn kernel_function(
     to: Out<cuda::Function>,
     kernel: cuda::Function,
@@ -509,7 +509,7 @@ pub(crate) extern "C" fn occupancy_with_flags(
     })
 }
 
-/// Blocks that one multiprocessor holds at a time.
+/// How many blocks one multiprocessor holds at a time.
 pub(crate) fn blocks_per_multiprocessor(threads: u32, shared: u64) -> c_int {
     if threads > attributes::THREADS_PER_BLOCK as u32 {
         return 0;

@@ -1,5 +1,5 @@
-//! Multicast objects: a range of addresses that reaches memory of several devices. What is bound to
-//! one stays on its device after its own handles are released.
+//! Multicast objects: address ranges that reach memory of several devices. Memory bound to one
+//! stays on its device after its own handles are released.
 
 use core::ffi::c_uint;
 
@@ -15,7 +15,7 @@ use crate::vmm;
 
 /// Granularity for best performance.
 const RECOMMENDED: u64 = 512 << 20;
-/// How often a call that waits for the team to be complete looks.
+/// How often a call that waits for the team to be complete checks.
 const LOOK: core::time::Duration = core::time::Duration::from_millis(1);
 
 /// Memory bound at an offset.
@@ -92,8 +92,8 @@ pub(crate) extern "C" fn add_device(key: AllocationHandle, device: Device) -> Cu
     })
 }
 
-/// Binding and mapping wait until all devices were added, as in the driver; other handles have no
-/// team.
+/// Waits until all devices were added, as the driver does for binding and mapping. Other handles
+/// have no team.
 pub(crate) fn wait_for_team(key: AllocationHandle) -> Api {
     loop {
         let complete =
@@ -198,7 +198,7 @@ pub(crate) extern "C" fn unbind(
     })
 }
 
-/// A multicast object that nobody has or maps any more lets go of what is bound.
+/// Frees a multicast object that is no longer held or mapped, and releases what is bound to it.
 pub(crate) fn remove(driver: &Driver, inner: &mut Inner, key: AllocationHandle) {
     let Some(found) = inner.vmm.multicast.remove(&key) else { return };
     for physical in found.bound.iter().filter_map(|bound| bound.physical) {

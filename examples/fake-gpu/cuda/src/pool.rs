@@ -1,8 +1,9 @@
 //! Stream-ordered allocation and memory pools.
 //!
-//! A pool takes device memory in chunks and keeps it: memory freed into it is used again by it
-//! alone. At a synchronisation it gives back what it does not need beyond its release threshold.
-//! What it has not in one piece it takes from the device anew, however much lies free in pieces.
+//! A pool takes device memory in chunks and keeps it: memory that is freed into it can only be used
+//! by it. At a synchronisation it gives back what it does not need beyond its release threshold. If
+//! it has not enough in one piece, it takes more from the device, even if much is free in smaller
+//! pieces.
 
 use std::collections::BTreeMap;
 
@@ -35,12 +36,12 @@ pub(crate) struct Pool {
     pub(crate) device: u32,
     /// The `CUmemAllocationHandleType` that it was created with.
     handle_types: c_uint,
-    /// What stands for it in other processes.
+    /// The block that stands for it in other processes.
     pub(crate) block: Option<BlockId>,
-    /// Another process's: nothing can be allocated from it.
+    /// It stands for another process's pool: nothing can be allocated from it.
     pub(crate) imported: bool,
     default: bool,
-    /// Bytes taken from the device, and where they are: addresses and bytes of pieces.
+    /// Bytes taken from the device, and the addresses and lengths of their pieces.
     reserved: u64,
     pieces: BTreeMap<u64, u64>,
     reserved_high: u64,
@@ -51,12 +52,13 @@ pub(crate) struct Pool {
     limit: u64,
     /// The three reuse switches.
     reuse: [c_int; 3],
-    /// Destroyed with allocations left: goes away with the last of them.
+    /// Destroyed with allocations left: it ends with the last of them.
     destroyed: bool,
     late: Vec<Late>,
 }
 
-/// Freed, but the stream has not got there: where, and the positions at which it has.
+/// A free that a stream has not reached yet: the address, and the positions that have to be
+/// reached.
 struct Late {
     from: u64,
     to: u64,
@@ -126,14 +128,14 @@ fn current_pool(inner: &mut Inner, device: u32) -> u64 {
     }
 }
 
-/// Where an allocation of a pool ends.
+/// The end of a pool's allocation.
 const fn end_of(base: u64, size: u64) -> u64 {
     base + size.div_ceil(PAGE) * PAGE
 }
 
 type Allocations = BTreeMap<u64, Allocation>;
 
-/// The first place in a pool's pieces with so many bytes in a row.
+/// The first address in a pool's pieces with this many bytes in a row.
 fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
     pool.pieces.iter().find_map(|(&base, &size)| {
         let mut at = base;
@@ -147,8 +149,8 @@ fn place(pool: &Pool, memory: &Allocations, bytes: u64) -> Option<u64> {
     })
 }
 
-/// Gives back whole chunks that nothing lies in, down to `keep` bytes. What a stream was to free, and has not
-/// been waited for since, counts as lying there.
+/// Gives back whole chunks without allocations, down to `keep` bytes. Memory whose free a stream
+/// may not have reached, and that no call has waited for since, counts as allocated.
 fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
     for (base, size) in core::mem::take(&mut pool.pieces) {
         let mut kept = None;
@@ -170,7 +172,7 @@ fn shrink(driver: &Driver, pool: &mut Pool, memory: &Allocations, keep: u64) {
     }
 }
 
-/// At a synchronisation: pools go down to their thresholds.
+/// At a synchronisation, pools shrink to their thresholds.
 pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     for pool in inner.pools.values_mut() {
         pool.late.retain(|late| !late.has_passed(driver));
@@ -179,14 +181,14 @@ pub(crate) fn synchronised(driver: &Driver, inner: &mut Inner) {
     drop_empty(driver, inner);
 }
 
-/// Gives back everything that no pool on a device uses.
+/// Gives back everything that a device's pools do not use.
 pub(crate) fn trim_all(driver: &Driver, inner: &mut Inner, device: u32) {
     for pool in inner.pools.values_mut().filter(|pool| pool.device == device) {
         shrink(driver, pool, &inner.memory, 0);
     }
 }
 
-/// An allocation was freed into its pool, where its contents are lost.
+/// Puts a freed allocation back into its pool. Its contents are lost.
 pub(crate) fn returned(inner: &mut Inner, key: u64, base: u64, freed: &Allocation) {
     if let Some(pool) = inner.pools.get_mut(&key) {
         pool.used = pool.used.saturating_sub(freed.taken);
@@ -223,7 +225,8 @@ fn obtain(driver: &Driver, inner: &mut Inner, key: u64, size: u64) -> Api<(u64, 
         None => {
             let mut more = round_up(bytes, CHUNK);
             if driver.node.take(driver.process, device, more).is_err() {
-                // A whole chunk is not left. What is needed may be, once nothing lies idle.
+                // There is no room for a whole chunk. There may be for what is needed, once unused
+                // memory is given back.
                 memory::reclaim(driver, inner, device);
                 more = round_up(bytes, GRANULE);
                 memory::take(driver, inner, device, more)?;
@@ -329,9 +332,9 @@ pub(crate) extern "C" fn alloc_from_pool<const P: bool>(
     })
 }
 
-/// The memory can be allocated again at once, in any stream: the bytes behind it are never read by a kernel
-/// here. Its pool can give it back to the device once the stream has got there, and a call that waits has
-/// seen it.
+/// The memory can be allocated again at once, in any stream: no kernel here reads its bytes. Its
+/// pool can give it back to the device when the stream has reached the free and a call that waits
+/// has seen it.
 pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::Stream) -> CuResult {
     api(|| {
         with(|driver, inner| {
@@ -353,7 +356,7 @@ pub(crate) extern "C" fn free<const P: bool>(address: DevicePtr, stream: cuda::S
                 }
                 Some(Kind::Pool(_) | Kind::Linear | Kind::Imported { ipc: false, .. }) => {
                     if let Some(branch) = capture::enter(inner, target)? {
-                        // Memory that the graph did not allocate cannot be freed by it.
+                        // A graph cannot free memory that it did not allocate.
                         capture::invalidate(inner, branch.capture);
                         return Err(CuResult::INVALID_VALUE);
                     }

@@ -1,4 +1,4 @@
-//! As much of PTX as is needed to know which kernels a module has.
+//! As much PTX parsing as is needed to find a module's kernels.
 
 /// A kernel of a module.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,8 +112,8 @@ fn parameters(list: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// Bytes that an image's code takes where the image says so, in a comment `// placed: BYTES`: more than the
-/// image has if it is compressed.
+/// The size of an image's code, if a comment `// placed: BYTES` states it. A compressed image has
+/// more code than bytes.
 pub(crate) fn placed(text: &str) -> Option<u64> {
     let (_, rest) = text.split_once("// placed: ")?;
     rest.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! Functions of the real driver that are exported here and refused: a program that asks for them
+//! Functions of the real driver that are exported here and refused. A program that asks for them
 //! gets an answer, and a tool that patches them finds them.
 
 use driver::cuda::CuResult;
@@ -6,8 +6,7 @@ use driver::cuda::CuResult;
 use crate::ffi::{Out, api};
 use crate::state::driver;
 
-/// Sharing memory between processes, host callbacks, external memory, green contexts: not
-/// simulated.
+/// Decompression, events shared between processes, copy and fill nodes of graphs: not simulated.
 pub(crate) extern "C" fn not_supported() -> CuResult {
     api(|| {
         driver()?;

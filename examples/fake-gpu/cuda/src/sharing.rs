@@ -1,8 +1,8 @@
 //! Memory that several processes use: IPC handles, and allocations of shared pools.
 //!
-//! What is shared becomes a block of the node, whose contents every process can map. It takes
-//! nothing more of the device; it stays there until its owner and everybody who opened it have let
-//! go of it.
+//! Shared memory becomes a block of the node, whose contents every process can map. It takes no
+//! further device memory. It stays on the device until its owner and every process that opened it
+//! have let go of it.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
@@ -23,9 +23,9 @@ use crate::state::{Driver, Inner, with, with_context};
 
 /// Pages of host memory.
 const PAGE: u64 = 4096;
-/// Begins a handle of `cuIpcGetMemHandle`.
+/// The first word of a handle of `cuIpcGetMemHandle`.
 const IPC_MARK: u64 = 0x5355_4c49_4345_0001;
-/// Begins what `cuMemPoolExportPointer` tells.
+/// The first word of what `cuMemPoolExportPointer` returns.
 const POOL_MARK: u64 = 0x5355_4c49_4345_0002;
 
 /// How often this process holds each block; the node only knows whether it does.
@@ -58,7 +58,7 @@ pub(crate) fn open(driver: &Driver, inner: &mut Inner, id: BlockId) -> Api<(Bloc
     Ok(found)
 }
 
-/// Whether a block names a pool, and is no memory itself.
+/// Whether a block stands for a pool, and is not memory itself.
 pub(crate) fn stands_for_pool(block: &Block) -> bool {
     block.bytes == 0 && block.covered == 1
 }
@@ -74,13 +74,13 @@ pub(crate) fn let_go(driver: &Driver, inner: &mut Inner, id: BlockId) {
     }
 }
 
-/// A descriptor for another process, in the caller's hands from now on.
+/// Makes a descriptor for another process. It belongs to the caller.
 pub(crate) fn descriptor(driver: &Driver, id: BlockId) -> Api<c_int> {
     let file = driver.node.export_block(id).map_err(|_| CuResult::OPERATING_SYSTEM)?;
     Ok(file.into_raw_fd())
 }
 
-/// The block that a descriptor of any process names; the descriptor stays the caller's.
+/// The block that a descriptor of any process stands for. The descriptor stays the caller's.
 pub(crate) fn named(driver: &Driver, descriptor: c_int) -> Api<BlockId> {
     ensure(descriptor >= 0, CuResult::INVALID_VALUE)?;
     // SAFETY: used for this call only, during which the caller of the driver API keeps it open.
@@ -89,13 +89,13 @@ pub(crate) fn named(driver: &Driver, descriptor: c_int) -> Api<BlockId> {
     driver.node.exported_block(&File::from(file)).ok_or(CuResult::INVALID_VALUE)
 }
 
-/// The ordinal of a block's device; a process that does not see the device cannot use the block.
+/// The ordinal of a block's device. A process that does not see the device cannot use the block.
 pub(crate) fn ordinal(driver: &Driver, block: &Block) -> Api<c_int> {
     let found = driver.visible.iter().position(|&device| device == block.device);
     found.map(|ordinal| ordinal as c_int).ok_or(CuResult::INVALID_DEVICE)
 }
 
-/// If the allocation at `base` was made into a block: lets go of that, and is told so.
+/// If the allocation at `base` was made into a block, lets go of the block; returns whether it was.
 pub(crate) fn discarded(driver: &Driver, inner: &mut Inner, base: u64) -> bool {
     match inner.holds.exported.remove(&base) {
         Some(id) => {
@@ -132,7 +132,7 @@ fn map_file(file: &File, length: u64, at: Option<u64>) -> Api<u64> {
     Ok(address as u64)
 }
 
-/// The block of an allocation of this process, which from now on lies in the block's file.
+/// The block of an allocation of this process. From now on, the allocation is in the block's file.
 fn share(driver: &Driver, inner: &mut Inner, base: u64, covered: bool) -> Api<BlockId> {
     if let Some(&id) = inner.holds.exported.get(&base) {
         return Ok(id);
@@ -199,7 +199,7 @@ fn packed(mark: u64, ids: &[BlockId]) -> [u8; 64] {
     bytes
 }
 
-/// The ids in what [`packed`] made, if that is what it is.
+/// The ids in bytes that [`packed`] made; `None` for other bytes.
 fn unpacked(mark: u64, bytes: &[u8; 64]) -> Option<[BlockId; 2]> {
     let words = words(bytes);
     let marked = u64::from(words[0]) | u64::from(words[1]) << 32;
@@ -232,7 +232,7 @@ pub(crate) extern "C" fn ipc_open(
             ensure(flags == IPC_LAZY_PEER_ACCESS, CuResult::INVALID_VALUE)?;
             let [id, _] = unpacked(IPC_MARK, &memory.reserved).ok_or(CuResult::INVALID_HANDLE)?;
             capture::unsafe_call(inner)?;
-            // Not in the process that exported it, and not once that has freed it.
+            // Refused in the process that exported it, and after that one has freed it.
             let owner = driver.node.lock_reaped().block(id).map(|block| block.owner);
             let owner = owner.ok_or(CuResult::INVALID_HANDLE)?;
             ensure(owner != driver.process, CuResult::INVALID_CONTEXT)?;

@@ -1,5 +1,5 @@
-//! Sparse arrays: they take nothing themselves. Tiles of physical allocations are mapped into them,
-//! which keeps those on their device after their own handles are released.
+//! Sparse arrays. They take no memory themselves. Tiles of physical allocations are mapped into
+//! them, and stay on their device after their own handles are released.
 
 use core::ffi::c_uint;
 
@@ -26,8 +26,8 @@ const LEVEL: c_uint = 0;
 /// `CU_ARRAY_SPARSE_SUBRESOURCE_TYPE_MIPTAIL`
 const TAIL: c_uint = 1;
 
-/// A part of an array: kind, level and layer, and where it begins and ends in each dimension (in
-/// elements; the tail in bytes, in the first one).
+/// A part of an array: kind, level and layer, and its beginning and end in each dimension. These
+/// are in elements; for the tail in bytes, in the first dimension.
 #[derive(Clone, Copy)]
 struct Region {
     kind: c_uint,
@@ -71,7 +71,7 @@ impl Region {
             && (0..3).all(|d| self.from[d] < other.to[d] && other.from[d] < self.to[d])
     }
 
-    /// What is left of this region without `other`, which overlaps it: up to six boxes.
+    /// What is left of this region without an overlapping one: up to six boxes.
     fn without(&self, other: &Self) -> Vec<Self> {
         let (mut rest, mut core) = (Vec::new(), *self);
         for d in 0..3 {
@@ -100,13 +100,13 @@ struct Mapped {
     physical: u64,
 }
 
-/// All of them.
+/// All mapped parts.
 #[derive(Default)]
 pub(crate) struct Sparse {
     mapped: Vec<Mapped>,
 }
 
-/// Elements of a tile in each dimension, by their size.
+/// Elements of a tile in each dimension, by the element's size.
 fn tile(bytes: u64, solid: bool) -> [u64; 3] {
     match (bytes, solid) {
         (1, false) => [256, 256, 1],
@@ -122,7 +122,7 @@ fn tile(bytes: u64, solid: bool) -> [u64; 3] {
     }
 }
 
-/// Takes memory out of a region of an array; parts of mappings that lie beside it stay.
+/// Removes memory from a region of an array. Parts of mappings outside the region stay.
 fn clear(driver: &Driver, inner: &mut Inner, of: u64, region: &Region) {
     let mut gone = Vec::new();
     let mut kept = Vec::new();
@@ -143,7 +143,7 @@ fn clear(driver: &Driver, inner: &mut Inner, of: u64, region: &Region) {
     }
 }
 
-/// An array is gone.
+/// Removes all memory of an array that ends.
 pub(crate) fn forget(driver: &Driver, inner: &mut Inner, of: u64) {
     let mut gone = Vec::new();
     inner.sparse.mapped.retain(|mapped| {
@@ -157,7 +157,7 @@ pub(crate) fn forget(driver: &Driver, inner: &mut Inner, of: u64) {
     }
 }
 
-/// Bytes that a region needs, after checking that it lies in the array and on tiles.
+/// How many bytes a region needs, after checking that it is inside the array and aligned to tiles.
 fn bytes_of(shape: &array::Measures, region: &Region) -> Api<u64> {
     let levels = shape.levels();
     if region.kind == TAIL {
@@ -205,7 +205,7 @@ fn resource(inner: &Inner, info: &ArrayMapInfo) -> Api<(u64, array::Measures)> {
     Ok((key, shape))
 }
 
-/// Takes effect when it is called: no program can tell from the memory.
+/// Takes effect at the call: no program can tell from the memory.
 pub(crate) extern "C" fn map<const P: bool>(
     list: In<ArrayMapInfo>,
     count: c_uint,

@@ -1,4 +1,4 @@
-//! What one process has.
+//! The state of one process.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{
@@ -35,7 +35,7 @@ use crate::stub::{LIFE, TAKEN_DOWN};
 use crate::vmm::Vmm;
 use crate::{ffi, thread};
 
-/// Handles are small numbers: one multiplication spreads them well enough.
+/// Hashes handles. They are small numbers, so one multiplication spreads them well enough.
 #[derive(Default)]
 pub(crate) struct HandleHasher(u64);
 
@@ -68,17 +68,17 @@ pub(crate) struct Inner {
     pub(crate) functions: Table<Function>,
     pub(crate) captures: Table<Capture>,
     pub(crate) graphs: Table<Graph>,
-    /// Node handle -> graph and index.
+    /// The graph and index of each node handle.
     pub(crate) nodes: Table<(u64, usize)>,
     pub(crate) execs: Table<Exec>,
     /// Per device of the node.
     pub(crate) graph_memory: Table<GraphMemory>,
-    /// Base address -> allocation: device, managed and host memory.
+    /// Allocations of device, managed and host memory, by base address.
     pub(crate) memory: BTreeMap<u64, Allocation>,
     /// Managed allocations that prefer the host.
     pub(crate) at_home: BTreeSet<u64>,
     pub(crate) pools: Table<Pool>,
-    /// Device of the node -> pool set by `cuDeviceSetMemPool`.
+    /// The pool that `cuDeviceSetMemPool` has set, by device of the node.
     pub(crate) current_pools: Table<u64>,
     pub(crate) arrays: Table<Array>,
     pub(crate) mipmaps: Table<Mipmap>,
@@ -103,24 +103,25 @@ pub(crate) struct Driver {
     pub(crate) node: Node,
     /// This process's slot on the node.
     pub(crate) process: u32,
-    /// Ordinal -> device of the node (after `CUDA_VISIBLE_DEVICES`).
+    /// The node's device of each ordinal, after `CUDA_VISIBLE_DEVICES`.
     pub(crate) visible: Vec<u32>,
     inner: Mutex<Inner>,
     pub(crate) host_calls: Calls,
 }
 
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
-/// Counts forks: what belongs to an earlier count is the parent's.
+/// Counts forks. Anything of an earlier count belongs to the parent.
 static FORKS: AtomicU64 = AtomicU64::new(1);
 static INIT: Mutex<()> = Mutex::new(());
 static AT_FORK: Once = Once::new();
 
-/// Changes in every forked child.
+/// A number that is different in every forked child.
 pub(crate) fn life() -> u64 {
     FORKS.load(Relaxed)
 }
 
-/// The driver, if `cuInit` was called in this process. Host functions that it calls must not call it.
+/// The driver, if `cuInit` was called in this process. Host functions that the driver calls must
+/// not call it.
 pub(crate) fn driver() -> Api<&'static Driver> {
     ensure(!thread::in_callbacks(), CuResult::NOT_PERMITTED)?;
     let driver = DRIVER.load(Acquire);
@@ -149,7 +150,7 @@ pub(crate) fn with<T>(body: impl FnOnce(&'static Driver, &mut Inner) -> Api<T>) 
     body(driver, &mut driver.inner())
 }
 
-/// Like [`with`], for calls that need a usable current context, whose handle `body` gets.
+/// Like [`with`], for calls that need a usable current context. `body` gets its handle.
 pub(crate) fn with_context<T>(
     body: impl FnOnce(&'static Driver, &mut Inner, u64) -> Api<T>,
 ) -> Api<T> {
@@ -169,7 +170,7 @@ pub(crate) fn current(inner: &Inner) -> Api<u64> {
     }
 }
 
-/// A call that found the node in an unexpected state.
+/// The error code for a call that found the node in an unexpected state.
 pub(crate) fn queue_error(error: QueueError) -> CuResult {
     match error {
         QueueError::NoSlot => CuResult::OUT_OF_MEMORY,
@@ -193,8 +194,8 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
         ensure(!visible.is_empty(), CuResult::NO_DEVICE)?;
         let process = node.attach().map_err(queue_error)?;
         AT_FORK.call_once(|| {
-            // SAFETY: registers a function of this library, which is never unloaded (see the
-            // build script of whoever links it: drivers stay until the process ends).
+            // SAFETY: registers a function of this library, which is never unloaded: programs that
+            // link it keep drivers loaded until the process ends (see their build scripts).
             unsafe { libc::pthread_atfork(None, None, Some(forked)) };
         });
         let mut inner = Inner::default();
@@ -206,8 +207,9 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
     })
 }
 
-/// In a forked child: everything is the parent's; the child is as before `cuInit`. The parent's
-/// tables may be locked by a thread that does not exist here, so they are left alone.
+/// Runs in a forked child, where everything belongs to the parent. The child is as before `cuInit`.
+/// The parent's tables are left alone, because a thread that does not exist here may hold their
+/// lock.
 extern "C" fn forked() {
     if let Ok(driver) = driver() {
         driver.node.abandon();
@@ -216,7 +218,7 @@ extern "C" fn forked() {
     FORKS.fetch_add(1, Relaxed);
 }
 
-/// At process exit the node forgets this process at once, and later calls are refused.
+/// At process exit, unregisters this process from the node at once; later calls are refused.
 extern "C" fn take_down() {
     if let Ok(driver) = driver() {
         LIFE.store(TAKEN_DOWN, Release);

@@ -1,4 +1,4 @@
-//! Streams, the default ones included.
+//! Streams, with the default ones.
 
 use core::ffi::{c_int, c_uint};
 
@@ -27,7 +27,7 @@ pub(crate) struct Stream {
     pub(crate) capture: Option<Branch>,
 }
 
-/// A stream argument, found.
+/// A resolved stream argument.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     /// Key in the table of streams.
@@ -55,8 +55,8 @@ fn make(
     Ok(key)
 }
 
-/// Finds a stream argument. Null is the legacy stream of the current context, or (`P`: in the
-/// `_ptsz` and `_ptds` functions) the calling thread's own.
+/// Resolves a stream argument. Null is the legacy stream of the current context. With `P`, in the
+/// `_ptsz` and `_ptds` functions, it is the calling thread's own.
 pub(crate) fn target<const P: bool>(
     driver: &Driver,
     inner: &mut Inner,
@@ -97,7 +97,7 @@ fn default_stream(driver: &Driver, inner: &mut Inner, context: u64, per_thread: 
     }
 }
 
-/// Positions behind everything given so far to the streams that `choose` wants.
+/// The positions after everything queued so far in the streams that `choose` selects.
 pub(crate) fn ends(
     driver: &Driver,
     inner: &Inner,
@@ -112,8 +112,8 @@ pub(crate) fn ends(
         .collect()
 }
 
-/// What has to be done for a stream to be idle: its own work, and for the legacy stream that of
-/// every blocking stream of its context.
+/// The positions at which a stream is idle: the end of its own work, and for the legacy stream also
+/// the ends of every blocking stream of its context.
 pub(crate) fn ends_of(driver: &Driver, inner: &Inner, target: Target) -> Vec<(StreamId, u64)> {
     let legacy = inner.streams.get(&target.key).is_some_and(|s| s.order == Order::Legacy);
     ends(driver, inner, |stream| {
@@ -122,7 +122,7 @@ pub(crate) fn ends_of(driver: &Driver, inner: &Inner, target: Target) -> Vec<(St
     })
 }
 
-/// Waits for all of these positions; then pools give back what they do not need.
+/// Waits for all of these positions. Then pools give back what they do not need.
 pub(crate) fn wait_all(targets: &[(StreamId, u64)]) -> Api {
     let driver = driver()?;
     for &(stream, position) in targets {
@@ -267,7 +267,7 @@ pub(crate) extern "C" fn context_v2<const P: bool>(
     describe::<P, _>(stream, context, |inner, found, _| {
         let of = green::of(inner, found.context);
         green.set(of);
-        // A stream of a green context has that instead.
+        // A stream of a green context has a green context instead.
         if of.is_null() { handle(found.context) } else { core::ptr::null_mut() }
     })
 }

@@ -1,9 +1,9 @@
-//! Stream memory operations ("Stream Memory Operations"), as far as they are simulated: waiting for
-//! a 32-bit value in host memory.
+//! Stream memory operations ("Stream Memory Operations"). One is simulated: waiting for a 32-bit
+//! value in host memory.
 //!
-//! A program stores the value without telling the driver, and there is no device that would look at
-//! the memory by itself: the store is seen at the program's next call, and within calls that wait.
-//! What waits goes on from then.
+//! A program stores the value without telling the driver, and no device here checks the memory. So
+//! the store is seen at the program's next call, and during calls that wait. The waiting stream
+//! goes on from then.
 
 use core::ffi::c_uint;
 
@@ -32,8 +32,8 @@ fn condition(flags: c_uint) -> Api<Condition> {
     Ok(condition)
 }
 
-/// The address has to be one of host memory: copies to device memory take effect when they are
-/// called, not in stream order, so a wait there could end too soon.
+/// The address must be in host memory. Copies to device memory take effect when they are called,
+/// not in stream order, so a wait there could end too soon.
 fn check(inner: &Inner, address: DevicePtr) -> Api {
     ensure(address.is_multiple_of(4), CuResult::INVALID_VALUE)?;
     let (base, found) = memory::find(inner, address).ok_or(CuResult::INVALID_VALUE)?;
@@ -45,7 +45,7 @@ fn check(inner: &Inner, address: DevicePtr) -> Api {
     }
 }
 
-/// `cuStreamWaitValue32`. A wait in a capture would be a node of its own kind, which graphs do not
+/// `cuStreamWaitValue32`. In a capture, a wait would be a node of its own kind, which graphs do not
 /// have here: not supported.
 pub(crate) extern "C" fn wait_value<const P: bool>(
     stream: cuda::Stream,
@@ -65,14 +65,14 @@ pub(crate) extern "C" fn wait_value<const P: bool>(
             (target.id, Value { address, wanted, condition })
         };
         // SAFETY: `check` found memory that the program vouched for or the driver made; `forget` is
-        // called before it goes away. Whoever gives it up during this call has broken the driver
-        // API's rules.
+        // called before it goes away. A program that frees it during this call has broken the
+        // driver API's rules.
         unsafe { driver.node.wait_for_value(id, value) }.map_err(queue_error)
     })
 }
 
-/// Host memory goes away: what still waits there is not looked at any more, and waits for ever
-/// unless the value was seen before.
+/// Host memory goes away, and is not checked any more. A stream that still waits there waits for
+/// ever, unless the value was seen before.
 pub(crate) fn forget(driver: &Driver, base: u64, size: u64) {
     driver.node.forget_values(base, base + size);
 }

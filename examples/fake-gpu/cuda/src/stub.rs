@@ -1,17 +1,17 @@
 //! The shape of an exported function.
 //!
-//! The real driver's entry points are small stubs that begin with a frame and a comparison with a
-//! word of the library's own data (`81 3d disp32 imm32`), by which a driver that has been taken
-//! down at process exit answers `CUDA_ERROR_DEINITIALIZED`. The stubs here do the same, byte for
-//! byte up to the comparison, so that a tool that patches entry points meets what it will meet for
-//! real.
+//! The real driver's entry points are small stubs. They begin with a frame and a comparison with a
+//! word of the library's own data (`81 3d disp32 imm32`). By that word, a driver that has been
+//! taken down at process exit answers `CUDA_ERROR_DEINITIALIZED`. The stubs here do the same, and
+//! are the same byte for byte up to the comparison. So a tool that patches entry points meets the
+//! same code as in the real driver.
 
 use core::sync::atomic::AtomicU32;
 
 /// The value of [`LIFE`] after the driver has been taken down.
 pub(crate) const TAKEN_DOWN: u32 = 0x321c_ba00;
 
-/// Compared by every stub.
+/// The word that every stub compares.
 pub(crate) static LIFE: AtomicU32 = AtomicU32::new(0);
 
 /// One exported function, for `cuGetProcAddress`.
@@ -23,7 +23,7 @@ pub(crate) struct Entry {
     pub(crate) base: &'static str,
     /// CUDA version that introduced this form (1000 * major + 10 * minor).
     pub(crate) since: i32,
-    /// Whether a null stream means the per-thread one here.
+    /// Whether a null stream means the per-thread stream in this function.
     pub(crate) per_thread: bool,
     /// The exported symbol.
     pub(crate) function: unsafe extern "C" fn(),

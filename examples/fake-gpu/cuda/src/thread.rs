@@ -1,4 +1,4 @@
-//! What one thread has: its stack of contexts and its capture mode.
+//! The state of one thread: its stack of contexts and its capture mode.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,7 +8,7 @@ use driver::cuda::{CAPTURE_MODE_GLOBAL, CuResult};
 use crate::ffi::{Api, ensure};
 use crate::state;
 
-/// Contexts that a thread can have pushed.
+/// How many contexts a thread can have pushed.
 const DEPTH: usize = 128;
 
 /// Plain data without a destructor, so that it can be used until the thread's very end.
@@ -36,7 +36,7 @@ thread_local! {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// What a fork left behind belongs to the parent: a child starts with an empty stack.
+/// Anything from before a fork belongs to the parent: a child starts with an empty stack.
 fn with<T>(body: impl FnOnce(&Local) -> T) -> T {
     LOCAL.with(|local| {
         let life = state::life();
@@ -51,7 +51,7 @@ fn with<T>(body: impl FnOnce(&Local) -> T) -> T {
     })
 }
 
-/// A number of this thread's own.
+/// A number that identifies this thread.
 pub(crate) fn id() -> u64 {
     with(|local| local.id.get())
 }
@@ -64,7 +64,7 @@ pub(crate) fn current() -> u64 {
     })
 }
 
-/// Replaces the top of the stack; 0 takes it away.
+/// Replaces the top of the stack; 0 removes it.
 pub(crate) fn set_current(context: u64) {
     with(|local| {
         let depth = local.depth.get();
@@ -79,7 +79,7 @@ pub(crate) fn set_current(context: u64) {
     });
 }
 
-/// Puts a context on top.
+/// Pushes a context.
 pub(crate) fn push(context: u64) -> Api {
     with(|local| {
         let depth = local.depth.get();
@@ -90,7 +90,7 @@ pub(crate) fn push(context: u64) -> Api {
     })
 }
 
-/// Takes the top away.
+/// Pops the top of the stack.
 pub(crate) fn pop() -> Api<u64> {
     with(|local| {
         let depth = local.depth.get();
@@ -110,12 +110,12 @@ pub(crate) fn exchange_mode(mode: u32) -> u32 {
     with(|local| local.mode.replace(mode))
 }
 
-/// This thread is the driver's, for host functions.
+/// Marks this thread as the driver's thread for host functions.
 pub(crate) fn enter_callbacks() {
     with(|local| local.callbacks.set(true));
 }
 
-/// Whether it is.
+/// Whether this thread is the driver's.
 pub(crate) fn in_callbacks() -> bool {
     LOCAL.with(|local| local.callbacks.get() && local.life.get() == state::life())
 }

@@ -1,9 +1,9 @@
 //! Virtual memory management: addresses, physical allocations, and mapping one to the other.
 //!
-//! The physical memory of a process is one sparse anonymous file; an allocation is a range of it,
-//! so that two mappings of one allocation show the same bytes. One that other processes may have is
-//! a block of the node. Allocations belong to the process, not to a context, and are charged to the
-//! device in their properties.
+//! A process's physical memory is one sparse anonymous file, and an allocation is a range of it. So
+//! two mappings of one allocation show the same bytes. An allocation that other processes may have
+//! is a block of the node. Allocations belong to the process, not to a context, and are charged to
+//! the device in their properties.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::BTreeMap;
@@ -25,16 +25,16 @@ use crate::state::{Driver, Inner, Table, driver, with};
 const HOSTS: core::ops::RangeInclusive<c_uint> = 2..=4;
 /// `CU_MEM_CREATE_USAGE_TILE_POOL`
 const CREATE_USAGE_TILE_POOL: u8 = 1;
-/// Addresses for one reservation.
+/// The largest reservation.
 const LARGEST: usize = 1 << 45;
 
 /// A physical allocation.
 #[derive(Clone, Copy)]
 struct Physical {
-    /// The file that it lies in, and its place there.
+    /// The file that holds it, and the offset there.
     file: c_int,
     offset: u64,
-    /// The block that it is, with a file of its own, if other processes may have it.
+    /// Its block, with a file of its own, if other processes may have it.
     block: Option<BlockId>,
     size: u64,
     /// Device of the node; `None` on the host.
@@ -114,7 +114,7 @@ pub(crate) extern "C" fn reserve(
             ensure(start != libc::MAP_FAILED, CuResult::OUT_OF_MEMORY)?;
             let start = start as usize;
             let base = start.next_multiple_of(alignment);
-            // The ends that alignment does not need go back.
+            // The ends that the alignment leaves over are unmapped.
             if base > start {
                 memory::unmap(start as u64, (base - start) as u64);
             }
@@ -162,7 +162,7 @@ fn file(vmm: &mut Vmm) -> Api<c_int> {
     Ok(file)
 }
 
-/// A place in the file of what is not shared.
+/// A free range in the file for memory that is not shared.
 fn place(vmm: &mut Vmm, size: u64) -> Api<(c_int, u64)> {
     let (file, offset) = (file(vmm)?, vmm.end);
     // SAFETY: a descriptor of this driver's own.
@@ -263,7 +263,7 @@ fn known(inner: &mut Inner, key: AllocationHandle) -> Api<&mut Physical> {
     }
 }
 
-/// A handle that takes nothing of any device, for addresses to be mapped to.
+/// A handle that takes no device memory, for an object that only addresses are mapped to.
 pub(crate) fn addresses_only(
     inner: &mut Inner,
     size: u64,
@@ -295,28 +295,28 @@ pub(crate) fn on_device(inner: &mut Inner, key: AllocationHandle) -> Api<(u32, u
     Ok((found.device.ok_or(CuResult::INVALID_VALUE)?, found.size))
 }
 
-/// The same of one that was made for sparse arrays.
+/// The same for an allocation made for sparse arrays.
 pub(crate) fn tile_pool(inner: &mut Inner, key: AllocationHandle) -> Api<(u32, u64)> {
     let usage = &known(inner, key)?.prop.alloc_flags[2..4];
     ensure(usage[0] & CREATE_USAGE_TILE_POOL == CREATE_USAGE_TILE_POOL, CuResult::INVALID_VALUE)?;
     on_device(inner, key)
 }
 
-/// Device and handle of what is mapped from `base` on.
+/// Device and handle of the mapping at `base`.
 pub(crate) fn mapped_at(inner: &Inner, base: u64) -> Api<(u32, AllocationHandle)> {
     let &(key, _) = inner.vmm.mapped.get(&base).ok_or(CuResult::INVALID_VALUE)?;
     let device = inner.vmm.physical.get(&key).and_then(|found| found.device);
     Ok((device.ok_or(CuResult::INVALID_VALUE)?, key))
 }
 
-/// Something else than a handle or a mapping uses an allocation.
+/// Adds a use of an allocation by something other than a handle or a mapping.
 pub(crate) fn bind(inner: &mut Inner, key: AllocationHandle) {
     if let Some(found) = inner.vmm.physical.get_mut(&key) {
         found.bindings += 1;
     }
 }
 
-/// ... and does not any more.
+/// Removes such a use.
 pub(crate) fn unbind(driver: &Driver, inner: &mut Inner, key: AllocationHandle) {
     if let Some(found) = inner.vmm.physical.get_mut(&key) {
         found.bindings -= 1;
@@ -382,7 +382,7 @@ pub(crate) extern "C" fn map(
     })
 }
 
-/// The mappings that make up exactly this range.
+/// The mappings that together are exactly this range.
 fn cover(inner: &Inner, address: u64, size: usize) -> Api<Vec<u64>> {
     let end = address.checked_add(size as u64).ok_or(CuResult::INVALID_VALUE)?;
     let mut at = address;
@@ -528,7 +528,7 @@ pub(crate) extern "C" fn export(
     })
 }
 
-/// The descriptor stays the caller's. The memory is charged to nobody but its exporter.
+/// The descriptor stays the caller's. Only the exporter is charged for the memory.
 pub(crate) extern "C" fn import(
     to: Out<AllocationHandle>,
     descriptor: *mut c_void,

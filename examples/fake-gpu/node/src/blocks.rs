@@ -1,8 +1,8 @@
-//! Memory that several processes hold: what one of them has exported for others to open.
+//! Memory that several processes hold: one process has exported it for others to open.
 //!
-//! A block counts on its device as long as anybody holds it: its owner, who is charged for it, a
-//! process that has opened it, or a file descriptor that was made to hand it over. Once its owner
-//! has let go (or is dead) it counts on the device and for no process.
+//! A block counts on its device while it is held. Its holders are its owner, which is charged for
+//! it, processes that have opened it, and file descriptors that hand it over. When the owner has
+//! let go (or is dead), the block counts on the device but for no process.
 
 use crate::layout::{MAX_PROCESSES, NONE, State};
 use crate::queue::QueueError;
@@ -18,11 +18,11 @@ pub enum Use {
     Free = 0,
     /// A block.
     Block = 1,
-    /// A block that nobody holds any more: its file is still to be deleted.
+    /// A block without holders, whose file is still to be deleted.
     Gone = 2,
 }
 
-/// Memory that can be held by several processes. Its contents are a file beside the node's.
+/// Memory that several processes can hold. Its contents are in a file beside the node's.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Block {
@@ -32,15 +32,15 @@ pub struct Block {
     pub generation: u32,
     /// Device ordinal on the node.
     pub device: u32,
-    /// Slot of the process that is charged, [`NONE`] once it has let go.
+    /// Slot of the process that is charged; [`NONE`] after it has let go.
     pub owner: u32,
     /// Bytes that the device counts.
     pub bytes: u64,
-    /// Bytes that there are.
+    /// The block's length in bytes.
     pub length: u64,
     /// The file's number, 0 before it is made.
     pub file: u64,
-    /// Whether the owner is charged for the bytes by something else (a pool).
+    /// Whether the owner is charged for the bytes through something else (a pool).
     pub covered: u32,
     /// Whether file descriptors were made to hand it over.
     pub exported: u32,
@@ -137,7 +137,7 @@ impl State {
             .map(|slot| BlockId { slot: slot as u32, generation: self.blocks[slot].generation })
     }
 
-    /// Notes that a process holds a block.
+    /// Adds a process to a block's holders.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -148,7 +148,7 @@ impl State {
         Ok(*block)
     }
 
-    /// A process lets go of a block.
+    /// Removes a process from a block's holders.
     pub fn release_block(&mut self, process: u32, id: BlockId) {
         if !self.block(id).is_some_and(|block| block.holds(process)) {
             return;
@@ -163,14 +163,14 @@ impl State {
                 let client = &mut self.processes[process as usize].clients[device as usize];
                 client.memory = client.memory.saturating_sub(bytes);
             } else {
-                // What covered it is given back by itself.
+                // What covered it gives its bytes back itself.
                 self.devices[device as usize].used += bytes;
             }
         }
         self.end_if_unheld(id.slot);
     }
 
-    /// Frees a block that nobody holds; one that descriptors may hold waits for
+    /// Frees a block without holders. If descriptors may hold it, it waits for
     /// [`State::end_exported`].
     fn end_if_unheld(&mut self, slot: u32) {
         let block = &mut self.blocks[slot as usize];
@@ -181,7 +181,7 @@ impl State {
         }
     }
 
-    /// No descriptor that hands this block over is open any more.
+    /// Notes that no descriptor for this block is open any more.
     pub fn end_exported(&mut self, id: BlockId) {
         if self.block(id).is_some() {
             self.blocks[id.slot as usize].exported = 0;
@@ -189,7 +189,7 @@ impl State {
         }
     }
 
-    /// For [`State::rebuild`]: takes dead processes off the blocks and counts what is left.
+    /// Part of [`State::rebuild`]: removes dead processes from the blocks and counts what is left.
     pub(crate) fn rebuild_blocks(&mut self) {
         for slot in 0..self.block_mark as usize {
             let mut block = self.blocks[slot];

@@ -1,4 +1,4 @@
-//! What the node looks like: read from the environment by the process that creates it.
+//! The node's properties, read from the environment by the process that creates it.
 
 use crate::layout::MAX_DEVICES;
 
@@ -12,17 +12,17 @@ pub struct Config {
     pub reserved: u32,
     /// Memory of each device in bytes.
     pub memory: u64,
-    /// What one context takes, in bytes.
+    /// Size of a context in bytes.
     pub context: u64,
-    /// How long a process keeps the device while another one wants it, in nanoseconds.
+    /// How long a process keeps the device while another wants it, in nanoseconds.
     pub slice_ns: u64,
     /// Cost of taking the device from a process that still has work, in nanoseconds.
     pub switch_ns: u64,
     /// Cost of a switch away from a process that has nothing to run, in nanoseconds.
     pub yield_ns: u64,
-    /// What lies between two events with nothing in between, in nanoseconds.
+    /// Time between two events with nothing in between, in nanoseconds.
     pub event_ns: u64,
-    /// What lies between two kernels of a stream that were queued, in nanoseconds.
+    /// Time between two queued kernels of a stream, in nanoseconds.
     pub gap_ns: u64,
 }
 
@@ -42,7 +42,7 @@ impl Default for Config {
     }
 }
 
-/// A variable that could not be understood.
+/// A variable with an invalid value.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{variable}='{value}': expected {expected}")]
 pub struct ConfigError {

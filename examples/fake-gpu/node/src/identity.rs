@@ -1,4 +1,4 @@
-//! How the devices are named: the same in the driver and in NVML.
+//! The names of the devices, the same in the driver and in NVML.
 
 /// Product name.
 pub const NAME: &str = "NVIDIA Fake GPU (Sluice)";
@@ -34,7 +34,7 @@ pub fn pci_text(device: u32) -> String {
     format!("0000:{:02X}:00.0", pci_bus(device))
 }
 
-/// Whether a text is this device's PCI address (domain and function may be left out, any case).
+/// Whether a text is this device's PCI address, in any case. Domain and function may be missing.
 #[must_use]
 pub fn pci_matches(text: &str, device: u32) -> bool {
     let (address, function) = text.split_once('.').unwrap_or((text, "0"));

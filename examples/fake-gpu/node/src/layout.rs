@@ -1,8 +1,7 @@
 //! The shared data: plain numbers at fixed places, valid for any process that maps the file.
 //!
-//! References between records are slot numbers with a generation, never addresses. What can be
-//! derived (lists, sums) is rebuilt by [`State::rebuild`] after a process died while it held the
-//! lock.
+//! Records refer to each other by slot number and generation, never by address. If a process dies
+//! while it holds the lock, [`State::rebuild`] recomputes what can be derived (lists, sums).
 
 use crate::blocks::{Block, MAX_BLOCKS};
 use crate::config::Config;
@@ -34,7 +33,7 @@ pub enum Kind {
     Copy = 2,
     /// Stores the time in an event.
     Record = 3,
-    /// Blocks its stream until another stream has got to a position.
+    /// Blocks its stream until another stream has reached a position.
     Wait = 4,
     /// Blocks its stream until its process has seen the value that it waits for.
     Value = 5,
@@ -54,8 +53,8 @@ pub struct Op {
     pub target: u32,
     /// Generation of `target`.
     pub generation: u32,
-    /// Kernel, copy: whether it has begun to run. Value: whether the value was there when its process
-    /// last looked.
+    /// Kernel, copy: whether it has begun to run. Value: whether the value was there when its
+    /// process last checked.
     pub started: u32,
 }
 
@@ -66,7 +65,7 @@ impl Op {
         Self { seq: 0, value: ns, kind: kind as u32, target: NONE, generation: 0, started: 0 }
     }
 
-    /// A wait until another stream has got to a position.
+    /// A wait until another stream has reached a position.
     #[must_use]
     pub fn wait(stream: StreamId, position: u64) -> Self {
         Self {
@@ -105,7 +104,7 @@ pub enum Order {
     NonBlocking = 2,
 }
 
-/// A stream; its queue is in [`State::queues`], so that looking through streams stays cheap.
+/// A stream. Its queue is in [`State::queues`], so that searching the streams stays cheap.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Stream {
@@ -131,11 +130,11 @@ pub struct Stream {
     pub head: u64,
     /// Operations submitted so far.
     pub tail: u64,
-    /// What its last event record costs ends then; nothing goes on before.
+    /// When the cost of its last event record has passed. Nothing goes on before.
     pub open_at: u64,
-    /// The results of its last work are out then; no event is reached before.
+    /// When the results of its last work are visible. No event is reached before.
     pub settled_at: u64,
-    /// The gap after its last kernel ends then; no work begins before.
+    /// When the gap after its last kernel has passed. No work begins before.
     pub work_at: u64,
 }
 
@@ -195,11 +194,11 @@ pub struct Client {
     pub choice: u32,
     /// Whether `choice` has to be found anew.
     pub dirty: u32,
-    /// Whether the cost of an event holds up something that it would run.
+    /// Whether an event's cost delays something that it would run.
     pub held: u32,
     /// Keeps the layout free of padding.
     pub reserved: u32,
-    /// When `choice` has to be found anew without anything else happening.
+    /// When `choice` has to be found anew even if nothing else happens.
     pub wake: u64,
     /// Utilisation.
     pub samples: [Sample; SAMPLES],
@@ -213,7 +212,7 @@ pub struct Process {
     pub state: u32,
     /// Process id.
     pub pid: u32,
-    /// Start time in clock ticks since boot (tells a reused id apart).
+    /// Start time in clock ticks since boot. It tells a reused id apart.
     pub start: u64,
     /// Per device.
     pub clients: [Client; MAX_DEVICES],
@@ -227,28 +226,28 @@ pub struct Device {
     pub used: u64,
     /// End of the current client's slice.
     pub slice_end: u64,
-    /// End of the switch under way; nothing runs before.
+    /// End of the switch in progress. Nothing runs before.
     pub ready_at: u64,
     /// Slot of the process whose work is on the device.
     pub current: u32,
     /// Length of `queue`.
     pub queued: u32,
-    /// Processes with work, in the order in which they came.
+    /// Processes with work, in order of arrival.
     pub queue: [u32; MAX_PROCESSES],
-    /// Utilisation of all together.
+    /// Utilisation of all processes together.
     pub samples: [Sample; SAMPLES],
 }
 
-/// Everything. An all-zero value becomes valid by [`State::init`].
+/// The whole state. An all-zero value becomes valid by [`State::init`].
 #[repr(C)]
 pub struct State {
     /// Fixed properties.
     pub config: Config,
-    /// The simulation has been carried to this time (`CLOCK_MONOTONIC`, nanoseconds).
+    /// The time up to which the simulation has run (`CLOCK_MONOTONIC`, nanoseconds).
     pub now: u64,
     /// When dead processes were last looked for.
     pub reaped: u64,
-    /// When they were last looked for the thorough way.
+    /// When they were last looked for in `/proc`.
     pub checked: u64,
     /// Submissions so far.
     pub seq: u64,
@@ -256,7 +255,7 @@ pub struct State {
     pub free_streams: u32,
     /// First free event slot below the mark.
     pub free_events: u32,
-    /// Stream slots that were ever used: nothing beyond this mark needs looking at.
+    /// Stream slots that were ever used. Slots beyond this mark need no check.
     pub stream_mark: u32,
     /// Event slots that were ever used.
     pub event_mark: u32,
@@ -274,7 +273,7 @@ pub struct State {
     pub events: [Event; MAX_EVENTS],
     /// Streams.
     pub streams: [Stream; MAX_STREAMS],
-    /// Their operations; pages of streams that never were used are never touched.
+    /// The streams' operations. Memory pages of streams that were never used are never touched.
     pub queues: [Queue; MAX_STREAMS],
 }
 
@@ -297,14 +296,14 @@ pub struct EventId {
 }
 
 impl State {
-    /// Makes an all-zero value a node at rest at time `now`.
+    /// Makes an all-zero value an idle node at time `now`.
     pub fn init(&mut self, config: Config, now: u64) {
         self.config = config;
         self.now = now;
         self.rebuild();
     }
 
-    /// Derives every list and sum again from the processes, streams and events themselves.
+    /// Recomputes every list and sum from the processes, streams and events.
     pub fn rebuild(&mut self) {
         for device in &mut self.devices {
             device.queued = 0;

@@ -1,16 +1,15 @@
-//! The simulated GPU node: devices shared by every process of the machine, kept in one mapped
-//! file.
+//! The simulated GPU node: devices shared by every process of the machine, kept in one mapped file.
 //!
-//! It is a discrete-event simulation that any process can carry forward. The queues of every
-//! process lie in the shared file; whoever calls next advances the simulation to the current
-//! time under one robust lock. There is no thread and no server: results depend on the clock
-//! alone, never on when somebody happened to wake up.
+//! It is a discrete-event simulation that any process can advance. The queues of all processes are
+//! in the shared file. Each call first advances the simulation to the current time, under one
+//! robust lock. There is no thread and no server. Results depend on the clock alone, never on when
+//! a process called.
 //!
-//! * [`layout`] is the shared data, [`schedule`] and [`queue`] the rules (pure: time is an
+//! * [`layout`] is the shared data, [`schedule`] and [`queue`] are the rules (pure: time is an
 //!   argument), [`memory`] and [`usage`] the accounts.
-//! * [`blocks`] are memory that several processes hold, [`shared`] its contents.
-//! * [`node`] maps the file, takes the lock, reads the clock and sleeps; [`values`] looks at a
-//!   process's memory: the modules that need `unsafe`.
+//! * [`blocks`] are memory that several processes hold, [`shared`] has its contents.
+//! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
+//!   process's memory. These modules need `unsafe`.
 
 pub mod blocks;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Who holds how much of each device's memory.
+//! Each process's memory on each device.
 
 use crate::layout::State;
 

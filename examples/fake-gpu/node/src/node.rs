@@ -1,4 +1,4 @@
-//! The mapped file: opening it, locking it, and waiting for what the simulation will do.
+//! The mapped file: opening it, locking it, and waiting for the simulation.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,24 +18,24 @@ use crate::queue::QueueError;
 use crate::shared::sweep;
 use crate::values::Values;
 
-/// Changes whenever the layout does: the size tells most differences, this the others.
+/// Changes whenever the layout does. Most differences show in the size; this shows the others.
 const MAGIC: u64 = 0x534c_5543_4500_0005;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 50_000_000;
 /// ... and in `/proc` this often.
 const CHECK_NS: u64 = 1_000_000_000;
-/// Where the bytes lie (far beyond the file's end) that processes keep locked while they live.
+/// Offset of the bytes (far beyond the file's end) that processes keep locked while they live.
 const LIFE_LOCKS: i64 = 1 << 40;
-/// A sleep may end this much late; the rest of a wait is spent polling the clock.
+/// How late a sleep may end. The rest of a wait is spent polling the clock.
 const SLEEP_SLACK_NS: u64 = 60_000;
-/// Free places that a caller waits for when a queue is full (or for 1 ms), so that it is not woken
-/// for each single one.
+/// How many free places a caller waits for (or for 1 ms) when a queue is full, so that it does not
+/// wake for each one.
 const REFILL: u64 = 64;
 
 /// Why the node cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// The environment holds nonsense.
+    /// A variable has an invalid value.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The file cannot be made, mapped or locked.
@@ -43,7 +43,7 @@ pub enum NodeError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -56,24 +56,24 @@ struct Shared {
     state: State,
 }
 
-/// The simulated node, mapped into this process for its whole life.
+/// The simulated node, mapped into this process for the rest of its life.
 ///
-/// A process that takes part keeps one byte of the file locked, by an open file description of its
-/// own that nothing maps and no other program inherits: the system ends the lock when the process
-/// dies or executes another program, whatever the manner. That is what the others look at.
+/// A process that takes part keeps one byte of the file locked. The lock belongs to an open file
+/// description that nothing maps and no other program inherits. So the system ends the lock when
+/// the process dies, in any way, or executes another program. Other processes check this lock.
 pub struct Node {
     shared: *mut Shared,
     config: Config,
     path: PathBuf,
-    /// For the locks alone.
+    /// Only for the locks.
     life: File,
-    /// This process's slot, [`NONE`] if it only looks.
+    /// This process's slot; [`NONE`] if it only reads.
     own: AtomicU32,
     /// What its streams wait for in its memory.
     pub(crate) values: Values,
 }
 
-// SAFETY: the mapping is never unmapped, and what is behind the pointer is only touched through
+// SAFETY: the mapping is never unmapped, and what is behind the pointer is only accessed through
 // `Node::lock`, which holds a process-shared mutex.
 unsafe impl Send for Node {}
 // SAFETY: as above.
@@ -94,7 +94,7 @@ impl<'a> Guard<'a> {
 impl Deref for Guard<'_> {
     type Target = State;
     fn deref(&self) -> &State {
-        // SAFETY: the guard holds the mutex, so nobody else has a reference; any bytes are a valid
+        // SAFETY: the guard holds the mutex, so no other reference exists; any bytes are a valid
         // `State` (plain integers).
         unsafe { &(*self.node.shared).state }
     }
@@ -123,7 +123,7 @@ pub fn clock() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Sleeps for about `ns`, to the point: most of it asleep, the end polling the clock.
+/// Sleeps for exactly `ns`: most of it asleep, the end polling the clock.
 fn pause(ns: u64) {
     let until = clock() + ns;
     if ns > 2 * SLEEP_SLACK_NS {
@@ -145,16 +145,16 @@ pub fn default_path() -> PathBuf {
 }
 
 impl Node {
-    /// Opens the node of this process's environment, making it on first use.
+    /// Opens the node that this process's environment names, making it on first use.
     ///
     /// # Errors
-    /// A variable that cannot be understood, or a file that cannot be used.
+    /// A variable with an invalid value, or a file that cannot be used.
     pub fn open() -> Result<Self, NodeError> {
         Self::open_at(&default_path(), Config::from_env()?)
     }
 
-    /// Opens the node kept in `path`. `config` counts only for a node that is made now; a file of
-    /// another version is replaced.
+    /// Opens the node in the file `path`. `config` only applies to a node that is made now. A file
+    /// of another version is replaced.
     ///
     /// # Errors
     /// [`NodeError::File`].
@@ -174,8 +174,8 @@ impl Node {
                 .open(path)?;
             flock(&file, libc::LOCK_EX)?;
             let mapped = Self::map_locked(path, &file, config);
-            // The mapping keeps the open file alive, and with it the lock: closing would not end
-            // it.
+            // The mapping keeps the open file description alive, and with it the lock: closing
+            // would not end it.
             flock(&file, libc::LOCK_UN)?;
             if let Some(node) = mapped? {
                 return Ok(node);
@@ -184,11 +184,11 @@ impl Node {
         Err(io::Error::other("the file kept being replaced"))
     }
 
-    /// `None` if the file is not (or no longer) the one to use.
+    /// Returns `None` if the file is not, or is no longer, the one to use.
     fn map_locked(path: &Path, file: &File, config: Config) -> io::Result<Option<Self>> {
         let size = size_of::<Shared>() as u64;
         let seen = file.metadata()?;
-        // Somebody may have replaced the file between opening and locking it.
+        // Another process may have replaced the file between opening and locking it.
         match std::fs::metadata(path) {
             Ok(named) if named.ino() == seen.ino() && named.dev() == seen.dev() => {}
             _ => return Ok(None),
@@ -220,7 +220,7 @@ impl Node {
                 return Ok(None);
             }
             let config = (*shared).state.config;
-            // Programs change their directory.
+            // Made absolute, because programs change their directory.
             let path = std::path::absolute(path)?;
             let (own, values) = (AtomicU32::new(NONE), Values::default());
             Ok(Some(Self { shared, config, path, life, own, values }))
@@ -238,8 +238,8 @@ impl Node {
         &self.config
     }
 
-    /// Locks the node and advances it to the present. Dead processes are dropped, looked for at
-    /// least every 50 ms of use.
+    /// Locks the node and advances it to the present. Dead processes are dropped; while the node is
+    /// used, they are looked for at least every 50 ms.
     #[must_use]
     pub fn lock(&self) -> Guard<'_> {
         let (mut guard, now) = self.lock_now();
@@ -249,7 +249,7 @@ impl Node {
         guard
     }
 
-    /// Like [`Node::lock`], with dead processes looked for now.
+    /// Like [`Node::lock`], but looks for dead processes now.
     #[must_use]
     pub fn lock_reaped(&self) -> Guard<'_> {
         let (mut guard, now) = self.lock_now();
@@ -259,7 +259,7 @@ impl Node {
 
     fn lock_now(&self) -> (Guard<'_>, u64) {
         let mut guard = self.lock_unmoved();
-        // Read before the clock: nothing goes on earlier than what it waited for was stored.
+        // Read before the clock, so that nothing goes on before the value it waited for was stored.
         let values = self.values.look();
         let now = clock();
         guard.advance(now);
@@ -274,7 +274,8 @@ impl Node {
         let outcome = unsafe { libc::pthread_mutex_lock(&raw mut (*self.shared).lock) };
         let mut guard = Guard { node: self };
         if outcome == libc::EOWNERDEAD {
-            // The owner died half-way: its own records go, the derived ones are made anew.
+            // The owner died half-way. Its own records are removed, and derived ones are
+            // recomputed.
             // SAFETY: this thread now holds the mutex.
             unsafe { libc::pthread_mutex_consistent(&raw mut (*self.shared).lock) };
             let now = clock();
@@ -298,15 +299,14 @@ impl Node {
         Ok(slot)
     }
 
-    /// For a forked child: lets go of what it inherited, so that it does not keep the parent's
-    /// registration alive. The node must not be used through this value any more, and the value
-    /// must never be dropped.
+    /// For a forked child: gives up what it inherited, so that it does not keep the parent's
+    /// registration alive. Afterwards this value must neither be used nor dropped.
     pub fn abandon(&self) {
         // SAFETY: closes this process's copy of the descriptor; the value is not used again.
         unsafe { libc::close(self.life.as_raw_fd()) };
     }
 
-    /// Sets or asks for the lock of a slot; returns the kind of lock found.
+    /// Sets or queries the lock of a slot; returns the kind of lock found.
     fn life_lock(&self, command: libc::c_int, slot: u32, kind: libc::c_int) -> libc::c_int {
         ofd_lock(&self.life, command, LIFE_LOCKS + i64::from(slot), kind)
     }
@@ -314,7 +314,7 @@ impl Node {
     /// Takes device memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`], after what dead processes held was collected.
+    /// [`OutOfMemory`], if there is not enough even after dead processes' memory was collected.
     pub fn take(&self, process: u32, device: u32, bytes: u64) -> Result<(), OutOfMemory> {
         let first = self.lock().take(process, device, bytes);
         match first {
@@ -331,7 +331,7 @@ impl Node {
     /// Takes what a context needs.
     ///
     /// # Errors
-    /// [`OutOfMemory`], after what dead processes held was collected.
+    /// [`OutOfMemory`], if there is not enough even after dead processes' memory was collected.
     pub fn add_context(&self, process: u32, device: u32) -> Result<(), OutOfMemory> {
         let first = self.lock().add_context(process, device);
         match first {
@@ -345,7 +345,7 @@ impl Node {
         self.lock().remove_context(process, device);
     }
 
-    /// Queues work, waiting (asleep, unlocked) for a place while the queue is full.
+    /// Queues work. While the queue is full, waits asleep and without the lock.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -353,7 +353,7 @@ impl Node {
         self.retry_while_full(stream, |state| state.push(stream, op))
     }
 
-    /// Does something that may find the queue of `stream` full, and waits for room until it can.
+    /// Runs an action that may find the queue of `stream` full, and repeats it when there is space.
     ///
     /// # Errors
     /// What `action` returns, except for [`QueueError::Full`].
@@ -379,7 +379,7 @@ impl Node {
         }
     }
 
-    /// Waits until a stream has got to `position` (or is gone).
+    /// Waits until a stream has reached `position`, or is gone.
     pub fn wait_for(&self, stream: StreamId, position: u64) {
         loop {
             let left = {
@@ -393,7 +393,7 @@ impl Node {
         }
     }
 
-    /// Drops a process that ends in an orderly way.
+    /// Drops a process that ends normally.
     pub fn detach(&self, process: u32) {
         let mut guard = self.lock();
         guard.drop_process(process);
@@ -403,8 +403,8 @@ impl Node {
     }
 }
 
-/// Drops the processes that are no more. The lock tells at once; a child that inherited its
-/// description unseen could keep it, so that `/proc` is asked now and then as well.
+/// Drops dead processes. The lock shows a death at once. But a child may have inherited the lock's
+/// description unnoticed and keep it, so `/proc` is checked now and then as well.
 fn reap(guard: &mut Guard<'_>, now: u64) {
     let node = guard.node;
     let own = node.own.load(Relaxed);
@@ -426,7 +426,7 @@ fn reap(guard: &mut Guard<'_>, now: u64) {
     sweep(guard);
 }
 
-/// Sets or asks for a lock of an open file description on one byte; returns the kind of lock found.
+/// Sets or queries a lock of an open file description on one byte; returns the kind of lock found.
 pub(crate) fn ofd_lock(
     file: &File,
     command: libc::c_int,
@@ -442,7 +442,7 @@ pub(crate) fn ofd_lock(
     // SAFETY: a valid descriptor and a valid place for the answer.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
         0 => libc::c_int::from(lock.l_type),
-        // Without an answer somebody counts as holding it.
+        // Without an answer, the byte counts as locked.
         _ => kind,
     }
 }
@@ -474,7 +474,7 @@ fn map_file(file: &File) -> io::Result<*mut Shared> {
 }
 
 /// # Safety
-/// `lock` is in the shared mapping and nobody uses it yet.
+/// `lock` is in the shared mapping, and nothing uses it yet.
 unsafe fn init_mutex(lock: *mut libc::pthread_mutex_t) -> io::Result<()> {
     let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
     let attributes = attributes.as_mut_ptr();

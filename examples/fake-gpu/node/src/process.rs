@@ -1,4 +1,4 @@
-//! Is a recorded process still the one that was recorded?
+//! Tells whether a recorded process is still the same one.
 
 /// When a process started, in clock ticks since boot (`/proc/PID/stat`, field 22); `None` if there
 /// is no such process.

@@ -1,14 +1,14 @@
-//! Streams, events and what is put into them. Every function takes the state as it is now; the
-//! caller advances it to the current time first.
+//! Streams, events, and their operations. Every function expects the present state: the caller
+//! advances it to the current time first.
 
 use crate::layout::{
     Event, EventId, Kind, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NONE, Op, Order, Process,
     QUEUE_DEPTH, State, StreamId,
 };
 
-/// Assumed of what nobody has queued yet.
+/// Assumed for an operation that is not queued yet.
 const UNKNOWN_NS: u64 = 50_000;
-/// A process that waits looks this often at a value that is not there yet.
+/// How often a waiting process checks a value that is not there yet.
 const LOOK_NS: u64 = 20_000;
 
 /// Why something could not be queued.
@@ -25,7 +25,7 @@ pub enum QueueError {
     NoSlot,
 }
 
-/// What an event knows.
+/// The state of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventState {
     /// Never recorded.
@@ -63,7 +63,7 @@ impl State {
         Ok(slot as u32)
     }
 
-    /// Forgets a process with everything it had; its queued work is never run.
+    /// Drops a process with everything it had. Its queued work never runs.
     pub fn drop_process(&mut self, slot: u32) {
         let index = slot as usize;
         if index < MAX_PROCESSES && self.processes[index].state == 1 {
@@ -112,7 +112,7 @@ impl State {
         Ok(StreamId { slot, generation: stream.generation })
     }
 
-    /// Gives a stream up. What it still has queued runs to the end.
+    /// Destroys a stream. Its queued work runs to the end.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -176,7 +176,7 @@ impl State {
         Ok(EventId { slot, generation })
     }
 
-    /// Gives an event up.
+    /// Destroys an event.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -197,7 +197,7 @@ impl State {
         }
     }
 
-    /// Queues an operation and returns the stream's position behind it.
+    /// Queues an operation and returns the stream's position after it.
     ///
     /// # Errors
     /// [`QueueError::Full`] or [`QueueError::Gone`].
@@ -246,7 +246,7 @@ impl State {
         Ok(())
     }
 
-    /// Makes a stream wait for the last record of an event; nothing for an event that was never
+    /// Makes a stream wait for the last record of an event. Does nothing if the event was never
     /// recorded.
     ///
     /// # Errors
@@ -263,8 +263,8 @@ impl State {
         Ok(())
     }
 
-    /// Says whether the value is there that a stream waits for in front of `position`; false if
-    /// nothing waits there any more.
+    /// Sets whether the value is there for which a stream waits before `position`. Returns `false`
+    /// if there is no such wait any more.
     pub fn tell(&mut self, id: StreamId, position: u64, there: bool) -> bool {
         if self.passed(id.slot, id.generation, position) {
             return false;
@@ -288,7 +288,7 @@ impl State {
         }
     }
 
-    /// The position behind everything that a stream has been given.
+    /// The position after everything that was queued in a stream.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -297,7 +297,7 @@ impl State {
         Ok(self.streams[id.slot as usize].tail)
     }
 
-    /// What an event knows.
+    /// The state of an event.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -322,8 +322,8 @@ impl State {
         Ok((stream, event.position))
     }
 
-    /// The least time, in nanoseconds, that a stream needs to get to `position`: the work in front
-    /// of it if nothing else wanted the device.
+    /// The least time, in nanoseconds, that a stream needs to reach `position`: the work before it,
+    /// if nothing else wanted the device.
     #[must_use]
     pub fn least_time(&self, id: StreamId, position: u64) -> u64 {
         self.least_time_through(id, position, 3)
@@ -335,7 +335,8 @@ impl State {
         }
         let stream = &self.streams[id.slot as usize];
         let mut work = 0_u64;
-        // What is not even queued yet depends on somebody's doing: look again soon, not all the time.
+        // An operation that is not queued yet depends on a program, so check again soon, but not
+        // all the time.
         let mut blocked = if position > stream.tail { UNKNOWN_NS } else { 0 };
         for at in stream.head..position.min(stream.tail) {
             let op = &self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize];
@@ -351,7 +352,7 @@ impl State {
         work.max(blocked)
     }
 
-    /// Puts a stream with work into its client's list, and the client into its device's queue.
+    /// Adds a stream with work to its client's list, and the client to its device's queue.
     pub(crate) fn enlist(&mut self, slot: u32) {
         let stream = &mut self.streams[slot as usize];
         let (process, device) = (stream.process, stream.device as usize);
@@ -367,7 +368,7 @@ impl State {
         client.dirty = 1;
     }
 
-    /// Takes a stream without work out of the lists.
+    /// Removes a stream without work from the lists.
     pub(crate) fn delist(&mut self, slot: u32) {
         let (process, device, next) = {
             let stream = &mut self.streams[slot as usize];

@@ -1,27 +1,27 @@
-//! The devices' clockwork: what runs when. Pure arithmetic on [`State`].
+//! The devices' scheduling: which work runs when. Pure arithmetic on [`State`].
 //!
-//! * A stream's operations run in order; a kernel or copy fills the device, so one runs at a time.
-//! * Among a process's streams the one whose head was submitted first runs next (a more urgent
-//!   priority goes before).
+//! * A stream's operations run in order. A kernel or copy fills the device, so one runs at a time.
+//! * Among a process's streams, the one whose head was submitted first runs next. A more urgent
+//!   priority goes before.
 //! * Processes that want the device at the same time are time-sliced. Taking the device from a
-//!   process in the middle of its work costs `switch_ns`, during which nothing runs; leaving a
+//!   process in the middle of its work costs `switch_ns`, during which nothing runs. Leaving a
 //!   process that has nothing to run costs `yield_ns`.
-//! * Event records never hold the device. Without a cost (`event_ns` 0) they happen exactly when the
-//!   work before them ends. With one, what follows a record starts that much later, and a record
-//!   behind work happens 7/8 of it, but at most 1 us, after the work's end: as measured on H200s, where
-//!   an empty pair takes 1.25 or 2.9 us and a pair around a kernel about 1 us more than it and the
-//!   kernel. The process keeps the device meanwhile.
-//! * Work that follows a kernel in its stream begins `gap_ns` after its end; the process keeps the device
-//!   meanwhile. An event between the two sees nothing of it.
+//! * Event records never occupy the device. Without a cost (`event_ns` 0) they happen exactly when
+//!   the work before them ends. With a cost, what follows a record starts that much later. A record
+//!   after work happens 7/8 of the cost after the work's end, but at most 1 us. This was measured
+//!   on H200s: an empty pair of events takes 1.25 or 2.9 us, and a pair around a kernel about 1 us
+//!   more than the empty pair and the kernel. The process keeps the device meanwhile.
+//! * Work that follows a kernel in its stream begins `gap_ns` after the kernel's end, and the
+//!   process keeps the device meanwhile. An event between the two is reached before the gap.
 //! * A wait for a value ends when its process is seen to have stored it, not before.
 
 use crate::layout::{Kind, MAX_DEVICES, NONE, Op, Order, QUEUE_DEPTH, State};
 
-/// How long after work a record behind it happens at most.
+/// The most by which a record after work is later than the work's end.
 const DEAREST_LAUNCH_NS: u64 = 1_000;
 
 impl State {
-    /// Carries the simulation to `target` (nanoseconds); does not go back.
+    /// Advances the simulation to `target` (nanoseconds), never backwards.
     pub fn advance(&mut self, target: u64) {
         let devices = (self.config.devices as usize).min(MAX_DEVICES);
         loop {
@@ -62,7 +62,7 @@ impl State {
         &mut self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize]
     }
 
-    /// Does everything that takes no time, and finds what each client would run.
+    /// Carries out everything that takes no time, and finds what each client would run.
     fn settle(&mut self, devices: usize) {
         loop {
             let mut again = false;
@@ -109,7 +109,7 @@ impl State {
         ended
     }
 
-    /// Ends the head of a stream if it takes no time and may go ahead.
+    /// Ends the head of a stream if it takes no time and may proceed.
     fn pass_instant(&mut self, slot: u32) -> bool {
         let Some(&op) = self.head(slot) else { return false };
         if op.is_work() || !self.in_turn(slot, op.seq) {
@@ -138,7 +138,7 @@ impl State {
         true
     }
 
-    /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` go ahead.
+    /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` proceed.
     fn in_turn(&self, slot: u32, seq: u64) -> bool {
         let stream = &self.streams[slot as usize];
         if stream.order == Order::NonBlocking as u32 {
@@ -164,14 +164,14 @@ impl State {
         true
     }
 
-    /// When the head of a stream (work or a record) can begin as far as events are concerned.
+    /// When the head of a stream (work or a record) can begin, as far as events are concerned.
     fn begins_at(&self, slot: u32, op: &Op) -> u64 {
         let stream = &self.streams[slot as usize];
         stream.open_at.max(if op.is_work() { stream.work_at } else { stream.settled_at })
     }
 
-    /// The stream whose head a client runs next, whether an event holds up what it would run, and
-    /// when to look again for that reason.
+    /// The stream whose head a client runs next, whether an event delays what it would run, and
+    /// when to choose again for that reason.
     fn choose(&self, process: u32, device: usize) -> (u32, bool, u64) {
         let mut running = NONE;
         let (mut best, mut rank) = (NONE, (i32::MAX, u64::MAX));
@@ -189,7 +189,7 @@ impl State {
                 } else if begins > self.now {
                     if self.in_turn(slot, op.seq) {
                         wake = wake.min(begins);
-                        // A record that nothing follows does not want the device.
+                        // A record with nothing after it does not need the device.
                         held |= op.is_work() || stream.tail - stream.head > 1;
                     }
                 } else if op.is_work() && (best == NONE || own < rank) && self.in_turn(slot, op.seq)
@@ -202,7 +202,7 @@ impl State {
         (if running == NONE { best } else { running }, held, wake)
     }
 
-    /// When a client of the device next has to choose again by itself.
+    /// When a client of the device next has to choose again without another cause.
     fn next_wake(&self, device: usize) -> u64 {
         let queue = &self.devices[device].queue[..self.devices[device].queued as usize];
         let clients = queue.iter().map(|&p| &self.processes[p as usize].clients[device]);
@@ -221,7 +221,7 @@ impl State {
         }
     }
 
-    /// Something of this process ended: what it can run next has to be found again.
+    /// Something of this process ended, so what it can run next has to be found again.
     fn touch(&mut self, process: u32) {
         for client in &mut self.processes[process as usize].clients {
             if client.first != NONE {
@@ -237,7 +237,7 @@ impl State {
         self.processes[process as usize].clients[device].choice
     }
 
-    /// Whether a process has something to run, now or when an event lets it.
+    /// Whether a process has something to run, now or when an event allows it.
     fn wants(&self, device: usize, process: u32) -> bool {
         if process == NONE {
             return false;
@@ -256,13 +256,13 @@ impl State {
             .unwrap_or(NONE)
     }
 
-    /// Decides who has the device now.
+    /// Decides which process has the device now.
     fn dispatch(&mut self, device: usize) {
         let now = self.now;
         let slice = self.config.slice_ns;
         let Device { current, mut slice_end, .. } = Device::of(self, device);
         if now > slice_end {
-            // Nobody else wanted the device then, or this would have been looked at in time: the
+            // No other process wanted the device, or this would have been called in time: the
             // slices of the one that has it follow each other.
             slice_end += (now - slice_end).div_ceil(slice) * slice;
             self.devices[device].slice_end = slice_end;
@@ -286,14 +286,14 @@ impl State {
         state.slice_end = now + cost + slice;
     }
 
-    /// When something next happens on a device by itself.
+    /// When something next happens on a device without another cause.
     fn next_event(&self, device: usize) -> u64 {
         let Device { current, slice_end, ready_at } = Device::of(self, device);
         if !self.wants(device, current) {
             return u64::MAX;
         }
         let choice = self.choice(device, current);
-        // What an event holds up does not end before the client chooses again.
+        // What an event delays does not end before the client chooses again.
         let left = self.head(choice).map_or(u64::MAX, |op| op.value);
         let end = self.now.max(ready_at).saturating_add(left);
         if slice_end < end && self.next_runnable(device, current) != NONE {
@@ -303,7 +303,7 @@ impl State {
         }
     }
 
-    /// Lets the device work from now to `to`.
+    /// Runs the device from now to `to`.
     fn run(&mut self, device: usize, to: u64) {
         let Device { current, ready_at, .. } = Device::of(self, device);
         let choice = self.choice(device, current);

@@ -1,8 +1,8 @@
-//! The contents of blocks: a file each, beside the node's own, that any process can map.
+//! The contents of blocks. Each is a file beside the node's own, which any process can map.
 //!
-//! A descriptor that hands a block over is an open file description of its own with a lock on the
-//! block's file. However often it is copied, and to whichever processes, the lock ends with the last
-//! copy: that is how the node knows that nobody can open the block this way any more.
+//! A descriptor that hands a block over is an open file description of its own, with a lock on the
+//! block's file. It may be copied any number of times, to any processes; the lock ends with the
+//! last copy. So the node knows when the block can no longer be opened in this way.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -30,11 +30,11 @@ impl Node {
         name.into()
     }
 
-    /// Makes a block, of `length` bytes of zeroes, of memory that this process is charged for
-    /// already: `bytes`, by itself or (`covered`) by something else.
+    /// Makes a block of `length` bytes of zeroes. This process is charged for its memory already:
+    /// for `bytes`, directly or (`covered`) through something else.
     ///
     /// # Errors
-    /// No slot, or what the system says of the file.
+    /// No slot, or the system's error for the file.
     pub fn make_block(
         &self,
         process: u32,
@@ -48,7 +48,7 @@ impl Node {
             .map_err(io::Error::other)?;
         let path = self.block_path(id);
         let made = (|| {
-            // A node that was deleted may have left one.
+            // A node that was deleted may have left one behind.
             if let Err(error) = std::fs::remove_file(&path)
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -65,17 +65,17 @@ impl Node {
                 Ok((id, file))
             }
             Err(error) => {
-                // The bytes stay with whoever had them.
+                // The process that was charged for the bytes stays charged.
                 guard.blocks[id.slot as usize].state = Use::Free as u32;
                 Err(error)
             }
         }
     }
 
-    /// Opens a block and notes that this process holds it.
+    /// Opens a block and makes this process a holder of it.
     ///
     /// # Errors
-    /// [`QueueError::Gone`], also where its file cannot be opened.
+    /// [`QueueError::Gone`], also if its file cannot be opened.
     pub fn open_block(&self, process: u32, id: BlockId) -> Result<(Block, File), QueueError> {
         let held = self.lock_reaped().block(id).is_some_and(|block| block.holds(process));
         let block = self.lock().hold_block(process, id)?;
@@ -90,7 +90,7 @@ impl Node {
         }
     }
 
-    /// Takes back a block that was just made: its bytes stay with whoever has them.
+    /// Undoes the making of a block. The process that is charged for its bytes stays charged.
     pub fn cancel_block(&self, id: BlockId) {
         let mut guard = self.lock();
         if guard.block(id).is_some() {
@@ -106,10 +106,10 @@ impl Node {
         sweep(&mut guard);
     }
 
-    /// A descriptor that hands a block over.
+    /// Makes a descriptor that hands a block over.
     ///
     /// # Errors
-    /// What the system says of the file.
+    /// The system's error for the file.
     pub fn export_block(&self, id: BlockId) -> io::Result<File> {
         let file = open(&self.block_path(id), false)?;
         let mut guard = self.lock();
@@ -121,7 +121,7 @@ impl Node {
         Ok(file)
     }
 
-    /// The block that a descriptor hands over.
+    /// The block for which a descriptor was made.
     #[must_use]
     pub fn exported_block(&self, file: &File) -> Option<BlockId> {
         let number = file.metadata().ok()?.ino();
@@ -129,7 +129,8 @@ impl Node {
     }
 }
 
-/// Ends the blocks that only a closed descriptor held, and deletes the files of those that are gone.
+/// Ends the blocks whose last holder was a descriptor that is now closed, and deletes the files of
+/// those that are gone.
 pub(crate) fn sweep(guard: &mut Guard<'_>) {
     let node = guard.node();
     for slot in 0..guard.block_mark {

@@ -1,4 +1,4 @@
-//! The rules, with a virtual clock.
+//! The simulation's rules, with a virtual clock.
 
 use std::alloc::{Layout, alloc_zeroed};
 
@@ -147,9 +147,10 @@ fn a_wait_for_a_value_holds_its_stream_alone() {
     s.advance(60 * MS);
     assert!(!s.tell(a, held, true), "nothing waits there any more");
     s.advance(70 * MS);
-    // The device comes back from the other process.
+    // The device is handed back by the other process.
     assert_eq!(s.event_state(after), Ok(EventState::Reached(61 * MS + 20_000)));
-    // What was there before its turn is no wait, and what went away in time is one.
+    // A value that was there before the stream's turn causes no wait. A value that was there, and
+    // went away before the turn, causes one.
     s.push(a, kernel(MS)).unwrap();
     let kept = s.push(a, Op::value(true)).unwrap();
     s.push(a, kernel(MS)).unwrap();
@@ -161,7 +162,7 @@ fn a_wait_for_a_value_holds_its_stream_alone() {
     assert!(s.tell(a, gone, false));
     assert_eq!(s.event_state(end), Ok(EventState::Pending));
     assert_eq!(s.least_time(a, gone), 20_000);
-    // A dead process's wait is nobody's.
+    // A dead process's wait is dropped.
     s.drop_process(p);
     assert!(!s.tell(a, gone, true));
     s.push(c, kernel(MS)).unwrap();
@@ -183,7 +184,7 @@ fn events_can_cost() {
         Ok(EventState::Reached(time)) => time,
         other => panic!("{other:?}"),
     };
-    // The same on an idle stream and behind work, with another process that wants the device.
+    // The same on an idle stream and after work, with another process that wants the device.
     for round in 0..2 {
         if round == 1 {
             s.push(a, kernel(MS)).unwrap();
@@ -198,7 +199,7 @@ fn events_can_cost() {
         assert_eq!(time(&s, second) - time(&s, first), 1248);
         assert_eq!(time(&s, third) - time(&s, second), 50_000 + 2248);
     }
-    // A record waits for no device, and holds none that another stream could use.
+    // A record waits for no device, and occupies none that another stream could use.
     s.push(b, kernel(MS)).unwrap();
     let (from, begun) = (s.now, reached(&mut s, p, a));
     s.push(a, kernel(MS)).unwrap();
@@ -220,7 +221,7 @@ fn kernels_can_have_a_gap_between_them() {
     }
     let end = reached(&mut s, p, a);
     s.advance(10 * MS);
-    // Behind the last one comes no kernel, and what an event costs is more than the gap.
+    // After the last kernel there is none to wait for a gap, and an event costs more than the gap.
     assert_eq!(s.event_state(end), Ok(EventState::Reached(100 * 10_000 + 99 * 300 + 1000)));
 
     // An event between two kernels is reached before the gap ends.
@@ -441,8 +442,8 @@ fn play(steps: &[Step], event_ns: u64, gap_ns: u64, chop: bool) -> (Vec<u64>, u6
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
-    /// When and how often the simulation is carried forward makes no difference, all work ends,
-    /// and no two kernels overlap (the last one ends no sooner than the sum).
+    /// It makes no difference when and how often the simulation is advanced. All work ends, and no
+    /// two kernels overlap: the last one ends no sooner than the sum of all.
     #[test]
     fn results_depend_on_the_clock_alone(
         steps in proptest::collection::vec(step(), 1..60),

@@ -1,8 +1,8 @@
 //! Values in a process's own memory that its streams wait for.
 //!
-//! Only the process can look there, and a store is no call of the driver: it looks whenever it takes
-//! the node's lock, and while it waits for something. What the others see is whether the value was
-//! there the last time.
+//! Only the process itself can read them, and a store is not a driver call. So the process checks
+//! them whenever it takes the node's lock, and while it waits for something. Other processes see
+//! whether the value was there at its last check.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU32,
@@ -14,21 +14,21 @@ use crate::layout::{Op, State, StreamId};
 use crate::node::Node;
 use crate::queue::QueueError;
 
-/// What a value has to be, compared with another one ("Stream Memory Operations").
+/// How a value is compared with another one ("Stream Memory Operations").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// Not before the other on the circle of 32-bit numbers.
+    /// At least the other, on the circle of 32-bit numbers.
     AtLeast,
     /// The same.
     Equal,
-    /// Has one of the other's bits.
+    /// Has at least one of the other's bits.
     And,
     /// There is a bit that neither has.
     Nor,
 }
 
 impl Condition {
-    /// Whether `found` is what a stream that waits for `wanted` waits for.
+    /// Whether `found` satisfies a stream that waits for `wanted`.
     #[must_use]
     pub fn holds(self, found: u32, wanted: u32) -> bool {
         match self {
@@ -40,14 +40,14 @@ impl Condition {
     }
 }
 
-/// What a stream waits for.
+/// A value that a stream waits for.
 #[derive(Clone, Copy, Debug)]
 pub struct Value {
-    /// Where it looks, a multiple of four.
+    /// Its address, a multiple of four.
     pub address: u64,
-    /// What it compares with.
+    /// The value to compare with.
     pub wanted: u32,
-    /// How.
+    /// How they are compared.
     pub condition: Condition,
 }
 
@@ -63,7 +63,7 @@ impl Value {
 
 struct Waiting {
     stream: StreamId,
-    /// The stream's position behind the wait.
+    /// The stream's position after the wait.
     position: u64,
     value: Value,
     there: bool,
@@ -77,7 +77,7 @@ pub(crate) struct Values {
     any: AtomicBool,
 }
 
-/// What was found at one moment.
+/// The results of one check.
 pub(crate) struct Looked<'a> {
     waiting: MutexGuard<'a, Vec<Waiting>>,
     any: &'a AtomicBool,
@@ -88,15 +88,15 @@ impl Values {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at them all; `None` if there are none.
+    /// Checks them all; `None` if there are none.
     pub(crate) fn look(&self) -> Option<Looked<'_>> {
         if !self.any.load(Relaxed) {
             return None;
         }
         let mut waiting = self.waiting();
         for one in waiting.iter_mut() {
-            // SAFETY: whoever made it wait vouched for the memory until `forget_values`, which
-            // takes the same lock.
+            // SAFETY: the caller that made the stream wait vouched for the memory until
+            // `forget_values`, which takes the same lock.
             one.there = unsafe { one.value.there() };
         }
         Some(Looked { waiting, any: &self.any })
@@ -104,7 +104,7 @@ impl Values {
 }
 
 impl Looked<'_> {
-    /// Tells the streams what was found; false if that makes no difference to any.
+    /// Passes the results to the streams; `false` if that makes no difference to any.
     pub(crate) fn tell(&mut self, state: &mut State) -> bool {
         let mut found = false;
         self.waiting.retain(|one| {
@@ -135,8 +135,8 @@ impl Node {
         Ok(())
     }
 
-    /// For memory that goes away: nobody looks there any more. A stream that waits there goes on only
-    /// if the value was there when the process last looked.
+    /// For memory that goes away: it is not read any more. A stream that waits for a value there
+    /// goes on only if the value was there when the process last checked.
     pub fn forget_values(&self, from: u64, to: u64) {
         self.values.waiting().retain(|one| !(from..to).contains(&one.value.address));
     }

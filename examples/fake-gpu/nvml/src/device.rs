@@ -1,4 +1,4 @@
-//! Devices: handles, names, memory. `CUDA_VISIBLE_DEVICES` means nothing here, as with NVML.
+//! Devices: handles, names, memory. As with NVML, `CUDA_VISIBLE_DEVICES` has no effect here.
 
 use core::ffi::{c_char, c_int, c_uint};
 
@@ -8,9 +8,9 @@ use fake_node::identity;
 use crate::ffi::{Api, Out, Text, api, put_text};
 use crate::system::node;
 
-/// Handles are numbers from here on, never followed.
+/// Handles are numbers from here on, and never dereferenced.
 const FIRST_HANDLE: usize = 0x6_0000_0000;
-/// Distance of handles.
+/// Distance between two handles.
 const STEP: usize = 16;
 /// `NVML_BRAND_NVIDIA`
 const BRAND: c_uint = 14;
@@ -161,7 +161,7 @@ pub(crate) extern "C" fn memory_v2(device: NvmlDevice, to: Out<MemoryV2>) -> Nvm
     })
 }
 
-/// Modes that the fake device has switched off.
+/// For modes that the fake device has switched off.
 pub(crate) extern "C" fn off(device: NvmlDevice, mode: Out<c_uint>) -> NvmlReturn {
     api(|| {
         known(device)?;
@@ -169,7 +169,7 @@ pub(crate) extern "C" fn off(device: NvmlDevice, mode: Out<c_uint>) -> NvmlRetur
     })
 }
 
-/// What the fake device does not have.
+/// For functions that the fake device does not support.
 pub(crate) extern "C" fn not_supported(device: NvmlDevice) -> NvmlReturn {
     api(|| {
         known(device)?;

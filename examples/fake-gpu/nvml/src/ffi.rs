@@ -1,4 +1,5 @@
-//! Pointers that C callers pass: their validity is the caller's word; a null one is an error code.
+//! Pointers that C callers pass. The caller vouches for their validity; a null pointer gives an
+//! error code.
 
 use core::ffi::{CStr, c_char, c_uint};
 
@@ -27,7 +28,7 @@ impl<T> Clone for Out<T> {
 impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
-    /// A place that a caller's structure names.
+    /// An address from a caller's structure.
     pub(crate) const fn new(to: *mut T) -> Self {
         Self(to)
     }
@@ -46,20 +47,20 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(NvmlReturn::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller of NVML vouches for the place (and for an array of the
-        // length it states).
+        // SAFETY: not null, and NVML's caller vouches for the memory (and for an array of the
+        // length that it states).
         unsafe { self.0.add(index).write_unaligned(value) };
         Ok(())
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// Reads what the caller put there.
+    /// Reads the caller's value.
     pub(crate) fn get(self) -> Api<T> {
         if self.0.is_null() {
             return Err(NvmlReturn::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller of NVML vouches for it.
+        // SAFETY: not null, and NVML's caller vouches for it.
         Ok(unsafe { self.0.read_unaligned() })
     }
 }
@@ -73,13 +74,13 @@ impl Text {
         if self.0.is_null() {
             return Err(NvmlReturn::INVALID_ARGUMENT);
         }
-        // SAFETY: not null, and the caller of NVML vouches for a terminated string.
+        // SAFETY: not null, and NVML's caller vouches for a terminated string.
         let text = unsafe { CStr::from_ptr(self.0) };
         text.to_str().map(str::to_owned).map_err(|_| NvmlReturn::INVALID_ARGUMENT)
     }
 }
 
-/// Writes a C string into a caller's buffer; one that is too short is an error.
+/// Writes a C string into a caller's buffer. A buffer that is too short is an error.
 pub(crate) fn put_text(to: Out<c_char>, length: c_uint, text: &str) -> Api {
     if to.is_null() {
         return Err(NvmlReturn::INVALID_ARGUMENT);

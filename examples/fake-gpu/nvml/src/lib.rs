@@ -1,8 +1,8 @@
-//! A `libnvidia-ml.so.1` made of software, over the node that [`fake_node`] simulates.
+//! A `libnvidia-ml.so.1` in software, over the node that [`fake_node`] simulates.
 //!
-//! It reads the node and changes nothing in it: no context is created, no process registered.
-//! Utilisation comes in periods of a sixth of a second, and an idle process has no sample, as with
-//! the real library.
+//! It reads the node and changes nothing in it: it creates no context and registers no process. As
+//! with the real library, utilisation comes in periods of a sixth of a second, and an idle process
+//! has no sample.
 
 mod device;
 mod ffi;

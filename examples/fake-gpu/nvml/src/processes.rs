@@ -16,7 +16,7 @@ use crate::view::{pass_half, shown_bytes, shown_pid};
 /// Without MIG there are no instances.
 const NO_INSTANCE: c_uint = u32::MAX;
 
-/// Fills a caller's list: one that is too short gets the length that is needed.
+/// Fills a caller's list. If it is too short, the caller gets the length that is needed.
 fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u64) -> T) -> Api {
     let room = count.get()?;
     if to.is_null() && room > 0 {
@@ -32,7 +32,7 @@ fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u6
     Ok(())
 }
 
-/// Processes with a context on the device, and what they hold.
+/// The processes with a context on the device, and the memory of each.
 fn with_context(device: NvmlDevice) -> Api<Vec<(u32, u64)>> {
     let index = known(device)? as usize;
     pass_half()?;
@@ -93,7 +93,7 @@ pub(crate) extern "C" fn none(
 
 /// `nvmlDeviceGetRunningProcessDetailList`
 pub(crate) extern "C" fn details(device: NvmlDevice, of: Out<ProcessDetailList>) -> NvmlReturn {
-    /// The last of `nvmlProcessMode_t`; with 0 the only one that has processes here.
+    /// The last of `nvmlProcessMode_t`. Only this one and 0 have processes here.
     const ALL: c_uint = 3;
     api(|| {
         let asked = of.get()?;

@@ -1,12 +1,12 @@
-//! The exported functions and their shape: those of the real library save all registers and take
-//! an address relative to the instruction 17 bytes in; `nvmlInit_v2` is the exception, 7 bytes in
-//! all (`31 ff e9 rel32`). A tool that patches entry points meets the same here.
+//! The exported functions, in the shape of the real library's. Those save all registers and take an
+//! address relative to the instruction at offset 17. `nvmlInit_v2` is the exception: it has 7 bytes
+//! (`31 ff e9 rel32`). So a tool that patches entry points meets the same code here.
 
 use core::sync::atomic::AtomicU32;
 
 use crate::{device, processes, system, utilization};
 
-/// What the stubs take the address of.
+/// The address that the stubs take.
 static LANDMARK: AtomicU32 = AtomicU32::new(0);
 
 macro_rules! exports {

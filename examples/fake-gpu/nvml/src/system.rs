@@ -1,4 +1,4 @@
-//! Initialisation and what concerns the machine as a whole.
+//! Initialisation, and functions about the machine as a whole.
 
 use core::ffi::{c_char, c_int, c_uint};
 use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -13,7 +13,7 @@ use crate::ffi::{Api, Out, api, put_text};
 const DRIVER_NOT_LOADED: NvmlReturn = NvmlReturn(9);
 /// All flags of `nvmlInitWithFlags`.
 const FLAGS: c_uint = 3;
-/// The driver's version: the one it is modelled on, marked.
+/// The version of the driver that this one is modelled on, with a mark.
 const VERSION: &str = "580.159.04-fake";
 
 static NODE: OnceLock<Node> = OnceLock::new();
@@ -33,7 +33,7 @@ pub(crate) extern "C" fn init_v1() -> NvmlReturn {
     init_with_flags(0)
 }
 
-/// The node stays mapped after a shutdown: that is cheaper to find again than to map again.
+/// The node stays mapped after a shutdown: using it again is cheaper than mapping it again.
 pub(crate) extern "C" fn init_with_flags(flags: c_uint) -> NvmlReturn {
     api(|| {
         if flags & !FLAGS != 0 {

@@ -24,8 +24,8 @@ pub(crate) struct Rates {
     memory: c_uint,
 }
 
-/// Microseconds from the simulation's clock to the calendar's; fixed once, so that a sample keeps
-/// its time.
+/// Microseconds from the simulation's clock to the calendar's. Fixed once, so that a sample's time
+/// never changes.
 fn offset() -> u64 {
     static OFFSET: OnceLock<u64> = OnceLock::new();
     *OFFSET.get_or_init(|| {
@@ -53,7 +53,7 @@ fn newest(device: NvmlDevice, last_seen: u64) -> Api<Vec<ProcessSample>> {
             None => found.push(sample),
         }
     }
-    // The caller's time has microseconds only.
+    // The caller's time has a resolution of microseconds.
     found.retain(|sample| sample.end_ns / 1000 + offset() > last_seen);
     Ok(found)
 }
@@ -62,8 +62,8 @@ fn time(sample: &ProcessSample) -> u64 {
     sample.end_ns / 1000 + offset()
 }
 
-/// Fills a caller's list; `Err(NOT_FOUND)` where there is nothing, `INSUFFICIENT_SIZE` with the length
-/// where it has no room.
+/// Fills a caller's list. `Err(NOT_FOUND)` if there is nothing, `INSUFFICIENT_SIZE` with the length
+/// if it is too short.
 fn fill<T>(
     found: &[ProcessSample],
     room: c_uint,

@@ -1,5 +1,5 @@
-//! How processes look from elsewhere: a process in a container is listed by the host's id, some
-//! drivers do not tell what it uses, and all take their time to say so.
+//! How processes look from outside: a process in a container is listed by its id on the host, some
+//! drivers do not report a process's memory, and each list takes time.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::ffi::Api;
 
 /// Added to each process id, as if this library ran in a pid namespace of its own.
 const OFFSET: &str = "SLUICE_FAKE_PID_OFFSET";
-/// `0`: no process's memory is known.
+/// `0`: the memory of processes is not known.
 const FIGURES: &str = "SLUICE_FAKE_PROCESS_MEMORY";
 /// How long a list of processes takes, in microseconds: before it is made and again afterwards.
 const LIST_US: &str = "SLUICE_FAKE_LIST_US";
@@ -22,7 +22,7 @@ struct View {
     list_us: u64,
 }
 
-/// Read once; nonsense is an error of every call that lists processes.
+/// Read once. An invalid value is an error of every call that lists processes.
 fn view() -> Api<View> {
     static VIEW: OnceLock<Option<View>> = OnceLock::new();
     let read = || {
@@ -55,7 +55,7 @@ pub(crate) fn shown_bytes(bytes: u64) -> Api<u64> {
     Ok(if view()?.figures { bytes } else { VALUE_NOT_AVAILABLE })
 }
 
-/// Lets half of the time pass that a list takes.
+/// Waits for half of the time that a list takes.
 pub(crate) fn pass_half() -> Api {
     let us = view()?.list_us;
     if us > 0 {

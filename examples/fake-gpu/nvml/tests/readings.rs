@@ -1,4 +1,4 @@
-//! What NVML shows of the simulated node, read as a monitoring program does.
+//! Reads the simulated node through NVML, as a monitoring program does.
 
 #![allow(non_snake_case, reason = "the library's own names")]
 #![allow(
@@ -92,7 +92,7 @@ fn utilisation_follows_the_kernels() {
         assert_eq!((samples[0].pid, samples[0].sm_util), (std::process::id(), 100));
         let newest = samples[0].timestamp;
         eventually(|| device.utilization_rates().unwrap().gpu == 0);
-        // The end of the kernel may have made one more sample; after it there is none.
+        // The end of the kernel may have made one more sample; later there is none.
         let last =
             device.process_utilization_stats(newest).map_or(newest, |samples| samples[0].timestamp);
         std::thread::sleep(Duration::from_millis(200));

@@ -1,10 +1,10 @@
-//! Lines on stdin that steer a run.
+//! Lines on stdin that control a run.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
 
-/// What was said last.
+/// The last command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Go,
@@ -12,19 +12,19 @@ pub(super) enum Said {
     End,
 }
 
-/// The last line, and who waits for the next.
+/// The last command, and the threads that wait for the next.
 pub(super) struct Commands {
     said: Mutex<Said>,
     changed: Condvar,
 }
 
 impl Commands {
-    /// Nothing is said but to go.
+    /// Commands without a source: always 'go'.
     pub(super) fn none() -> Arc<Self> {
         Arc::new(Self { said: Mutex::new(Said::Go), changed: Condvar::new() })
     }
 
-    /// Listens to stdin, in a thread that ends with it or with the program.
+    /// Reads stdin in a thread, which ends with stdin or with the program.
     pub(super) fn from_stdin() -> std::io::Result<Arc<Self>> {
         let commands = Self::none();
         let heard = Arc::clone(&commands);
@@ -51,7 +51,7 @@ impl Commands {
         *self.lock()
     }
 
-    /// Waits until something else than a pause is said, for no longer than `most`.
+    /// Waits while the last command is a pause, for at most `most`.
     pub(super) fn wait_out_pause(&self, most: Duration) {
         let paused = |said: &mut Said| *said == Said::Pause;
         let result = self.changed.wait_timeout_while(self.lock(), most, paused);

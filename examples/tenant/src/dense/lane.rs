@@ -14,8 +14,8 @@ enum Unit<'c> {
     Graph(Graph<'c>),
 }
 
-/// A stream with a bounded number of launches in flight. After each group of launches an event
-/// is recorded; the oldest is waited for when too many are outstanding.
+/// A stream with a bounded number of launches in flight. An event is recorded after each group of
+/// launches. If too many are outstanding, the oldest event is waited for.
 pub(super) struct Lane<'c> {
     context: &'c Context,
     kernels_to_launch: &'c Kernels<'c>,
@@ -24,13 +24,13 @@ pub(super) struct Lane<'c> {
     unit: Unit<'c>,
     in_flight: VecDeque<Event<'c>>,
     spare: Vec<Event<'c>>,
-    /// The event passed last: where the next gap begins.
+    /// The last event that was reached, where the next gap begins.
     last: Event<'c>,
     /// Kernels completed so far.
     pub(super) kernels: u64,
-    /// When they were.
+    /// When they were completed.
     pub(super) timeline: Timeline,
-    // Last, so that graph and events go first.
+    // The last field, so that graph and events are dropped first.
     stream: Stream<'c>,
 }
 
@@ -74,13 +74,15 @@ impl<'c> Lane<'c> {
         })
     }
 
-    /// The point that the first gap is measured from: the device has reached it when this returns.
+    /// Sets the point from which the first gap is measured. The device has reached it when this
+    /// returns.
     pub(super) fn mark_start(&mut self) -> Result<(), DriverError> {
         self.last.record(&self.stream)?;
         self.last.synchronize()
     }
 
-    /// Goes on after a pause that was wanted: it is no gap between kernels. Nothing is in flight.
+    /// Goes on after an intended pause, which does not count as a gap between kernels. Nothing is
+    /// in flight.
     pub(super) fn resume(&mut self) -> Result<(), DriverError> {
         let event = Event::create(self.context)?;
         event.record(&self.stream)?;
@@ -90,7 +92,7 @@ impl<'c> Lane<'c> {
         Ok(())
     }
 
-    /// Launches one group; takes note of what is complete; waits if too much is outstanding.
+    /// Launches one group, records what is complete, and waits if too much is outstanding.
     pub(super) fn step(&mut self, completed: &AtomicU64) -> Result<(), DriverError> {
         for _ in 0..self.plan.launches_per_group {
             match &self.unit {

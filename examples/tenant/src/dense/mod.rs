@@ -43,30 +43,30 @@ struct Outcome {
     rate: f64,
     /// CPU time of the whole process from the first launch to the last completion.
     cpu_seconds: f64,
-    /// Time between completions in one stream, by the device's clock, for each kernel; averaged
-    /// over the few kernels between two events. Half of the time it was not longer.
+    /// Time between completions in one stream, per kernel, by the device's clock. It is averaged
+    /// over the few kernels between two events. For half of the time it was not longer.
     p50_ms: f64,
     /// As `p50_ms`, for 99 % of the time between completions.
     p99_ms: f64,
-    /// When kernels were held up, for whatever reason but a pause that was wanted.
+    /// Times in which kernels were held up, for any reason but an intended pause.
     pauses: Pauses,
-    /// Kernels completed in each whole window, where windows were asked for.
+    /// Kernels completed in each whole window, if windows were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     windows: Option<Vec<f64>>,
-    /// When the first of them began, on the clock that all programs of the machine share
-    /// (CLOCK_MONOTONIC), in seconds.
+    /// When the first window began, in seconds on the clock that all processes of the machine share
+    /// (CLOCK_MONOTONIC).
     #[serde(skip_serializing_if = "Option::is_none")]
     windows_at: Option<f64>,
     /// Rounds of arithmetic in a kernel; for --iterations of a later run.
     iterations: u64,
-    /// The kernel's length as measured, none where --iterations was given.
+    /// The measured length of the kernel; none if --iterations was given.
     kernel_us: Option<f64>,
     device: String,
     uuid: String,
     driver: i32,
 }
 
-/// Times for which a stream stood still, of more than a millisecond.
+/// Times of more than a millisecond for which a stream stood still.
 #[derive(Serialize)]
 struct Pauses {
     count: usize,
@@ -87,7 +87,7 @@ impl From<Vec<f64>> for Pauses {
 /// What one thread did.
 struct Work {
     start: Instant,
-    /// The same moment on the machine's clock, in seconds.
+    /// The moment `start` on the machine's clock, in seconds.
     at: f64,
     end: Instant,
     /// CPU time of the process at the start and at the end, in seconds.
@@ -141,7 +141,7 @@ pub(crate) fn run(options: &Dense) -> Result<(), Failure> {
     }
 }
 
-/// Launches on all devices at once, in threads of each; what these did, for each device.
+/// Launches on all devices at once, in separate threads. Returns the threads' results, by device.
 fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, Failure> {
     let plan = Plan::new(options.pattern, options.kernel_us);
     let completed = AtomicU64::new(0);
@@ -171,7 +171,7 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
                 })
                 .collect::<Result<Vec<_>, _>>()
         });
-        // Every thread gets here, so that none waits for one that failed.
+        // Every thread reaches this, so that none waits for one that failed.
         barrier.wait();
         launch_for(length, pause, &commands, lanes?, timeline(), &completed)
     };
@@ -185,7 +185,7 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
         };
         let work = &work;
         let mut threads = devices.iter().flat_map(|device| (0..plan.threads).map(move |_| device));
-        // The first is this one.
+        // This thread is the first.
         let own = threads.next();
         let others: Vec<_> = threads.map(|device| scope.spawn(move || work(device))).collect();
         let mut works: Vec<_> = own.map(work).into_iter().collect();
@@ -216,8 +216,8 @@ fn prepare(
     Ok((spin, Some(measured_us)))
 }
 
-/// Launches into the lanes in turn until `length` is over or the end is said, with pauses if asked for,
-/// then waits for what is outstanding.
+/// Launches into the lanes in turn until `length` is over or the command is to end, with pauses if
+/// asked for. Then waits for the outstanding launches.
 fn launch_for(
     length: Duration,
     pause: Option<Duration>,
@@ -281,7 +281,7 @@ fn outcome(options: &Dense, device: &Loaded<'_>, works: Vec<Work>) -> Result<Out
     }
     let gaps = Samples::new(timeline.gaps_ms);
     let windows = options.windows.map(|length| {
-        // A window that was not run to its end tells nothing.
+        // A window that did not run to its end is left out.
         let whole = (seconds.min(options.seconds) / length + 1e-9) as usize;
         timeline.windows.resize(whole, 0.0);
         timeline.windows
@@ -306,12 +306,12 @@ fn outcome(options: &Dense, device: &Loaded<'_>, works: Vec<Work>) -> Result<Out
     })
 }
 
-/// Whether the pattern launches into the default stream, as unchanged programs do, or into
-/// streams that it makes.
+/// Whether the pattern launches into the default stream, as unchanged programs do, or into its own
+/// streams.
 fn uses_default_stream(pattern: Pattern, ptsz: bool) -> bool {
     match pattern {
         Pattern::Kernel | Pattern::Ex | Pattern::Coop => true,
-        // The legacy stream can not be captured.
+        // The legacy stream cannot be captured.
         Pattern::Graph | Pattern::Multistream => false,
         // With _ptsz functions each thread's default stream is its own.
         Pattern::Threads => ptsz,

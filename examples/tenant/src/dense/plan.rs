@@ -1,15 +1,15 @@
-//! How many threads and streams, how often an event, how far launches run ahead.
+//! The number of threads and streams, the distance of events, and how far launches run ahead.
 
 use crate::cli::Pattern;
 
 /// Kernels in a captured graph.
 pub(super) const GRAPH_KERNELS: u64 = 8;
 const LANES: usize = 4;
-/// An event every so often, but at most every sixteenth launch: short kernels are not slowed by
-/// one event each.
+/// As many launches as take this long are between two events, but at most sixteen. So short kernels
+/// are not slowed by an event each.
 const EVENT_US: f64 = 250.0;
 const MOST_LAUNCHES_PER_EVENT: f64 = 16.0;
-/// Launches run ahead of completions by this many kernels, and by no more than this time.
+/// How many kernels launches run ahead of completions, and for how long at most.
 const AHEAD_KERNELS: f64 = 64.0;
 const AHEAD_US: f64 = 100_000.0;
 

@@ -15,12 +15,12 @@ struct Progress {
     elapsed: f64,
     /// Kernels that the device completed since then.
     kernels: u64,
-    /// The same moment on the clock that all programs of the machine share (CLOCK_MONOTONIC), in
+    /// The same moment on the clock that all processes of the machine share (CLOCK_MONOTONIC), in
     /// seconds.
     at: f64,
 }
 
-/// Keeps the reporter going; it ends when this is dropped.
+/// The running reporter. It ends on drop.
 pub(super) struct Reporter {
     _running: Sender<()>,
 }
@@ -42,7 +42,7 @@ pub(super) fn start<'scope>(
             let elapsed = start.elapsed().as_secs_f64();
             let kernels = completed.load(Ordering::Relaxed);
             let at = clock::monotonic();
-            // Who reads this may leave early; the result at the end still reports that.
+            // The reader may leave early. The result at the end reports that failure.
             if report::line(&Progress { elapsed, kernels, at }).is_err() {
                 return;
             }

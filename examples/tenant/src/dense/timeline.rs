@@ -1,15 +1,16 @@
-//! When the kernels of a stream were completed, by the device's clock.
+//! The times at which a stream's kernels were completed, by the device's clock.
 
-/// A pause is longer than this, and than a tenth of the work before which it lay: less is noise.
+/// A pause is longer than this, and longer than a tenth of the work after it. Anything shorter is
+/// noise.
 const LEAST_PAUSE_MS: f64 = 1.0;
 const LEAST_PAUSE_PART: f64 = 0.1;
 
-/// What the events of a stream tell, or those of several together.
+/// The completions of a stream, or of several streams together.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// What a kernel takes between two completions in one stream while nothing holds it up.
+    /// Time between two completions in one stream while nothing holds it up.
     kernel_ms: f64,
-    /// Length of a window; infinite where none are asked for.
+    /// Length of a window; infinite if none are asked for.
     window_ms: f64,
     /// The last completion, since the start.
     now_ms: f64,
@@ -17,7 +18,7 @@ pub(super) struct Timeline {
     pub(super) gaps_ms: Vec<f64>,
     /// For each group that was held up, for how long.
     pub(super) pauses_ms: Vec<f64>,
-    /// Kernels in each window; one that runs across a boundary counts in parts.
+    /// Kernels in each window. A kernel that runs across a boundary counts in parts.
     pub(super) windows: Vec<f64>,
 }
 
@@ -29,7 +30,7 @@ impl Timeline {
         Self { kernel_ms, window_ms, now_ms: 0.0, gaps_ms, pauses_ms, windows }
     }
 
-    /// A group of kernels was done `gap_ms` after the one before it.
+    /// Records that a group of kernels was done `gap_ms` after the one before it.
     pub(super) fn completed(&mut self, gap_ms: f64, kernels: u64) {
         let (gap_ms, kernels) = (gap_ms.max(0.0), kernels as f64);
         let work_ms = kernels * self.kernel_ms;
@@ -43,12 +44,12 @@ impl Timeline {
         }
     }
 
-    /// Time in which nothing was to be done.
+    /// Skips time in which nothing was to be done.
     pub(super) fn skip(&mut self, ms: f64) {
         self.now_ms += ms.max(0.0);
     }
 
-    /// Spreads kernels that took `work_ms` until now over the windows.
+    /// Spreads kernels over the windows. They took `work_ms` and ended now.
     fn count(&mut self, kernels: f64, work_ms: f64) {
         let last = (self.now_ms / self.window_ms) as usize;
         if self.windows.len() <= last {
@@ -66,7 +67,7 @@ impl Timeline {
         self.windows[last] += rest;
     }
 
-    /// Adds what another stream did in the same time.
+    /// Adds the completions of another stream in the same time.
     pub(super) fn merge(&mut self, other: Self) {
         self.now_ms = self.now_ms.max(other.now_ms);
         self.gaps_ms.extend(other.gaps_ms);

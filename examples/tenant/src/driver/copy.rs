@@ -36,7 +36,7 @@ pub(crate) enum CopyApi {
 const ROWS: usize = 16;
 const LAYERS: usize = 4;
 
-/// The buffers of one call after another.
+/// The buffers for repeated calls.
 pub(crate) struct Copies<'c> {
     context: &'c Context,
     api: CopyApi,
@@ -76,8 +76,8 @@ impl<'c> Copies<'c> {
     pub(crate) fn issue(&self, stream: &Stream<'_>) -> Result<(), DriverError> {
         let (table, raw, bytes, host) = (&self.context.table, stream.raw, self.bytes, self.host);
         let [to, from] = self.device;
-        // SAFETY: the buffers have `bytes` bytes and live until drop, which waits; descriptors are
-        // read during the call and stay within the buffers.
+        // SAFETY: the buffers have `bytes` bytes and live until drop, which waits for the copies;
+        // descriptors are read during the call and stay within the buffers.
         unsafe {
             match self.api {
                 CopyApi::Htod => table.cuMemcpyHtoDAsync(to, host, bytes, raw),

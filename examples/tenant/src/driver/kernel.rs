@@ -84,8 +84,8 @@ impl<'c> Kernels<'c> {
         self.launch(call, self.spin, self.blocks, [spin.ns, spin.iterations, 0], stream)
     }
 
-    /// Launches `spin` on all of the device but for one block: for a limiter that knows kernels by function and
-    /// grid that is another kind of work than what is measured.
+    /// Launches `spin` on all of the device but one block. A limiter that knows kernels by function
+    /// and grid takes this for other work than what is measured.
     ///
     /// # Errors
     /// [`DriverError::Call`]

@@ -18,8 +18,9 @@ const ARRAY_WIDTH: usize = 1024;
 pub(crate) const ARRAY_ROW: usize = ARRAY_WIDTH * 16;
 /// Rows in one layer of a three-dimensional array.
 const LAYER_ROWS: usize = 64;
-/// Levels of a mipmapped array; each has a quarter of the one before. The driver pads low levels: one
-/// more would take a page for what is little, and a limit could be reached less closely.
+/// Levels of a mipmapped array; each is a quarter of the one before. The driver pads low levels.
+/// One more level would take a whole page for a few bytes, and a limit could be reached less
+/// closely.
 const MIPMAP_LEVELS: u32 = 3;
 /// Bytes in one row of a pitched allocation.
 const PITCHED_ROW: usize = 64 * 1024;
@@ -49,7 +50,7 @@ pub(crate) enum MemoryApi {
     Graph,
 }
 
-/// What has to be given back, and how.
+/// What has to be freed, and how.
 enum Held {
     Linear(DevicePtr),
     Stream(DevicePtr),
@@ -59,7 +60,7 @@ enum Held {
     Graph { graph: cuda::Graph, exec: cuda::GraphExec, address: DevicePtr },
 }
 
-/// One granted allocation, given back on drop.
+/// A granted allocation. It is freed on drop.
 pub(crate) struct Allocation<'a> {
     context: &'a Context,
     held: Held,
@@ -204,8 +205,8 @@ impl<'c> Allocator<'c> {
             bytesize: chunk,
             dptr: 0,
         };
-        // SAFETY: results go to live variables; each step uses what the one before it made, and
-        // what was made is destroyed where a later step is refused.
+        // SAFETY: results go to live variables. Each step uses what the one before it made; if a
+        // later step is refused, everything that was made is destroyed.
         unsafe {
             table.cuGraphCreate(&mut graph, 0)?;
             let none = core::ptr::null();
@@ -277,7 +278,7 @@ impl Drop for Allocator<'_> {
 impl Drop for Allocation<'_> {
     fn drop(&mut self) {
         let table = &self.context.table;
-        // SAFETY: each was granted by the call that this one undoes, and is given back once.
+        // SAFETY: each was granted by the call that this one undoes, and is freed once.
         let _ = unsafe {
             match self.held {
                 Held::Linear(address) => table.cuMemFree(address),

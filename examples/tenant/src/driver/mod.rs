@@ -1,4 +1,4 @@
-//! The CUDA driver with a safe face: every `unsafe` of this program is in this folder.
+//! A safe interface to the CUDA driver: every `unsafe` of this program is in this folder.
 
 mod context;
 mod copy;

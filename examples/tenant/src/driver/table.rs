@@ -1,5 +1,5 @@
 //! The driver's functions, found as a statically linked CUDA runtime finds them: `dlopen` of
-//! `libcuda.so.1`, `dlsym` of `cuGetProcAddress_v2` alone, and every other function through it.
+//! `libcuda.so.1`, `dlsym` of `cuGetProcAddress_v2`, and every other function through that one.
 
 #![allow(
     non_snake_case,
@@ -55,7 +55,7 @@ macro_rules! functions {
                 /// Calls the driver's function of this name.
                 ///
                 /// # Safety
-                /// The arguments are what the CUDA driver API asks for in this function.
+                /// The arguments must be what the CUDA driver API requires for this function.
                 pub(super) unsafe fn $name(&self, $($arg: $kind),*) -> Result<(), DriverError> {
                     let Some(function) = self.$name else {
                         return Err(DriverError::Missing(stringify!($name)));
@@ -196,7 +196,7 @@ impl Table {
     }
 }
 
-/// What the dynamic loader said last.
+/// The dynamic loader's last error.
 fn load_error() -> DriverError {
     // SAFETY: dlerror gives null or a string that stays until this thread's next dl call.
     let text = unsafe { libc::dlerror() };

@@ -10,8 +10,8 @@ fn number(result: &Value, key: &str) -> f64 {
         .unwrap_or_else(|| panic!("{key} is not a number: {result}"))
 }
 
-/// What every run must satisfy. The device can not do more than one second of kernels a second;
-/// how much less it does depends on the machine.
+/// What every run must satisfy. The device cannot do more than one second of kernels a second. How
+/// much less it does depends on the machine.
 fn check_dense(node: &Node, kernel_us: f64, arguments: &str) -> Value {
     let result = node.result(&format!("dense --kernel-us {kernel_us} {arguments}"));
     let (kernels, seconds) = (number(&result, "kernels"), number(&result, "seconds"));
@@ -78,7 +78,7 @@ fn progress_counts_completed_kernels() {
     assert!(number(shown, "kernels") > 0.0, "{lines:?}");
 }
 
-/// The windows are those of the device's clock: what was completed in whole ones is part of all.
+/// The windows are on the device's clock. The kernels in whole windows are a part of all.
 #[test]
 fn windows_add_up_to_what_was_completed() {
     let node = Node::new("1GiB");
@@ -98,7 +98,7 @@ fn windows_add_up_to_what_was_completed() {
     assert_eq!((&without["windows"], &without["windows_at"]), (&Value::Null, &Value::Null));
 }
 
-/// Windows and progress tell of the same time: the device's clock and the machine's are laid beside each other.
+/// Windows and progress describe the same time: the device's clock and the machine's are compared.
 #[test]
 fn windows_begin_when_they_say() {
     let node = Node::new("1GiB");
@@ -128,7 +128,7 @@ fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
     let (first, last) = counts(&steered.hear(4));
     assert!(last > first, "runs at first");
     steered.say("pause");
-    // What was launched before is done soon, on any machine.
+    // What was launched before is done soon, even on a slow machine.
     steered.hear(10);
     let paused = steered.hear(10);
     assert_eq!(counts(&paused).0, counts(&paused).1, "{paused:?}");
@@ -136,9 +136,9 @@ fn a_run_pauses_goes_on_and_ends_as_it_is_told() {
     steered.say("go");
     let again = steered.hear(20);
     assert!(counts(&again).1 > counts(&paused).1, "{again:?}");
-    // The end of stdin is an end like the line.
+    // The end of stdin ends the run, like the line 'end'.
     let (result, err) = steered.end();
-    // The device's clock went on, and what was wanted is not taken for a wait.
+    // The device's clock went on, and an intended pause does not count as a wait.
     let paused_ms = 1e3 * (number(&paused[9], "at") - number(&paused[0], "at"));
     assert!(number(&result, "pauses.longest_ms") < paused_ms, "{result}");
     let windows = result["windows"].as_array().unwrap();

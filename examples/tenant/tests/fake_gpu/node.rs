@@ -63,7 +63,7 @@ impl Node {
     }
 }
 
-/// A running `tenant` that is told what to do.
+/// A running `tenant` that the test controls.
 pub(crate) struct Steered {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -106,7 +106,7 @@ impl Drop for Steered {
     }
 }
 
-/// Everything that a program said.
+/// All output of a program.
 pub(crate) fn text(output: &Output) -> String {
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

@@ -1,9 +1,9 @@
-//! `sluice demo`: two programs on one GPU, each held to its memory and its share, measured against
-//! the same load alone.
+//! `sluice demo`: two programs on one GPU, each held to its memory and its share. Both are measured
+//! against the same load alone.
 //!
 //! 1. native: the load alone, without Sluice.
 //! 2. memory: each tenant takes memory until it is refused.
-//! 3. sharing: both run the load at once under a daemon of their own.
+//! 3. sharing: both run the load at once, under a daemon of their own.
 
 mod stage;
 mod tenant;
@@ -27,7 +27,7 @@ use super::{Error, ExitStatus};
 
 /// Length of one kernel of the load, in microseconds.
 const KERNEL_US: u32 = 2_500;
-/// How often the children are looked at.
+/// How often the child processes are checked.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A tenant of the demo.
@@ -61,10 +61,10 @@ impl Guest {
     }
 }
 
-/// Runs the demo and gives the exit status: 0 when every limit held, 1 otherwise.
+/// Runs the demo and returns the exit status: 0 if every limit held, 1 otherwise.
 ///
 /// # Errors
-/// [`Error`] when it could not be run to its end; its processes are ended then, too.
+/// [`Error`] if it could not be run to its end; its processes are ended then, too.
 pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
     if directory::is_inside() {
         return Err(Error::Usage(

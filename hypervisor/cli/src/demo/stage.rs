@@ -1,5 +1,5 @@
-//! Where the demo takes place: a device, a session for all its files, a daemon, and an environment
-//! in which nothing of the caller's own settings counts.
+//! The demo's surroundings: a device, a session for all its files, a daemon, and an environment
+//! without the caller's own settings.
 
 use std::env::var_os;
 use std::fs::File;
@@ -23,7 +23,8 @@ use crate::environment::MemberEnvironment;
 use crate::parts::{self, Parts};
 use crate::{Error, daemon_link, links};
 
-/// What is kept of the caller's environment: nothing that limits, preloads or chooses a daemon.
+/// The variables that are kept of the caller's environment: none that limits, preloads or chooses a
+/// daemon.
 const KEPT: [&str; 9] = [
     "PATH",
     "HOME",
@@ -38,14 +39,14 @@ const KEPT: [&str; 9] = [
 
 /// How long the daemon may take to answer.
 const DAEMON_START: Duration = Duration::from_secs(20);
-/// How much longer than its load a tenant may take, on however slow a machine.
+/// How much longer than its load a tenant may take, even on a slow machine.
 const GRACE: Duration = Duration::from_secs(120);
 /// One allocation of the memory phase.
 const CHUNK: u64 = 64 << 20;
 
-/// The stage. Dropping it ends the daemon and removes the session.
+/// The demo's surroundings. Dropping it ends the daemon and removes the session.
 pub(super) struct Stage {
-    // Dropped in this order: the daemon before the directory with its socket.
+    // Fields are dropped in this order: the daemon before the directory with its socket.
     daemon: Option<DemoDaemon>,
     devices: Option<Vec<VisibleGpu>>,
     fake_driver: Option<PathBuf>,
@@ -58,7 +59,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Sets the stage on a real GPU if there is one and `fake` does not forbid it.
+    /// Uses a real GPU if there is one and `fake` is not set.
     pub(super) fn set(fake: bool) -> Result<Self, Error> {
         let signal = Arc::new(AtomicUsize::new(0));
         for number in [SIGINT, SIGTERM, SIGHUP] {
@@ -95,13 +96,13 @@ impl Stage {
         self.fake_driver.is_some()
     }
 
-    /// Memory of the device in bytes, if it is a real one.
+    /// The device's memory in bytes, if it is a real device.
     pub(super) fn device_memory(&self, uuid: GpuId) -> Option<u64> {
         let devices = self.devices.as_ref()?;
         devices.iter().find(|d| d.uuid == uuid).map(|d| d.memory)
     }
 
-    /// The load alone, without Sluice.
+    /// Measures the load alone, without Sluice.
     pub(super) fn measure_native(&mut self, load: &TenantLoad) -> Result<Measured, Error> {
         let mut command = self.command(parts::TENANT)?;
         if let Some(folder) = &self.fake_driver {
@@ -112,7 +113,7 @@ impl Stage {
         self.finish(&mut running)
     }
 
-    /// A daemon for this demo alone.
+    /// Starts a daemon for this demo alone.
     pub(super) fn start_daemon(&mut self) -> Result<(), Error> {
         let socket = self.session.path().join("hypervisor.sock");
         let log = self.session.path().join("hypervisor.log");
@@ -138,7 +139,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A tenant that takes memory, twice as much as it may.
+    /// Starts a tenant that takes memory, up to twice as much as it may have.
     pub(super) fn start_memory(
         &mut self,
         name: &str,
@@ -152,7 +153,7 @@ impl Stage {
         self.start(command, &format!("{name}-memory"), Duration::ZERO)
     }
 
-    /// A tenant that runs `load`.
+    /// Starts a tenant that runs `load`.
     pub(super) fn start_load(
         &mut self,
         name: &str,
@@ -165,7 +166,7 @@ impl Stage {
         self.start(command, name, load.length)
     }
 
-    /// Whether the tenant has ended; an error when it takes far too long.
+    /// Whether the tenant has ended. An error if it takes far too long.
     pub(super) fn has_ended(&self, running: &mut RunningTenant) -> Result<bool, Error> {
         let ended = running.poll()?.is_some();
         if !ended && Instant::now() > self.deadline {
@@ -191,7 +192,7 @@ impl Stage {
         }
     }
 
-    /// An error once a signal asked for the end.
+    /// An error if a signal has asked for the end.
     pub(super) fn check_interrupt(&self) -> Result<(), Error> {
         match u8::try_from(self.signal.load(Ordering::Relaxed)) {
             Ok(0) | Err(_) => Ok(()),
@@ -234,7 +235,7 @@ impl Stage {
         let mut command = Command::new(self.parts.find(program)?);
         command.env_clear().stdin(Stdio::null());
         command.envs(KEPT.iter().filter_map(|name| Some((name, var_os(name)?))));
-        // A node of its own: demos at the same time do not disturb each other.
+        // A simulated node of its own, so that demos at the same time do not disturb each other.
         command.env(env::FAKE_NODE, self.session.path().join("fake-node"));
         Ok(command)
     }
@@ -247,7 +248,7 @@ fn spawn(command: &mut Command, errors: &Path) -> Result<Child, Error> {
     command.stderr(file).spawn().map_err(|source| Error::Spawn { program, source })
 }
 
-/// The daemon of this demo; ended when dropped.
+/// The daemon of this demo. It is ended on drop.
 struct DemoDaemon {
     child: Child,
     socket: PathBuf,

@@ -1,4 +1,4 @@
-//! A `tenant` process of the demo, and what it says.
+//! A `tenant` process of the demo, and its output.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -19,14 +19,14 @@ use crate::{Error, parts};
 pub(super) struct TenantLoad {
     /// Length of a kernel in microseconds.
     pub(super) kernel_us: u32,
-    /// How long to launch.
+    /// For how long to launch kernels.
     pub(super) length: Duration,
-    /// Work in a kernel as an earlier run measured it, so that all runs do the same.
+    /// The work in a kernel as an earlier run measured it, so that all runs do the same.
     pub(super) iterations: Option<u64>,
 }
 
 impl TenantLoad {
-    /// As arguments of `tenant`.
+    /// Adds it to the arguments of `tenant`.
     pub(super) fn give_to(&self, command: &mut Command) {
         command
             .arg("dense")
@@ -56,7 +56,7 @@ pub(super) struct MemoryResult {
     pub(super) stop: String,
 }
 
-/// A line in between.
+/// A line before the last one.
 #[derive(Debug, Clone, Copy, Deserialize)]
 struct Progress {
     elapsed: f64,
@@ -70,7 +70,7 @@ struct Heard {
     last_line: String,
 }
 
-/// A running tenant; ended when dropped.
+/// A running tenant. It is ended on drop.
 #[derive(Debug)]
 pub(super) struct RunningTenant {
     child: Child,
@@ -81,7 +81,7 @@ pub(super) struct RunningTenant {
 
 impl RunningTenant {
     /// Follows `child`, whose stdout is a pipe and whose stderr goes to the file `errors`. `clock`
-    /// is the common zero of all tracks.
+    /// is the origin of time of all tracks.
     pub(super) fn follow(mut child: Child, errors: PathBuf, clock: Instant) -> Result<Self, Error> {
         let heard = Arc::new(Mutex::new(Heard::default()));
         let reader = match child.stdout.take() {
@@ -95,7 +95,7 @@ impl RunningTenant {
         Ok(Self { child, errors, heard, reader })
     }
 
-    /// Its exit status once it has ended.
+    /// Its exit status, if it has ended.
     pub(super) fn poll(&mut self) -> Result<Option<ExitStatus>, Error> {
         self.child.try_wait().map_err(|e| Error::system("cannot wait for a tenant", e))
     }
@@ -131,7 +131,7 @@ fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
 }
 
 fn listen(output: ChildStdout, heard: &Mutex<Heard>, clock: Instant) {
-    // The earliest arrival tells when the tenant's own clock began; later lines may be delayed.
+    // The earliest arrival shows when the tenant's own clock began; later lines may be delayed.
     let mut zero = f64::INFINITY;
     for line in BufReader::new(output).lines().map_while(Result::ok) {
         let arrived = clock.elapsed().as_secs_f64();
@@ -146,7 +146,7 @@ fn listen(output: ChildStdout, heard: &Mutex<Heard>, clock: Instant) {
     }
 }
 
-/// The end of what a process wrote to stderr, for an error message.
+/// The last of what a process wrote to stderr, for an error message.
 pub(super) fn last_words(file: &Path) -> String {
     let mut text = String::new();
     let read = std::fs::File::open(file).and_then(|mut file| file.read_to_string(&mut text));

@@ -1,4 +1,4 @@
-//! How many kernels a tenant had completed when, and what two tenants did while both ran.
+//! How many kernels a tenant had completed at which time, and what two tenants did while both ran.
 
 /// Seconds on a common clock, and the kernels completed by then.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,7 +13,7 @@ pub(super) struct Track {
     points: Vec<ProgressPoint>,
 }
 
-/// The stretch in which all tenants ran.
+/// The time in which all tenants ran.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Overlap {
     /// Its length.
@@ -22,7 +22,7 @@ pub(super) struct Overlap {
     pub(super) rates: Vec<f64>,
 }
 
-/// Stretch of time that "now" means in the live view, in seconds.
+/// The time that "now" stands for in the live view, in seconds.
 const RECENT: f64 = 2.0;
 /// An overlap shorter than this says nothing about a share, in seconds.
 const SHORTEST: f64 = 0.4;
@@ -52,7 +52,8 @@ impl Track {
         (self.kernels_at(to) - self.kernels_at(from)) / (to - from)
     }
 
-    /// Between two points the work is taken as even.
+    /// How many kernels were completed at a moment. Between two points, progress is assumed to be
+    /// even.
     fn kernels_at(&self, at: f64) -> f64 {
         let after = self.points.partition_point(|point| point.at < at);
         let neighbours =
@@ -65,7 +66,7 @@ impl Track {
     }
 }
 
-/// Compares the tracks over the time that they have in common; `None` if that is too short.
+/// Compares the tracks over the time that they have in common; `None` if it is too short.
 pub(super) fn overlap(tracks: &[Track]) -> Option<Overlap> {
     let ends = tracks.iter().map(Track::ends).collect::<Option<Vec<_>>>()?;
     let from = ends.iter().map(|end| end.0).fold(f64::NEG_INFINITY, f64::max);
@@ -91,7 +92,7 @@ mod tests {
 
     #[test]
     fn only_the_common_time_counts() {
-        // The second starts 1.5 s later; before that the first ran alone, twice as fast.
+        // The second starts 1.5 s later. Before that the first ran alone, twice as fast.
         let tracks = [
             track(0.0, &[80.0, 80.0, 40.0, 40.0, 40.0, 0.0]),
             track(2.0, &[10.0, 10.0, 10.0, 0.0]),

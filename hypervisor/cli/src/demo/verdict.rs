@@ -1,4 +1,4 @@
-//! What the demo found, and whether the limits held.
+//! The demo's result: whether the limits held.
 
 use std::fmt::Write;
 
@@ -36,7 +36,7 @@ pub(super) struct TenantReport {
     pub(super) compute_delivered: f64,
     pub(super) mem_limit_bytes: u64,
     pub(super) mem_granted_bytes: u64,
-    /// The driver's error that ended the taking of memory.
+    /// The driver's error that ended the allocations.
     pub(super) mem_stop: String,
 }
 
@@ -45,8 +45,8 @@ impl TenantReport {
         (self.compute_delivered - self.compute_limit).abs() <= TOLERANCE
     }
 
-    /// Stopped by the limit: with the error that programs expect, not above it, and not far below
-    /// it either (the context, which also counts, takes about half a GiB).
+    /// Whether the limit stopped it: with the error that programs expect, not above the limit, and
+    /// not far below it either (the context, which also counts, takes about half a GiB).
     fn memory_holds(&self) -> bool {
         let fair = self.mem_limit_bytes / 4..=self.mem_limit_bytes;
         self.mem_stop == "CUDA_ERROR_OUT_OF_MEMORY" && fair.contains(&self.mem_granted_bytes)

@@ -1,5 +1,5 @@
-//! What the demo shows: a table that is drawn over on a terminal, a line a second elsewhere, and
-//! nothing but the result for `--json`.
+//! The demo's output: on a terminal, a table that is drawn over; elsewhere, a line a second; with
+//! `--json`, only the result.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
@@ -10,7 +10,7 @@ use crate::Error;
 
 /// Width of a bar, in characters.
 const BAR: usize = 40;
-/// How often a line is printed where the table cannot be drawn over.
+/// How often a line is printed if the table cannot be drawn over.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
 /// The state while both run.
@@ -29,7 +29,7 @@ pub(super) struct TenantRow {
 }
 
 enum Style {
-    /// Lines can be drawn over; this many are.
+    /// A terminal, on which lines can be drawn over. This many have been drawn.
     Terminal {
         drawn: usize,
         bars: Bars,
@@ -65,14 +65,14 @@ impl DemoView {
         Self { style }
     }
 
-    /// A line that stays.
+    /// Prints a line that stays.
     pub(super) fn line(&mut self, text: &str) {
         if !matches!(self.style, Style::Json) {
             print(&format!("{text}\n"));
         }
     }
 
-    /// What is being done, until [`Self::done`] replaces it.
+    /// Shows what is being done, until [`Self::done`] replaces it.
     pub(super) fn working(&mut self, text: &str) {
         if let Style::Terminal { drawn, .. } = &mut self.style {
             print(&format!("{text} ...\n"));
@@ -80,19 +80,19 @@ impl DemoView {
         }
     }
 
-    /// What was done.
+    /// Replaces the line of [`Self::working`] by one that stays.
     pub(super) fn done(&mut self, text: &str) {
         self.wipe();
         self.line(text);
     }
 
-    /// The state while both run.
+    /// Shows the state while both run.
     pub(super) fn live(&mut self, live: &Live) {
         match &mut self.style {
             Style::Json => {}
             Style::Terminal { drawn, bars } => {
                 let text = table(live, *bars);
-                // In one piece, so that nothing flickers.
+                // In one write, so that nothing flickers.
                 print(&(wiped(*drawn) + &text));
                 *drawn = text.lines().count();
             }
@@ -105,10 +105,10 @@ impl DemoView {
         }
     }
 
-    /// The result.
+    /// Prints the result.
     ///
     /// # Errors
-    /// [`Error::System`] when stdout takes no result.
+    /// [`Error::System`] if stdout cannot be written to.
     pub(super) fn finish(&mut self, report: &DemoReport) -> Result<(), Error> {
         let text = match self.style {
             Style::Json => serde_json::to_string(report).map(|line| line + "\n"),
@@ -123,7 +123,7 @@ impl DemoView {
             .map_err(|e| Error::system("cannot write the result", e))
     }
 
-    /// Removes what may be drawn over.
+    /// Removes the lines that may be drawn over.
     fn wipe(&mut self) {
         if let Style::Terminal { drawn, .. } = &mut self.style {
             print(&wiped(*drawn));
@@ -138,7 +138,7 @@ fn wiped(lines: usize) -> String {
     if lines == 0 { String::new() } else { format!("\x1b[{lines}F\x1b[J") }
 }
 
-/// Progress is not worth an error.
+/// Prints progress. A failure is not reported.
 fn print(text: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());

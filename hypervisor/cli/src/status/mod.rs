@@ -14,7 +14,7 @@ use view::View;
 /// Lists the sessions.
 ///
 /// # Errors
-/// [`Error::Directory`] when this user's sessions cannot be read.
+/// [`Error::Directory`] if this user's sessions cannot be read.
 pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
     let report = report::report(&directory::list()?, arguments.all);
     let text = if arguments.json {

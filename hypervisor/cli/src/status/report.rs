@@ -1,4 +1,4 @@
-//! What the pages say of the sessions, as `sluice status --json` prints it.
+//! The contents of the sessions' pages, as `sluice status --json` prints them.
 
 use limits::GpuId;
 use protocol::sessions::{
@@ -9,7 +9,7 @@ use session::directory::Found;
 use session::layout::Kind;
 use session::{Process, SessionSummary, Summary};
 
-/// Reads the pages of `sessions`; with `all` also of those in which nobody is.
+/// Reads the pages of `sessions`; sessions without a process only with `all`.
 pub(super) fn report(sessions: &[Found], all: bool) -> StatusReport {
     let mut report = StatusReport { sessions: Vec::new(), damaged: Vec::new() };
     for found in sessions {

@@ -8,7 +8,7 @@ use protocol::sessions::{
     ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
 };
 
-/// Something of a report, in words.
+/// Displays a part of a report.
 pub(super) struct View<'a, T>(pub(super) &'a T);
 
 impl fmt::Display for View<'_, StatusReport> {
@@ -70,7 +70,7 @@ impl fmt::Display for View<'_, DeviceReport> {
     }
 }
 
-/// The limits that a report tells of.
+/// The limits in a report.
 fn limits(memory: &MemoryReport, compute: &ComputeReport) -> Limits {
     let ComputeReport { share_ppm, policy, soft_ppm, weight, priority, .. } = *compute;
     Limits {
@@ -111,7 +111,7 @@ impl fmt::Display for View<'_, ProcessReport> {
     }
 }
 
-/// Bytes, exact where they are whole, else to a tenth of a unit.
+/// Displays bytes: exact if they are a whole number of a unit, else to a tenth of it.
 struct Rounded(u64);
 
 impl fmt::Display for Rounded {
@@ -133,7 +133,7 @@ impl fmt::Display for Rounded {
     }
 }
 
-/// A name that somebody else has chosen: without what could play with a terminal.
+/// Escapes a name that another user has chosen, so that it cannot control the terminal.
 fn shown(text: &str) -> String {
     text.chars()
         .flat_map(|c| {

@@ -1,7 +1,7 @@
-//! `sluice` as a user meets it, on the simulated GPU.
+//! `sluice` as a user runs it, on the simulated GPU.
 //!
-//! What measures real time is in a module called `timed`: `.config/nextest.toml` gives those tests the machine, and
-//! whoever runs them without it runs them one at a time.
+//! Tests that measure real time are in a module called `timed`. `.config/nextest.toml` gives them
+//! the machine to themselves. Without nextest, they have to be run one at a time.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]

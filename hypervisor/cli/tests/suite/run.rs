@@ -1,4 +1,4 @@
-//! `sluice run` as a user meets it: what it refuses, what the program gets, what is left behind.
+//! `sluice run` as a user runs it: what it refuses, what the program gets, what is left behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -98,8 +98,8 @@ fn without_a_driver_limits_end_with_3_and_a_plain_run_works() {
 fn a_missing_part_ends_with_4_and_names_the_file() {
     let sluice = Sluice::new();
     let alone = sluice.folder().join("sluice");
-    // By another process: a file that this one has open for writing could be inherited by a child
-    // of another test, and cannot be executed meanwhile.
+    // Copied by another process. A file that this one has open for writing could be inherited by
+    // another test's child, and cannot be executed meanwhile.
     let (code, ..) = outcome(sluice.command_of("cp").arg(env!("CARGO_BIN_EXE_sluice")).arg(&alone));
     assert_eq!(code, 0);
     let mut command = sluice.command_of(&alone);
@@ -256,27 +256,27 @@ fn the_session_is_private_and_gone_afterwards() {
     assert!(!Path::new(lines[0]).exists());
 }
 
-/// A program that waits and does nothing of its own about signals.
+/// A program that waits and does not handle signals.
 const PLAINLY: &str = "exec sleep 60";
 /// A shell that waits and runs its traps.
 const IN_A_SHELL: &str = "while :; do sleep 0.05; done";
 
-/// A `sluice run` that goes on; ended with its program if a test fails.
+/// A `sluice run` in progress. If a test fails, it is ended with its program.
 struct Running {
     child: Child,
     session: PathBuf,
 }
 
 impl Running {
-    /// Starts a program that does `first`, tells its session and waits.
+    /// Starts a program that does `first`, prints its session and waits.
     fn start(sluice: &Sluice, first: &str, how: &str) -> Self {
         let script = format!("{first}; echo \"$SLUICE_SESSION_DIR\"; {how}");
         let mut child = sluice
             .run(&[])
             .args(["--", "sh", "-c", &script])
             .stdout(Stdio::piped())
-            // A group whose parent is elsewhere in the session: only there does SIGTSTP stop
-            // anything, however the tests themselves were started.
+            // A group whose parent is in another group of the same terminal session. Only there
+            // does SIGTSTP stop anything, however the tests themselves were started.
             .process_group(0)
             .spawn()
             .unwrap();
@@ -295,7 +295,7 @@ impl Running {
         self.child.wait().unwrap().code()
     }
 
-    /// As in `/proc/<pid>/stat`.
+    /// The state letter in `/proc/<pid>/stat`.
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         stat.rsplit(')').next().unwrap().trim_start().chars().next().unwrap()
@@ -322,7 +322,7 @@ fn signals_reach_the_program_and_the_session_goes() {
         (Signal::USR2, 12),
     ] {
         if crate::support::is_ignored(number) {
-            continue; // By whoever started the tests (nohup); then it stays ignored.
+            continue; // Ignored before the tests started (nohup); then it stays so.
         }
         let mut running = Running::start(&sluice, "ulimit -c 0", PLAINLY);
         running.send(signal);

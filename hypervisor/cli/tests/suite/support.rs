@@ -1,4 +1,4 @@
-//! What the tests of `sluice` share: a clean environment, and the built files.
+//! Shared by the tests of `sluice`: a clean environment, and the built files.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Runs `sluice` with its own simulated node and nothing of the caller's settings.
+/// Runs `sluice` with its own simulated node and none of the caller's settings.
 pub(crate) struct Sluice {
     folder: tempfile::TempDir,
     variables: Vec<(String, String)>,
@@ -42,8 +42,8 @@ impl Sluice {
         self.command_of(env!("CARGO_BIN_EXE_sluice"))
     }
 
-    /// `sluice run` with `options`; add `--` and the program. The machine may have a daemon, which is none of this
-    /// test's.
+    /// `sluice run` with `options`; the caller adds `--` and the program. A daemon of the machine
+    /// is not used.
     pub(crate) fn run(&self, options: &[&str]) -> Command {
         let mut command = self.command();
         command.env("SLUICE_DAEMON", "none").arg("run").args(options);
@@ -95,7 +95,7 @@ pub(crate) fn is_ignored(signal: i32) -> bool {
     u64::from_str_radix(mask, 16).unwrap() & (1 << (signal - 1)) != 0
 }
 
-/// Waits until something holds, on however slow a machine.
+/// Waits until something holds, even on a slow machine.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

@@ -1,4 +1,4 @@
-//! What always holds, whoever the tenants are.
+//! What always holds, for any set of tenants.
 
 use limits::ComputeLimit;
 use limits::{Policy, Priority};
@@ -50,9 +50,9 @@ fn any_tenant() -> impl Strategy<Value = Tenant> {
 proptest! {
     #![proptest_config(ProptestConfig::default())]
 
-    /// Whoever the tenants are and whoever dies or freezes: no two dense ones hold at once (checked
-    /// by the simulation at every step), a session is never charged more than the time that
-    /// passed, and nobody has more than its share and a burst over any window.
+    /// For any tenants, whichever of them die or freeze: no two dense workers hold at once (the
+    /// simulation checks it at every step). No session is charged more than the time that passed.
+    /// Over no window does a session get more than its share and a burst.
     #[test]
     fn any_tenants(
         tenants in prop::collection::vec(any_tenant(), 1..8),
@@ -77,7 +77,7 @@ proptest! {
         }
     }
 
-    /// Busy sessions whose shares fit the device: each gets its share to within 1 % and waits a
+    /// Busy sessions whose shares fit the device: each gets its share to within 1 % and waits for a
     /// bounded time.
     #[test]
     fn fitting_shares_are_met(

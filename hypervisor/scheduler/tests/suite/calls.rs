@@ -30,7 +30,7 @@ fn granted(scheduler: &mut Scheduler, worker: WorkerId, now: u64) -> Option<Gran
     scheduler.decide(now).into_iter().find(|grant| grant.worker == worker)
 }
 
-/// Lets a worker hold alone until it is known what it uses of its time.
+/// Lets a worker hold alone until its utilization is known.
 fn learn(scheduler: &mut Scheduler, worker: WorkerId, from_ms: u64, used_ms: u64) {
     let lease = granted(scheduler, worker, from_ms * MS).unwrap().lease;
     let end = from_ms + 10;
@@ -61,7 +61,7 @@ fn a_dense_holder_stops_at_its_turn_s_end_when_another_waits() {
     scheduler.report(LONE.1, grant.lease, told(10, 10, false), 10 * MS).unwrap();
     let renewed = scheduler.renew(LONE.1, grant.lease, 10 * MS).unwrap();
     assert_eq!(renewed.length_ns, 20 * MS);
-    // A poll that is over is as good as one that lasts, for a moment.
+    // For a moment, a poll that has just ended counts like one that lasts.
     scheduler.withdraw(OTHER.1, 29_900_000);
     scheduler.report(LONE.1, grant.lease, told(20, 20, false), 30 * MS).unwrap();
     assert_eq!(scheduler.renew(LONE.1, grant.lease, 30 * MS), None);
@@ -116,7 +116,7 @@ fn a_lost_grant_is_found_by_asking_again() {
     assert!(!scheduler.report(worker, first.lease, told(0, 0, true), 103 * MS).unwrap());
     assert_eq!(scheduler.renew(worker, first.lease, 103 * MS), None);
     assert!(scheduler.report(worker, second.lease, told(1, 1, true), 103 * MS).unwrap());
-    // What was lost was held as far as anybody knows.
+    // The lost lease counts as used.
     assert_eq!(scheduler.view(103 * MS).sessions[0].charged_ns, 3 * MS);
 }
 
@@ -141,11 +141,11 @@ fn hostile_figures_are_cut_off() {
         let before = scheduler.view(300 * MS).sessions[0].charged_ns;
         scheduler.report(LONE.1, grant.lease, hostile, 303 * MS).unwrap();
         scheduler.report(LONE.1, grant.lease, hostile, 303 * MS).unwrap();
-        // More used than held.
+        // It reports more use than holding.
         let more = Told { held_ns: MS, ..hostile };
         scheduler.report(LONE.1, grant.lease, more, 306 * MS).unwrap();
         assert_eq!(scheduler.view(306 * MS).sessions[0].charged_ns - before, 4 * MS);
-        // Another's lease, none at all, and times that are over.
+        // Another worker's lease, no lease at all, and times in the past.
         assert!(!scheduler.report(OTHER.1, grant.lease, hostile, 306 * MS).unwrap());
         assert!(!scheduler.report(LONE.1, LeaseId(u64::MAX), hostile, 306 * MS).unwrap());
         assert_eq!(scheduler.renew(OTHER.1, grant.lease, 306 * MS), None);
@@ -172,9 +172,9 @@ fn draining_keeps_a_lease_alive_for_a_while() {
         assert!(deadline > now && deadline <= now + 250 * MS);
     }
     assert_eq!(now, 2_100 * MS);
-    // It is not let in again while it drains.
+    // While it drains, it is not prolonged.
     assert_eq!(scheduler.renew(LONE.1, grant.lease, now), None);
-    // From here on it is charged all the time, whatever it says.
+    // From here on all time is charged, whatever it reports.
     scheduler.report(LONE.1, grant.lease, told(0, 0, true), now + 100 * MS).unwrap();
     assert_eq!(scheduler.view(now + 100 * MS).sessions[0].charged_ns, now + 100 * MS);
 }
@@ -200,7 +200,7 @@ fn after_a_silence_of_the_caller_all_start_anew() {
     let view = scheduler.view(108 * MS);
     assert_eq!((view.sessions[0].charged_ns, view.sessions[1].charged_ns), (8 * MS, 0));
     assert!(view.leases.is_empty() && !view.sessions[1].asks);
-    // What the old lease's holder says now, and wants, is about nothing.
+    // Reports and renewals of the old lease have no effect.
     assert!(!scheduler.report(LONE.1, grant.lease, told(9, 9, false), 109 * MS).unwrap());
     assert_eq!(scheduler.renew(LONE.1, grant.lease, 109 * MS), None);
     assert!(granted(&mut scheduler, OTHER.1, 109 * MS).is_some());

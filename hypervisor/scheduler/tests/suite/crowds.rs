@@ -1,14 +1,16 @@
-//! Several that take turns: how long each waits, and how soon it is known that they have to.
+//! Several workers that take turns: how long each waits, and how soon it is found that they are
+//! dense.
 
 use scheduler::SessionId;
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{go_on, near, run, sparse};
 
-/// What programs do first (loading, warming up) says little of what they do then.
+/// A program's first second is not typical: it loads and warms up.
 #[test]
 fn those_that_begin_to_fill_the_device_together_are_known_within_a_second() {
-    // Those of the last two have been in each other's way for a while when they change, and it cannot be seen.
+    // In the last two sets, the tenants have slowed each other down for a while before they change,
+    // which hides the change.
     let sets: [(&[u32], u64, u64, u64); 5] = [
         (&[125_000; 8], 100_000, 3_000 * MS, SECOND),
         (&[500_000; 2], 600_000, 300 * MS, 2 * SECOND),
@@ -34,7 +36,7 @@ fn those_that_begin_to_fill_the_device_together_are_known_within_a_second() {
     }
 }
 
-/// They load, warm up, wait; not all at the same time, and then they fill the device.
+/// The tenants load, warm up and wait, each at its own time. Then they fill the device.
 #[test]
 fn those_that_start_one_after_the_other_are_known_soon() {
     for (count, share, seed) in [(8, 125_000, 1), (8, 125_000, 2), (3, 300_000, 3), (2, 500_000, 4)]
@@ -65,7 +67,8 @@ fn those_that_start_one_after_the_other_are_known_soon() {
     }
 }
 
-/// Kernels of some milliseconds: what was launched last runs on when a turn ends. Turns are so much shorter.
+/// Kernels take some milliseconds, and the last one launched runs on when a turn ends. Turns are
+/// shorter by as much.
 #[test]
 fn what_runs_past_each_turn_does_not_make_others_wait() {
     let sets: [(&[u32], u64); 3] = [
@@ -80,15 +83,15 @@ fn what_runs_past_each_turn_does_not_make_others_wait() {
         for (index, &share) in set.iter().enumerate() {
             assert!(near(rates[index], share.into(), 1), "{set:?}: {rates:?}");
             let wait = simulation.books[&SessionId(index as u64)].wait_p95();
-            // Of the smallest share a turn is hardly longer than what runs past it.
+            // With the smallest share, a turn is hardly longer than the work that runs past it.
             let most = if share < 100_000 { 130 } else { 105 };
             assert!(wait <= most * MS, "{set:?}, {index}: waits {wait}");
         }
     }
 }
 
-/// All shares together are the whole device, and giving turns out takes time: a round is longer than a period. Nobody
-/// waits for more than one.
+/// All shares together are the whole device, and handovers take time, so a round is longer than a
+/// period. No tenant waits for more than one round.
 #[test]
 fn in_a_crowd_nobody_waits_for_more_than_a_round() {
     let sets: [&[u32]; 4] = [
@@ -109,7 +112,7 @@ fn in_a_crowd_nobody_waits_for_more_than_a_round() {
     }
 }
 
-/// However long one had the device, and at whatever pace it used its share meanwhile.
+/// It holds for any length of earlier use and for any speed at which the share was used.
 #[test]
 fn whoever_comes_to_take_turns_waits_behind_nobody_and_keeps_nobody_waiting() {
     let mut simulation = Simulation::new(&[Tenant::busy(1_000_000)], 9);
@@ -119,7 +122,7 @@ fn whoever_comes_to_take_turns_waits_behind_nobody_and_keeps_nobody_waiting() {
     let rates = go_on(&mut simulation, 3 * SECOND);
     assert!(near(rates[0], 500_000, 2) && near(rates[1], 500_000, 2), "{rates:?}");
 
-    // Two who want more than there is use their shares more slowly than a sparse one does.
+    // Two tenants that want more than there is use their shares more slowly than a sparse one does.
     let tenants = [Tenant::busy(900_000), Tenant::busy(900_000), sparse(200_000, 200_000)];
     let mut simulation = Simulation::new(&tenants, 9);
     simulation.run_for(120 * SECOND);

@@ -1,4 +1,4 @@
-//! Dense and sparse ones: who holds beside whom, and how that is found out.
+//! Dense and sparse tenants: who holds beside whom, and how their class is found out.
 
 use limits::ComputeLimit;
 use scheduler::{Class, SessionId};
@@ -23,7 +23,7 @@ fn alone_or_sparse_together_nobody_has_to_stop() {
         let rates = go_on(&mut simulation, 60 * SECOND);
         let stopped: u64 =
             stops(&simulation).iter().zip(before).map(|(after, before)| after - before).sum();
-        // In a saturated set each is looked at alone now and then.
+        // If the device is saturated, each tenant is probed now and then.
         assert!(stopped <= if tenants.len() == 2 { 60 } else { 0 }, "{stopped} stops: {tenants:?}");
         let sum: u64 = rates.iter().sum();
         let wanted: u64 = tenants.iter().map(|tenant| tenant.density_ppm).sum();
@@ -31,8 +31,8 @@ fn alone_or_sparse_together_nobody_has_to_stop() {
     }
 }
 
-/// What is told of them beside others says little. They are told apart all the same, and what their turns have shown
-/// is not forgotten.
+/// Reports about time beside others are imprecise. Tenants are classified correctly all the same,
+/// and what their turns have shown is not forgotten.
 #[test]
 fn rough_words_do_not_make_dense_ones_look_sparse() {
     for seed in 1..=8 {
@@ -65,8 +65,8 @@ fn rough_words_do_not_make_sparse_ones_look_dense() {
     }
 }
 
-/// What slicing leaves a launch-bound one and one that fills the device, as on H200s: 0.7 of its speed or 0.6, and
-/// 0.7 of the device.
+/// What slicing gives a launch-bound tenant and one that fills the device, as on H200s: the first
+/// gets 0.7 or 0.6 of its speed, the second 0.7 of the device.
 #[test]
 fn each_gets_its_guarantee_where_slicing_does_not_leave_it() {
     for (density, sliced, cost) in [(290_000, 700_000, 1_250_000), (200_000, 600_000, 2_080_000)] {
@@ -87,7 +87,7 @@ fn each_gets_its_guarantee_where_slicing_does_not_leave_it() {
 
 #[test]
 fn sparse_beside_dense_keeps_its_pace() {
-    // The hardware's slicing of the two, by the simulation's own model: 0.5 and 0.45.
+    // What the simulation's slicing alone would give the two: 0.5 and 0.45.
     let (_, rates) = run(&[sparse(500_000, 500_000), Tenant::busy(500_000)], 120 * SECOND);
     assert!(rates[0] >= 425_000, "{rates:?}");
     assert!(rates[1] >= 440_000, "{rates:?}");
@@ -98,7 +98,8 @@ fn sparse_beside_dense_keeps_its_pace() {
     }
 }
 
-/// As on an H200: a sparse one that needs a quarter of the device takes two fifths of it from a dense one.
+/// As on an H200: a sparse tenant that needs a quarter of the device takes two fifths of it from a
+/// dense one.
 #[test]
 fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
     let together = |share: u32, policy: fn(u32) -> ComputeLimit| {
@@ -110,10 +111,10 @@ fn where_slicing_is_dear_it_is_left_alone_as_long_as_both_get_their_share() {
         go_on(&mut simulation, 120 * SECOND)
     };
     let balance = |share| ComputeLimit::balance(share, 1);
-    // What the slicing alone gives: 0.25 and 0.575.
+    // What slicing alone gives: 0.25 and 0.575.
     let rates = together(500_000, balance);
     assert!(near(rates[0], 250_000, 1) && near(rates[1], 575_000, 2), "{rates:?}");
-    // The dense one gets its share, and the sparse one the same part of what it would get alone.
+    // The dense tenant gets its share, and the sparse one the same part of its solo speed.
     let rates = together(250_000, balance);
     assert!(rates[0] >= 250_000 / 4 && rates[1] >= 730_000, "{rates:?}");
     let rates = together(250_000, ComputeLimit::fixed);
@@ -135,7 +136,7 @@ fn density_adapts_within_a_second() {
     simulation.run_for(30 * SECOND);
     assert_eq!(class(&mut simulation, 0), Class::Sparse);
     assert_eq!(class(&mut simulation, 1), Class::Dense);
-    // Beside a dense one it can not be seen, and is looked at.
+    // Beside a dense tenant the change cannot be seen, so the tenant is probed.
     simulation.set_density(SessionId(0), 1_000_000);
     simulation.run_for(1_200 * MS);
     assert_eq!(class(&mut simulation, 0), Class::Dense);
@@ -155,7 +156,7 @@ fn probes_cost_little() {
     let tenants = [Tenant::new(ComputeLimit::fixed(1_000_000), 570_000); 2];
     let (simulation, rates) = run(&tenants, 120 * SECOND);
     let sum = rates[0] + rates[1];
-    // The hardware alone would give 0.98 of the device.
+    // The hardware's slicing alone would give 0.98 of the device.
     assert!(sum * 100 >= 980_000 * 98, "{rates:?}");
     assert!(simulation.books[&SessionId(0)].wait_p95() <= 120 * MS);
     let crowd = vec![Tenant::new(ComputeLimit::fixed(1_000_000), 400_000); 8];

@@ -8,7 +8,7 @@ use scheduler::{SessionId, Tuning};
 
 use crate::simulation::{Dice, MS, SECOND, Simulation, Tenant};
 
-/// One session's time in the hour.
+/// One session's time on the device.
 struct Stay {
     session: SessionId,
     tenant: Tenant,
@@ -16,7 +16,7 @@ struct Stay {
 }
 
 impl Stay {
-    /// A tenant of any kind, with a part of what the others leave free.
+    /// Adds a tenant of a random kind, with a part of the share that the others leave free.
     fn begin(
         simulation: &mut Simulation,
         dice: &mut Dice,
@@ -54,7 +54,8 @@ impl Stay {
             && (policy, priority) == (Policy::Balance, Priority::High)
     }
 
-    /// It had no more than it may have in the last `length`, and so many thousandths of what it is due.
+    /// Checks that it had no more than it may have in the last `length`. Returns how many
+    /// thousandths of its due it got.
     fn check(&self, simulation: &Simulation, length: u64, count: usize) -> u64 {
         let books = &simulation.books[&self.session];
         let rate = (books.used_ns - self.used_before) * 1_000_000 / length;
@@ -62,9 +63,9 @@ impl Stay {
         let density = self.tenant.density_ppm;
         let case = || format!("{rate} for {quota:?}, density {density}, among {count}");
         let share = u64::from(quota.guaranteed_ppm(Tuning::default().floor_ppm));
-        // One that needs less than its share may be slowed down a little.
+        // A tenant that needs less than its share may be slowed down a little.
         let due = share.min(density * self.tenant.workers * 85 / 100);
-        // When it comes back it has to be given time first.
+        // When it returns, it has to be given time first.
         let due = match self.tenant.phases {
             (0, _) => due,
             (busy, idle) => due * (busy - 300 * MS) / (busy + idle),
@@ -74,17 +75,17 @@ impl Stay {
         }
         // A small share needs a while to earn the shortest turn.
         let turn = 8 * MS + 2 * self.tenant.overrun_ns;
-        // Of several processes of a session one may be the one that finds no gap.
+        // One of several processes of a session may find no gap for long.
         let at_first = if self.tenant.workers == 1 { 2 * SECOND } else { 10 * SECOND };
         let bound = at_first + turn * 1_000_000 / share;
         let longest = books.waits.iter().max();
         assert!(longest.is_none_or(|&longest| longest < bound), "{longest:?}: {}", case());
-        // Over a few seconds a small share is a turn more or less.
+        // Over a few seconds, a small share is one turn more or less.
         (rate + 1_000) * 1_000 / due
     }
 }
 
-/// One hour for each seed. `scripts/test.sh --quick` is content with the first.
+/// One hour for each seed. `scripts/test.sh --quick` runs the first only.
 fn seeds(all: &[u64]) -> &[u64] {
     let only_first = std::env::var("SLUICE_TEST_HOURS").is_ok_and(|hours| hours == "first");
     if only_first { &all[..1] } else { all }
@@ -97,8 +98,8 @@ fn hours_of_changing_tenants() {
     }
 }
 
-/// Their work runs past the ends of leases, messages take a while, they idle at times, and sessions have several
-/// processes.
+/// Work runs past the ends of leases, messages take a while, tenants idle at times, and sessions
+/// have several processes.
 #[test]
 fn hours_of_rough_tenants() {
     for &seed in seeds(&[301, 304]) {
@@ -106,8 +107,8 @@ fn hours_of_rough_tenants() {
     }
 }
 
-/// An hour of 2 to 64 tenants of all kinds that come and go, their shares together nine tenths of
-/// the device: the rest is what slicing and probes may cost.
+/// An hour of 2 to 64 tenants of all kinds that come and go. Their shares together are nine tenths
+/// of the device: the rest may go to slicing and probes.
 fn an_hour_of_changing_tenants(seed: u64, rough: bool) {
     let mut simulation = Simulation::empty(seed);
     let mut dice = Dice::new(seed);
@@ -121,7 +122,7 @@ fn an_hour_of_changing_tenants(seed: u64, rough: bool) {
         if simulation.now >= start + 3_600 * SECOND {
             break;
         }
-        // Mostly a few, and now and then a crowd.
+        // Mostly a few tenants, now and then a crowd.
         let crowd = if round % 10 == 5 { 64 } else { 2 + dice.up_to(8) as usize };
         let stay_on = stays.len().saturating_sub(1).min(crowd - 1);
         while stays.len() > stay_on {
@@ -144,7 +145,7 @@ fn an_hour_of_changing_tenants(seed: u64, rough: bool) {
             arrived += 1;
         }
         counts.insert(stays.len());
-        // From when they are known until somebody comes or goes.
+        // Measured from when their classes are known until a tenant comes or goes.
         simulation.run_for(3 * SECOND);
         for stay in &mut stays {
             stay.used_before = simulation.books[&stay.session].used_ns;
@@ -162,14 +163,16 @@ fn an_hour_of_changing_tenants(seed: u64, rough: bool) {
     }
     assert!(counts.contains(&2) && counts.contains(&64), "{counts:?}");
     assert!(arrived > 400, "{arrived}");
-    // Of what they were due, in thousandths: nearly all, most of it even in the worst case.
+    // What they got, in thousandths of their due: nearly all of it, and most of it in the worst
+    // case.
     parts.sort_unstable();
     let part = |percent: usize| parts[parts.len() * percent / 100];
     let found = [part(0), part(1), part(5), part(50)];
     let least = if rough { [650, 930, 970, 990] } else { [700, 930, 970, 990] };
     assert!(found.iter().zip(least).all(|(found, least)| *found >= least), "{found:?}");
-    // Where somebody could use all of the device, most of it is used: slicing costs a twentieth here, and
-    // a sparse one that would else miss its share keeps others from what it leaves idle.
+    // Where a tenant could use the whole device, most of it is used. Slicing costs a twentieth
+    // here. A sparse tenant that would miss its share keeps others from the time that it leaves
+    // idle.
     let part = worked * 100 / wanted;
     assert!(wanted > 600 * SECOND && part >= if rough { 80 } else { 85 }, "{worked} of {wanted}");
 }

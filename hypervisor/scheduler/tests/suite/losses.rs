@@ -1,4 +1,4 @@
-//! Those that die, and those that say nothing any more.
+//! Workers that die, and workers that stop reporting.
 
 use scheduler::{SessionId, WorkerId};
 
@@ -30,13 +30,13 @@ fn a_frozen_holder_stops_nobody_and_goes_on_paying() {
     simulation.freeze(SessionId(0));
     simulation.run_for(SECOND);
     let rates = go_on(&mut simulation, 10 * SECOND);
-    // The frozen one still works in this model.
+    // In this model, the frozen tenant's work goes on.
     assert!(rates[1] > 440_000, "{rates:?}");
     let view = simulation.scheduler.view(simulation.now);
     let lease = view.leases.iter().find(|lease| lease.worker == WorkerId(0)).unwrap();
     assert!(lease.revoked);
     assert!(view.sessions[0].balance_ns < -4_000_000_000, "{view:?}");
-    // It owes: dying and coming back does not cancel that.
+    // It owes time: dying and coming back does not cancel that.
     simulation.kill(WorkerId(0));
     assert!(simulation.scheduler.forget_idle(simulation.now).is_empty());
 }

@@ -12,7 +12,7 @@ fn idle_time_goes_to_balance_by_weight() {
     assert!(near(rates[0], 400_000, 1) && near(rates[1], 600_000, 1), "{rates:?}");
     let (_, rates) = run(&[balance(200_000, 1)], 20 * SECOND);
     assert!(rates[0] > 999_000, "{rates:?}");
-    // A fixed one has its share and no more.
+    // A session with a fixed share has that share and no more.
     let (_, rates) = run(&[Tenant::busy(400_000), balance(100_000, 1)], 60 * SECOND);
     assert!(near(rates[0], 400_000, 1) && near(rates[1], 600_000, 1), "{rates:?}");
     let set = [balance(50_000, 5), balance(50_000, 3), balance(50_000, 2)];
@@ -29,10 +29,11 @@ fn a_guaranteed_share_is_reached_within_200_ms() {
         let tenants = [greedy, greedy, balance(500_000, 1)];
         let sleeper = Tenant { phases: (SECOND, SECOND), ..tenants[2] };
         let mut simulation = Simulation::new(&[tenants[0], tenants[1], sleeper], 5);
-        // Its density has to be known.
+        // Its utilization has to be known.
         simulation.run_for(7 * SECOND);
         for _ in 0..20 {
-            // From its waking up: 200 ms to get there, then its share of the next 200 ms.
+            // From the moment it wakes: 200 ms to reach its share, then its share of the next 200
+            // ms.
             simulation.run_for(200 * MS);
             let rates = go_on(&mut simulation, 200 * MS);
             assert!(rates[2] >= 420_000, "{density}: {rates:?}");
@@ -52,7 +53,7 @@ fn soft_ceilings_hold() {
     let tenants = [soft(200_000, 300_000, 1_000_000), soft(100_000, 250_000, 700_000)];
     let (_, rates) = run(&tenants, 60 * SECOND);
     assert!(near(rates[0], 300_000, 1) && near(rates[1], 250_000, 1), "{rates:?}");
-    // A ceiling below the share is no ceiling.
+    // A ceiling below the share has no effect.
     let (_, rates) = run(&[soft(400_000, 100_000, 1_000_000)], 60 * SECOND);
     assert!(near(rates[0], 400_000, 1), "{rates:?}");
 }

@@ -12,7 +12,7 @@ fn dense_processes_of_one_session_take_turns() {
     let (simulation, rates) = run(&[many, Tenant::busy(500_000)], 120 * SECOND);
     assert!(near(rates[0], 500_000, 2) && near(rates[1], 500_000, 2), "{rates:?}");
     assert!(simulation.books[&SessionId(1)].wait_p95() <= 120 * MS);
-    // All of them: the one that was served least recently is next.
+    // All of them wait equally long: the one that was served least recently is next.
     let mut waits = simulation.books[&SessionId(0)].waits.clone();
     waits.sort_unstable();
     assert!(waits.last().is_some_and(|&longest| longest < SECOND), "{:?}", waits.last());
@@ -32,8 +32,8 @@ fn sparse_processes_of_one_session_hold_together() {
     assert!(simulation.books[&SessionId(0)].wait_p95() < 120 * MS);
 }
 
-/// A sparse one may hold beside anybody, a dense one (or one that is not known yet) has to wait for the turns of others:
-/// their share is not used up meanwhile.
+/// A sparse process may hold beside any other. A dense process, or one that is not known yet, has
+/// to wait for other sessions' turns. The share is not used up meanwhile.
 #[test]
 fn a_dense_process_is_not_kept_from_its_turn_by_a_sparse_one_of_its_session() {
     for (share, density) in

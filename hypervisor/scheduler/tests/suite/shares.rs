@@ -1,4 +1,4 @@
-//! Each has its share, and no more.
+//! Each session has its share, and no more.
 
 use limits::ComputeLimit;
 use scheduler::SessionId;
@@ -80,7 +80,8 @@ fn long_kernels_are_paid_for() {
     let long = Tenant { overrun_ns: 160 * MS, ..Tenant::busy(250_000) };
     let (_, rates) = run(&[long, Tenant::busy(750_000)], 600 * SECOND);
     assert!(rates[0].abs_diff(250_000) < 5_000, "{rates:?}");
-    // The other can not have the device while it is overrun; it makes up only what its burst kept.
+    // While the device is overrun, the other session cannot have it. It makes up only what its
+    // burst kept.
     assert!(rates[1] > 600_000, "{rates:?}");
 }
 

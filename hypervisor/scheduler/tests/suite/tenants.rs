@@ -1,4 +1,4 @@
-//! Tenants, and what each got of the device.
+//! Runs tenants and measures what each got of the device.
 
 use limits::ComputeLimit;
 use scheduler::{SessionId, Tuning};
@@ -25,7 +25,7 @@ pub(crate) fn run(tenants: &[Tenant], length: u64) -> (Simulation, Vec<u64>) {
     (simulation, rates)
 }
 
-/// Goes on with a simulation.
+/// Continues a simulation.
 pub(crate) fn go_on(simulation: &mut Simulation, length: u64) -> Vec<u64> {
     let (from, before) = (simulation.now, used(simulation));
     simulation.run_for(length);
@@ -44,13 +44,13 @@ pub(crate) fn near(got: u64, wanted: u64, points: u64) -> bool {
     got.abs_diff(wanted) <= points * 10_000
 }
 
-/// Over no window does a session use more than its share and a period's worth on top.
+/// Checks that over no window a session uses more than its share and one period's worth on top.
 pub(crate) fn check_windows(simulation: &Simulation, session: u64, tenant: &Tenant) {
     let books = &simulation.books[&SessionId(session)];
     let share = u64::from(tenant.quota.share_ppm);
     let burst = Tuning::default().burst_ns(tenant.quota.share_ppm);
-    // What a turn overruns is paid for afterwards, so a window may end with it. A sparse one may be
-    // found to use more than was thought within the lease that it has.
+    // Work that runs past a turn is paid for afterwards, so a window may end with it. A sparse
+    // worker may be found to use more than was assumed within its present lease.
     let excess = tenant.overrun_ns + 2 * tenant.way_ns + 30 * MS + 1_000;
     for (index, &(from, ..)) in books.used.iter().enumerate() {
         let mut sum = 0;

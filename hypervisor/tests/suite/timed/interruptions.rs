@@ -18,7 +18,7 @@ fn a_killed_holder_frees_the_device() {
     let daemon = Daemon::start(&socket);
     let client = daemon.client();
     let worker = register(&client, "waiting", 1_000_000).unwrap();
-    // Never reports within this test: it sleeps through a lease of its own making.
+    // It never reports within this test: it sleeps through a lease of its own making.
     let mut command = holder(&socket, "holding", 1_000_000, Duration::from_secs(60));
     let mut process = command.spawn().unwrap();
     let mut output = process.stdout.take().unwrap();
@@ -28,7 +28,7 @@ fn a_killed_holder_frees_the_device() {
         output.read_exact(&mut byte).unwrap();
         seen.push(char::from(byte[0]));
     }
-    // Frozen, so that only its death can free the device before the grace is over.
+    // It is frozen, so that only its death can free the device before the grace is over.
     freeze(&process);
     let asked = thread::spawn(move || {
         let lease = admission(&client, worker, None, Some(Duration::from_secs(10))).unwrap();
@@ -41,8 +41,8 @@ fn a_killed_holder_frees_the_device() {
     process.wait().unwrap();
     assert!(lease.is_some());
     let took = granted.saturating_duration_since(killed);
-    // 0.2 ms on a quiet machine; the promise is 50 ms. The grace after a frozen holder's lease ends
-    // would be over 250 ms after its start at the earliest.
+    // It takes 0.2 ms on a quiet machine, and the promise is 50 ms. The grace after a frozen
+    // holder's lease would end 250 ms after its start at the earliest.
     assert!(took < Duration::from_millis(150), "{took:?}");
 }
 
@@ -73,7 +73,7 @@ fn tenants_resume_when_the_daemon_comes_back() {
     assert_eq!(first.signal(Signal::KILL), None);
     let killed_at = now_us();
     thread::sleep(Duration::from_millis(300));
-    // Its socket is still there and is replaced.
+    // Its socket still exists and is replaced.
     assert!(socket.exists());
     let _second = Daemon::start(&socket);
     let held = finish(running);
@@ -88,7 +88,7 @@ fn a_caller_that_hangs_up_gives_its_grant_back() {
     let daemon = Daemon::start(&socket);
     let client = daemon.client();
     let worker = register(&client, "a", 1_000_000).unwrap();
-    // Asks that end before they are answered, or just as they are.
+    // Asks that end before they are answered, or at that moment.
     for wait_us in (0..40).map(|n| n * 25) {
         let admission =
             Admission { worker, uuid: GPU_ID, report: None, ask: Some(5_000_000), quota: None };
@@ -108,8 +108,8 @@ fn a_caller_that_hangs_up_gives_its_grant_back() {
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
-/// Stopped for seconds: nothing of it is charged, what was sent and given up meanwhile is granted
-/// nothing, and those who ask afterwards are served at once.
+/// The daemon is stopped for seconds. None of that time is charged. Calls that were sent and given
+/// up meanwhile are granted nothing. Calls after that are answered at once.
 #[test]
 fn a_daemon_that_stood_still() {
     let (_dir, socket) = place();
@@ -119,7 +119,7 @@ fn a_daemon_that_stood_still() {
     let poll = Some(Duration::from_secs(5));
     let lease = admission(&client, worker, None, poll).unwrap().expect("a lease");
     freeze(&daemon.process);
-    // Each time it is asked for more of that lease, or anew, and the caller loses patience.
+    // Each call asks for more of that lease, or for a new one, and its caller gives up.
     for (report, path) in [(true, path::ADMISSION), (false, path::ADMISSION), (true, path::REPORT)]
     {
         let report = report.then_some(LeaseReport {

@@ -17,7 +17,7 @@ fn a_quota_changes_while_programs_run() {
     let quota = DeviceQuota::fixed(GPU_ID, 200_000);
     let length = Duration::from_secs(4);
     let running = Program { session: "a", quota, density: 1.0, length }.start(&socket);
-    // Another process of the session brings the word.
+    // Another process of the session reports the change.
     let client = daemon.client();
     let charged = || daemon.status().devices[0].sessions[0].charged_us as f64;
     let rate = |length: Duration| {
@@ -61,7 +61,8 @@ fn a_session_without_limit_needs_no_lease() {
     }
 }
 
-/// A process may still have to tell of a lease when another one's word has taken the limit away.
+/// A process may still have to report on a lease when another one's message has taken the limit
+/// away.
 #[test]
 fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
     let (_dir, socket) = place();
@@ -84,7 +85,8 @@ fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
         let report = LeaseReport { done, ..LeaseReport::busy(lease.id, 1_000) };
         assert_eq!(admission(&client, worker, Some(report), None).unwrap(), None);
     }
-    // Who knows, and asks all the same, is answered at once; who does not know is told.
+    // A process that knows, and asks all the same, is answered at once. One that does not know is
+    // told.
     let started = Instant::now();
     assert_eq!(say(Policy::None, Some(10_000_000)), None);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());

@@ -1,4 +1,4 @@
-//! How long sessions hold the device, and how soon they come back.
+//! How long sessions hold the device, and how soon they get it back.
 
 mod interruptions;
 mod limits;

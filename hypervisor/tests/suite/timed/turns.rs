@@ -1,4 +1,4 @@
-//! Who holds when, and for how long.
+//! Which session holds when, and for how long.
 
 use std::thread;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn a_lone_holder_keeps_its_lease() {
     assert_eq!((session.class, session.policy), (Class::Dense, Policy::Fixed));
     assert!(session.density_ppm.is_some_and(|ppm| ppm > 900_000), "{session:?}");
     let seen = seen(lone);
-    // A scheduling hiccup of the machine may cost it a lease.
+    // A scheduling delay of the machine may cost it a lease.
     assert!(seen.held.len() <= 5 && seen.renewed >= 20, "{seen:?}");
     assert!(total(&seen.held) > 1_800_000, "{seen:?}");
 }
@@ -102,7 +102,7 @@ fn two_sessions_alternate_by_weight_without_overlap() {
         status.devices[0].sessions.iter().map(|session| session.session.as_str()).collect();
     names.sort_unstable();
     assert_eq!((status.devices[0].uuid, names), (GPU_ID, vec!["large", "small"]));
-    // Whoever asks reads the UUID as NVML prints it.
+    // Callers read the UUID as NVML prints it.
     let written = serde_json::to_value(&status.devices[0]).unwrap();
     assert_eq!(written["uuid"], "GPU-5a1ce000-0000-4000-8000-000000000000");
     let (large, small) = (finish(large), finish(small));
@@ -112,7 +112,7 @@ fn two_sessions_alternate_by_weight_without_overlap() {
             assert!(a.1 <= b.0 || b.1 <= a.0, "both held: {a:?} and {b:?}");
         }
     }
-    // From when both were there. A busy machine makes both slower, but not unequally.
+    // Counted from when both were there. A busy machine slows both down, but equally.
     let from = large[0].0.max(small[0].0) + 500_000;
     let to = large.last().unwrap().1.min(small.last().unwrap().1);
     let sum = |held: &[(u64, u64)]| -> u64 {

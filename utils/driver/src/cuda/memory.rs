@@ -54,7 +54,7 @@ pub struct AllocationProp {
     pub kind: c_uint,
     /// `CUmemAllocationHandleType`
     pub handle_types: c_uint,
-    /// Where the memory lives.
+    /// Where the memory is.
     pub location: MemLocation,
     /// Unused on Linux.
     pub win32_handle_meta_data: *mut c_void,
@@ -81,7 +81,7 @@ pub struct PoolProps {
     pub kind: c_uint,
     /// `CUmemAllocationHandleType`
     pub handle_types: c_uint,
-    /// Where the pool's memory lives.
+    /// Where the pool's memory is.
     pub location: MemLocation,
     /// Unused on Linux.
     pub win32_security_attributes: *mut c_void,
@@ -97,7 +97,7 @@ pub struct PoolProps {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct AccessDesc {
-    /// Who gets access.
+    /// Which device or host gets access.
     pub location: MemLocation,
     /// `CUmemAccess_flags`: 0 none, 1 read, 3 read and write.
     pub flags: c_uint,

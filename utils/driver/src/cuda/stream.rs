@@ -9,7 +9,7 @@ use core::ffi::{c_uint, c_void};
 pub const STREAM_LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`
 pub const STREAM_PER_THREAD: usize = 2;
-/// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has reached the value, counted in a circle.
+/// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has reached the value, in cyclic order.
 pub const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 /// `CU_EVENT_DEFAULT`
 pub const EVENT_DEFAULT: c_uint = 0;

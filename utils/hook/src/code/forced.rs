@@ -1,14 +1,15 @@
-//! Writing into code that cannot be made writable: where a process may have no memory that is writable and
-//! executable at the same time (SELinux, `MemoryDenyWriteExecute` of systemd), the kernel still lets it write as
-//! a debugger does.
+//! Writes into code that cannot be made writable. A process may have no memory that is writable and
+//! executable at the same time (SELinux, `MemoryDenyWriteExecute` of systemd). The kernel still
+//! lets it write the way a debugger does.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Puts `bytes` at `address`, whatever the protection there; `false`: it may be as it was. Not in one store.
+/// Writes `bytes` at `address`, whatever the protection there. `false`: they may not have been
+/// written. It is not a single store.
 ///
 /// # Safety
-/// As for writing there, if it were writable.
+/// As for a plain write there, if it were writable.
 pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> bool {
     let memory = File::options().write(true).open("/proc/self/mem");
     memory.is_ok_and(|memory| memory.write_all_at(bytes, address as u64).is_ok())

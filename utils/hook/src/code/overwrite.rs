@@ -1,17 +1,18 @@
-//! Writing into code that is mapped without the right to write.
+//! Writes into code that is mapped without write permission.
 
 use super::forced;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Puts `bytes` in the place of the code at `function`, whose pages have `protection`: before, and
-/// again afterwards. `false`: the code is as it was.
+/// Overwrites the code at `function` with `bytes`. Its pages have `protection` before, and again
+/// afterwards. `false`: the code is unchanged.
 ///
-/// The pages stay executable meanwhile, because other functions there go on running.
+/// The pages stay executable meanwhile, because other functions in them go on running.
 ///
 /// # Safety
-/// `function` must be mapped, readable and executable code of at least `bytes.len()` bytes that no
-/// thread executes meanwhile, all of it with `protection`, which no other thread changes meanwhile.
+/// `function` must be mapped, readable and executable code of at least `bytes.len()` bytes. All of
+/// it must have `protection`. Meanwhile no thread may execute these bytes or change their
+/// protection.
 pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection: c_int) -> bool {
     // SAFETY: asks for a constant.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
@@ -26,7 +27,7 @@ pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection
     unsafe {
         if libc::mprotect(start, length, writable) != 0 {
             let written = forced::write(function as usize, bytes);
-            // Not half of it.
+            // If only part of it was written, the old code is put back.
             return written || {
                 let _ = forced::write(function as usize, &before);
                 false
@@ -41,8 +42,9 @@ pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection
     false
 }
 
-/// Writes `bytes` in one store where they lie in one aligned word: nobody sees half of them then. Else the
-/// first byte comes last: whoever runs a lone `ret` sees it or the whole jump in its place.
+/// Writes `bytes` in one store if they lie in one aligned word: then no thread sees half of them.
+/// Otherwise the first byte is written last: a thread that runs a lone `ret` there sees the `ret`
+/// or the whole jump.
 ///
 /// # Safety
 /// The words that `bytes` will lie in must be readable and writable.
@@ -114,7 +116,7 @@ mod tests {
     #[test]
     fn code_whose_protection_cannot_be_set_back_is_as_it_was() {
         let start = pages(1, READ_EXECUTE);
-        // No such protection: the kernel refuses it.
+        // There is no such protection, so the kernel refuses it.
         let impossible = 0x4000_0000;
         // SAFETY: code of this test's own.
         unsafe {

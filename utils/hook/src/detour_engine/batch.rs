@@ -1,8 +1,9 @@
-//! Patching many functions for the price of one look at what is mapped.
+//! Patches many functions after reading the list of mappings once.
 //!
-//! The `detour` crate has the kernel write its list of all mappings four times for each function: half a
-//! second for the functions of the driver in a process with 2,000 mappings. Here it is read once, and the
-//! crate is left the functions that a plain copy of their first instructions does not do for.
+//! For each function, the `detour` crate makes the kernel write its list of all mappings four
+//! times. For the driver's functions, in a process with 2,000 mappings, this takes half a second.
+//! Here the list is read once. The crate only gets the functions for which a plain copy of the
+//! first instructions does not work.
 
 use super::code_memory::CodeMemory;
 use super::in_file;
@@ -16,7 +17,7 @@ use core::ptr;
 
 const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
 
-/// What is known and kept while functions are patched.
+/// What is known, and kept, while functions are patched.
 #[derive(Debug)]
 pub(super) struct Batch {
     mappings: Mappings,
@@ -24,12 +25,13 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Looks at what is mapped; `None` where that cannot be known.
+    /// Reads the list of mappings; `None` if it cannot be read.
     pub(super) fn begin() -> Option<Self> {
         Some(Self { mappings: Mappings::now()?, memory: CodeMemory::default() })
     }
 
-    /// Redirects `target` to `detour`, the way back in `slot`. If not, nothing has changed.
+    /// Redirects `target` to `detour` and puts the trampoline into `slot`. On failure, nothing has
+    /// changed.
     ///
     /// # Safety
     /// As for [`crate::HookEngine::install`].
@@ -43,10 +45,11 @@ impl Batch {
         let is_code = |&(protection, _): &(c_int, usize)| protection & CODE == CODE;
         self.mappings.at(detour as usize).filter(is_code).ok_or(Unfit::Shape)?;
         let (protection, left) = self.mappings.at(entry).filter(is_code).ok_or(Unfit::Shape)?;
-        // SAFETY: readable, and it stays mapped: it is a function's, as the caller vouches.
+        // SAFETY: readable, and it stays mapped: it is a function's code, as the caller vouches.
         let code = unsafe { core::slice::from_raw_parts(target.cast(), left.min(LONGEST)) };
         let prologue = match Prologue::decode(code, entry) {
-            // One of the kernel's for a tracer (uprobes), or a debugger's. The jump takes its place.
+            // A tracer's breakpoint (uprobes), set by the kernel, or a debugger's. The jump takes
+            // its place.
             Err(Unfit::Breakpoint) => {
                 let code = in_file::beneath_breakpoints(code, entry).ok_or(Unfit::Breakpoint)?;
                 Prologue::decode(&code, entry)?
@@ -55,8 +58,8 @@ impl Batch {
         };
         let (original, patch) = self.place(&prologue, entry, detour).ok_or(Unfit::Shape)?;
         slot.set(original as *const c_void);
-        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded;
-        // nobody executes it or changes its protection, as the caller vouches.
+        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded.
+        // No thread executes it or changes its protection, as the caller vouches.
         if !unsafe { overwrite(target, &patch, protection) } {
             slot.set(ptr::null());
             return Err(Unfit::Shape);
@@ -64,7 +67,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Puts what the function at `entry` needs near it: tells the way back, and the jump to `detour`.
+    /// Puts what the function at `entry` needs near it. Returns the trampoline, and the jump to
+    /// `detour`.
     fn place(
         &mut self,
         prologue: &Prologue,
@@ -91,14 +95,14 @@ mod tests {
 
     /// mov rax, rdi; add rax, 5; ret
     const PLAIN: &[u8] = &[0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0xc3];
-    /// What it gives for 0 and 7.
+    /// Its results for 0 and 7.
     const RESULTS: [u64; 2] = [5, 12];
 
     static SLOT: Slot = Slot::new();
     static SECOND: Slot = Slot::new();
 
     extern "C" fn and_hundred(argument: u64) -> u64 {
-        // SAFETY: the way back into a function of this signature.
+        // SAFETY: the trampoline of a function of this signature.
         let original: Function = unsafe { core::mem::transmute(SLOT.get()) };
         original(argument) + 100
     }
@@ -109,7 +113,7 @@ mod tests {
         original(argument) + 1000
     }
 
-    /// Puts `code` into pages of its own.
+    /// Maps `code` into pages of its own.
     fn function(code: &[u8], near: usize) -> *const c_void {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let writable = libc::PROT_READ | libc::PROT_WRITE;
@@ -128,14 +132,14 @@ mod tests {
         let coded = |case: &Case| {
             case.code().map(|(code, results)| (case.name(), function(code, 0), results))
         };
-        // What is mapped later is not known to a batch.
+        // A batch does not know what is mapped after it began.
         let all: Vec<_> = CASES.iter().filter_map(coded).collect();
         let mut batch = Batch::begin().unwrap();
         let mut engine = DetourEngine::new();
         let mut left_to_the_crate = Vec::new();
         for (name, address, results) in all {
             let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
-            // SAFETY: functions of one signature that nobody else calls.
+            // SAFETY: functions of one signature that nothing else calls.
             unsafe {
                 if batch.install(address, detour, &slot).is_err() {
                     assert!(!slot.is_set(), "{name}");
@@ -172,7 +176,7 @@ mod tests {
         assert!((target as usize).abs_diff(detour as usize) < 1 << 30);
         let mut batch = Batch::begin().unwrap();
         let slot = Slot::new();
-        // SAFETY: functions that nobody calls.
+        // SAFETY: functions that nothing calls.
         let patch = unsafe {
             batch.install(target, detour, &slot).unwrap();
             core::slice::from_raw_parts(target.cast::<u8>(), jump::NEAR)
@@ -183,11 +187,11 @@ mod tests {
         );
     }
 
-    /// Code of a file that is mapped, with a breakpoint at its entry.
+    /// Maps code from a file, with a breakpoint at its entry.
     fn traced(file: &std::fs::File) -> *const c_void {
         use std::os::fd::AsRawFd;
         let (fd, writable) = (file.as_raw_fd(), libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a new mapping, of one page of which the file has the beginning.
+        // SAFETY: a new mapping, of one page, whose beginning is in the file.
         unsafe {
             let start = libc::mmap(ptr::null_mut(), 4096, writable, libc::MAP_PRIVATE, fd, 0);
             assert_ne!(start, libc::MAP_FAILED);
@@ -206,13 +210,13 @@ mod tests {
         let file = std::fs::File::open(&path).unwrap();
         let (address, lost) = (traced(&file), traced(&file));
         let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
-        // SAFETY: functions that nobody else calls; the way back has their signature.
+        // SAFETY: functions that nothing else calls; the trampoline has their signature.
         unsafe {
             Batch::begin().unwrap().install(address, detour, &slot).unwrap();
             let original: Function = core::mem::transmute(slot.get());
             assert_eq!([original(0), original(7)], results);
             assert_eq!(address.cast::<u8>().read(), 0xe9);
-            // Not to be found any more.
+            // The file can no longer be found.
             std::fs::remove_file(&path).unwrap();
             let slot = Slot::new();
             let error = DetourEngine::new().install(lost, detour, &slot).unwrap_err();
@@ -225,7 +229,7 @@ mod tests {
     #[test]
     fn what_is_no_code_is_refused_and_left_alone() {
         let code = PLAIN;
-        // Nothing is mapped behind it.
+        // Nothing is mapped after it.
         let target = function(code, 5 << 41);
         let data = [0x90_u8; 64];
         let mut batch = Batch::begin().unwrap();
@@ -236,7 +240,7 @@ mod tests {
             assert!(batch.install(data.as_ptr().cast(), detour, &slot).is_err());
             assert!(batch.install(target, data.as_ptr().cast(), &slot).is_err());
             assert!(batch.install(ptr::null(), detour, &slot).is_err());
-            // The last bytes of a page, with nothing behind them.
+            // The last bytes of a page, with nothing mapped after them.
             assert!(batch.install(target.byte_add(4093), detour, &slot).is_err());
             assert_eq!(core::slice::from_raw_parts(target.cast::<u8>(), code.len()), code);
         }

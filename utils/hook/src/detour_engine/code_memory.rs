@@ -1,4 +1,4 @@
-//! Memory for the little code that patched functions need near them.
+//! Memory for the small pieces of code that patched functions need near them.
 
 use super::mappings::Mappings;
 use crate::code::forced;
@@ -6,24 +6,24 @@ use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::ptr;
 
-/// No near jump, and no operand relative to an instruction, reaches further than 2 GiB; less what the
-/// instructions themselves take.
+/// A near jump, or an operand relative to an instruction, reaches 2 GiB at most. The instructions
+/// themselves take a part of that.
 const REACH: usize = 0x7ff0_0000;
-/// Room for the ways into and out of 300 functions.
+/// Enough for the relays and trampolines of 300 functions.
 const BLOCK: usize = 16 * 1024;
-/// At least as much is left in a block that is offered.
+/// A block is offered only if this much is left in it.
 const ROOM: usize = 256;
 const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
 const WRITABLE_CODE: c_int = CODE | libc::PROT_WRITE;
-/// Where functions begin.
+/// The alignment of functions.
 const ALIGNED: usize = 16;
-/// Nothing is mapped below, lest null pointers lead somewhere.
+/// Nothing is mapped below this, so that null pointers lead nowhere.
 const LOWEST: usize = 0x1_0000;
-/// As many gaps are tried: others may have been faster to fill those that were known.
+/// How many gaps are tried. Other threads may have filled those in the list.
 const TRIES: usize = 64;
 
-/// Blocks of memory that stay mapped for the life of the process. They can be written while this
-/// exists, and only run afterwards.
+/// Blocks of memory that stay mapped for the life of the process. They are writable while this
+/// value exists, and only executable afterwards.
 #[derive(Debug, Default)]
 pub(super) struct CodeMemory(Vec<Block>);
 
@@ -32,12 +32,12 @@ pub(super) struct CodeMemory(Vec<Block>);
 pub(super) struct Block {
     range: Range<usize>,
     next: usize,
-    /// Where it cannot be, it is executable all the same.
+    /// If it is not writable, it is executable all the same.
     writable: bool,
 }
 
 impl CodeMemory {
-    /// A block that all of it is within reach of `origin`, with [`ROOM`] left.
+    /// A block that lies within reach of `origin` as a whole and has [`ROOM`] left.
     pub(super) fn near(&mut self, origin: usize, mappings: &mut Mappings) -> Option<&mut Block> {
         let within = origin.saturating_sub(REACH).max(LOWEST)..origin.saturating_add(REACH);
         let fits = |block: &Block| {
@@ -62,24 +62,25 @@ impl Drop for CodeMemory {
     fn drop(&mut self) {
         for block in self.0.iter().filter(|block| block.writable) {
             let start = block.range.start as *mut c_void;
-            // SAFETY: a mapping of this module's own, whose code is complete. Where the kernel refuses,
-            // it stays writable, and works all the same.
+            // SAFETY: a mapping of this module's own, whose code is complete. If the kernel
+            // refuses, it stays writable, and works all the same.
             unsafe { libc::mprotect(start, BLOCK, CODE) };
         }
     }
 }
 
 impl Block {
-    /// Maps exactly there, if that is still free.
+    /// Maps a block exactly at `place`, if that is still free.
     fn map(place: usize, protection: c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: replaces nothing: kernels that do not know the last flag take the place for a hint.
+        // SAFETY: replaces nothing: kernels that do not know the last flag take the place as a
+        // hint.
         let start = unsafe { libc::mmap(place as *mut c_void, BLOCK, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
         }
         if start as usize != place {
-            // SAFETY: mapped just now, known to nobody.
+            // SAFETY: mapped just now, and not handed out yet.
             unsafe { libc::munmap(start, BLOCK) };
             return None;
         }
@@ -87,19 +88,20 @@ impl Block {
         Some(Self { range: place..place + BLOCK, next: place, writable })
     }
 
-    /// Where the next code will lie.
+    /// The address of the next code.
     pub(super) fn next(&self) -> usize {
         self.next
     }
 
-    /// Puts `code` at [`Self::next`]; `None` if it is too long, or cannot be written.
+    /// Puts `code` at [`Self::next`]; `None` if it is too long or cannot be written.
     pub(super) fn put(&mut self, code: &[u8]) -> Option<usize> {
         if code.len() > self.range.end - self.next {
             return None;
         }
         let start = self.next;
-        // SAFETY: inside a mapping of this module's own, in a part of it that nobody has been given yet; it
-        // can be written as long as the block exists, or else is not written by this thread itself.
+        // SAFETY: inside a mapping of this module's own, in a part that has not been handed out
+        // yet. It is writable as long as the block exists, or else is not written by this thread
+        // itself.
         unsafe {
             if self.writable {
                 ptr::copy_nonoverlapping(code.as_ptr(), start as *mut u8, code.len());
@@ -157,7 +159,7 @@ mod tests {
             Block::map(Mappings::now().unwrap().free(1 << 40, &(1 << 40..1 << 41), BLOCK)[0], CODE);
         let taken = taken.unwrap();
         assert!(Block::map(taken.range.start, CODE).is_none());
-        // A list that knows nothing of what is mapped: the next free place is not where it says.
+        // A list without any mappings: the next free place is not where it says.
         let mut memory = CodeMemory::default();
         assert!(memory.near(taken.range.start, &mut Mappings::default()).is_none());
     }

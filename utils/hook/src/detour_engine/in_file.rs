@@ -1,4 +1,4 @@
-//! Code as it is in the file that it was mapped from.
+//! Code as it is in the file from which it was mapped.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 
 const BREAKPOINT: u8 = 0xcc;
 
-/// The code at `address`, which reads `seen`, without the breakpoints that were set there. `None` where its
-/// file cannot be read, or differs in anything else.
+/// The code at `address` without the breakpoints that were set in it; `seen` is what memory holds
+/// there. `None` if its file cannot be read, or differs in anything else.
 pub(super) fn beneath_breakpoints(seen: &[u8], address: usize) -> Option<Vec<u8>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
     let (path, offset) = maps.split(|&byte| byte == b'\n').find_map(|line| place(line, address))?;
@@ -18,7 +18,7 @@ pub(super) fn beneath_breakpoints(seen: &[u8], address: usize) -> Option<Vec<u8>
     seen.iter().zip(&code).all(same).then_some(code)
 }
 
-/// The file of the mapping that a line of the kernel's list tells of, and where in it `address` is:
+/// The file named in a line of the kernel's list of mappings, and the offset of `address` in it:
 /// `7f00-7f10 r-xp 00001000 08:00 16088   /path`.
 fn place(line: &[u8], address: usize) -> Option<(&[u8], u64)> {
     let slash = line.iter().position(|&byte| byte == b'/')?;

@@ -1,12 +1,12 @@
-//! What is mapped in this process, read once for many questions: the kernel writes the list anew each
-//! time, which takes a millisecond where there are thousands of mappings.
+//! This process's mappings, read once for many questions. The kernel writes the list anew each
+//! time, which takes a millisecond if there are thousands of mappings.
 
 use core::ffi::c_int;
 use core::ops::Range;
 use std::fs::File;
 use std::io::Read;
 
-/// A stretch of memory with one protection.
+/// A range of memory with one protection.
 #[derive(Debug, PartialEq, Eq)]
 struct Mapping {
     range: Range<usize>,
@@ -18,7 +18,7 @@ struct Mapping {
 pub(super) struct Mappings(Vec<Mapping>);
 
 impl Mappings {
-    /// As they are now; `None` where the kernel does not say.
+    /// The present mappings; `None` if the kernel does not tell them.
     pub(super) fn now() -> Option<Self> {
         let mut list = Vec::with_capacity(64 * 1024);
         File::open("/proc/self/maps").ok()?.read_to_end(&mut list).ok()?;
@@ -27,10 +27,11 @@ impl Mappings {
 
     fn parse(list: &[u8]) -> Option<Self> {
         let mut mappings: Vec<Mapping> = Vec::new();
-        // A path may be anything but a line break, which is escaped.
+        // A path may hold any byte but a line break, which is escaped.
         for line in list.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
             let mut next = mapping(line)?;
-            // The kernel writes the list in pieces. What grows between two of them is in both.
+            // The kernel writes the list in pieces. A mapping that grows between two pieces is in
+            // both.
             let known = mappings.last().map_or(0, |last| last.range.end);
             next.range.start = next.range.start.max(known);
             if !next.range.is_empty() {
@@ -40,13 +41,13 @@ impl Mappings {
         Some(Self(mappings))
     }
 
-    /// Notes that `range`, which was free, has been mapped.
+    /// Records that `range`, which was free, has been mapped.
     pub(super) fn add(&mut self, range: Range<usize>, protection: c_int) {
         let next = self.0.partition_point(|mapping| mapping.range.end <= range.start);
         self.0.insert(next, Mapping { range, protection });
     }
 
-    /// The protection of the mapping that `address` lies in, and how many bytes there are up to its
+    /// The protection of the mapping that contains `address`, and how many bytes are left up to its
     /// end.
     pub(super) fn at(&self, address: usize) -> Option<(c_int, usize)> {
         let next = self.0.partition_point(|mapping| mapping.range.end <= address);
@@ -54,7 +55,7 @@ impl Mappings {
         Some((mapping.protection, mapping.range.end - address))
     }
 
-    /// Starts of pages in `within` at which `size` bytes are free, one for each gap, nearest to
+    /// Page starts in `within` from which `size` bytes are free: one for each gap, nearest to
     /// `origin` first.
     pub(super) fn free(&self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
         let ends = self.0.iter().map(|mapping| mapping.range.end);
@@ -119,15 +120,15 @@ mod tests {
         let all = 0x1_0000..usize::MAX;
         let places = mappings.free(0x40_0010, &all, 0x4000);
         assert_eq!(places, [0x3f_c000, 0x40_a000, 0x50_1000, 0xffff_ffff_ff60_1000]);
-        // What lies out of reach, in part or in whole, is not offered.
+        // Gaps that are wholly or partly out of reach are not offered.
         assert_eq!(mappings.free(0x40_0010, &(0x3f_e000..0x40_e001), 0x4000), [0x40_a000]);
         assert!(mappings.free(0x40_0010, &(0x3f_e000..0x40_d000), 0x4000).is_empty());
-        // What was mapped meanwhile is not offered again.
+        // A place that was mapped meanwhile is not offered again.
         let mut mappings = mappings;
         mappings.add(0x3f_c000..0x40_0000, libc::PROT_NONE);
         assert_eq!(mappings.free(0x40_0010, &all, 0x4000)[..2], [0x3f_8000, 0x40_a000]);
         assert_eq!(mappings.at(0x3f_f000), Some((libc::PROT_NONE, 0x1000)));
-        // Free memory is everywhere in an empty process.
+        // In an empty process, all memory is free.
         assert_eq!(Mappings::default().free(0x1234_5678, &all, 0x4000), [0x1234_5000]);
     }
 

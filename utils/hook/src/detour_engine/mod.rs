@@ -24,8 +24,8 @@ use prologue::Unfit;
 const BREAKPOINT: &str =
     "a breakpoint is in its first instructions, and its file does not tell what it stands for";
 
-/// Patches with a five-byte jump, by way of a relay near the target where the detour is out of its
-/// reach: 1 ns a call.
+/// Patches with a five-byte jump. If the detour is out of its reach, the jump leads to a relay near
+/// the target. A call costs 1 ns more.
 #[derive(Debug)]
 pub struct DetourEngine {
     /// Patches most functions itself.
@@ -34,7 +34,7 @@ pub struct DetourEngine {
 }
 
 impl DetourEngine {
-    /// Looks at what is mapped. Functions and detours that are mapped later cost more to patch.
+    /// Reads the list of mappings. Functions and detours that are mapped later cost more to patch.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -66,7 +66,7 @@ impl HookEngine for DetourEngine {
             // SAFETY: the caller's.
             match unsafe { batch.install(target, detour, slot) } {
                 Ok(()) => return Ok(()),
-                // The crate would take the breakpoint for an instruction of the function's.
+                // The crate would take the breakpoint for an instruction of the function.
                 Err(Unfit::Breakpoint) => {
                     return Err(HookError {
                         address: target as usize,
@@ -83,12 +83,12 @@ impl HookEngine for DetourEngine {
         // SAFETY: the caller vouches for target and detour.
         let hook = unsafe { RawDetour::new(target.cast(), detour.cast()) }.map_err(failed)?;
         slot.set(hook.trampoline().cast());
-        // SAFETY: the caller vouches that nobody executes the target's first instructions.
+        // SAFETY: the caller vouches that no thread executes the target's first instructions.
         if let Err(error) = unsafe { hook.enable() } {
             slot.set(core::ptr::null());
             return Err(failed(error));
         }
-        // Dropping would unpatch; the patch stays for the life of the process.
+        // Dropping it would remove the patch, which stays for the life of the process.
         mem::forget(hook);
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! The first instructions of an x86-64 function: those that a jump overwrites, and their like in
-//! another place.
+//! The first instructions of an x86-64 function: those that a jump overwrites, and code elsewhere
+//! that does the same.
 
 use crate::code::jump::NEAR;
 use iced_x86::{
@@ -7,13 +7,13 @@ use iced_x86::{
     InstructionBlock, Mnemonic, OpKind,
 };
 
-/// More than the longest prologue and the padding behind it.
+/// Longer than the longest prologue with the padding after it.
 pub(super) const LONGEST: usize = 64;
 
-/// Why the first instructions of a function cannot be put elsewhere.
+/// Why the first instructions of a function cannot be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// A breakpoint is among them: what it stands for is not to be seen.
+    /// One of them is hidden by a breakpoint.
     Breakpoint,
     /// A plain copy would not do the same.
     Shape,
@@ -23,13 +23,13 @@ pub(super) enum Unfit {
 #[derive(Debug)]
 pub(super) struct Prologue {
     instructions: Vec<Instruction>,
-    /// Where the function goes on; `None`: it has left by then.
+    /// Where the function goes on after them; `None`: it has returned or jumped away.
     rest: Option<u64>,
 }
 
 impl Prologue {
-    /// Decodes `code`, which begins at the entry of a function, at `entry`. A plain copy
-    /// elsewhere does not do the same where the function is too short, or refers to what is overwritten.
+    /// Decodes `code`, the beginning of the function at `entry`. Fails if a plain copy elsewhere
+    /// would not do the same: the function is too short, or refers to what is overwritten.
     pub(super) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
         let entry = entry as u64;
         let mut decoder = Decoder::with_ip(64, code, entry, DecoderOptions::NONE);
@@ -41,7 +41,7 @@ impl Prologue {
                 return Err(Unfit::Shape);
             }
             if left {
-                // Behind its end nothing but padding may be overwritten.
+                // After the function's end, only padding may be overwritten.
                 if !matches!(instruction.mnemonic(), Mnemonic::Nop | Mnemonic::Int3) {
                     return Err(Unfit::Shape);
                 }
@@ -76,8 +76,8 @@ impl Prologue {
         Ok(Self { instructions, rest: (!left).then_some(decoder.ip()) })
     }
 
-    /// Code for the place `to` that does the same and goes on with the rest of the function. `None` where
-    /// an instruction cannot do its work from there.
+    /// Code for the address `to` that does the same and continues with the rest of the function.
+    /// `None` if an instruction cannot work from there.
     pub(super) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
         let mut instructions = self.instructions.clone();
         if let Some(rest) = self.rest {
@@ -167,11 +167,12 @@ mod tests {
         assert!(prologue.relocate(ENTRY + (1 << 32)).is_none());
     }
 
-    /// The `detour` crate relocates by its own reading of the same instructions.
+    /// The `detour` crate decodes and relocates the same instructions on its own.
     #[test]
     fn the_c_library_is_relocated_as_the_crate_does_it() {
         let mut functions = BTreeSet::new();
-        // SAFETY: a library that stays loaded; tests of this crate load others, which does not move it.
+        // SAFETY: a library that stays loaded; other tests of this crate load libraries, which does
+        // not move it.
         unsafe {
             loader::libraries(&mut |library| {
                 if library.soname() == Some("libc.so.6") {
@@ -183,7 +184,7 @@ mod tests {
         }
         let (mut same, mut left) = (0, 0);
         for &entry in functions.iter().step_by(5) {
-            // SAFETY: code of the C library, whose read-only data is mapped behind it.
+            // SAFETY: code of the C library; its read-only data is mapped after it.
             let code = unsafe { core::slice::from_raw_parts(entry as *const u8, LONGEST) };
             let detour = the_c_library_is_relocated_as_the_crate_does_it as *const ();
             // SAFETY: never enabled.

@@ -1,4 +1,4 @@
-//! A loaded library's symbol table, read by hand from its dynamic section.
+//! A loaded library's symbol table, read from its dynamic section without the loader's help.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
@@ -81,8 +81,8 @@ impl Tables {
             // SAFETY: not past DT_NULL.
             entry = unsafe { entry.add(1) };
         }
-        // Some loaders turn the addresses in this section into absolute ones, some do not (the
-        // vDSO and read-only sections).
+        // Some loaders make the addresses in this section absolute, some do not (for the vDSO and
+        // read-only sections).
         let absolute = |value: usize| if value < base { base + value } else { value };
         if symbols == 0 || strings == 0 {
             return None;

@@ -1,8 +1,8 @@
-//! The dynamic loader's own list of libraries, and a way to be told when it changes.
+//! The dynamic loader's own list of libraries, and a watch on its changes.
 //!
-//! Everything here works on the loader's public debugger interface (`struct r_debug`,
-//! `link_map`; see `link.h` and "System V ABI, Dynamic Linking"). Nothing is called in the libraries
-//! found: at the time of a notification a new one may not be relocated yet.
+//! This module uses the loader's public debugger interface only (`struct r_debug`, `link_map`; see
+//! `link.h` and "System V ABI, Dynamic Linking"). It calls nothing in the libraries found: during a
+//! notification, a new library may not be relocated yet.
 
 mod elf;
 mod plain_return;
@@ -35,7 +35,7 @@ struct RDebug {
     r_next: *const RDebug,
 }
 
-/// `RT_CONSISTENT`: the list is complete, nothing is being added or removed.
+/// `RT_CONSISTENT`: the list is complete, and no change is under way.
 const RT_CONSISTENT: c_int = 0;
 
 unsafe extern "C" {
@@ -55,19 +55,19 @@ pub struct Library {
 }
 
 impl Library {
-    /// Tells one load of a library from another: the same file loaded again may get another one.
+    /// Identifies one load of a library: the same file loaded again may get another key.
     #[must_use]
     pub fn key(&self) -> (usize, usize) {
         (self.base, self.dynamic as usize)
     }
 
-    /// What `dlopen` answered: see [`keep`].
+    /// What `dlopen` returned: see [`keep`].
     #[must_use]
     pub fn handle(&self) -> *const c_void {
         self.map.cast()
     }
 
-    /// The path it was loaded from, empty for the program itself.
+    /// The path that it was loaded from; empty for the program itself.
     #[must_use]
     pub fn path(&self) -> &str {
         if self.name.is_null() {
@@ -84,7 +84,7 @@ impl Library {
         unsafe { elf::Tables::read(self.base, self.dynamic) }?.soname()
     }
 
-    /// Calls `visit` with each function it defines.
+    /// Calls `visit` with each function that the library defines.
     pub fn functions(&self, visit: &mut dyn FnMut(Symbol<'_>)) {
         // SAFETY: as in `soname`.
         if let Some(tables) = unsafe { elf::Tables::read(self.base, self.dynamic) } {
@@ -101,11 +101,11 @@ impl Library {
 pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
     let mut debug: *const RDebug = &raw const _r_debug;
     while !debug.is_null() {
-        // SAFETY: the head is the loader's own; the rest come from it. Only the first part is
-        // read before the version is known.
+        // SAFETY: the head is the loader's own, and the other structures come from it. Only the
+        // first part is read before the version is known.
         let (version, mut map) = unsafe { ((*debug).r_version, (*debug).r_map) };
         while !map.is_null() {
-            // SAFETY: the caller vouches that the list is at rest.
+            // SAFETY: the caller vouches that the list does not change.
             let entry = unsafe { &*map };
             let (base, dynamic, name) = (entry.l_addr, entry.l_ld, entry.l_name);
             visit(Library { map, base, dynamic, name });
@@ -120,17 +120,17 @@ pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
     }
 }
 
-/// Keeps a library loaded for the rest of the process, whatever its program closes; `false`: the loader
-/// refuses. Waits for the loader's lock.
+/// Keeps a library loaded for the rest of the process, whatever the program closes. `false`: the
+/// loader refuses. Waits for the loader's lock.
 ///
 /// # Safety
-/// `handle` must be that of a [`Library`] which stays loaded during the call. Not to be called from a
-/// [`watch`] callback.
+/// `handle` must be that of a [`Library`] which stays loaded during the call. Not to be called from
+/// a [`watch`] callback.
 #[must_use]
 pub unsafe fn keep(handle: *const c_void) -> bool {
     let mut namespace: libc::Lmid_t = libc::LM_ID_BASE;
-    // SAFETY: a handle is the address of the library's entry in the list, whose name is its key there. The
-    // library is loaded, so that none is loaded now.
+    // SAFETY: a handle is the address of the library's entry in the list, and the entry's name is
+    // its key there. The library is loaded already, so this loads none.
     unsafe {
         let asked =
             libc::dlinfo(handle.cast_mut(), libc::RTLD_DI_LMID, (&raw mut namespace).cast());
@@ -140,11 +140,11 @@ pub unsafe fn keep(handle: *const c_void) -> bool {
     }
 }
 
-/// The loader's notification function and whether the list is at rest.
+/// The loader's notification function, and whether the list is complete.
 fn notification() -> (*const c_void, bool) {
     let debug: *const RDebug = &raw const _r_debug;
-    // SAFETY: the loader's own structure lives as long as the process. Volatile, because the
-    // loader changes it behind the compiler's back.
+    // SAFETY: the loader's own structure lives as long as the process. The read is volatile,
+    // because the loader changes it without the compiler's knowledge.
     let (brk, state) = unsafe {
         (
             ptr::read_volatile(&raw const (*debug).r_brk),

@@ -1,8 +1,8 @@
-//! Redirects a function that does nothing but return.
+//! Redirects a function that only returns.
 //!
-//! The loader's notification function is a `ret` and the padding behind it, in every loader seen. Such
-//! a function needs no way back and no instruction decoder, whose tables take longer to set up than
-//! everything else that happens in a process which never loads a driver.
+//! In every loader seen, the notification function is a `ret` with padding after it. Such a
+//! function needs no trampoline and no instruction decoder. In a process that never loads a driver,
+//! setting up the decoder's tables would take longer than everything else here.
 
 use crate::code::jump;
 use crate::code::overwrite::overwrite;
@@ -20,7 +20,8 @@ const PADDING: &[&[u8]] = &[
     &[0xcc],
 ];
 
-/// Length of the function and its padding, as far as `code` shows; zero if it does more than return.
+/// The length of the function and its padding, as far as `code` shows. Zero if it does more than
+/// return.
 fn span(code: &[u8]) -> usize {
     if code.first() != Some(&0xc3) {
         return 0;
@@ -28,7 +29,7 @@ fn span(code: &[u8]) -> usize {
     let mut length = 1;
     'padding: while length < code.len() {
         let rest = &code[length..];
-        // Any number of operand-size prefixes may come before a no-operation.
+        // A no-operation may have any number of operand-size prefixes before it.
         let prefixes = rest.iter().take_while(|&&byte| byte == 0x66).count();
         for pad in PADDING {
             if rest[prefixes..].starts_with(pad) {
@@ -41,11 +42,11 @@ fn span(code: &[u8]) -> usize {
     length
 }
 
-/// Lets `function` jump to `target`, if it does nothing but return; `false`: it is as it was.
+/// Makes `function` jump to `target` if it only returns; `false`: it is unchanged.
 ///
 /// # Safety
-/// `function` must be the entry of a function that no thread executes meanwhile, followed by at least
-/// 16 readable bytes.
+/// `function` must be the entry of a function that no thread executes meanwhile, followed by at
+/// least 16 readable bytes.
 pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) -> bool {
     if !cfg!(target_arch = "x86_64") {
         return false;
@@ -56,7 +57,7 @@ pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) ->
         return false;
     }
     let read_execute = libc::PROT_READ | libc::PROT_EXEC;
-    // SAFETY: a `ret` that nobody executes, by the caller's word, and padding, in mapped code.
+    // SAFETY: a `ret` that no thread executes, as the caller vouches, and padding, in mapped code.
     unsafe { overwrite(function, &jump::far(target as usize), read_execute) }
 }
 

@@ -1,4 +1,4 @@
-//! Being told of every change of the loader's list, before a new library's constructors run.
+//! Watches the loader's list: a callback runs at every change, before a new library's constructors.
 
 use super::{notification, plain_return};
 use crate::{HookEngine, HookError, Slot};
@@ -25,12 +25,11 @@ static ORIGINAL: Slot = Slot::new();
 /// The callback, as an address; zero means none.
 static CALLBACK: AtomicUsize = AtomicUsize::new(0);
 
-/// Has `callback` called at every change of the list of libraries, and once now. The engine is made only
-/// where the loader's notification function does more than return.
+/// Has `callback` called once now and at every change of the list of libraries. An engine is made
+/// only if the loader's notification function does more than return.
 ///
-/// The callback runs with the loader's lock held, often inside somebody's `dlopen`: it must not
-/// load libraries, wait for other threads or call into a library just found. A panic in it stops
-/// there.
+/// The callback runs with the loader's lock held, often during a `dlopen`. It must not load
+/// libraries, wait for other threads or call into a library just found. A panic does not leave it.
 ///
 /// # Safety
 /// Call it from a constructor or while nothing is being loaded, as for [`super::libraries`].
@@ -51,7 +50,7 @@ pub unsafe fn watch(
     }
     let detour = on_change as *const c_void;
     // SAFETY: the function takes no arguments and returns nothing (`_dl_debug_state`), and the
-    // caller vouches that the loader is at rest. Functions are padded to 16 bytes.
+    // caller vouches that nothing is being loaded. Functions are padded to 16 bytes.
     let patched = unsafe {
         if plain_return::redirect(function, detour) {
             Ok(())
@@ -70,7 +69,7 @@ pub unsafe fn watch(
 extern "C" fn on_change() {
     let original = ORIGINAL.get();
     if !original.is_null() {
-        // SAFETY: the way back into `_dl_debug_state`, of this signature.
+        // SAFETY: the trampoline of `_dl_debug_state`, of this signature.
         let original: extern "C" fn() = unsafe { mem::transmute(original) };
         original();
     }

@@ -1,4 +1,4 @@
-//! The suite that every engine has to pass, over the engine of this build.
+//! Runs the suite that every engine has to pass over the engine of this build.
 
 use hook::conformance::{CASES, Case, Outcome};
 

@@ -1,4 +1,4 @@
-//! One function, patched as a program's is.
+//! Patches one function, as a program's functions are patched.
 
 use core::ffi::c_void;
 use core::hint::black_box;
@@ -10,7 +10,7 @@ static SLOT: Slot = Slot::new();
 
 #[inline(never)]
 extern "C" fn add(a: u64, b: u64) -> u64 {
-    // Long enough to patch whatever the optimiser does.
+    // Long enough to be patched, however it is optimised.
     let mut sum = black_box(a);
     for _ in 0..black_box(1) {
         sum = sum.wrapping_add(black_box(b));
@@ -19,7 +19,7 @@ extern "C" fn add(a: u64, b: u64) -> u64 {
 }
 
 extern "C" fn add_and_ten(a: u64, b: u64) -> u64 {
-    // SAFETY: the slot holds the way back into `add`, which has this signature.
+    // SAFETY: the slot holds the trampoline of `add`, which has this signature.
     let original: Add = unsafe { core::mem::transmute(SLOT.get()) };
     original(a, b) + 10
 }
@@ -29,7 +29,7 @@ fn a_patched_function_runs_the_detour_and_the_way_back_runs_the_original() {
     let target: Add = black_box(add);
     assert_eq!(target(2, 3), 5);
     assert!(!SLOT.is_set());
-    // SAFETY: both have the same signature and nobody else calls `add`.
+    // SAFETY: both have the same signature, and nothing else calls `add`.
     unsafe {
         engine().install(add as *const c_void, add_and_ten as *const c_void, &SLOT).unwrap();
     }

@@ -1,5 +1,5 @@
-//! New data, old reader: what is written today is understood by the types as they were, which have
-//! fewer fields. A program that was built against them must not fail.
+//! New data, old reader: earlier versions' types, which have fewer fields, read what is written
+//! today. A program that was built with them must not fail.
 
 use limits::Policy;
 use serde::Deserialize;

@@ -1,4 +1,5 @@
-//! Old data, new reader: what earlier versions wrote is understood. Their UUIDs are in lower case.
+//! Old data, new reader: today's types read what earlier versions wrote. Those wrote UUIDs in lower
+//! case.
 
 use limits::{Policy, Priority};
 use protocol::sessions::StatusReport;
@@ -14,7 +15,8 @@ fn read<T: DeserializeOwned>(name: &str) -> T {
     serde_json::from_str(&golden(&format!("earlier/{name}"))).unwrap()
 }
 
-/// Protocol 1 is not spoken any more; a caller of it has to be told so, and for that be understood.
+/// Protocol 1 is no longer supported. A caller that uses it must be told so, and so its message has
+/// to be understood.
 #[test]
 fn a_registration_of_protocol_1() {
     let read: Register = read("register-protocol-1.json");
@@ -22,8 +24,8 @@ fn a_registration_of_protocol_1() {
     assert_eq!(read.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
 }
 
-/// The first of protocol 2, whose fields have not changed since: a quota may be left out, and what
-/// has a default within one.
+/// The first messages of protocol 2, whose fields have not changed since. A quota may be missing,
+/// and so may a quota's fields that have defaults.
 #[test]
 fn messages_of_protocol_2() {
     let admission: Admission = read("admission-without-quota.json");
@@ -32,19 +34,19 @@ fn messages_of_protocol_2() {
     assert_eq!(short.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
     let lease = |name| read::<Decision>(name).lease;
     let plain = Lease { id: 18, length_us: 20_000, shared: false, exclusive: false };
-    // Protocol 1, and before leases said whether they are exclusive.
+    // From protocol 1, and from before leases said whether they are exclusive.
     assert_eq!(lease("decision-protocol-1.json"), Some(plain));
     assert_eq!(lease("decision-before-exclusive.json"), Some(Lease { shared: true, ..plain }));
 }
 
-/// While the daemon and the limiter wrote devices in lower case.
+/// From when the daemon and the limiter wrote devices in lower case.
 #[test]
 fn devices_in_lower_case() {
     assert_eq!(read::<Register>("register-lower-case.json"), samples::register());
     assert_eq!(read::<NodeStatus>("status-lower-case.json"), samples::status());
 }
 
-/// Before quotas had policies.
+/// From before quotas had policies.
 #[test]
 fn a_status_of_the_first_daemon() {
     let mut expected = samples::status();
@@ -63,7 +65,7 @@ fn a_status_of_the_first_daemon() {
     assert_eq!(read::<NodeStatus>("status-first.json"), expected);
 }
 
-/// Before room was kept for code, and while a session might not be counted.
+/// From before `headroom` existed, and while a session might not be counted.
 #[test]
 fn sessions_of_the_first_command() {
     let mut expected = samples::sessions();

@@ -1,6 +1,6 @@
-//! The messages and the status as they stand on the wire: `golden/*.json` is what is written today,
-//! `golden/earlier/*.json` what earlier versions wrote. A change of these files is a change of the
-//! contract.
+//! The messages and the status as they are on the wire. `golden/*.json` is what is written today;
+//! `golden/earlier/*.json` is what earlier versions wrote. A change of these files is a change of
+//! the contract.
 
 #![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
 

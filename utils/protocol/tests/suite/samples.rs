@@ -1,4 +1,4 @@
-//! One of each, with every field set to something that is not its default.
+//! One value of each type, with no field at its default.
 
 use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
@@ -8,7 +8,7 @@ use protocol::sessions::{
 use protocol::status::{Class, DeviceStatus, LeaseStatus, NodeStatus, SessionStatus};
 use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered};
 
-/// As it is written.
+/// The UUID as it is written.
 pub(crate) const GPU: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
 pub(crate) const GPU_ID: GpuId =
     GpuId::from_bytes([0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0, 0x80, 0, 0, 0, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Where a daemon is looked for.
+//! Where a program looks for a daemon.
 
 use std::ffi::OsStr;
 

@@ -1,5 +1,5 @@
-//! Bytes as a session's page: no crash, no hang. With cargo-fuzz: `cargo fuzz run page`; without it:
-//! `scripts/fuzz.sh SECONDS`.
+//! Any bytes as a session's page: no crash, no hang. Run it by `cargo fuzz run page`, or without
+//! cargo-fuzz by `scripts/fuzz.sh SECONDS`.
 #![no_main]
 
 #[path = "../../tests/suite/hostile.rs"]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Why a session's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The system said no.
+    /// The system refused.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
         /// What was tried: make, read or lock.
@@ -17,15 +17,15 @@ pub enum DirectoryError {
         /// The system's answer.
         source: io::Error,
     },
-    /// The one that this process was told to use is none.
+    /// The variable that names this process's session does not name a directory.
     #[error(
         "{}={}: not a directory; it has to be the one that `sluice run` made", SESSION_DIR, path.display()
     )]
     NotOne {
-        /// What it was told.
+        /// The path in the variable.
         path: PathBuf,
     },
-    /// One that somebody else could write to.
+    /// Another user could write to the directory.
     #[error(
         "{} must be a directory that belongs to user {uid} with mode 0700, but is {found}", path.display()
     )]

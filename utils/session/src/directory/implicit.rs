@@ -1,4 +1,4 @@
-//! Sessions that nobody made: processes that carry the same limits share one.
+//! Sessions that no command made: processes with the same limits share one.
 
 use super::{DirectoryError, base, own_user, private};
 use std::fs;
@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// The directory of the session of all processes of this user and pid namespace (container) that
-/// name the same `key`. It is made if need be.
+/// The session directory of all processes of this user and pid namespace (container) that use the
+/// same `key`. Makes it if need be.
 ///
 /// # Errors
 /// [`DirectoryError`]

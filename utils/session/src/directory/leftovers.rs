@@ -1,4 +1,4 @@
-//! What dead owners left behind.
+//! Removes what dead owners left behind.
 
 use super::owner;
 use limits::env;
@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Removes the directories of sessions that have neither an owner nor a process. What cannot be
-/// removed now is tried again next time.
+/// removed now is tried again at the next call.
 pub(super) fn remove(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     let dead: Vec<_> =
@@ -24,8 +24,9 @@ pub(super) fn remove(base: &Path) {
     }
 }
 
-/// Removes the directory of a session whose owner ends. A program may leave processes behind, and
-/// their limits live there: then the next session's start removes it once they are gone.
+/// Removes the directory of a session whose owner ends. If the program left processes behind, the
+/// directory stays, because their limits are in it. A later session's start removes it when they
+/// are gone.
 pub(super) fn remove_own(path: &Path) {
     remove_unless_used(path, &used_sessions());
 }
@@ -36,7 +37,7 @@ fn remove_unless_used(path: &Path, used: &HashSet<OsString>) {
     }
 }
 
-/// The session directories that processes of this user were started with.
+/// The session directories that are named in the environments of this user's processes.
 fn used_sessions() -> HashSet<OsString> {
     let prefix = format!("{}=", env::SESSION_DIR);
     let own = std::process::id().to_string();
@@ -55,12 +56,12 @@ fn used_sessions() -> HashSet<OsString> {
         .collect()
 }
 
-/// What a process was started with. While it becomes another program (execve(2)) that is empty for a moment: one that
-/// stays so really has none.
+/// The environment that a process was started with. During execve(2) it reads as empty for a
+/// moment; only a process for which it stays empty really has none.
 fn environment(process: &Path) -> Option<Vec<u8>> {
     const LOOKS: u32 = 50;
     let look = || fs::read(process.join("environ")).ok();
-    // The kernel's own threads have no program.
+    // The kernel's own threads have no program and never get one.
     let becomes = |found: &Vec<u8>| found.is_empty() && process.join("exe").read_link().is_ok();
     let mut found = look()?;
     for _ in 0..LOOKS {

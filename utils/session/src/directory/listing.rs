@@ -1,4 +1,4 @@
-//! The sessions that there are, found by their directories.
+//! Lists the sessions, found by their directories.
 
 use std::fs::{self, DirEntry};
 use std::io::{self, ErrorKind};
@@ -49,12 +49,12 @@ pub fn list_in(root: &Path, only: Option<u32>) -> Result<Vec<Found>, DirectoryEr
     for base in directories(root)? {
         let uid = user(&base.file_name().to_string_lossy());
         let Some(uid) = uid.filter(|uid| only.is_none_or(|only| only == *uid)) else { continue };
-        // Anyone can make a directory there; one that pretends to be somebody else's is nothing.
+        // Anyone can make a directory there. One that bears another user's number is ignored.
         if base.metadata().is_ok_and(|metadata| metadata.uid() == uid) {
             let base = base.path();
             for directory in directories(&base)? {
                 add(&mut found, &base, &directory.path(), uid)?;
-                // Sessions within: those of a demo.
+                // Sessions inside a session: those of a demo.
                 for inner in directories(&directory.path())? {
                     add(&mut found, &base, &inner.path(), uid)?;
                 }
@@ -79,14 +79,14 @@ fn add(found: &mut Vec<Found>, base: &Path, path: &Path, uid: u32) -> Result<(),
     Ok(())
 }
 
-/// Real directories in `path`, links left out.
+/// The directories in `path`, without symbolic links.
 fn directories(path: &Path) -> Result<Vec<DirEntry>, DirectoryError> {
     let mut entries = entries(path)?;
     entries.retain(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     Ok(entries)
 }
 
-/// What is in `path`; nothing, where it has gone meanwhile.
+/// The entries of `path`; none if it has been removed meanwhile.
 fn entries(path: &Path) -> Result<Vec<DirEntry>, DirectoryError> {
     let read = fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     match read {

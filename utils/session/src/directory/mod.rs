@@ -1,10 +1,10 @@
-//! Where sessions are: `/dev/shm/sluice-UID/NAME/`, each with a page for every device that it has
-//! used. All of these directories are of mode 0700 and belong to the user.
+//! The directories of sessions: `/dev/shm/sluice-UID/NAME/`, each with one page for every device
+//! that the session has used. All of these directories have mode 0700 and belong to the user.
 //!
-//! * [`OwnedSession`], `PID-START-RANDOM`: made by a command, which removes it at its end. The owner
-//!   holds a lock on the file `owner` in it, which the kernel drops with the owner, in whatever pid
-//!   namespace. A session may be within another one's directory.
-//! * [`implicit`], `env-HASH`: shared by all processes that carry the same limits.
+//! * [`OwnedSession`], `PID-START-RANDOM`: made by a command, which removes it when it ends. The
+//!   owner holds a lock on the file `owner` in the directory. The kernel drops the lock when the
+//!   owner ends, in any pid namespace. A session's directory may be inside another one's.
+//! * [`implicit`], `env-HASH`: shared by all processes with the same limits.
 
 mod error;
 mod implicit;
@@ -21,10 +21,10 @@ pub use owned::OwnedSession;
 
 use std::path::{Path, PathBuf};
 
-/// Where all users' sessions are.
+/// The parent directory of all users' sessions.
 pub const ROOT: &str = "/dev/shm";
 
-/// What the name of a user's directory begins with.
+/// The prefix of the name of a user's directory.
 const PREFIX: &str = "sluice-";
 
 /// The directory of a user's sessions.
@@ -33,7 +33,7 @@ pub fn base(uid: u32) -> PathBuf {
     Path::new(ROOT).join(format!("{PREFIX}{uid}"))
 }
 
-/// The user whose sessions are in a directory of that name.
+/// The user that a directory's name stands for.
 fn user(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -49,7 +49,7 @@ pub fn is_inside() -> bool {
     std::env::var_os(limits::env::SESSION_DIR).is_some_and(|value| !value.is_empty())
 }
 
-/// Checks the directory of a session that this process was told to take part in.
+/// Checks the directory of the session that this process was told to join.
 ///
 /// # Errors
 /// [`DirectoryError::NotOne`]

@@ -4,7 +4,7 @@ use super::{DirectoryError, base, leftovers, own_user, owner, private};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// A session's directory; removed when dropped, unless a process of the session is left over.
+/// A session's directory. It is removed on drop, unless a process of the session still runs.
 #[derive(Debug)]
 pub struct OwnedSession {
     path: PathBuf,
@@ -12,7 +12,7 @@ pub struct OwnedSession {
 }
 
 impl OwnedSession {
-    /// Makes a session of the user who runs this, and removes what dead owners left behind.
+    /// Makes a session of the calling user, and removes what dead owners left behind.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -21,7 +21,7 @@ impl OwnedSession {
         Self::create_in(&base(uid), uid)
     }
 
-    /// The same below `base`, which has to be private to the user `uid`.
+    /// As [`Self::create`], but below `base`, which must be private to the user `uid`.
     ///
     /// # Errors
     /// [`DirectoryError`]
@@ -41,7 +41,7 @@ impl OwnedSession {
         &self.path
     }
 
-    /// Makes a directory within it.
+    /// Makes a directory inside it.
     ///
     /// # Errors
     /// [`DirectoryError::Io`]

@@ -1,4 +1,4 @@
-//! Who made a session's directory: its name says it, and a lock in it.
+//! The owner of a session's directory, known by the directory's name and by a lock inside it.
 
 use crate::process::ProcessIdentity;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::path::Path;
 /// The file that the owner holds a lock on.
 pub(super) const LOCK: &str = "owner";
 
-/// A name for a directory of this process's.
+/// A name for a directory that this process owns.
 pub(super) fn new_name() -> String {
     let ProcessIdentity { pid, start_time } = ProcessIdentity::own();
     let random = RandomState::new().hash_one(pid);
@@ -31,8 +31,8 @@ pub(super) fn lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Whether the owner holds its lock, or is about to take it. A directory whose name says no owner is
-/// nobody's leftover.
+/// Whether the owner holds its lock, or is about to take it. True if the name names no owner: such
+/// a directory is not left over from one.
 pub(super) fn lives(path: &Path) -> bool {
     let Some(owner) = of(path) else { return true };
     if owner.is_running() {

@@ -13,8 +13,8 @@ pub(super) fn make(path: &Path) -> Result<(), DirectoryError> {
     DirBuilder::new().mode(MODE).create(path).map_err(DirectoryError::io("make", path))
 }
 
-/// Makes a directory if need be. Anyone can make one in `/dev/shm`, so one that is there already is
-/// believed only if it is the user's alone.
+/// Makes a directory if need be. Anyone can make one in `/dev/shm`, so an existing directory is
+/// accepted only if it belongs to the user alone.
 pub(super) fn make_or_check(path: &Path, uid: u32) -> Result<(), DirectoryError> {
     match make(path) {
         Err(DirectoryError::Io { source, .. }) if source.kind() == ErrorKind::AlreadyExists => {}

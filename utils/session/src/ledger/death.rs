@@ -1,5 +1,5 @@
-//! Death at any store: every operation of the book is ended before each of its stores in turn, and
-//! what whoever takes over finds has to be right.
+//! A process may die at any store. Each operation of the ledger is stopped before each of its
+//! stores in turn, and the process that takes over must find a correct ledger.
 
 use super::Book;
 use crate::layout::{Kind, Layout, SLOTS};
@@ -9,13 +9,13 @@ use std::alloc::{Layout as Memory, alloc_zeroed, handle_alloc_error};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 thread_local! {
-    /// Stores until this thread's process dies; `None`: it does not.
+    /// How many stores are left until this thread's process dies; `None`: it does not die.
     static LEFT: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
 struct Died;
 
-/// Called before each store of a book.
+/// Called before each store into a ledger.
 pub(super) fn may_strike() {
     match LEFT.get() {
         None => {}
@@ -27,7 +27,7 @@ pub(super) fn may_strike() {
     }
 }
 
-/// Runs an operation that dies before its store number `stores`; `true`: it has so many.
+/// Runs an operation and lets it die before store number `stores`; `true`: it has that many.
 pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
     LEFT.set(Some(stores));
     let died = catch_unwind(AssertUnwindSafe(operation)).is_err();
@@ -35,11 +35,11 @@ pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
     died
 }
 
-/// A page's fields, all zero but for the limits.
+/// A page's fields; all are zero but the limits.
 pub(super) fn blank(limit: u64, real: u64) -> Box<Layout> {
     let memory = Memory::new::<Layout>();
     // SAFETY: of the type's own size and alignment; all of its fields are atomics, for which zero
-    // bytes are a value.
+    // bytes are a valid value.
     let layout = unsafe {
         let bytes = alloc_zeroed(memory);
         if bytes.is_null() {
@@ -52,7 +52,7 @@ pub(super) fn blank(limit: u64, real: u64) -> Box<Layout> {
     layout
 }
 
-/// What a slot has, all kinds together.
+/// What a slot has of all kinds together.
 pub(super) fn total(layout: &Layout, slot: usize) -> u64 {
     layout.slots[slot].bytes.iter().map(|cell| cell.load(Relaxed)).sum()
 }
@@ -64,7 +64,7 @@ fn sums_hold(layout: &Layout) -> bool {
     layout.used.load(Relaxed) == all && layout.on_host.load(Relaxed) == on_host
 }
 
-/// A session of three: the first dies, the second takes over, the third is far off.
+/// A session of three: the first dies, the second takes over, the third has a distant slot.
 const DYING: usize = 0;
 const SURVIVOR: usize = 1;
 const FAR: usize = 77;
@@ -127,7 +127,7 @@ fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
     at_every_store("recount", 0, |book| book.recount());
 }
 
-/// Who takes over may die while it takes over.
+/// The process that takes over may die while it takes over.
 #[test]
 fn an_heir_that_dies_too_leaves_the_same() {
     for stores in 0.. {

@@ -1,4 +1,4 @@
-//! Bytes: reserve, charge, release.
+//! Memory: reserve, charge and release bytes.
 
 use super::{Book, Put};
 use crate::layout::{Kind, Slot};
@@ -11,11 +11,11 @@ use core::sync::atomic::Ordering::Relaxed;
 pub enum Place {
     /// In the device's memory.
     Device,
-    /// In the host's, because the real share is used up.
+    /// In the host's memory, because the real part is used up.
     Host,
 }
 
-/// What a reservation ran into.
+/// The bound that a reservation exceeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bound {
     /// The session's limit.
@@ -47,7 +47,7 @@ impl fmt::Display for Bound {
     }
 }
 
-/// A value in the page that cannot be.
+/// An impossible value in the page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the session's page is damaged: slot {slot} gives back {asked} bytes and has {has}")]
 pub struct Damaged {
@@ -68,11 +68,11 @@ fn take(cell: &AtomicU64, bytes: u64) {
 }
 
 impl Book<'_> {
-    /// Takes `bytes` out of what is left of the limit; on the device, unless they are of
+    /// Takes `bytes` out of what is left of the limit. They are on the device, unless `kind` is
     /// [`Kind::Oversubscribed`].
     ///
     /// # Errors
-    /// [`Refusal`] where it does not fit; nothing has changed then.
+    /// [`Refusal`] if they do not fit; nothing has changed then.
     pub fn reserve(&mut self, slot: usize, kind: Kind, bytes: u64) -> Result<(), Refusal> {
         match (kind, self.place(bytes)?) {
             (Kind::Oversubscribed, _) | (_, Place::Device) => {
@@ -83,11 +83,11 @@ impl Book<'_> {
         }
     }
 
-    /// Takes `bytes` on the device as `kind`, or, where the real share is used up, on the host as
-    /// [`Kind::Oversubscribed`]; tells which.
+    /// Takes `bytes` on the device as `kind` or, if the real part is used up, on the host as
+    /// [`Kind::Oversubscribed`]. Returns which.
     ///
     /// # Errors
-    /// [`Refusal`] where the limit itself is used up; nothing has changed then.
+    /// [`Refusal`] if the limit itself is used up; nothing has changed then.
     pub fn reserve_anywhere(
         &mut self,
         slot: usize,
@@ -103,7 +103,7 @@ impl Book<'_> {
     /// Where `bytes` more would fit.
     ///
     /// # Errors
-    /// [`Refusal`]: nowhere.
+    /// [`Refusal`] if they fit nowhere.
     pub fn place(&self, bytes: u64) -> Result<Place, Refusal> {
         let fits = |used: u64, limit| used.checked_add(bytes).is_some_and(|sum| sum <= limit);
         if !fits(self.used(), self.limit()) {
@@ -123,7 +123,7 @@ impl Book<'_> {
         Refusal { asked, used, limit, bound }
     }
 
-    /// Takes `bytes` whether they fit or not: memory that the driver has taken already.
+    /// Takes `bytes` even if they do not fit: for memory that the driver has taken already.
     pub fn charge(&mut self, slot: usize, kind: Kind, bytes: u64) {
         if let Some(slot) = self.slot(slot) {
             add(&slot.bytes[kind as usize], bytes);
@@ -134,7 +134,7 @@ impl Book<'_> {
     /// Gives `bytes` back.
     ///
     /// # Errors
-    /// [`Damaged`] where the slot has fewer; it has none of that kind afterwards.
+    /// [`Damaged`] if the slot has fewer. It has none of that kind afterwards.
     pub fn release(&mut self, slot: usize, kind: Kind, bytes: u64) -> Result<(), Damaged> {
         let index = slot;
         let Some(slot) = self.slot(slot) else { return Ok(()) };
@@ -145,7 +145,7 @@ impl Book<'_> {
         if given == bytes { Ok(()) } else { Err(Damaged { slot: index, asked: bytes, has }) }
     }
 
-    /// Makes `bytes` the figure of one kind, whether it fits or not.
+    /// Sets what the slot has of one kind to `bytes`, even if they do not fit.
     pub fn set(&mut self, slot: usize, kind: Kind, bytes: u64) {
         let Some(slot) = self.slot(slot) else { return };
         let had = slot.bytes[kind as usize].load(Relaxed);
@@ -156,7 +156,7 @@ impl Book<'_> {
         });
     }
 
-    /// The sums that bytes of a kind are part of.
+    /// Changes the sums that a kind counts towards.
     fn sums(&self, kind: Kind, change: impl Fn(&AtomicU64)) {
         change(&self.0.used);
         if kind == Kind::Oversubscribed {

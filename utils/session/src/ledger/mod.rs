@@ -1,8 +1,10 @@
-//! The book of a session on one device: who has how many bytes, and how much of its time is left.
+//! The ledger of a session on one device: which process has how many bytes, and how much time is
+//! left.
 //!
-//! Plain arithmetic over a page's fields: no I/O, no clock, no waiting. A [`Book`] is handed out by
-//! whoever holds the page's lock, so that each change is one step for everybody else. A process may
-//! die between any two stores: what the slots say is the truth, and sums are made from them.
+//! It is plain arithmetic over a page's fields: no I/O, no clock, no waiting. Only the holder of
+//! the page's lock hands out a [`Book`], so each change is one step for all other processes. A
+//! process may die between any two stores. The slots are the truth, and the sums are made from
+//! them.
 
 #[cfg(test)]
 mod death;
@@ -21,7 +23,7 @@ use crate::layout::{Kind, Layout, Slot};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-/// How the book writes: each store is a moment at which the process may die, and tests make it so.
+/// Writes into the ledger. The process may die before each store, and tests make it do so.
 trait Put<T> {
     fn put(&self, value: T);
 }
@@ -41,12 +43,12 @@ macro_rules! put {
 put!(AtomicU32, u32);
 put!(AtomicU64, u64);
 
-/// The book, open for changes. Slots are named by index; an index out of range changes nothing.
+/// The open ledger. Slots are named by index; an index out of range changes nothing.
 #[derive(Debug)]
 pub struct Book<'a>(&'a Layout);
 
 impl<'a> Book<'a> {
-    /// Opens the book. Nobody else may have it open: see [`crate::Membership::book`].
+    /// Opens the ledger. No other process may have it open: see [`crate::Membership::book`].
     #[must_use]
     pub const fn new(layout: &'a Layout) -> Self {
         Self(layout)
@@ -62,7 +64,7 @@ impl<'a> Book<'a> {
         &self.0.slots[..end.min(self.0.slots.len())]
     }
 
-    /// Gives a slot to a process; what it held before is given back.
+    /// Gives a slot to a process, after giving back what the slot held before.
     pub fn enroll(&mut self, slot: usize, pid: u32, start_time: u64) {
         self.vacate(slot);
         let end = u32::try_from(slot + 1).unwrap_or(u32::MAX);
@@ -75,7 +77,7 @@ impl<'a> Book<'a> {
         }
     }
 
-    /// Gives everything of a slot back, its lease included, and frees it.
+    /// Gives back everything that a slot has, its lease included, and frees it.
     pub fn vacate(&mut self, slot: usize) {
         self.forfeit(slot);
         let Some(slot) = self.slot(slot) else { return };
@@ -91,7 +93,7 @@ impl<'a> Book<'a> {
         self.recount();
     }
 
-    /// Makes the sums from the slots again.
+    /// Recomputes the sums from the slots.
     pub fn recount(&mut self) {
         let (mut used, mut on_host, mut holders) = (0_u64, 0_u64, 0);
         for slot in self.used_slots() {

@@ -1,4 +1,4 @@
-//! The book against a model that is too simple to be wrong: a table of bytes by process and kind.
+//! The ledger against a model that is too simple to be wrong: a table of bytes by process and kind.
 
 use super::death::{blank, dies_after, total};
 use super::{Book, Bound, Place};
@@ -15,13 +15,13 @@ enum Op {
     Reserve(usize, Kind, u64),
     ReserveAnywhere(usize, Kind, u64),
     Charge(usize, Kind, u64),
-    /// Reserve, and give back what came of it: the driver said no.
+    /// Reserves bytes and gives them back, as when the driver refuses the allocation.
     RollBack(usize, Kind, u64),
     Release(usize, Kind, u64),
     Set(usize, Kind, u64),
-    /// Ends, and is noticed.
+    /// The process ends, and this is noticed.
     Death(usize),
-    /// Ends in the middle of a charge, before one of its stores; somebody takes over.
+    /// The process ends in the middle of a charge, before one of its stores; another takes over.
     DeathWithin(usize, Kind, u64, u32),
     Resize(u64, u64),
 }
@@ -30,7 +30,7 @@ fn operations() -> impl Strategy<Value = Op> {
     let who = || 0..PROCESSES.len();
     let kind = || (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
     let bytes = || prop_oneof![8 => 0..3_000_u64, 1 => Just(u64::MAX), 1 => Just(0)];
-    // Not the last value: no sum may reach it, or it would not be one.
+    // Not the largest value: no sum may reach that one.
     let limit = || prop_oneof![4 => 0..20_000_u64, 1 => Just(u64::MAX - 1)];
     prop_oneof![
         4 => (who(), kind(), bytes()).prop_map(|(p, k, b)| Op::Reserve(p, k, b)),
@@ -137,7 +137,7 @@ fn step(model: &mut Model, layout: &Layout, op: &Op) {
         }
         Op::DeathWithin(p, kind, bytes, stores) => {
             if dies_after(stores, || Book::new(layout).charge(slot(p), kind, bytes)) {
-                // Stale sums, for whoever takes the lock.
+                // Sums may be stale, as for a process that takes over the lock.
                 book.recount();
                 book.vacate(slot(p));
                 model.dies(p);

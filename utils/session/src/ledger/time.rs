@@ -1,13 +1,13 @@
-//! Time: leases of the session's own account.
+//! Device time: leases of the session's own account.
 //!
-//! The clock earns a session its share; what its processes use of the device is charged. A process
-//! tells how much it used while it holds a lease, every few milliseconds and at its end. Several
-//! processes may use the device at once, so what they tell is lined up end to end from the moment up to
+//! The session earns its share continuously, and pays for what its processes use. A process that
+//! holds a lease reports its use every few milliseconds and at the lease's end. Several processes
+//! may use the device at once. So their reports are lined up end to end, from the moment until
 //! which the session has been charged ([`Layout::busy_until_ns`](crate::layout::Layout)): together
-//! they are charged no more than the time that has passed.
+//! they are never charged more than the time that has passed.
 //!
-//! Processes that keep the device busy by themselves take turns: two of them at once would be sliced by
-//! the hardware, at a loss. Others hold it at the same time.
+//! Processes that keep the device busy by themselves take turns: the hardware would slice two of
+//! them at once, at a loss. Other processes hold the device at the same time.
 
 use super::Book;
 use crate::layout::Slot;
@@ -19,23 +19,23 @@ use limits::units::PPM_ONE;
 pub const BURST_PERIOD_NS: u64 = 100_000_000;
 /// The shortest lease worth opening a gate for.
 pub const SHORTEST_LEASE_NS: u64 = 10_000_000;
-/// The shortest lease beside a sibling that holds.
+/// The shortest lease for a process that joins a sibling's.
 const SHORTEST_JOIN_NS: u64 = 2_000_000;
-/// The longest lease; one that may go on is renewed.
+/// The longest lease. A process that may go on renews its lease.
 pub const LONGEST_LEASE_NS: u64 = 50_000_000;
 /// The longest lease while another process of the session waits for its turn.
 pub const TURN_NS: u64 = 20_000_000;
-/// A process that keeps the device busy for this part of the time that it holds it is dense.
+/// A process is dense if it keeps the device busy for this part of the time that it holds it.
 pub const DENSE_PPM: u32 = 850_000;
 
-/// How long past the end of its lease a process may hold up its siblings: one that is stopped, or that
-/// became another program, never says that it is done.
+/// How long past the end of its lease a process may keep its siblings waiting. One that is stopped,
+/// or has become another program, never reports that it is done.
 pub const OVERDUE_NS: u64 = 2_000_000_000;
-/// A process that waits asks again at least this often, or its place is lost.
+/// A waiting process that does not ask again within this time loses its place.
 pub const ASK_AGAIN_NS: u64 = 100_000_000;
-/// A sibling that holds the device looks for its turn's end this soon.
+/// A process that waits beside a sibling's lease asks again this soon.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
-/// Held time over which a process's density is averaged.
+/// Held time over which a process's utilization is averaged.
 const DENSITY_OVER_NS: u64 = 200_000_000;
 
 /// When the session may next use the device's time.
@@ -51,7 +51,7 @@ fn is_holding(slot: &Slot) -> bool {
     slot.pid.load(Relaxed) != 0 && slot.holding.load(Relaxed) == 1
 }
 
-/// Since when a process waits, if it does and still asks.
+/// Since when a process has waited; `None` if it does not wait, or asks no more.
 fn waiting_since(slot: &Slot, now_ns: u64) -> Option<u64> {
     let since = slot.waiting_since_ns.load(Relaxed);
     let asked = slot.charged_until_ns.load(Relaxed);
@@ -62,14 +62,14 @@ fn waiting_since(slot: &Slot, now_ns: u64) -> Option<u64> {
     waits.then_some(since)
 }
 
-/// Whether a process keeps the device busy, as far as known.
+/// Whether a process is dense, as far as is known.
 fn is_dense(slot: &Slot) -> bool {
     let density = slot.density_ppm.load(Relaxed);
     density == 0 || density >= DENSE_PPM
 }
 
 impl Book<'_> {
-    /// The session's share, all of it where that is not enforced.
+    /// The session's share; all of the device if the share is not enforced.
     fn share(&self) -> u32 {
         let limit = self.0.limits().compute;
         if limit.is_limit() { limit.share_ppm } else { PPM_ONE }
@@ -79,7 +79,7 @@ impl Book<'_> {
         earned(BURST_PERIOD_NS, self.share())
     }
 
-    /// Earns what the share gives until `now_ns`.
+    /// Adds what the share has earned until `now_ns`.
     fn settle(&mut self, now_ns: u64) -> Bucket {
         let mut bucket = Bucket {
             balance_ns: self.0.balance_ns.load(Relaxed),
@@ -98,16 +98,17 @@ impl Book<'_> {
         self.0.balance_ns.store(bucket.balance_ns, Relaxed);
     }
 
-    /// Asks for the device's time on behalf of a process. One that is told to come back has its place
-    /// kept if it asks again within [`ASK_AGAIN_NS`].
+    /// Asks for device time on behalf of a process. A process that gets [`Turn::In`] keeps its
+    /// place if it asks again within [`ASK_AGAIN_NS`].
     pub fn begin_lease(&mut self, slot: usize, now_ns: u64) -> Turn {
         let bucket = self.settle(now_ns);
         self.end_overdue_leases(now_ns);
         let share = self.share();
-        // Half a burst at most, or a small share could never save enough for one lease.
+        // Half a burst at most: otherwise a small share could never save enough for one lease.
         let wanted = balance_for(SHORTEST_LEASE_NS, share).min(self.burst() / 2);
         let joining = self.0.holders.load(Relaxed) > 0;
-        // What is left at the end of a sibling's lease is no turn: whoever got that each time would get nothing.
+        // A dense process does not take the rest of a sibling's lease: with such a rest as its turn
+        // each time, it would get next to nothing.
         let dense = self.slot(slot).is_some_and(is_dense);
         let least = if joining && !dense {
             wanted.min(balance_for(SHORTEST_JOIN_NS, share))
@@ -117,7 +118,7 @@ impl Book<'_> {
         let turn = match bucket.lease_length(share) {
             _ if self.has_to_wait_for_others(slot, now_ns) => Turn::In(LOOK_AGAIN_NS),
             Some(length) if bucket.ready_in(least, share) == Some(0) => Turn::Granted(length),
-            // While another process drains, time is being taken, not earned: look again soon.
+            // While another process drains, nothing is earned, so ask again soon.
             _ if joining => Turn::In(LOOK_AGAIN_NS),
             _ => Turn::In(bucket.ready_in(wanted, share).unwrap_or(u64::MAX)),
         };
@@ -140,15 +141,15 @@ impl Book<'_> {
         }
     }
 
-    /// A process no longer waits for the device's time.
+    /// Notes that a process no longer waits for device time.
     pub fn stop_waiting(&mut self, slot: usize) {
         if let Some(slot) = self.slot(slot) {
             slot.waiting_since_ns.store(0, Relaxed);
         }
     }
 
-    /// Charges a holder for `used_ns` of the time since it was charged last, and asks for the lease to
-    /// go on. [`Turn::In`]: it ends when it was to end.
+    /// Charges a holder for `used_ns` of the time since its last charge, and asks for the lease to
+    /// go on. [`Turn::In`]: the lease ends as planned.
     pub fn renew_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) -> Turn {
         self.charge_use(slot, now_ns, used_ns);
         let bucket = self.settle(now_ns);
@@ -161,8 +162,8 @@ impl Book<'_> {
         }
     }
 
-    /// A process used the device under a lease that came from elsewhere: what was saved up here goes
-    /// down by it, or the session would have two accounts.
+    /// Subtracts what a process used under a lease from elsewhere from what was saved up here.
+    /// Otherwise the session would have two accounts.
     pub fn used_elsewhere(&mut self, now_ns: u64, used_ns: u64) {
         let mut bucket = self.settle(now_ns);
         let used = i64::try_from(used_ns).unwrap_or(i64::MAX);
@@ -171,14 +172,15 @@ impl Book<'_> {
         self.keep(bucket);
     }
 
-    /// The session comes to be limited: what it would have saved up by now is no matter, what it owes is.
+    /// The session is limited from now on. What it would have saved up by now is dropped; what it
+    /// owes stays.
     pub fn forget_savings(&mut self, now_ns: u64) {
         let mut bucket = self.settle(now_ns);
         bucket.balance_ns = bucket.balance_ns.min(0);
         self.keep(bucket);
     }
 
-    /// Ends a process's lease, and charges it for `used_ns` of the time since it was charged last.
+    /// Ends a process's lease, and charges it for `used_ns` of the time since its last charge.
     pub fn end_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
         self.charge_use(slot, now_ns, used_ns);
         if let Some(slot) = self.slot(slot) {
@@ -187,12 +189,12 @@ impl Book<'_> {
         self.recount();
     }
 
-    /// The process in a slot has died: what it held and had not told of is charged in full.
+    /// Charges a dead process in full for the part of its lease that it had not reported.
     pub(super) fn forfeit(&mut self, slot: usize) {
         let Some(record) = self.slot(slot).filter(|record| is_holding(record)) else { return };
         let until = record.lease_end_ns.load(Relaxed);
         let from = record.charged_until_ns.load(Relaxed);
-        // A page may hold any number.
+        // The page may hold any number here.
         if until.saturating_sub(from) <= OVERDUE_NS {
             self.charge_use(slot, until, until.saturating_sub(from));
         }
@@ -224,8 +226,8 @@ impl Book<'_> {
         self.keep(bucket);
     }
 
-    /// Whether a sibling holds the device that this process must not share it with, or has waited for
-    /// its turn for longer.
+    /// Whether this process has to wait: a sibling holds the device and must not share it with this
+    /// process, or a sibling has waited longer for its turn.
     fn has_to_wait_for_others(&self, slot: usize, now_ns: u64) -> bool {
         let Some(own) = self.slot(slot) else { return false };
         let (dense, since) = (is_dense(own), waiting_since(own, now_ns).unwrap_or(now_ns));
@@ -250,7 +252,7 @@ impl Book<'_> {
         others.filter(move |&(index, _)| index != slot).map(|(_, other)| other)
     }
 
-    /// Stops waiting for leases that ended long ago without a word.
+    /// Stops waiting for leases that ended long ago without a report.
     fn end_overdue_leases(&mut self, now_ns: u64) {
         let mut ended = false;
         for slot in self.used_slots() {
@@ -266,7 +268,8 @@ impl Book<'_> {
     }
 }
 
-/// The average of a density in millionths (zero: unknown) and that of the last `held` nanoseconds.
+/// The mean of an earlier utilization in millionths (zero: unknown) and that of the last `held`
+/// nanoseconds.
 fn smoothed(density: u32, used: u64, held: u64) -> u32 {
     if held == 0 {
         return density;

@@ -1,6 +1,6 @@
-//! The lock's protocol, every way it can go: the steps of some processes in any order, and death between
-//! any two of them. The decisions are those of [`Attempt`]; the world is a model of the word, of the file's
-//! locks, and of the kernel that drops a process's when it ends.
+//! All executions of the lock's protocol: the steps of some processes in any order, with deaths
+//! between any two steps. The decisions are those of [`Attempt`]. The rest is a model: the word,
+//! the file's locks, and the kernel that drops a process's locks when it ends.
 
 use super::{Attempt, Seen, Step, number};
 use std::collections::{HashMap, VecDeque};
@@ -10,24 +10,25 @@ use std::collections::{HashMap, VecDeque};
 enum Process {
     /// On its way to the lock.
     Tries(Attempt),
-    /// Has the book open.
+    /// Has the ledger open.
     Owns,
     /// Has its slot and does nothing.
     Rests,
     Dead,
-    /// Another program, looking for a slot: this one next.
+    /// A new program that looks for a slot; it tries this one next.
     Newcomer(usize),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct World {
     word: u32,
-    /// Who holds the lock on a slot's byte: attempts and members both go by process.
+    /// The process that holds the lock on each slot's byte. The kernel's record locks belong to
+    /// processes, so attempts and members do not differ here.
     bytes: Vec<Option<usize>>,
     /// The slot of each process.
     slot_of: Vec<usize>,
     processes: Vec<Process>,
-    /// How often anybody may still begin anew, or die.
+    /// How often any process may still begin anew, or die.
     rounds: u8,
     deaths: u8,
 }
@@ -58,7 +59,7 @@ impl World {
                 Seen::Replaced
             }
             Step::Replace(_) => Seen::Owner(self.word),
-            // The kernel does not count the asker's own.
+            // The kernel does not report the asker's own lock.
             Step::IsAlive(slot) => Seen::Answer(self.bytes[slot].is_some_and(|by| by != who)),
             Step::LockSlot(slot) => {
                 let free = self.bytes[slot].is_none_or(|by| by == who);
@@ -81,7 +82,7 @@ impl World {
         }
     }
 
-    /// What a process does next when it is not struck down; `None`: nothing.
+    /// The state after a process's next step, if it does not die; `None`: it has nothing to do.
     fn goes_on(&self, who: usize) -> Option<Self> {
         let mut next = self.clone();
         next.processes[who] = match &self.processes[who] {
@@ -105,7 +106,7 @@ impl World {
         Some(next)
     }
 
-    /// Its end, and after it a new process that looks for a slot.
+    /// The state after a process's death, with a new process in its place that looks for a slot.
     fn dies(&self, who: usize) -> Option<Self> {
         match self.processes[who] {
             Process::Dead if self.rounds > 0 => {
@@ -139,7 +140,7 @@ impl World {
         }
     }
 
-    /// From here on nobody dies and all go on in turn: each that wants the lock gets it.
+    /// From here on no process dies, and all go on in turn: each that wants the lock gets it.
     fn comes_to_rest(&self) {
         let mut world = Self { rounds: 0, deaths: 0, ..self.clone() };
         for _ in 0..60 {
@@ -155,7 +156,7 @@ impl World {
     }
 }
 
-/// Visits every state that can be reached; tells how many there are.
+/// Visits every reachable state, and returns their number.
 fn explore(first: World) -> usize {
     let mut known = HashMap::from([(first.clone(), ())]);
     let mut ahead = VecDeque::from([first]);

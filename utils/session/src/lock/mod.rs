@@ -1,42 +1,42 @@
-//! The lock that opens the book: who may take it, and from whom.
+//! The lock that opens the ledger: which process may take it, and from whom.
 //!
-//! A word of the page names the owner, a slot plus one. A slot belongs to the process that locks its byte
-//! of the file, and the kernel unlocks that when the process ends. From an owner that has died the lock is
-//! taken over, and while this is tried its slot is kept from being taken anew: a new process there would
-//! own the lock by the same number.
+//! A word of the page names the owner: its slot's index plus one. A slot belongs to the process
+//! that locks the slot's byte of the file. The kernel drops that lock when the process ends. The
+//! lock of a dead owner is taken over. During the takeover its slot's byte is kept locked: a new
+//! process in that slot would own the lock by the same number.
 //!
-//! What is done next is decided here, step by step, so that tests can put every other process's steps,
-//! and death, between any two of them.
+//! This module decides the next step only; it carries out none. So tests can put every other
+//! process's steps, and its death, between any two steps.
 
 #[cfg(test)]
 mod interleavings;
 
-/// One step in the world.
+/// One step of an attempt, for the caller to carry out.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Step {
-    /// Put oneself into the word in place of this value.
+    /// Replace this value of the word by one's own number.
     Replace(u32),
-    /// Ask whether the process of this slot lives.
+    /// Ask whether this slot's process lives.
     IsAlive(usize),
     /// Lock this slot's byte.
     LockSlot(usize),
     /// Unlock it again.
     UnlockSlot(usize),
-    /// Nothing to do: the lock is taken, `recount`: from somebody else.
+    /// Nothing more to do: the lock is taken.
     Taken {
-        /// The owner before may have left sums half changed.
+        /// The earlier owner may have left half-changed sums, so recount them.
         recount: bool,
     },
-    /// The word names nobody that there can be.
+    /// The word names no possible owner.
     Impossible(u32),
 }
 
-/// What a step has shown.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Seen {
     /// [`Step::Replace`]: done.
     Replaced,
-    /// [`Step::Replace`]: it is this owner's.
+    /// [`Step::Replace`]: this other value was there.
     Owner(u32),
     /// [`Step::IsAlive`], [`Step::LockSlot`]
     Answer(bool),
@@ -44,23 +44,23 @@ pub(crate) enum Seen {
     Done,
 }
 
-/// One process on its way to the lock.
+/// One process's attempt to take the lock.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Attempt {
     slot: usize,
     slots: usize,
     next: Step,
-    /// Whether the byte of a dead owner's slot is held meanwhile, and what came of it.
+    /// A dead owner's slot whose byte is held meanwhile, and whether the takeover succeeded.
     over: Option<(usize, bool)>,
 }
 
-/// The number by which a slot owns the lock.
+/// The number that a slot's process writes into the word.
 pub(crate) fn number(slot: usize) -> u32 {
     u32::try_from(slot + 1).unwrap_or(u32::MAX)
 }
 
 impl Attempt {
-    /// By the process on `slot`, of `slots` that there are.
+    /// An attempt by the process on `slot`; the page has `slots` of them.
     pub(crate) const fn new(slot: usize, slots: usize) -> Self {
         Self { slot, slots, next: Step::Replace(0), over: None }
     }
@@ -70,7 +70,8 @@ impl Attempt {
         self.next
     }
 
-    /// Goes on after a step; tells the owner in whose favour this attempt begins anew, if so.
+    /// Continues after a step. If the attempt begins anew because another owner took the lock,
+    /// returns that owner.
     pub(crate) fn saw(&mut self, seen: Seen) -> Option<u32> {
         let again = |owner| (Step::Replace(0), Some(owner));
         let (next, waits_for) = match (self.next, seen) {
@@ -105,7 +106,8 @@ impl Attempt {
 
     fn look_at(&self, owner: u32) -> Step {
         match (owner as usize).checked_sub(1) {
-            // Left by a former process in this slot, because the threads of this one are kept apart.
+            // A former process in this slot left it: the threads of this process exclude each
+            // other.
             Some(slot) if slot == self.slot => Step::Replace(owner),
             Some(slot) if slot < self.slots => Step::IsAlive(slot),
             Some(_) => Step::Impossible(owner),

@@ -4,13 +4,13 @@ use crate::page::slot_lock;
 use crate::process::ProcessIdentity;
 use crate::{Page, PageError};
 
-/// Slots that the first process of a session looks at for a free one.
+/// How many slots a session's first process searches for a free one.
 const FIRST_ROW: usize = 64;
 
 /// Finds a slot that no living process has, and locks it.
 ///
-/// Processes that start together look at different ones first, and few slots are used as long as there
-/// are few processes, because whoever makes sums has to look at all that were ever used.
+/// Processes that start together begin at different slots. While there are few processes, only low
+/// slots are used: every recount has to read all slots that were ever used.
 pub(super) fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
     let layout = page.look()?;
     let count = layout.slots.len();
@@ -23,7 +23,7 @@ pub(super) fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
     };
     let mut row = FIRST_ROW.min(count);
     loop {
-        // First those that are free, then those of the dead.
+        // First the free slots, then those of dead processes.
         for take_over in [false, true] {
             for slot in (0..row).map(|offset| (pid as usize + offset) % row) {
                 if owner(slot).is_some() != take_over || !lock(slot)? {
@@ -35,7 +35,7 @@ pub(super) fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
                 if !owner(slot).is_some_and(lives) {
                     return Ok(slot);
                 }
-                // Alive, but it has lost its lock.
+                // The process lives, but it has lost its lock.
                 slot_lock::unlock(page, slot);
             }
         }

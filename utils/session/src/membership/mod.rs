@@ -1,4 +1,4 @@
-//! A process's slot in a page, and the book that it opens from there.
+//! A process's slot in a page, and the ledger that it opens from there.
 
 mod claim;
 
@@ -15,53 +15,53 @@ use core::time::Duration;
 use rustix::thread::Timespec;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Tries before the processor is given away, and before the owner is looked at.
+/// How often to try spinning, and then yielding the processor, before looking at the owner.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 20;
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
-/// How long a living owner may keep the book open, and how long one that did before.
+/// How long a living owner may keep the ledger open, and how long the same one may the next time.
 const PATIENCE: Duration = Duration::from_millis(500);
 const IMPATIENCE: Duration = Duration::from_millis(10);
-/// The sums are made again once in this many openings, and this many more for each slot that has to be
-/// looked at: what that costs an opening does not grow with the session.
+/// The sums are recomputed once in `AUDIT` openings, plus `AUDIT_PER_SLOT` for each slot that has
+/// to be read. So the mean cost of an opening does not grow with the session.
 const AUDIT: usize = 64;
 const AUDIT_PER_SLOT: usize = 4;
 
-/// This process's slot in a page: by it the process is a member of the session. One per process and
-/// page: see [`slot_lock`].
+/// This process's slot in a page, which makes it a member of the session. One per process and page:
+/// see `slot_lock`.
 #[derive(Debug)]
 pub struct Membership {
     page: Page,
     slot: usize,
     identity: ProcessIdentity,
-    /// Keeps the threads of this process apart, so that the owner in the page is always another
-    /// process.
+    /// Lets one thread of this process in at a time, so that the owner in the page is always
+    /// another process.
     threads: Mutex<Own>,
     owed: Owed,
 }
 
-/// Bytes to give back that could not be written down, by kind.
+/// Bytes to give back that could not be recorded yet, by kind.
 #[derive(Debug, Default)]
 struct Owed {
     any: AtomicBool,
     bytes: [AtomicU64; 8],
 }
 
-/// What this process knows by itself, whatever the page says.
+/// What this process knows by itself, independent of the page.
 #[derive(Debug, Default)]
 struct Own {
-    /// What its slot held when it last closed the book.
+    /// What its slot held when it last closed the ledger.
     bytes: [u64; 8],
-    /// Since the sums were last made.
+    /// How many openings since the sums were last recomputed.
     openings: usize,
-    /// Whom it last waited for in vain.
+    /// The slot number of the owner that it last waited for in vain.
     kept_open_by: Option<u32>,
-    /// Why the page is not believed any more.
+    /// Why the page is no longer trusted.
     damaged: Option<String>,
 }
 
-/// The book while nobody else can change it. Held for the few stores of one change, never while
-/// anything else is called.
+/// The open ledger: no other process can change it. It is held for the few stores of one change,
+/// never while anything else is called.
 #[derive(Debug)]
 pub struct BookGuard<'a> {
     layout: &'a Layout,
@@ -96,7 +96,7 @@ impl Membership {
     /// Takes a slot that no living process has.
     ///
     /// # Errors
-    /// [`PageError::Full`], [`PageError::Io`] where the file's locks do not work, and as for
+    /// [`PageError::Full`]; [`PageError::Io`] if the file's locks do not work; and those of
     /// [`Membership::book`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let identity = ProcessIdentity::own();
@@ -121,37 +121,36 @@ impl Membership {
         self.page.look()
     }
 
-    /// Opens the book. Waits for whoever has it open, which is a matter of nanoseconds, unless that
-    /// process died in the middle: then the sums are made again from the slots.
+    /// Opens the ledger. Waits for another process that has it open, normally for some nanoseconds.
+    /// If that process died while it had the ledger open, the sums are recomputed from the slots.
     ///
     /// # Errors
-    /// [`PageError::Damaged`] where the page is not what it was; from then on always.
-    /// [`PageError::Busy`] where a living process keeps the book open.
+    /// [`PageError::Damaged`] if the page has been damaged, and at each later call.
+    /// [`PageError::Busy`] if a living process keeps the ledger open.
     pub fn book(&self) -> Result<BookGuard<'_>, PageError> {
         self.enter(Purpose::Working)
     }
 
-    /// Gives bytes back with the next opening of the book, where it cannot be opened now.
+    /// Gives bytes back at the next opening of the ledger. For when it cannot be opened now.
     pub fn owe(&self, kind: Kind, bytes: u64) {
         self.owed.bytes[kind as usize].fetch_add(bytes, Relaxed);
         self.owed.any.store(true, Release);
     }
 
-    /// Writes down what could not be written down when it was given back.
+    /// Records the bytes that could not be recorded when they were given back.
     fn pay(&self, book: &mut Book<'_>) {
         if !self.owed.any.load(Relaxed) || !self.owed.any.swap(false, AcqRel) {
             return;
         }
         for kind in Kind::ALL {
             let bytes = self.owed.bytes[kind as usize].swap(0, Relaxed);
-            // A slot that has fewer has none afterwards.
+            // If the slot has fewer bytes, it has none afterwards.
             let _ = book.release(self.slot, kind, bytes);
         }
     }
 
     fn enter(&self, purpose: Purpose) -> Result<BookGuard<'_>, PageError> {
-        // A thread that panicked with the book open left nothing half done that a recount would
-        // not mend.
+        // A thread that panicked with the ledger open left nothing that a recount would not repair.
         let mut own = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reason) = &own.damaged {
             return Err(self.damaged(reason.clone()));
@@ -170,7 +169,7 @@ impl Membership {
         own.kept_open_by = None;
         own.openings += 1;
         let audit = own.openings >= AUDIT + AUDIT_PER_SLOT * high_water(layout);
-        // Closes the book on each way out.
+        // The guard closes the ledger on each way out.
         let mut guard = BookGuard { layout, slot, book: Book::new(layout), own };
         if let Purpose::Working = purpose
             && let Err(reason) = self.own_slot(&mut guard)
@@ -190,11 +189,11 @@ impl Membership {
         PageError::Damaged { path: self.page.path().to_owned(), reason }
     }
 
-    /// Checks what only this process writes.
+    /// Checks the fields that only this process writes.
     fn own_slot(&self, guard: &mut BookGuard<'_>) -> Result<(), String> {
         let slot = guard.slot;
         let found = slot_lock::process_of(slot);
-        // One by one: they have just been written one by one.
+        // Each value is read on its own, as each was written on its own.
         let pairs = slot.bytes.iter().zip(&guard.own.bytes);
         let (same, sum) = pairs.fold((true, 0_u64), |(same, sum), (cell, &own)| {
             (same & (cell.load(Relaxed) == own), sum.saturating_add(own))
@@ -208,7 +207,7 @@ impl Membership {
         Ok(())
     }
 
-    /// This process's slot does not say what it wrote there.
+    /// Handles a slot that does not hold what this process wrote there.
     #[cold]
     fn own_slot_again(
         &self,
@@ -223,7 +222,7 @@ impl Membership {
                 self.slot, found.pid, self.identity.pid
             ));
         }
-        // Given back by somebody who took this process for dead.
+        // Another process took this one for dead and gave its slot's contents back.
         guard.enroll(self.slot, self.identity.pid, self.identity.start_time);
         for (cell, value) in slot.bytes.iter().zip(own) {
             cell.store(value, Relaxed);
@@ -232,7 +231,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Takes the lock; tells whether the sums have to be made again.
+    /// Takes the lock. Returns whether the sums have to be recomputed.
     fn lock(&self, layout: &Layout, own: &mut Own) -> Result<bool, PageError> {
         let me = number(self.slot);
         let replace = |old| layout.lock.compare_exchange(old, me, Acquire, Relaxed);
@@ -280,12 +279,12 @@ impl Membership {
             }
             // Not a cancellation point, as the standard library's would be.
             let _ = rustix::thread::nanosleep(&NAP);
-            // It may have been cut short meanwhile.
+            // The file may have been cut short meanwhile.
             self.page.look()?;
         }
     }
 
-    /// Whether the process of a slot lives. What was this process before an `exec` does not count.
+    /// Whether a slot's process lives. This process before an `exec` does not count.
     fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.page.layout().slots.get(slot) else { return false };
         let process = slot_lock::process_of(record);
@@ -295,15 +294,15 @@ impl Membership {
         slot_lock::is_alive(&self.page, slot, process)
     }
 
-    /// Says that this process is alive and still waits for work of its lease, at a moment on
-    /// `CLOCK_MONOTONIC` in nanoseconds.
+    /// Records that this process is alive at `now_ns` on `CLOCK_MONOTONIC` and still waits for its
+    /// lease's work.
     pub fn still_holding(&self, now_ns: u64) {
         if let Some(slot) = self.look().ok().and_then(|layout| layout.slots.get(self.slot)) {
             slot.lease_end_ns.fetch_max(now_ns, Relaxed);
         }
     }
 
-    /// Gives back what dead processes left; tells how many there were.
+    /// Gives back what dead processes left, and returns how many there were.
     ///
     /// # Errors
     /// As for [`Membership::book`].
@@ -316,7 +315,8 @@ impl Membership {
         };
         let mut dead = 0;
         for slot in (0..high_water(layout)).filter(|&slot| is_dead(slot)) {
-            // Asked again with the book open: the slot may have been cleared and taken anew since.
+            // Checked again with the ledger open: the slot may have been cleared and taken anew
+            // since.
             let mut book = self.book()?;
             if is_dead(slot) {
                 book.vacate(slot);
@@ -326,14 +326,14 @@ impl Membership {
         Ok(dead)
     }
 
-    /// The page's fields after [`Membership::reap`], which is left out if some process of the session did it
-    /// within `period`.
+    /// Runs [`Membership::reap`], unless a process of the session did so within `period`, and
+    /// returns the page's fields.
     ///
     /// # Errors
     /// As for [`Membership::book`].
     pub fn look_reaped(&self, period: Duration) -> Result<&Layout, PageError> {
         let layout = self.look()?;
-        // A moment far in the future is none; one just ahead is another clock's.
+        // A moment far in the future is invalid; one just ahead may come from another CPU's clock.
         let since = layout.reaped_at_ns.load(Relaxed).abs_diff(clock::tick_ns());
         if since >= nanoseconds(period) {
             self.reap()?;
@@ -342,7 +342,7 @@ impl Membership {
     }
 }
 
-/// Whether a book is opened for work, or to become a member.
+/// Whether the ledger is opened for work, or to become a member.
 #[derive(Clone, Copy)]
 enum Purpose {
     Working,

@@ -8,7 +8,7 @@ use crate::layout::SLOTS;
 /// Why a page cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PageError {
-    /// The file system said no.
+    /// The file system refused.
     #[error("session page {path}: {source}")]
     Io {
         /// The file or directory.
@@ -24,7 +24,7 @@ pub enum PageError {
         /// What is wrong with it.
         reason: String,
     },
-    /// It was a page when it was opened, and is none any more.
+    /// It was a page when it was opened, and is not one any more.
     #[error("session page {path} was damaged while in use: {reason}")]
     Damaged {
         /// The file.
@@ -32,8 +32,8 @@ pub enum PageError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A living process has the book open and does not close it, because it is stopped, or because the
-    /// page says so wrongly.
+    /// A living process has the ledger open and does not close it: the process is stopped, or the
+    /// page wrongly says so.
     #[error("session page {path}: process {pid} (slot {slot}) keeps the book open")]
     Busy {
         /// The file.

@@ -1,4 +1,4 @@
-//! Making, checking and mapping a page's file.
+//! Makes, checks and maps a page's file.
 
 use super::PageError;
 use super::map::Map;
@@ -17,21 +17,21 @@ pub struct Page {
     map: Map,
     file: File,
     device: GpuId,
-    /// Device and inode.
+    /// The file's device and inode.
     identity: (u64, u64),
     path: PathBuf,
 }
 
-/// Bytes of a page's file.
+/// The length of a page's file in bytes.
 const LENGTH: u64 = size_of::<Layout>() as u64;
 
 impl Page {
-    /// Opens the page of `device` in a session's directory. Whoever comes first makes it, with the
-    /// given limits. A page that is there already keeps its own.
+    /// Opens the page of `device` in a session's directory. The first process makes it, with the
+    /// given limits. An existing page keeps its own.
     ///
     /// # Errors
-    /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page of
-    /// this version and user.
+    /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page
+    /// of this version and user.
     pub fn open(dir: &Path, device: GpuId, limits: &Limits) -> Result<Self, PageError> {
         let path = dir.join(file_name(device));
         let found = match open_existing(&path) {
@@ -50,20 +50,20 @@ impl Page {
         dir.join(file_name(device)).exists()
     }
 
-    /// Whether a file in a session's directory is one of its pages, by its name.
+    /// Whether a file in a session's directory is one of its pages, judged by its name.
     #[must_use]
     pub fn has_name_of_one(path: &Path) -> bool {
         path.extension().is_some_and(|extension| extension == &SUFFIX[1..])
     }
 
-    /// Opens a page that is there, of the device that its name says, to look at it or to change its
-    /// limits. Root may open everybody's.
+    /// Opens an existing page, of the device that its name names, to read it or to change its
+    /// limits. Root may open any user's page.
     ///
-    /// Not for a process that is a member by it: closing any descriptor of the file drops the slot's lock
-    /// (`fcntl(2)`).
+    /// Not for a process that is a member by this page: closing any descriptor of the file drops
+    /// the slot's lock (`fcntl(2)`).
     ///
     /// # Errors
-    /// As for [`Page::open`]; a page that is not there is a [`PageError::Io`].
+    /// As for [`Page::open`]; a missing page is a [`PageError::Io`].
     pub fn open_existing(path: &Path) -> Result<Self, PageError> {
         let named =
             path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse().ok());
@@ -117,8 +117,8 @@ impl Page {
         self.device
     }
 
-    /// The fields, if they are still those of a page: whoever may write to the file may have cut it
-    /// short or filled it with something else since.
+    /// The fields, if they are still those of a page. A process that may write to the file may have
+    /// cut it short or overwritten it since.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -137,12 +137,13 @@ impl Page {
         self.look_closer(readable)
     }
 
-    /// Why the page is not whole, or cannot be told to be by a look at it.
+    /// Why the page is not whole, or why that cannot be known from its memory.
     #[cold]
     fn look_closer(&self, readable: Option<bool>) -> Result<(), String> {
         let length = match rustix::fs::fstat(&self.file) {
             Ok(found) if (found.st_dev, found.st_ino) == self.identity => Some(found.st_size),
-            // Under the file's own name then; without one, only who has it open can still change it.
+            // The descriptor stands for another file now: the page's is looked up by its name. If
+            // the name is gone as well, only processes that have the file open can change it.
             _ => rustix::fs::stat(&self.path)
                 .ok()
                 .filter(|found| (found.st_dev, found.st_ino) == self.identity)
@@ -150,7 +151,7 @@ impl Page {
         };
         match length.map(|length| u64::try_from(length).unwrap_or(0)) {
             Some(length) if length != LENGTH => Err(wrong_length(length)),
-            // Whatever length it has again.
+            // Damaged, even if the file has its old length again.
             _ if readable == Some(false) || self.map.is_gone() => {
                 Err("it has been cut short".to_owned())
             }
@@ -158,8 +159,8 @@ impl Page {
         }
     }
 
-    /// Changes the session's limits; each process sees them with its next reservation or lease, and
-    /// those that sleep on the count of changes are woken.
+    /// Changes the session's limits. Each process sees them at its next reservation or lease, and
+    /// processes that sleep on the counter of changes are woken.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -170,20 +171,20 @@ impl Page {
         Ok(())
     }
 
-    /// The fields, unchecked: a file that has been cut short reads as zeros, or ends the process that looks
-    /// if that does not let the signal be caught. See [`Page::look`].
+    /// The fields, unchecked. If the file has been cut short they read as zeros; or, if the process
+    /// does not let the signal be caught, reading them ends it. See [`Page::look`].
     #[must_use]
     pub fn layout(&self) -> &Layout {
         self.map.layout()
     }
 
-    /// The file, for its locks.
+    /// The file, for record locks.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether the descriptor still means the page's file: a program may close descriptors that it
-    /// does not know, and get the number for a file of its own.
+    /// Whether the descriptor still stands for the page's file. A program may close descriptors
+    /// that it does not know, and its next file gets the same number.
     pub(super) fn has_its_file(&self) -> bool {
         rustix::fs::fstat(&self.file)
             .is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity)
@@ -212,7 +213,7 @@ fn wrong_length(length: u64) -> String {
     format!("it has {length} bytes instead of {LENGTH}")
 }
 
-/// Whether the last bytes are those of a page; of a file that was cut short they are zero.
+/// Whether the last bytes are those of a page. If the file was cut short they are zero.
 #[inline]
 fn has_end(layout: &Layout) -> bool {
     layout.end.iter().all(|cell| cell.load(Relaxed) == MAGIC)
@@ -241,8 +242,9 @@ fn header(layout: &Layout) -> Result<(), String> {
     Ok(())
 }
 
-/// A descriptor above those of the program. The kernel closes them in order when a process ends: its
-/// slot is given up after the driver has been told to free what it held, not before.
+/// Moves a descriptor above those of the program. The kernel closes descriptors in order when a
+/// process ends. So the slot is given up after the driver was told to free what the process held,
+/// not before.
 fn out_of_the_way(file: File) -> File {
     const MOST: u64 = 1024;
     const ABOVE: u64 = 32;
@@ -262,8 +264,8 @@ fn open_existing(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Makes the file under a name of its own and gives it its real one when it is whole: nobody sees a
-/// page half made, and of two makers the first wins.
+/// Makes the file under a temporary name and renames it when it is whole. So no process sees a
+/// half-made page, and the first of two makers wins.
 fn create(path: &Path, device: GpuId, limits: &Limits) -> io::Result<()> {
     static COUNTER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
     let draft = path.with_extension(format!(
@@ -280,7 +282,8 @@ fn create(path: &Path, device: GpuId, limits: &Limits) -> io::Result<()> {
         .custom_flags(libc::O_NOFOLLOW)
         .open(&draft)?;
     let made = (|| {
-        // With its memory: a store to a page of a full tmpfs would end the process.
+        // With its memory allocated: on a full tmpfs, a store to a page without memory would end
+        // the process.
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
         let map = Map::new(&file)?;
         let layout = map.layout();

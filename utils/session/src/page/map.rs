@@ -1,4 +1,4 @@
-//! A page's file in memory.
+//! A page's file, mapped into memory.
 
 use super::fault::{self, Range};
 use super::probe;
@@ -7,11 +7,12 @@ use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
 
-/// The mapping of a file. An access to what the file no longer holds reads zeros, or has to be avoided:
-/// see [`Map::is_readable`].
+/// The mapping of a file. An access to a part that the file no longer holds either reads zeros or
+/// has to be avoided: see [`Map::is_readable`].
 #[derive(Debug)]
 pub(super) struct Map {
-    /// Before the mapping, and so dropped before it. `None`: the handler of faults does not know it.
+    /// Before `map`, so that it is dropped first. `None`: the signal handler does not know the
+    /// mapping.
     range: Option<Range>,
     map: MmapRaw,
 }
@@ -27,17 +28,17 @@ impl Map {
     #[inline]
     pub(super) fn layout(&self) -> &Layout {
         // SAFETY: the mapping is as long as the layout, page-aligned, and lives as long as `self`.
-        // All fields are atomics, for which any bytes are a value.
+        // All fields are atomics, for which any bytes are a valid value.
         unsafe { &*self.map.as_ptr().cast::<Layout>() }
     }
 
-    /// Whether the calling thread may touch all of the memory, be the file as long as it likes; `None`: the
-    /// kernel does not say.
+    /// Whether the calling thread may access all of the memory, whatever the file's length is.
+    /// `None`: the kernel does not say.
     #[inline]
     pub(super) fn is_readable(&self) -> Option<bool> {
         match &self.range {
             Some(_) if fault::are_caught() => Some(true),
-            // Where the end is there, everything is.
+            // If the end is there, everything before it is.
             _ => {
                 let end = &self.layout().end;
                 const { assert!(probe::LENGTH == size_of::<[u64; 4]>()) };
@@ -46,7 +47,7 @@ impl Map {
         }
     }
 
-    /// Whether the memory is not the file's any more.
+    /// Whether the memory has been replaced and is no longer the file's.
     pub(super) fn is_gone(&self) -> bool {
         self.range.as_ref().is_some_and(Range::is_gone)
     }

@@ -1,20 +1,21 @@
-//! Asks the kernel whether memory is there. What a file that was cut short no longer holds is still
-//! mapped, and whoever touches it is ended by `SIGBUS`; a system call that is handed it only fails.
+//! Asks the kernel whether memory can be read. When a file is cut short, the part that it no longer
+//! holds stays mapped. A thread that touches that part is ended by `SIGBUS`; a system call that
+//! gets its address only fails.
 
 use std::io;
 
-/// Bytes that are asked about.
+/// How many bytes one question covers.
 pub(super) const LENGTH: usize = size_of::<libc::itimerspec>();
 
-/// Whether the [`LENGTH`] bytes at an address can be read; `None`: the kernel does not say.
+/// Whether the [`LENGTH`] bytes at an address can be read. `None`: the kernel does not say.
 ///
-/// Half the price of asking for a file's size. The call changes nothing: what a timer is to be set
-/// to is fetched from there, and then it turns out that there is no such timer.
+/// It costs half of asking for a file's size. The call changes nothing: the kernel reads a timer's
+/// new value from the address, and then finds that there is no such timer.
 #[inline]
 pub(super) fn is_readable<T>(address: *const T) -> Option<bool> {
     const NO_TIMER: libc::c_int = -1;
     let nothing = core::ptr::null_mut::<libc::itimerspec>();
-    // SAFETY: the kernel only reads the bytes, and finds out by itself whether they are there.
+    // SAFETY: the kernel only reads the bytes, and checks itself whether they are there.
     let answer = unsafe { libc::syscall(libc::SYS_timer_settime, NO_TIMER, 0, address, nothing) };
     if answer == 0 {
         return None;
@@ -47,7 +48,7 @@ mod tests {
         assert_eq!((is_readable(first), is_readable(last)), (Some(true), Some(false)));
         file.set_len(8192).unwrap();
         assert_eq!(is_readable(last), Some(true));
-        // Whatever it holds.
+        // It works for any contents.
         for value in [1, u64::MAX, 999_999_999] {
             last.iter().for_each(|word| word.store(value, Relaxed));
             assert_eq!(is_readable(last), Some(true));

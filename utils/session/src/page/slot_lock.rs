@@ -1,10 +1,10 @@
-//! Telling the living from the dead.
+//! Tells living processes from dead ones.
 //!
-//! Each process locks the byte of the page's file that its slot stands for (`fcntl(2)`, record
-//! locks). The kernel drops the lock when the process ends, however it ends, and no other process,
-//! child or namespace can hold it in its stead. A program that closes descriptors it does not know
-//! would drop it too, so a slot without a lock is dead only if `/proc` agrees: no such process, or one
-//! that has another program in its place (`execve(2)`) and the page no longer mapped.
+//! Each process locks one byte of the page's file, which stands for its slot (`fcntl(2)`, record
+//! locks). The kernel drops the lock when the process ends, however it ends. No other process,
+//! child or namespace can hold it instead. But a program that closes descriptors it does not know
+//! drops the lock, too. So a slot without a lock is dead only if `/proc` agrees: the process is
+//! gone, or it has become another program (`execve(2)`) and no longer maps the page.
 
 use super::Page;
 use crate::layout::Slot;
@@ -53,8 +53,8 @@ pub(crate) fn unlock(page: &Page, slot: usize) {
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
 }
 
-/// Whether the process of a slot lives. Not to be asked of one's own slot: the kernel does not count
-/// the asker's locks.
+/// Whether a slot's process lives. Not for the caller's own slot: the kernel does not report the
+/// asker's locks.
 pub(crate) fn is_alive(page: &Page, slot: usize, process: ProcessIdentity) -> bool {
     if page.has_its_file() {
         let mut lock = record(slot);
@@ -67,7 +67,7 @@ pub(crate) fn is_alive(page: &Page, slot: usize, process: ProcessIdentity) -> bo
     process.is_running() && maps(process.pid, page)
 }
 
-/// Whether a process has a page mapped; assumed where it cannot be told.
+/// Whether a process has a page mapped; `true` if that cannot be found out.
 fn maps(pid: u32, page: &Page) -> bool {
     let inode = page.inode().to_string();
     let Ok(maps) = fs::read_to_string(format!("/proc/{pid}/maps")) else { return true };
@@ -75,7 +75,7 @@ fn maps(pid: u32, page: &Page) -> bool {
     maps.lines().any(|line| line.split_ascii_whitespace().nth(4) == Some(inode.as_str()))
 }
 
-/// The process that a slot names; of id zero: none.
+/// The process that a slot names; id zero: none.
 pub(crate) fn process_of(slot: &Slot) -> ProcessIdentity {
     let (pid, start_time) = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
     ProcessIdentity { pid, start_time }

@@ -1,4 +1,4 @@
-//! What a page says, for display.
+//! What a page holds, for display.
 
 use super::{Page, PageError, slot_lock};
 use crate::layout::{Kind, Layout, Slot};
@@ -11,16 +11,17 @@ use limits::Limits;
 pub struct Summary {
     /// What it may take.
     pub limits: Limits,
-    /// Bytes in use as reservations see them: what the dead held counts until somebody needs it.
+    /// Bytes in use as reservations see them. What dead processes held counts until a reservation
+    /// needs it.
     pub used: u64,
-    /// Who is in it.
+    /// Its processes.
     pub processes: Vec<Process>,
 }
 
 /// A process of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Process {
-    /// Its place in the page.
+    /// Its slot in the page.
     pub slot: usize,
     /// Process id in its own namespace.
     pub pid: u32,
@@ -34,8 +35,8 @@ pub struct Process {
     pub waiting: bool,
     /// Device time that it has been charged, in nanoseconds.
     pub charged_ns: u64,
-    /// How much of the time that it holds the device it keeps it busy, in millionths; `None`: not
-    /// known.
+    /// Its utilization: how much of the time that it holds the device it keeps it busy, in
+    /// millionths. `None`: not known.
     pub density_ppm: Option<u32>,
     bytes: [u64; Kind::ALL.len()],
 }
@@ -47,19 +48,19 @@ impl Process {
         self.bytes[kind as usize]
     }
 
-    /// What it has of all kinds, wherever it is.
+    /// What it has of all kinds, on the device and on the host.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
-    /// Which process of its namespace it is.
+    /// Its identity in its own pid namespace.
     #[must_use]
     pub const fn identity(&self) -> ProcessIdentity {
         ProcessIdentity { pid: self.pid, start_time: self.start_time }
     }
 
-    /// The name of its program, where the process that is meant can be seen from here.
+    /// The name of its program, if the process can be seen from here.
     #[must_use]
     pub fn name(&self) -> Option<String> {
         let ids = [self.host_pid.unwrap_or(self.pid), self.pid];
@@ -69,8 +70,8 @@ impl Process {
 }
 
 impl Page {
-    /// What the session has and who is in it, the dead left out. Of a page in use it is a glance, in
-    /// which sums may be a moment older than their parts.
+    /// What the session has, and its living processes. If the page is in use, sums may be a moment
+    /// older than their parts.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
@@ -84,8 +85,8 @@ impl Page {
 }
 
 impl Summary {
-    /// Reads a page. Any bytes give a summary; whether they are those of a page is for
-    /// [`Page::look`] to say.
+    /// Reads a page. Any bytes give a summary; [`Page::look`] checks whether they are those of a
+    /// page.
     #[must_use]
     pub fn of(layout: &Layout) -> Self {
         let end = layout.high_water.load(Relaxed) as usize;
@@ -116,13 +117,13 @@ impl Summary {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.bytes(kind)))
     }
 
-    /// What the processes listed have.
+    /// What the listed processes have of all kinds.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.total()))
     }
 
-    /// What of it is on the device itself.
+    /// The part of [`Self::total`] that is on the device itself.
     #[must_use]
     pub fn on_device(&self) -> u64 {
         self.total().saturating_sub(self.bytes(Kind::Oversubscribed))

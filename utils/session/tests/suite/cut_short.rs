@@ -8,8 +8,8 @@ use session::{PageError, faults_are_caught};
 use std::fs::{self, OpenOptions};
 use std::path::Path;
 
-/// Runs a test in a thread where an access to what is gone reads zeros, or in one that it would end,
-/// because the thread blocks the signal.
+/// Runs a test in a thread in which an access to the missing part reads zeros, or in one that such
+/// an access would end, because the thread blocks the signal.
 fn in_thread(caught: bool, test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         // SAFETY: the set is made by the calls, and they concern this thread only.
@@ -20,7 +20,7 @@ fn in_thread(caught: bool, test: impl FnOnce() + Send + 'static) {
             let how = if caught { libc::SIG_UNBLOCK } else { libc::SIG_BLOCK };
             libc::pthread_sigmask(how, &raw const signals, core::ptr::null_mut());
         }
-        // The first page brings the handler.
+        // Opening the first page installs the handler.
         drop(stage());
         assert_eq!(faults_are_caught(), caught);
         test();
@@ -50,7 +50,7 @@ fn cut_short() {
     });
 }
 
-/// The file that the descriptor named is not the page any more: the page is looked up by its name.
+/// The descriptor no longer stands for the page's file: the page is looked up by its name.
 #[test]
 fn cut_short_where_the_program_has_closed_the_descriptor() {
     caught_or_not(|| {
@@ -62,7 +62,7 @@ fn cut_short_where_the_program_has_closed_the_descriptor() {
     });
 }
 
-/// Nobody can tell any more how long the file is.
+/// The file's length can no longer be found out.
 #[test]
 fn cut_short_without_a_descriptor_and_a_name() {
     caught_or_not(|| {
@@ -92,7 +92,7 @@ fn cut_short_and_made_as_long_as_before() {
     in_thread(false, looked_at_meanwhile(true, "it does not end like a page"));
 }
 
-/// Between the look at the page and the access to it.
+/// Cut short between the check of the page and the access to it.
 #[test]
 fn cut_short_in_the_middle() {
     in_thread(true, || {
@@ -116,7 +116,7 @@ fn cut_short_in_the_middle() {
     });
 }
 
-/// Threads that work on pages which are cut short meanwhile, wherever they are.
+/// Threads work on pages that are cut short meanwhile, at any point.
 #[test]
 fn cut_short_while_threads_work() {
     const ROUNDS: u64 = 300;
@@ -148,7 +148,7 @@ fn cut_short_while_threads_work() {
     });
 }
 
-/// The handler's list has room for the pages of a process, not for all that it ever had.
+/// The handler's list has room for the pages that a process has, not for all that it ever had.
 #[test]
 fn pages_that_are_closed_leave_their_place() {
     in_thread(true, || {
@@ -161,7 +161,7 @@ fn pages_that_are_closed_leave_their_place() {
     });
 }
 
-/// A program may take the handler away; then the kernel is asked, as soon as that is noticed.
+/// A program may replace the handler. Then the kernel is asked, as soon as that is noticed.
 #[test]
 fn cut_short_where_the_program_has_a_handler_of_its_own() {
     extern "C" fn handler(_: libc::c_int) {
@@ -175,7 +175,8 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
         let child = unsafe { libc::fork() };
         if child == 0 {
             let change = |new: *const libc::sigaction| {
-                // SAFETY: a handler that does nothing it must not do, or the one that was there before.
+                // SAFETY: a handler that does nothing forbidden in a handler, or the one that was
+                // there before.
                 let former = unsafe {
                     let mut former = core::mem::zeroed();
                     libc::sigaction(libc::SIGBUS, new, &raw mut former);
@@ -184,18 +185,18 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
                 std::thread::sleep(Duration::from_millis(130));
                 former
             };
-            // SAFETY: zero bytes are a value: no flags, an empty mask.
+            // SAFETY: zero bytes are a valid value: no flags, an empty mask.
             let mut own: libc::sigaction = unsafe { core::mem::zeroed() };
             own.sa_sigaction = handler as *const () as usize;
             let former = change(&raw const own);
             cut(&path, 4096);
             let asked = seat.look().is_err() && !faults_are_caught();
-            // Given back, but as a handler that is not told the cause.
+            // The handler is back, but without the flag that passes it the cause.
             change(&libc::sigaction { sa_flags: 0, ..former });
             let asked = asked && seat.look().is_err() && !faults_are_caught();
             change(&raw const former);
             let again = faults_are_caught() && seat.look().is_err();
-            // SAFETY: ends without the test's own cleaning up.
+            // SAFETY: ends without the test's own clean-up.
             unsafe { libc::_exit(if asked && again { 0 } else { 1 }) };
         }
         let mut status = 0;
@@ -205,7 +206,7 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
     });
 }
 
-/// The child has its parent's pages, and the handler with them.
+/// The child has its parent's pages and the handler.
 #[test]
 fn cut_short_in_a_forked_child() {
     caught_or_not(|| {
@@ -217,7 +218,7 @@ fn cut_short_in_a_forked_child() {
             cut(&path, 0);
             let caught = faults_are_caught();
             let gone = seat.look().is_err() && (!caught || layout.used.load(Relaxed) == 0);
-            // SAFETY: ends without the test's own cleaning up.
+            // SAFETY: ends without the test's own clean-up.
             unsafe { libc::_exit(if gone { 0 } else { 1 }) };
         }
         let mut status = 0;

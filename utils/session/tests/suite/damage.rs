@@ -1,4 +1,4 @@
-//! What else happens to a page while it is in use.
+//! Other damage to a page while it is in use.
 
 use crate::stage::{DEVICE, close_descriptor, damaged, limits, page, stage};
 use core::sync::atomic::Ordering::Relaxed;
@@ -33,7 +33,7 @@ fn noise_in_the_own_slot() {
 fn a_slot_given_back_by_mistake_is_taken_again() {
     let (_dir, seat, _) = stage();
     seat.book().unwrap().vacate(seat.slot());
-    // Not through the guard, which takes note of what it leaves behind.
+    // Not through the guard, which remembers what it leaves behind.
     let layout = seat.look().unwrap();
     seat.book().unwrap().charge(seat.slot(), Kind::Pool, 77);
     let slot = &layout.slots[seat.slot()];
@@ -52,7 +52,8 @@ fn sums_that_are_wrong_are_made_again() {
     layout.used.store(0, Relaxed);
     assert_eq!(seat.book().unwrap().used(), 100);
     layout.used.store(100_000, Relaxed);
-    // As many slots as one process of a new session can have come to use.
+    // As many openings as it takes to audit the slots that one process of a new session can have
+    // used.
     let mended = (0..64 + 4 * 64).any(|_| seat.book().unwrap().used() == 100);
     assert!(mended);
 }
@@ -73,8 +74,8 @@ fn a_lock_that_names_an_empty_slot_is_taken() {
     assert_eq!(seat.book().unwrap().used(), 100);
 }
 
-/// A living process that keeps the book open, stopped in the middle: nobody waits for ever, and when it
-/// goes on so do the others.
+/// A living process is stopped while it has the ledger open. No other waits for ever, and when it
+/// goes on, so do the others.
 #[test]
 fn a_lock_that_is_not_given_back() {
     let (dir, seat, _) = stage();
@@ -98,7 +99,7 @@ fn a_lock_that_is_not_given_back() {
         assert!(error.to_string().contains(&child.to_string()), "{error}");
         assert!(begun.elapsed() < Duration::from_millis(longest), "{:?}", begun.elapsed());
     }
-    // What is given back meanwhile is not lost.
+    // Bytes that are given back meanwhile are not lost.
     for bytes in [10, 20] {
         seat.owe(Kind::Data, bytes);
     }
@@ -115,7 +116,7 @@ fn a_lock_that_is_not_given_back() {
 #[test]
 fn new_limits_are_seen_by_the_next_reservation() {
     let (dir, seat, path) = stage();
-    // In a process of its own, as `Page::open_existing` asks for.
+    // In a process of its own, as `Page::open_existing` requires.
     let change = |limit, real| {
         // SAFETY: the child only uses what it opens itself, and ends.
         let child = unsafe { libc::fork() };
@@ -125,7 +126,7 @@ fn new_limits_are_seen_by_the_next_reservation() {
             let page = Page::open_existing(&path).unwrap();
             page.change_limits(&limits).unwrap();
             assert_eq!(page.summary().unwrap().total(), 100);
-            // SAFETY: ends without the test's own cleaning up.
+            // SAFETY: ends without the test's own clean-up.
             unsafe { libc::_exit(0) };
         }
         let mut status = 0;
@@ -141,7 +142,7 @@ fn new_limits_are_seen_by_the_next_reservation() {
     change(1000, 1000);
     assert_eq!(reserve(Kind::Data, 501), Ok(()));
     change(50, 1000);
-    // Below what is in use: nothing is taken away, nothing more is given.
+    // Below what is in use: nothing is taken away, and nothing more is given.
     assert_eq!(reserve(Kind::Data, 1), Err(Bound::Limit));
     assert_eq!(reserve(Kind::Data, 0), Err(Bound::Limit));
     let mut book = seat.book().unwrap();
@@ -156,7 +157,7 @@ fn new_limits_are_seen_by_the_next_reservation() {
 fn a_page_opened_by_its_path_says_who_has_what() {
     let (dir, seat, path) = stage();
     seat.book().unwrap().reserve(seat.slot(), Kind::Oversubscribed, 30).unwrap();
-    // In this process too: the slot's lock is its own, so the summary goes by `/proc`.
+    // This process holds the slot's lock itself, so the summary relies on `/proc`.
     let looked = Page::open_existing(&path).unwrap();
     let summary = looked.summary().unwrap();
     assert_eq!((summary.limits, summary.used), (limits(), 130));
@@ -199,8 +200,8 @@ fn many_short_processes_use_few_slots() {
     assert_eq!(seat.look_reaped(Duration::ZERO).unwrap().used.load(Relaxed), 100);
 }
 
-/// A process id that another program has now, and a program that has another in its place, are no
-/// members of the session; one that has only lost its lock is.
+/// A process id that another program has now is no member of the session, and neither is a program
+/// that has become another. A process that has only lost its lock is one.
 #[test]
 fn who_is_alive_without_a_lock() {
     let (dir, seat, path) = stage();
@@ -220,7 +221,8 @@ fn who_is_alive_without_a_lock() {
     }
     let pid = child.cast_unsigned();
     let start = start_time(pid).unwrap();
-    // Its pages are the parent's copies, the session's among them: as if it were a member.
+    // The child has copies of the parent's mappings, the session's page among them, so it looks
+    // like a member.
     for (started, dead) in [(start + 1, 1), (start, 0)] {
         let mut book = seat.book().unwrap();
         book.enroll(500, pid, started);

@@ -1,4 +1,4 @@
-//! Where sessions are, who may enter, and what becomes of those that were left.
+//! The directories of sessions: where they are, who may enter, and how leftovers are removed.
 
 use limits::env;
 use session::directory::{DirectoryError, OwnedSession, list_in};
@@ -65,7 +65,8 @@ fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
     program.kill().unwrap();
     program.wait().unwrap();
     drop(lock);
-    // A test beside this one may have forked while the lock was open here: the child has it until it ends.
+    // A test that runs beside this one may have forked while the lock was open here: its child
+    // holds the lock until it ends.
     let cleaned = || {
         let _last = OwnedSession::create_in(&base, uid).unwrap();
         !used.exists() && !locked.exists()

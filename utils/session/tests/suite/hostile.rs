@@ -1,5 +1,4 @@
-//! What everything that reads a page does with one that holds any bytes at all. The fuzz target
-//! (`fuzz/`) runs the same.
+//! Gives any bytes to everything that reads a page. The fuzz target (`fuzz/`) runs the same.
 
 use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::Kind;
@@ -9,10 +8,10 @@ use std::path::Path;
 
 const DEVICE: GpuId = GpuId::from_bytes([0x5a; 16]);
 
-/// A page as it is made, for changing some of its bytes.
+/// The bytes of a valid page, for changing some of them.
 ///
 /// # Errors
-/// Those of making it.
+/// Those of making the page.
 pub(crate) fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
     let memory = Some(MemoryLimit { limit: 1000, real: Some(500) });
     let limits = Limits { memory, ..Limits::NONE };
@@ -23,7 +22,7 @@ pub(crate) fn sound_page(dir: &Path) -> Result<Vec<u8>, PageError> {
     Ok(bytes)
 }
 
-/// Puts `changes` (place and byte) into `bytes`.
+/// Applies `changes` (place and byte) to `bytes`.
 pub(crate) fn change(bytes: &mut [u8], changes: &[u8]) {
     for change in changes.chunks_exact(4) {
         // Half of the changes go to the fields before the slots.
@@ -35,8 +34,9 @@ pub(crate) fn change(bytes: &mut [u8], changes: &[u8]) {
     }
 }
 
-/// Opens `bytes` as a page in `dir` and does all that a process of the session does, and once more after
-/// the file has been filled with `later` under its hands. Tells whether it was taken for a page.
+/// Opens `bytes` as a page in `dir` and does all that a process of the session does. Then fills the
+/// file with `later` while it is open, and does it again. Returns whether `bytes` were taken for a
+/// page.
 ///
 /// # Errors
 /// Those of the file system.
@@ -51,7 +51,7 @@ pub(crate) fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, st
             work(&seat);
             fs::write(&path, later)?;
             work(&seat);
-            // What was found to be damaged stays so.
+            // A page that was found to be damaged stays so.
             fs::write(&path, bytes)?;
             work(&seat);
         }

@@ -34,8 +34,8 @@ impl Stage {
     }
 }
 
-/// What a process does with the device: the part of the held time that it uses, and how long its
-/// last kernel runs past the end.
+/// A process's load: the part of the held time that it uses, and how long its last kernel runs past
+/// the end.
 #[derive(Clone, Copy)]
 struct Load {
     density: f64,
@@ -105,7 +105,7 @@ fn a_dense_process_uses_its_share() {
     }
 }
 
-/// It needs 40 % of the device and has 50 %: its gate never closes.
+/// It needs 40 % of the device and has 50 %, so its gate never closes.
 #[test]
 fn a_sparse_process_within_its_share_is_never_stopped() {
     let stage = Stage::new(500_000, 1);
@@ -121,7 +121,7 @@ fn a_sparse_process_beyond_its_share_is_held_to_it() {
     is_near(stage.charged(0), 10_000 * MS, 0.25);
 }
 
-/// Never at the same time, and each as much as the other.
+/// They never hold at the same time, and each holds as long as the other.
 #[test]
 fn dense_siblings_take_turns() {
     for processes in [2, 3, 8] {
@@ -137,7 +137,7 @@ fn dense_siblings_take_turns() {
     }
 }
 
-/// What sparse ones leave at the end of their leases is no turn.
+/// What sparse siblings leave at the end of their leases is no turn.
 #[test]
 fn dense_siblings_of_sparse_ones_get_equal_parts() {
     let load = |(density, overrun)| Load { density, overrun };
@@ -160,7 +160,7 @@ fn dense_siblings_of_sparse_ones_get_equal_parts() {
 fn sparse_siblings_hold_at_once_and_are_charged_together() {
     let stage = Stage::new(800_000, 2);
     let held = simulate(&stage, &[Load { density: 0.3, overrun: 0 }; 2], 5_000);
-    // Until they are known to be sparse they take turns.
+    // They take turns until they are known to be sparse.
     assert!(held.iter().all(|&part| part > 4_500 * MS), "{held:?}");
     is_near(stage.charged(0) + stage.charged(1), held[0] + held[1], 0.3);
 }
@@ -170,16 +170,16 @@ fn a_process_that_stopped_asking_loses_its_place() {
     let stage = Stage::new(1_000_000, 2);
     let mut book = Book::new(stage.layout());
     let start = 1_000 * MS;
-    // The account begins to fill at the first question.
+    // The account begins to fill at the first call.
     let _ = book.begin_lease(0, start - 50 * MS);
     assert!(matches!(book.begin_lease(0, start), Turn::Granted(_)));
     assert!(matches!(book.begin_lease(1, start + MS), Turn::In(_)));
-    // A sibling waits: the lease is not renewed, and ends.
+    // A sibling waits, so the lease is not renewed, and ends.
     assert_eq!(book.renew_lease(0, start + 10 * MS, 10 * MS), Turn::In(0));
     book.end_lease(0, start + 20 * MS, 10 * MS);
-    // The one that waited comes first ...
+    // The process that waited comes first ...
     assert!(matches!(book.begin_lease(0, start + 20 * MS), Turn::In(_)));
-    // ... unless it does not ask any more.
+    // ... unless it has stopped asking.
     assert!(matches!(book.begin_lease(0, start + 120 * MS), Turn::Granted(_)));
 }
 
@@ -193,7 +193,7 @@ fn a_dead_holder_pays_until_the_end_of_its_lease() {
     let before = stage.layout().balance_ns.load(Relaxed);
     book.vacate(0);
     let after = stage.layout().balance_ns.load(Relaxed);
-    // It went on earning meanwhile.
+    // The account went on earning meanwhile.
     assert_eq!(before - after, i64::try_from(length - earned(length, 500_000)).unwrap());
     assert_eq!(stage.layout().holders.load(Relaxed), 0);
 }
@@ -245,7 +245,7 @@ fn a_session_that_comes_to_be_limited_has_nothing_saved_up() {
     book.end_lease(0, 2_010 * MS, 10 * MS);
     book.forget_savings(5_000 * MS);
     assert!(matches!(book.begin_lease(0, 5_000 * MS), Turn::In(_)));
-    // What is owed is owed.
+    // A debt stays.
     stage.layout().balance_ns.store(-3 * MS.cast_signed(), Relaxed);
     book.forget_savings(5_000 * MS);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), -3 * MS.cast_signed());

@@ -1,4 +1,4 @@
-//! A page of several processes.
+//! A page that several processes use.
 
 use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::{Kind, Layout};
@@ -37,8 +37,8 @@ fn noise_and_short_files_are_refused() {
     assert!(matches!(Page::open(dir.path(), DEVICE, &limits(1)), Err(PageError::Io { .. })));
 }
 
-/// Killed at a moment that nobody chose, a process leaves its bytes, its slot and perhaps the
-/// lock to whoever comes next.
+/// A process killed at a random moment leaves its bytes, its slot and perhaps the lock. The next
+/// process takes them over.
 #[test]
 fn a_killed_process_gives_everything_back() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! A page with one member, and what is done to it.
+//! A page with one member, and operations on it.
 
 use limits::{GpuId, Limits, MemoryLimit};
 use session::layout::Kind;
@@ -36,7 +36,8 @@ pub(crate) fn damaged(seat: &Membership, what: &str) {
     let _ = seat.reap();
 }
 
-/// What a program does that closes descriptors it does not know: the page's go on meaning some file.
+/// Does what a program does that closes descriptors it does not know: the page's descriptor then
+/// stands for another file.
 pub(crate) fn close_descriptor(page: &Path) {
     let null = File::open("/dev/null").unwrap();
     let numbers: Vec<i32> = fs::read_dir("/proc/self/fd")

@@ -11,7 +11,7 @@ use crate::array;
 use crate::ffi::{Api, In, Out, api, ensure};
 use crate::state::{Inner, driver};
 
-/// The lists that `cuMemcpyBatchAsync` is given.
+/// The lists passed to `cuMemcpyBatchAsync`.
 struct Lists {
     to: In<DevicePtr>,
     from: In<DevicePtr>,
@@ -23,8 +23,8 @@ struct Lists {
 }
 
 impl Lists {
-    /// Every copy needs attributes: the first set begins with the first copy, each begins after the
-    /// one before it.
+    /// Every copy needs attributes. The first set begins at the first copy, and each further set
+    /// begins after the one before it.
     fn check(&self) -> Api {
         driver()?;
         ensure(self.count > 0, CuResult::INVALID_VALUE)?;
@@ -51,7 +51,7 @@ impl Lists {
     }
 }
 
-/// Runs a batch of the forms of CUDA 12.8, which say what failed.
+/// Runs a batch in the CUDA 12.8 version, which reports what failed.
 fn saying_what_failed(failed: Out<usize>, batch: impl FnOnce(&mut usize) -> Api) -> CuResult {
     api(|| {
         let mut index = usize::MAX;
@@ -92,7 +92,7 @@ pub(crate) extern "C" fn copies_12<const P: bool>(
     saying_what_failed(failed, |index| lists.put::<P>(stream, index))
 }
 
-/// Bytes of an element of the array that an operand names, if it does.
+/// Bytes of an element of the array that an operand names, if it names one.
 fn element(inner: &Inner, operand: &Operand) -> Api<Option<u64>> {
     match operand.kind {
         OPERAND_POINTER => Ok(None),

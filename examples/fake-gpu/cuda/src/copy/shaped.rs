@@ -16,7 +16,7 @@ use crate::state::{Inner, driver};
 /// `CU_DEVICE_ATTRIBUTE_MAX_PITCH`
 const MAX_PITCH: usize = 0x7fff_ffff;
 
-/// Fails unless `context` is one that exists.
+/// Fails unless `context` exists.
 pub(super) fn known_context(inner: &Inner, context: cuda::Context) -> Api {
     ensure(inner.contexts.contains_key(&(context as u64)), CuResult::INVALID_CONTEXT)
 }
@@ -45,7 +45,7 @@ fn place(inner: &Inner, side: &Side3d, copy: &Copy3d) -> Api<Place> {
         let address = address(shape.base, side, pitch, layer).ok_or(CuResult::INVALID_VALUE)?;
         return Ok(Place { address, pitch, layer, device: true });
     }
-    // Where no pitch or height is given, rows and layers follow each other.
+    // Without a given pitch or height, rows and layers follow each other.
     let used =
         |start: usize, extent: usize| start.checked_add(extent).ok_or(CuResult::INVALID_VALUE);
     let (row, rows) = (used(side.x, copy.width)?, used(side.y, copy.height)?);

@@ -112,7 +112,7 @@ fn unsafe_calls_break_a_global_capture_unless_relaxed() {
             ok(cuStreamBeginCapture_v2(on, THREAD_LOCAL));
             assert_eq!(call(), UNSUPPORTED, "{name}");
             assert_eq!(cuStreamEndCapture(on, &mut graph), INVALIDATED);
-            // Relaxed, in both places; and a capture that is only this thread's concern.
+            // Relaxed, in both threads; and a capture that concerns only its own thread.
             ok(cuStreamBeginCapture_v2(on, GLOBAL));
             assert_eq!(relaxed(call), SUCCESS, "{name}");
             assert_eq!(elsewhere(&gpu, || relaxed(call)), SUCCESS, "{name}");
@@ -181,7 +181,7 @@ fn conflicts_with_the_capture_itself() {
         gpu.launch(other, 10);
         assert_eq!(cuStreamEndCapture(other, &mut graph), 903);
         assert_eq!(cuStreamEndCapture(on, &mut graph), UNJOINED);
-        // Not the legacy stream; not twice; not what is not being captured.
+        // Not the legacy stream, not twice, and no end without a beginning.
         assert_eq!(cuStreamBeginCapture_v2(null(), RELAXED), UNSUPPORTED);
         assert_eq!(cuStreamEndCapture(on, &mut graph), 401);
         ok(cuStreamBeginCapture_v2(on, RELAXED));
@@ -201,7 +201,7 @@ fn the_legacy_stream_is_unusable_while_a_blocking_stream_is_captured() {
         assert_eq!(self::status(blocking), 1, "asking does not break it");
         assert_eq!(gpu.try_launch(null(), 10), IMPLICIT);
         assert_eq!(cuStreamEndCapture(blocking, &mut graph), INVALIDATED);
-        // A non-blocking stream has nothing to do with it.
+        // A non-blocking stream is not affected.
         let on = stream();
         ok(cuStreamBeginCapture_v2(on, RELAXED));
         ok(gpu.try_launch(null(), 10));

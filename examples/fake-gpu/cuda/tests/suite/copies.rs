@@ -23,7 +23,7 @@ fn alloc(size: usize) -> u64 {
     address
 }
 
-/// A solid of 16-bit elements, as large as the buffers of these tests.
+/// A three-dimensional array of 16-bit elements, as large as the buffers of these tests.
 fn solid() -> Ptr {
     let descriptor = Array3dDescriptor {
         width: WIDTH / 2,
@@ -69,7 +69,7 @@ fn copy(from: Side3d, to: Side3d) -> Copy3d {
     Copy3d { from, to, width: 40, height: 9, depth: 3 }
 }
 
-/// `to` with the box of `copy` taken from `from`, computed without the driver.
+/// `to`, with the box of `copy` copied from `from`, computed without the driver.
 fn expected(from: &[u8], to: &[u8], copy: &Copy3d) -> Vec<u8> {
     let mut bytes = to.to_vec();
     let index = |side: &Side3d, x, y, z| ((side.z + z) * HEIGHT + side.y + y) * WIDTH + side.x + x;
@@ -125,7 +125,7 @@ fn boxes_arrive_whatever_their_sides() {
         ok(cuMemcpy3D_v2(&down));
         assert_eq!(back, brought);
 
-        // Between contexts, which here are one.
+        // Between contexts; here they are the same one.
         let named = |side: Side3d| Side3d { context: gpu.context, ..side };
         let other = loaded(&first);
         let peer = copy(named(on_device), named(at(side(MEMORY_DEVICE, other), 1, 1, 1)));
@@ -210,7 +210,7 @@ fn batches_are_made_whole_or_not_at_all() {
             let code = cuMemcpyBatchAsync(to, from, sizes, 2, list, firsts, count, failed_at, on);
             (code, failed)
         };
-        // The second leads beyond the memory.
+        // The second copy goes beyond the memory.
         assert_eq!(batch(&[device, device + 3900], &[how], &[0], on), (INVALID_VALUE, 1));
         assert_eq!(read(device), pattern(3), "the first was not made either");
         let none = usize::MAX;
@@ -262,7 +262,7 @@ fn batches_of_boxes_count_in_elements() {
         };
         ok(cuMemcpy3DBatchAsync_v2(1, &raw const up, 0, on));
         let device = loaded(&pattern(3));
-        // Rows and layers that follow each other.
+        // Rows and layers without gaps.
         let down = BatchedCopy3d { from: in_array([4, 3, 0]), to: pointer(device, 0, 0), ..up };
         ok(cuMemcpy3DBatchAsync_v2(1, &raw const down, 0, on));
         ok(cuStreamSynchronize(on));
@@ -307,7 +307,7 @@ fn fills_of_rows_are_aligned() {
     });
 }
 
-/// Device time between events around work on a stream that is busy, in microseconds.
+/// Device time between two events around work on a busy stream, in microseconds.
 fn microseconds(gpu: &Gpu, on: Ptr, work: impl FnOnce()) -> f32 {
     let (start, end) = (event(), event());
     gpu.launch(on, 100_000);
@@ -341,8 +341,8 @@ fn time_is_the_route_s() {
         near(microseconds(&gpu, on, across), 1001.0);
         assert_eq!(cuMemcpyPeerAsync(far, null(), here, gpu.context, 1, on), INVALID_CONTEXT);
 
-        // Within the host nothing of the device is used, and the call waits; page-locked memory is the
-        // host's too.
+        // Within the host, no device is used and the call waits. Page-locked memory is host memory,
+        // too.
         let plain = |host: *const u8, device: u64| Side2d {
             x: 0,
             y: 0,
@@ -358,7 +358,7 @@ fn time_is_the_route_s() {
             ok(cuMemcpy2DAsync_v2(&within, on));
             ok(cuStreamQuery(on));
         };
-        // What is left is the host's own time until it records the next event.
+        // The rest is the host's own time until it records the next event.
         let quickest = (0..5).map(|_| microseconds(&gpu, on, waited_for)).fold(f32::MAX, f32::min);
         assert!(quickest < 500.0, "{quickest}");
         assert_eq!(back, bytes);

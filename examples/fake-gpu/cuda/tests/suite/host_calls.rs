@@ -10,7 +10,7 @@ use driver::cuda::{CuResult, HostNodeParams, Stream};
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
-/// Notes its digit behind those before it.
+/// Appends its digit to the earlier ones.
 extern "C" fn note(digit: *mut c_void) {
     CALLS.store(CALLS.load(SeqCst).wrapping_mul(10) + digit as u64, SeqCst);
 }
@@ -51,7 +51,7 @@ fn functions_run_in_stream_order() {
         ok(cuStreamAddCallback(on, Some(told), digit(2), 0));
         assert!(begin.elapsed() < Duration::from_millis(20), "a call waits for nothing");
         assert_eq!(calls(), 0);
-        // Another stream's functions wait for their own work alone.
+        // Another stream's functions wait only for their own stream's work.
         ok(cuLaunchHostFunc(other, Some(note), digit(7)));
         ok(cuStreamSynchronize(other));
         assert_eq!(calls(), 7);
@@ -68,7 +68,7 @@ fn functions_run_in_stream_order() {
         for _ in 0..200 {
             ok(cuLaunchHostFunc(on, Some(note), null()));
         }
-        // What a destroyed stream was given is still done.
+        // A destroyed stream's work is still done.
         SEEN.store(0, SeqCst);
         ok(cuLaunchHostFunc(on, Some(nosy), null()));
         ok(cuStreamDestroy_v2(on));

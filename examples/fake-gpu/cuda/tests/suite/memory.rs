@@ -1,4 +1,4 @@
-//! Device memory: exact to the byte, for every way to get it.
+//! Device memory: exact to the byte, for every way to allocate it.
 
 use std::ffi::c_void;
 use std::io::{Read, Write};
@@ -123,16 +123,16 @@ fn pools_reserve_chunks_and_give_back_at_a_synchronisation() {
         ok(cuMemFreeAsync(address, on));
         ok(cuCtxSynchronize());
         assert_eq!(before - free_memory(), 64 * MIB);
-        // What no allocation uses is given up before another one fails.
+        // Memory that no allocation uses is given up before another allocation fails.
         let (code, all) = alloc(before);
         ok(code);
         ok(cuMemFree_v2(all));
-        // Up to the end, without a whole chunk left.
+        // To the end of the memory, where no whole chunk is left.
         let mut granted = 0;
         while cuMemAllocAsync(&mut address, 10 << 20, on) == SUCCESS {
             granted += 10 * MIB;
         }
-        // Three in a chunk, whose end is too short for one more.
+        // Three fit into a chunk, and its end is too short for a fourth.
         let (chunks, rest) = (before / (32 * MIB), before % (32 * MIB));
         assert_eq!(granted, chunks * 30 * MIB + rest / (10 * MIB) * 10 * MIB);
     });
@@ -157,13 +157,13 @@ fn pools_fragment() {
         }
         ok(cuCtxSynchronize());
         assert_eq!(before - free_memory(), 128 * MIB);
-        // There are 64 MiB, but not in a row.
+        // 64 MiB are free, but not in one piece.
         let mut large = 0;
         ok(cuMemAllocAsync(&mut large, 32 << 20, on));
         assert_eq!(before - free_memory(), 160 * MIB);
         ok(cuMemAllocAsync(&mut held[0], 16 << 20, on));
         assert_eq!(before - free_memory(), 160 * MIB);
-        // Only what holds nothing is given back.
+        // Only chunks without allocations are given back.
         ok(cuMemFreeAsync(large, on));
         ok(cuMemPoolTrimTo(pool, 0));
         assert_eq!(before - free_memory(), 128 * MIB);
@@ -198,7 +198,7 @@ fn physical_memory_is_charged_until_it_is_released_and_unmapped() {
         ok(cuMemMap(base, size, 0, handle, 0));
         ok(cuMemMap(base + size as u64, size, 0, handle, 0));
         assert_eq!(cuMemMap(base, size, 0, handle, 0), INVALID_VALUE);
-        // Not accessible before that is asked for.
+        // It is not accessible before access is set.
         assert_eq!(cuMemsetD8_v2(base, 1, 1), INVALID_VALUE);
         let access = AccessDesc { location: location(), flags: 3 };
         ok(cuMemSetAccess(base, 2 * size, (&raw const access).cast(), 1));
@@ -226,7 +226,7 @@ fn arrays_take_what_their_shape_needs() {
         let mut array = null();
         let flat = ArrayDescriptor { width: 1024, height: 0, format: 0x20, num_channels: 4 };
         ok(cuArrayCreate_v2(&mut array, (&raw const flat).cast()));
-        // A row takes the room of eight.
+        // A single row takes as much as eight.
         assert_eq!(before - free_memory(), 8 * 16384);
         ok(cuArrayDestroy(array));
         assert_eq!(cuArrayDestroy(array), INVALID_HANDLE);
@@ -283,12 +283,12 @@ fn managed_memory_that_belongs_on_the_host_stays_there() {
         let mut address = 0;
         ok(cuMemAllocManaged(&mut address, size, 1));
         let fill = || ok(cuMemsetD8_v2(address, 1, size));
-        // To the host; the device reaches it there.
+        // To the host, where the device can access it.
         ok(cuMemAdvise(address, size, 3, -1));
         ok(cuMemAdvise(address, size, 5, gpu.device));
         fill();
         assert_eq!(free_memory(), before);
-        // Asking for it moves it all the same, and advice moves nothing.
+        // A prefetch moves it all the same; advice moves nothing.
         ok(cuMemPrefetchAsync(address, size, gpu.device, null()));
         assert_eq!(before - free_memory(), 100 * MIB);
         ok(cuMemAdvise(address, size, 3, -1));
@@ -348,7 +348,7 @@ fn code_takes_memory_once_something_in_it_is_used() {
         assert_eq!(before - free_memory(), 4 * MIB);
         ok(cuLibraryUnload(library));
         assert_eq!(free_memory(), before);
-        // There has to be room.
+        // There has to be enough memory.
         ok(cuModuleLoadData(&mut module, image));
         ok(alloc(before - MIB).0);
         assert_eq!(cuModuleGetFunction(&mut function, module, c"k".as_ptr()), OUT_OF_MEMORY);
@@ -557,8 +557,8 @@ fn visible_devices_are_honoured() {
         ok(cuDeviceGetCount(&mut count));
         assert_eq!(count, 2);
         ok(alloc(64 * MIB).0);
-        // Ordinal 0 is the node's device 1: another process that sees them in order finds the
-        // memory missing there.
+        // Ordinal 0 is the node's device 1. Another process, which sees the devices in order, finds
+        // the memory missing on that one.
         if part().is_none() {
             let output = Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "second_device_from_outside", "--nocapture", "--ignored"])
@@ -574,6 +574,6 @@ fn visible_devices_are_honoured() {
 #[ignore = "a part of visible_devices_are_honoured"]
 fn second_device_from_outside() {
     let _gpu = Gpu::open();
-    // Two contexts of 512 MiB and what the other process allocated.
+    // Two contexts of 512 MiB, and what the other process allocated.
     assert_eq!(free_memory(), 16 * GIB - GIB - 64 * MIB);
 }

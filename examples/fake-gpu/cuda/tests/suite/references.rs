@@ -1,4 +1,4 @@
-//! Memory that other objects keep: multicast objects, sparse arrays, external memory, green
+//! Memory that other objects keep in use: multicast objects, sparse arrays, external memory, green
 //! contexts.
 
 use std::os::fd::IntoRawFd;
@@ -57,7 +57,7 @@ fn what_is_bound_to_a_multicast_object_stays() {
         ok(cuMulticastUnbind(team, 0, 0, size));
         assert_eq!(cuMulticastUnbind(team, 0, 0, size), INVALID_VALUE);
         assert_eq!(free_memory(), before);
-        // By address; and the object's end lets go.
+        // By address. The end of the object releases it.
         let memory = physical(0);
         ok(cuMemAddressReserve(&mut address, size, 0, 0, 0));
         ok(cuMemMap(address, size, 0, memory, 0));
@@ -122,7 +122,7 @@ fn what_is_mapped_into_a_sparse_array_stays() {
         ok(cuMemRelease(plain));
         ok(cuMemRelease(tiles));
         assert_eq!(before - free_memory(), SIZE);
-        // One of the two tiles goes; then the other.
+        // One of the two tiles is unmapped, then the other.
         (info.mem_operation_type, info.mem_handle) = (2, 0);
         info.subresource[5] = 128;
         ok(call(&info));
@@ -130,7 +130,7 @@ fn what_is_mapped_into_a_sparse_array_stays() {
         info.subresource[2] = 128;
         ok(call(&info));
         assert_eq!(free_memory(), before);
-        // The array's end lets go as well.
+        // The array's end releases them as well.
         let tiles = physical(1);
         (info.mem_operation_type, info.mem_handle) = (1, tiles);
         ok(call(&info));
@@ -249,7 +249,7 @@ fn green_contexts_take_some_memory() {
         let mut found = null();
         ok(cuStreamGetGreenCtx(on, &mut found));
         assert_eq!(found, green);
-        // Modules are the primary context's, and memory stays with it.
+        // Modules belong to the primary context, and so does memory.
         gpu.launch(on, 10);
         ok(cuStreamSynchronize(on));
         ok(cuCtxSetCurrent(context));
@@ -261,7 +261,7 @@ fn green_contexts_take_some_memory() {
         ok(cuCtxSetCurrent(gpu.context));
         assert_eq!(before - free_memory(), 2 * MIB);
         ok(cuMemFree_v2(address));
-        // The primary context lives as long as a green one.
+        // A green context keeps the primary context alive.
         ok(cuGreenCtxCreate(&mut green, desc, 0, GREEN_DEFAULT_STREAM));
         ok(cuDevicePrimaryCtxRelease_v2(0));
         assert_eq!(before - free_memory(), 8 * MIB);

@@ -1,4 +1,4 @@
-//! What the library exports, and how the functions begin.
+//! The library's exports, and the first bytes of the functions.
 
 use crate::support::*;
 

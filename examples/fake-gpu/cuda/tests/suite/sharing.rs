@@ -1,4 +1,5 @@
-//! Memory of one process that others use: it takes nothing more, and stays until all let go.
+//! Memory of one process that others use. It takes no further memory, and stays until all have let
+//! go.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Child;
@@ -35,7 +36,8 @@ fn first_byte(address: u64) -> u8 {
     byte
 }
 
-/// Another process that opens something, says so, and goes on with each byte that it is sent.
+/// Another process that opens something, prints a word, and continues with each byte that it
+/// receives.
 struct Other {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -48,7 +50,7 @@ impl Other {
         Self { child, lines }
     }
 
-    /// Waits until it says `word`.
+    /// Waits until it prints `word`.
     fn says(&mut self, word: &str) {
         let mut line = String::new();
         loop {
@@ -139,7 +141,7 @@ fn ipc_memory_counts_once_and_until_all_let_go() {
         assert_eq!(before - free_memory(), CONTEXT);
         other.kill();
         eventually(|| free_memory() == before);
-        // Only memory of cuMemAlloc.
+        // Only memory of cuMemAlloc can be exported.
         ok(cuMemAllocAsync(&mut address, 4096, null()));
         assert_eq!(cuIpcGetMemHandle(&mut handle, address), INVALID_VALUE);
     });

@@ -55,7 +55,7 @@ fn nothing_runs_before_the_store_and_everything_after_it() {
         let waited = microseconds(before, after);
         assert!(waited >= 9000.0, "{waited}");
         assert!((microseconds(after, end) - 100_000.0).abs() < 0.1);
-        // What is there already is no wait.
+        // A value that is there already causes no wait.
         ok(cuStreamWaitValue32(on, address, 1, AT_LEAST));
         gpu.launch(on, 100);
         ok(cuStreamSynchronize(on));
@@ -86,7 +86,7 @@ fn an_idle_streams_kernel_is_measured_whatever_the_host_does() {
             ok(cuEventRecord(pairs[1].1, on));
             release();
             nap();
-            // The same where the stream is busy.
+            // The same with a busy stream.
             gpu.launch(on, 20_000);
             ok(cuEventRecord(pairs[2].0, on));
             gpu.launch(on, 7);
@@ -141,7 +141,7 @@ fn conditions_are_those_of_the_driver() {
         Gpu::open();
         let ((word, address), on) = (word(), stream());
         let rows: [(u32, u32, &[u32], u32); 4] = [
-            // Round the circle of 32-bit numbers.
+            // Around the circle of 32-bit numbers.
             (AT_LEAST, 2, &[u32::MAX - 1, u32::MAX, 0, 1], 3),
             (EQUAL, 5, &[4, 6], 5),
             (AND, 6, &[0, 9], 2),
@@ -191,7 +191,7 @@ fn what_cannot_be_waited_for_is_refused() {
         }
         assert_eq!(cuStreamWaitValue32_v2(0x998 as Ptr, address, 1, 0), INVALID_HANDLE);
         ok(cuStreamQuery(on));
-        // A capture goes on without it.
+        // The capture itself goes on.
         let mut graph = null();
         ok(cuStreamBeginCapture_v2(on, 0));
         assert_eq!(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST), NOT_SUPPORTED);
@@ -219,7 +219,7 @@ fn memory_and_streams_can_go_away_under_a_wait() {
         assert_eq!(cuStreamQuery(on), NOT_READY);
         let (word, address) = word();
         for value in 1..=2000 {
-            // More than a queue holds, and each one released by the next one's turn.
+            // More waits than a queue holds, each ended when the next one is queued.
             ok(cuStreamWaitValue32_v2(free, address, value, AT_LEAST));
             word.store(value, SeqCst);
         }

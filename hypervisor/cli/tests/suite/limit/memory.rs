@@ -1,4 +1,4 @@
-//! Memory limits that come, change and go.
+//! Memory limits that are added, changed and removed.
 
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ fn a_running_program_is_given_more_and_less() {
     assert_eq!(program.tell("take 1024"), DONE, "the next allocation sees it");
     assert_eq!(program.tell("info"), "4096 1536");
 
-    // By the program's own id, below what it uses.
+    // The session is named by the program's own id; the limit is below what is in use.
     let (code, stdout, _) = limit(&sluice, &program.pid.to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 0);
     assert!(
@@ -41,7 +41,7 @@ fn a_running_program_is_given_more_and_less() {
     let lines = lines_of(&sluice, &program);
     assert!(lines.contains("OVER by 1536MiB: growth refused"), "{lines}");
 
-    // What it had, it still has; what it gives back, it may have again.
+    // It keeps what it has. What it gives back, it may take again.
     assert_eq!(program.tell("give"), DONE);
     assert_eq!(program.tell("take 1"), REFUSED);
     assert_eq!(program.tell("give"), DONE);
@@ -90,7 +90,7 @@ fn a_memory_limit_comes_and_goes_while_the_program_runs() {
         assert_eq!(program.tell("take 2"), REFUSED);
         let lines = lines_of(&sluice, &program);
         assert!(lines.contains("OVER by 1GiB: growth refused"), "{lines}");
-        // Everything it took before the limit is known, and can be given back.
+        // All that it took before there was a limit is known, and can be given back.
         for _ in 0..3 {
             assert_eq!(program.tell("give"), DONE);
         }
@@ -120,7 +120,7 @@ fn a_part_on_the_host_comes_and_goes_with_the_limit() {
     assert_eq!((&memory["by_kind"]["data"], &memory["real"]), (&(4 * GIB).into(), &Value::Null));
 }
 
-/// A limit of one device, and a program that uses another; then one more program of the session.
+/// A session has a limit on one device, its program uses another, and one more program joins.
 #[test]
 fn a_session_with_a_limit_elsewhere_is_given_one_here() {
     let sluice = Sluice::new();

@@ -23,7 +23,7 @@ fn a_session_without_sluice_run_is_listed_and_changed() {
     assert_eq!(program.tell("info"), "3072 2560");
     let directory = session["directory"].as_str().unwrap().to_owned();
     drop(program);
-    // Nobody is in it now; its limits are still there for the next program.
+    // It has no process now; its limits are kept for the next program.
     let lists = |arguments: &[&str]| outcome(sluice.command().arg("status").args(arguments)).1;
     assert!(!lists(&[]).contains(&name) && lists(&["--all"]).contains(&name));
     fs::remove_dir_all(directory).unwrap();

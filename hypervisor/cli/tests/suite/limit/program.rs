@@ -1,4 +1,4 @@
-//! A program that does what it is told, and what `sluice` says of it.
+//! A program that the test controls, and what `sluice` shows of it.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,13 +15,13 @@ pub(crate) const DEVICE: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
 pub(crate) const OTHER: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
-/// What a context takes on the simulated device.
+/// The size of a context on the simulated device.
 pub(crate) const CONTEXT: u64 = 512 * MIB;
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(crate) const REFUSED: &str = "2";
 pub(crate) const DONE: &str = "0";
 
-/// `tests/programs/on_demand.c`, which does what it is told.
+/// `tests/programs/on_demand.c`, which carries out the commands that it reads.
 pub(crate) struct Program {
     pub(crate) child: Child,
     input: Option<ChildStdin>,
@@ -33,7 +33,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Compiled once for all tests.
+    /// The compiled program; it is compiled once for all tests.
     fn compiled() -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/on_demand.c");
         let mut of = DefaultHasher::new();
@@ -43,7 +43,7 @@ impl Program {
         if program.exists() {
             return program;
         }
-        // Elsewhere until it is whole: two tests may need it at once.
+        // Compiled in another folder and then moved: two tests may need it at once.
         let unfinished = tempfile::tempdir_in(folder).unwrap();
         let made = unfinished.path().join("on_demand");
         let said = Command::new("cc")
@@ -58,7 +58,7 @@ impl Program {
         program
     }
 
-    /// Under `sluice run` with these options.
+    /// Starts it under `sluice run` with these options.
     pub(crate) fn run(sluice: &Sluice, options: &[&str]) -> Self {
         let program = Self::compiled();
         let mut command = sluice.run(&["--fake-gpu", "--device", "0", "--daemon", "none"]);
@@ -67,13 +67,13 @@ impl Program {
         Self::start(&mut command)
     }
 
-    /// With the library preloaded and nothing else, in the session that follows from `variables`.
+    /// Starts it with only the library preloaded, in the session that follows from `variables`.
     pub(crate) fn preloaded(sluice: &Sluice, variables: &[(&str, &str)]) -> Self {
         let nvml = ("libfake_nvml.so", "fake-nvml", "libnvidia-ml.so.1");
         Self::preloaded_beside(sluice, &[nvml], variables)
     }
 
-    /// The same, with these libraries beside the driver's.
+    /// As [`Self::preloaded`], with these libraries beside the driver's.
     pub(crate) fn preloaded_beside(
         sluice: &Sluice,
         libraries: &[(&str, &str, &str)],
@@ -86,7 +86,7 @@ impl Program {
         for (file, package, name) in libraries.iter().copied().chain([cuda]) {
             let _ = symlink(sluice.built(file, package), driver.join(name));
         }
-        // By a name that the loader can read as one.
+        // Under a name that the loader can read as one.
         let limiter = driver.join("libcuda_limiter.so");
         let _ = symlink(sluice.built("libcuda_limiter.so", "cuda-limiter"), &limiter);
         let mut command = sluice.command_of("sh");
@@ -118,7 +118,7 @@ impl Program {
         line.trim_end().to_owned()
     }
 
-    /// Tells it something and gives its answer.
+    /// Sends it a command and returns its answer.
     pub(crate) fn tell(&mut self, what: &str) -> String {
         writeln!(self.input.as_ref().unwrap(), "{what}").unwrap();
         self.line()
@@ -131,7 +131,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // The end of its input is its end.
+        // The program ends when its input ends.
         self.input = None;
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! What is refused, and damaged pages.
+//! Changes that are refused, and damaged pages.
 
 use std::fs;
 
@@ -23,7 +23,7 @@ fn a_damaged_page_is_named_and_stops_nothing_else() {
         assert_eq!(session_of(&status, program.pid)["devices"][0]["memory"]["limit"], 2 * GIB);
         let (_, stdout, _) = outcome(sluice.command().arg("status"));
         assert!(stdout.contains(&format!("DAMAGED {}", program.name())), "{stdout}");
-        // Nothing is changed where not everything can be.
+        // If not everything can be changed, nothing is.
         let (code, stdout, stderr) = limit(&sluice, &program.name(), &["--mem", "1GiB"]);
         assert_eq!((code, stdout.as_str()), (70, ""), "{stderr}");
         assert!(stderr.contains(bad.to_str().unwrap()), "{stderr}");
@@ -75,7 +75,7 @@ fn what_cannot_be_changed_is_refused_and_named() {
         stderr.contains("--mem-real is a part of a memory limit, and there is none"),
         "{stderr}"
     );
-    // A process that is in no session, and one that has used no device.
+    // A process in no session, and a process that has used no device.
     let (code, _, stderr) = limit(&sluice, &std::process::id().to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 2, "{stderr}");
     assert!(stderr.contains("what can be limited is what 'sluice run' starts"), "{stderr}");

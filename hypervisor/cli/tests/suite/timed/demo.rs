@@ -60,7 +60,7 @@ fn both_tenants_are_held_to_their_limits() {
             ]
         );
         assert_eq!(tenant["compute_limit"], limit);
-        // The demo's own verdict is stricter; this one also has to hold on a loaded machine.
+        // The demo's own check is stricter; this one also has to hold on a loaded machine.
         let delivered = tenant["compute_delivered"].as_f64().unwrap();
         assert!((delivered - limit).abs() < 0.1, "{stdout}");
         let [limit, granted] =

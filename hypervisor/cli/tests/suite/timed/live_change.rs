@@ -1,5 +1,5 @@
-//! `sluice limit` on running programs takes effect within 100 ms: what is delivered between 100 and 300 ms
-//! after each change, by the device's clock.
+//! `sluice limit` on running programs takes effect within 100 ms. The tests measure what is
+//! delivered between 100 and 300 ms after each change, by the device's clock.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::net::UnixStream;
@@ -12,23 +12,23 @@ use std::time::Duration;
 use crate::support::{Sluice, eventually, outcome};
 use serde_json::Value;
 
-/// A change has to be in effect after so many seconds, ...
+/// A change has to be in effect after this many seconds, ...
 const WITHIN: f64 = 0.1;
-/// ... and what is delivered from then on is looked at for so long: two periods.
+/// ... and from then on, delivery is measured for this long: two periods.
 const LOOK: f64 = 0.2;
-/// Of the device's time.
+/// As a part of the device's time.
 const TOLERANCE: f64 = 0.05;
-/// How often it may be missed: a change that comes late misses each time.
+/// How often a target may be missed. A change that takes effect late misses it each time.
 const CHANCES: usize = 3;
-/// How often it is tried where the machine is too busy for what is measured to mean much.
+/// How often the test is repeated if the machine is too busy for its figures to mean much.
 const TRIES: usize = 6;
-/// A machine is too busy where those who sleep are kept waiting for more than this part of the time.
+/// A machine is too busy if sleeping threads wake up late by more than this part of the time.
 const BUSY: f64 = 0.02;
-/// Short ones: what is launched ahead of a change is 64 of them.
+/// Short ones: up to 64 of them are launched ahead of a change.
 const KERNEL_US: &str = "250";
 const WINDOW: f64 = 0.002;
 
-/// Seconds on the clock that all programs share.
+/// Seconds on the clock that all processes share.
 fn now() -> f64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
@@ -88,7 +88,7 @@ impl Tenant {
         Self { child, output }
     }
 
-    /// Changes its limits; when that was done.
+    /// Changes its limits, and returns when that was done.
     fn limit(&self, sluice: &Sluice, options: &[&str]) -> f64 {
         let session = self.child.id().to_string();
         let (code, _, stderr) = outcome(sluice.command().args(["limit", &session]).args(options));
@@ -97,7 +97,7 @@ impl Tenant {
     }
 
     fn end(mut self) -> Delivered {
-        // The end of its input is its end.
+        // The program ends when its input ends.
         drop(self.child.stdin.take());
         let last = self.output.by_ref().last().unwrap().unwrap();
         let result: Value = serde_json::from_str(&last).unwrap();
@@ -123,7 +123,7 @@ struct Delivered {
 }
 
 impl Delivered {
-    /// Kernels until a moment.
+    /// How many kernels were completed at a moment.
     fn until(&self, moment: f64) -> f64 {
         let position = (moment - self.at) / WINDOW;
         let whole = position as usize;
@@ -131,13 +131,13 @@ impl Delivered {
         self.windows.iter().take(whole).sum::<f64>() + part
     }
 
-    /// Kernels a second.
+    /// Kernels a second between two moments.
     fn rate(&self, from: f64, to: f64) -> f64 {
         (self.until(to) - self.until(from)) / (to - from)
     }
 }
 
-/// Finds out how busy the machine is, until it is dropped.
+/// Measures how busy the machine is, until it is dropped.
 struct Witness {
     ended: Arc<AtomicBool>,
     thread: JoinHandle<f64>,
@@ -160,25 +160,26 @@ impl Witness {
         Self { ended, thread }
     }
 
-    /// The part of the time for which it was kept waiting.
+    /// Returns the part of the time for which it was kept waiting.
     fn end(self) -> f64 {
         self.ended.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
     }
 }
 
-/// What is told to the first program, and the part that it has to get from then on.
+/// A change for the first program, and the part that it has to get from then on.
 type Change = (&'static [&'static str], f64);
 
-/// What the first of some programs gets after each change, averaged over the rounds: in relation to what it got
-/// before the first one, when it was alone without a limit; beside others, in relation to all.
+/// What the first program gets after each change, averaged over the rounds. Alone, it is in
+/// relation to what it got before the first change, without a limit. Beside others, it is in
+/// relation to what all got.
 fn measure(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &[Change]) -> Vec<f64> {
     let sluice = Sluice::new();
     let daemon = with_daemon.then(|| Daemon::start(&sluice));
     let socket = daemon.as_ref().map_or("none", |daemon| daemon.socket.as_str());
     let tenants: Vec<Tenant> =
         tenants.iter().map(|options| Tenant::start(&sluice, socket, options)).collect();
-    // Beside others, the daemon has to find out first that each fills the device.
+    // Beside others, the daemon first has to find out that each fills the device.
     let begin = now();
     pause(if tenants.len() > 1 { 1.0 } else { 0.5 });
     let end = now();
@@ -206,8 +207,9 @@ fn measure(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &[Cha
     (0..changes.len()).map(of).collect()
 }
 
-/// Each change leads to what it has to lead to. Whether a miss counts depends on how busy the machine was meanwhile,
-/// which nobody else knows: so it is tried again here, and not by whoever runs the test.
+/// Checks that each change has its effect. Whether a miss counts depends on how busy the machine
+/// was meanwhile. Only this test knows that, so it repeats itself; the test runner does not repeat
+/// it.
 #[track_caller]
 fn take_effect(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &[Change]) {
     let expected: Vec<f64> = changes.iter().map(|&(_, expected)| expected).collect();
@@ -229,8 +231,9 @@ fn take_effect(tenants: &[&[&str]], with_daemon: bool, rounds: usize, changes: &
     assert!(when_busy.iter().any(in_order), "{tried}, of {expected:?}, not even in order");
 }
 
-/// Whether each change leads to more or less than the one before it, as it has to. Programs that get too little of
-/// the CPU use less than they may; where a change comes late it is the wrong way round.
+/// Whether each change leads to more or to less than the one before it, as it has to. Programs that
+/// get too little of the CPU use less than they may. But if a change takes effect late, the order
+/// is wrong.
 fn are_in_order(parts: &[f64], expected: &[f64]) -> bool {
     (0..parts.len()).all(|one| {
         let next = (one + 1) % parts.len();
@@ -253,7 +256,7 @@ fn a_share_under_the_daemon() {
 #[test]
 fn a_limit_where_there_was_none_and_none_again() {
     for with_daemon in [false, true] {
-        // A session without a limit has saved nothing up.
+        // A session without a limit has saved up nothing.
         let changes: [Change; 2] = [(&["--compute", "75"], 0.75), (&["--policy", "none"], 1.0)];
         take_effect(&[&[]], with_daemon, 3, &changes);
     }
@@ -269,7 +272,7 @@ fn a_policy() {
     take_effect(&[&[]], true, 4, &changes);
 }
 
-/// Of the 80 % that are guaranteed to nobody.
+/// Divides the 80 % that are guaranteed to no session.
 #[test]
 fn a_weight() {
     let balanced: &[&str] = &["--compute", "10", "--policy", "balance", "--weight", "3"];

@@ -1,4 +1,4 @@
-//! Shares that come, change and go.
+//! Shares that are added, changed and removed.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::limit::program::limit;
 use crate::support::{Sluice, outcome};
 
-/// What `tenant dense` tells of its progress: seconds, kernels.
+/// A line of progress of `tenant dense`: seconds, kernels.
 fn progress(output: &mut impl BufRead) -> Option<(f64, f64)> {
     loop {
         let mut line = String::new();
@@ -34,7 +34,7 @@ fn a_share_changes_while_the_program_runs() {
         .spawn()
         .unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
-    // Kernels a second, from the first line after now on.
+    // Kernels a second, from the next line on.
     let mut rate = || {
         let first = progress(&mut output).unwrap();
         let mut last = first;
@@ -61,7 +61,7 @@ fn a_share_changes_while_the_program_runs() {
     let lifted = rate();
     drop(output);
     let _ = child.wait().unwrap();
-    // On a machine that has other things to do, the figures are not near to the shares.
+    // On a machine with other work, the figures are not close to the shares.
     let rates = format!("{free} kernels a second, then {slow}, {fast}, {lifted}");
     assert!(slow < 0.4 * free && fast > 2.5 * slow, "{rates}");
     assert!(lifted > 1.1 * fast && lifted > 0.8 * free, "{rates}");

@@ -1,9 +1,9 @@
 //! A device, its tenants and their limiters in virtual time.
 //!
-//! The hardware is a fluid: each holder gets what it can use, or an equal slice where all together
-//! want more than there is. Slicing costs: a tenth where two dense ones overlap, a twentieth where a
-//! dense one overlaps with sparse ones, and if asked for more for each bit that these get. The
-//! simulation keeps its own books, and fails as soon as two dense workers hold at once.
+//! The hardware is modelled as a fluid. Each holder gets what it can use, or an equal slice if all
+//! together want more than there is. Slicing costs a tenth if two dense workers overlap, and a
+//! twentieth if a dense one overlaps with sparse ones. `sparse_cost_ppm` and `sliced_ppm` add to
+//! that. The simulation keeps its own records, and fails as soon as two dense workers hold at once.
 
 mod dice;
 mod tenant;
@@ -24,11 +24,11 @@ const WHOLE: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ask(WorkerId),
-    /// Tells of a lease while it lasts, or while its work drains.
+    /// The worker reports on a lease while it lasts, or while its work drains.
     Tell(WorkerId, LeaseId),
-    /// Its work is done.
+    /// The lease's work is done.
     Stop(WorkerId, LeaseId),
-    /// And the daemon hears of it.
+    /// The daemon gets the report of that.
     Report(WorkerId, LeaseId),
 }
 
@@ -45,7 +45,7 @@ struct Use {
     backlogged_ns: u64,
     stopped_at: Option<u64>,
     dense: bool,
-    /// Nothing has been told of it.
+    /// No report on it was sent yet.
     first: bool,
 }
 
@@ -65,9 +65,10 @@ pub(crate) struct Simulation {
     dice: Dice,
     /// Whether long lists are kept.
     pub(crate) keeps_lists: bool,
-    /// What the device loses for what sparse ones get beside a dense one, in millionths of it.
+    /// What the device loses for each unit that sparse workers get beside a dense one, in
+    /// millionths.
     pub(crate) sparse_cost_ppm: u64,
-    /// What a sparse one gets beside a dense one of what it wants, in millionths.
+    /// How much of what it wants a sparse worker gets beside a dense one, in millionths.
     pub(crate) sliced_ppm: u64,
 }
 
@@ -101,7 +102,7 @@ impl Simulation {
         simulation
     }
 
-    /// A session comes.
+    /// Adds a session.
     pub(crate) fn arrive(&mut self, tenant: Tenant) -> SessionId {
         let session = SessionId(self.books.len() as u64);
         self.scheduler.set_session(session, tenant.quota, self.now).unwrap();
@@ -116,7 +117,7 @@ impl Simulation {
         session
     }
 
-    /// A session's processes end.
+    /// Ends a session's processes.
     pub(crate) fn depart(&mut self, session: SessionId) {
         let workers: Vec<WorkerId> = self.workers.keys().copied().collect();
         for worker in workers {
@@ -131,7 +132,7 @@ impl Simulation {
         self.decide();
     }
 
-    /// The program does something else from now on.
+    /// Changes a session's utilization from now on.
     pub(crate) fn set_density(&mut self, session: SessionId, density_ppm: u64) {
         self.tenants.get_mut(&session).unwrap().density_ppm = density_ppm;
         self.share_out();
@@ -159,12 +160,12 @@ impl Simulation {
         self.pass_until(end);
     }
 
-    /// The part of the time since the beginning in which the device worked, in millionths.
+    /// How long the device has worked since the beginning, in nanoseconds.
     pub(crate) fn worked_ns(&self) -> u64 {
         (self.worked / u128::from(WHOLE)) as u64
     }
 
-    /// A worker dies without a word.
+    /// Lets a worker die without a report.
     pub(crate) fn kill(&mut self, worker: WorkerId) {
         self.scheduler.leave(worker, self.now);
         self.asked_at.remove(&worker);
@@ -176,7 +177,7 @@ impl Simulation {
         self.decide();
     }
 
-    /// A session's workers hold what they have, or get next, and never report.
+    /// From now on, a session's workers keep their leases, or the next ones, and never report.
     pub(crate) fn freeze(&mut self, session: SessionId) {
         self.tenants.get_mut(&session).unwrap().frozen = true;
     }
@@ -242,7 +243,7 @@ impl Simulation {
         let Some(session) = self.report(worker, lease, false) else { return };
         let ends_at = self.held[&worker].ends_at;
         if ends_at <= self.now {
-            // Draining: a Stop is on its way.
+            // It drains: a `Stop` event is on its way.
             self.schedule(self.now + 50 * MS, Event::Tell(worker, lease));
             return;
         }
@@ -265,7 +266,7 @@ impl Simulation {
         }
     }
 
-    /// When the worker next tells of its lease: in time to go on without a gap.
+    /// Plans the worker's next report on its lease, in time to go on without a gap.
     fn plan(&mut self, worker: WorkerId) {
         let Use { lease, ends_at, .. } = self.held[&worker];
         let left = ends_at - self.now;
@@ -278,10 +279,10 @@ impl Simulation {
         }
     }
 
-    /// The lease ends, and after it the work.
+    /// Plans the lease's end and the end of its work.
     fn wind_up(&mut self, worker: WorkerId, ends_at: u64) {
         let overrun_ns = self.tenants[&self.workers[&worker]].overrun_ns;
-        // A kernel that runs, and most of the time one that was launched behind it.
+        // The kernel that runs, and most of the time one that was launched behind it.
         let overrun = overrun_ns / 2 + self.up_to(overrun_ns / 2);
         let mine = self.held.get_mut(&worker).unwrap();
         mine.ends_at = ends_at.min(self.now);
@@ -292,7 +293,8 @@ impl Simulation {
         self.schedule(ends_at + overrun, Event::Stop(worker, lease));
     }
 
-    /// Tells what was used since the last time. `None`: it holds that lease no more, or is frozen.
+    /// Reports what was used since the last report. `None`: it no longer holds that lease, or is
+    /// frozen.
     fn report(&mut self, worker: WorkerId, lease: LeaseId, done: bool) -> Option<SessionId> {
         let session = *self.workers.get(&worker)?;
         if self.tenants[&session].frozen {
@@ -362,7 +364,7 @@ impl Simulation {
         assert!(grant.length_ns <= self.tuning.quantum_ns, "{grant:?}");
     }
 
-    /// Those that the scheduler takes to be dense hold alone among their kind.
+    /// Checks that no two workers that the scheduler takes for dense hold at once.
     fn check_dense(&self, worker: WorkerId) {
         let dense = || {
             let holders = self.scheduler.holders();
@@ -388,7 +390,7 @@ impl Simulation {
         }
     }
 
-    /// Lets the holders work.
+    /// Lets the holders work until `then`.
     fn pass_until(&mut self, then: u64) {
         let passed = then - self.now;
         self.now = then;
@@ -403,7 +405,7 @@ impl Simulation {
         }
     }
 
-    /// Divides the device among those who hold.
+    /// Divides the device among the holders.
     fn share_out(&mut self) {
         let mut wants: Vec<(u64, WorkerId)> = Vec::with_capacity(self.held.len());
         for (worker, mine) in &self.held {

@@ -1,4 +1,4 @@
-//! A session: what it does, and what is seen of it.
+//! A session: its behaviour, and the records of what it got.
 
 use limits::ComputeLimit;
 
@@ -9,22 +9,23 @@ use super::{MS, WHOLE};
 pub(crate) struct Tenant {
     pub(crate) quota: ComputeLimit,
     pub(crate) workers: u64,
-    /// What each worker uses of the time that it holds, if nobody slows it down; in millionths.
+    /// What each worker uses of the time that it holds if no other slows it down, in millionths.
     pub(crate) density_ppm: u64,
     /// From the end of a lease to the next ask.
     pub(crate) think_ns: u64,
-    /// How far a holder runs past its lease, at most. It goes on telling of it.
+    /// How far a holder's work runs past its lease at most. It goes on reporting meanwhile.
     pub(crate) overrun_ns: u64,
     /// From the end of its work to the arrival of the report, at most.
     pub(crate) way_ns: u64,
-    /// Wants the device for `.0`, then idles for `.1`, over and over. (0, 0): always busy.
+    /// Wants the device for `.0`, then idles for `.1`, again and again. (0, 0): always busy.
     pub(crate) phases: (u64, u64),
-    /// How often it tells of its lease.
+    /// How often it reports on its lease.
     pub(crate) tell_ns: u64,
-    /// Holds on without a word from its next report on.
+    /// From its next report on, it holds and sends nothing.
     pub(crate) frozen: bool,
-    /// What it tells is as rough as what can be measured: a lease's first milliseconds of backlog are missing, and
-    /// estimates beside others are from half to a tenth more of what it is.
+    /// Its reports are as imprecise as real measurements: a lease's first milliseconds of backlog
+    /// are missing, and estimates beside others are between half and a tenth more of the true
+    /// value.
     pub(crate) rough: bool,
 }
 
@@ -49,12 +50,12 @@ impl Tenant {
     }
 }
 
-/// What was seen of one session.
+/// The records of one session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Books {
     /// When the session held, merged, in order.
     pub(crate) held: Vec<(u64, u64)>,
-    /// Intervals that were told of, and what was used in them.
+    /// The reported intervals, and what was used in each.
     pub(crate) used: Vec<(u64, u64, u64)>,
     pub(crate) used_ns: u64,
     /// How long its asks waited.

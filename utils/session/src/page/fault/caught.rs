@@ -1,4 +1,4 @@
-//! Whether the handler would get a signal that the calling thread raises.
+//! Whether this library's handler would get a `SIGBUS` that the calling thread raises.
 
 use crate::clock;
 use core::cell::Cell;
@@ -7,12 +7,12 @@ use core::cell::Cell;
 const PERIOD_NS: u64 = 100_000_000;
 
 thread_local! {
-    /// Until when the last answer counts, and the answer.
+    /// Until when the last answer is valid, and that answer.
     static ANSWER: Cell<(u64, bool)> = const { Cell::new((0, false)) };
 }
 
-/// Whether accesses of this thread to pages are safe whatever happens to their files. The program may change
-/// this at any moment; that is noticed within 100 ms.
+/// Whether this thread can access pages safely, whatever happens to their files. The program may
+/// change this at any moment; that is noticed within 100 ms.
 #[inline]
 #[must_use]
 pub fn are_caught() -> bool {
@@ -30,10 +30,11 @@ fn ask(answer: &Cell<(u64, bool)>, now: u64) -> bool {
     caught
 }
 
-/// Whether the signal goes to this library's handler, and with its cause. As the kernel has it: libraries that
-/// stand in for `sigaction` may say otherwise.
+/// Whether the signal goes to this library's handler, with its cause. The kernel is asked, because
+/// a library that replaces `sigaction` may answer something else.
 pub(super) fn is_installed() -> bool {
-    /// `struct sigaction` of the kernel, with room for what comes behind the fields that all machines have.
+    /// The kernel's `struct sigaction`, with room for what some machines have behind the common
+    /// fields.
     #[repr(C)]
     struct Action {
         handler: usize,
@@ -51,7 +52,8 @@ pub(super) fn is_installed() -> bool {
     answer == 0 && action.handler == super::address() && action.flags & WITH_CAUSE != 0
 }
 
-/// Whether the calling thread blocks the signal: raised by an access it would end the process then.
+/// Whether the calling thread blocks the signal. If it does, an access that raises it ends the
+/// process.
 fn is_blocked() -> bool {
     // SAFETY: changes nothing; zero bytes are a signal set.
     unsafe {

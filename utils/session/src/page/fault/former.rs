@@ -1,4 +1,4 @@
-//! The handler that was there before, called as the kernel would have called it.
+//! Calls the handler that was installed before, as the kernel would have called it.
 
 use super::Cause;
 use super::caught::is_installed;
@@ -10,26 +10,26 @@ use libc::siginfo_t;
 static HANDLER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static FLAGS: AtomicI32 = AtomicI32::new(0);
 
-/// With three arguments whether it wants them or not, as the kernel does.
+/// It is called with three arguments even if it expects one, as the kernel does.
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// Notes what happened at the signal.
+/// Remembers what was installed before.
 pub(super) fn remember(old: &libc::sigaction) {
     FLAGS.store(old.sa_flags, Relaxed);
     HANDLER.store(old.sa_sigaction, Release);
 }
 
-/// The flags of a handler that is to stand in for another one: on which stack it runs, what it interrupts
-/// and whether it can be interrupted by the same signal stay as they were.
+/// The flags of a handler that replaces another one. These stay as they were: on which stack it
+/// runs, what it interrupts, and whether the same signal can interrupt it.
 pub(super) fn flags(old: &libc::sigaction) -> c_int {
     const KEPT: c_int = libc::SA_ONSTACK | libc::SA_RESTART | libc::SA_NODEFER;
     let default = old.sa_sigaction == libc::SIG_DFL;
-    // Programs with small stacks have another one for signals.
+    // Programs with small stacks have an alternate one for signals.
     let kept = if default { libc::SA_ONSTACK | libc::SA_RESTART } else { old.sa_flags & KEPT };
     kept | libc::SA_SIGINFO
 }
 
-/// Handles the signal.
+/// Passes the signal on.
 ///
 /// # Safety
 /// The first three arguments are those that a handler was called with.
@@ -45,16 +45,17 @@ pub(super) unsafe fn handle(
         handler if FLAGS.load(Relaxed) & libc::SA_RESETHAND != 0 && !take(handler) => {
             end(signal, info, cause);
         }
-        // SAFETY: what is neither of the two constants is the address of a handler that the program gave.
+        // SAFETY: a value other than the two constants is the address of a handler that the program
+        // installed.
         handler => unsafe {
             core::mem::transmute::<usize, Handler>(handler)(signal, info, context);
         },
     }
 }
 
-/// Takes a handler that is for one signal only; `false`: another thread was quicker.
+/// Takes a handler that is for one signal only; `false`: another thread was faster.
 fn take(handler: usize) -> bool {
-    // Another handler that passes signals on stays where it is.
+    // If another handler was installed since and passes signals on, that one stays.
     if !is_installed() {
         return true;
     }
@@ -62,19 +63,20 @@ fn take(handler: usize) -> bool {
     HANDLER.compare_exchange(handler, libc::SIG_DFL, AcqRel, Relaxed).is_ok()
 }
 
-/// Whether the signal was raised by an instruction, which raises it again when the handler returns.
+/// Whether an instruction raised the signal. It raises it again when the handler returns.
 const fn is_fault(cause: Cause) -> bool {
     cause.code > 0 && cause.code != libc::BUS_MCEERR_AO
 }
 
-/// Has the process ended by the signal, as soon as the handler returns: by the instruction that raised it,
-/// or by the same signal once more.
+/// Lets the signal end the process as soon as the handler returns: the instruction raises it again,
+/// or the same signal is sent once more.
 fn end(signal: c_int, info: *const siginfo_t, cause: Option<Cause>) {
     set_default();
     if cause.is_some_and(is_fault) {
         return;
     }
-    // SAFETY: the calls take no memory but `info`, which the kernel reads where there is a cause in it.
+    // SAFETY: the only memory that the calls take is `info`; the kernel reads it only if it holds a
+    // cause.
     unsafe {
         let (process, thread) = (libc::getpid(), libc::syscall(libc::SYS_gettid));
         let sent = cause.is_some()
@@ -86,7 +88,7 @@ fn end(signal: c_int, info: *const siginfo_t, cause: Option<Cause>) {
 }
 
 fn set_default() {
-    // SAFETY: zero bytes are a value of this type: no flags, an empty mask.
+    // SAFETY: zero bytes are a valid value of this type: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
     action.sa_sigaction = libc::SIG_DFL;
     super::exchange(Some(&action));

@@ -1,12 +1,13 @@
-//! What a file that was cut short no longer holds is still mapped, and whoever touches it gets `SIGBUS`.
+//! Handles `SIGBUS` for pages. When a file is cut short, the part that it no longer holds stays
+//! mapped, and a thread that touches it gets `SIGBUS`.
 //!
-//! For pages there is a handler: it puts zeros in the place of the file, and the access goes on. Zeros are
-//! no page, so whoever looks next is told that it was damaged. This costs nothing while a page is whole.
+//! The handler maps zeros over the page, and the access goes on. Zeros are not a valid page, so the
+//! next check reports damage. This costs nothing while a page is whole.
 //!
-//! The signal belongs to the program that this library is a guest in. Whatever is not an access to a page
-//! goes where it would go without this handler ([`former`]). A program that sets a handler of its own
-//! afterwards, ignores the signal or blocks it in a thread is left alone: then the kernel is asked before
-//! each access instead ([`super::probe`]).
+//! The signal belongs to the program that this library is loaded into. A signal that is not about a
+//! page goes where it would go without this handler ([`former`]). The program may later set its own
+//! handler, ignore the signal or block it in a thread. It is left alone then: the kernel is asked
+//! before each access instead ([`super::probe`]).
 
 mod caught;
 mod former;
@@ -22,22 +23,22 @@ use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use libc::siginfo_t;
 
-/// Installs the handler, unless that was done before. Once in a process, forked children included: who
-/// takes it away has his reasons.
+/// Installs the handler, once per process; forked children have it, too. If the program removes it,
+/// it is not installed again.
 pub(super) fn install() {
     static TRIED: AtomicBool = AtomicBool::new(false);
     if TRIED.swap(true, Relaxed) {
         return;
     }
     let Some(old) = exchange(None) else { return };
-    // A signal that is ignored interrupts nothing; one with a handler does.
+    // An ignored signal interrupts nothing; one with a handler does.
     if old.sa_sigaction == libc::SIG_IGN {
         return;
     }
-    // First, so that the handler finds it however early it is called.
+    // Done first, so that the handler finds it however early it is called.
     former::remember(&old);
     let new = libc::sigaction { sa_sigaction: address(), sa_flags: former::flags(&old), ..old };
-    // Another thread may have been quicker.
+    // Another thread may have been faster.
     if let Some(replaced) = exchange(Some(&new)) {
         former::remember(&replaced);
     }
@@ -48,9 +49,9 @@ fn address() -> usize {
     on_bus_error as *const () as usize
 }
 
-/// What happens at the signal; from now on `new`, if given.
+/// Returns what handles the signal, and installs `new` if it is given.
 fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
-    // SAFETY: zero bytes are a value of this type, and the call fills it.
+    // SAFETY: zero bytes are a valid value of this type, and the call fills it.
     unsafe {
         let mut old = core::mem::zeroed();
         let new = new.map_or(ptr::null(), ptr::from_ref);
@@ -58,21 +59,21 @@ fn exchange(new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
     }
 }
 
-/// What a signal says of itself.
+/// What a signal's `siginfo_t` says.
 #[derive(Clone, Copy)]
 struct Cause {
     code: c_int,
-    /// Of the access, where the code is one of accesses.
+    /// The address that was accessed, if `code` is one of an access.
     address: usize,
 }
 
-/// The program's handler may leave by a jump or by unwinding: nothing here is to be cleaned up.
+/// The program's handler may leave by a jump or by unwinding: nothing here needs cleaning up.
 unsafe extern "C-unwind" fn on_bus_error(
     signal: c_int,
     info: *mut siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: as the kernel, or whoever was installed after this handler, gave them.
+    // SAFETY: as the kernel gave them, or a handler that was installed after this one.
     unsafe {
         let cause = cause(info);
         if !cause.is_some_and(is_of_page) {
@@ -81,19 +82,19 @@ unsafe extern "C-unwind" fn on_bus_error(
     }
 }
 
-/// Whether an access to a page raised the signal; if so, there is other memory now.
+/// Whether an access to a page raised the signal. If so, other memory is mapped there now.
 fn is_of_page(cause: Cause) -> bool {
     let of_access = [libc::BUS_ADRERR, libc::BUS_OBJERR, libc::BUS_MCEERR_AR];
     of_access.contains(&cause.code) && ranges::put_zeros(cause.address)
 }
 
-/// The cause of a signal, unless it is not told: a handler that was installed afterwards may pass on the
-/// signal's number and nothing else, and then `info` is anything.
+/// The cause of a signal. `None` if it is not known: a handler that was installed later may pass on
+/// the signal's number only, and then `info` can be any value.
 ///
 /// # Safety
 /// If `info` can be read, it does not change meanwhile.
 unsafe fn cause(info: *const siginfo_t) -> Option<Cause> {
-    // SAFETY: what is read is within the bytes that the kernel has been asked about. The interrupted
+    // SAFETY: only bytes are read that the kernel has confirmed to be readable. The interrupted
     // code's `errno` is put back.
     unsafe {
         let errno = libc::__errno_location();

@@ -1,17 +1,17 @@
-//! Where pages are mapped, for a signal handler to look up: no lock, no allocation.
+//! The addresses at which pages are mapped, for a signal handler: no lock, no allocation.
 
 use crate::layout::Layout;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// Bytes of a mapping.
+/// The length of a mapping in bytes.
 const LENGTH: usize = size_of::<Layout>();
-/// More than a process has at a time. What its parent had mapped when it was forked counts.
+/// More mappings than a process has at a time. In a forked child, the parent's count, too.
 const MOST: usize = 512;
 
 #[derive(Debug)]
 struct Entry {
-    /// Address, zero where there is none.
+    /// The address; zero if the entry is free.
     start: AtomicUsize,
     /// Whether the file has been replaced by zeros.
     is_gone: AtomicBool,
@@ -44,9 +44,10 @@ impl Drop for Range {
     }
 }
 
-/// Puts zeros in the place of the page that `address` is in; `false`: it is in none, or that fails.
+/// Maps zeros over the page that contains `address`; `false`: there is no such page, or mapping
+/// fails.
 ///
-/// Two threads that come at once do it twice: what the first may have written there since was lost
+/// Two threads at once both do it. What the first may have written there in between was lost
 /// already.
 pub(super) fn put_zeros(address: usize) -> bool {
     let has_it = |entry: &'static Entry| {
@@ -54,20 +55,20 @@ pub(super) fn put_zeros(address: usize) -> bool {
         (start != 0 && address.wrapping_sub(start) < LENGTH).then_some((entry, start))
     };
     let Some((entry, start)) = ENTRIES.iter().find_map(has_it) else { return false };
-    // First: whoever sees zeros can tell why.
+    // Stored first, so that a thread that sees zeros knows why.
     entry.is_gone.store(true, Release);
     replace(start)
 }
 
-/// Maps zeros over a page.
+/// Maps zeros over one page.
 fn replace(start: usize) -> bool {
     const NO_FILE: libc::c_int = -1;
     const OFFSET: libc::off_t = 0;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the range is that of a mapping which its owner still has, all of whose fields are atomics;
-    // the bare system call, because a library that stands in for `mmap` need not be fit for signal
-    // handlers. The interrupted code's `errno` is put back.
+    // SAFETY: the range is that of a mapping which its owner still has, and all of its fields are
+    // atomics. The bare system call is used because a library that replaces `mmap` may not be safe
+    // in signal handlers. The interrupted code's `errno` is put back.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;

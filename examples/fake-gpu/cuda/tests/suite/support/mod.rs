@@ -13,9 +13,9 @@ use driver::copy::{BatchedCopy3d, Copy2d, Copy3d, CopyAttributes};
 
 use driver::cuda::{DevResource, HostFunction, IpcMemHandle, MemLocation, StreamCallback};
 
-/// Marks a process that runs the body of one test.
+/// Marks a process that runs one test's body.
 const BODY: &str = "FAKE_CUDA_TEST_BODY";
-/// A part that another process of a test plays.
+/// Names the part of a test that another process runs.
 const PART: &str = "FAKE_CUDA_TEST_PART";
 
 pub(crate) const SUCCESS: u32 = 0;
@@ -37,7 +37,7 @@ pub(crate) type Ptr = *mut c_void;
 
 /// The library beside the test (tests are in `deps`).
 pub(crate) fn library() -> PathBuf {
-    // The rules can be checked against a real driver, too (the times cannot).
+    // The rules can also be checked against a real driver; the times cannot.
     std::env::var_os("SLUICE_TEST_LIBCUDA").map_or_else(|| built("libfake_cuda.so"), Into::into)
 }
 
@@ -345,14 +345,14 @@ pub(crate) fn free_memory() -> u64 {
     free as u64
 }
 
-/// The test that a closure is written in, by the name that the harness knows.
+/// The name, in the harness, of the test that contains a closure.
 fn test_of<Body>(_: &Body) -> &'static str {
     let path = std::any::type_name::<Body>();
     let within_crate = path.split_once("::").map_or(path, |(_, rest)| rest);
     within_crate.trim_end_matches("::{{closure}}")
 }
 
-/// Runs the body of a test in its own process over a fresh node with these variables.
+/// Runs a test's body in its own process, over a fresh node with these variables.
 pub(crate) fn isolated<Body: FnOnce()>(variables: &[(&str, &str)], body: Body) {
     if std::env::var(BODY).is_ok() {
         // SAFETY: the default action of this alarm ends a body that hangs.
@@ -363,7 +363,7 @@ pub(crate) fn isolated<Body: FnOnce()>(variables: &[(&str, &str)], body: Body) {
     let test = test_of(&body);
     let directory = tempfile::tempdir_in(memory_directory()).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    // What the caller has set for programs of its own is not for this one.
+    // Variables that the caller has set for its own programs are not for this one.
     for (name, _) in std::env::vars_os() {
         if ["SLUICE_FAKE", "CUDA_", "LD_PRELOAD"].iter().any(|own| starts_with(&name, own)) {
             command.env_remove(&name);
@@ -397,7 +397,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Starts another process on the same node, which plays `part` of the same test.
+/// Starts another process on the same node, which runs `part` of the same test.
 pub(crate) fn start_part(part: &str) -> Child {
     let test = std::env::var(BODY).unwrap();
     Command::new(std::env::current_exe().unwrap())
@@ -409,7 +409,7 @@ pub(crate) fn start_part(part: &str) -> Child {
         .unwrap()
 }
 
-/// The part that this process plays, `None` for the main one.
+/// The part that this process runs; `None` in the main process.
 pub(crate) fn part() -> Option<String> {
     std::env::var(PART).ok()
 }

@@ -1,3 +1,3 @@
-//! Tests that hold the simulated device's time against the machine's.
+//! Tests that compare the simulated device's time with the machine's.
 
 mod time;

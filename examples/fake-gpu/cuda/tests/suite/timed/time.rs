@@ -1,4 +1,4 @@
-//! Time: kernels hold the device for as long as they say.
+//! Time: kernels occupy the device for exactly as long as they state.
 
 use std::ffi::c_void;
 use std::io::Read;
@@ -13,7 +13,7 @@ fn elapsed(start: Ptr, end: Ptr) -> f32 {
     ms
 }
 
-/// Events around work on a stream that is already busy: exact, whatever this machine does.
+/// Measures work on a stream that is already busy, by events: exact even if this machine is slow.
 fn measured(on: Ptr, gpu: &Gpu, work: impl FnOnce()) -> f32 {
     let (start, end) = (event(), event());
     gpu.launch(on, 200_000);
@@ -183,8 +183,8 @@ fn two_processes_are_sliced_fairly_with_a_loss() {
         if part().is_some() {
             let gpu = Gpu::open();
             let (on, start, end) = (stream(), event(), event());
-            // Long enough that the two overlap even if one starts late; both measure the same
-            // middle part: what one gets while the other is there.
+            // Long enough that the two overlap even if one starts late. Both measure the middle
+            // part, in which both are there.
             gpu.launch(on, 1);
             ok(cuStreamSynchronize(on));
             println!("ready");
@@ -215,8 +215,8 @@ fn two_processes_are_sliced_fairly_with_a_loss() {
                 (words.next().unwrap(), words.next().unwrap())
             })
             .collect();
-        // 500 ms of work each. While both are there each gets 2.0 of 4.4 ms; one is alone for as
-        // long as the other starts later.
+        // Each has 500 ms of work. While both are there, each gets 2.0 of every 4.4 ms. The first
+        // is alone for as long as the other starts later.
         let apart = (figures[0].1 - figures[1].1).abs();
         assert!(apart < 400.0, "{figures:?}");
         let expected = 500.0 * 2.2 - 1.2 * apart;
@@ -267,7 +267,7 @@ fn death_frees_the_device_and_the_memory() {
     });
 }
 
-/// The figure to expect is a quarter of a microsecond; the bound leaves room for a busy machine.
+/// It should take a quarter of a microsecond; the bound allows for a busy machine.
 #[test]
 fn a_launch_is_cheap() {
     isolated(&[], || {
