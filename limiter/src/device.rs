@@ -2,16 +2,16 @@
 
 use crate::compute::Gate;
 use crate::config::Config;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use crate::memory::DeviceMemory;
-use crate::verdict::Refused;
+use crate::verdict::LimiterFailure;
 use session::directory;
 use std::path::PathBuf;
 
 /// What this process keeps about a device.
 pub(crate) struct Device {
-    /// The session's book of it.
-    pub(crate) ledger: &'static Ledger,
+    /// The session's ledger of it.
+    pub(crate) ledger: &'static DeviceLedger,
     pub(crate) memory: DeviceMemory,
     /// The gate that launches pass.
     pub(crate) gate: Gate,
@@ -19,12 +19,12 @@ pub(crate) struct Device {
 
 /// The directory of this process's session: the one that `sluice run` made, else one for all
 /// processes of this user, pid namespace (container) and pod that carry the same limits.
-pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, Refused> {
+pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
     let dir = match &config.session_dir {
         Some(dir) => directory::check(dir).map(|()| dir.clone()),
         None => directory::implicit(&(&config.identity, config.limits_fingerprint())),
     };
-    dir.map_err(|error| Refused(error.to_string()))
+    dir.map_err(|error| LimiterFailure(error.to_string()))
 }
 
 /// Whether the program is to see only some of the host's devices, or in another order.

@@ -1,15 +1,15 @@
-//! The session's book of one device, with this process's place in it.
+//! The session's ledger of one device, with this process's place in it.
 
 use crate::config::OnFailure;
 use crate::report;
-use crate::verdict::Refused;
+use crate::verdict::LimiterFailure;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::GpuId;
 use limits::Limits;
-use session::layout::{Kind, Layout, Slot};
-use session::ledger::Book;
-use session::{BookGuard, Membership, Page, PageError};
+use session::layout::{MemberSlot, MemoryKind, PageLayout};
+use session::ledger::Ledger;
+use session::{LedgerGuard, Membership, Page, PageError};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -17,15 +17,15 @@ use std::sync::OnceLock;
 const REAP_PERIOD: Duration = Duration::from_millis(50);
 
 /// What this process and the others of its session write down about a device.
-pub(crate) struct Ledger {
+pub(crate) struct DeviceLedger {
     uuid: GpuId,
-    seat: Membership,
+    membership: Membership,
     on_failure: OnFailure,
     /// Why the page is not believed any more.
-    broken: OnceLock<Refused>,
+    broken: OnceLock<LimiterFailure>,
 }
 
-impl Ledger {
+impl DeviceLedger {
     /// Takes a place in the session's page of the device. The limits are the page's from then on: those of
     /// whoever made the page, or as they were changed since.
     pub(crate) fn join(
@@ -33,58 +33,58 @@ impl Ledger {
         limits: &Limits,
         session_dir: &Path,
         on_failure: OnFailure,
-    ) -> Result<(Self, Limits), Refused> {
-        let refused = |error: PageError| Refused(error.to_string());
+    ) -> Result<(Self, Limits), LimiterFailure> {
+        let refused = |error: PageError| LimiterFailure(error.to_string());
         let page = Page::open(session_dir, uuid, limits).map_err(refused)?;
         let limits = page.look().map_err(refused)?.limits();
-        let seat = Membership::claim(page).map_err(refused)?;
-        Ok((Self { uuid, seat, on_failure, broken: OnceLock::new() }, limits))
+        let membership = Membership::claim(page).map_err(refused)?;
+        Ok((Self { uuid, membership, on_failure, broken: OnceLock::new() }, limits))
     }
 
     pub(crate) const fn uuid(&self) -> GpuId {
         self.uuid
     }
 
-    /// This process's place in the session's book.
-    pub(crate) const fn seat(&self) -> &Membership {
-        &self.seat
+    /// This process's place in the session's ledger.
+    pub(crate) const fn membership(&self) -> &Membership {
+        &self.membership
     }
 
-    /// Opens the session's book; `None`, and a line that says so, where that cannot be done.
-    pub(crate) fn book(&self) -> Option<BookGuard<'_>> {
-        self.or_say(self.seat.book())
+    /// Opens the session's ledger; `None`, and a line that says so, where that cannot be done.
+    pub(crate) fn open(&self) -> Option<LedgerGuard<'_>> {
+        self.or_say(self.membership.open())
     }
 
-    /// The page's fields, for reading without the book.
-    pub(crate) fn page(&self) -> Option<&Layout> {
-        self.or_say(self.seat.look())
+    /// The page's fields, for reading without the ledger.
+    pub(crate) fn page(&self) -> Option<&PageLayout> {
+        self.or_say(self.membership.look())
     }
 
     /// What the page says of this process.
-    pub(crate) fn own_slot(&self) -> Option<&Slot> {
-        self.page()?.slots.get(self.seat.slot())
+    pub(crate) fn own_slot(&self) -> Option<&MemberSlot> {
+        self.page()?.slots.get(self.membership.slot())
     }
 
     /// Gives back what dead processes left; `true`: there was something.
     pub(crate) fn reap(&self) -> bool {
-        self.or_say(self.seat.reap()).is_some_and(|dead| dead > 0)
+        self.or_say(self.membership.reap()).is_some_and(|dead| dead > 0)
     }
 
     /// The page's fields without the dead, as far as a process of the session has looked for them a
     /// moment ago.
-    pub(crate) fn page_reaped(&self) -> Option<&Layout> {
-        self.or_say(self.seat.look_reaped(REAP_PERIOD))
+    pub(crate) fn page_reaped(&self) -> Option<&PageLayout> {
+        self.or_say(self.membership.look_reaped(REAP_PERIOD))
     }
 
-    /// Gives bytes back to the session; while the book cannot be opened, as soon as it can.
-    pub(crate) fn release(&self, kind: Kind, bytes: u64) {
-        match self.book() {
-            Some(mut book) => {
-                let released = book.release(self.seat.slot(), kind, bytes);
-                drop(book);
+    /// Gives bytes back to the session; while the ledger cannot be opened, as soon as it can.
+    pub(crate) fn release(&self, kind: MemoryKind, bytes: u64) {
+        match self.open() {
+            Some(mut opened) => {
+                let released = opened.release(self.membership.slot(), kind, bytes);
+                drop(opened);
                 self.say_if_damaged(released);
             }
-            None => self.seat.owe(kind, bytes),
+            None => self.membership.owe(kind, bytes),
         }
     }
 
@@ -96,7 +96,7 @@ impl Ledger {
     }
 
     /// Why the limits of this device cannot be kept any more.
-    pub(crate) fn broken(&self) -> Option<&Refused> {
+    pub(crate) fn broken(&self) -> Option<&LimiterFailure> {
         self.broken.get()
     }
 
@@ -106,7 +106,7 @@ impl Ledger {
     }
 
     /// Whether a call may go on where a limit of this device cannot be kept, for this reason. Says it.
-    pub(crate) fn lets_pass(&self, refused: &Refused) -> bool {
+    pub(crate) fn lets_pass(&self, refused: &LimiterFailure) -> bool {
         refused.lets_pass(self.on_failure)
     }
 
@@ -129,7 +129,7 @@ impl Ledger {
         match result {
             Ok(value) => Some(value),
             Err(error @ PageError::Damaged { .. }) => {
-                let _ = self.broken.set(Refused(format!("device {}: {error}", self.uuid)));
+                let _ = self.broken.set(LimiterFailure(format!("device {}: {error}", self.uuid)));
                 None
             }
             Err(error) => {
@@ -141,12 +141,12 @@ impl Ledger {
 }
 
 /// What a session may still take on a device itself.
-pub(crate) fn left(book: &Book<'_>) -> u64 {
-    let left = book.limit().saturating_sub(book.used());
-    left.min(book.real_limit().saturating_sub(book.on_device()))
+pub(crate) fn left(opened: &Ledger<'_>) -> u64 {
+    let left = opened.limit().saturating_sub(opened.used());
+    left.min(opened.real_limit().saturating_sub(opened.on_device()))
 }
 
-/// Whether the limits of a page say so: see [`Ledger::is_oversubscribed`].
-pub(crate) fn is_oversubscribed_by(page: &Layout) -> bool {
+/// Whether the limits of a page say so: see [`DeviceLedger::is_oversubscribed`].
+pub(crate) fn is_oversubscribed_by(page: &PageLayout) -> bool {
     page.memory_real.load(Relaxed) < page.memory_limit.load(Relaxed)
 }

@@ -11,7 +11,7 @@
 //! * [`process`], [`device`]: the one value that holds what is known in this process, and a device's part of it
 //! * [`memory`]: reserve, call, commit; [`compute`]: the gate, the lanes that launches go through, the governor that
 //!   opens and closes. Neither knows of the other
-//! * [`ledger`]: the session's book of a device
+//! * [`ledger`]: the session's ledger of a device
 //! * [`exit_guard`]: keeps the driver alive under the limiter's own threads; [`own_thread`]: how those are started
 //! * [`driver_calls`]: the driver functions that the limiter itself calls
 //! * [`config`]: from environment variables to limits; [`verdict`]: what holds where the limiter fails

@@ -20,13 +20,14 @@ use std::panic::{self, AssertUnwindSafe};
 const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 
 /// What has been seen in the loader's list.
-struct Seen {
+struct KnownLibraries {
     /// In its order.
     libraries: Vec<(usize, usize)>,
     patched: [Option<(usize, usize)>; 2],
 }
 
-static SEEN: Turnstile<Seen> = Turnstile::new(Seen { libraries: Vec::new(), patched: [None; 2] });
+static SEEN: Turnstile<KnownLibraries> =
+    Turnstile::new(KnownLibraries { libraries: Vec::new(), patched: [None; 2] });
 
 fn failed(message: String) {
     unpatched::note(message);
@@ -83,7 +84,7 @@ impl Before<'_> {
     }
 }
 
-fn look(seen: &mut Seen) {
+fn look(seen: &mut KnownLibraries) {
     let mut present = Vec::with_capacity(seen.libraries.len() + 1);
     let mut fresh = Vec::new();
     let mut before = Before { libraries: &seen.libraries, next: 0 };

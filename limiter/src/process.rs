@@ -7,9 +7,9 @@ use crate::device::{self, Device};
 use crate::device_list::{DeviceList, MAX_DEVICES};
 use crate::driver_calls::{self, nvml};
 use crate::exit_guard::ExitGuard;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use crate::memory::{DeviceMemory, Memory, Much};
-use crate::verdict::{Refused, Verdict};
+use crate::verdict::{LimiterFailure, Verdict};
 use crate::{clock, report, unpatched};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -28,10 +28,10 @@ const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 
 /// All that the limiter knows in this process.
 pub(crate) struct Process {
-    config: Result<Config, Refused>,
+    config: Result<Config, LimiterFailure>,
     on_failure: OnFailure,
     session_dir: Mutex<Option<PathBuf>>,
-    known: Mutex<HashMap<GpuId, Result<Option<&'static Device>, Refused>>>,
+    known: Mutex<HashMap<GpuId, Result<Option<&'static Device>, LimiterFailure>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
     /// Those that are accounted and have been used.
     devices: DeviceList<Device>,
@@ -98,8 +98,8 @@ extern "C" fn at_exit() {
 impl Process {
     fn new() -> Self {
         // Said by the first call that fails for it.
-        let config =
-            Config::from_env(&ProcessEnvironment).map_err(|error| Refused(error.to_string()));
+        let config = Config::from_env(&ProcessEnvironment)
+            .map_err(|error| LimiterFailure(error.to_string()));
         let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
         if let Ok(config) = &config {
             report::enable_log(config.log.tracing());
@@ -130,7 +130,7 @@ impl Process {
                 config.limits_anything() || self.devices().any(|device| device.ledger.is_limited())
             })
         {
-            return self.fail(&Refused(failure.to_owned()));
+            return self.fail(&LimiterFailure(failure.to_owned()));
         }
         match &self.config {
             Ok(config) if config.cuda_hooks && !config.control_disabled => Verdict::Limited(()),
@@ -165,7 +165,7 @@ impl Process {
         }
     }
 
-    fn fail<T>(&self, refused: &Refused) -> Verdict<T> {
+    fn fail<T>(&self, refused: &LimiterFailure) -> Verdict<T> {
         refused.verdict(self.on_failure)
     }
 
@@ -226,18 +226,18 @@ impl Process {
             let identity = DeviceIdentity { uuid, host_index, visible_index };
             let limits = config.limits_for(&identity);
             if !limits.unresolved.is_empty() {
-                return Err(Refused(format!(
+                return Err(LimiterFailure(format!(
                     "device {uuid}: which of these limits are meant for it cannot be told, because its index is not known: {}",
                     limits.unresolved.join(", ")
                 )));
             }
             if let Some(conflict) = &limits.conflict {
-                return Err(Refused(format!("device {uuid}: {conflict}")));
+                return Err(LimiterFailure(format!("device {uuid}: {conflict}")));
             }
             tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
             let limits = limits
                 .session(size)
-                .map_err(|problem| Refused(format!("device {uuid}: {problem}")))?;
+                .map_err(|problem| LimiterFailure(format!("device {uuid}: {problem}")))?;
             self.make_device(config, uuid, &limits)
         });
         match made {
@@ -254,14 +254,15 @@ impl Process {
         config: &Config,
         uuid: GpuId,
         limits: &Limits,
-    ) -> Result<Option<&'static Device>, Refused> {
+    ) -> Result<Option<&'static Device>, LimiterFailure> {
         if self.devices.is_full() {
-            return Err(Refused(format!(
+            return Err(LimiterFailure(format!(
                 "device {uuid}: {MAX_DEVICES} devices can be used in one process"
             )));
         }
         let dir = self.make_session_dir(config);
-        let joined = dir.clone().and_then(|dir| Ledger::join(uuid, limits, &dir, self.on_failure));
+        let joined =
+            dir.clone().and_then(|dir| DeviceLedger::join(uuid, limits, &dir, self.on_failure));
         match joined {
             Ok((ledger, limits)) => {
                 let device = self.compose(config, Box::leak(Box::new(ledger)), &limits);
@@ -283,7 +284,12 @@ impl Process {
         }
     }
 
-    fn compose(&'static self, config: &Config, ledger: &'static Ledger, limits: &Limits) -> Device {
+    fn compose(
+        &'static self,
+        config: &Config,
+        ledger: &'static DeviceLedger,
+        limits: &Limits,
+    ) -> Device {
         let daemon =
             config.daemon.clone().map(|address| Source { address, session: self.session_name() });
         let is_scheduled = limits.compute.is_limit();
@@ -294,7 +300,7 @@ impl Process {
         }
     }
 
-    fn make_session_dir(&self, config: &Config) -> Result<PathBuf, Refused> {
+    fn make_session_dir(&self, config: &Config) -> Result<PathBuf, LimiterFailure> {
         let mut dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         match dir.as_ref() {
             Some(dir) => Ok(dir.clone()),

@@ -6,7 +6,7 @@ use crate::report;
 /// Why the limiter cannot do its work; the program's CUDA calls fail then, or pass, as configured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Refused(pub(crate) String);
+pub(crate) struct LimiterFailure(pub(crate) String);
 
 /// What a call may do.
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ impl<T> Verdict<T> {
     }
 }
 
-impl Refused {
+impl LimiterFailure {
     /// Says the reason, and what holds then.
     pub(crate) fn verdict<T>(&self, on_failure: OnFailure) -> Verdict<T> {
         match on_failure {

@@ -96,7 +96,8 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
 fn has_process(found: &Found, pid: u32) -> bool {
     let sits = |page: &PathBuf| {
         let summary = Page::open_existing(page).and_then(|page| page.summary());
-        let is = |process: &session::Process| process.host_pid == Some(pid) || process.pid == pid;
+        let is =
+            |process: &session::ProcessSummary| process.host_pid == Some(pid) || process.pid == pid;
         summary.is_ok_and(|summary| summary.processes.iter().any(is))
     };
     (found.owned && found.owner() == Some(pid)) || found.pages.iter().any(sits)

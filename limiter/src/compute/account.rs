@@ -4,7 +4,7 @@ use super::clock;
 use super::daemon::Daemon;
 use super::gate::Gate;
 use super::usage::Used;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use core::sync::atomic::Ordering;
 use rustix::thread::{Timespec, futex};
 use session::ledger::Turn;
@@ -29,7 +29,7 @@ pub(super) struct Lease {
 /// The account of this process's session on one device.
 pub(super) struct Account {
     gate: &'static Gate,
-    ledger: &'static Ledger,
+    ledger: &'static DeviceLedger,
     daemon: Option<Daemon>,
 }
 
@@ -51,7 +51,7 @@ impl Account {
     }
 
     fn begin_own(&mut self) -> Option<Lease> {
-        let seat = self.ledger.seat();
+        let membership = self.ledger.membership();
         loop {
             let page = self.ledger.page();
             let bell = page.map_or(0, |page| page.lease_bell.load(Ordering::Acquire));
@@ -60,8 +60,9 @@ impl Account {
                 self.ledger.reap();
             }
             let now = clock::now();
-            // Not within the match, which would keep the book open while this sleeps.
-            let turn = self.ledger.book().map(|mut book| book.begin_lease(seat.slot(), now));
+            // Not within the match, which would keep the ledger open while this sleeps.
+            let turn =
+                self.ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
             if let Some(refused) = self.ledger.broken() {
                 self.gate.fail(self.ledger.lets_pass(refused));
                 return None;
@@ -84,8 +85,8 @@ impl Account {
                 }
             }
             if !self.gate.is_wanted() {
-                if let Some(mut book) = self.ledger.book() {
-                    book.stop_waiting(seat.slot());
+                if let Some(mut opened) = self.ledger.open() {
+                    opened.stop_waiting(membership.slot());
                 }
                 return None;
             }
@@ -115,9 +116,11 @@ impl Account {
                 Err(_) => self.try_own().unwrap_or(Lease { end: clock::now(), id: None, ..lease }),
             };
         }
-        let (seat, now) = (self.ledger.seat(), clock::now());
-        let turn =
-            self.ledger.book().map(|mut book| book.renew_lease(seat.slot(), now, used.alone()));
+        let (membership, now) = (self.ledger.membership(), clock::now());
+        let turn = self
+            .ledger
+            .open()
+            .map(|mut opened| opened.renew_lease(membership.slot(), now, used.alone()));
         // While the gate is open nobody waits for the answer. It is not to be open for longer than the lease.
         if let Some(daemon) = &mut self.daemon {
             let end = match turn {
@@ -137,8 +140,8 @@ impl Account {
     }
 
     fn try_own(&self) -> Option<Lease> {
-        let (seat, now) = (self.ledger.seat(), clock::now());
-        let turn = self.ledger.book().map(|mut book| book.begin_lease(seat.slot(), now));
+        let (membership, now) = (self.ledger.membership(), clock::now());
+        let turn = self.ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
         match turn {
             Some(Turn::Granted(length)) => {
                 Some(Lease { end: now + length, id: None, shared: true, exclusive: false })
@@ -155,11 +158,11 @@ impl Account {
                 daemon.tell(self.ledger, id, used);
             }
             _ => {
-                let seat = self.ledger.seat();
-                seat.still_holding(clock::now());
+                let membership = self.ledger.membership();
+                membership.still_holding(clock::now());
                 // Its lease is over: this only charges.
-                if let Some(mut book) = self.ledger.book() {
-                    let _ = book.renew_lease(seat.slot(), clock::now(), used.alone());
+                if let Some(mut opened) = self.ledger.open() {
+                    let _ = opened.renew_lease(membership.slot(), clock::now(), used.alone());
                 }
             }
         }
@@ -173,9 +176,9 @@ impl Account {
                 daemon.end(id, used);
             }
             _ => {
-                let seat = self.ledger.seat();
-                if let Some(mut book) = self.ledger.book() {
-                    book.end_lease(seat.slot(), clock::now(), used.alone());
+                let membership = self.ledger.membership();
+                if let Some(mut opened) = self.ledger.open() {
+                    opened.end_lease(membership.slot(), clock::now(), used.alone());
                 }
                 if let Some(page) = self.ledger.page() {
                     page.lease_bell.fetch_add(1, Ordering::Release);
@@ -196,8 +199,8 @@ impl Account {
     }
 }
 
-fn used_elsewhere(ledger: &Ledger, used: Used) {
-    if let Some(mut book) = ledger.book() {
-        book.used_elsewhere(clock::now(), used.alone());
+fn used_elsewhere(ledger: &DeviceLedger, used: Used) {
+    if let Some(mut opened) = ledger.open() {
+        opened.used_elsewhere(clock::now(), used.alone());
     }
 }

@@ -4,7 +4,7 @@ use super::account::Lease;
 use super::clock;
 use super::usage::Used;
 use crate::config::DaemonAddress;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use crate::report;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -81,7 +81,7 @@ impl Daemon {
     }
 
     /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet.
-    pub(super) fn ask(&mut self, ledger: &Ledger) -> Result<Option<Lease>, Lost> {
+    pub(super) fn ask(&mut self, ledger: &DeviceLedger) -> Result<Option<Lease>, Lost> {
         let report = self.report;
         let decision = self.exchange(ledger, report, Some(POLL), GRACE)?;
         Ok(decision.lease.map(lease))
@@ -90,7 +90,7 @@ impl Daemon {
     /// Tells how a lease is used, and asks for it to go on. `Ok(None)`: it ends when it was to end.
     pub(super) fn renew(
         &mut self,
-        ledger: &Ledger,
+        ledger: &DeviceLedger,
         id: u64,
         used: Used,
     ) -> Result<Option<Lease>, Lost> {
@@ -104,7 +104,7 @@ impl Daemon {
     }
 
     /// Tells how a lease is used.
-    pub(super) fn tell(&mut self, ledger: &Ledger, id: u64, used: Used) {
+    pub(super) fn tell(&mut self, ledger: &DeviceLedger, id: u64, used: Used) {
         if self.is_there() {
             let _ = self.exchange(ledger, Some(told(id, used, false)), None, AT_ONCE);
         }
@@ -116,7 +116,7 @@ impl Daemon {
     }
 
     /// Tells what has not been told: how a lease was used, that the limits have changed.
-    pub(super) fn tell_the_rest(&mut self, ledger: &Ledger) {
+    pub(super) fn tell_the_rest(&mut self, ledger: &DeviceLedger) {
         let changed = self.worker.is_some() && changes(ledger) != self.told_changes;
         if self.is_there() && (self.report.is_some() || changed) {
             let _ = self.exchange(ledger, self.report, None, AT_ONCE);
@@ -125,7 +125,7 @@ impl Daemon {
 
     /// Tries to reach a daemon that was gone. To be called when nobody waits for the answer for `most_ns`: the
     /// daemon may still stand still.
-    pub(super) fn look_for_it(&mut self, ledger: &Ledger, most_ns: u64) {
+    pub(super) fn look_for_it(&mut self, ledger: &DeviceLedger, most_ns: u64) {
         let is_time = |loss: Loss| clock::now() >= loss.retry_at;
         if most_ns >= LEAST_LOOK_NS && self.lost.is_some_and(is_time) {
             let most = AT_ONCE.min(Duration::from_nanos(most_ns));
@@ -138,7 +138,7 @@ impl Daemon {
 
     fn exchange(
         &mut self,
-        ledger: &Ledger,
+        ledger: &DeviceLedger,
         report: Option<LeaseReport>,
         ask: Option<Duration>,
         grace: Duration,
@@ -151,7 +151,7 @@ impl Daemon {
 
     fn try_exchange(
         &mut self,
-        ledger: &Ledger,
+        ledger: &DeviceLedger,
         report: Option<LeaseReport>,
         ask: Option<Duration>,
         grace: Duration,
@@ -173,7 +173,7 @@ impl Daemon {
         Ok(decision)
     }
 
-    fn register(&mut self, ledger: &Ledger, most: Duration) -> Result<u64, ClientError> {
+    fn register(&mut self, ledger: &DeviceLedger, most: Duration) -> Result<u64, ClientError> {
         let changes = changes(ledger);
         let message = Register {
             protocol: protocol::VERSION,
@@ -238,10 +238,10 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
 }
 
 /// The session's quota, as its page has it now.
-fn quota(ledger: &Ledger) -> Option<DeviceQuota> {
+fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
     Some(DeviceQuota { uuid: ledger.uuid(), limit: ledger.page()?.limits().compute })
 }
 
-fn changes(ledger: &Ledger) -> u32 {
+fn changes(ledger: &DeviceLedger) -> u32 {
     ledger.page().map_or(0, |page| page.limit_changes.load(Ordering::Acquire))
 }

@@ -35,7 +35,7 @@ pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send +
 
 fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
     let mut followed = None;
-    // Of a damaged page nothing is believed any more; `Ledger::broken` says so to the program.
+    // Of a damaged page nothing is believed any more; `DeviceLedger::broken` says so to the program.
     while let Some(page) = gate.ledger().page() {
         // Before the limits are read: a change that comes between is another one.
         let count = page.limit_changes.load(Ordering::Acquire);
@@ -57,9 +57,9 @@ fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
     // Before the first lease. A session without a limit has not been idle.
     if limited
         && !gate.is_active()
-        && let Some(mut book) = gate.ledger().book()
+        && let Some(mut opened) = gate.ledger().open()
     {
-        book.forget_savings(clock::now());
+        opened.forget_savings(clock::now());
     }
     let is_other = gate.set_active(limited);
     if is_other {

@@ -5,7 +5,7 @@ use super::governor;
 use super::lane::Lane;
 use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
@@ -17,7 +17,7 @@ pub(crate) struct Gate {
     /// Odd: open. Each opening and closing adds one, so that a value stands for one lease.
     word: CachePadded<AtomicU32>,
     /// The session's account of the device.
-    ledger: &'static Ledger,
+    ledger: &'static DeviceLedger,
     guard: &'static ExitGuard,
     /// Where leases come from, if not from the session's own account.
     daemon: Option<Source>,
@@ -69,7 +69,7 @@ const fn is_open(word: u32) -> bool {
 impl Gate {
     /// A closed gate; `active`: whether anybody has to pass it.
     pub(crate) const fn new(
-        ledger: &'static Ledger,
+        ledger: &'static DeviceLedger,
         guard: &'static ExitGuard,
         daemon: Option<Source>,
         active: bool,
@@ -100,7 +100,7 @@ impl Gate {
     }
 
     /// The session's account of the device.
-    pub(super) const fn ledger(&self) -> &'static Ledger {
+    pub(super) const fn ledger(&self) -> &'static DeviceLedger {
         self.ledger
     }
 

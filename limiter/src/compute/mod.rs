@@ -41,7 +41,7 @@ pub(crate) use work::{Launched, Work};
 use crate::clock;
 use crate::driver_calls::{self, undisturbing, within};
 use crate::exit_guard::Visits;
-use crate::verdict::{Refused, Verdict};
+use crate::verdict::{LimiterFailure, Verdict};
 use core::ffi::c_uint;
 use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CAPTURE_STATUS_NONE, CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
@@ -174,7 +174,7 @@ fn launch_slowly(
             Err(NoLease::Governor(error)) => {
                 let refused =
                     format!("the thread that obtains GPU time cannot be started: {error}");
-                if gate.ledger().lets_pass(&Refused(refused)) {
+                if gate.ledger().lets_pass(&LimiterFailure(refused)) {
                     return call();
                 }
                 return CuResult::OPERATING_SYSTEM;

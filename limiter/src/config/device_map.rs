@@ -1,6 +1,6 @@
 //! JSON objects with a value for each device.
 
-use super::error::Shown;
+use super::error::OneLine;
 use limits::gpu::GpuKey;
 use serde_json::Value as Json;
 
@@ -21,17 +21,17 @@ pub(super) fn read<V>(
     for (name, json) in &object {
         let key = name
             .parse::<GpuKey>()
-            .map_err(|problem| format!("the key '{}' is {problem}", Shown(name)))?;
+            .map_err(|problem| format!("the key '{}' is {problem}", OneLine(name)))?;
         let written = match json {
             Json::Number(number) => number.to_string(),
             Json::String(string) => string.clone(),
-            _ => return Err(format!("the value of '{}' is not a number", Shown(name))),
+            _ => return Err(format!("the value of '{}' is not a number", OneLine(name))),
         };
         let value = each(&written).map_err(|problem| {
-            format!("the value {} of '{}': {problem}", Shown(&written), Shown(name))
+            format!("the value {} of '{}': {problem}", OneLine(&written), OneLine(name))
         })?;
         if values.iter().any(|(known, _)| *known == key) {
-            return Err(format!("the device '{}' is named twice", Shown(name)));
+            return Err(format!("the device '{}' is named twice", OneLine(name)));
         }
         values.push((key, value));
     }

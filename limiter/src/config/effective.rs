@@ -1,13 +1,13 @@
 //! The configuration as it holds, in one line.
 
-use super::error::Shown;
+use super::error::OneLine;
 use super::{Config, DaemonAddress, DeviceIdentity, DeviceSettings, OnFailure};
 use core::fmt;
 
 impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unix(path) => Shown(&path.to_string_lossy()).fmt(f),
+            Self::Unix(path) => OneLine(&path.to_string_lossy()).fmt(f),
             Self::Tcp { host, port } => write!(f, "{host}:{port}"),
         }
     }
@@ -24,7 +24,7 @@ pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, DeviceSettings)]
         None => "no daemon".to_owned(),
     });
     if let Some(dir) = &config.session_dir {
-        parts.push(format!("session {}", Shown(&dir.to_string_lossy())));
+        parts.push(format!("session {}", OneLine(&dir.to_string_lossy())));
     }
     for (enabled, what) in [
         (config.cuda_hooks, "CUDA left alone"),

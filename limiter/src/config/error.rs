@@ -10,7 +10,7 @@ const SHOWN: usize = 160;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConfigError {
     /// The value has another form than the variable's.
-    #[error("{}={}: {problem}; accepted is {accepted}", Shown(variable), Shown(value))]
+    #[error("{}={}: {problem}; accepted is {accepted}", OneLine(variable), OneLine(value))]
     Value {
         /// Name as set, index included.
         variable: String,
@@ -22,7 +22,7 @@ pub(crate) enum ConfigError {
         accepted: &'static str,
     },
     /// The value is not UTF-8.
-    #[error("{}: the value is not UTF-8 text; accepted is {accepted}", Shown(variable))]
+    #[error("{}: the value is not UTF-8 text; accepted is {accepted}", OneLine(variable))]
     NotText {
         /// Name as set, index included.
         variable: String,
@@ -32,8 +32,8 @@ pub(crate) enum ConfigError {
     /// A name that starts as an indexed variable does and ends in no index.
     #[error(
         "{}: '{}' is not a device index; accepted are {base} and {base}_0, {base}_1, ...",
-        Shown(variable),
-        Shown(index)
+        OneLine(variable),
+        OneLine(index)
     )]
     Index {
         /// Name as set.
@@ -57,9 +57,9 @@ pub(crate) enum ConfigError {
 }
 
 /// Shows a text on one line: control characters escaped, long texts cut.
-pub(super) struct Shown<'a>(pub(super) &'a str);
+pub(super) struct OneLine<'a>(pub(super) &'a str);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (count, c) in self.0.chars().enumerate() {
             if count == SHOWN {

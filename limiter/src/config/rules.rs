@@ -11,14 +11,14 @@ use limits::{GpuId, Limits, Named, Policy, Priority, RequestError, env};
 
 /// One value for some devices.
 #[derive(Clone, Debug)]
-struct Rule<T> {
+struct LimitRule<T> {
     name: String,
     system: System,
     scope: Scope,
     value: T,
 }
 
-impl<T> Rule<T> {
+impl<T> LimitRule<T> {
     /// Another value, set by the same variable.
     fn with<U>(&self, value: U) -> Named<U> {
         Named::new(value, self.name.clone())
@@ -35,16 +35,16 @@ pub(super) struct Common {
 /// Rules in order of priority.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
-    memory: Vec<Rule<Amount>>,
-    real: Vec<Rule<Amount>>,
+    memory: Vec<LimitRule<Amount>>,
+    real: Vec<LimitRule<Amount>>,
     /// Millionths.
-    ratio: Vec<Rule<u64>>,
-    oversold: Vec<Rule<bool>>,
+    ratio: Vec<LimitRule<u64>>,
+    oversold: Vec<LimitRule<bool>>,
     /// Parts per million; `None` lifts the limit.
-    share: Vec<Rule<Option<u32>>>,
+    share: Vec<LimitRule<Option<u32>>>,
     /// Parts per million.
-    soft: Vec<Rule<u32>>,
-    policy: Option<Rule<Policy>>,
+    soft: Vec<LimitRule<u32>>,
+    policy: Option<LimitRule<Policy>>,
     common: Common,
     /// The variable that switches all limits off.
     off: Option<String>,
@@ -66,11 +66,11 @@ impl Rules {
             Value::Policy(policy) => Some(rule(setting, policy)),
             _ => None,
         });
-        if let Some(Rule { value: Policy::None, system, name, .. }) = &policy {
+        if let Some(LimitRule { value: Policy::None, system, name, .. }) = &policy {
             // Before the limits of its own system and of those that come later.
             let place = share.partition_point(|rule| rule.system < *system);
             let lifts =
-                Rule { name: name.clone(), system: *system, scope: Scope::Every, value: None };
+                LimitRule { name: name.clone(), system: *system, scope: Scope::Every, value: None };
             share.insert(place, lifts);
         }
         Self {
@@ -104,7 +104,7 @@ impl Rules {
     /// for and every one of them is lifted.
     pub(super) fn policy(&self) -> Policy {
         let Some(rule) = &self.policy else { return Policy::Fixed };
-        let earlier = |share: &Rule<Option<u32>>| share.system < rule.system;
+        let earlier = |share: &LimitRule<Option<u32>>| share.system < rule.system;
         match rule.value {
             Policy::None if self.share.iter().any(|s| earlier(s) && s.value.is_some()) => {
                 Policy::Fixed
@@ -151,7 +151,7 @@ impl Rules {
 
     /// The devices that anything is set for.
     fn scopes(&self) -> Vec<Scope> {
-        fn of<T>(rules: &[Rule<T>]) -> impl Iterator<Item = Scope> {
+        fn of<T>(rules: &[LimitRule<T>]) -> impl Iterator<Item = Scope> {
             rules.iter().map(|rule| rule.scope)
         }
         let memory = of(&self.memory).chain(of(&self.real));
@@ -214,7 +214,7 @@ impl Rules {
     /// The share, and how it is meant.
     fn compute(
         &self,
-        share: Option<&Rule<Option<u32>>>,
+        share: Option<&LimitRule<Option<u32>>>,
         device: &DeviceIdentity,
         settings: &mut DeviceSettings,
     ) {
@@ -283,18 +283,18 @@ fn share_of(system: System) -> &'static str {
     shares.find(|row| row.system >= system).map_or(env::COMPUTE_LIMIT, |row| row.name)
 }
 
-fn rule<T>(setting: &Setting, value: T) -> Rule<T> {
+fn rule<T>(setting: &Setting, value: T) -> LimitRule<T> {
     let (system, scope) = (setting.variable.system, setting.scope);
-    Rule { name: setting.name.clone(), system, scope, value }
+    LimitRule { name: setting.name.clone(), system, scope, value }
 }
 
 fn collect<T>(
     settings: &[Setting],
     meaning: Meaning,
     value: impl Fn(&Value) -> Option<T>,
-) -> Vec<Rule<T>> {
+) -> Vec<LimitRule<T>> {
     let of_meaning = settings.iter().filter(|setting| setting.variable.meaning == meaning);
-    let mut rules: Vec<Rule<T>> =
+    let mut rules: Vec<LimitRule<T>> =
         of_meaning.filter_map(|setting| Some(rule(setting, value(&setting.value)?))).collect();
     rules.sort_by_key(|rule| (rule.system, rule.scope));
     rules
@@ -302,11 +302,11 @@ fn collect<T>(
 
 /// The first rule that is for the device; what it overrules and what is not known go to `settings`.
 fn winner<'a, T: PartialEq>(
-    rules: &'a [Rule<T>],
+    rules: &'a [LimitRule<T>],
     device: &DeviceIdentity,
     settings: &mut DeviceSettings,
-) -> Option<&'a Rule<T>> {
-    let mut winner: Option<&Rule<T>> = None;
+) -> Option<&'a LimitRule<T>> {
+    let mut winner: Option<&LimitRule<T>> = None;
     for rule in rules {
         match (is_for(rule.scope, device), winner) {
             (Some(true), None) => winner = Some(rule),

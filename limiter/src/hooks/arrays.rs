@@ -9,7 +9,7 @@ use driver::cuda::{
     ARRAY3D_DEFERRED_MAPPING, ARRAY3D_SPARSE, Array, Array3dDescriptor, Array3dDescriptorV1,
     ArrayDescriptor, ArrayDescriptorV1, CuResult, MipmappedArray,
 };
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 macros::hooks! {
     /// CUDA driver API, Memory Management: arrays.
@@ -38,7 +38,13 @@ fn charged(
     match process.current_memory() {
         Verdict::Limited(device) => {
             if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) == 0 {
-                return process.memory.allocate(device, Kind::Array, bytes(), original, handle);
+                return process.memory.allocate(
+                    device,
+                    MemoryKind::Array,
+                    bytes(),
+                    original,
+                    handle,
+                );
             }
             let result = original();
             if result.is_ok()

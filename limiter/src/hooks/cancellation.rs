@@ -18,20 +18,20 @@ unsafe extern "C-unwind" {
 
 /// The calling thread's state as it was.
 #[must_use]
-pub(crate) struct State(c_int);
+pub(crate) struct CancelState(c_int);
 
 /// The calling thread is not cancelled from here on.
 #[inline]
-pub(crate) fn put_off() -> State {
+pub(crate) fn put_off() -> CancelState {
     let mut state = PTHREAD_CANCEL_DISABLE;
     // SAFETY: a state that exists, and a place for the old one.
     unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut state) };
-    State(state)
+    CancelState(state)
 }
 
 /// It may be cancelled again, if it could be before. No frame of the limiter's that has something to drop may be above.
 #[inline]
-pub(crate) fn allow_again(before: State) {
+pub(crate) fn allow_again(before: CancelState) {
     // SAFETY: a state that the thread had.
     unsafe { pthread_setcancelstate(before.0, ptr::null_mut()) };
 }

@@ -7,7 +7,7 @@ use crate::process::Process;
 use crate::verdict::Verdict;
 use core::ffi::c_uint;
 use driver::cuda::{CuResult, DevicePtr};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 macros::hooks! {
     /// CUDA driver API, Memory Management: linear memory.
@@ -33,7 +33,7 @@ const PITCH: u64 = 512;
 /// writes to `pointer`.
 fn charged<P: Copy + Into<u64>>(
     process: &'static Process,
-    kind: Kind,
+    kind: MemoryKind,
     bytes: u64,
     pointer: *mut P,
     original: impl FnOnce() -> CuResult,
@@ -69,7 +69,7 @@ fn anywhere(
             } else {
                 // The driver has the word, and what it accepts is charged all the same.
                 let handle = || Handle::Address(address());
-                process.memory.allocate(device, Kind::Data, bytes, original, handle)
+                process.memory.allocate(device, MemoryKind::Data, bytes, original, handle)
             }
         }
         Verdict::Free => original(),
@@ -103,7 +103,7 @@ fn alloc(call: Call<signature::cuMemAlloc_v2>, pointer: *mut DevicePtr, bytes: u
 
 fn alloc_32(call: Call<signature::cuMemAlloc>, pointer: *mut c_uint, bytes: c_uint) -> CuResult {
     // SAFETY: the program's own arguments.
-    charged(call.process, Kind::Data, bytes.into(), pointer, || unsafe {
+    charged(call.process, MemoryKind::Data, bytes.into(), pointer, || unsafe {
         (call.original)(pointer, bytes)
     })
 }
@@ -145,7 +145,7 @@ fn pitch_32(
     height: c_uint,
     element: c_uint,
 ) -> CuResult {
-    charged(call.process, Kind::Data, pitched(width.into(), height.into()), pointer, || {
+    charged(call.process, MemoryKind::Data, pitched(width.into(), height.into()), pointer, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(pointer, pitch, width, height, element) }
     })

@@ -1,7 +1,7 @@
 //! Multicast objects.
 
 use super::Call;
-use crate::memory::physical::Bound;
+use crate::memory::physical::BindingSource;
 use crate::verdict::Verdict;
 use core::ffi::c_void;
 use driver::cuda::{AllocationHandle, CuResult, Device, DevicePtr};
@@ -40,10 +40,15 @@ fn bind(
     bytes: usize,
     flags: u64,
 ) -> CuResult {
-    call.process.memory.physical().bind(object, offset as u64, &Bound::Handle(memory), || {
-        // SAFETY: the program's own arguments.
-        unsafe { (call.original)(object, offset, memory, memory_offset, bytes, flags) }
-    })
+    call.process.memory.physical().bind(
+        object,
+        offset as u64,
+        &BindingSource::Handle(memory),
+        || {
+            // SAFETY: the program's own arguments.
+            unsafe { (call.original)(object, offset, memory, memory_offset, bytes, flags) }
+        },
+    )
 }
 
 fn bind_address(
@@ -57,7 +62,7 @@ fn bind_address(
     call.process.memory.physical().bind(
         object,
         offset as u64,
-        &Bound::Mapped(address, bytes as u64),
+        &BindingSource::Mapped(address, bytes as u64),
         || {
             // SAFETY: the program's own arguments.
             unsafe { (call.original)(object, offset, address, bytes, flags) }

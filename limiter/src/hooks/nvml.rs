@@ -3,7 +3,7 @@
 use super::Call;
 use crate::device::Device;
 use crate::driver_calls;
-use crate::memory::View;
+use crate::memory::ReportedMemory;
 use crate::process::Process;
 use crate::verdict::Verdict;
 use core::ffi::{CStr, c_char, c_uint};
@@ -81,7 +81,7 @@ fn memory_info(
     rewritten(call.process, device, original, |device| {
         // SAFETY: the call succeeded, so the driver has filled it.
         let memory = unsafe { &mut *memory };
-        if let Some(View { total, free, used }) =
+        if let Some(ReportedMemory { total, free, used }) =
             call.process.memory.view(&device.memory, memory.free, memory.total)
         {
             *memory = Memory { total, free, used };
@@ -100,7 +100,7 @@ fn memory_info_v2(
     rewritten(call.process, device, original, |device| {
         // SAFETY: the call succeeded, so the driver has filled it.
         let memory = unsafe { &mut *memory };
-        if let Some(View { total, free, used }) =
+        if let Some(ReportedMemory { total, free, used }) =
             call.process.memory.view(&device.memory, memory.free, memory.total)
         {
             // The session's world has no part that is set aside.

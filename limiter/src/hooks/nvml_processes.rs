@@ -7,7 +7,7 @@
 use super::Call;
 use super::nvml::{answered, rewritten};
 use crate::device::Device;
-use crate::memory::seen::{self, Member};
+use crate::memory::seen::{self, SessionProcess};
 use crate::process::Process;
 use core::ffi::{c_uint, c_void};
 use core::ptr;
@@ -102,7 +102,7 @@ fn whole<E: Entry>(
 fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
     let members = seen::members(device.ledger);
     list.retain_mut(|entry| match members.iter().find(|member| member.pid == entry.pid()) {
-        Some(&Member { bytes, .. }) => {
+        Some(&SessionProcess { bytes, .. }) => {
             entry.complete(bytes);
             true
         }

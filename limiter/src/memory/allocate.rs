@@ -10,14 +10,14 @@ use super::refusal::{declined, refused};
 use super::reserve::Reserve;
 use super::tracker::Handle;
 use driver::cuda::{CuResult, DevicePtr};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 /// Runs an allocating call of the driver for `bytes` of a device's memory. `handle` says, after success, by what the
 /// memory will be freed.
 pub(super) fn allocate(
     reserve: &Reserve,
     device: &'static DeviceMemory,
-    kind: Kind,
+    kind: MemoryKind,
     bytes: u64,
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> Handle,
@@ -41,7 +41,7 @@ pub(super) fn allocate_anywhere(
 ) -> CuResult {
     let ledger = device.ledger;
     let on_device = reserve
-        .reserve(device, Kind::Data, bytes)
+        .reserve(device, MemoryKind::Data, bytes)
         .map(|reservation| reservation.spend(call, || Handle::Address(address())));
     match on_device {
         Some(result) if result != CuResult::OUT_OF_MEMORY || !ledger.is_oversubscribed() => result,
@@ -76,7 +76,7 @@ pub(super) fn create_physical(
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> u64,
 ) -> CuResult {
-    let Some(reservation) = reserve.reserve(device, Kind::Data, bytes) else {
+    let Some(reservation) = reserve.reserve(device, MemoryKind::Data, bytes) else {
         return refused(device.ledger, bytes);
     };
     let result = call();
@@ -94,7 +94,7 @@ pub(super) fn import_external(
     call: impl FnOnce() -> CuResult,
     handle: impl FnOnce() -> Handle,
 ) -> CuResult {
-    let Some(reservation) = reserve.reserve(device, Kind::Data, bytes) else {
+    let Some(reservation) = reserve.reserve(device, MemoryKind::Data, bytes) else {
         return refused(device.ledger, bytes);
     };
     let result = call();

@@ -1,15 +1,15 @@
 //! Whether this process is allocating or freeing: what NVML says in such a moment cannot be compared
 //! with what has been charged.
 
-use super::waiting::{WaitingCalls, Waits};
+use super::waiting::{WaitingCall, WaitingCalls};
 use crate::clock;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use core::ptr;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
 use crossbeam::utils::CachePadded;
-use session::layout::Kind;
-use session::ledger::Book;
+use session::layout::MemoryKind;
+use session::ledger::Ledger;
 
 /// A call that runs, and one that has returned.
 const RUNNING: u64 = 1;
@@ -45,7 +45,7 @@ impl Changes {
     }
 
     /// Such a call begins to wait, with so many bytes of a device reserved.
-    pub(super) fn wait(&self, device: &Ledger, bytes: u64) -> Waits<'_> {
+    pub(super) fn wait(&self, device: &DeviceLedger, bytes: u64) -> WaitingCall<'_> {
         self.waiting.begin(device, bytes)
     }
 
@@ -78,27 +78,27 @@ impl Changes {
         }
     }
 
-    /// Memory is being reserved on a device, in its open book, and the driver has yet to take it.
+    /// Memory is being reserved on a device, in its open ledger, and the driver has yet to take it.
     #[inline]
-    pub(super) fn reserved(&self, device: &Ledger, book: &Book<'_>) {
-        // The watch begins with the book open: either it is seen here, or it begins with what is reserved now.
+    pub(super) fn reserved(&self, device: &DeviceLedger, opened: &Ledger<'_>) {
+        // The watch begins with the ledger open: either it is seen here, or it begins with what is reserved now.
         if self.watched.load(Relaxed) == ptr::from_ref(device).addr() {
-            self.peak.fetch_max(charged_in(book, device), Relaxed);
+            self.peak.fetch_max(charged_in(opened, device), Relaxed);
         }
     }
 
-    /// Watches the charges of a device, one at a time, until what this returns is dropped. `None`: the book cannot be
+    /// Watches the charges of a device, one at a time, until what this returns is dropped. `None`: the ledger cannot be
     /// opened.
-    pub(super) fn watch<'a>(&'a self, device: &'a Ledger) -> Option<PeakWatch<'a>> {
-        let book = device.book()?;
-        self.peak.store(charged_in(&book, device), Relaxed);
+    pub(super) fn watch<'a>(&'a self, device: &'a DeviceLedger) -> Option<PeakWatch<'a>> {
+        let opened = device.open()?;
+        self.peak.store(charged_in(&opened, device), Relaxed);
         self.watched.store(ptr::from_ref(device).addr(), Relaxed);
-        drop(book);
+        drop(opened);
         Some(PeakWatch { changes: self, device })
     }
 
     /// How a device's memory stands by what this process has been charged for.
-    pub(super) fn standing(&self, device: &Ledger, own: Own) -> Standing {
+    pub(super) fn standing(&self, device: &DeviceLedger, own: CallInProgress) -> Standing {
         let (waiting, moment) = (self.waiting.now(device), self.moment());
         let charged = charged(device);
         let same = moment == self.moment() && waiting == self.waiting.now(device);
@@ -108,7 +108,12 @@ impl Changes {
     }
 
     /// Waits until it is quiet, for so many steps; whether it is.
-    pub(super) fn await_quiet(&self, device: &Ledger, own: Own, steps: u32) -> bool {
+    pub(super) fn await_quiet(
+        &self,
+        device: &DeviceLedger,
+        own: CallInProgress,
+        steps: u32,
+    ) -> bool {
         const STEP_NS: u64 = 50_000;
         for _ in 0..steps {
             if self.standing(device, own).is_quiet {
@@ -145,7 +150,7 @@ impl Drop for Pause<'_> {
 /// The charges of a device are watched until this is dropped.
 pub(super) struct PeakWatch<'a> {
     changes: &'a Changes,
-    device: &'a Ledger,
+    device: &'a DeviceLedger,
 }
 
 impl PeakWatch<'_> {
@@ -163,19 +168,20 @@ impl Drop for PeakWatch<'_> {
 }
 
 /// What this process has been charged for on the device itself, by calls that said how much.
-fn charged(device: &Ledger) -> u64 {
+fn charged(device: &DeviceLedger) -> u64 {
     let Some(slot) = device.own_slot() else { return u64::MAX };
     by_calls(|kind| slot.bytes[kind as usize].load(Relaxed))
 }
 
-fn charged_in(book: &Book<'_>, device: &Ledger) -> u64 {
-    by_calls(|kind| book.has(device.seat().slot(), kind))
+fn charged_in(opened: &Ledger<'_>, device: &DeviceLedger) -> u64 {
+    by_calls(|kind| opened.has(device.membership().slot(), kind))
 }
 
-fn by_calls(bytes: impl Fn(Kind) -> u64) -> u64 {
-    let of_calls =
-        |kind: &Kind| !matches!(kind, Kind::Driver | Kind::Oversubscribed | Kind::Headroom);
-    Kind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
+fn by_calls(bytes: impl Fn(MemoryKind) -> u64) -> u64 {
+    let of_calls = |kind: &MemoryKind| {
+        !matches!(kind, MemoryKind::Driver | MemoryKind::Oversubscribed | MemoryKind::Headroom)
+    };
+    MemoryKind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
 }
 
 /// How far the count is.
@@ -196,12 +202,12 @@ impl Moment {
 
 /// What a look leaves out of account: the call in whose midst it is taken, if any, and what that has reserved.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Own {
+pub(super) struct CallInProgress {
     pub(super) calls: u64,
     pub(super) bytes: u64,
 }
 
-impl Own {
+impl CallInProgress {
     /// A look from outside of any call.
     pub(super) const NONE: Self = Self { calls: 0, bytes: 0 };
 }

@@ -11,11 +11,11 @@ use super::images::Images;
 use super::refusal::refused;
 use super::reserve::Reserve;
 use super::seen::Processes;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use crate::report;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{self, CuResult};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 /// Taken for granted where NVML cannot be asked: what a context takes on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;
@@ -34,15 +34,15 @@ pub(super) fn create(
 ) -> CuResult {
     let ledger = device.ledger;
     let known = ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
-    let Some(reservation) = reserve.reserve(device, Kind::Context, known) else {
+    let Some(reservation) = reserve.reserve(device, MemoryKind::Context, known) else {
         return too_small(ledger, known);
     };
-    let before = Usage::now(&reserve.holdings, device);
+    let before = MemoryReading::now(&reserve.holdings, device);
     let result = call();
     if !result.is_ok() {
         return result;
     }
-    let after = Usage::now(&reserve.holdings, device);
+    let after = MemoryReading::now(&reserve.holdings, device);
     if let Some(processes) = &after.processes {
         processes.learn_own_pid(device, before.processes.as_ref());
     }
@@ -56,7 +56,7 @@ pub(super) fn create(
     }
     let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
     if took > known {
-        let Some(rest) = reserve.reserve(device, Kind::Context, took - known) else {
+        let Some(rest) = reserve.reserve(device, MemoryKind::Context, took - known) else {
             undo();
             drop(reservation);
             return too_small(ledger, took);
@@ -65,7 +65,7 @@ pub(super) fn create(
     }
     reservation.keep();
     if took < known {
-        ledger.release(Kind::Context, known - took);
+        ledger.release(MemoryKind::Context, known - took);
     }
     device.contexts.set(handle(), took);
     tracing::debug!("device {}: a context took {took} bytes", ledger.uuid());
@@ -83,17 +83,17 @@ pub(super) fn create_green(
     handle: impl FnOnce() -> usize,
     undo: impl FnOnce(),
 ) -> CuResult {
-    let before = Usage::now(&reserve.holdings, device);
+    let before = MemoryReading::now(&reserve.holdings, device);
     let result = call();
     if !result.is_ok() {
         return result;
     }
-    let took = Usage::now(&reserve.holdings, device)
+    let took = MemoryReading::now(&reserve.holdings, device)
         .since(&before, device)
         .filter(|&took| took <= MOST_BYTES)
         .unwrap_or(0);
     if took > 0 {
-        let Some(reservation) = reserve.reserve(device, Kind::Context, took) else {
+        let Some(reservation) = reserve.reserve(device, MemoryKind::Context, took) else {
             undo();
             return too_small(device.ledger, took);
         };
@@ -105,7 +105,7 @@ pub(super) fn create_green(
 
 /// A green context is gone.
 pub(super) fn green_ended(device: &DeviceMemory, green: Green) {
-    device.ledger.release(Kind::Context, green.bytes);
+    device.ledger.release(MemoryKind::Context, green.bytes);
 }
 
 /// The primary context is gone, and the green ones with it.
@@ -116,7 +116,7 @@ pub(super) fn primary_ended(
     handle: usize,
 ) {
     for Green { bytes, .. } in device.contexts.primary_ended() {
-        device.ledger.release(Kind::Context, bytes);
+        device.ledger.release(MemoryKind::Context, bytes);
     }
     ended(holdings, images, device, handle);
 }
@@ -129,7 +129,7 @@ pub(super) fn ended(
     handle: usize,
 ) {
     if let Some(bytes) = device.contexts.take(handle) {
-        device.ledger.release(Kind::Context, bytes);
+        device.ledger.release(MemoryKind::Context, bytes);
     }
     for allocation in device.tracker.end_context(handle) {
         device.ledger.release(allocation.kind, allocation.bytes);
@@ -142,19 +142,20 @@ pub(super) fn ended(
 }
 
 /// What this process uses of a device at a moment.
-struct Usage {
+struct MemoryReading {
     /// What NVML lists, where it can be asked.
     processes: Option<Processes>,
     /// Other things than contexts, as far as this process or an exporter has been charged for them.
     charged: u64,
 }
 
-impl Usage {
+impl MemoryReading {
     fn now(holdings: &Holdings, device: &DeviceMemory) -> Self {
         let slot = device.ledger.own_slot();
-        let bytes = |kind: Kind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
-        let taken = |kind: &Kind| !matches!(kind, Kind::Context | Kind::Headroom);
-        let others = Kind::ALL.into_iter().filter(taken);
+        let bytes =
+            |kind: MemoryKind| slot.map_or(0, |slot| slot.bytes[kind as usize].load(Relaxed));
+        let taken = |kind: &MemoryKind| !matches!(kind, MemoryKind::Context | MemoryKind::Headroom);
+        let others = MemoryKind::ALL.into_iter().filter(taken);
         let charged = others.map(bytes).fold(holdings.imported_bytes(device), u64::saturating_add);
         Self { processes: Processes::now(device.ledger), charged }
     }
@@ -168,8 +169,8 @@ impl Usage {
     }
 }
 
-fn too_small(device: &Ledger, context: u64) -> CuResult {
-    let Some((limit, used)) = device.book().map(|book| (book.limit(), book.used())) else {
+fn too_small(device: &DeviceLedger, context: u64) -> CuResult {
+    let Some((limit, used)) = device.open().map(|opened| (opened.limit(), opened.used())) else {
         return refused(device, context);
     };
     const MIB: u64 = 1 << 20;

@@ -6,11 +6,11 @@ use super::contexts::Contexts;
 use super::tracker::{Allocation, Handle, Tracker};
 use crate::device_list::DeviceList;
 use crate::driver_calls;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use driver::cuda;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 /// What the devices of a process have in common.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(crate) struct Shared {
 
 /// One device's memory.
 pub(crate) struct DeviceMemory {
-    pub(crate) ledger: &'static Ledger,
+    pub(crate) ledger: &'static DeviceLedger,
     pub(super) shared: &'static Shared,
     /// What this process has taken.
     pub(super) tracker: Tracker,
@@ -40,7 +40,7 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    pub(super) fn new(ledger: &'static Ledger, shared: &'static Shared) -> Self {
+    pub(super) fn new(ledger: &'static DeviceLedger, shared: &'static Shared) -> Self {
         Self {
             ledger,
             shared,
@@ -101,7 +101,7 @@ impl Devices {
     }
 
     /// What an allocation was charged as, on whatever device it is.
-    pub(super) fn kind_of(&self, handle: Handle) -> Option<Kind> {
+    pub(super) fn kind_of(&self, handle: Handle) -> Option<MemoryKind> {
         self.iter().find_map(|device| device.tracker.kind_of(handle))
     }
 }

@@ -15,14 +15,14 @@ pub(super) struct Sight {
 
 /// What is to be charged, made of what was seen.
 #[derive(Default, Debug)]
-pub(super) struct Estimate {
+pub(super) struct DriverMemory {
     pub(super) bytes: u64,
     last: Option<u64>,
     /// Bounds from below since the last exact figure.
     bounds: u32,
 }
 
-impl Estimate {
+impl DriverMemory {
     /// Takes notice of what was seen. An increase counts when it has been seen twice, a decrease when
     /// it is certain. `true`: look again soon.
     pub(super) fn notice(&mut self, sight: Sight) -> bool {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn an_increase_counts_when_it_is_seen_twice() {
-        let mut estimate = Estimate::default();
+        let mut estimate = DriverMemory::default();
         assert!(estimate.notice(exact(100)));
         assert_eq!(estimate.bytes, 0);
         assert!(!estimate.notice(exact(100)));
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn what_keeps_growing_is_followed_one_step_behind() {
-        let mut estimate = Estimate::default();
+        let mut estimate = DriverMemory::default();
         for step in 1..50 {
             assert!(estimate.notice(bound(step * 10)));
             assert_eq!(estimate.bytes, (step - 1) * 10);
@@ -85,14 +85,14 @@ mod tests {
 
     #[test]
     fn a_decrease_counts_at_once_when_it_is_certain() {
-        let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
+        let mut estimate = DriverMemory { bytes: 100, ..DriverMemory::default() };
         assert!(!estimate.notice(exact(30)));
         assert_eq!(estimate.bytes, 30);
     }
 
     #[test]
     fn what_an_allocation_sees_counts_at_once() {
-        let mut estimate = Estimate::default();
+        let mut estimate = DriverMemory::default();
         estimate.notice_now(bound(100));
         assert_eq!(estimate.bytes, 100);
         // A bound from below that is lower says nothing.
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn bounds_from_below_never_lower_it() {
-        let mut estimate = Estimate { bytes: 100, ..Estimate::default() };
+        let mut estimate = DriverMemory { bytes: 100, ..DriverMemory::default() };
         for _ in 1..BOUNDS {
             assert!(estimate.notice(bound(60)));
         }

@@ -8,7 +8,7 @@ use super::reservation::Reservation;
 use super::reserve::Reserve;
 use crate::{clock, driver_calls};
 use driver::cuda::{self, CuResult, Graph, GraphExec};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::time::{Duration, Instant};
 
 /// How long a launch that finds no room waits for graphs that run to give theirs up.
@@ -38,7 +38,7 @@ pub(super) fn instantiate(
         .iter()
         .map(|&need| {
             let growth = graphs.open_pool(&need);
-            let reserved = Reservation::new(need.device, Kind::Graph, growth);
+            let reserved = Reservation::new(need.device, MemoryKind::Graph, growth);
             (need, reserved.map(|(reserved, _)| reserved))
         })
         .collect();
@@ -109,7 +109,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
         if growth == 0 {
             return Some(None);
         }
-        if let Some(reserved) = reserve.reserve_at_once(need.device, Kind::Graph, growth) {
+        if let Some(reserved) = reserve.reserve_at_once(need.device, MemoryKind::Graph, growth) {
             return Some(Some(reserved));
         }
         // What the pool has and does not use costs nothing, as far as that is whole grains.
@@ -140,7 +140,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
 /// Whether an executable graph would fit if no other had memory.
 fn fits_without_the_others(reserve: &Reserve, need: &Need) -> bool {
     let charged = reserve.holdings.graphs.charged(need);
-    let Some(book) = need.device.ledger.book() else { return false };
-    let rest = book.used().saturating_sub(charged);
-    charged > 0 && rest.saturating_add(need.bytes) <= book.limit()
+    let Some(opened) = need.device.ledger.open() else { return false };
+    let rest = opened.used().saturating_sub(charged);
+    charged > 0 && rest.saturating_add(need.bytes) <= opened.limit()
 }

@@ -18,7 +18,7 @@ use crate::driver_calls::{self, undisturbing};
 use core::ptr;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use driver::cuda::{self, CuResult, GRAPH_RESERVED_CURRENT, GRAPH_USED_CURRENT, GraphExec};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -184,19 +184,19 @@ impl Graphs {
         let mut known = self.known();
         let Some(pool) = known.pools.get_mut(&ordinal) else { return };
         let ledger = pool.device.ledger;
-        let slot = ledger.seat().slot();
-        let Some(mut book) = ledger.book() else { return };
-        let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut book));
+        let slot = ledger.membership().slot();
+        let Some(mut opened) = ledger.open() else { return };
+        let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut opened));
         if let Some((reserved, used)) = figures.filter(|_| asked > pool.asked) {
             // What is in use has memory, or is about to get it.
             let holds = reserved.max(used);
-            released = released.and(book.release(slot, Kind::Graph, pool.charged));
-            book.charge(slot, Kind::Graph, holds);
+            released = released.and(opened.release(slot, MemoryKind::Graph, pool.charged));
+            opened.charge(slot, MemoryKind::Graph, holds);
             pool.charged = holds;
             pool.asked = asked;
             pool.left_behind = pool.left_behind.min(used);
         }
-        drop(book);
+        drop(opened);
         drop(known);
         ledger.say_if_damaged(released);
     }

@@ -11,8 +11,8 @@
 
 use super::device::DeviceMemory;
 use core::sync::atomic::Ordering::Relaxed;
-use session::layout::{Kind, Layout, NO_LIMIT};
-use session::ledger::Book;
+use session::layout::{MemoryKind, NO_LIMIT, PageLayout};
+use session::ledger::Ledger;
 
 /// The driver takes memory for code in pages of this size. Programs with less code find room for it in
 /// what a context takes anyway.
@@ -42,11 +42,11 @@ pub(super) fn unplaced(device: &DeviceMemory, driver: u64) -> u64 {
 /// Keeps as much free as is wanted, or as there is; `false`: there is not enough.
 pub(super) fn fill(device: &DeviceMemory) -> bool {
     let wanted = Wanted::by(device);
-    let Some(mut book) = device.ledger.book() else { return true };
-    let slot = device.ledger.seat().slot();
-    let driver = book.has(slot, Kind::Driver);
-    wanted.write(&mut book, slot, driver, 0);
-    book.has(slot, Kind::Headroom) == wanted.bytes(book.real_limit(), driver)
+    let Some(mut opened) = device.ledger.open() else { return true };
+    let slot = device.ledger.membership().slot();
+    let driver = opened.has(slot, MemoryKind::Driver);
+    wanted.write(&mut opened, slot, driver, 0);
+    opened.has(slot, MemoryKind::Headroom) == wanted.bytes(opened.real_limit(), driver)
 }
 
 /// Headroom that has been lent to an allocation which needs it only if things turn out badly.
@@ -56,15 +56,15 @@ pub(super) struct Lent {
     kept: u64,
 }
 
-/// Lends so many bytes, in the open book; `None`: not so many are kept free.
+/// Lends so many bytes, in the open ledger; `None`: not so many are kept free.
 pub(super) fn lend(
     device: &'static DeviceMemory,
     slot: usize,
     bytes: u64,
-    book: &mut Book<'_>,
+    opened: &mut Ledger<'_>,
 ) -> Option<Lent> {
-    let kept = book.has(slot, Kind::Headroom);
-    book.set(slot, Kind::Headroom, kept.checked_sub(bytes)?);
+    let kept = opened.has(slot, MemoryKind::Headroom);
+    opened.set(slot, MemoryKind::Headroom, kept.checked_sub(bytes)?);
     Some(Lent { device, kept })
 }
 
@@ -73,8 +73,8 @@ impl Lent {
     pub(super) fn give_back_all(&self) -> bool {
         self.give_back();
         let ledger = self.device.ledger;
-        let slot = ledger.seat().slot();
-        ledger.book().is_some_and(|book| book.has(slot, Kind::Headroom) >= self.kept)
+        let slot = ledger.membership().slot();
+        ledger.open().is_some_and(|opened| opened.has(slot, MemoryKind::Headroom) >= self.kept)
     }
 
     /// Keeps free what can be.
@@ -111,12 +111,19 @@ impl Wanted {
 
     /// Writes down what the driver has taken for a process, and how much is kept free then. `tried`: bytes
     /// of an allocation that has yet to be made. `true`: there is room for it as well.
-    pub(super) fn write(&self, book: &mut Book<'_>, slot: usize, driver: u64, tried: u64) -> bool {
-        let (had, kept) = (book.has(slot, Kind::Driver), book.has(slot, Kind::Headroom));
+    pub(super) fn write(
+        &self,
+        opened: &mut Ledger<'_>,
+        slot: usize,
+        driver: u64,
+        tried: u64,
+    ) -> bool {
+        let (had, kept) =
+            (opened.has(slot, MemoryKind::Driver), opened.has(slot, MemoryKind::Headroom));
         let without = |sum: u64| sum.saturating_sub(had).saturating_sub(kept);
-        let used = without(book.used()).saturating_add(driver);
-        let on_device = without(book.on_device()).saturating_add(driver);
-        let (limit, real) = (book.limit(), book.real_limit());
+        let used = without(opened.used()).saturating_add(driver);
+        let on_device = without(opened.on_device()).saturating_add(driver);
+        let (limit, real) = (opened.limit(), opened.real_limit());
         let wanted = self.bytes(real, driver);
         let room = |tried: u64| {
             let left = limit.saturating_sub(used.saturating_sub(tried));
@@ -125,20 +132,20 @@ impl Wanted {
         let keep = wanted.min(room(0));
         // What is given up goes first: nobody is to see more than the limit in use.
         if keep < kept {
-            book.set(slot, Kind::Headroom, keep);
+            opened.set(slot, MemoryKind::Headroom, keep);
         }
         if driver != had {
-            book.set(slot, Kind::Driver, driver);
+            opened.set(slot, MemoryKind::Driver, driver);
         }
         if keep > kept {
-            book.set(slot, Kind::Headroom, keep);
+            opened.set(slot, MemoryKind::Headroom, keep);
         }
         used <= limit && on_device <= real && keep == wanted.min(room(tried))
     }
 }
 
 /// How many processes a session has.
-fn processes(page: &Layout) -> u64 {
+fn processes(page: &PageLayout) -> u64 {
     let seated = page.slots.iter().take(page.high_water.load(Relaxed) as usize);
     seated.filter(|slot| slot.pid.load(Relaxed) != 0).count() as u64
 }

@@ -7,7 +7,7 @@ use super::imports::Imports;
 use super::physical::Physical;
 use super::pools::Pools;
 use core::sync::atomic::Ordering::Relaxed;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 /// See the module.
 #[derive(Default)]
@@ -50,8 +50,8 @@ impl Holdings {
 /// What the other processes of the session are charged for, of the kind that can be exported.
 fn data_of_others(device: &DeviceMemory) -> u64 {
     let Some(page) = device.ledger.page() else { return 0 };
-    let (own, seated) = (device.ledger.seat().slot(), page.high_water.load(Relaxed) as usize);
+    let (own, seated) = (device.ledger.membership().slot(), page.high_water.load(Relaxed) as usize);
     let others = page.slots.iter().take(seated).enumerate().filter(|&(slot, _)| slot != own);
-    let data = others.map(|(_, slot)| slot.bytes[Kind::Data as usize].load(Relaxed));
+    let data = others.map(|(_, slot)| slot.bytes[MemoryKind::Data as usize].load(Relaxed));
     data.fold(0, u64::saturating_add)
 }

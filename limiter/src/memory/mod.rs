@@ -7,7 +7,7 @@
 //!   and calls that give it back; `reconciler`: the thread for what no call tells of
 //! * `reserve`: whether there is room; `reconcile`, `quick_look`, `estimate`: what the driver has taken by itself
 //! * `holdings` (`pools`, `graphs`, `physical`, `imports`): what is not one allocation with one handle
-//! * `reservation`, `headroom`, `refusal`, `seen`: one device's room in the session's book, and NVML's view of it
+//! * `reservation`, `headroom`, `refusal`, `seen`: one device's room in the session's ledger, and NVML's view of it
 //! * `device` (`tracker`, `contexts`, `changes`, `bell`): what is kept for a device
 //! * `size`, `holes`, `tiles`, `pieces`, `graph_nodes`: what memory consists of
 
@@ -52,7 +52,7 @@ pub(crate) use tracker::Handle;
 
 use crate::driver_calls;
 use crate::exit_guard::ExitGuard;
-use crate::ledger::{Ledger, is_oversubscribed_by};
+use crate::ledger::{DeviceLedger, is_oversubscribed_by};
 use changes::Changing;
 use core::sync::atomic::Ordering::Relaxed;
 use device::{Devices, Shared};
@@ -65,7 +65,7 @@ use physical::Physical;
 use pools::Pools;
 use reconciler::{Charge, Started};
 use reserve::Reserve;
-use session::layout::{Kind, NO_LIMIT};
+use session::layout::{MemoryKind, NO_LIMIT};
 
 /// What this process knows of the memory of all devices.
 pub(crate) struct Memory {
@@ -96,7 +96,7 @@ impl Memory {
     }
 
     /// The memory of a device that is accounted from now on.
-    pub(crate) fn device(&'static self, ledger: &'static Ledger) -> DeviceMemory {
+    pub(crate) fn device(&'static self, ledger: &'static DeviceLedger) -> DeviceMemory {
         DeviceMemory::new(ledger, &self.shared)
     }
 
@@ -129,7 +129,7 @@ impl Memory {
     pub(crate) fn allocate(
         &self,
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
         call: impl FnOnce() -> CuResult,
         handle: impl FnOnce() -> Handle,
@@ -323,7 +323,7 @@ impl Memory {
         device: &DeviceMemory,
         real_free: u64,
         real_total: u64,
-    ) -> Option<View> {
+    ) -> Option<ReportedMemory> {
         // What the dead held, and what pools have given back, is free.
         let page = device.ledger.page_reaped()?;
         let limit = page.memory_limit.load(Relaxed);
@@ -335,17 +335,17 @@ impl Memory {
         if is_oversubscribed_by(page) {
             // What does not fit on the device is placed on the host.
             let free = limit.saturating_sub(used);
-            return Some(View { total: limit, free, used: used.min(limit) });
+            return Some(ReportedMemory { total: limit, free, used: used.min(limit) });
         }
         let total = limit.min(real_total);
         let free = total.saturating_sub(used).min(real_free);
-        Some(View { total, free, used: used.min(total) })
+        Some(ReportedMemory { total, free, used: used.min(total) })
     }
 }
 
 /// What a program is to see of a device's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct View {
+pub(crate) struct ReportedMemory {
     /// The limit, or the device's size where that is smaller.
     pub(crate) total: u64,
     /// What the limit and the device both leave.

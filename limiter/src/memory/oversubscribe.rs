@@ -19,7 +19,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{
     ATTACH_GLOBAL, CAPTURE_STATUS_NONE, CuResult, DevicePtr, EVENT_DISABLE_TIMING, Event, Stream,
 };
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// `CU_MEM_ADVISE_SET_READ_MOSTLY`: the device may have a copy.
@@ -90,7 +90,7 @@ impl HostPlaced {
 
     /// Reserves for an allocation that is going to be placed on the host.
     pub(super) fn reserve(&self, device: &'static DeviceMemory, bytes: u64) -> Option<Reservation> {
-        let reserve = || Reservation::new(device, Kind::Oversubscribed, bytes);
+        let reserve = || Reservation::new(device, MemoryKind::Oversubscribed, bytes);
         let reserved = reserve().or_else(|| {
             // Room that another thread is about to make counts as well.
             self.carry_out_frees(PATIENCE);
@@ -104,7 +104,7 @@ impl HostPlaced {
     /// Whether an address is the start of memory that was placed on the host.
     fn starts_on_host(&self, devices: &Devices, address: DevicePtr) -> bool {
         self.used.load(Relaxed)
-            && devices.kind_of(Handle::Address(address)) == Some(Kind::Oversubscribed)
+            && devices.kind_of(Handle::Address(address)) == Some(MemoryKind::Oversubscribed)
     }
 
     /// Whether an address is in memory that was placed on the host.
@@ -241,6 +241,6 @@ impl Free {
             tracing::debug!("device {}: a free failed: {freed:?}", self.device.ledger.uuid());
         }
         // A context that does not work any more has no memory either.
-        self.device.ledger.release(Kind::Oversubscribed, self.bytes);
+        self.device.ledger.release(MemoryKind::Oversubscribed, self.bytes);
     }
 }

@@ -16,7 +16,7 @@ use driver::cuda::CuResult;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What is bound to a multicast object.
-pub(crate) enum Bound {
+pub(crate) enum BindingSource {
     /// Memory by its handle.
     Handle(u64),
     /// Memory by address and length.
@@ -200,15 +200,15 @@ impl Physical {
         &self,
         object: u64,
         offset: u64,
-        bound: &Bound,
+        bound: &BindingSource,
         call: impl FnOnce() -> CuResult,
     ) -> CuResult {
         let result = call();
         if result.is_ok() {
             let mut pieces = self.pieces();
             let names = match *bound {
-                Bound::Handle(handle) => pieces.by_handle(handle).into_iter().collect(),
-                Bound::Mapped(address, length) => pieces.mapped(address, length),
+                BindingSource::Handle(handle) => pieces.by_handle(handle).into_iter().collect(),
+                BindingSource::Mapped(address, length) => pieces.mapped(address, length),
             };
             let device =
                 names.first().and_then(|name| pieces.pieces.get(name)).and_then(Piece::device);

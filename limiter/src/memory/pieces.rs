@@ -3,7 +3,7 @@
 use super::device::DeviceMemory;
 use super::tiles::Tiles;
 use super::tracker::Handle;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
 
 /// Names a piece of memory, or a multicast object. Never used twice.
@@ -12,7 +12,7 @@ pub(super) type Name = u64;
 /// Who pays for a piece of memory.
 #[derive(Clone, Copy)]
 pub(super) enum Payer {
-    /// This process: the session's book has the bytes.
+    /// This process: the session's ledger has the bytes.
     This(&'static DeviceMemory),
     /// The process that exported it.
     Exporter(&'static DeviceMemory),
@@ -75,7 +75,7 @@ pub(super) struct Freed(Vec<(&'static DeviceMemory, u64)>);
 impl Freed {
     pub(super) fn give_back(self) {
         for (device, bytes) in self.0 {
-            device.ledger.release(Kind::Data, bytes);
+            device.ledger.release(MemoryKind::Data, bytes);
         }
     }
 }

@@ -8,14 +8,14 @@
 
 use super::device::DeviceMemory;
 use super::headroom;
-use super::pools::{CHUNK, Running, idle};
+use super::pools::{CHUNK, PoolCall, idle};
 use super::refusal::{declined, is_over};
 use super::reservation::{Reservation, lend};
 use super::reserve::Reserve;
 use crate::clock;
 use crate::driver_calls::{self, undisturbing};
 use driver::cuda::{CuResult, MemoryPool, Stream};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 /// Runs a call that allocates `bytes` from a known pool on `device`, in the order of a stream that is not
 /// being captured. `address` is read after success, and `undo` frees what the call has allocated.
@@ -32,7 +32,7 @@ pub(super) fn allocate(
     // Runs the call with some bytes reserved, to be placed in a hole or where the driver likes; `None`:
     // the pool has taken more than there is room for, and what was allocated is freed again. What the
     // pool had already is the program's, whatever has become of the limit.
-    let attempt = |running: &Running<'_>,
+    let attempt = |running: &PoolCall<'_>,
                    reserved: Option<Reservation>,
                    hole: Option<(u64, u64)>,
                    room: &dyn Fn() -> bool| {
@@ -68,7 +68,7 @@ pub(super) fn allocate(
         let hole = pools.take_hole(pool, bytes)?;
         // Should the driver not find it, the headroom covers what it takes instead, as far as there is so
         // much.
-        let (reserved, lent) = lend(device, Kind::Pool, growth).unzip();
+        let (reserved, lent) = lend(device, MemoryKind::Pool, growth).unzip();
         let room =
             || lent.as_ref().map_or_else(|| !is_over(device.ledger), headroom::Lent::give_back_all);
         let result = attempt(&running, reserved, Some(hole), &room);
@@ -81,15 +81,15 @@ pub(super) fn allocate(
         Some(reserved) => Some(grow(reserved)),
         None => fill_hole(),
     };
-    if let Some(result) = grow_or_fill(reserve.reserve_at_once(device, Kind::Pool, growth)) {
+    if let Some(result) = grow_or_fill(reserve.reserve_at_once(device, MemoryKind::Pool, growth)) {
         return result;
     }
     reserve.holdings.refresh(device, true);
-    if let Some(result) = grow_or_fill(reserve.reserve_again(device, Kind::Pool, growth)) {
+    if let Some(result) = grow_or_fill(reserve.reserve_again(device, MemoryKind::Pool, growth)) {
         return result;
     }
     if idle(pool) >= bytes
-        && let Some((reserved, lent)) = lend(device, Kind::Pool, growth)
+        && let Some((reserved, lent)) = lend(device, MemoryKind::Pool, growth)
     {
         let room = || lent.give_back_all();
         let result = attempt(&pools.beside(pool), Some(reserved), None, &room);
@@ -102,7 +102,8 @@ pub(super) fn allocate(
     // driver waits as well.
     if pools.charged(pool) >= growth.min(CHUNK) && await_frees(device, stream) {
         give_back();
-        if let Some(result) = grow_or_fill(reserve.reserve_again(device, Kind::Pool, growth)) {
+        if let Some(result) = grow_or_fill(reserve.reserve_again(device, MemoryKind::Pool, growth))
+        {
             return result;
         }
     }

@@ -15,7 +15,7 @@ use crate::{clock, driver_calls};
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering};
 use driver::cuda::{CuResult, MemoryPool, POOL_RESERVED_CURRENT, POOL_USED_CURRENT};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -105,7 +105,7 @@ impl Pools {
     pub(crate) fn made(&self, pool: MemoryPool, device: Option<&'static DeviceMemory>) {
         let old = self.pools().insert(pool as usize, Pool::fresh(device));
         if let Some(Pool { device: Some(device), charged, .. }) = old {
-            device.ledger.release(Kind::Pool, charged);
+            device.ledger.release(MemoryKind::Pool, charged);
         }
     }
 
@@ -122,7 +122,7 @@ impl Pools {
         if let Some(Pool { device: Some(device), live, .. }) = &taken {
             let context = device.current_context();
             for (&address, &bytes) in live {
-                let allocation = Allocation { kind: Kind::Pool, bytes, context };
+                let allocation = Allocation { kind: MemoryKind::Pool, bytes, context };
                 device.remember(Handle::Address(address), allocation);
             }
         }
@@ -146,12 +146,12 @@ impl Pools {
         } else if let Some(device) = taken.device {
             let living = taken.live.values().fold(0, |sum: u64, &bytes| sum.saturating_add(bytes));
             if living > taken.charged {
-                let slot = device.ledger.seat().slot();
-                if let Some(mut book) = device.ledger.book() {
-                    book.charge(slot, Kind::Pool, living - taken.charged);
+                let slot = device.ledger.membership().slot();
+                if let Some(mut opened) = device.ledger.open() {
+                    opened.charge(slot, MemoryKind::Pool, living - taken.charged);
                 }
             } else {
-                device.ledger.release(Kind::Pool, taken.charged - living);
+                device.ledger.release(MemoryKind::Pool, taken.charged - living);
             }
         }
         result
@@ -203,20 +203,20 @@ impl Pools {
             return;
         };
         let ledger = device.ledger;
-        let slot = ledger.seat().slot();
-        let Some(mut book) = ledger.book() else { return };
-        let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut book));
+        let slot = ledger.membership().slot();
+        let Some(mut opened) = ledger.open() else { return };
+        let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut opened));
         // A figure asked for later contains what this one does.
         if let Some(reserved) = reserved.filter(|_| asked > *last) {
-            released = released.and(book.release(slot, Kind::Pool, *charged));
-            book.charge(slot, Kind::Pool, reserved);
+            released = released.and(opened.release(slot, MemoryKind::Pool, *charged));
+            opened.charge(slot, MemoryKind::Pool, reserved);
             if reserved < *charged {
                 *trims += 1;
                 holes.trim(live);
             }
             (*charged, *last) = (reserved, asked);
         }
-        drop(book);
+        drop(opened);
         drop(pools);
         ledger.say_if_damaged(released);
     }
@@ -273,7 +273,7 @@ impl Pools {
     /// failed, and the pool has grown by so much.
     pub(super) fn placed(
         &self,
-        running: &Running<'_>,
+        running: &PoolCall<'_>,
         hole: Option<(u64, u64)>,
         allocated: Option<(u64, u64)>,
         grown: u64,
@@ -307,7 +307,7 @@ impl Pools {
     }
 
     /// Begins a call beside others; waits a moment for one that is alone.
-    pub(super) fn beside(&self, pool: MemoryPool) -> Running<'_> {
+    pub(super) fn beside(&self, pool: MemoryPool) -> PoolCall<'_> {
         let pool = pool as usize;
         let is_taken = || self.pools().get(&pool).is_some_and(|of| of.alone);
         for _ in 0..LONG_PATIENCE {
@@ -319,7 +319,7 @@ impl Pools {
             }
             clock::sleep(STEP_NS);
         }
-        self.enter(pool, |_| true).unwrap_or(Running {
+        self.enter(pool, |_| true).unwrap_or(PoolCall {
             pools: self,
             pool,
             alone: false,
@@ -328,17 +328,17 @@ impl Pools {
         })
     }
 
-    fn enter(&self, pool: usize, may: impl Fn(&Pool) -> bool) -> Option<Running<'_>> {
+    fn enter(&self, pool: usize, may: impl Fn(&Pool) -> bool) -> Option<PoolCall<'_>> {
         let mut pools = self.pools();
         let of = pools.get_mut(&pool).filter(|of| may(of))?;
         let first = of.running == 0;
         of.running += 1;
         of.calls += 1;
-        Some(Running { pools: self, pool, alone: false, number: of.calls, first })
+        Some(PoolCall { pools: self, pool, alone: false, number: of.calls, first })
     }
 
     /// Begins a call without others, once those that run are done; `None`: they are not after a moment.
-    pub(super) fn alone(&self, device: &DeviceMemory, pool: MemoryPool) -> Option<Running<'_>> {
+    pub(super) fn alone(&self, device: &DeviceMemory, pool: MemoryPool) -> Option<PoolCall<'_>> {
         let _waits = device.shared.changes.wait(device.ledger, 0);
         let pool = pool as usize;
         let mut own = None;
@@ -349,7 +349,7 @@ impl Pools {
                     of.alone = true;
                     of.calls += 1;
                     let number = of.calls;
-                    own = Some(Running { pools: self, pool, alone: true, number, first: true });
+                    own = Some(PoolCall { pools: self, pool, alone: true, number, first: true });
                     if of.running == 0 {
                         return own;
                     }
@@ -365,7 +365,7 @@ impl Pools {
 
 /// A call that changes what a pool has, while it runs. One that needs a certain hole has to be alone:
 /// the driver might give the hole to another, or back to the device.
-pub(super) struct Running<'a> {
+pub(super) struct PoolCall<'a> {
     pools: &'a Pools,
     pool: usize,
     alone: bool,
@@ -374,14 +374,14 @@ pub(super) struct Running<'a> {
     first: bool,
 }
 
-impl Running<'_> {
+impl PoolCall<'_> {
     /// Whether no other call has run since it began.
     fn was_alone(&self, of: &Pool) -> bool {
         self.alone || (self.first && of.calls == self.number)
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for PoolCall<'_> {
     fn drop(&mut self) {
         if let Some(of) = self.pools.pools().get_mut(&self.pool) {
             if self.alone {

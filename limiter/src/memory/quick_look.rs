@@ -5,7 +5,7 @@
 //! can hide some of it, so that a device which has more left than expected says nothing, and the last look
 //! counts for a while only.
 
-use super::changes::{Own, Standing};
+use super::changes::{CallInProgress, Standing};
 use super::device::DeviceMemory;
 use crate::driver_calls::{self, undisturbing};
 use std::time::Instant;
@@ -35,7 +35,7 @@ impl Reference {
 
     /// By how much less is left than expected: no less than what the driver has taken by itself since.
     /// `None`: that cannot be told.
-    pub(super) fn missing(&self, device: &DeviceMemory, own: Own) -> Option<u64> {
+    pub(super) fn missing(&self, device: &DeviceMemory, own: CallInProgress) -> Option<u64> {
         if Instant::now() >= self.until {
             return None;
         }

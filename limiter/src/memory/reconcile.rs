@@ -14,9 +14,9 @@
 //! [quick look](super::quick_look) shows that nothing can have changed that would matter, the last look is
 //! enough.
 
-use super::changes::Own;
+use super::changes::CallInProgress;
 use super::device::DeviceMemory;
-use super::estimate::{Estimate, Sight};
+use super::estimate::{DriverMemory, Sight};
 use super::headroom::Wanted;
 use super::holdings::Holdings;
 use super::quick_look::{self, Reference};
@@ -27,8 +27,8 @@ use crate::{clock, report};
 use core::ptr;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
-use session::layout::Kind;
-use session::ledger::Book;
+use session::layout::MemoryKind;
+use session::ledger::Ledger;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
@@ -52,7 +52,7 @@ const MIB: u64 = 1 << 20;
 /// What is known of a device.
 #[derive(Default)]
 struct Record {
-    estimate: Estimate,
+    estimate: DriverMemory,
     /// How many times in a row the session was over its limit: once may be what another process has reserved
     /// and is about to give back.
     over: u32,
@@ -74,8 +74,8 @@ type Records = HashMap<usize, Record>;
 pub(super) struct Looks(Mutex<Records>);
 
 /// What the driver has taken is known with so much left.
-fn known(device: &DeviceMemory, book: &Book<'_>) {
-    device.left_when_seen.store(left(book), Relaxed);
+fn known(device: &DeviceMemory, opened: &Ledger<'_>) {
+    device.left_when_seen.store(left(opened), Relaxed);
 }
 
 fn record_of<'a>(records: &'a mut Records, device: &DeviceMemory) -> &'a mut Record {
@@ -86,7 +86,7 @@ fn record_of<'a>(records: &'a mut Records, device: &DeviceMemory) -> &'a mut Rec
 #[derive(Clone, Copy)]
 pub(super) enum Caller {
     /// It allocates nothing yet and is about to be refused: the figure may be too high.
-    Refused,
+    LimiterFailure,
     /// Another. `urgent`: what the driver has taken can be much.
     Other { urgent: bool },
 }
@@ -126,7 +126,9 @@ impl Looks {
             for attempt in 1..=ATTEMPTS {
                 // Allocations that want to look are let in between.
                 let Some(records) = self.records() else { return true };
-                let Some(sight) = measure(holdings, device, Own::NONE) else { return false };
+                let Some(sight) = measure(holdings, device, CallInProgress::NONE) else {
+                    return false;
+                };
                 bound = sight.bytes.max(bound);
                 if sight.exact {
                     break 'looked (records, sight);
@@ -146,9 +148,9 @@ impl Looks {
         if bytes != before {
             record.reference = None;
         }
-        let written = device.ledger.book().map(|mut book| {
-            Wanted::by(device).write(&mut book, device.ledger.seat().slot(), bytes, 0);
-            known(device, &book);
+        let written = device.ledger.open().map(|mut opened| {
+            Wanted::by(device).write(&mut opened, device.ledger.membership().slot(), bytes, 0);
+            known(device, &opened);
         });
         drop(records);
         let over = written.and_then(|()| over(holdings, device, bytes));
@@ -171,7 +173,7 @@ impl Looks {
         is_last: bool,
     ) -> Option<Reservation> {
         let device = reservation.device;
-        let own = Own { calls: 1, bytes: reservation.bytes };
+        let own = CallInProgress { calls: 1, bytes: reservation.bytes };
         let Some(mut records) = self.records_in_turn(device, own.bytes) else {
             return Some(reservation);
         };
@@ -184,12 +186,12 @@ impl Looks {
             return Some(reservation);
         }
         let wanted = Wanted::by(device);
-        let Some(mut book) = device.ledger.book() else { return Some(reservation) };
-        if record.write(&wanted, device, own, &mut book) || own.bytes == 0 {
+        let Some(mut opened) = device.ledger.open() else { return Some(reservation) };
+        if record.write(&wanted, device, own, &mut opened) || own.bytes == 0 {
             return Some(reservation);
         }
-        let released = reservation.give_back_in(&mut book);
-        drop(book);
+        let released = reservation.give_back_in(&mut opened);
+        drop(opened);
         device.ledger.say_if_damaged(released);
         None
     }
@@ -203,9 +205,11 @@ impl Looks {
         caller: Caller,
     ) {
         let (own, records, pause) = match caller {
-            Caller::Refused => (Own { calls: 1, bytes: 0 }, self.records_in_turn(device, 0), 1),
-            Caller::Other { urgent: true } => (Own::NONE, self.records(), 1),
-            Caller::Other { urgent: false } => (Own::NONE, self.records(), SPARING),
+            Caller::LimiterFailure => {
+                (CallInProgress { calls: 1, bytes: 0 }, self.records_in_turn(device, 0), 1)
+            }
+            Caller::Other { urgent: true } => (CallInProgress::NONE, self.records(), 1),
+            Caller::Other { urgent: false } => (CallInProgress::NONE, self.records(), SPARING),
         };
         let Some(mut records) = records else { return };
         let record = record_of(&mut records, device);
@@ -213,8 +217,8 @@ impl Looks {
             return;
         }
         let wanted = Wanted::by(device);
-        if let Some(mut book) = device.ledger.book() {
-            record.write(&wanted, device, own, &mut book);
+        if let Some(mut opened) = device.ledger.open() {
+            record.write(&wanted, device, own, &mut opened);
         }
     }
 }
@@ -226,7 +230,12 @@ impl Record {
     }
 
     /// Looks in the midst of a call, and takes notice of what is seen. `false`: nothing could be.
-    fn look(&mut self, holdings: &Holdings, device: &'static DeviceMemory, own: Own) -> bool {
+    fn look(
+        &mut self,
+        holdings: &Holdings,
+        device: &'static DeviceMemory,
+        own: CallInProgress,
+    ) -> bool {
         let begun = Instant::now();
         if self.unknown_until.is_some_and(|until| begun < until) {
             return false;
@@ -243,25 +252,31 @@ impl Record {
     }
 
     /// Writes down what is known after a look. `true`: there is room for what the call has reserved.
-    fn write(&self, wanted: &Wanted, device: &DeviceMemory, own: Own, book: &mut Book<'_>) -> bool {
-        let slot = device.ledger.seat().slot();
-        let fits = wanted.write(book, slot, self.estimate.bytes, own.bytes);
-        known(device, book);
-        fits && self.others <= left(book)
+    fn write(
+        &self,
+        wanted: &Wanted,
+        device: &DeviceMemory,
+        own: CallInProgress,
+        opened: &mut Ledger<'_>,
+    ) -> bool {
+        let slot = device.ledger.membership().slot();
+        let fits = wanted.write(opened, slot, self.estimate.bytes, own.bytes);
+        known(device, opened);
+        fits && self.others <= left(opened)
     }
 
     /// Whether an allocation fits, with what it has reserved, whatever the driver may have taken by itself
     /// since the last look; `None`: that has to be looked up.
-    fn fits(&self, device: &'static DeviceMemory, own: Own) -> Option<bool> {
+    fn fits(&self, device: &'static DeviceMemory, own: CallInProgress) -> Option<bool> {
         let missing = self.reference.as_ref()?.missing(device, own)?;
-        let (wanted, slot) = (Wanted::by(device), device.ledger.seat().slot());
-        let mut book = device.ledger.book()?;
-        let fits = wanted.write(&mut book, slot, self.estimate.bytes, own.bytes);
+        let (wanted, slot) = (Wanted::by(device), device.ledger.membership().slot());
+        let mut opened = device.ledger.open()?;
+        let fits = wanted.write(&mut opened, slot, self.estimate.bytes, own.bytes);
         if fits && missing == 0 {
-            known(device, &book);
+            known(device, &opened);
         }
-        let room = left(&book).saturating_add(book.has(slot, Kind::Headroom));
-        Some(fits && self.others <= left(&book) && missing.saturating_add(self.others) <= room)
+        let room = left(&opened).saturating_add(opened.has(slot, MemoryKind::Headroom));
+        Some(fits && self.others <= left(&opened) && missing.saturating_add(self.others) <= room)
     }
 }
 
@@ -270,7 +285,7 @@ impl Record {
 fn look(
     holdings: &Holdings,
     device: &'static DeviceMemory,
-    own: Own,
+    own: CallInProgress,
 ) -> Option<(Sight, Option<Reference>)> {
     if own.calls == 0 {
         return measure(holdings, device, own).map(|sight| (sight, None));
@@ -303,7 +318,11 @@ fn look(
 }
 
 /// Asks NVML once.
-fn measure(holdings: &Holdings, device: &'static DeviceMemory, own: Own) -> Option<Sight> {
+fn measure(
+    holdings: &Holdings,
+    device: &'static DeviceMemory,
+    own: CallInProgress,
+) -> Option<Sight> {
     let changes = &device.shared.changes;
     // Pools and graphs give memory back without a call that says so.
     holdings.refresh(device, false);
@@ -341,13 +360,13 @@ struct Over {
 /// is idle goes.
 fn over(holdings: &Holdings, device: &'static DeviceMemory, bytes: u64) -> Option<Over> {
     let over = || {
-        let book = device.ledger.book()?;
+        let opened = device.ledger.open()?;
         [
-            ("memory limit", book.limit(), book.used()),
+            ("memory limit", opened.limit(), opened.used()),
             (
                 "part of the memory limit that may be on the device",
-                book.real_limit(),
-                book.on_device(),
+                opened.real_limit(),
+                opened.on_device(),
             ),
         ]
         .into_iter()

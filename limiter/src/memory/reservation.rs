@@ -1,4 +1,4 @@
-//! Bytes between the moment at which they are reserved in the session's book and the one at which the driver
+//! Bytes between the moment at which they are reserved in the session's ledger and the one at which the driver
 //! has taken them, or has not.
 
 use super::device::DeviceMemory;
@@ -9,14 +9,14 @@ use crate::ledger::left;
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::CuResult;
-use session::layout::Kind;
-use session::ledger::{Book, Damaged, Place};
+use session::layout::MemoryKind;
+use session::ledger::{Damaged, Ledger, Placement};
 
 /// Bytes that nobody else of the session can take meanwhile. They are given back when this is dropped.
 #[must_use]
 pub(super) struct Reservation {
     pub(super) device: &'static DeviceMemory,
-    pub(super) kind: Kind,
+    pub(super) kind: MemoryKind,
     pub(super) bytes: u64,
 }
 
@@ -36,8 +36,8 @@ impl Left {
     /// The part of a limit that code is left at most.
     const CODE: u64 = 2;
 
-    pub(super) fn of(book: &Book<'_>, device: &DeviceMemory) -> Self {
-        let driver = book.has(device.ledger.seat().slot(), Kind::Driver);
+    pub(super) fn of(opened: &Ledger<'_>, device: &DeviceMemory) -> Self {
+        let driver = opened.has(device.ledger.membership().slot(), MemoryKind::Driver);
         let unplaced = headroom::unplaced(device, driver);
         let seen = device.left_when_seen.load(Relaxed);
         let of = |limit: u64, used: u64| {
@@ -48,13 +48,13 @@ impl Left {
                 _ => Self::Plenty,
             }
         };
-        of(book.limit(), book.used()).max(of(book.real_limit(), book.on_device()))
+        of(opened.limit(), opened.used()).max(of(opened.real_limit(), opened.on_device()))
     }
 }
 
 /// Whether the driver may take a page for an allocation that is smaller.
-const fn shares_pages(kind: Kind, bytes: u64) -> bool {
-    matches!(kind, Kind::Data | Kind::Array) && !bytes.is_multiple_of(PAGE)
+const fn shares_pages(kind: MemoryKind, bytes: u64) -> bool {
+    matches!(kind, MemoryKind::Data | MemoryKind::Array) && !bytes.is_multiple_of(PAGE)
 }
 
 impl Reservation {
@@ -62,22 +62,22 @@ impl Reservation {
     /// left then.
     pub(super) fn new(
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
     ) -> Option<(Self, Left)> {
         let ledger = device.ledger;
-        let reserve = || match ledger.book() {
-            Some(mut book) => {
+        let reserve = || match ledger.open() {
+            Some(mut opened) => {
                 // Small ones share pages; each may be the first of one.
                 let needs = if shares_pages(kind, bytes) { bytes.max(PAGE) } else { bytes };
-                let fits = match book.place(needs) {
-                    Ok(Place::Device) => true,
-                    Ok(Place::Host) => kind == Kind::Oversubscribed,
+                let fits = match opened.place(needs) {
+                    Ok(Placement::Device) => true,
+                    Ok(Placement::Host) => kind == MemoryKind::Oversubscribed,
                     Err(_) => false,
                 };
                 fits.then(|| {
-                    let reservation = Self::charged(device, kind, bytes, &mut book);
-                    (reservation, Left::of(&book, device))
+                    let reservation = Self::charged(device, kind, bytes, &mut opened);
+                    (reservation, Left::of(&opened, device))
                 })
             }
             // A page that cannot be used, and a failure that is let pass.
@@ -87,15 +87,15 @@ impl Reservation {
         reserve().or_else(|| ledger.reap().then(reserve).flatten())
     }
 
-    /// Reserves in an open book, whatever is left.
+    /// Reserves in an open ledger, whatever is left.
     pub(super) fn charged(
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
-        book: &mut Book<'_>,
+        opened: &mut Ledger<'_>,
     ) -> Self {
-        book.charge(device.ledger.seat().slot(), kind, bytes);
-        device.shared.changes.reserved(device.ledger, book);
+        opened.charge(device.ledger.membership().slot(), kind, bytes);
+        device.shared.changes.reserved(device.ledger, opened);
         Self { device, kind, bytes }
     }
 
@@ -122,10 +122,10 @@ impl Reservation {
         bytes
     }
 
-    /// Gives the bytes back in the book, which is open.
-    pub(super) fn give_back_in(self, book: &mut Book<'_>) -> Result<(), Damaged> {
+    /// Gives the bytes back in the ledger, which is open.
+    pub(super) fn give_back_in(self, opened: &mut Ledger<'_>) -> Result<(), Damaged> {
         let (device, kind) = (self.device, self.kind);
-        book.release(device.ledger.seat().slot(), kind, self.keep())
+        opened.release(device.ledger.membership().slot(), kind, self.keep())
     }
 }
 
@@ -135,19 +135,19 @@ impl Drop for Reservation {
     }
 }
 
-/// How much is left on a device; `None`: the book cannot be opened.
+/// How much is left on a device; `None`: the ledger cannot be opened.
 pub(super) fn left_on(device: &DeviceMemory) -> Option<Left> {
-    device.ledger.book().map(|book| Left::of(&book, device))
+    device.ledger.open().map(|opened| Left::of(&opened, device))
 }
 
 /// Reserves bytes with the headroom's help; `None`: they do not fit even so, or without it.
 pub(super) fn lend(
     device: &'static DeviceMemory,
-    kind: Kind,
+    kind: MemoryKind,
     bytes: u64,
 ) -> Option<(Reservation, headroom::Lent)> {
-    let slot = device.ledger.seat().slot();
-    let mut book = device.ledger.book()?;
-    let lent = headroom::lend(device, slot, bytes.saturating_sub(left(&book)), &mut book)?;
-    Some((Reservation::charged(device, kind, bytes, &mut book), lent))
+    let slot = device.ledger.membership().slot();
+    let mut opened = device.ledger.open()?;
+    let lent = headroom::lend(device, slot, bytes.saturating_sub(left(&opened)), &mut opened)?;
+    Some((Reservation::charged(device, kind, bytes, &mut opened), lent))
 }

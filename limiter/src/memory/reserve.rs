@@ -1,10 +1,10 @@
-//! Whether there is room for an allocation: what the session's book says, and near the limit what NVML says.
+//! Whether there is room for an allocation: what the session's ledger says, and near the limit what NVML says.
 
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
 use super::reconcile::{Caller, Looks};
 use super::reservation::{Left, Reservation, left_on};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 
 /// Whether what the driver may have taken can be much.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Reserve {
     pub(super) fn reserve(
         &self,
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
     ) -> Option<Reservation> {
         self.by(&[Effort::Nothing, Effort::Trim, Effort::LookAgain], device, kind, bytes)
@@ -46,7 +46,7 @@ impl Reserve {
     pub(super) fn reserve_at_once(
         &self,
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
     ) -> Option<Reservation> {
         self.by(&[Effort::Nothing], device, kind, bytes)
@@ -56,7 +56,7 @@ impl Reserve {
     pub(super) fn reserve_again(
         &self,
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
     ) -> Option<Reservation> {
         self.by(&[Effort::Nothing, Effort::LookAgain], device, kind, bytes)
@@ -67,7 +67,7 @@ impl Reserve {
         &self,
         efforts: &[Effort],
         device: &'static DeviceMemory,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
     ) -> Option<Reservation> {
         efforts.iter().find_map(|effort| {
@@ -75,7 +75,7 @@ impl Reserve {
                 Effort::Nothing => {}
                 Effort::Trim => self.holdings.refresh(device, true),
                 Effort::LookAgain => {
-                    self.looks.look_during(&self.holdings, device, Caller::Refused);
+                    self.looks.look_during(&self.holdings, device, Caller::LimiterFailure);
                 }
             }
             let (reservation, left) = Reservation::new(device, kind, bytes)?;

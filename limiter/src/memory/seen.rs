@@ -5,10 +5,10 @@
 
 use super::device::DeviceMemory;
 use crate::driver_calls;
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::nvml::{NvmlReturn, ProcessInfoV2, VALUE_NOT_AVAILABLE};
-use session::layout::{Kind, Slot};
+use session::layout::{MemberSlot, MemoryKind};
 use std::os::unix::fs::MetadataExt;
 
 /// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
@@ -21,7 +21,7 @@ pub(crate) struct Processes(Vec<ProcessInfoV2>);
 
 impl Processes {
     /// As of now; `None` where NVML cannot be asked.
-    pub(super) fn now(device: &Ledger) -> Option<Self> {
+    pub(super) fn now(device: &DeviceLedger) -> Option<Self> {
         let nvml = driver_calls::nvml::handle(device.uuid())?;
         // Room for processes that appear while asking.
         let mut list = vec![ProcessInfoV2::default(); 64];
@@ -43,13 +43,13 @@ impl Processes {
     /// Bytes that other processes of the session use beyond what they have been charged for or keep free: what
     /// the driver has taken for them by itself, and they have yet to see. `known`: what was known of them before
     /// NVML was asked.
-    pub(super) fn others_beyond(&self, known: &[Member], device: &Ledger) -> u64 {
+    pub(super) fn others_beyond(&self, known: &[SessionProcess], device: &DeviceLedger) -> u64 {
         if known.is_empty() {
             return 0;
         }
         let now = members_but_own(device);
         let beyond = |process: &ProcessInfoV2| {
-            let of = |members: &[Member]| {
+            let of = |members: &[SessionProcess]| {
                 let found = members.iter().find(|member| member.pid == process.pid)?;
                 Some(found.bytes.saturating_add(found.kept))
             };
@@ -108,7 +108,7 @@ fn own_pid(device: &DeviceMemory) -> Option<u32> {
 }
 
 /// A process of the session.
-pub(crate) struct Member {
+pub(crate) struct SessionProcess {
     /// Its id as NVML knows it.
     pub(crate) pid: u32,
     /// What it has been charged, other than for what is on the host or kept free.
@@ -118,27 +118,27 @@ pub(crate) struct Member {
 }
 
 /// The living processes of the session whose ids are known.
-pub(crate) fn members(device: &Ledger) -> Vec<Member> {
+pub(crate) fn members(device: &DeviceLedger) -> Vec<SessionProcess> {
     device.reap();
     members_but(device, None)
 }
 
 /// The same without this process, and with those that have ended.
-pub(super) fn members_but_own(device: &Ledger) -> Vec<Member> {
-    members_but(device, Some(device.seat().slot()))
+pub(super) fn members_but_own(device: &DeviceLedger) -> Vec<SessionProcess> {
+    members_but(device, Some(device.membership().slot()))
 }
 
-fn members_but(device: &Ledger, left_out: Option<usize>) -> Vec<Member> {
+fn members_but(device: &DeviceLedger, left_out: Option<usize>) -> Vec<SessionProcess> {
     let Some(layout) = device.page() else { return Vec::new() };
     let seated = (layout.high_water.load(Relaxed) as usize).min(layout.slots.len());
     let slots = layout.slots[..seated].iter().enumerate();
     let slots = slots.filter(|&(at, slot)| Some(at) != left_out && slot.pid.load(Relaxed) != 0);
-    let slots: Vec<&Slot> = slots.map(|(_, slot)| slot).collect();
+    let slots: Vec<&MemberSlot> = slots.map(|(_, slot)| slot).collect();
     if slots.is_empty() {
         return Vec::new();
     }
     let same = in_host_namespace();
-    let member = |slot: &Slot| {
+    let member = |slot: &MemberSlot| {
         // Outside of containers an id that has not been learnt is the process's own.
         let pid = match (slot.host_pid.load(Relaxed), slot.pid.load(Relaxed)) {
             (_, 0) => return None,
@@ -146,11 +146,12 @@ fn members_but(device: &Ledger, left_out: Option<usize>) -> Vec<Member> {
             (0, _) => return None,
             (pid, _) => pid,
         };
-        let bytes = |kind: Kind| slot.bytes[kind as usize].load(Relaxed);
-        let taken = |kind: &Kind| !matches!(kind, Kind::Oversubscribed | Kind::Headroom);
-        let taken = Kind::ALL.into_iter().filter(taken);
-        let kept = bytes(Kind::Headroom);
-        Some(Member { pid, bytes: taken.map(bytes).fold(0, u64::saturating_add), kept })
+        let bytes = |kind: MemoryKind| slot.bytes[kind as usize].load(Relaxed);
+        let taken =
+            |kind: &MemoryKind| !matches!(kind, MemoryKind::Oversubscribed | MemoryKind::Headroom);
+        let taken = MemoryKind::ALL.into_iter().filter(taken);
+        let kept = bytes(MemoryKind::Headroom);
+        Some(SessionProcess { pid, bytes: taken.map(bytes).fold(0, u64::saturating_add), kept })
     };
     slots.into_iter().filter_map(member).collect()
 }

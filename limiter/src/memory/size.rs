@@ -17,7 +17,7 @@ pub(crate) fn linear_bytes(asked: u64) -> u64 {
 
 /// How the elements of an array lie in memory.
 #[derive(Clone, Copy)]
-enum Layout {
+enum ArrayLayout {
     /// Bytes of a channel.
     Channels(u64),
     /// Bytes of an element with all its channels.
@@ -30,8 +30,8 @@ enum Layout {
 
 /// The layout of a `CUarray_format`. Formats that this build does not know count as 16 bytes an
 /// element, which is what the largest known takes, rather than as nothing.
-fn layout(format: u32) -> Layout {
-    use Layout::{Blocks, Channels, Colour420, Elements};
+fn layout(format: u32) -> ArrayLayout {
+    use ArrayLayout::{Blocks, Channels, Colour420, Elements};
     match format {
         // Unsigned and signed integers, half, float.
         0x01 | 0x08 => Channels(1),
@@ -62,7 +62,7 @@ fn layout(format: u32) -> Layout {
     }
 }
 
-impl Layout {
+impl ArrayLayout {
     /// Bytes of a layer. The driver keeps arrays in blocks: rows of 64 bytes, eight of them upon each other,
     /// and up to 16 of those, as few as reach from the first row to the last.
     fn layer(self, width: u64, height: u64, channels: u64) -> u64 {

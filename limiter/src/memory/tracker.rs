@@ -2,7 +2,7 @@
 
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
@@ -38,7 +38,7 @@ impl Hash for Handle {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Allocation {
     /// What it was charged as.
-    pub(crate) kind: Kind,
+    pub(crate) kind: MemoryKind,
     /// Bytes charged.
     pub(crate) bytes: u64,
     /// The context that it ends with, zero for none.
@@ -93,7 +93,7 @@ impl Tracker {
         self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner).remove(&handle)
     }
 
-    pub(super) fn kind_of(&self, handle: Handle) -> Option<Kind> {
+    pub(super) fn kind_of(&self, handle: Handle) -> Option<MemoryKind> {
         let shard = self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner);
         shard.get(&handle).map(|allocation| allocation.kind)
     }
@@ -123,7 +123,7 @@ mod tests {
     fn handles_spread_over_the_shards() {
         for step in [512, 1 << 12, 2 << 20, 1 << 30] {
             let tracker = Tracker::default();
-            let allocation = Allocation { kind: Kind::Data, bytes: 1, context: 7 };
+            let allocation = Allocation { kind: MemoryKind::Data, bytes: 1, context: 7 };
             let handles =
                 |count: u64| (0..count).map(|n| Handle::Address(0x7f00_0000_0000 + n * step));
             for handle in handles(1600) {

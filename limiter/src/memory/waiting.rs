@@ -1,6 +1,6 @@
 //! Calls that wait with what they have reserved: the driver has not taken it, whatever else goes on.
 
-use crate::ledger::Ledger;
+use crate::ledger::DeviceLedger;
 use core::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(super) struct WaitingCalls(Mutex<Vec<(usize, u64)>>);
 
 /// A call, while it waits.
-pub(super) struct Waits<'a> {
+pub(super) struct WaitingCall<'a> {
     among: &'a WaitingCalls,
     call: (usize, u64),
 }
@@ -20,23 +20,23 @@ impl WaitingCalls {
     }
 
     /// A call that is counted as one that allocates begins to wait, with so many bytes of a device reserved.
-    pub(super) fn begin(&self, device: &Ledger, bytes: u64) -> Waits<'_> {
+    pub(super) fn begin(&self, device: &DeviceLedger, bytes: u64) -> WaitingCall<'_> {
         let call = (ptr::from_ref(device).addr(), bytes);
         self.calls().push(call);
-        Waits { among: self, call }
+        WaitingCall { among: self, call }
     }
 
     /// How it stands now, with what they have reserved of a device.
-    pub(super) fn now(&self, device: &Ledger) -> Waiting {
+    pub(super) fn now(&self, device: &DeviceLedger) -> StandingCalls {
         let device = ptr::from_ref(device).addr();
         let calls = self.calls();
         let bytes = calls.iter().filter(|call| call.0 == device);
         let bytes = bytes.fold(0, |sum: u64, call| sum.saturating_add(call.1));
-        Waiting { calls: calls.len() as u64, bytes }
+        StandingCalls { calls: calls.len() as u64, bytes }
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         let mut calls = self.among.calls();
         if let Some(found) = calls.iter().position(|call| *call == self.call) {
@@ -47,7 +47,7 @@ impl Drop for Waits<'_> {
 
 /// Calls that wait, whatever device they are for, and what they have reserved of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Waiting {
+pub(super) struct StandingCalls {
     pub(super) calls: u64,
     pub(super) bytes: u64,
 }

@@ -158,7 +158,7 @@ fn storm(memory: &str, launching: &str, rounds: &str) {
     // Threads that find out at the same moment may both say so.
     let said = lines.iter().filter(|line| clear(line)).count() as u64;
     assert!(said >= seen.value("rounds"), "{said} lines; {}", seen.stdout);
-    // A book that was open at that moment.
+    // A ledger that was open at that moment.
     let other =
         |line: &&&str| !clear(line) && !line.contains("the session's page is damaged: slot");
     assert_eq!(lines.iter().find(other), None);

@@ -6,7 +6,7 @@ use crate::common::{
 };
 use limits::{Limits, MemoryLimit};
 use session::Page;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::process::Command;
 
 const CHUNK: u64 = 32 * MIB;
@@ -191,7 +191,7 @@ fn what_a_pool_has_can_be_used_under_a_lower_limit() {
     let mut command = stage.limited(&program);
     let running = start(command.args(steps).env(MEMORY_LIMIT, first_device("1GiB")));
     let open = || Page::open_existing(&page).ok();
-    let used = || Some(open()?.summary().ok()?.bytes(Kind::Pool));
+    let used = || Some(open()?.summary().ok()?.bytes(MemoryKind::Pool));
     eventually("the first allocation", || used() == Some(320 * MIB));
     let memory = Some(MemoryLimit::new(CONTEXT + 64 * MIB));
     let limits = Limits { memory, ..Limits::NONE };

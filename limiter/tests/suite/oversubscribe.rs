@@ -3,7 +3,7 @@
 use crate::common::{CONTEXT, MIB, Outcome, Stage, UUIDS, eventually, outcome, start};
 use limits::{Limits, MemoryLimit};
 use session::Page;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,7 +38,7 @@ impl Host {
     }
 
     /// MiB that the session has of a kind.
-    fn has(&self, kind: Kind) -> u64 {
+    fn has(&self, kind: MemoryKind) -> u64 {
         let slots = self.page.layout().slots.iter();
         slots.map(|slot| slot.bytes[kind as usize].load(Relaxed)).sum::<u64>() / MIB
     }
@@ -66,7 +66,7 @@ fn what_does_not_fit_on_the_device_is_placed_on_the_host() {
         let steps =
             ["info", &fills, &more, "where", "fill", &more, "fill", "info", &last, "sleep:1500"];
         let running = start(&mut host.command(&steps));
-        eventually(&format!("{api}: on the host"), || host.has(Kind::Oversubscribed) == 600);
+        eventually(&format!("{api}: on the host"), || host.has(MemoryKind::Oversubscribed) == 600);
         assert!(host.on_device() <= 1024, "{api}");
         let outcome = running.end().succeeded();
         assert_eq!(values(&outcome, api), [0, 0, 0, 2], "{api}: {outcome:#?}");
@@ -158,7 +158,7 @@ fn what_cannot_be_placed_on_the_host_is_refused_and_said() {
         "where",
     ]);
     let running = start(&mut command);
-    eventually("on the host", || host.has(Kind::Oversubscribed) == 200);
+    eventually("on the host", || host.has(MemoryKind::Oversubscribed) == 200);
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert_eq!(host.on_device(), USED + 400);
     let outcome = running.end().succeeded();

@@ -14,7 +14,7 @@ pub const NO_LIMIT: u64 = u64::MAX;
 
 /// What bytes of device memory are used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Linear, pitched and managed allocations, and physical memory of the virtual memory API.
     Data = 0,
     /// Contexts.
@@ -34,7 +34,7 @@ pub enum Kind {
     Headroom = 7,
 }
 
-impl Kind {
+impl MemoryKind {
     /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Data,
@@ -51,14 +51,14 @@ impl Kind {
 /// A process of the session; all zero if the slot is free.
 #[repr(C, align(128))]
 #[derive(Debug)]
-pub struct Slot {
+pub struct MemberSlot {
     /// Process id in the process's own namespace; zero: the slot is free.
     pub pid: AtomicU32,
     /// 1 while the process holds a compute lease of the session's own account.
     pub holding: AtomicU32,
     /// Start time of the process, in clock ticks since boot (`/proc/PID/stat`, field 22).
     pub start_time: AtomicU64,
-    /// Bytes of device memory, by [`Kind`].
+    /// Bytes of device memory, by [`MemoryKind`].
     pub bytes: [AtomicU64; 8],
     /// The end of the lease held, on `CLOCK_MONOTONIC` in nanoseconds.
     pub lease_end_ns: AtomicU64,
@@ -79,7 +79,7 @@ pub struct Slot {
 /// A session's ledger on one device.
 #[repr(C, align(4096))]
 #[derive(Debug)]
-pub struct Layout {
+pub struct PageLayout {
     /// [`MAGIC`]
     pub magic: AtomicU64,
     /// [`VERSION`]
@@ -111,7 +111,7 @@ pub struct Layout {
     pub memory_real: AtomicU64,
     /// A counter of changes of the limits, so that readers notice a change.
     pub limit_changes: AtomicU32,
-    /// How the share is meant: [`limits::Policy`] as a number, see [`Layout::limits`].
+    /// How the share is meant: [`limits::Policy`] as a number, see [`PageLayout::limits`].
     pub policy: AtomicU32,
     /// Policy `balance`: the share that is never exceeded, in millionths; zero: none.
     pub soft_share_ppm: AtomicU32,
@@ -125,8 +125,8 @@ pub struct Layout {
     /// nanoseconds.
     pub busy_until_ns: AtomicU64,
     /// The processes.
-    pub slots: [Slot; SLOTS],
-    /// Sum of all slots' [`Kind::Oversubscribed`].
+    pub slots: [MemberSlot; SLOTS],
+    /// Sum of all slots' [`MemoryKind::Oversubscribed`].
     pub on_host: AtomicU64,
     /// When dead processes were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
     pub reaped_at_ns: AtomicU64,
@@ -144,14 +144,14 @@ mod tests {
     /// Another build reads these offsets.
     #[test]
     fn offsets_are_fixed() {
-        assert_eq!(offset_of!(Layout, lock), 32);
-        assert_eq!(offset_of!(Layout, memory_limit), 40);
-        assert_eq!(offset_of!(Layout, settled_at_ns), 80);
-        assert_eq!(offset_of!(Layout, busy_until_ns), 120);
-        assert_eq!(offset_of!(Layout, slots), 128);
-        assert_eq!(offset_of!(Layout, on_host), 128 + 4096 * 128);
-        assert_eq!(offset_of!(Layout, end) + 32, size_of::<Layout>());
-        assert_eq!(size_of::<Slot>(), 128);
-        assert_eq!(size_of::<Layout>(), 4096 * 129);
+        assert_eq!(offset_of!(PageLayout, lock), 32);
+        assert_eq!(offset_of!(PageLayout, memory_limit), 40);
+        assert_eq!(offset_of!(PageLayout, settled_at_ns), 80);
+        assert_eq!(offset_of!(PageLayout, busy_until_ns), 120);
+        assert_eq!(offset_of!(PageLayout, slots), 128);
+        assert_eq!(offset_of!(PageLayout, on_host), 128 + 4096 * 128);
+        assert_eq!(offset_of!(PageLayout, end) + 32, size_of::<PageLayout>());
+        assert_eq!(size_of::<MemberSlot>(), 128);
+        assert_eq!(size_of::<PageLayout>(), 4096 * 129);
     }
 }

@@ -23,6 +23,6 @@ mod page;
 pub mod process;
 mod summary;
 
-pub use membership::{BookGuard, Membership};
-pub use page::{Page, PageError, Process, Summary, faults_are_caught};
+pub use membership::{LedgerGuard, Membership};
+pub use page::{Page, PageError, ProcessSummary, Summary, faults_are_caught};
 pub use summary::SessionSummary;

@@ -1,10 +1,10 @@
 //! A session's limits on a device, as its page holds them.
 
-use crate::layout::{Layout, NO_LIMIT};
+use crate::layout::{NO_LIMIT, PageLayout};
 use ::limits::{ComputeLimit, Limits, MemoryLimit, Policy, Priority};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
-impl Layout {
+impl PageLayout {
     /// Reads the limits. An impossible value is replaced by the nearest possible one.
     #[must_use]
     pub fn limits(&self) -> Limits {

@@ -6,8 +6,8 @@ use protocol::sessions::{
     StatusReport,
 };
 use session::directory::Found;
-use session::layout::Kind;
-use session::{Process, SessionSummary, Summary};
+use session::layout::MemoryKind;
+use session::{ProcessSummary, SessionSummary, Summary};
 
 /// Reads the pages of `sessions`; sessions without a process only with `all`.
 pub(super) fn report(sessions: &[Found], all: bool) -> StatusReport {
@@ -50,7 +50,7 @@ fn device((uuid, summary): &(GpuId, Summary)) -> DeviceReport {
     }
 }
 
-fn process(process: &Process) -> ProcessReport {
+fn process(process: &ProcessSummary) -> ProcessReport {
     ProcessReport {
         pid: process.pid,
         host_pid: process.host_pid,
@@ -87,16 +87,16 @@ fn memory(summary: &Summary) -> MemoryReport {
     }
 }
 
-fn by_kind(bytes: impl Fn(Kind) -> u64) -> ByKind {
+fn by_kind(bytes: impl Fn(MemoryKind) -> u64) -> ByKind {
     ByKind {
-        data: bytes(Kind::Data),
-        context: bytes(Kind::Context),
-        pool: bytes(Kind::Pool),
-        graph: bytes(Kind::Graph),
-        array: bytes(Kind::Array),
-        oversubscribed: bytes(Kind::Oversubscribed),
-        driver: bytes(Kind::Driver),
-        headroom: bytes(Kind::Headroom),
+        data: bytes(MemoryKind::Data),
+        context: bytes(MemoryKind::Context),
+        pool: bytes(MemoryKind::Pool),
+        graph: bytes(MemoryKind::Graph),
+        array: bytes(MemoryKind::Array),
+        oversubscribed: bytes(MemoryKind::Oversubscribed),
+        driver: bytes(MemoryKind::Driver),
+        headroom: bytes(MemoryKind::Headroom),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Batches of copies, moves of managed memory, decompression.
 
-use super::{Kind, transfer};
+use super::{CopyKind, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
 use core::ffi::{c_uint, c_ulonglong};
@@ -26,9 +26,9 @@ macros::hooks! {
     /// The form of CUDA 8.
     fn cuMemPrefetchAsync | cuMemPrefetchAsync_ptsz (at: DevicePtr, bytes: usize, device: Device, stream: Stream) -> CuResult = prefetch_8;
     /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
-    fn cuMemPrefetchBatchAsync | cuMemPrefetchBatchAsync_ptsz (at: *mut DevicePtr, sizes: *mut usize, count: usize, locations: *mut MemLocation, firsts: *mut usize, location_count: usize, flags: c_ulonglong, stream: Stream) -> CuResult = prefetches(Kind::PREFETCH_BATCH);
+    fn cuMemPrefetchBatchAsync | cuMemPrefetchBatchAsync_ptsz (at: *mut DevicePtr, sizes: *mut usize, count: usize, locations: *mut MemLocation, firsts: *mut usize, location_count: usize, flags: c_ulonglong, stream: Stream) -> CuResult = prefetches(CopyKind::PREFETCH_BATCH);
     /// CUDA driver API, Unified Addressing: managed memory that is moved ahead of its use.
-    fn cuMemDiscardAndPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync_ptsz (at: *mut DevicePtr, sizes: *mut usize, count: usize, locations: *mut MemLocation, firsts: *mut usize, location_count: usize, flags: c_ulonglong, stream: Stream) -> CuResult = prefetches(Kind::DISCARD_AND_PREFETCH);
+    fn cuMemDiscardAndPrefetchBatchAsync | cuMemDiscardAndPrefetchBatchAsync_ptsz (at: *mut DevicePtr, sizes: *mut usize, count: usize, locations: *mut MemLocation, firsts: *mut usize, location_count: usize, flags: c_ulonglong, stream: Stream) -> CuResult = prefetches(CopyKind::DISCARD_AND_PREFETCH);
 
     /// Decompression by the device's own engine.
     fn cuMemBatchDecompressAsync | cuMemBatchDecompressAsync_ptsz (list: *mut DecompressParams, count: usize, flags: c_uint, failed: *mut usize, stream: Stream) -> CuResult = decompress;
@@ -38,7 +38,7 @@ macros::hooks! {
 const MOST_PARTS: usize = 1024;
 
 /// The work of a list whose parts have these sizes.
-fn sum<T>(kind: Kind, list: *const T, count: usize, size: impl Fn(&T) -> u64) -> Option<Work> {
+fn sum<T>(kind: CopyKind, list: *const T, count: usize, size: impl Fn(&T) -> u64) -> Option<Work> {
     // The driver refuses both.
     if list.is_null() || count == 0 {
         return None;
@@ -51,14 +51,14 @@ fn sum<T>(kind: Kind, list: *const T, count: usize, size: impl Fn(&T) -> u64) ->
     kind.work(parts.iter().map(size).fold(0, u64::saturating_add))
 }
 
-fn sum_of_sizes(kind: Kind, sizes: *const usize, count: usize) -> Option<Work> {
+fn sum_of_sizes(kind: CopyKind, sizes: *const usize, count: usize) -> Option<Work> {
     sum(kind, sizes, count, |&size| size as u64)
 }
 
 /// The size of an element is the array's own: what is added up are elements, which serves as well to
 /// tell works apart.
 fn sum_of_extents(list: *const BatchedCopy3d, count: usize) -> Option<Work> {
-    sum(Kind::BATCH_3D, list, count, |part| {
+    sum(CopyKind::BATCH_3D, list, count, |part| {
         let rows = (part.extent.height as u64).saturating_mul(part.extent.depth as u64);
         rows.saturating_mul(part.extent.width as u64)
     })
@@ -77,7 +77,7 @@ fn copies(
     stream: Stream,
 ) -> CuResult {
     transfer(
-        || sum_of_sizes(Kind::BATCH, sizes, count),
+        || sum_of_sizes(CopyKind::BATCH, sizes, count),
         stream,
         &call,
         || {
@@ -103,7 +103,7 @@ fn copies_12(
     stream: Stream,
 ) -> CuResult {
     transfer(
-        || sum_of_sizes(Kind::BATCH, sizes, count),
+        || sum_of_sizes(CopyKind::BATCH, sizes, count),
         stream,
         &call,
         || {
@@ -163,7 +163,7 @@ fn ahead<F>(
     if to_device && call.process.memory.is_on_host(at) {
         return CuResult::SUCCESS;
     }
-    let kind = if to_device { Kind::PREFETCH_TO_DEVICE } else { Kind::PREFETCH_TO_HOST };
+    let kind = if to_device { CopyKind::PREFETCH_TO_DEVICE } else { CopyKind::PREFETCH_TO_HOST };
     transfer(|| kind.work(bytes as u64), stream, call, original)
 }
 
@@ -198,7 +198,7 @@ fn prefetch_8(
 #[allow(clippy::too_many_arguments, reason = "the driver's signature")]
 fn prefetches(
     call: Call<signature::cuMemPrefetchBatchAsync>,
-    kind: Kind,
+    kind: CopyKind,
     at: *mut DevicePtr,
     sizes: *mut usize,
     count: usize,
@@ -237,7 +237,7 @@ fn decompress(
     failed: *mut usize,
     stream: Stream,
 ) -> CuResult {
-    let work = || sum(Kind::DECOMPRESS, list, count, |part| part.from_bytes as u64);
+    let work = || sum(CopyKind::DECOMPRESS, list, count, |part| part.from_bytes as u64);
     transfer(work, stream, &call, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(list, count, flags, failed, stream) }
@@ -251,19 +251,19 @@ mod tests {
     #[test]
     fn a_batch_is_the_sum_of_its_parts() {
         let sizes = [100_usize, 200, 300];
-        let sum = |count| sum_of_sizes(Kind::BATCH, sizes.as_ptr(), count);
-        assert_eq!(sum(3), Kind::BATCH.work(600));
-        assert_eq!(sum(2), Kind::BATCH.work(300));
+        let sum = |count| sum_of_sizes(CopyKind::BATCH, sizes.as_ptr(), count);
+        assert_eq!(sum(3), CopyKind::BATCH.work(600));
+        assert_eq!(sum(2), CopyKind::BATCH.work(300));
         assert_eq!(sum(0), None);
-        assert_eq!(sum_of_sizes(Kind::BATCH, core::ptr::null(), 3), None);
+        assert_eq!(sum_of_sizes(CopyKind::BATCH, core::ptr::null(), 3), None);
         let huge = [usize::MAX, usize::MAX];
-        assert_eq!(sum_of_sizes(Kind::BATCH, huge.as_ptr(), 2), Kind::BATCH.work(u64::MAX));
+        assert_eq!(sum_of_sizes(CopyKind::BATCH, huge.as_ptr(), 2), CopyKind::BATCH.work(u64::MAX));
     }
 
     #[test]
     fn what_is_too_long_is_not_read() {
         let one = [100_usize];
-        let work = sum_of_sizes(Kind::BATCH, one.as_ptr(), MOST_PARTS + 1);
+        let work = sum_of_sizes(CopyKind::BATCH, one.as_ptr(), MOST_PARTS + 1);
         assert_eq!(work, Some(Work::UNKNOWN));
     }
 }

@@ -27,13 +27,13 @@ const DEFAULT: Stream = ptr::null_mut();
 
 /// Transfers of a kind take times that depend on their size alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Kind {
+struct CopyKind {
     code: u8,
     /// Bytes of what the size counts.
     unit: u8,
 }
 
-impl Kind {
+impl CopyKind {
     const fn of(code: u8) -> Self {
         Self { code, unit: 1 }
     }
@@ -65,7 +65,7 @@ impl Kind {
     const LAYERS: Self = Self::of(0x50);
     const LAYERS_PEER: Self = Self::of(0x60);
 
-    /// The kind for a pair of `CUmemorytype`s, of [`Kind::ROWS`] and those after it.
+    /// The kind for a pair of `CUmemorytype`s, of [`CopyKind::ROWS`] and those after it.
     const fn between(self, from: c_uint, to: c_uint) -> Self {
         Self { code: self.code | (from as u8 & 3) << 2 | (to as u8 & 3), ..self }
     }
@@ -77,17 +77,17 @@ impl Kind {
 }
 
 /// A size argument: 32 bits in the forms of CUDA 2.
-trait Size: Copy {
+trait CopySize: Copy {
     fn wide(self) -> u64;
 }
 
-impl Size for usize {
+impl CopySize for usize {
     fn wide(self) -> u64 {
         self as u64
     }
 }
 
-impl Size for c_uint {
+impl CopySize for c_uint {
     fn wide(self) -> u64 {
         u64::from(self)
     }
@@ -118,23 +118,23 @@ mod tests {
     #[test]
     fn work_is_told_apart_by_kind_and_bytes() {
         let works = [
-            Kind::TO_DEVICE.work(4096),
-            Kind::TO_HOST.work(4096),
-            Kind::TO_DEVICE.work(8192),
-            Kind::FILL_8.work(4096),
-            Kind::FILL_32.work(4096),
-            Kind::ROWS.between(1, 2).work(4096),
-            Kind::ROWS.between(2, 1).work(4096),
-            Kind::ROWS.between(2, 4).work(4096),
-            Kind::LAYERS.between(1, 2).work(4096),
-            Kind::LAYERS_PEER.between(1, 2).work(4096),
+            CopyKind::TO_DEVICE.work(4096),
+            CopyKind::TO_HOST.work(4096),
+            CopyKind::TO_DEVICE.work(8192),
+            CopyKind::FILL_8.work(4096),
+            CopyKind::FILL_32.work(4096),
+            CopyKind::ROWS.between(1, 2).work(4096),
+            CopyKind::ROWS.between(2, 1).work(4096),
+            CopyKind::ROWS.between(2, 4).work(4096),
+            CopyKind::LAYERS.between(1, 2).work(4096),
+            CopyKind::LAYERS_PEER.between(1, 2).work(4096),
         ];
         for (index, work) in works.iter().enumerate() {
             assert!(work.is_some());
             assert!(!works[..index].contains(work), "{index}");
         }
-        assert_eq!(Kind::FILL_32.work(1024), Some(Work::transfer(20, 4096)));
-        assert_eq!(Kind::FILL_32.work(u64::MAX), Some(Work::transfer(20, u64::MAX)));
-        assert_eq!(Kind::WITHIN.work(0), None);
+        assert_eq!(CopyKind::FILL_32.work(1024), Some(Work::transfer(20, 4096)));
+        assert_eq!(CopyKind::FILL_32.work(u64::MAX), Some(Work::transfer(20, u64::MAX)));
+        assert_eq!(CopyKind::WITHIN.work(0), None);
     }
 }

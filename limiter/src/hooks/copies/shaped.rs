@@ -1,7 +1,7 @@
 //! Copies of rows and layers, by descriptor.
 
 use super::place::are_on_host;
-use super::{DEFAULT, Kind, transfer};
+use super::{CopyKind, DEFAULT, transfer};
 use crate::compute::Work;
 use crate::hooks::Call;
 use core::ffi::c_uint;
@@ -12,22 +12,22 @@ macros::hooks! {
     /// CUDA driver API, Memory Management: copies and fills.
     library Cuda;
 
-    fn cuMemcpy2D_v2 | cuMemcpy2D_v2_ptds | cuMemcpy2DUnaligned_v2 | cuMemcpy2DUnaligned_v2_ptds (copy: *const Copy2d) -> CuResult = described(Kind::ROWS);
-    fn cuMemcpy2DAsync_v2 | cuMemcpy2DAsync_v2_ptsz (copy: *const Copy2d, stream: Stream) -> CuResult = described_async(Kind::ROWS);
-    fn cuMemcpy3D_v2 | cuMemcpy3D_v2_ptds (copy: *const Copy3d) -> CuResult = described(Kind::LAYERS);
-    fn cuMemcpy3DAsync_v2 | cuMemcpy3DAsync_v2_ptsz (copy: *const Copy3d, stream: Stream) -> CuResult = described_async(Kind::LAYERS);
+    fn cuMemcpy2D_v2 | cuMemcpy2D_v2_ptds | cuMemcpy2DUnaligned_v2 | cuMemcpy2DUnaligned_v2_ptds (copy: *const Copy2d) -> CuResult = described(CopyKind::ROWS);
+    fn cuMemcpy2DAsync_v2 | cuMemcpy2DAsync_v2_ptsz (copy: *const Copy2d, stream: Stream) -> CuResult = described_async(CopyKind::ROWS);
+    fn cuMemcpy3D_v2 | cuMemcpy3D_v2_ptds (copy: *const Copy3d) -> CuResult = described(CopyKind::LAYERS);
+    fn cuMemcpy3DAsync_v2 | cuMemcpy3DAsync_v2_ptsz (copy: *const Copy3d, stream: Stream) -> CuResult = described_async(CopyKind::LAYERS);
     /// Passes the gate of the current device only.
-    fn cuMemcpy3DPeer | cuMemcpy3DPeer_ptds (copy: *const Copy3d) -> CuResult = described(Kind::LAYERS_PEER);
+    fn cuMemcpy3DPeer | cuMemcpy3DPeer_ptds (copy: *const Copy3d) -> CuResult = described(CopyKind::LAYERS_PEER);
     /// Passes the gate of its stream's device only.
-    fn cuMemcpy3DPeerAsync | cuMemcpy3DPeerAsync_ptsz (copy: *const Copy3d, stream: Stream) -> CuResult = described_async(Kind::LAYERS_PEER);
+    fn cuMemcpy3DPeerAsync | cuMemcpy3DPeerAsync_ptsz (copy: *const Copy3d, stream: Stream) -> CuResult = described_async(CopyKind::LAYERS_PEER);
     /// The 32-bit forms of CUDA 3.1.
-    fn cuMemcpy2D | cuMemcpy2DUnaligned (copy: *const Copy2dV1) -> CuResult = described(Kind::ROWS);
+    fn cuMemcpy2D | cuMemcpy2DUnaligned (copy: *const Copy2dV1) -> CuResult = described(CopyKind::ROWS);
     /// The 32-bit forms of CUDA 3.1.
-    fn cuMemcpy2DAsync(copy: *const Copy2dV1, stream: Stream) -> CuResult = described_async(Kind::ROWS);
+    fn cuMemcpy2DAsync(copy: *const Copy2dV1, stream: Stream) -> CuResult = described_async(CopyKind::ROWS);
     /// The 32-bit forms of CUDA 3.1.
-    fn cuMemcpy3D(copy: *const Copy3dV1) -> CuResult = described(Kind::LAYERS);
+    fn cuMemcpy3D(copy: *const Copy3dV1) -> CuResult = described(CopyKind::LAYERS);
     /// The 32-bit forms of CUDA 3.1.
-    fn cuMemcpy3DAsync(copy: *const Copy3dV1, stream: Stream) -> CuResult = described_async(Kind::LAYERS);
+    fn cuMemcpy3DAsync(copy: *const Copy3dV1, stream: Stream) -> CuResult = described_async(CopyKind::LAYERS);
 }
 
 /// What a descriptor says about its copy.
@@ -74,7 +74,7 @@ impl Descriptor for Copy3dV1 {
     }
 }
 
-fn work<D: Descriptor>(kind: Kind, copy: *const D) -> Option<Work> {
+fn work<D: Descriptor>(kind: CopyKind, copy: *const D) -> Option<Work> {
     // SAFETY: null, which the driver refuses, or what the driver is about to read.
     let copy = unsafe { copy.as_ref() }?;
     let [from, to] = copy.sides();
@@ -92,7 +92,7 @@ fn work<D: Descriptor>(kind: Kind, copy: *const D) -> Option<Work> {
 
 fn described<D: Descriptor>(
     call: Call<unsafe extern "C" fn(*const D) -> CuResult>,
-    kind: Kind,
+    kind: CopyKind,
     copy: *const D,
 ) -> CuResult {
     transfer(
@@ -108,7 +108,7 @@ fn described<D: Descriptor>(
 
 fn described_async<D: Descriptor>(
     call: Call<unsafe extern "C" fn(*const D, Stream) -> CuResult>,
-    kind: Kind,
+    kind: CopyKind,
     copy: *const D,
     stream: Stream,
 ) -> CuResult {
@@ -136,8 +136,8 @@ mod tests {
         (old_rows.from_kind, old_rows.to_kind) = (1, 2);
         (old_rows.width, old_rows.height) = (100, 7);
         let expected = Some(Work::transfer(0x40 | 1 << 2 | 2, 700));
-        assert_eq!(work(Kind::ROWS, &raw const rows), expected);
-        assert_eq!(work(Kind::ROWS, &raw const old_rows), expected);
+        assert_eq!(work(CopyKind::ROWS, &raw const rows), expected);
+        assert_eq!(work(CopyKind::ROWS, &raw const old_rows), expected);
 
         // SAFETY: as above.
         let (mut layers, mut old_layers) = unsafe { (zeroed::<Copy3d>(), zeroed::<Copy3dV1>()) };
@@ -146,12 +146,12 @@ mod tests {
         (old_layers.from.kind, old_layers.to.kind) = (3, 2);
         (old_layers.width, old_layers.height, old_layers.depth) = (100, 7, 3);
         let expected = Some(Work::transfer(0x50 | 3 << 2 | 2, 2100));
-        assert_eq!(work(Kind::LAYERS, &raw const layers), expected);
-        assert_eq!(work(Kind::LAYERS, &raw const old_layers), expected);
+        assert_eq!(work(CopyKind::LAYERS, &raw const layers), expected);
+        assert_eq!(work(CopyKind::LAYERS, &raw const old_layers), expected);
 
         layers.depth = 0;
-        assert_eq!(work(Kind::LAYERS, &raw const layers), None);
-        assert_eq!(work::<Copy2d>(Kind::ROWS, core::ptr::null()), None);
+        assert_eq!(work(CopyKind::LAYERS, &raw const layers), None);
+        assert_eq!(work::<Copy2d>(CopyKind::ROWS, core::ptr::null()), None);
     }
 
     #[test]
@@ -159,10 +159,10 @@ mod tests {
         // SAFETY: numbers and null pointers.
         let mut rows = unsafe { zeroed::<Copy2d>() };
         (rows.from.kind, rows.to.kind, rows.width, rows.height) = (1, 1, 100, 7);
-        assert_eq!(work(Kind::ROWS, &raw const rows), None);
+        assert_eq!(work(CopyKind::ROWS, &raw const rows), None);
         rows.to.kind = 4;
         assert!(
-            work(Kind::ROWS, &raw const rows).is_some(),
+            work(CopyKind::ROWS, &raw const rows).is_some(),
             "a unified address that nothing is known of"
         );
     }

@@ -6,7 +6,7 @@ use crate::common::{
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use limits::{ComputeLimit, Limits, MemoryLimit, Policy};
 use serde_json::Value;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use session::{Page, Summary};
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -227,9 +227,9 @@ fn what_is_used_without_a_limit_is_known() {
     eventually("everything is counted", || used(&page) == CONTEXT + 428 * MIB);
     let summary = page.summary().unwrap();
     assert_eq!(summary.limits, Limits::NONE);
-    assert_eq!(summary.bytes(Kind::Data), 64 * MIB);
-    assert_eq!(summary.bytes(Kind::Pool), 64 * MIB);
-    assert_eq!(summary.bytes(Kind::Driver), 300 * MIB);
+    assert_eq!(summary.bytes(MemoryKind::Data), 64 * MIB);
+    assert_eq!(summary.bytes(MemoryKind::Pool), 64 * MIB);
+    assert_eq!(summary.bytes(MemoryKind::Driver), 300 * MIB);
     // What is idle goes as soon as a limit leaves no room for it.
     change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB - 128 * MIB)));
     eventually("the pool is trimmed", || used(&page) == CONTEXT + 364 * MIB);

@@ -1,7 +1,7 @@
 //! Close to the memory limit: how fast a program is, and what is seen how soon.
 
 use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use session::{Page, Summary};
 
 const LIMIT: u64 = 2048 * MIB;
@@ -53,7 +53,7 @@ fn headroom_is_shown_and_given_back() {
     let running = start(command.args(steps).args(rest).env(MEMORY_LIMIT, first_device(LIMIT)));
     let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
     let summary = || Page::open_existing(&page).ok().and_then(|page| page.summary().ok());
-    let headroom = |summary: Summary| summary.bytes(Kind::Headroom) / MIB;
+    let headroom = |summary: Summary| summary.bytes(MemoryKind::Headroom) / MIB;
     // Two images are 64 MiB, a 32nd part of the limit.
     eventually("headroom", || summary().map(headroom) == Some(64));
     let outcome = running.end().succeeded();

@@ -6,7 +6,7 @@ use crate::common::{
 };
 use limits::Limits;
 use session::Page;
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use std::process::Command;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -124,7 +124,7 @@ fn highest(stage: &Stage, command: &mut Command) -> u64 {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(20) {
         let slots = page.layout().slots.iter();
-        let figures = slots.map(|slot| slot.bytes[Kind::Driver as usize].load(Relaxed));
+        let figures = slots.map(|slot| slot.bytes[MemoryKind::Driver as usize].load(Relaxed));
         highest = highest.max(figures.max().unwrap());
         let alive = std::path::Path::new(&format!("/proc/{}/exe", running.pid())).exists();
         if seen && !alive {

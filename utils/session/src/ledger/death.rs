@@ -1,8 +1,8 @@
 //! A process may die at any store. Each operation of the ledger is stopped before each of its
 //! stores in turn, and the process that takes over must find a correct ledger.
 
-use super::Book;
-use crate::layout::{Kind, Layout, SLOTS};
+use super::Ledger;
+use crate::layout::{MemoryKind, PageLayout, SLOTS};
 use core::cell::Cell;
 use core::sync::atomic::Ordering::Relaxed;
 use std::alloc::{Layout as Memory, alloc_zeroed, handle_alloc_error};
@@ -36,8 +36,8 @@ pub(super) fn dies_after(stores: u32, operation: impl FnOnce()) -> bool {
 }
 
 /// A page's fields; all are zero but the limits.
-pub(super) fn blank(limit: u64, real: u64) -> Box<Layout> {
-    let memory = Memory::new::<Layout>();
+pub(super) fn blank(limit: u64, real: u64) -> Box<PageLayout> {
+    let memory = Memory::new::<PageLayout>();
     // SAFETY: of the type's own size and alignment; all of its fields are atomics, for which zero
     // bytes are a valid value.
     let layout = unsafe {
@@ -45,7 +45,7 @@ pub(super) fn blank(limit: u64, real: u64) -> Box<Layout> {
         if bytes.is_null() {
             handle_alloc_error(memory);
         }
-        Box::from_raw(bytes.cast::<Layout>())
+        Box::from_raw(bytes.cast::<PageLayout>())
     };
     layout.memory_limit.store(limit, Relaxed);
     layout.memory_real.store(real, Relaxed);
@@ -53,13 +53,13 @@ pub(super) fn blank(limit: u64, real: u64) -> Box<Layout> {
 }
 
 /// What a slot has of all kinds together.
-pub(super) fn total(layout: &Layout, slot: usize) -> u64 {
+pub(super) fn total(layout: &PageLayout, slot: usize) -> u64 {
     layout.slots[slot].bytes.iter().map(|cell| cell.load(Relaxed)).sum()
 }
 
-fn sums_hold(layout: &Layout) -> bool {
+fn sums_hold(layout: &PageLayout) -> bool {
     let all: u64 = (0..SLOTS).map(|slot| total(layout, slot)).sum();
-    let host = Kind::Oversubscribed as usize;
+    let host = MemoryKind::Oversubscribed as usize;
     let on_host: u64 = layout.slots.iter().map(|slot| slot.bytes[host].load(Relaxed)).sum();
     layout.used.load(Relaxed) == all && layout.on_host.load(Relaxed) == on_host
 }
@@ -70,36 +70,36 @@ const SURVIVOR: usize = 1;
 const FAR: usize = 77;
 const HELD: u64 = 100;
 
-fn session() -> Box<Layout> {
+fn session() -> Box<PageLayout> {
     let layout = blank(10_000, 5_000);
-    let mut book = Book::new(&layout);
+    let mut ledger = Ledger::new(&layout);
     for slot in [DYING, SURVIVOR, FAR] {
-        book.enroll(slot, u32::try_from(slot).unwrap() + 1000, 7);
-        for kind in Kind::ALL {
-            book.reserve(slot, kind, HELD).unwrap();
+        ledger.enroll(slot, u32::try_from(slot).unwrap() + 1000, 7);
+        for kind in MemoryKind::ALL {
+            ledger.reserve(slot, kind, HELD).unwrap();
         }
     }
     layout
 }
 
 /// Dies at every store of `operation`, which changes one slot by at most `bytes`.
-fn at_every_store(name: &str, bytes: u64, operation: impl Fn(&mut Book<'_>)) {
+fn at_every_store(name: &str, bytes: u64, operation: impl Fn(&mut Ledger<'_>)) {
     for stores in 0.. {
         let layout = session();
         let before = total(&layout, DYING);
-        let died = dies_after(stores, || operation(&mut Book::new(&layout)));
-        let mut heir = Book::new(&layout);
+        let died = dies_after(stores, || operation(&mut Ledger::new(&layout)));
+        let mut heir = Ledger::new(&layout);
         heir.recount();
         assert!(sums_hold(&layout), "{name}, store {stores}");
         let after = total(&layout, DYING);
         assert!(before.abs_diff(after) <= bytes, "{name}, store {stores}: {before} to {after}");
         for slot in [SURVIVOR, FAR] {
-            assert_eq!(total(&layout, slot), HELD * Kind::ALL.len() as u64, "{name}");
+            assert_eq!(total(&layout, slot), HELD * MemoryKind::ALL.len() as u64, "{name}");
         }
         heir.vacate(DYING);
         assert!(sums_hold(&layout), "{name}, store {stores}");
-        assert_eq!(heir.used(), 2 * HELD * Kind::ALL.len() as u64, "{name}, store {stores}");
-        assert_eq!(heir.on_device(), 2 * HELD * (Kind::ALL.len() as u64 - 1), "{name}");
+        assert_eq!(heir.used(), 2 * HELD * MemoryKind::ALL.len() as u64, "{name}, store {stores}");
+        assert_eq!(heir.on_device(), 2 * HELD * (MemoryKind::ALL.len() as u64 - 1), "{name}");
         if !died {
             assert!(stores > 0, "{name} stores nothing");
             return;
@@ -109,22 +109,22 @@ fn at_every_store(name: &str, bytes: u64, operation: impl Fn(&mut Book<'_>)) {
 
 #[test]
 fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
-    let everything = HELD * Kind::ALL.len() as u64;
-    for kind in Kind::ALL {
-        at_every_store("reserve", 50, |book| book.reserve(DYING, kind, 50).unwrap());
-        at_every_store("charge", 9_000, |book| book.charge(DYING, kind, 9_000));
-        at_every_store("release", 60, |book| book.release(DYING, kind, 60).unwrap());
-        at_every_store("release too much", HELD, |book| {
-            book.release(DYING, kind, 2 * HELD).unwrap_err();
+    let everything = HELD * MemoryKind::ALL.len() as u64;
+    for kind in MemoryKind::ALL {
+        at_every_store("reserve", 50, |ledger| ledger.reserve(DYING, kind, 50).unwrap());
+        at_every_store("charge", 9_000, |ledger| ledger.charge(DYING, kind, 9_000));
+        at_every_store("release", 60, |ledger| ledger.release(DYING, kind, 60).unwrap());
+        at_every_store("release too much", HELD, |ledger| {
+            ledger.release(DYING, kind, 2 * HELD).unwrap_err();
         });
-        at_every_store("set", 20_000 - HELD, |book| book.set(DYING, kind, 20_000));
+        at_every_store("set", 20_000 - HELD, |ledger| ledger.set(DYING, kind, 20_000));
     }
-    at_every_store("reserve on the host", 7_000, |book| {
-        book.reserve_anywhere(DYING, Kind::Data, 7_000).unwrap();
+    at_every_store("reserve on the host", 7_000, |ledger| {
+        ledger.reserve_anywhere(DYING, MemoryKind::Data, 7_000).unwrap();
     });
-    at_every_store("enroll", everything, |book| book.enroll(DYING, 5, 6));
-    at_every_store("vacate", everything, |book| book.vacate(DYING));
-    at_every_store("recount", 0, |book| book.recount());
+    at_every_store("enroll", everything, |ledger| ledger.enroll(DYING, 5, 6));
+    at_every_store("vacate", everything, |ledger| ledger.vacate(DYING));
+    at_every_store("recount", 0, |ledger| ledger.recount());
 }
 
 /// The process that takes over may die while it takes over.
@@ -132,18 +132,18 @@ fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
 fn an_heir_that_dies_too_leaves_the_same() {
     for stores in 0.. {
         let layout = session();
-        assert!(dies_after(1, || Book::new(&layout).charge(DYING, Kind::Data, 50)));
+        assert!(dies_after(1, || Ledger::new(&layout).charge(DYING, MemoryKind::Data, 50)));
         let died = dies_after(stores, || {
-            let mut heir = Book::new(&layout);
+            let mut heir = Ledger::new(&layout);
             heir.recount();
             heir.vacate(DYING);
         });
-        let mut last = Book::new(&layout);
+        let mut last = Ledger::new(&layout);
         last.recount();
         last.vacate(DYING);
         last.vacate(SURVIVOR);
         assert!(sums_hold(&layout), "store {stores}");
-        assert_eq!(last.used(), HELD * Kind::ALL.len() as u64);
+        assert_eq!(last.used(), HELD * MemoryKind::ALL.len() as u64);
         if !died {
             return;
         }

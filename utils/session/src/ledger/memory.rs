@@ -1,14 +1,14 @@
 //! Memory: reserve, charge and release bytes.
 
-use super::{Book, Put};
-use crate::layout::{Kind, Slot};
+use super::{Ledger, Put};
+use crate::layout::{MemberSlot, MemoryKind};
 use core::fmt;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// Where bytes are put.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub enum Placement {
     /// In the device's memory.
     Device,
     /// In the host's memory, because the real part is used up.
@@ -17,7 +17,7 @@ pub enum Place {
 
 /// The bound that a reservation exceeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Bound {
+pub enum MemoryBound {
     /// The session's limit.
     Limit,
     /// The part of it that may be on the device.
@@ -27,18 +27,18 @@ pub enum Bound {
 /// A reservation that does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{asked} bytes do not fit: {used} of {limit} bytes{bound} are in use")]
-pub struct Refusal {
+pub struct MemoryRefused {
     /// Bytes asked for.
     pub asked: u64,
-    /// Bytes in use by the session: all of them, or, for [`Bound::Real`], those on the device.
+    /// Bytes in use by the session: all of them, or, for [`MemoryBound::Real`], those on the device.
     pub used: u64,
     /// The bound, in bytes.
     pub limit: u64,
     /// Which one it is.
-    pub bound: Bound,
+    pub bound: MemoryBound,
 }
 
-impl fmt::Display for Bound {
+impl fmt::Display for MemoryBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Limit => "",
@@ -67,35 +67,40 @@ fn take(cell: &AtomicU64, bytes: u64) {
     cell.put(cell.load(Relaxed).saturating_sub(bytes));
 }
 
-impl Book<'_> {
+impl Ledger<'_> {
     /// Takes `bytes` out of what is left of the limit. They are on the device, unless `kind` is
-    /// [`Kind::Oversubscribed`].
+    /// [`MemoryKind::Oversubscribed`].
     ///
     /// # Errors
-    /// [`Refusal`] if they do not fit; nothing has changed then.
-    pub fn reserve(&mut self, slot: usize, kind: Kind, bytes: u64) -> Result<(), Refusal> {
+    /// [`MemoryRefused`] if they do not fit; nothing has changed then.
+    pub fn reserve(
+        &mut self,
+        slot: usize,
+        kind: MemoryKind,
+        bytes: u64,
+    ) -> Result<(), MemoryRefused> {
         match (kind, self.place(bytes)?) {
-            (Kind::Oversubscribed, _) | (_, Place::Device) => {
+            (MemoryKind::Oversubscribed, _) | (_, Placement::Device) => {
                 self.charge(slot, kind, bytes);
                 Ok(())
             }
-            (_, Place::Host) => Err(self.refusal(bytes, Bound::Real)),
+            (_, Placement::Host) => Err(self.refusal(bytes, MemoryBound::Real)),
         }
     }
 
     /// Takes `bytes` on the device as `kind` or, if the real part is used up, on the host as
-    /// [`Kind::Oversubscribed`]. Returns which.
+    /// [`MemoryKind::Oversubscribed`]. Returns which.
     ///
     /// # Errors
-    /// [`Refusal`] if the limit itself is used up; nothing has changed then.
+    /// [`MemoryRefused`] if the limit itself is used up; nothing has changed then.
     pub fn reserve_anywhere(
         &mut self,
         slot: usize,
-        kind: Kind,
+        kind: MemoryKind,
         bytes: u64,
-    ) -> Result<Place, Refusal> {
+    ) -> Result<Placement, MemoryRefused> {
         let place = self.place(bytes)?;
-        let kind = if place == Place::Host { Kind::Oversubscribed } else { kind };
+        let kind = if place == Placement::Host { MemoryKind::Oversubscribed } else { kind };
         self.charge(slot, kind, bytes);
         Ok(place)
     }
@@ -103,28 +108,28 @@ impl Book<'_> {
     /// Where `bytes` more would fit.
     ///
     /// # Errors
-    /// [`Refusal`] if they fit nowhere.
-    pub fn place(&self, bytes: u64) -> Result<Place, Refusal> {
+    /// [`MemoryRefused`] if they fit nowhere.
+    pub fn place(&self, bytes: u64) -> Result<Placement, MemoryRefused> {
         let fits = |used: u64, limit| used.checked_add(bytes).is_some_and(|sum| sum <= limit);
         if !fits(self.used(), self.limit()) {
-            Err(self.refusal(bytes, Bound::Limit))
+            Err(self.refusal(bytes, MemoryBound::Limit))
         } else if fits(self.on_device(), self.real_limit()) {
-            Ok(Place::Device)
+            Ok(Placement::Device)
         } else {
-            Ok(Place::Host)
+            Ok(Placement::Host)
         }
     }
 
-    fn refusal(&self, asked: u64, bound: Bound) -> Refusal {
+    fn refusal(&self, asked: u64, bound: MemoryBound) -> MemoryRefused {
         let (used, limit) = match bound {
-            Bound::Limit => (self.used(), self.limit()),
-            Bound::Real => (self.on_device(), self.real_limit()),
+            MemoryBound::Limit => (self.used(), self.limit()),
+            MemoryBound::Real => (self.on_device(), self.real_limit()),
         };
-        Refusal { asked, used, limit, bound }
+        MemoryRefused { asked, used, limit, bound }
     }
 
     /// Takes `bytes` even if they do not fit: for memory that the driver has taken already.
-    pub fn charge(&mut self, slot: usize, kind: Kind, bytes: u64) {
+    pub fn charge(&mut self, slot: usize, kind: MemoryKind, bytes: u64) {
         if let Some(slot) = self.slot(slot) {
             add(&slot.bytes[kind as usize], bytes);
             self.sums(kind, |sum| add(sum, bytes));
@@ -135,7 +140,7 @@ impl Book<'_> {
     ///
     /// # Errors
     /// [`Damaged`] if the slot has fewer. It has none of that kind afterwards.
-    pub fn release(&mut self, slot: usize, kind: Kind, bytes: u64) -> Result<(), Damaged> {
+    pub fn release(&mut self, slot: usize, kind: MemoryKind, bytes: u64) -> Result<(), Damaged> {
         let index = slot;
         let Some(slot) = self.slot(slot) else { return Ok(()) };
         let has = slot.bytes[kind as usize].load(Relaxed);
@@ -146,7 +151,7 @@ impl Book<'_> {
     }
 
     /// Sets what the slot has of one kind to `bytes`, even if they do not fit.
-    pub fn set(&mut self, slot: usize, kind: Kind, bytes: u64) {
+    pub fn set(&mut self, slot: usize, kind: MemoryKind, bytes: u64) {
         let Some(slot) = self.slot(slot) else { return };
         let had = slot.bytes[kind as usize].load(Relaxed);
         slot.bytes[kind as usize].put(bytes);
@@ -157,17 +162,17 @@ impl Book<'_> {
     }
 
     /// Changes the sums that a kind counts towards.
-    fn sums(&self, kind: Kind, change: impl Fn(&AtomicU64)) {
+    fn sums(&self, kind: MemoryKind, change: impl Fn(&AtomicU64)) {
         change(&self.0.used);
-        if kind == Kind::Oversubscribed {
+        if kind == MemoryKind::Oversubscribed {
             change(&self.0.on_host);
         }
     }
 
     /// What a slot has of one kind.
     #[must_use]
-    pub fn has(&self, slot: usize, kind: Kind) -> u64 {
-        self.slot(slot).map_or(0, |slot: &Slot| slot.bytes[kind as usize].load(Relaxed))
+    pub fn has(&self, slot: usize, kind: MemoryKind) -> u64 {
+        self.slot(slot).map_or(0, |slot: &MemberSlot| slot.bytes[kind as usize].load(Relaxed))
     }
 
     /// The session's limit in bytes, [`NO_LIMIT`](crate::layout::NO_LIMIT) for none.

@@ -2,7 +2,7 @@
 //! left.
 //!
 //! It is plain arithmetic over a page's fields: no I/O, no clock, no waiting. Only the holder of
-//! the page's lock hands out a [`Book`], so each change is one step for all other processes. A
+//! the page's lock hands out a [`Ledger`], so each change is one step for all other processes. A
 //! process may die between any two stores. The slots are the truth, and the sums are made from
 //! them.
 
@@ -13,13 +13,13 @@ mod memory;
 mod properties;
 mod time;
 
-pub use memory::{Bound, Damaged, Place, Refusal};
+pub use memory::{Damaged, MemoryBound, MemoryRefused, Placement};
 pub use time::{
     ASK_AGAIN_NS, BURST_PERIOD_NS, DENSE_PPM, LONGEST_LEASE_NS, OVERDUE_NS, SHORTEST_LEASE_NS,
     TURN_NS, Turn,
 };
 
-use crate::layout::{Kind, Layout, Slot};
+use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -45,21 +45,21 @@ put!(AtomicU64, u64);
 
 /// The open ledger. Slots are named by index; an index out of range changes nothing.
 #[derive(Debug)]
-pub struct Book<'a>(&'a Layout);
+pub struct Ledger<'a>(&'a PageLayout);
 
-impl<'a> Book<'a> {
-    /// Opens the ledger. No other process may have it open: see [`crate::Membership::book`].
+impl<'a> Ledger<'a> {
+    /// Opens the ledger. No other process may have it open: see [`crate::Membership::ledger`].
     #[must_use]
-    pub const fn new(layout: &'a Layout) -> Self {
+    pub const fn new(layout: &'a PageLayout) -> Self {
         Self(layout)
     }
 
-    fn slot(&self, index: usize) -> Option<&Slot> {
+    fn slot(&self, index: usize) -> Option<&MemberSlot> {
         self.0.slots.get(index)
     }
 
     /// The slots that may be in use.
-    fn used_slots(&self) -> &[Slot] {
+    fn used_slots(&self) -> &[MemberSlot] {
         let end = self.0.high_water.load(Relaxed) as usize;
         &self.0.slots[..end.min(self.0.slots.len())]
     }
@@ -100,8 +100,8 @@ impl<'a> Book<'a> {
             for cell in &slot.bytes {
                 used = used.saturating_add(cell.load(Relaxed));
             }
-            on_host =
-                on_host.saturating_add(slot.bytes[Kind::Oversubscribed as usize].load(Relaxed));
+            on_host = on_host
+                .saturating_add(slot.bytes[MemoryKind::Oversubscribed as usize].load(Relaxed));
             holders += u32::from(slot.holding.load(Relaxed) == 1);
         }
         self.0.used.put(used);

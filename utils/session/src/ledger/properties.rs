@@ -1,8 +1,8 @@
 //! The ledger against a model that is too simple to be wrong: a table of bytes by process and kind.
 
 use super::death::{blank, dies_after, total};
-use super::{Book, Bound, Place};
-use crate::layout::{Kind, Layout, SLOTS};
+use super::{Ledger, MemoryBound, Placement};
+use crate::layout::{MemoryKind, PageLayout, SLOTS};
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -12,23 +12,23 @@ const PROCESSES: [usize; 5] = [0, 1, 2, 63, SLOTS - 1];
 
 #[derive(Clone, Debug)]
 enum Op {
-    Reserve(usize, Kind, u64),
-    ReserveAnywhere(usize, Kind, u64),
-    Charge(usize, Kind, u64),
+    Reserve(usize, MemoryKind, u64),
+    ReserveAnywhere(usize, MemoryKind, u64),
+    Charge(usize, MemoryKind, u64),
     /// Reserves bytes and gives them back, as when the driver refuses the allocation.
-    RollBack(usize, Kind, u64),
-    Release(usize, Kind, u64),
-    Set(usize, Kind, u64),
+    RollBack(usize, MemoryKind, u64),
+    Release(usize, MemoryKind, u64),
+    Set(usize, MemoryKind, u64),
     /// The process ends, and this is noticed.
     Death(usize),
     /// The process ends in the middle of a charge, before one of its stores; another takes over.
-    DeathWithin(usize, Kind, u64, u32),
+    DeathWithin(usize, MemoryKind, u64, u32),
     Resize(u64, u64),
 }
 
 fn operations() -> impl Strategy<Value = Op> {
     let who = || 0..PROCESSES.len();
-    let kind = || (0..Kind::ALL.len()).prop_map(|index| Kind::ALL[index]);
+    let kind = || (0..MemoryKind::ALL.len()).prop_map(|index| MemoryKind::ALL[index]);
     let bytes = || prop_oneof![8 => 0..3_000_u64, 1 => Just(u64::MAX), 1 => Just(0)];
     // Not the largest value: no sum may reach that one.
     let limit = || prop_oneof![4 => 0..20_000_u64, 1 => Just(u64::MAX - 1)];
@@ -58,24 +58,24 @@ impl Model {
     }
 
     fn on_host(&self) -> u64 {
-        let host = Kind::Oversubscribed as usize;
+        let host = MemoryKind::Oversubscribed as usize;
         self.has.iter().filter(|((_, kind), _)| *kind == host).map(|(_, bytes)| bytes).sum()
     }
 
-    fn place(&self, bytes: u64) -> Result<Place, Bound> {
+    fn place(&self, bytes: u64) -> Result<Placement, MemoryBound> {
         let (used, bytes) = (u128::from(self.used()), u128::from(bytes));
         if used + bytes > u128::from(self.limit) {
-            return Err(Bound::Limit);
+            return Err(MemoryBound::Limit);
         }
         let on_device = used - u128::from(self.on_host()) + bytes;
         Ok(if on_device > u128::from(self.real.min(self.limit)) {
-            Place::Host
+            Placement::Host
         } else {
-            Place::Device
+            Placement::Device
         })
     }
 
-    fn cell(&mut self, process: usize, kind: Kind) -> &mut u64 {
+    fn cell(&mut self, process: usize, kind: MemoryKind) -> &mut u64 {
         self.has.entry((process, kind as usize)).or_default()
     }
 
@@ -83,63 +83,65 @@ impl Model {
         self.has.retain(|&(of, _), _| of != process);
     }
 
-    fn reserve(&mut self, process: usize, kind: Kind, bytes: u64) -> Result<(), Bound> {
+    fn reserve(&mut self, process: usize, kind: MemoryKind, bytes: u64) -> Result<(), MemoryBound> {
         match (kind, self.place(bytes)?) {
-            (Kind::Oversubscribed, _) | (_, Place::Device) => *self.cell(process, kind) += bytes,
-            (_, Place::Host) => return Err(Bound::Real),
+            (MemoryKind::Oversubscribed, _) | (_, Placement::Device) => {
+                *self.cell(process, kind) += bytes
+            }
+            (_, Placement::Host) => return Err(MemoryBound::Real),
         }
         Ok(())
     }
 }
 
-fn step(model: &mut Model, layout: &Layout, op: &Op) {
-    let mut book = Book::new(layout);
+fn step(model: &mut Model, layout: &PageLayout, op: &Op) {
+    let mut ledger = Ledger::new(layout);
     let slot = |process: usize| PROCESSES[process];
     match *op {
         Op::Reserve(p, kind, bytes) => {
-            let before = (book.used(), book.on_device());
-            let result = book.reserve(slot(p), kind, bytes);
+            let before = (ledger.used(), ledger.on_device());
+            let result = ledger.reserve(slot(p), kind, bytes);
             assert_eq!(result.map_err(|refusal| refusal.bound), model.reserve(p, kind, bytes));
             if let Err(refusal) = result {
-                assert_eq!((book.used(), book.on_device()), before);
+                assert_eq!((ledger.used(), ledger.on_device()), before);
                 assert!(u128::from(refusal.used) + u128::from(bytes) > u128::from(refusal.limit));
             }
         }
         Op::ReserveAnywhere(p, kind, bytes) => {
-            let place = book.reserve_anywhere(slot(p), kind, bytes);
+            let place = ledger.reserve_anywhere(slot(p), kind, bytes);
             assert_eq!(place.map_err(|refusal| refusal.bound), model.place(bytes));
             if let Ok(place) = place {
-                let kind = if place == Place::Host { Kind::Oversubscribed } else { kind };
+                let kind = if place == Placement::Host { MemoryKind::Oversubscribed } else { kind };
                 *model.cell(p, kind) += bytes;
             }
         }
         Op::Charge(p, kind, bytes) => {
-            book.charge(slot(p), kind, bytes);
+            ledger.charge(slot(p), kind, bytes);
             *model.cell(p, kind) += bytes;
         }
         Op::RollBack(p, kind, bytes) => {
-            if book.reserve(slot(p), kind, bytes).is_ok() {
-                book.release(slot(p), kind, bytes).unwrap();
+            if ledger.reserve(slot(p), kind, bytes).is_ok() {
+                ledger.release(slot(p), kind, bytes).unwrap();
             }
         }
         Op::Release(p, kind, bytes) => {
             let has = *model.cell(p, kind);
-            assert_eq!(book.release(slot(p), kind, bytes).is_ok(), has >= bytes);
+            assert_eq!(ledger.release(slot(p), kind, bytes).is_ok(), has >= bytes);
             *model.cell(p, kind) = has.saturating_sub(bytes);
         }
         Op::Set(p, kind, bytes) => {
-            book.set(slot(p), kind, bytes);
+            ledger.set(slot(p), kind, bytes);
             *model.cell(p, kind) = bytes;
         }
         Op::Death(p) => {
-            book.vacate(slot(p));
+            ledger.vacate(slot(p));
             model.dies(p);
         }
         Op::DeathWithin(p, kind, bytes, stores) => {
-            if dies_after(stores, || Book::new(layout).charge(slot(p), kind, bytes)) {
+            if dies_after(stores, || Ledger::new(layout).charge(slot(p), kind, bytes)) {
                 // Sums may be stale, as for a process that takes over the lock.
-                book.recount();
-                book.vacate(slot(p));
+                ledger.recount();
+                ledger.vacate(slot(p));
                 model.dies(p);
             } else {
                 *model.cell(p, kind) += bytes;
@@ -159,17 +161,17 @@ proptest! {
         let layout = blank(10_000, 6_000);
         let mut model = Model { limit: 10_000, real: 6_000, has: HashMap::new() };
         for (number, &slot) in PROCESSES.iter().enumerate() {
-            Book::new(&layout).enroll(slot, u32::try_from(number).unwrap() + 1, 1);
+            Ledger::new(&layout).enroll(slot, u32::try_from(number).unwrap() + 1, 1);
         }
         for op in &ops {
             step(&mut model, &layout, op);
-            let book = Book::new(&layout);
-            prop_assert_eq!(book.used(), model.used(), "{:?}", op);
-            prop_assert_eq!(book.on_device(), model.used() - model.on_host(), "{:?}", op);
-            prop_assert_eq!(book.limit(), model.limit);
+            let ledger = Ledger::new(&layout);
+            prop_assert_eq!(ledger.used(), model.used(), "{:?}", op);
+            prop_assert_eq!(ledger.on_device(), model.used() - model.on_host(), "{:?}", op);
+            prop_assert_eq!(ledger.limit(), model.limit);
             for (process, &slot) in PROCESSES.iter().enumerate() {
-                for kind in Kind::ALL {
-                    prop_assert_eq!(book.has(slot, kind), *model.cell(process, kind), "{:?}", op);
+                for kind in MemoryKind::ALL {
+                    prop_assert_eq!(ledger.has(slot, kind), *model.cell(process, kind), "{:?}", op);
                 }
             }
             prop_assert_eq!(total(&layout, 5), 0);

@@ -3,14 +3,14 @@
 //! The session earns its share continuously, and pays for what its processes use. A process that
 //! holds a lease reports its use every few milliseconds and at the lease's end. Several processes
 //! may use the device at once. So their reports are lined up end to end, from the moment until
-//! which the session has been charged ([`Layout::busy_until_ns`](crate::layout::Layout)): together
+//! which the session has been charged ([`PageLayout::busy_until_ns`](crate::layout::PageLayout)): together
 //! they are never charged more than the time that has passed.
 //!
 //! Processes that keep the device busy by themselves take turns: the hardware would slice two of
 //! them at once, at a loss. Other processes hold the device at the same time.
 
-use super::Book;
-use crate::layout::Slot;
+use super::Ledger;
+use crate::layout::MemberSlot;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::{Bucket, balance_for, earned};
 use limits::units::PPM_ONE;
@@ -47,12 +47,12 @@ pub enum Turn {
     In(u64),
 }
 
-fn is_holding(slot: &Slot) -> bool {
+fn is_holding(slot: &MemberSlot) -> bool {
     slot.pid.load(Relaxed) != 0 && slot.holding.load(Relaxed) == 1
 }
 
 /// Since when a process has waited; `None` if it does not wait, or asks no more.
-fn waiting_since(slot: &Slot, now_ns: u64) -> Option<u64> {
+fn waiting_since(slot: &MemberSlot, now_ns: u64) -> Option<u64> {
     let since = slot.waiting_since_ns.load(Relaxed);
     let asked = slot.charged_until_ns.load(Relaxed);
     let waits = slot.pid.load(Relaxed) != 0
@@ -63,12 +63,12 @@ fn waiting_since(slot: &Slot, now_ns: u64) -> Option<u64> {
 }
 
 /// Whether a process is dense, as far as is known.
-fn is_dense(slot: &Slot) -> bool {
+fn is_dense(slot: &MemberSlot) -> bool {
     let density = slot.density_ppm.load(Relaxed);
     density == 0 || density >= DENSE_PPM
 }
 
-impl Book<'_> {
+impl Ledger<'_> {
     /// The session's share; all of the device if the share is not enforced.
     fn share(&self) -> u32 {
         let limit = self.0.limits().compute;
@@ -247,7 +247,7 @@ impl Book<'_> {
                 .any(|other| is_dense(other) && waiting_since(other, now_ns).is_some())
     }
 
-    fn others(&self, slot: usize) -> impl Iterator<Item = &Slot> {
+    fn others(&self, slot: usize) -> impl Iterator<Item = &MemberSlot> {
         let others = self.used_slots().iter().enumerate();
         others.filter(move |&(index, _)| index != slot).map(|(_, other)| other)
     }

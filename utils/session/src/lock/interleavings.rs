@@ -2,7 +2,7 @@
 //! between any two steps. The decisions are those of [`Attempt`]. The rest is a model: the word,
 //! the file's locks, and the kernel that drops a process's locks when it ends.
 
-use super::{Attempt, Seen, Step, number};
+use super::{Attempt, Step, StepResult, number};
 use std::collections::{HashMap, VecDeque};
 
 /// A process of the model.
@@ -56,22 +56,22 @@ impl World {
             Step::Impossible(owner) => panic!("{owner}"),
             Step::Replace(old) if self.word == old => {
                 self.word = number(self.slot_of[who]);
-                Seen::Replaced
+                StepResult::Replaced
             }
-            Step::Replace(_) => Seen::Owner(self.word),
+            Step::Replace(_) => StepResult::Owner(self.word),
             // The kernel does not report the asker's own lock.
-            Step::IsAlive(slot) => Seen::Answer(self.bytes[slot].is_some_and(|by| by != who)),
+            Step::IsAlive(slot) => StepResult::Answer(self.bytes[slot].is_some_and(|by| by != who)),
             Step::LockSlot(slot) => {
                 let free = self.bytes[slot].is_none_or(|by| by == who);
                 if free {
                     self.bytes[slot] = Some(who);
                 }
-                Seen::Answer(free)
+                StepResult::Answer(free)
             }
             Step::UnlockSlot(slot) => {
                 assert_eq!(self.bytes[slot], Some(who));
                 self.bytes[slot] = None;
-                Seen::Done
+                StepResult::Done
             }
         };
         attempt.saw(seen);
@@ -134,7 +134,7 @@ impl World {
     fn check(&self) {
         let owners: Vec<usize> =
             (0..self.count()).filter(|&who| self.processes[who] == Process::Owns).collect();
-        assert!(owners.len() <= 1, "two have the book open: {self:#?}");
+        assert!(owners.len() <= 1, "two have the ledger open: {self:#?}");
         if let [owner] = owners[..] {
             assert_eq!(self.word, number(self.slot_of[owner]), "{self:#?}");
         }

@@ -33,7 +33,7 @@ pub(crate) enum Step {
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Seen {
+pub(crate) enum StepResult {
     /// [`Step::Replace`]: done.
     Replaced,
     /// [`Step::Replace`]: this other value was there.
@@ -72,12 +72,12 @@ impl Attempt {
 
     /// Continues after a step. If the attempt begins anew because another owner took the lock,
     /// returns that owner.
-    pub(crate) fn saw(&mut self, seen: Seen) -> Option<u32> {
+    pub(crate) fn saw(&mut self, seen: StepResult) -> Option<u32> {
         let again = |owner| (Step::Replace(0), Some(owner));
         let (next, waits_for) = match (self.next, seen) {
-            (Step::Replace(0), Seen::Owner(owner)) => (self.look_at(owner), None),
-            (Step::Replace(old), Seen::Replaced | Seen::Owner(_)) => {
-                let taken = seen == Seen::Replaced;
+            (Step::Replace(0), StepResult::Owner(owner)) => (self.look_at(owner), None),
+            (Step::Replace(old), StepResult::Replaced | StepResult::Owner(_)) => {
+                let taken = seen == StepResult::Replaced;
                 match self.over.as_mut() {
                     Some((dead, result)) => {
                         *result = taken;
@@ -87,8 +87,8 @@ impl Attempt {
                     None => again(old),
                 }
             }
-            (Step::IsAlive(slot), Seen::Answer(true))
-            | (Step::LockSlot(slot), Seen::Answer(false)) => again(number(slot)),
+            (Step::IsAlive(slot), StepResult::Answer(true))
+            | (Step::LockSlot(slot), StepResult::Answer(false)) => again(number(slot)),
             (Step::IsAlive(slot), _) => (Step::LockSlot(slot), None),
             (Step::LockSlot(slot), _) => {
                 self.over = Some((slot, false));

@@ -2,9 +2,9 @@
 
 mod claim;
 
-use crate::layout::{Kind, Layout, SLOTS, Slot};
-use crate::ledger::Book;
-use crate::lock::{Attempt, Seen, Step, number};
+use crate::layout::{MemberSlot, MemoryKind, PageLayout, SLOTS};
+use crate::ledger::Ledger;
+use crate::lock::{Attempt, Step, StepResult, number};
 use crate::page::slot_lock;
 use crate::process::ProcessIdentity;
 use crate::{Page, PageError, clock};
@@ -36,7 +36,7 @@ pub struct Membership {
     identity: ProcessIdentity,
     /// Lets one thread of this process in at a time, so that the owner in the page is always
     /// another process.
-    threads: Mutex<Own>,
+    threads: Mutex<KnownHoldings>,
     owed: Owed,
 }
 
@@ -49,7 +49,7 @@ struct Owed {
 
 /// What this process knows by itself, independent of the page.
 #[derive(Debug, Default)]
-struct Own {
+struct KnownHoldings {
     /// What its slot held when it last closed the ledger.
     bytes: [u64; 8],
     /// How many openings since the sums were last recomputed.
@@ -63,27 +63,27 @@ struct Own {
 /// The open ledger: no other process can change it. It is held for the few stores of one change,
 /// never while anything else is called.
 #[derive(Debug)]
-pub struct BookGuard<'a> {
-    layout: &'a Layout,
-    slot: &'a Slot,
-    book: Book<'a>,
-    own: MutexGuard<'a, Own>,
+pub struct LedgerGuard<'a> {
+    layout: &'a PageLayout,
+    slot: &'a MemberSlot,
+    ledger: Ledger<'a>,
+    own: MutexGuard<'a, KnownHoldings>,
 }
 
-impl<'a> Deref for BookGuard<'a> {
-    type Target = Book<'a>;
-    fn deref(&self) -> &Book<'a> {
-        &self.book
+impl<'a> Deref for LedgerGuard<'a> {
+    type Target = Ledger<'a>;
+    fn deref(&self) -> &Ledger<'a> {
+        &self.ledger
     }
 }
 
-impl<'a> DerefMut for BookGuard<'a> {
-    fn deref_mut(&mut self) -> &mut Book<'a> {
-        &mut self.book
+impl<'a> DerefMut for LedgerGuard<'a> {
+    fn deref_mut(&mut self) -> &mut Ledger<'a> {
+        &mut self.ledger
     }
 }
 
-impl Drop for BookGuard<'_> {
+impl Drop for LedgerGuard<'_> {
     fn drop(&mut self) {
         for (own, cell) in self.own.bytes.iter_mut().zip(&self.slot.bytes) {
             *own = cell.load(Relaxed);
@@ -97,7 +97,7 @@ impl Membership {
     ///
     /// # Errors
     /// [`PageError::Full`]; [`PageError::Io`] if the file's locks do not work; and those of
-    /// [`Membership::book`].
+    /// [`Membership::ledger`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let identity = ProcessIdentity::own();
         let slot = claim::find_slot(&page, identity.pid)?;
@@ -117,7 +117,7 @@ impl Membership {
     ///
     /// # Errors
     /// [`PageError::Damaged`]
-    pub fn look(&self) -> Result<&Layout, PageError> {
+    pub fn look(&self) -> Result<&PageLayout, PageError> {
         self.page.look()
     }
 
@@ -127,35 +127,35 @@ impl Membership {
     /// # Errors
     /// [`PageError::Damaged`] if the page has been damaged, and at each later call.
     /// [`PageError::Busy`] if a living process keeps the ledger open.
-    pub fn book(&self) -> Result<BookGuard<'_>, PageError> {
+    pub fn open(&self) -> Result<LedgerGuard<'_>, PageError> {
         self.enter(Purpose::Working)
     }
 
     /// Gives bytes back at the next opening of the ledger. For when it cannot be opened now.
-    pub fn owe(&self, kind: Kind, bytes: u64) {
+    pub fn owe(&self, kind: MemoryKind, bytes: u64) {
         self.owed.bytes[kind as usize].fetch_add(bytes, Relaxed);
         self.owed.any.store(true, Release);
     }
 
     /// Records the bytes that could not be recorded when they were given back.
-    fn pay(&self, book: &mut Book<'_>) {
+    fn pay(&self, ledger: &mut Ledger<'_>) {
         if !self.owed.any.load(Relaxed) || !self.owed.any.swap(false, AcqRel) {
             return;
         }
-        for kind in Kind::ALL {
+        for kind in MemoryKind::ALL {
             let bytes = self.owed.bytes[kind as usize].swap(0, Relaxed);
             // If the slot has fewer bytes, it has none afterwards.
-            let _ = book.release(self.slot, kind, bytes);
+            let _ = ledger.release(self.slot, kind, bytes);
         }
     }
 
-    fn enter(&self, purpose: Purpose) -> Result<BookGuard<'_>, PageError> {
+    fn enter(&self, purpose: Purpose) -> Result<LedgerGuard<'_>, PageError> {
         // A thread that panicked with the ledger open left nothing that a recount would not repair.
         let mut own = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reason) = &own.damaged {
             return Err(self.damaged(reason.clone()));
         }
-        let lost = |own: &mut Own, error: PageError| {
+        let lost = |own: &mut KnownHoldings, error: PageError| {
             if let PageError::Damaged { reason, .. } = &error {
                 own.damaged = Some(reason.clone());
             }
@@ -170,7 +170,7 @@ impl Membership {
         own.openings += 1;
         let audit = own.openings >= AUDIT + AUDIT_PER_SLOT * high_water(layout);
         // The guard closes the ledger on each way out.
-        let mut guard = BookGuard { layout, slot, book: Book::new(layout), own };
+        let mut guard = LedgerGuard { layout, slot, ledger: Ledger::new(layout), own };
         if let Purpose::Working = purpose
             && let Err(reason) = self.own_slot(&mut guard)
         {
@@ -190,7 +190,7 @@ impl Membership {
     }
 
     /// Checks the fields that only this process writes.
-    fn own_slot(&self, guard: &mut BookGuard<'_>) -> Result<(), String> {
+    fn own_slot(&self, guard: &mut LedgerGuard<'_>) -> Result<(), String> {
         let slot = guard.slot;
         let found = slot_lock::process_of(slot);
         // Each value is read on its own, as each was written on its own.
@@ -211,7 +211,7 @@ impl Membership {
     #[cold]
     fn own_slot_again(
         &self,
-        guard: &mut BookGuard<'_>,
+        guard: &mut LedgerGuard<'_>,
         found: ProcessIdentity,
     ) -> Result<(), String> {
         let (slot, own) = (guard.slot, guard.own.bytes);
@@ -232,7 +232,7 @@ impl Membership {
     }
 
     /// Takes the lock. Returns whether the sums have to be recomputed.
-    fn lock(&self, layout: &Layout, own: &mut Own) -> Result<bool, PageError> {
+    fn lock(&self, layout: &PageLayout, own: &mut KnownHoldings) -> Result<bool, PageError> {
         let me = number(self.slot);
         let replace = |old| layout.lock.compare_exchange(old, me, Acquire, Relaxed);
         for tries in 0..SPINS + YIELDS {
@@ -253,16 +253,16 @@ impl Membership {
                     )));
                 }
                 Step::Replace(old) => match replace(old) {
-                    Ok(_) => Seen::Replaced,
-                    Err(owner) => Seen::Owner(owner),
+                    Ok(_) => StepResult::Replaced,
+                    Err(owner) => StepResult::Owner(owner),
                 },
-                Step::IsAlive(slot) => Seen::Answer(self.is_alive(slot)),
+                Step::IsAlive(slot) => StepResult::Answer(self.is_alive(slot)),
                 Step::LockSlot(slot) => {
-                    Seen::Answer(matches!(slot_lock::lock(&self.page, slot), Ok(true)))
+                    StepResult::Answer(matches!(slot_lock::lock(&self.page, slot), Ok(true)))
                 }
                 Step::UnlockSlot(slot) => {
                     slot_lock::unlock(&self.page, slot);
-                    Seen::Done
+                    StepResult::Done
                 }
             };
             let Some(owner) = attempt.saw(seen) else { continue };
@@ -305,7 +305,7 @@ impl Membership {
     /// Gives back what dead processes left, and returns how many there were.
     ///
     /// # Errors
-    /// As for [`Membership::book`].
+    /// As for [`Membership::ledger`].
     pub fn reap(&self) -> Result<usize, PageError> {
         let layout = self.look()?;
         layout.reaped_at_ns.store(clock::tick_ns(), Relaxed);
@@ -317,9 +317,9 @@ impl Membership {
         for slot in (0..high_water(layout)).filter(|&slot| is_dead(slot)) {
             // Checked again with the ledger open: the slot may have been cleared and taken anew
             // since.
-            let mut book = self.book()?;
+            let mut ledger = self.open()?;
             if is_dead(slot) {
-                book.vacate(slot);
+                ledger.vacate(slot);
                 dead += 1;
             }
         }
@@ -330,8 +330,8 @@ impl Membership {
     /// returns the page's fields.
     ///
     /// # Errors
-    /// As for [`Membership::book`].
-    pub fn look_reaped(&self, period: Duration) -> Result<&Layout, PageError> {
+    /// As for [`Membership::ledger`].
+    pub fn look_reaped(&self, period: Duration) -> Result<&PageLayout, PageError> {
         let layout = self.look()?;
         // A moment far in the future is invalid; one just ahead may come from another CPU's clock.
         let since = layout.reaped_at_ns.load(Relaxed).abs_diff(clock::tick_ns());
@@ -353,6 +353,6 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn high_water(layout: &Layout) -> usize {
+fn high_water(layout: &PageLayout) -> usize {
     (layout.high_water.load(Relaxed) as usize).min(layout.slots.len())
 }

@@ -2,7 +2,7 @@
 
 use super::PageError;
 use super::map::Map;
-use crate::layout::{Layout, MAGIC, SLOTS, VERSION};
+use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
 use core::sync::atomic::Ordering::Relaxed;
 use limits::{GpuId, Limits};
 use rustix::thread::futex;
@@ -23,7 +23,7 @@ pub struct Page {
 }
 
 /// The length of a page's file in bytes.
-const LENGTH: u64 = size_of::<Layout>() as u64;
+const LENGTH: u64 = size_of::<PageLayout>() as u64;
 
 impl Page {
     /// Opens the page of `device` in a session's directory. The first process makes it, with the
@@ -123,7 +123,7 @@ impl Page {
     /// # Errors
     /// [`PageError::Damaged`]
     #[inline]
-    pub fn look(&self) -> Result<&Layout, PageError> {
+    pub fn look(&self) -> Result<&PageLayout, PageError> {
         self.check().map_err(|reason| PageError::Damaged { path: self.path.clone(), reason })?;
         Ok(self.layout())
     }
@@ -174,7 +174,7 @@ impl Page {
     /// The fields, unchecked. If the file has been cut short they read as zeros; or, if the process
     /// does not let the signal be caught, reading them ends it. See [`Page::look`].
     #[must_use]
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &PageLayout {
         self.map.layout()
     }
 
@@ -215,13 +215,13 @@ fn wrong_length(length: u64) -> String {
 
 /// Whether the last bytes are those of a page. If the file was cut short they are zero.
 #[inline]
-fn has_end(layout: &Layout) -> bool {
+fn has_end(layout: &PageLayout) -> bool {
     layout.end.iter().all(|cell| cell.load(Relaxed) == MAGIC)
 }
 
 /// Whether the fields can be those of a page.
 #[inline]
-fn header(layout: &Layout) -> Result<(), String> {
+fn header(layout: &PageLayout) -> Result<(), String> {
     let (version, slots) = (layout.version.load(Relaxed), layout.slot_count.load(Relaxed));
     if layout.magic.load(Relaxed) != MAGIC {
         return Err("it does not start like a page".to_owned());

@@ -2,7 +2,7 @@
 
 use super::fault::{self, Range};
 use super::probe;
-use crate::layout::Layout;
+use crate::layout::PageLayout;
 use memmap2::{MmapOptions, MmapRaw};
 use std::fs::File;
 use std::io;
@@ -20,16 +20,16 @@ pub(super) struct Map {
 impl Map {
     pub(super) fn new(file: &File) -> io::Result<Self> {
         fault::install();
-        let map = MmapOptions::new().len(size_of::<Layout>()).map_raw(file)?;
+        let map = MmapOptions::new().len(size_of::<PageLayout>()).map_raw(file)?;
         Ok(Self { range: Range::new(map.as_ptr().addr()), map })
     }
 
     /// The fields, unchecked.
     #[inline]
-    pub(super) fn layout(&self) -> &Layout {
+    pub(super) fn layout(&self) -> &PageLayout {
         // SAFETY: the mapping is as long as the layout, page-aligned, and lives as long as `self`.
         // All fields are atomics, for which any bytes are a valid value.
-        unsafe { &*self.map.as_ptr().cast::<Layout>() }
+        unsafe { &*self.map.as_ptr().cast::<PageLayout>() }
     }
 
     /// Whether the calling thread may access all of the memory, whatever the file's length is.

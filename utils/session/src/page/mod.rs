@@ -11,4 +11,4 @@ mod summary;
 pub use error::PageError;
 pub use fault::are_caught as faults_are_caught;
 pub use file::Page;
-pub use summary::{Process, Summary};
+pub use summary::{ProcessSummary, Summary};

@@ -7,7 +7,7 @@
 //! gone, or it has become another program (`execve(2)`) and no longer maps the page.
 
 use super::Page;
-use crate::layout::Slot;
+use crate::layout::MemberSlot;
 use crate::process::ProcessIdentity;
 use core::sync::atomic::Ordering::Relaxed;
 use std::fs;
@@ -76,7 +76,7 @@ fn maps(pid: u32, page: &Page) -> bool {
 }
 
 /// The process that a slot names; id zero: none.
-pub(crate) fn process_of(slot: &Slot) -> ProcessIdentity {
+pub(crate) fn process_of(slot: &MemberSlot) -> ProcessIdentity {
     let (pid, start_time) = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
     ProcessIdentity { pid, start_time }
 }

@@ -1,7 +1,7 @@
 //! What a page holds, for display.
 
 use super::{Page, PageError, slot_lock};
-use crate::layout::{Kind, Layout, Slot};
+use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use crate::process::ProcessIdentity;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::Limits;
@@ -15,12 +15,12 @@ pub struct Summary {
     /// needs it.
     pub used: u64,
     /// Its processes.
-    pub processes: Vec<Process>,
+    pub processes: Vec<ProcessSummary>,
 }
 
 /// A process of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Process {
+pub struct ProcessSummary {
     /// Its slot in the page.
     pub slot: usize,
     /// Process id in its own namespace.
@@ -38,13 +38,13 @@ pub struct Process {
     /// Its utilization: how much of the time that it holds the device it keeps it busy, in
     /// millionths. `None`: not known.
     pub density_ppm: Option<u32>,
-    bytes: [u64; Kind::ALL.len()],
+    bytes: [u64; MemoryKind::ALL.len()],
 }
 
-impl Process {
+impl ProcessSummary {
     /// What it has of one kind.
     #[must_use]
-    pub const fn bytes(&self, kind: Kind) -> u64 {
+    pub const fn bytes(&self, kind: MemoryKind) -> u64 {
         self.bytes[kind as usize]
     }
 
@@ -88,11 +88,11 @@ impl Summary {
     /// Reads a page. Any bytes give a summary; [`Page::look`] checks whether they are those of a
     /// page.
     #[must_use]
-    pub fn of(layout: &Layout) -> Self {
+    pub fn of(layout: &PageLayout) -> Self {
         let end = layout.high_water.load(Relaxed) as usize;
-        let process = |(slot, record): (usize, &Slot)| {
+        let process = |(slot, record): (usize, &MemberSlot)| {
             let pid = record.pid.load(Relaxed);
-            (pid != 0).then(|| Process {
+            (pid != 0).then(|| ProcessSummary {
                 slot,
                 pid,
                 host_pid: Some(record.host_pid.load(Relaxed)).filter(|&pid| pid != 0),
@@ -101,7 +101,7 @@ impl Summary {
                 waiting: record.waiting_since_ns.load(Relaxed) != 0,
                 charged_ns: record.charged_ns.load(Relaxed),
                 density_ppm: Some(record.density_ppm.load(Relaxed)).filter(|&ppm| ppm > 0),
-                bytes: Kind::ALL.map(|kind| record.bytes[kind as usize].load(Relaxed)),
+                bytes: MemoryKind::ALL.map(|kind| record.bytes[kind as usize].load(Relaxed)),
             })
         };
         Self {
@@ -113,7 +113,7 @@ impl Summary {
 
     /// What the processes listed have of one kind.
     #[must_use]
-    pub fn bytes(&self, kind: Kind) -> u64 {
+    pub fn bytes(&self, kind: MemoryKind) -> u64 {
         self.processes.iter().fold(0, |sum, process| sum.saturating_add(process.bytes(kind)))
     }
 
@@ -126,6 +126,6 @@ impl Summary {
     /// The part of [`Self::total`] that is on the device itself.
     #[must_use]
     pub fn on_device(&self) -> u64 {
-        self.total().saturating_sub(self.bytes(Kind::Oversubscribed))
+        self.total().saturating_sub(self.bytes(MemoryKind::Oversubscribed))
     }
 }

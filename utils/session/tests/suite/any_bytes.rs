@@ -2,10 +2,10 @@
 
 use crate::hostile::{change, sound_page, work_on};
 use proptest::prelude::*;
-use session::layout::Layout;
+use session::layout::PageLayout;
 
 /// Bytes of a page.
-const LENGTH: usize = size_of::<Layout>();
+const LENGTH: usize = size_of::<PageLayout>();
 
 fn any_page() -> impl Strategy<Value = (bool, Vec<u8>)> {
     let noise = || prop::collection::vec(any::<u8>(), 0..2000);

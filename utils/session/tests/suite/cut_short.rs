@@ -3,7 +3,7 @@
 use crate::stage::{close_descriptor, damaged, stage};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
-use session::layout::{Kind, Layout, MAGIC};
+use session::layout::{MAGIC, MemoryKind, PageLayout};
 use session::{PageError, faults_are_caught};
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -40,12 +40,12 @@ fn cut(path: &Path, length: u64) {
 #[test]
 fn cut_short() {
     caught_or_not(|| {
-        for length in [0, 1, 4096, size_of::<Layout>() as u64 - 1] {
-            let (_dir, seat, path) = stage();
+        for length in [0, 1, 4096, size_of::<PageLayout>() as u64 - 1] {
+            let (_dir, membership, path) = stage();
             cut(&path, length);
-            assert!(seat.look().is_err());
-            seat.still_holding(1);
-            damaged(&seat, &format!("it has {length} bytes instead of"));
+            assert!(membership.look().is_err());
+            membership.still_holding(1);
+            damaged(&membership, &format!("it has {length} bytes instead of"));
         }
     });
 }
@@ -54,11 +54,11 @@ fn cut_short() {
 #[test]
 fn cut_short_where_the_program_has_closed_the_descriptor() {
     caught_or_not(|| {
-        let (_dir, seat, path) = stage();
+        let (_dir, membership, path) = stage();
         close_descriptor(&path);
-        seat.book().unwrap().reserve(seat.slot(), Kind::Data, 1).unwrap();
+        membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 1).unwrap();
         cut(&path, 0);
-        damaged(&seat, "it has 0 bytes instead of");
+        damaged(&membership, "it has 0 bytes instead of");
     });
 }
 
@@ -66,13 +66,13 @@ fn cut_short_where_the_program_has_closed_the_descriptor() {
 #[test]
 fn cut_short_without_a_descriptor_and_a_name() {
     caught_or_not(|| {
-        let (_dir, seat, path) = stage();
+        let (_dir, membership, path) = stage();
         close_descriptor(&path);
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        seat.book().unwrap().reserve(seat.slot(), Kind::Data, 1).unwrap();
+        membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 1).unwrap();
         file.set_len(4096).unwrap();
-        damaged(&seat, "it has been cut short");
+        damaged(&membership, "it has been cut short");
     });
 }
 
@@ -80,11 +80,11 @@ fn cut_short_without_a_descriptor_and_a_name() {
 fn cut_short_and_made_as_long_as_before() {
     let looked_at_meanwhile = |looked: bool, what: &'static str| {
         move || {
-            let (_dir, seat, path) = stage();
+            let (_dir, membership, path) = stage();
             cut(&path, 4096);
-            assert!(!looked || seat.look().is_err());
-            cut(&path, size_of::<Layout>() as u64);
-            damaged(&seat, what);
+            assert!(!looked || membership.look().is_err());
+            cut(&path, size_of::<PageLayout>() as u64);
+            damaged(&membership, what);
         }
     };
     in_thread(true, looked_at_meanwhile(true, "it has been cut short"));
@@ -97,21 +97,21 @@ fn cut_short_and_made_as_long_as_before() {
 fn cut_short_in_the_middle() {
     in_thread(true, || {
         for length in [0, 4096] {
-            let (_dir, seat, path) = stage();
-            let layout = seat.look().unwrap();
-            let mut book = seat.book().unwrap();
+            let (_dir, membership, path) = stage();
+            let layout = membership.look().unwrap();
+            let mut ledger = membership.open().unwrap();
             cut(&path, length);
             assert!(layout.slots.iter().skip(64).all(|slot| slot.pid.load(Relaxed) == 0));
             assert!(
-                book.reserve(seat.slot(), Kind::Data, 1).is_err(),
+                ledger.reserve(membership.slot(), MemoryKind::Data, 1).is_err(),
                 "there is no limit any more"
             );
-            book.release(seat.slot(), Kind::Data, 100).unwrap_err();
-            book.recount();
-            assert_eq!(book.used(), 0);
-            drop(book);
+            ledger.release(membership.slot(), MemoryKind::Data, 100).unwrap_err();
+            ledger.recount();
+            assert_eq!(ledger.used(), 0);
+            drop(ledger);
             layout.end[3].store(MAGIC, Relaxed);
-            damaged(&seat, &format!("it has {length} bytes instead of"));
+            damaged(&membership, &format!("it has {length} bytes instead of"));
         }
     });
 }
@@ -122,14 +122,18 @@ fn cut_short_while_threads_work() {
     const ROUNDS: u64 = 300;
     in_thread(true, || {
         for round in 0..ROUNDS {
-            let (_dir, seat, path) = stage();
-            let seat = &seat;
+            let (_dir, membership, path) = stage();
+            let membership = &membership;
             let work = || {
-                let slot = seat.slot();
+                let slot = membership.slot();
                 loop {
-                    let reserved = seat.book().map(|mut book| book.reserve(slot, Kind::Data, 1));
-                    let released = seat.book().map(|mut book| book.release(slot, Kind::Data, 1));
-                    seat.still_holding(round);
+                    let reserved = membership
+                        .open()
+                        .map(|mut ledger| ledger.reserve(slot, MemoryKind::Data, 1));
+                    let released = membership
+                        .open()
+                        .map(|mut ledger| ledger.release(slot, MemoryKind::Data, 1));
+                    membership.still_holding(round);
                     if let Err(error) = reserved.map(drop).and(released.map(drop)) {
                         return error;
                     }
@@ -153,8 +157,8 @@ fn cut_short_while_threads_work() {
 fn pages_that_are_closed_leave_their_place() {
     in_thread(true, || {
         for _ in 0..1200 {
-            let (_dir, seat, path) = stage();
-            let layout = seat.look().unwrap();
+            let (_dir, membership, path) = stage();
+            let layout = membership.look().unwrap();
             cut(&path, 0);
             assert_eq!(layout.magic.load(Relaxed), 0);
         }
@@ -169,8 +173,8 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
         unsafe { libc::_exit(2) };
     }
     in_thread(true, || {
-        let (_dir, seat, path) = stage();
-        seat.look().unwrap();
+        let (_dir, membership, path) = stage();
+        membership.look().unwrap();
         // SAFETY: the child changes the handler, looks and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -190,12 +194,12 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
             own.sa_sigaction = handler as *const () as usize;
             let former = change(&raw const own);
             cut(&path, 4096);
-            let asked = seat.look().is_err() && !faults_are_caught();
+            let asked = membership.look().is_err() && !faults_are_caught();
             // The handler is back, but without the flag that passes it the cause.
             change(&libc::sigaction { sa_flags: 0, ..former });
-            let asked = asked && seat.look().is_err() && !faults_are_caught();
+            let asked = asked && membership.look().is_err() && !faults_are_caught();
             change(&raw const former);
-            let again = faults_are_caught() && seat.look().is_err();
+            let again = faults_are_caught() && membership.look().is_err();
             // SAFETY: ends without the test's own clean-up.
             unsafe { libc::_exit(if asked && again { 0 } else { 1 }) };
         }
@@ -210,14 +214,14 @@ fn cut_short_where_the_program_has_a_handler_of_its_own() {
 #[test]
 fn cut_short_in_a_forked_child() {
     caught_or_not(|| {
-        let (_dir, seat, path) = stage();
-        let layout = seat.look().unwrap();
+        let (_dir, membership, path) = stage();
+        let layout = membership.look().unwrap();
         // SAFETY: the child touches the page and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             cut(&path, 0);
             let caught = faults_are_caught();
-            let gone = seat.look().is_err() && (!caught || layout.used.load(Relaxed) == 0);
+            let gone = membership.look().is_err() && (!caught || layout.used.load(Relaxed) == 0);
             // SAFETY: ends without the test's own clean-up.
             unsafe { libc::_exit(if gone { 0 } else { 1 }) };
         }
@@ -225,6 +229,6 @@ fn cut_short_in_a_forked_child() {
         // SAFETY: our own child.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(status, 0);
-        damaged(&seat, "it has 0 bytes instead of");
+        damaged(&membership, "it has 0 bytes instead of");
     });
 }

@@ -4,8 +4,8 @@ use crate::stage::{DEVICE, close_descriptor, damaged, limits, page, stage};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::{Limits, MemoryLimit};
-use session::layout::{Kind, Layout, SLOTS};
-use session::ledger::Bound;
+use session::layout::{MemoryKind, PageLayout, SLOTS};
+use session::ledger::MemoryBound;
 use session::process::start_time;
 use session::{Membership, Page, PageError};
 use std::fs::{self, OpenOptions};
@@ -15,76 +15,77 @@ use std::time::Instant;
 #[test]
 fn filled_with_noise() {
     for byte in [0_u8, 0x5a, 0xff] {
-        let (_dir, seat, path) = stage();
+        let (_dir, membership, path) = stage();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
-        file.write_all_at(&vec![byte; size_of::<Layout>()], 0).unwrap();
-        damaged(&seat, "it does not start like a page");
+        file.write_all_at(&vec![byte; size_of::<PageLayout>()], 0).unwrap();
+        damaged(&membership, "it does not start like a page");
     }
 }
 
 #[test]
 fn noise_in_the_own_slot() {
-    let (_dir, seat, _) = stage();
-    seat.look().unwrap().slots[seat.slot()].bytes[Kind::Array as usize].store(5, Relaxed);
-    damaged(&seat, "slot");
+    let (_dir, membership, _) = stage();
+    membership.look().unwrap().slots[membership.slot()].bytes[MemoryKind::Array as usize]
+        .store(5, Relaxed);
+    damaged(&membership, "slot");
 }
 
 #[test]
 fn a_slot_given_back_by_mistake_is_taken_again() {
-    let (_dir, seat, _) = stage();
-    seat.book().unwrap().vacate(seat.slot());
+    let (_dir, membership, _) = stage();
+    membership.open().unwrap().vacate(membership.slot());
     // Not through the guard, which remembers what it leaves behind.
-    let layout = seat.look().unwrap();
-    seat.book().unwrap().charge(seat.slot(), Kind::Pool, 77);
-    let slot = &layout.slots[seat.slot()];
+    let layout = membership.look().unwrap();
+    membership.open().unwrap().charge(membership.slot(), MemoryKind::Pool, 77);
+    let slot = &layout.slots[membership.slot()];
     slot.pid.store(0, Relaxed);
-    slot.bytes[Kind::Pool as usize].store(0, Relaxed);
+    slot.bytes[MemoryKind::Pool as usize].store(0, Relaxed);
     layout.used.store(0, Relaxed);
-    let book = seat.book().unwrap();
-    assert_eq!((book.used(), book.has(seat.slot(), Kind::Pool)), (77, 77));
+    let ledger = membership.open().unwrap();
+    assert_eq!((ledger.used(), ledger.has(membership.slot(), MemoryKind::Pool)), (77, 77));
     assert_eq!(slot.pid.load(Relaxed), std::process::id());
 }
 
 #[test]
 fn sums_that_are_wrong_are_made_again() {
-    let (_dir, seat, _) = stage();
-    let layout = seat.look().unwrap();
+    let (_dir, membership, _) = stage();
+    let layout = membership.look().unwrap();
     layout.used.store(0, Relaxed);
-    assert_eq!(seat.book().unwrap().used(), 100);
+    assert_eq!(membership.open().unwrap().used(), 100);
     layout.used.store(100_000, Relaxed);
     // As many openings as it takes to audit the slots that one process of a new session can have
     // used.
-    let mended = (0..64 + 4 * 64).any(|_| seat.book().unwrap().used() == 100);
+    let mended = (0..64 + 4 * 64).any(|_| membership.open().unwrap().used() == 100);
     assert!(mended);
 }
 
 #[test]
 fn a_lock_that_names_nobody_there_can_be() {
     for owner in [u32::MAX, SLOTS as u32 + 1] {
-        let (_dir, seat, _) = stage();
-        seat.look().unwrap().lock.store(owner, Relaxed);
-        damaged(&seat, &owner.to_string());
+        let (_dir, membership, _) = stage();
+        membership.look().unwrap().lock.store(owner, Relaxed);
+        damaged(&membership, &owner.to_string());
     }
 }
 
 #[test]
 fn a_lock_that_names_an_empty_slot_is_taken() {
-    let (_dir, seat, _) = stage();
-    seat.look().unwrap().lock.store(SLOTS as u32, Relaxed);
-    assert_eq!(seat.book().unwrap().used(), 100);
+    let (_dir, membership, _) = stage();
+    membership.look().unwrap().lock.store(SLOTS as u32, Relaxed);
+    assert_eq!(membership.open().unwrap().used(), 100);
 }
 
 /// A living process is stopped while it has the ledger open. No other waits for ever, and when it
 /// goes on, so do the others.
 #[test]
 fn a_lock_that_is_not_given_back() {
-    let (dir, seat, _) = stage();
+    let (dir, membership, _) = stage();
     let ready = dir.path().join("ready");
     // SAFETY: the child only uses what it opens itself, and is killed.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let other = Membership::claim(page(dir.path())).unwrap();
-        let open = other.book().unwrap();
+        let open = other.open().unwrap();
         fs::write(&ready, "").unwrap();
         std::thread::sleep(Duration::from_secs(60));
         drop(open);
@@ -94,28 +95,28 @@ fn a_lock_that_is_not_given_back() {
     }
     for longest in [1_000, 500] {
         let begun = Instant::now();
-        let error = seat.book().map(|_| ()).unwrap_err();
+        let error = membership.open().map(|_| ()).unwrap_err();
         assert!(matches!(error, PageError::Busy { .. }), "{error}");
         assert!(error.to_string().contains(&child.to_string()), "{error}");
         assert!(begun.elapsed() < Duration::from_millis(longest), "{:?}", begun.elapsed());
     }
     // Bytes that are given back meanwhile are not lost.
     for bytes in [10, 20] {
-        seat.owe(Kind::Data, bytes);
+        membership.owe(MemoryKind::Data, bytes);
     }
-    assert_eq!(seat.look().unwrap().used.load(Relaxed), 100);
+    assert_eq!(membership.look().unwrap().used.load(Relaxed), 100);
     // SAFETY: our own child.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, core::ptr::null_mut(), 0);
     }
-    assert_eq!(seat.book().unwrap().used(), 70);
-    assert_eq!(seat.book().unwrap().has(seat.slot(), Kind::Data), 70);
+    assert_eq!(membership.open().unwrap().used(), 70);
+    assert_eq!(membership.open().unwrap().has(membership.slot(), MemoryKind::Data), 70);
 }
 
 #[test]
 fn new_limits_are_seen_by_the_next_reservation() {
-    let (dir, seat, path) = stage();
+    let (dir, membership, path) = stage();
     // In a process of its own, as `Page::open_existing` requires.
     let change = |limit, real| {
         // SAFETY: the child only uses what it opens itself, and ends.
@@ -135,34 +136,34 @@ fn new_limits_are_seen_by_the_next_reservation() {
         assert_eq!(status, 0);
     };
     let reserve = |kind, bytes| {
-        let mut book = seat.book().unwrap();
-        book.reserve(seat.slot(), kind, bytes).map_err(|refusal| refusal.bound)
+        let mut ledger = membership.open().unwrap();
+        ledger.reserve(membership.slot(), kind, bytes).map_err(|refusal| refusal.bound)
     };
-    assert_eq!(reserve(Kind::Data, 501), Err(Bound::Real));
+    assert_eq!(reserve(MemoryKind::Data, 501), Err(MemoryBound::Real));
     change(1000, 1000);
-    assert_eq!(reserve(Kind::Data, 501), Ok(()));
+    assert_eq!(reserve(MemoryKind::Data, 501), Ok(()));
     change(50, 1000);
     // Below what is in use: nothing is taken away, and nothing more is given.
-    assert_eq!(reserve(Kind::Data, 1), Err(Bound::Limit));
-    assert_eq!(reserve(Kind::Data, 0), Err(Bound::Limit));
-    let mut book = seat.book().unwrap();
-    assert_eq!(book.used(), 601);
-    book.release(seat.slot(), Kind::Data, 560).unwrap();
-    drop(book);
-    assert_eq!(reserve(Kind::Oversubscribed, 9), Ok(()));
+    assert_eq!(reserve(MemoryKind::Data, 1), Err(MemoryBound::Limit));
+    assert_eq!(reserve(MemoryKind::Data, 0), Err(MemoryBound::Limit));
+    let mut ledger = membership.open().unwrap();
+    assert_eq!(ledger.used(), 601);
+    ledger.release(membership.slot(), MemoryKind::Data, 560).unwrap();
+    drop(ledger);
+    assert_eq!(reserve(MemoryKind::Oversubscribed, 9), Ok(()));
     drop(dir);
 }
 
 #[test]
 fn a_page_opened_by_its_path_says_who_has_what() {
-    let (dir, seat, path) = stage();
-    seat.book().unwrap().reserve(seat.slot(), Kind::Oversubscribed, 30).unwrap();
+    let (dir, membership, path) = stage();
+    membership.open().unwrap().reserve(membership.slot(), MemoryKind::Oversubscribed, 30).unwrap();
     // This process holds the slot's lock itself, so the summary relies on `/proc`.
     let looked = Page::open_existing(&path).unwrap();
     let summary = looked.summary().unwrap();
     assert_eq!((summary.limits, summary.used), (limits(), 130));
     assert_eq!((summary.total(), summary.on_device()), (130, 100));
-    assert_eq!(summary.bytes(Kind::Data), 100);
+    assert_eq!(summary.bytes(MemoryKind::Data), 100);
     assert_eq!(summary.processes.len(), 1);
     let process = summary.processes[0];
     assert_eq!((process.pid, process.total()), (std::process::id(), 130));
@@ -181,30 +182,30 @@ fn a_page_opened_by_its_path_says_who_has_what() {
 
 #[test]
 fn many_short_processes_use_few_slots() {
-    let (dir, seat, _) = stage();
+    let (dir, membership, _) = stage();
     for _ in 0..300 {
         // SAFETY: the child only uses what it opens itself, and ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let own = Membership::claim(page(dir.path())).unwrap();
-            let _ = own.book().unwrap().reserve(own.slot(), Kind::Data, 1);
+            let _ = own.open().unwrap().reserve(own.slot(), MemoryKind::Data, 1);
             // SAFETY: ends without giving anything back.
             unsafe { libc::_exit(0) };
         }
         // SAFETY: our own child.
         unsafe { libc::waitpid(child, core::ptr::null_mut(), 0) };
     }
-    assert!(seat.look().unwrap().high_water.load(Relaxed) <= 64);
-    let used = || seat.look_reaped(Duration::MAX).unwrap().used.load(Relaxed);
+    assert!(membership.look().unwrap().high_water.load(Relaxed) <= 64);
+    let used = || membership.look_reaped(Duration::MAX).unwrap().used.load(Relaxed);
     assert!(used() > 100);
-    assert_eq!(seat.look_reaped(Duration::ZERO).unwrap().used.load(Relaxed), 100);
+    assert_eq!(membership.look_reaped(Duration::ZERO).unwrap().used.load(Relaxed), 100);
 }
 
 /// A process id that another program has now is no member of the session, and neither is a program
 /// that has become another. A process that has only lost its lock is one.
 #[test]
 fn who_is_alive_without_a_lock() {
-    let (dir, seat, path) = stage();
+    let (dir, membership, path) = stage();
     let go = dir.path().join("go");
     let ready = dir.path().join("ready");
     // SAFETY: the child only uses what it opens itself, and is killed.
@@ -214,7 +215,7 @@ fn who_is_alive_without_a_lock() {
             std::thread::yield_now();
         }
         let other = Membership::claim(page(dir.path())).unwrap();
-        other.book().unwrap().reserve(other.slot(), Kind::Data, 40).unwrap();
+        other.open().unwrap().reserve(other.slot(), MemoryKind::Data, 40).unwrap();
         close_descriptor(&path);
         fs::write(&ready, "").unwrap();
         std::thread::sleep(Duration::from_secs(60));
@@ -224,24 +225,24 @@ fn who_is_alive_without_a_lock() {
     // The child has copies of the parent's mappings, the session's page among them, so it looks
     // like a member.
     for (started, dead) in [(start + 1, 1), (start, 0)] {
-        let mut book = seat.book().unwrap();
-        book.enroll(500, pid, started);
-        book.charge(500, Kind::Data, 7);
-        drop(book);
-        assert_eq!(seat.reap().unwrap(), dead);
-        seat.book().unwrap().vacate(500);
+        let mut ledger = membership.open().unwrap();
+        ledger.enroll(500, pid, started);
+        ledger.charge(500, MemoryKind::Data, 7);
+        drop(ledger);
+        assert_eq!(membership.reap().unwrap(), dead);
+        membership.open().unwrap().vacate(500);
     }
     fs::write(&go, "").unwrap();
     while !ready.exists() {
         std::thread::yield_now();
     }
-    assert_eq!(seat.reap().unwrap(), 0);
-    assert_eq!(seat.book().unwrap().used(), 140);
+    assert_eq!(membership.reap().unwrap(), 0);
+    assert_eq!(membership.open().unwrap().used(), 140);
     // SAFETY: our own child.
     unsafe {
         libc::kill(child, libc::SIGKILL);
         libc::waitpid(child, core::ptr::null_mut(), 0);
     }
-    assert_eq!(seat.reap().unwrap(), 1);
-    assert_eq!(seat.book().unwrap().used(), 100);
+    assert_eq!(membership.reap().unwrap(), 1);
+    assert_eq!(membership.open().unwrap().used(), 100);
 }

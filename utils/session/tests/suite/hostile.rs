@@ -1,7 +1,7 @@
 //! Gives any bytes to everything that reads a page. The fuzz target (`fuzz/`) runs the same.
 
 use limits::{GpuId, Limits, MemoryLimit};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use session::{Membership, Page, PageError};
 use std::fs;
 use std::path::Path;
@@ -47,33 +47,33 @@ pub(crate) fn work_on(dir: &Path, bytes: &[u8], later: &[u8]) -> Result<bool, st
     let accepted = opened.is_ok();
     if let Ok(page) = opened {
         let _ = page.summary();
-        if let Ok(seat) = Membership::claim(page) {
-            work(&seat);
+        if let Ok(membership) = Membership::claim(page) {
+            work(&membership);
             fs::write(&path, later)?;
-            work(&seat);
+            work(&membership);
             // A page that was found to be damaged stays so.
             fs::write(&path, bytes)?;
-            work(&seat);
+            work(&membership);
         }
     }
     fs::remove_file(&path)?;
     Ok(accepted)
 }
 
-fn work(seat: &Membership) {
-    for kind in Kind::ALL {
-        if let Ok(mut book) = seat.book() {
-            let _ = book.reserve(seat.slot(), kind, 100);
-            let _ = book.reserve_anywhere(seat.slot(), kind, 400);
-            let _ = book.release(seat.slot(), kind, 70);
-            book.set(seat.slot(), kind, 7);
-            let _ = (book.used(), book.on_device(), book.place(u64::MAX));
+fn work(membership: &Membership) {
+    for kind in MemoryKind::ALL {
+        if let Ok(mut ledger) = membership.open() {
+            let _ = ledger.reserve(membership.slot(), kind, 100);
+            let _ = ledger.reserve_anywhere(membership.slot(), kind, 400);
+            let _ = ledger.release(membership.slot(), kind, 70);
+            ledger.set(membership.slot(), kind, 7);
+            let _ = (ledger.used(), ledger.on_device(), ledger.place(u64::MAX));
         }
     }
-    if let Ok(mut book) = seat.book() {
-        let _ = book.begin_lease(seat.slot(), 1_000_000_000);
-        book.end_lease(seat.slot(), 2_000_000_000, 500_000_000);
+    if let Ok(mut ledger) = membership.open() {
+        let _ = ledger.begin_lease(membership.slot(), 1_000_000_000);
+        ledger.end_lease(membership.slot(), 2_000_000_000, 500_000_000);
     }
-    seat.still_holding(3);
-    let _ = seat.reap();
+    membership.still_holding(3);
+    let _ = membership.reap();
 }

@@ -4,8 +4,8 @@ use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::earned;
 use limits::{ComputeLimit, GpuId, Limits};
 use session::Page;
-use session::layout::Layout;
-use session::ledger::{Book, Turn};
+use session::layout::PageLayout;
+use session::ledger::{Ledger, Turn};
 
 const MS: u64 = 1_000_000;
 
@@ -20,12 +20,12 @@ impl Stage {
         let limits = Limits { compute: ComputeLimit::fixed(share_ppm), ..Limits::NONE };
         let page = Page::open(folder.path(), GpuId::from_bytes([3; 16]), &limits).unwrap();
         for slot in 0..processes {
-            Book::new(page.layout()).enroll(slot, 100 + u32::try_from(slot).unwrap(), 1);
+            Ledger::new(page.layout()).enroll(slot, 100 + u32::try_from(slot).unwrap(), 1);
         }
         Self { _folder: folder, page }
     }
 
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &PageLayout {
         self.page.layout()
     }
 
@@ -56,10 +56,10 @@ fn simulate(stage: &Stage, loads: &[Load], ms: u64) -> Vec<u64> {
     for step in 0..ms * 10 {
         let now = 1_000 * MS + step * MS / 10;
         for (slot, load) in loads.iter().enumerate() {
-            let mut book = Book::new(stage.layout());
+            let mut ledger = Ledger::new(stage.layout());
             let used = |from: u64| ((now - from) as f64 * load.density) as u64;
             states[slot] = match states[slot] {
-                State::Waits(until) if now >= until => match book.begin_lease(slot, now) {
+                State::Waits(until) if now >= until => match ledger.begin_lease(slot, now) {
                     Turn::Granted(length) => {
                         State::Holds { from: now, end: now + length, renew: now + 10 * MS }
                     }
@@ -70,7 +70,7 @@ fn simulate(stage: &Stage, loads: &[Load], ms: u64) -> Vec<u64> {
                     if now >= end {
                         State::Drains { from, until: now + load.overrun }
                     } else if now >= renew {
-                        let end = match book.renew_lease(slot, now, used(from)) {
+                        let end = match ledger.renew_lease(slot, now, used(from)) {
                             Turn::Granted(length) => now + length,
                             Turn::In(_) => end,
                         };
@@ -80,7 +80,7 @@ fn simulate(stage: &Stage, loads: &[Load], ms: u64) -> Vec<u64> {
                     }
                 }
                 State::Drains { from, until } if now >= until => {
-                    book.end_lease(slot, now, used(from));
+                    ledger.end_lease(slot, now, used(from));
                     State::Waits(now)
                 }
                 other => other,
@@ -168,30 +168,30 @@ fn sparse_siblings_hold_at_once_and_are_charged_together() {
 #[test]
 fn a_process_that_stopped_asking_loses_its_place() {
     let stage = Stage::new(1_000_000, 2);
-    let mut book = Book::new(stage.layout());
+    let mut ledger = Ledger::new(stage.layout());
     let start = 1_000 * MS;
     // The account begins to fill at the first call.
-    let _ = book.begin_lease(0, start - 50 * MS);
-    assert!(matches!(book.begin_lease(0, start), Turn::Granted(_)));
-    assert!(matches!(book.begin_lease(1, start + MS), Turn::In(_)));
+    let _ = ledger.begin_lease(0, start - 50 * MS);
+    assert!(matches!(ledger.begin_lease(0, start), Turn::Granted(_)));
+    assert!(matches!(ledger.begin_lease(1, start + MS), Turn::In(_)));
     // A sibling waits, so the lease is not renewed, and ends.
-    assert_eq!(book.renew_lease(0, start + 10 * MS, 10 * MS), Turn::In(0));
-    book.end_lease(0, start + 20 * MS, 10 * MS);
+    assert_eq!(ledger.renew_lease(0, start + 10 * MS, 10 * MS), Turn::In(0));
+    ledger.end_lease(0, start + 20 * MS, 10 * MS);
     // The process that waited comes first ...
-    assert!(matches!(book.begin_lease(0, start + 20 * MS), Turn::In(_)));
+    assert!(matches!(ledger.begin_lease(0, start + 20 * MS), Turn::In(_)));
     // ... unless it has stopped asking.
-    assert!(matches!(book.begin_lease(0, start + 120 * MS), Turn::Granted(_)));
+    assert!(matches!(ledger.begin_lease(0, start + 120 * MS), Turn::Granted(_)));
 }
 
 #[test]
 fn a_dead_holder_pays_until_the_end_of_its_lease() {
     let stage = Stage::new(500_000, 1);
-    let mut book = Book::new(stage.layout());
+    let mut ledger = Ledger::new(stage.layout());
     let start = 1_000 * MS;
-    assert!(matches!(book.begin_lease(0, start), Turn::In(_)));
-    let Turn::Granted(length) = book.begin_lease(0, start + 50 * MS) else { unreachable!() };
+    assert!(matches!(ledger.begin_lease(0, start), Turn::In(_)));
+    let Turn::Granted(length) = ledger.begin_lease(0, start + 50 * MS) else { unreachable!() };
     let before = stage.layout().balance_ns.load(Relaxed);
-    book.vacate(0);
+    ledger.vacate(0);
     let after = stage.layout().balance_ns.load(Relaxed);
     // The account went on earning meanwhile.
     assert_eq!(before - after, i64::try_from(length - earned(length, 500_000)).unwrap());
@@ -201,20 +201,20 @@ fn a_dead_holder_pays_until_the_end_of_its_lease() {
 #[test]
 fn what_was_used_elsewhere_is_not_saved_up_here() {
     let stage = Stage::new(500_000, 1);
-    let mut book = Book::new(stage.layout());
+    let mut ledger = Ledger::new(stage.layout());
     let start = 1_000 * MS;
-    let _ = book.begin_lease(0, start);
-    book.stop_waiting(0);
-    book.used_elsewhere(start + 40 * MS, 15 * MS);
+    let _ = ledger.begin_lease(0, start);
+    ledger.stop_waiting(0);
+    ledger.used_elsewhere(start + 40 * MS, 15 * MS);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 5_000_000);
-    book.used_elsewhere(start + 50 * MS, 30 * MS);
+    ledger.used_elsewhere(start + 50 * MS, 30 * MS);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 0);
 }
 
 #[test]
 fn any_numbers_in_a_page_do_no_harm() {
     let stage = Stage::new(500_000, 2);
-    let mut book = Book::new(stage.layout());
+    let mut ledger = Ledger::new(stage.layout());
     for value in [0, 1, u64::MAX / 2, u64::MAX] {
         for slot in &stage.layout().slots[..2] {
             slot.charged_until_ns.store(value, Relaxed);
@@ -227,11 +227,11 @@ fn any_numbers_in_a_page_do_no_harm() {
         stage.layout().busy_until_ns.store(value, Relaxed);
         stage.layout().settled_at_ns.store(value, Relaxed);
         for now in [0, 5, u64::MAX / 2, u64::MAX] {
-            let _ = book.begin_lease(0, now);
-            let _ = book.renew_lease(0, now, u64::MAX);
-            book.end_lease(1, now, u64::MAX);
-            book.vacate(0);
-            book.enroll(0, 7, 7);
+            let _ = ledger.begin_lease(0, now);
+            let _ = ledger.renew_lease(0, now, u64::MAX);
+            ledger.end_lease(1, now, u64::MAX);
+            ledger.vacate(0);
+            ledger.enroll(0, 7, 7);
         }
     }
 }
@@ -239,14 +239,14 @@ fn any_numbers_in_a_page_do_no_harm() {
 #[test]
 fn a_session_that_comes_to_be_limited_has_nothing_saved_up() {
     let stage = Stage::new(750_000, 1);
-    let mut book = Book::new(stage.layout());
-    assert!(matches!(book.begin_lease(0, 1_000 * MS), Turn::In(_)));
-    assert!(matches!(book.begin_lease(0, 2_000 * MS), Turn::Granted(_)));
-    book.end_lease(0, 2_010 * MS, 10 * MS);
-    book.forget_savings(5_000 * MS);
-    assert!(matches!(book.begin_lease(0, 5_000 * MS), Turn::In(_)));
+    let mut ledger = Ledger::new(stage.layout());
+    assert!(matches!(ledger.begin_lease(0, 1_000 * MS), Turn::In(_)));
+    assert!(matches!(ledger.begin_lease(0, 2_000 * MS), Turn::Granted(_)));
+    ledger.end_lease(0, 2_010 * MS, 10 * MS);
+    ledger.forget_savings(5_000 * MS);
+    assert!(matches!(ledger.begin_lease(0, 5_000 * MS), Turn::In(_)));
     // A debt stays.
     stage.layout().balance_ns.store(-3 * MS.cast_signed(), Relaxed);
-    book.forget_savings(5_000 * MS);
+    ledger.forget_savings(5_000 * MS);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), -3 * MS.cast_signed());
 }

@@ -1,7 +1,7 @@
 //! A page that several processes use.
 
 use limits::{GpuId, Limits, MemoryLimit};
-use session::layout::{Kind, Layout};
+use session::layout::{MemoryKind, PageLayout};
 use session::{Membership, Page, PageError};
 
 const DEVICE: GpuId = GpuId::from_bytes([7; 16]);
@@ -16,12 +16,13 @@ fn all_who_open_a_page_share_its_book_and_the_first_one_sets_the_limit() {
     let first = Page::open(dir.path(), DEVICE, &limits(1000)).unwrap();
     let second = Page::open(dir.path(), DEVICE, &Limits::NONE).unwrap();
     assert_eq!(second.layout().memory_limit.load(std::sync::atomic::Ordering::Relaxed), 1000);
-    let seat = Membership::claim(first).unwrap();
-    seat.book().unwrap().reserve(seat.slot(), Kind::Data, 600).unwrap();
+    let membership = Membership::claim(first).unwrap();
+    membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 600).unwrap();
     assert_eq!(second.layout().used.load(std::sync::atomic::Ordering::Relaxed), 600);
-    let refusal = seat.book().unwrap().reserve(seat.slot(), Kind::Data, 401).unwrap_err();
+    let refusal =
+        membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 401).unwrap_err();
     assert_eq!((refusal.used, refusal.limit), (600, 1000));
-    seat.book().unwrap().reserve(seat.slot(), Kind::Data, 400).unwrap();
+    membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 400).unwrap();
 }
 
 #[test]
@@ -30,7 +31,7 @@ fn noise_and_short_files_are_refused() {
     let path = dir.path().join(format!("{DEVICE}.page"));
     std::fs::write(&path, b"short").unwrap();
     assert!(matches!(Page::open(dir.path(), DEVICE, &limits(1)), Err(PageError::Foreign { .. })));
-    std::fs::write(&path, vec![0x5a; size_of::<Layout>()]).unwrap();
+    std::fs::write(&path, vec![0x5a; size_of::<PageLayout>()]).unwrap();
     assert!(matches!(Page::open(dir.path(), DEVICE, &limits(1)), Err(PageError::Foreign { .. })));
     std::fs::remove_file(&path).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", &path).unwrap();
@@ -44,17 +45,17 @@ fn a_killed_process_gives_everything_back() {
     let dir = tempfile::tempdir().unwrap();
     let open = || Page::open(dir.path(), DEVICE, &limits(1 << 40)).unwrap();
     let survivor = Membership::claim(open()).unwrap();
-    survivor.book().unwrap().reserve(survivor.slot(), Kind::Data, 5).unwrap();
+    survivor.open().unwrap().reserve(survivor.slot(), MemoryKind::Data, 5).unwrap();
     for round in 0..20 {
         // SAFETY: the child only uses what it opens itself, and is killed.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let seat = Membership::claim(open()).unwrap();
+            let membership = Membership::claim(open()).unwrap();
             loop {
-                let _ = seat.book().unwrap().reserve(seat.slot(), Kind::Pool, 1);
+                let _ = membership.open().unwrap().reserve(membership.slot(), MemoryKind::Pool, 1);
             }
         }
-        while survivor.book().unwrap().used() < 1000 {
+        while survivor.open().unwrap().used() < 1000 {
             std::thread::yield_now();
         }
         std::thread::sleep(std::time::Duration::from_micros(137 * round));
@@ -64,6 +65,6 @@ fn a_killed_process_gives_everything_back() {
             libc::waitpid(child, core::ptr::null_mut(), 0);
         }
         survivor.reap().unwrap();
-        assert_eq!(survivor.book().unwrap().used(), 5, "round {round}");
+        assert_eq!(survivor.open().unwrap().used(), 5, "round {round}");
     }
 }

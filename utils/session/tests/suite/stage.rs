@@ -1,7 +1,7 @@
 //! A page with one member, and operations on it.
 
 use limits::{GpuId, Limits, MemoryLimit};
-use session::layout::Kind;
+use session::layout::MemoryKind;
 use session::{Membership, Page, PageError};
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -20,20 +20,20 @@ pub(crate) fn page(dir: &Path) -> Page {
 
 pub(crate) fn stage() -> (TempDir, Membership, PathBuf) {
     let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-    let seat = Membership::claim(page(dir.path())).unwrap();
-    seat.book().unwrap().reserve(seat.slot(), Kind::Data, 100).unwrap();
+    let membership = Membership::claim(page(dir.path())).unwrap();
+    membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 100).unwrap();
     let path = dir.path().join(format!("{DEVICE}.page"));
-    (dir, seat, path)
+    (dir, membership, path)
 }
 
 #[track_caller]
-pub(crate) fn damaged(seat: &Membership, what: &str) {
+pub(crate) fn damaged(membership: &Membership, what: &str) {
     for _ in 0..2 {
-        let error = seat.book().map(|_| ()).unwrap_err();
+        let error = membership.open().map(|_| ()).unwrap_err();
         assert!(matches!(error, PageError::Damaged { .. }), "{error}");
         assert!(error.to_string().contains(what), "{error}");
     }
-    let _ = seat.reap();
+    let _ = membership.reap();
 }
 
 /// Does what a program does that closes descriptors it does not know: the page's descriptor then

@@ -1,33 +1,34 @@
 //! The addresses at which pages are mapped, for a signal handler: no lock, no allocation.
 
-use crate::layout::Layout;
+use crate::layout::PageLayout;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// The length of a mapping in bytes.
-const LENGTH: usize = size_of::<Layout>();
+const LENGTH: usize = size_of::<PageLayout>();
 /// More mappings than a process has at a time. In a forked child, the parent's count, too.
 const MOST: usize = 512;
 
 #[derive(Debug)]
-struct Entry {
+struct RangeEntry {
     /// The address; zero if the entry is free.
     start: AtomicUsize,
     /// Whether the file has been replaced by zeros.
     is_gone: AtomicBool,
 }
 
-static ENTRIES: [Entry; MOST] =
-    [const { Entry { start: AtomicUsize::new(0), is_gone: AtomicBool::new(false) } }; MOST];
+static ENTRIES: [RangeEntry; MOST] =
+    [const { RangeEntry { start: AtomicUsize::new(0), is_gone: AtomicBool::new(false) } }; MOST];
 
 /// A page's mapping that the handler knows. To be dropped before it is unmapped.
 #[derive(Debug)]
-pub(in super::super) struct Range(&'static Entry);
+pub(in super::super) struct Range(&'static RangeEntry);
 
 impl Range {
     /// Makes a mapping known, if there is room.
     pub(in super::super) fn new(start: usize) -> Option<Self> {
-        let free = |entry: &&Entry| entry.start.compare_exchange(0, start, AcqRel, Relaxed).is_ok();
+        let free =
+            |entry: &&RangeEntry| entry.start.compare_exchange(0, start, AcqRel, Relaxed).is_ok();
         ENTRIES.iter().find(free).map(Self)
     }
 
@@ -50,7 +51,7 @@ impl Drop for Range {
 /// Two threads at once both do it. What the first may have written there in between was lost
 /// already.
 pub(super) fn put_zeros(address: usize) -> bool {
-    let has_it = |entry: &'static Entry| {
+    let has_it = |entry: &'static RangeEntry| {
         let start = entry.start.load(Acquire);
         (start != 0 && address.wrapping_sub(start) < LENGTH).then_some((entry, start))
     };
