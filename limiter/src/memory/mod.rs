@@ -5,7 +5,7 @@
 //! * [`Memory`]: all of it, as the hooks see it
 //! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `oversubscribe`: calls that take memory,
 //!   and calls that give it back; `reconciler`: the thread for what no call tells of
-//! * `reserve`: whether there is room; `reconcile`, `quick_look`, `estimate`: what the driver has taken by itself
+//! * `reserve`: whether there is room; `reconcile`, `quick_check`, `estimate`: what the driver has taken by itself
 //! * `holdings` (`pools`, `graphs`, `physical`, `imports`): what is not one allocation with one handle
 //! * `reservation`, `headroom`, `refusal`, `seen`: one device's room in the session's ledger, and NVML's view of it
 //! * `device` (`tracker`, `contexts`, `changes`, `bell`): what is kept for a device
@@ -31,7 +31,7 @@ pub(crate) mod physical;
 mod pieces;
 mod pool_allocation;
 mod pools;
-mod quick_look;
+mod quick_check;
 mod reconcile;
 mod reconciler;
 mod refusal;

@@ -11,7 +11,7 @@
 //! well, between its reservation and the driver's call, one after the other. What such a look sees counts
 //! at once, and the moment is quiet but for the allocation itself, and for those that wait for their turn,
 //! as soon as the calls that the driver has are done: those that come in wait ([`Changes::pause`](super::changes::Changes::pause)). Where a
-//! [quick look](super::quick_look) shows that nothing can have changed that would matter, the last look is
+//! [quick check](super::quick_check) shows that nothing can have changed that would matter, the last look is
 //! enough.
 
 use super::changes::CallInProgress;
@@ -19,7 +19,7 @@ use super::device::DeviceMemory;
 use super::estimate::{DriverMemory, Sight};
 use super::headroom::Wanted;
 use super::holdings::Holdings;
-use super::quick_look::{self, Reference};
+use super::quick_check::{self, Reference};
 use super::reservation::Reservation;
 use super::seen::{self, Processes};
 use crate::ledger::left;
@@ -300,7 +300,7 @@ fn look(
             pause = None;
         }
         // First, so that what is taken in between is missing later.
-        let (begun, free) = (Instant::now(), quick_look::free_of(device));
+        let (begun, free) = (Instant::now(), quick_check::free_of(device));
         let standing = changes.standing(device.ledger, own);
         let sight = measure(holdings, device, own)?;
         if sight.exact {

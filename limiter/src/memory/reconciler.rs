@@ -46,7 +46,7 @@ impl Started {
             return;
         }
         let keep = move || keep(&guard.reconciler, charge);
-        if let Err(error) = guard.start("sluice-keeper", keep) {
+        if let Err(error) = guard.start("sluice-memory", keep) {
             self.0.store(false, Release);
             report::once(format_args!(
                 "the thread that finds out what the driver takes by itself cannot be started: {error}; such memory is not charged"

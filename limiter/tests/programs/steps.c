@@ -53,25 +53,25 @@ static void *churn(void *number) {
 static void threads(void) {
     DIR *tasks = opendir("/proc/self/task");
     struct dirent *task;
-    int keepers = 0;
+    int reconcilers = 0;
     while ((task = readdir(tasks))) {
         char path[300], line[200];
         snprintf(path, sizeof path, "/proc/self/task/%s/status", task->d_name);
         FILE *status = task->d_name[0] == '.' ? NULL : fopen(path, "r");
         if (!status)
             continue;
-        int keeper = 0;
+        int reconciler = 0;
         while (fgets(line, sizeof line, status)) {
-            if (!strcmp(line, "Name:\tsluice-keeper\n"))
-                keeper = 1;
+            if (!strcmp(line, "Name:\tsluice-memory\n"))
+                reconciler = 1;
             /* All but SIGKILL and SIGSTOP (and those of the C library). */
-            if (keeper && !strncmp(line, "SigBlk:\tfffffff", 15))
-                keepers++;
+            if (reconciler && !strncmp(line, "SigBlk:\tfffffff", 15))
+                reconcilers++;
         }
         fclose(status);
     }
     closedir(tasks);
-    printf("keepers=%d ", keepers);
+    printf("reconcilers=%d ", reconcilers);
 }
 
 static void step(const char *what, long n) {

@@ -4,7 +4,7 @@ from steps import watched
 from steps.watched import MIB, mib
 
 LIMIT, REAL, CHUNK = 3 << 30, 2 << 30, 128 * MIB
-# What the driver takes by itself before the keeper sees it.
+# What the driver takes by itself before the reconciler sees it.
 TOLERANCE = 64 * MIB
 
 

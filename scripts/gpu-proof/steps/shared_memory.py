@@ -21,7 +21,7 @@ def share(proof, rows, name, way):
     command = proof.limited(["--mem", "4GiB"], watched.program("share_memory.py", "--by", way))
     with watched.Watched(proof, command) as program:
         said = program.hear(40)
-        # The keeper has looked.
+        # The reconciler has looked.
         time.sleep(1.5)
         device, nvml = program.device(), watched.nvml_now(proof)
         program.go_on()

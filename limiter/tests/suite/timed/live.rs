@@ -257,7 +257,7 @@ fn outside_of_a_session_nothing_is_accounted() {
     let mut command = stage.limited(stage.folder().join("steps"));
     command.env_remove(SESSION_DIR).args(["alloc:1", "threads"]);
     let outcome = start(&mut command).end().silent();
-    assert!(outcome.stdout.contains("keepers=0"), "{outcome:#?}");
+    assert!(outcome.stdout.contains("reconcilers=0"), "{outcome:#?}");
     assert_eq!(fs::read_dir(stage.session("session")).unwrap().count(), 0);
 }
 

@@ -149,24 +149,24 @@ fn what_the_driver_takes_is_seen_in_the_midst_of_allocations() {
     let stage = Stage::new();
     let mut command = limited(&stage, "4GiB");
     let highest = highest(&stage, command.args(["load:300", "churn:2500"]));
-    // All but what was in flight whenever the keeper looked.
+    // All but what was in flight whenever the reconciler looked.
     assert!((200 * MIB..=300 * MIB).contains(&highest), "{highest}");
 }
 
 #[test]
-fn there_is_one_keeper_and_no_more_than_needed() {
+fn there_is_one_reconciler_and_no_more_than_needed() {
     let stage = Stage::new();
     let outcome = steps(&stage, "1GiB", &["sleep:200", "threads", "alloc:10", "load:1", "threads"]);
-    assert_eq!(values(&outcome, "keepers"), [1, 1], "{outcome:#?}");
+    assert_eq!(values(&outcome, "reconcilers"), [1, 1], "{outcome:#?}");
     // Nobody waits for it when the program ends.
     assert!(outcome.took < Duration::from_secs(2), "{outcome:#?}");
     // A session without limits may be given one at any time; a program outside of one may not.
-    for (session, keepers) in [(Some("free"), 1), (None, 0)] {
+    for (session, reconcilers) in [(Some("free"), 1), (None, 0)] {
         let mut unlimited = limited(&stage, "1GiB");
         unlimited.env_remove(MEMORY_LIMIT).env_remove(SESSION_DIR);
         unlimited.envs(session.map(|name| (SESSION_DIR, stage.session(name))));
         let outcome = crate::common::outcome(unlimited.args(["sleep:200", "threads"])).silent();
-        assert_eq!(values(&outcome, "keepers"), [keepers], "{outcome:#?}");
+        assert_eq!(values(&outcome, "reconcilers"), [reconcilers], "{outcome:#?}");
     }
 }
 
@@ -174,14 +174,14 @@ fn there_is_one_keeper_and_no_more_than_needed() {
 fn a_forked_child_has_its_own() {
     let stage = Stage::new();
     let outcome = steps(&stage, "1GiB", &["fork", "sleep:200", "threads", "load:100", "settle"]);
-    assert_eq!(values(&outcome, "keepers"), [1], "{outcome:#?}");
+    assert_eq!(values(&outcome, "reconcilers"), [1], "{outcome:#?}");
     assert_eq!(values(&outcome, "settled"), [USED + 100], "{outcome:#?}");
     assert_eq!(values(&outcome, "child"), [0], "{outcome:#?}");
 }
 
-/// A process that is over before the keeper has done anything, many times.
+/// A process that is over before the reconciler has done anything, many times.
 #[test]
-fn the_end_of_a_process_does_not_meet_the_keeper() {
+fn the_end_of_a_process_does_not_meet_the_reconciler() {
     let stage = Stage::new();
     for round in 0..30 {
         let nap = format!("sleep:{}", round * 3);
