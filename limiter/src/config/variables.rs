@@ -1,4 +1,6 @@
 //! The table of all environment variables, from which they are read and documented.
+//!
+//! The file is long because it is one table.
 
 use super::value::Format;
 use limits::env;

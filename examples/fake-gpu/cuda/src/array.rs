@@ -1,4 +1,7 @@
 //! Arrays and mipmapped arrays.
+//!
+//! The file is long because it is one chapter of the driver API, "Memory Management (arrays)",
+//! and is looked up by that.
 
 use core::ffi::c_uint;
 

@@ -1,4 +1,7 @@
 //! Primary contexts, created contexts, and which one is current.
+//!
+//! The file is long because it is one chapter of the driver API, "Context Management",
+//! and is looked up by that.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;

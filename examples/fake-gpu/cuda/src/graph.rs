@@ -1,4 +1,7 @@
 //! Graphs: nodes and their order.
+//!
+//! The file is long because it is one chapter of the driver API, "Graph Management",
+//! and is looked up by that.
 
 use core::ffi::{c_int, c_uint};
 use std::sync::Arc;

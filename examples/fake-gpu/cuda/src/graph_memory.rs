@@ -1,6 +1,9 @@
 //! Memory of graphs. An allocation node has its address from the moment it is added. The device
 //! provides the bytes when an executable graph is first launched or uploaded. They come in chunks
 //! that all graphs of the process share and that stay until `cuDeviceGraphMemTrim`.
+//!
+//! The file is long because it is one chapter of the driver API, "Graph Management (memory nodes)",
+//! and is looked up by that.
 
 use core::ffi::c_uint;
 use std::sync::Arc;

@@ -1,5 +1,8 @@
 //! Modules, libraries and their kernels. An image is PTX text; of a kernel, only its `.entry` is
 //! read.
+//!
+//! The file is long because it is one chapter of the driver API, "Module Management",
+//! and is looked up by that.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use std::ffi::CString;

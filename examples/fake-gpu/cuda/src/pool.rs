@@ -4,6 +4,9 @@
 //! by it. At a synchronisation it gives back what it does not need beyond its release threshold. If
 //! it has not enough in one piece, it takes more from the device, even if much is free in smaller
 //! pieces.
+//!
+//! The file is long because it is one chapter of the driver API, "Stream Ordered Memory Allocator",
+//! and is looked up by that.
 
 use std::collections::BTreeMap;
 

@@ -4,6 +4,9 @@
 //! two mappings of one allocation show the same bytes. An allocation that other processes may have
 //! is a block of the node. Allocations belong to the process, not to a context, and are charged to
 //! the device in their properties.
+//!
+//! The file is long because it is one chapter of the driver API, "Virtual Memory Management",
+//! and is looked up by that.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::BTreeMap;

@@ -1,4 +1,6 @@
 //! The mapped file: opening it, locking it, and waiting for the simulation.
+//!
+//! The file is long because all access to the mapped file goes through one type.
 
 use std::fs::{File, OpenOptions};
 use std::io;
