@@ -9,9 +9,11 @@
 
 mod capture;
 mod copies;
+mod driver_memory;
 mod graph_memory;
 mod host_calls;
 mod memory;
+mod processes;
 mod references;
 mod shape;
 mod sharing;

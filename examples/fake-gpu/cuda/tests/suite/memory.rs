@@ -1,24 +1,19 @@
 //! Device memory: exact to the byte, for every way to allocate it.
 
 use std::ffi::c_void;
-use std::io::{Read, Write};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 
 use crate::support::*;
-use driver::cuda::{
-    AccessDesc, AllocationProp, Array3dDescriptor, ArrayDescriptor, MemAllocNodeParams,
-    MemLocation, PoolProps,
-};
+use driver::cuda::{AccessDesc, AllocationProp, Array3dDescriptor, ArrayDescriptor, MemLocation};
 
-const SMALL: &[(&str, &str)] = &[("SLUICE_FAKE_MEMORY", "1GiB"), ("SLUICE_FAKE_CONTEXT", "128MiB")];
+pub(crate) const SMALL: &[(&str, &str)] =
+    &[("SLUICE_FAKE_MEMORY", "1GiB"), ("SLUICE_FAKE_CONTEXT", "128MiB")];
 
-fn alloc(size: u64) -> (u32, u64) {
+pub(crate) fn alloc(size: u64) -> (u32, u64) {
     let mut address = 0;
     (cuMemAlloc_v2(&mut address, size as usize), address)
 }
 
-fn location() -> MemLocation {
+pub(crate) fn location() -> MemLocation {
     MemLocation { kind: 1, id: 0 }
 }
 
@@ -307,129 +302,6 @@ fn managed_memory_that_belongs_on_the_host_stays_there() {
     });
 }
 
-/// Text of a module with three MiB of code.
-fn large_image() -> Vec<u8> {
-    let mut image = b".version 8.0\n.visible .entry k() { ret; }\n".to_vec();
-    image.resize(3 << 20, b'\n');
-    image.push(0);
-    image
-}
-
-#[test]
-fn code_takes_memory_once_something_in_it_is_used() {
-    isolated(SMALL, || {
-        let gpu = Gpu::open();
-        let (before, image) = (free_memory(), large_image());
-        let (image, none) = (image.as_ptr().cast(), std::ptr::null());
-        let (mut module, mut function, mut library, mut kernel) = (null(), null(), null(), null());
-        ok(cuModuleLoadData(&mut module, image));
-        assert_eq!(free_memory(), before);
-        ok(cuModuleGetFunction(&mut function, module, c"k".as_ptr()));
-        ok(cuModuleGetFunction(&mut function, module, c"k".as_ptr()));
-        assert_eq!(before - free_memory(), 4 * MIB);
-        ok(cuModuleUnload(module));
-        assert_eq!(free_memory(), before);
-        // A library is loaded in each context that uses it.
-        ok(cuLibraryLoadData(&mut library, image, none, none, 0, none, none, 0));
-        ok(cuLibraryGetKernel(&mut kernel, library, c"k".as_ptr()));
-        assert_eq!(free_memory(), before);
-        let no = std::ptr::null_mut();
-        ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null(), no, no));
-        assert_eq!(before - free_memory(), 4 * MIB);
-        let (mut context, mut loaded) = (null(), 2);
-        ok(cuCtxCreate_v2(&mut context, 0, gpu.device));
-        ok(cuFuncIsLoaded(&mut loaded, kernel));
-        assert_eq!(loaded, 0);
-        ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, null(), no, no));
-        ok(cuFuncIsLoaded(&mut loaded, kernel));
-        assert_eq!(loaded, 1);
-        assert_eq!(before - free_memory(), (128 + 8) * MIB);
-        ok(cuCtxDestroy_v2(context));
-        assert_eq!(before - free_memory(), 4 * MIB);
-        ok(cuLibraryUnload(library));
-        assert_eq!(free_memory(), before);
-        // There has to be enough memory.
-        ok(cuModuleLoadData(&mut module, image));
-        ok(alloc(before - MIB).0);
-        assert_eq!(cuModuleGetFunction(&mut function, module, c"k".as_ptr()), OUT_OF_MEMORY);
-    });
-}
-
-#[test]
-fn graph_memory_is_taken_at_launch_and_kept_until_it_is_trimmed() {
-    isolated(SMALL, || {
-        let gpu = Gpu::open();
-        let on = stream();
-        let before = free_memory();
-        let mut params = MemAllocNodeParams {
-            pool_props: PoolProps {
-                kind: 1,
-                handle_types: 0,
-                location: location(),
-                win32_security_attributes: null(),
-                max_size: 0,
-                usage: 0,
-                reserved: [0; 54],
-            },
-            access_descs: std::ptr::null(),
-            access_desc_count: 0,
-            bytesize: 64 << 20,
-            dptr: 0,
-        };
-        let (mut graph, mut node, mut free) = (null(), null(), null());
-        ok(cuGraphCreate(&mut graph, 0));
-        let none = std::ptr::null();
-        ok(cuGraphAddMemAllocNode(&mut node, graph, none, 0, (&raw mut params).cast()));
-        assert_ne!(params.dptr, 0);
-        ok(cuGraphAddMemFreeNode(&mut free, graph, &node, 1, params.dptr));
-        let mut exec = null();
-        ok(cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-        assert_eq!(free_memory(), before);
-        for _ in 0..3 {
-            ok(cuGraphLaunch(exec, on));
-            ok(cuStreamSynchronize(on));
-            assert_eq!(before - free_memory(), 64 * MIB);
-        }
-        let mut reserved = 0;
-        ok(cuDeviceGetGraphMemAttribute(gpu.device, 2, &mut reserved));
-        assert_eq!(reserved, 64 * MIB);
-        ok(cuDeviceGraphMemTrim(gpu.device));
-        assert_eq!(free_memory(), before);
-        ok(cuGraphExecDestroy(exec));
-        ok(cuGraphDestroy(graph));
-    });
-}
-
-#[test]
-fn contexts_cost_and_take_their_memory_along() {
-    isolated(SMALL, || {
-        let gpu = Gpu::open();
-        let before = free_memory();
-        let mut context = null();
-        ok(cuCtxCreate_v2(&mut context, 0, gpu.device));
-        assert_eq!(before - free_memory(), 128 * MIB);
-        let (code, _) = alloc(10 * MIB);
-        ok(code);
-        ok(cuCtxDestroy_v2(context));
-        let mut current = null();
-        ok(cuCtxGetCurrent(&mut current));
-        assert_eq!(current, gpu.context);
-        assert_eq!(free_memory(), before);
-        ok(alloc(10 * MIB).0);
-        ok(cuDevicePrimaryCtxReset_v2(gpu.device));
-        let mut address = 0;
-        assert_eq!(cuMemAlloc_v2(&mut address, 4), 709);
-        let mut context = null();
-        ok(cuDevicePrimaryCtxRetain(&mut context, gpu.device));
-        assert_eq!(context, gpu.context);
-        assert_eq!(free_memory(), before);
-        for _ in 0..7 {
-            ok(cuCtxCreate_v2(&mut context, 0, gpu.device));
-        }
-        assert_eq!(cuCtxCreate_v2(&mut context, 0, gpu.device), OUT_OF_MEMORY);
-    });
-}
-
 #[test]
 fn wrong_calls_get_the_drivers_answers() {
     isolated(SMALL, || {
@@ -468,112 +340,4 @@ fn wrong_calls_get_the_drivers_answers() {
         ok(cuModuleUnload(gpu.module));
         assert_eq!(launch(gpu.spin, 1, 1, params.as_mut_ptr()), INVALID_HANDLE);
     });
-}
-
-#[test]
-fn a_forked_child_starts_clean() {
-    isolated(SMALL, || {
-        let _gpu = Gpu::open();
-        ok(alloc(100 * MIB).0);
-        let before = free_memory();
-        // SAFETY: the child only makes driver calls and leaves with `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let mut address = 0;
-            let mut good = cuMemAlloc_v2(&mut address, 4) == NOT_INITIALIZED;
-            let mut context = null();
-            good &= cuInit(0) == 0 && cuMemAlloc_v2(&mut address, 4) == INVALID_CONTEXT;
-            good &= cuDevicePrimaryCtxRetain(&mut context, 0) == 0;
-            good &= cuCtxSetCurrent(context) == 0 && free_memory() == before - 128 * MIB;
-            // SAFETY: ends the child without running the parent's exit handlers.
-            unsafe { libc::_exit(i32::from(!good)) };
-        }
-        let mut status = -1;
-        // SAFETY: waits for the child made above.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(status, 0);
-        assert_eq!(free_memory(), before);
-    });
-}
-
-#[test]
-fn a_child_does_not_keep_its_parents_memory() {
-    isolated(SMALL, || {
-        if part().is_some() {
-            let _gpu = Gpu::open();
-            ok(alloc(100 * MIB).0);
-            // SAFETY: the child only sleeps; it ends with its own alarm.
-            if unsafe { libc::fork() } == 0 {
-                std::thread::sleep(std::time::Duration::from_secs(3));
-                // SAFETY: ends the child without running exit handlers.
-                unsafe { libc::_exit(0) };
-            }
-            println!("ready");
-            std::thread::sleep(std::time::Duration::from_secs(60));
-            return;
-        }
-        let _gpu = Gpu::open();
-        let before = free_memory();
-        let mut other = start_part("other");
-        eventually(|| free_memory() == before - 228 * MIB);
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        let begin = std::time::Instant::now();
-        other.kill().unwrap();
-        other.wait().unwrap();
-        eventually(|| free_memory() == before);
-        assert!(begin.elapsed().as_millis() < 1000, "{:?}", begin.elapsed());
-    });
-}
-
-#[test]
-fn a_program_that_executes_another_one_is_gone() {
-    isolated(SMALL, || {
-        if part().is_some() {
-            let _gpu = Gpu::open();
-            ok(alloc(100 * MIB).0);
-            println!("ready");
-            std::io::stdin().read_exact(&mut [0]).unwrap();
-            let error = Command::new("sleep").arg("30").exec();
-            panic!("{error}");
-        }
-        let _gpu = Gpu::open();
-        let before = free_memory();
-        let mut child = start_part("other");
-        eventually(|| free_memory() == before - 228 * MIB);
-        child.stdin.take().unwrap().write_all(b"g").unwrap();
-        eventually(|| free_memory() == before);
-        assert!(child.try_wait().unwrap().is_none(), "the process itself lives on");
-        child.kill().unwrap();
-        child.wait().unwrap();
-    });
-}
-
-#[test]
-fn visible_devices_are_honoured() {
-    let two = "GPU-5a1ce000-0000-4000-8000-000000000001,0";
-    isolated(&[("CUDA_VISIBLE_DEVICES", two)], || {
-        let _gpu = Gpu::open();
-        let mut count = 0;
-        ok(cuDeviceGetCount(&mut count));
-        assert_eq!(count, 2);
-        ok(alloc(64 * MIB).0);
-        // Ordinal 0 is the node's device 1. Another process, which sees the devices in order, finds
-        // the memory missing on that one.
-        if part().is_none() {
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "second_device_from_outside", "--nocapture", "--ignored"])
-                .env("CUDA_VISIBLE_DEVICES", "1")
-                .output()
-                .unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        }
-    });
-}
-
-#[test]
-#[ignore = "a part of visible_devices_are_honoured"]
-fn second_device_from_outside() {
-    let _gpu = Gpu::open();
-    // Two contexts of 512 MiB, and what the other process allocated.
-    assert_eq!(free_memory(), 16 * GIB - GIB - 64 * MIB);
 }
