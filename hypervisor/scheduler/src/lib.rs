@@ -27,6 +27,8 @@
 //! could also unload the limiter, so this is no boundary against that user. Time without a report
 //! (none came, the lease was revoked, the process died) is charged in full.
 
+#![forbid(unsafe_code)]
+
 mod account;
 mod decision;
 mod density;
