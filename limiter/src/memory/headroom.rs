@@ -24,12 +24,12 @@ const MOST: u64 = 128 << 20;
 /// own tables need changes with every allocation and launch.
 const LEAST_PART: u64 = 4;
 
-/// The driver has been given images of so many bytes for a device.
+/// The driver has been given images of `bytes` bytes for a device.
 pub(super) fn given(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(bytes)));
 }
 
-/// The driver has dropped images of so many bytes.
+/// The driver has dropped images of `bytes` bytes.
 pub(super) fn dropped(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_sub(bytes)));
 }

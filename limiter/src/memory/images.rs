@@ -34,7 +34,7 @@ impl Images {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call that gives the driver an image of so many bytes; `handle` is read after success.
+    /// Runs a call that gives the driver an image of `bytes` bytes; `handle` is read after success.
     /// `make_room` makes pools give back unused memory, so that the code fits.
     pub(super) fn load(
         &self,

@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 struct Import {
     device: &'static DeviceMemory,
     bytes: u64,
-    /// Opened so many times.
+    /// How often it is open.
     opens: u32,
     /// The context that it ends with.
     context: usize,

@@ -125,7 +125,7 @@ fn no_room_of_the_limiter_uses_one_above_it() {
             continue;
         }
         let Some(level) = levels.get(room) else {
-            wrong.push(format!("{}: the table has no module `{room}`", inside.display()));
+            wrong.push(format!("{}: the table lacks `{room}`", inside.display()));
             continue;
         };
         seen.insert(room.to_owned());
@@ -134,9 +134,7 @@ fn no_room_of_the_limiter_uses_one_above_it() {
                 _ if used == room => {}
                 Some(below) if below < level => {}
                 Some(_) => wrong.push(format!("{} uses `{used}`", inside.display())),
-                None => {
-                    wrong.push(format!("{}: the table has no module `{used}`", inside.display()))
-                }
+                None => wrong.push(format!("{}: the table lacks `{used}`", inside.display())),
             }
         }
     }
