@@ -1,5 +1,5 @@
-//! What the limiter adds to `cuMemAlloc` and `cuMemFree`, and to `cuMemGetInfo`: runs with and without it,
-//! in turn, each in a process of its own.
+//! What the limiter adds to `cuMemAlloc` and `cuMemFree`, and to `cuMemGetInfo`. Runs with and without the
+//! limiter alternate, each in a process of its own.
 //!
 //! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench alloc`.
 //! On a real one: the built program with `--driver system --limiter PATH`.
@@ -16,12 +16,12 @@ mod driver;
 use driver::{Driver, Options, median, now};
 use std::path::Path;
 
-/// Calls between two looks at the clock.
+/// Calls between two readings of the clock.
 const BLOCK: usize = 100;
-/// Sizes in bytes: one that shares pages, one of whole pages.
+/// Sizes in bytes: one allocation that shares pages, one of whole pages.
 const SIZES: [usize; 2] = [4096, 2 << 20];
 
-/// Nanoseconds of one call, as the median of blocks.
+/// Nanoseconds per call: the median over blocks.
 fn time(calls: usize, call: impl Fn()) -> f64 {
     let block = || {
         let begun = now();
@@ -58,7 +58,7 @@ fn work(arguments: &[String]) {
     );
 }
 
-/// What one run says: nanoseconds by measurement.
+/// The result of one run: nanoseconds for each measurement.
 fn run(options: &Options, session: Option<&Path>) -> Vec<f64> {
     let calls = options.count.unwrap_or(20_000).to_string();
     let output = options.copy(session, &[&calls]).spawn().unwrap().wait_with_output().unwrap();

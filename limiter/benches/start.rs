@@ -1,6 +1,6 @@
-//! What the preloaded library adds to the start of a process, in pairs of runs, with and without, in turn:
-//! one that never calls CUDA (`true`), and one with as many mappings as a large framework has, from the
-//! loading of the driver to its first context.
+//! What the preloaded library adds to the start of a process. Runs with and without it alternate, in pairs.
+//! One process never calls CUDA (`true`). The other has as many mappings as a large framework, and is
+//! measured from the loading of the driver to its first context.
 //!
 //! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench start`.
 //! On a real one: the built program with `--driver system --limiter PATH`.
@@ -22,11 +22,12 @@ fn milliseconds(from: core::time::Duration) -> f64 {
     (now() - from).as_secs_f64() * 1e3
 }
 
-/// Maps as many pages as the first argument says, apart from each other, and says how long the driver takes.
+/// Makes as many mappings as the first argument says, apart from each other, and prints how long the driver
+/// takes.
 fn work(arguments: &[String]) {
     let mappings: usize = arguments[0].parse().unwrap();
     for index in 0..mappings {
-        // Neighbours that are alike would be one mapping.
+        // Neighbours with the same protection would become one mapping.
         let protection = if index % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: memory of the kernel's choice.
@@ -38,7 +39,7 @@ fn work(arguments: &[String]) {
     println!("{}", milliseconds(begun));
 }
 
-/// Until `true` has ended.
+/// The time until `true` has ended.
 fn nothing(limiter: Option<&Path>) -> f64 {
     let mut command = Command::new("/bin/true");
     command.env_remove("LD_PRELOAD");
@@ -52,7 +53,7 @@ fn nothing(limiter: Option<&Path>) -> f64 {
     milliseconds(begun)
 }
 
-/// From the loading of the driver to a context.
+/// The time from the loading of the driver to a context.
 fn driver(options: &Options, session: Option<&Path>, mappings: usize) -> f64 {
     let mut command = options.copy(session, &[&mappings.to_string()]);
     let output = command.stdin(Stdio::null()).output().unwrap();

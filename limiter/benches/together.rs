@@ -1,5 +1,5 @@
-//! Processes that start together on one device: from the start of the first to the last one's context, for one
-//! and for 64, with the limiter and without, in turn.
+//! Processes that start together on one device: the time from the start of the first one to the context of
+//! the last one. For one process and for 64, with and without the limiter, alternating.
 //!
 //! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench together`.
 //! On a real one: the built program with `--driver system --limiter PATH`.
@@ -20,7 +20,7 @@ use std::path::Path;
 fn work() {
     let _driver = Driver::start();
     println!("{}", now().as_nanos());
-    // Until all have their contexts.
+    // Until all processes have their contexts.
     let _ = std::io::stdin().read(&mut [0]);
 }
 

@@ -1,4 +1,4 @@
-//! A device that is accounted in this process.
+//! A device with a ledger in this process.
 
 use crate::compute::Gate;
 use crate::config::Config;
@@ -17,8 +17,8 @@ pub(crate) struct Device {
     pub(crate) gate: Gate,
 }
 
-/// The directory of this process's session: the one that `sluice run` made, else one for all
-/// processes of this user, pid namespace (container) and pod that carry the same limits.
+/// The directory of this process's session. It is the one that `sluice run` made; otherwise one that all
+/// processes of this user, pid namespace (container) and pod with the same limits share.
 pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
     let dir = match &config.session_dir {
         Some(dir) => directory::check(dir).map(|()| dir.clone()),
@@ -27,7 +27,7 @@ pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
     dir.map_err(|error| LimiterFailure(error.to_string()))
 }
 
-/// Whether the program is to see only some of the host's devices, or in another order.
+/// Whether the environment hides some of the host's devices from the program, or reorders them.
 pub(crate) fn is_narrowed_down() -> bool {
     ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"]
         .iter()

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 /// Devices that one process can see. The driver itself stops at 64.
 pub(crate) const MAX_DEVICES: usize = 64;
 
-/// Something for each device, null behind the last.
+/// One item for each device, null after the last.
 pub(crate) struct DeviceList<T: 'static>([AtomicPtr<T>; MAX_DEVICES]);
 
 impl<T> DeviceList<T> {
@@ -14,12 +14,12 @@ impl<T> DeviceList<T> {
         Self([const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES])
     }
 
-    /// Whether another one finds no place.
+    /// Whether there is no space for another item.
     pub(crate) fn is_full(&self) -> bool {
         self.iter().count() == MAX_DEVICES
     }
 
-    /// Adds one; not, if the list is full. By one thread at a time.
+    /// Adds an item; does nothing if the list is full. One thread at a time may call this.
     pub(crate) fn push(&self, item: &'static T) {
         if let Some(place) = self.0.iter().find(|place| place.load(Ordering::Relaxed).is_null()) {
             place.store(ptr::from_ref(item).cast_mut(), Ordering::Release);

@@ -1,8 +1,8 @@
 //! Keeps the driver alive under the calls of the limiter's own threads.
 //!
-//! They ask about events and memory whenever they like. A context that ends takes its events with it, and
-//! a process that exits takes the whole driver: both wait until the threads are out of the driver, and the
-//! threads do not go in again.
+//! These threads query events and memory at any time. A context that ends destroys its events, and a process
+//! that exits destroys the whole driver. Both wait until the threads have left the driver, and the threads do
+//! not enter it again.
 
 use crate::{clock, driver_calls, own_thread};
 use core::sync::atomic::AtomicBool;
@@ -14,21 +14,21 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockE
 /// A step of waiting for threads to leave the driver.
 const STEP_NS: u64 = 100_000;
 
-/// The limiter's own threads that call the driver, and what keeps them out of it.
+/// Keeps the limiter's own threads out of the driver when it ends.
 pub(crate) struct ExitGuard {
-    /// The process that it is for. A child that was not made by `fork(3)` has it as well, and none of the
-    /// threads: it must not wait for a lock that one of them held.
+    /// The process that this guard belongs to. A child that was not made by `fork(3)` inherits the guard but
+    /// none of the threads. It must not wait for a lock that one of them held.
     process: u32,
     at_exit: extern "C" fn(),
     watches: AtomicBool,
-    /// One for each device whose time is limited. They are in the driver for moments.
+    /// One thread for each device whose time is limited. Each is in the driver only for moments.
     pub(crate) governors: Visits,
-    /// It may be in the driver for as long as the device works.
+    /// The reconciler may be in the driver for as long as the device works.
     pub(crate) reconciler: Visits,
 }
 
 impl ExitGuard {
-    /// `at_exit` is to keep the threads out.
+    /// `at_exit` has to keep the threads out.
     pub(crate) fn new(at_exit: extern "C" fn()) -> Self {
         Self {
             process: std::process::id(),
@@ -39,17 +39,17 @@ impl ExitGuard {
         }
     }
 
-    /// Starts a thread that will call the driver. To be called from a call into the driver, without a lock.
+    /// Starts a thread that will call the driver. Must be called from a call into the driver, without a lock.
     pub(crate) fn start(&self, name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
         self.watch_exit();
         driver_calls::library::keep();
         own_thread::start(name, body)
     }
 
-    /// Has the threads stop when the program exits, before the driver's own end: exit handlers run in
-    /// the opposite order of their registration, and the driver registered its own earlier.
+    /// Stops the threads when the program exits, before the driver ends itself. Exit handlers run in the
+    /// opposite order of their registration, and the driver registered its handler earlier.
     fn watch_exit(&self) {
-        // Not a `Once`, which a forked child may find taken by a thread that it does not have.
+        // Not a `Once`: a forked child may find it locked by a thread that the child does not have.
         if !self.watches.swap(true, AcqRel) {
             // SAFETY: the handler does not unwind.
             unsafe { libc::atexit(self.at_exit) };
@@ -73,8 +73,8 @@ impl Visits {
         Self { inside: RwLock::new(()), kept_out: AtomicBool::new(false) }
     }
 
-    /// Held by such a thread around its driver calls. When the process is about to end, the thread has nothing
-    /// more to do, and stays here.
+    /// Such a thread holds this around its driver calls. When the process is about to end, the thread has no
+    /// more work to do and sleeps here.
     pub(crate) fn enter(&self) -> RwLockReadGuard<'_, ()> {
         if let Some(inside) = self.try_enter() {
             return inside;
@@ -90,13 +90,13 @@ impl Visits {
         (!self.kept_out.load(Relaxed)).then_some(inside)
     }
 
-    /// Waits until no such thread is in the driver, and keeps them out while held.
+    /// Waits until no such thread is in the driver, and keeps them out while the guard is held.
     pub(crate) fn exclude(&self) -> RwLockWriteGuard<'_, ()> {
         self.inside.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps them out for good. Waits for those that are inside, but not for ever: a thread may have been ended
-    /// in the middle of a call.
+    /// Keeps the threads out for good. Waits for those inside, but at most `longest`: a thread may have been
+    /// ended in the middle of a call.
     pub(crate) fn keep_out(&self, longest: Duration) {
         let mut tries = longest.as_nanos() / u128::from(STEP_NS);
         let _alone = loop {

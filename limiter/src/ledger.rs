@@ -1,4 +1,4 @@
-//! The session's ledger of one device, with this process's place in it.
+//! The session's ledger of one device, with this process's membership.
 
 use crate::config::OnFailure;
 use crate::report;
@@ -13,21 +13,21 @@ use session::{LedgerGuard, Membership, Page, PageError};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// How often the dead are looked for where nothing is missing.
+/// How often dead processes are looked for while no bytes are missing.
 const REAP_PERIOD: Duration = Duration::from_millis(50);
 
-/// What this process and the others of its session write down about a device.
+/// The ledger that the processes of a session share for a device.
 pub(crate) struct DeviceLedger {
     uuid: GpuId,
     membership: Membership,
     on_failure: OnFailure,
-    /// Why the page is not believed any more.
+    /// Why the page is no longer trusted.
     broken: OnceLock<LimiterFailure>,
 }
 
 impl DeviceLedger {
-    /// Takes a place in the session's page of the device. The limits are the page's from then on: those of
-    /// whoever made the page, or as they were changed since.
+    /// Claims a slot in the session's page of the device. From then on the page's limits hold: those it was
+    /// made with, or as changed since.
     pub(crate) fn join(
         uuid: GpuId,
         limits: &Limits,
@@ -45,38 +45,39 @@ impl DeviceLedger {
         self.uuid
     }
 
-    /// This process's place in the session's ledger.
+    /// This process's membership of the session's page.
     pub(crate) const fn membership(&self) -> &Membership {
         &self.membership
     }
 
-    /// Opens the session's ledger; `None`, and a line that says so, where that cannot be done.
+    /// Opens the session's ledger; if that fails, reports it and returns `None`.
     pub(crate) fn open(&self) -> Option<LedgerGuard<'_>> {
         self.or_say(self.membership.open())
     }
 
-    /// The page's fields, for reading without the ledger.
+    /// The page's fields, read without opening the ledger.
     pub(crate) fn page(&self) -> Option<&PageLayout> {
         self.or_say(self.membership.look())
     }
 
-    /// What the page says of this process.
+    /// This process's slot in the page.
     pub(crate) fn own_slot(&self) -> Option<&MemberSlot> {
         self.page()?.slots.get(self.membership.slot())
     }
 
-    /// Gives back what dead processes left; `true`: there was something.
+    /// Gives back what dead processes held; `true`: there was something.
     pub(crate) fn reap(&self) -> bool {
         self.or_say(self.membership.reap()).is_some_and(|dead| dead > 0)
     }
 
-    /// The page's fields without the dead, as far as a process of the session has looked for them a
-    /// moment ago.
+    /// The page's fields without dead processes, as of the last check. If no process of the session has
+    /// checked within [`REAP_PERIOD`], this one does.
     pub(crate) fn page_reaped(&self) -> Option<&PageLayout> {
         self.or_say(self.membership.look_reaped(REAP_PERIOD))
     }
 
-    /// Gives bytes back to the session; while the ledger cannot be opened, as soon as it can.
+    /// Gives bytes back to the session. If the ledger cannot be opened now, they are given back when it next
+    /// can.
     pub(crate) fn release(&self, kind: MemoryKind, bytes: u64) {
         match self.open() {
             Some(mut opened) => {
@@ -88,24 +89,25 @@ impl DeviceLedger {
         }
     }
 
-    /// Says that bytes could not be given back.
+    /// Reports bytes that could not be given back.
     pub(crate) fn say_if_damaged(&self, released: Result<(), session::ledger::Damaged>) {
         if let Err(damaged) = released {
             report::once(format_args!("device {}: {damaged}", self.uuid));
         }
     }
 
-    /// Why the limits of this device cannot be kept any more.
+    /// Why the limits of this device can no longer be enforced.
     pub(crate) fn broken(&self) -> Option<&LimiterFailure> {
         self.broken.get()
     }
 
-    /// Whether calls have to fail because the limits cannot be kept any more.
+    /// Whether calls must fail because the limits can no longer be enforced.
     pub(crate) fn is_denied(&self) -> bool {
         self.broken().is_some_and(|refused| !self.lets_pass(refused))
     }
 
-    /// Whether a call may go on where a limit of this device cannot be kept, for this reason. Says it.
+    /// Whether a call may go on although a limit of this device cannot be enforced, for this reason. Reports
+    /// the reason.
     pub(crate) fn lets_pass(&self, refused: &LimiterFailure) -> bool {
         refused.lets_pass(self.on_failure)
     }
@@ -120,7 +122,7 @@ impl DeviceLedger {
         self.page().is_some_and(|page| page.limits().compute.is_limit())
     }
 
-    /// Whether the session may use more of the device's memory than is on the device for it.
+    /// Whether the session's memory limit is above the part of it that may be on the device.
     pub(crate) fn is_oversubscribed(&self) -> bool {
         self.page().is_some_and(is_oversubscribed_by)
     }
@@ -140,13 +142,13 @@ impl DeviceLedger {
     }
 }
 
-/// What a session may still take on a device itself.
+/// What a session may still take on the device itself.
 pub(crate) fn left(opened: &Ledger<'_>) -> u64 {
     let left = opened.limit().saturating_sub(opened.used());
     left.min(opened.real_limit().saturating_sub(opened.on_device()))
 }
 
-/// Whether the limits of a page say so: see [`DeviceLedger::is_oversubscribed`].
+/// Whether a page's limits allow it: see [`DeviceLedger::is_oversubscribed`].
 pub(crate) fn is_oversubscribed_by(page: &PageLayout) -> bool {
     page.memory_real.load(Relaxed) < page.memory_limit.load(Relaxed)
 }

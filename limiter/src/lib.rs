@@ -4,22 +4,24 @@
 //! functions in memory; it exports no function of its own. Until the first call into a patched
 //! function nothing else happens: no thread, no network, no output.
 //!
-//! The rooms, from the top; each uses those below it only:
+//! The layers, from the top. Each uses only those below it:
 //!
-//! * [`patch`]: noticing the libraries, patching them, saying what was patched
+//! * [`patch`]: notices the libraries, patches them, reports what was patched
 //! * [`hooks`]: one declaration for each driver function, and thin handlers
-//! * [`process`], [`device`]: the one value that holds what is known in this process, and a device's part of it
-//! * [`memory`]: reserve, call, commit; [`compute`]: the gate, the lanes that launches go through, the governor that
-//!   opens and closes. Neither knows of the other
+//! * [`process`], [`device`]: the one value with the state of this process, and its part for one device
+//! * [`memory`]: reserve, call, commit; [`compute`]: the gate, the lanes that launches go through, the
+//!   governor that opens and closes the gate. Neither knows of the other
 //! * [`ledger`]: the session's ledger of a device
-//! * [`exit_guard`]: keeps the driver alive under the limiter's own threads; [`own_thread`]: how those are started
+//! * [`exit_guard`]: keeps the driver alive under the limiter's own threads; [`own_thread`]: starts those
+//!   threads
 //! * [`driver_calls`]: the driver functions that the limiter itself calls
-//! * [`config`]: from environment variables to limits; [`verdict`]: what holds where the limiter fails
-//! * [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small things
+//! * [`config`]: from environment variables to limits; [`verdict`]: what happens to calls when the limiter
+//!   fails
+//! * [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
 //!
-//! A static is what has to be there before that value is made, or be found by code that is handed nothing;
-//! each says why. All else is in [`process::Process`]: a forked child forgets one pointer, and what `compute` keeps in
-//! statics (`compute::after_fork`).
+//! State is a static only if it is needed before that value exists, or by code that gets no reference to it.
+//! Each static says why. All other state is in [`process::Process`]. A forked child forgets one pointer, and
+//! the statics of `compute` (`compute::after_fork`).
 
 mod clock;
 mod compute;

@@ -1,14 +1,14 @@
-//! Threads of the limiter's own in the program's process.
+//! The limiter's own threads in the program's process.
 
 use core::mem;
 use core::ptr;
 use std::io;
 use std::thread;
 
-/// Enough for the calls that they make.
+/// Enough for the calls that these threads make.
 const STACK_BYTES: usize = 512 * 1024;
 
-/// Starts a thread that gets none of the program's signals: they are for the program's own threads.
+/// Starts a thread that blocks the program's signals: those are for the program's own threads.
 pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let signals = SignalsBlocked::new();
     let stack = STACK_BYTES.saturating_add(taken_from_each_stack());
@@ -18,15 +18,15 @@ pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     started
 }
 
-/// What the C library takes of a thread's stack for the thread-local variables of the program and all its
-/// libraries, which may be more than the rest: asked as the standard library asks when it makes sure that a thread
-/// can be started at all.
+/// The part of a thread's stack that the C library takes for thread-local variables of the program and all
+/// its libraries. It may be more than the rest. The standard library asks in the same way when it makes sure
+/// that a thread can be started at all.
 fn taken_from_each_stack() -> usize {
     type LeastStack = unsafe extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t;
     // SAFETY: a fixed name.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
     if found.is_null() {
-        // Other C libraries put them elsewhere, or on top.
+        // Other C libraries place these variables elsewhere, or on top of the stack.
         return 0;
     }
     // SAFETY: glibc's function of this name and signature; the attributes are initialised by the call.
@@ -41,8 +41,8 @@ fn taken_from_each_stack() -> usize {
     }
 }
 
-/// Keeps signals away from a thread that is started meanwhile. Not that of an access to a page that is gone, unless
-/// the program blocks it.
+/// Blocks signals for a thread that is started meanwhile. SIGBUS stays open unless the program blocks it: it
+/// reports an access to a page that was cut short.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {

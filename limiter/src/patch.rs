@@ -1,4 +1,4 @@
-//! Noticing that a driver library has been loaded, and patching it before anybody can call it.
+//! Notices that a driver library has been loaded, and patches it before any thread can call it.
 
 use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
@@ -19,9 +19,9 @@ use std::panic::{self, AssertUnwindSafe};
 /// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
 const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 
-/// What has been seen in the loader's list.
+/// The libraries seen in the loader's list.
 struct KnownLibraries {
-    /// In its order.
+    /// In the list's order.
     libraries: Vec<(usize, usize)>,
     patched: [Option<(usize, usize)>; 2],
 }
@@ -31,11 +31,11 @@ static SEEN: Turnstile<KnownLibraries> =
 
 fn failed(message: String) {
     unpatched::note(message);
-    // Launches that are not limited in time must be looked at from now on.
+    // From now on launches must be looked at even if no time limit is set.
     crate::compute::set_gated(None);
 }
 
-/// Starts the watch, and patches what is loaded already.
+/// Starts the loader watch, and patches the libraries that are already loaded.
 ///
 /// # Safety
 /// To be called from a constructor.
@@ -49,7 +49,7 @@ pub(crate) unsafe fn start() {
     });
 }
 
-/// In the middle of the loader's work, which cannot be unwound. A panic ends here.
+/// Runs `work` in the middle of the loader's work, which cannot be unwound. A panic ends here.
 fn not_cancelled(work: impl FnOnce()) {
     let before = cancellation::put_off();
     let _ = panic::catch_unwind(AssertUnwindSafe(work));
@@ -58,16 +58,16 @@ fn not_cancelled(work: impl FnOnce()) {
 
 /// The loader's lock is held: nothing here may load a library or wait for another thread.
 fn on_change() {
-    // The loader's lock keeps other threads out; a signal handler that loads libraries while this
-    // runs is turned away.
+    // The loader's lock keeps other threads out. A signal handler that loads libraries while this runs is
+    // turned away.
     not_cancelled(|| SEEN.pass(look));
 }
 
-/// The list as it was, asked for its members in its order: a program may have hundreds of libraries, and
-/// load them one by one.
+/// The list as it was, searched in its order: a program may have hundreds of libraries and load them one by
+/// one.
 struct Before<'a> {
     libraries: &'a [(usize, usize)],
-    /// Behind the last one that was asked for and was there.
+    /// The position after the last library that was searched for and found.
     next: usize,
 }
 
@@ -120,7 +120,7 @@ fn look(seen: &mut KnownLibraries) {
     }
 }
 
-/// The patched copy is gone. Calls into further copies, which lead to it, fail from now on.
+/// The patched copy has been unloaded. Further copies lead to it, so calls into them fail from now on.
 fn unloaded(kind: Library) {
     let gone = match kind {
         Library::Cuda => {
@@ -156,8 +156,8 @@ fn patch(kind: Library, library: loader::Library) {
     let own: HashMap<&str, &Slot> = driver_calls::CALLS.iter().copied().collect();
     let mut engine = hook::engine();
     let mut states: HashMap<&str, String> = HashMap::new();
-    // The way back into each function that is patched. A function may have several names, and is patched
-    // once: the way back of a second patch would lead to the hook of the first.
+    // The trampoline of each patched function. A function may have several names but is patched once: the
+    // trampoline of a second patch would lead to the hook of the first.
     let mut ways_back: HashMap<*const c_void, *const c_void> = HashMap::new();
     library.functions(&mut |symbol| {
         let Some(hook) = wanted.get(symbol.name) else { return };
@@ -191,9 +191,9 @@ fn patch(kind: Library, library: loader::Library) {
     write_report(kind, &states);
 }
 
-/// A library is patched once in a process, because a hook has one way back. A further copy (another
-/// path, another namespace of the loader) must not be a way around the limits: its functions lead to
-/// the first copy, and since nothing can then initialise it, whatever else it has only fails.
+/// A library is patched once in a process, because a hook has one trampoline. A further copy (another path,
+/// another namespace of the loader) must not bypass the limits. So its hooked functions lead to the first
+/// copy. The further copy is then never initialised, and its other functions only fail.
 fn further_copy(kind: Library, library: &loader::Library) {
     let config = Config::from_env(&ProcessEnvironment);
     if config.as_ref().is_ok_and(|config| !config.keeps_account()) {
@@ -224,7 +224,7 @@ fn further_copy(kind: Library, library: &loader::Library) {
     }
 }
 
-/// Patches one function; a panic of the engine's is a failure of this function only.
+/// Patches one function; a panic of the engine counts as a failure of this function only.
 fn install(
     engine: &mut dyn HookEngine,
     target: *const c_void,

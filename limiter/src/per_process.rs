@@ -1,14 +1,14 @@
 //! Statics that survive a `fork`.
 //!
-//! A lock that another thread held at the time of a `fork` stays locked in the child, where that
-//! thread does not exist. Either the child forgets the static and makes a fresh one ([`PerProcess`]), or
-//! the lock knows which process took it ([`Turnstile`]).
+//! A lock that another thread held at the time of a `fork` stays locked in the child, where that thread does
+//! not exist. There are two ways out: the child forgets the static and makes a new one ([`PerProcess`]), or
+//! the lock records which process took it ([`Turnstile`]).
 
 use core::cell::UnsafeCell;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// State that one thread at a time may look at; others are turned away instead of waiting.
+/// State for one thread at a time. Other threads are turned away instead of waiting.
 pub(crate) struct Turnstile<T> {
     /// The process whose thread is inside, or zero.
     inside: AtomicU32,
@@ -23,11 +23,11 @@ impl<T> Turnstile<T> {
         Self { inside: AtomicU32::new(0), state: UnsafeCell::new(state) }
     }
 
-    /// Runs `body` on the state, unless somebody is inside.
+    /// Runs `body` on the state, unless a thread is inside.
     pub(crate) fn pass(&self, body: impl FnOnce(&mut T)) {
         let me = std::process::id();
         let inside = self.inside.load(Ordering::Relaxed);
-        // A thread of the parent's does not exist here.
+        // A thread of the parent process does not exist here.
         if inside == me
             || self
                 .inside
@@ -37,7 +37,7 @@ impl<T> Turnstile<T> {
             return;
         }
         let _leave = Leave(&self.inside);
-        // SAFETY: nobody else is inside until `_leave` is dropped.
+        // SAFETY: no other thread is inside until `_leave` is dropped.
         body(unsafe { &mut *self.state.get() });
     }
 }
@@ -55,7 +55,7 @@ impl Drop for Leave<'_> {
 pub(crate) struct PerProcess<T: 'static>(AtomicPtr<T>);
 
 impl<T: Default + Sync> PerProcess<T> {
-    /// Not made yet.
+    /// A value that has not been made yet.
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
@@ -72,7 +72,7 @@ impl<T: Default + Sync> PerProcess<T> {
             // SAFETY: leaked just now.
             Ok(_) => unsafe { &*made },
             Err(first) => {
-                // SAFETY: nobody else has seen it; the other thread's was leaked.
+                // SAFETY: no other thread has seen this one; the other thread's value was leaked.
                 unsafe {
                     drop(Box::from_raw(made));
                     &*first

@@ -1,5 +1,5 @@
-//! The state of the limiter in this process: one value, made at the first call into a patched function, handed to
-//! whoever needs it, and made anew in a forked child.
+//! The state of the limiter in this process: one value. It is made at the first call into a patched function
+//! and handed to all code that needs it. A forked child makes a new one.
 
 use crate::compute::{self, Gate, Launched, Source};
 use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
@@ -26,25 +26,25 @@ use std::sync::{Mutex, PoisonError};
 const GOVERNORS_LEAVE: Duration = Duration::from_millis(100);
 const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 
-/// All that the limiter knows in this process.
+/// The limiter's state in this process.
 pub(crate) struct Process {
     config: Result<Config, LimiterFailure>,
     on_failure: OnFailure,
     session_dir: Mutex<Option<PathBuf>>,
     known: Mutex<HashMap<GpuId, Result<Option<&'static Device>, LimiterFailure>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
-    /// Those that are accounted and have been used.
+    /// The devices that have a ledger and have been used.
     devices: DeviceList<Device>,
     pub(crate) memory: Memory,
     pub(crate) guard: ExitGuard,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
-/// Whether a thread is making the state. Not a mutex, because a forked child has to be able to take
-/// it away from a thread that it does not have.
+/// Whether a thread is making the state. It is not a mutex: a forked child must be able to reset it when the
+/// thread that set it does not exist in the child.
 static MAKING: AtomicBool = AtomicBool::new(false);
 
-/// The state, made now if need be. For the hooks, which hand it on.
+/// The state, made now if it does not exist. Only hooks call this; they hand the state on.
 #[inline]
 pub(crate) fn get() -> &'static Process {
     existing().unwrap_or_else(make)
@@ -71,8 +71,8 @@ fn existing() -> Option<&'static Process> {
     unsafe { PROCESS.load(Ordering::Acquire).as_ref() }
 }
 
-/// In a forked child: nothing that the parent had is ours. The memory stays allocated, because
-/// threads of the parent may have been in the middle of using it.
+/// In a forked child: the parent's state is not ours. Its memory stays allocated, because threads of the
+/// parent may have been using it at the time of the fork.
 extern "C" fn after_fork() {
     compute::after_fork(existing().into_iter().flat_map(Process::gates));
     MAKING.store(false, Ordering::Relaxed);
@@ -97,7 +97,7 @@ extern "C" fn at_exit() {
 
 impl Process {
     fn new() -> Self {
-        // Said by the first call that fails for it.
+        // An error is reported by the first call that fails because of it.
         let config = Config::from_env(&ProcessEnvironment)
             .map_err(|error| LimiterFailure(error.to_string()));
         let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
@@ -107,7 +107,7 @@ impl Process {
                 report::once(format_args!("{warning}"));
             }
         }
-        // A configuration that cannot be read is for the slow path to deny.
+        // If the configuration cannot be read, the slow path denies the launch.
         compute::set_gated(Some(config.as_ref().map_or(true, |config| {
             config.limits_compute() && config.cuda_hooks && !config.control_disabled
         })));
@@ -139,13 +139,13 @@ impl Process {
         }
     }
 
-    /// Whether devices have a page. A process without limits, in which not everything could be patched,
-    /// is left alone: one that is given later could not be kept.
+    /// Whether devices have a page. A process without limits, in which some function could not be patched, is
+    /// left alone: a limit that it gets later could not be enforced.
     fn keeps_account(&self, config: &Config) -> bool {
         config.keeps_account() && (config.limits_anything() || unpatched::failure().is_none())
     }
 
-    /// A device's time has come to be limited, or is no more: says whether launches are looked at.
+    /// A device's time limit was set or lifted: decides anew whether launches are looked at.
     pub(crate) fn gates_changed(&self) {
         let handled = self.config.as_ref().is_ok_and(|config| {
             config.cuda_hooks && !config.control_disabled && self.keeps_account(config)
@@ -177,7 +177,7 @@ impl Process {
             Verdict::Denied => return Verdict::Denied,
         }
         let Some(cell) = usize::try_from(ordinal).ok().and_then(|i| self.by_ordinal.get(i)) else {
-            // Not an ordinal: the driver says so better.
+            // Not an ordinal: the driver returns the right error.
             return Verdict::Free;
         };
         // SAFETY: null, or leaked and never freed.
@@ -193,7 +193,7 @@ impl Process {
         verdict
     }
 
-    /// A device that is accounted: whether its limits can still be kept.
+    /// The verdict on a device with a ledger: can its limits still be enforced?
     fn verdict_on(&self, device: &'static Device) -> Verdict<&'static Device> {
         match device.ledger.broken() {
             None => Verdict::Limited(device),
@@ -201,7 +201,7 @@ impl Process {
         }
     }
 
-    /// A device by UUID. `visible_index`: the ordinal, where it is known.
+    /// A device by UUID. `visible_index`: its ordinal, if known.
     pub(crate) fn device_by_uuid(
         &'static self,
         uuid: GpuId,
@@ -214,10 +214,10 @@ impl Process {
         if !self.keeps_account(config) {
             return Verdict::Free;
         }
-        // NVML is loaded before the lock is taken: loading runs other people's code.
+        // NVML is loaded before the lock is taken: loading a library runs foreign code.
         let host_index = config.needs_host_index().then(|| nvml::host_index(uuid)).flatten();
         let ordinal = visible_index;
-        // Programs that are not narrowed down to some devices count them as the host does.
+        // A program that sees all devices in the host's order counts them as the host does.
         let visible_index = visible_index
             .or_else(|| nvml::host_index(uuid).filter(|_| !device::is_narrowed_down()));
         let size = config.needs_device_size().then(|| nvml::total_memory(uuid, ordinal)).flatten();
@@ -247,8 +247,8 @@ impl Process {
         }
     }
 
-    /// Takes part in the session's account of a device. `None`: that cannot be done, and is not needed,
-    /// because nobody can have set a limit.
+    /// Joins the session's page of a device. `None`: the page cannot be joined, and need not be, because no
+    /// limit can have been set.
     fn make_device(
         &'static self,
         config: &Config,
@@ -308,7 +308,7 @@ impl Process {
         }
     }
 
-    /// The devices that are accounted and have been used.
+    /// The devices that have a ledger and have been used.
     pub(crate) fn devices(&self) -> impl Iterator<Item = &'static Device> {
         self.devices.iter()
     }
@@ -346,7 +346,7 @@ impl Process {
         compute::launch(launched, stream, per_thread, || self.current_gate(), call)
     }
 
-    /// The gate of the current context's device. Launches seldom ask.
+    /// The gate of the current context's device. Few launches need it.
     #[cold]
     fn current_gate(&'static self) -> Verdict<&'static Gate> {
         self.current_device().map(|device| &device.gate)
@@ -365,7 +365,7 @@ impl Process {
             if is_other {
                 self.gates_changed();
             }
-            // What a session holds beyond a new limit and does not use can go.
+            // Memory above a new limit that the session does not use can be given back.
             self.memory.ring();
         });
     }

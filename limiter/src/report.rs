@@ -1,5 +1,5 @@
-//! What the limiter says: on standard error, one line for each kind of trouble, and more only where
-//! the log level asks for it.
+//! The limiter's messages on standard error: one line for each kind of trouble, and more if the log level
+//! asks for it.
 
 use core::fmt::{self, Write};
 use core::mem;
@@ -11,18 +11,18 @@ use std::sync::Mutex;
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
 
-/// How long a line waits for room.
+/// How long a line waits until standard error can take it.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
-/// Says a line on standard error, unless this process has said it before.
+/// Writes a line to standard error, unless this process has written it before.
 pub(crate) fn once(message: fmt::Arguments<'_>) {
     let mut line = String::new();
     if writeln!(line, "sluice: {message}").is_err() {
         return;
     }
-    // Twice is better than never: after a fork the lock may belong to a thread that is not there.
+    // Twice is better than never: after a fork the lock may belong to a thread that does not exist.
     let first =
         SAID.try_lock().map_or(true, |mut said| said.get_or_insert_default().insert(line.clone()));
     if first {
@@ -30,8 +30,8 @@ pub(crate) fn once(message: fmt::Arguments<'_>) {
     }
 }
 
-/// Writes to standard error as one piece, by the bare system call: no lock, no cancellation point. One that
-/// nobody reads from must neither hold the program up nor end it.
+/// Writes to standard error in one piece, by the bare system call: no lock, no cancellation point. A standard
+/// error that is not read must neither block the program nor end it.
 fn write_error(bytes: &[u8]) {
     let stderr = rustix::stdio::stderr();
     let mut room = [PollFd::new(&stderr, PollFlags::OUT)];
@@ -43,7 +43,7 @@ fn write_error(bytes: &[u8]) {
     no_signal.end(written == Err(Errno::PIPE));
 }
 
-/// Keeps the calling thread's write to a pipe that nobody reads from ending the program.
+/// Keeps the calling thread's write to a pipe without a reader from ending the program.
 struct NoBrokenPipe {
     signal: libc::sigset_t,
     before: libc::sigset_t,
@@ -64,7 +64,8 @@ impl NoBrokenPipe {
         }
     }
 
-    /// `raised`: the write has raised the signal. It is taken back, unless the program had one waiting.
+    /// `raised`: the write has raised the signal. It is taken back, unless the program already had one
+    /// pending.
     fn end(self, raised: bool) {
         let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the kernel's own call, which is no cancellation point, with its size of a set of signals; the
@@ -110,7 +111,7 @@ pub(crate) fn enable_log(level: Option<Level>) {
             .without_time()
             .with_writer(|| Stderr)
             .finish();
-        // The library's own copy of the dispatcher: the program's is not touched.
+        // This is the library's own copy of the dispatcher; the program's is not touched.
         let _ = tracing::subscriber::set_global_default(log);
     }
 }

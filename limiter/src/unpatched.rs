@@ -1,9 +1,9 @@
-//! What could not be patched: limits cannot be kept then.
+//! What could not be patched. Limits cannot be enforced then.
 
 use std::sync::OnceLock;
 
 /// The first function that exists and could not be patched, with the reason. A static, because libraries are
-/// patched before the process's first call, and code that is not patched is not in a forked child either.
+/// patched before the process's first call. It holds in a forked child too, whose code is the same.
 static FAILURE: OnceLock<String> = OnceLock::new();
 
 /// A function could not be patched.

@@ -1,9 +1,9 @@
-//! What a call may do, and what holds where the limiter fails.
+//! What a call may do, and what happens to calls when the limiter fails.
 
 use crate::config::OnFailure;
 use crate::report;
 
-/// Why the limiter cannot do its work; the program's CUDA calls fail then, or pass, as configured.
+/// Why the limiter cannot work. The program's CUDA calls then fail or pass, as configured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct LimiterFailure(pub(crate) String);
@@ -11,7 +11,7 @@ pub(crate) struct LimiterFailure(pub(crate) String);
 /// What a call may do.
 #[derive(Clone, Copy)]
 pub(crate) enum Verdict<T> {
-    /// There is a limit, or one may come: `T` keeps account, and keeps the limit.
+    /// There is a limit, or one may come: `T` keeps account and enforces it.
     Limited(T),
     /// There is nothing to limit, or the limiter is configured to let calls pass when it fails.
     Free,
@@ -20,7 +20,7 @@ pub(crate) enum Verdict<T> {
 }
 
 impl<T> Verdict<T> {
-    /// The same about a part of it.
+    /// The same verdict on a part of the value.
     pub(crate) fn map<U>(self, part: impl FnOnce(T) -> U) -> Verdict<U> {
         match self {
             Self::Limited(whole) => Verdict::Limited(part(whole)),
@@ -29,7 +29,7 @@ impl<T> Verdict<T> {
         }
     }
 
-    /// What keeps the limit, if there may be one.
+    /// The value that enforces the limit, if there may be one.
     pub(crate) fn limited(self) -> Option<T> {
         match self {
             Self::Limited(whole) => Some(whole),
@@ -39,7 +39,7 @@ impl<T> Verdict<T> {
 }
 
 impl LimiterFailure {
-    /// Says the reason, and what holds then.
+    /// Reports the reason, and returns the verdict that follows.
     pub(crate) fn verdict<T>(&self, on_failure: OnFailure) -> Verdict<T> {
         match on_failure {
             OnFailure::Closed => {
@@ -53,7 +53,7 @@ impl LimiterFailure {
         }
     }
 
-    /// The same in the middle of a call: whether the call may go on without the limit.
+    /// The same in the middle of a call: may the call go on without the limit?
     pub(crate) fn lets_pass(&self, on_failure: OnFailure) -> bool {
         matches!(self.verdict::<()>(on_failure), Verdict::Free)
     }

@@ -1,12 +1,12 @@
-//! What the benchmarks share: the driver as a program without the toolkit finds it, and copies of the
-//! benchmark itself, with the limiter and without.
+//! Shared by the benchmarks: the driver, loaded as a program without the toolkit loads it, and copies of the
+//! benchmark itself, with and without the limiter.
 
 use core::ffi::{CStr, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// Says to a copy of the benchmark that it is one.
+/// Set in a copy of the benchmark that runs as a worker.
 const ROLE: &str = "SLUICE_BENCH_WORKER";
 
 const USAGE: &str =
@@ -17,7 +17,7 @@ const USAGE: &str =
          --limit BYTES    the memory limit of device 0
          --count N        calls of a run, processes at once, or mappings";
 
-/// What was asked for on the command line.
+/// The options of the command line.
 pub struct Options {
     limiter: PathBuf,
     /// The simulated driver's folder.
@@ -27,7 +27,7 @@ pub struct Options {
     limit: String,
 }
 
-/// The arguments of this copy, if it is one.
+/// The arguments of this worker; `None` if this is not one.
 pub fn worker() -> Option<Vec<String>> {
     std::env::var_os(ROLE)?;
     Some(std::env::args().skip(1).collect())
@@ -57,7 +57,7 @@ impl Options {
                 "--pairs" => options.0 = value().parse().unwrap(),
                 "--count" => options.1 = Some(value().parse().unwrap()),
                 "--limit" => options.2 = value(),
-                // `cargo bench` says so.
+                // `cargo bench` passes it.
                 "--bench" => {}
                 _ => panic!("{argument}: unknown; {USAGE}"),
             }
@@ -82,7 +82,7 @@ impl Options {
         &self.limiter
     }
 
-    /// A copy of this benchmark, in the session `session` or without the limiter.
+    /// A copy of this benchmark, in the session `session`, or without the limiter.
     pub fn copy(&self, session: Option<&Path>, arguments: &[&str]) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(arguments).env(ROLE, "1").stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,4 +1,4 @@
-//! Where leases come from: the daemon, or the session's own account in its page.
+//! The source of leases: the daemon, or the session's own account in its page.
 
 use super::clock;
 use super::daemon::Daemon;

@@ -1,10 +1,11 @@
-//! How long work takes, by what it is, from the latest samples.
+//! How long each work kind takes, estimated from its latest samples.
 //!
-//! Where the session had the device to itself it is their mean, less what one of them may be far off by:
-//! right also for work that takes now one time, now another. Where another session may have used it as
-//! well, its time slices are in some of them, and what it leaves in the caches makes all of them longer: then
-//! it is their lower quartile, unless that is near enough to what was known before. Pure, apart from the table's lock,
-//! which is taken the first time that a thread meets some work, and for each sample.
+//! If the session had the device to itself, the estimate is their mean, with the largest one capped so that a
+//! single outlier matters little. So it is right also for work whose time varies. If another session may have
+//! used the device as well, some samples include its time slices, and its use of the caches makes all of them
+//! longer. Then the estimate is the lower quartile. If that is close to the estimate from earlier undisturbed
+//! samples, the earlier one stays. Pure, apart from the table's lock. That is taken when a thread first meets
+//! a work kind, and for each sample.
 
 use super::family::{Family, Guess};
 use super::work::{Launched, Work};

@@ -1,12 +1,12 @@
-//! How long a function takes on a grid that it has not been seen on yet, by how long it took on others. Pure, apart
-//! from the lock, which is tried by slow paths only.
+//! The grid model: how long a function takes on a grid that was not sampled yet, derived from grids that
+//! were. Pure, apart from the lock, which only slow paths try to take.
 //!
-//! On a larger grid a function takes at least as long, and at most in proportion: its time is about `a + b` times
-//! the number of threads. So each size that has been sampled says how long any other takes at most, and the
-//! least of these is taken. That is too much rather than too little, unless the program's arguments matter more
-//! than its grids. So some of the launches that are charged by a guess are sampled, at places that are drawn
-//! without a look at what they are: what those took in all, in relation to what was guessed for them in
-//! all, is how many times more the next guesses are. It is never less than once.
+//! On a larger grid a function takes at least as long, and at most proportionally longer: its time is about
+//! `a + b` times the number of threads. So each sampled size gives an upper bound for any other size, and the
+//! least bound is used. It is too high rather than too low, unless the program's arguments matter more than
+//! its grids. So some of the launches that are charged by a guess are sampled. They are drawn at random,
+//! without regard to what they are. The total of their times divided by the total of their guesses is the
+//! factor for the next guesses. It is never less than one.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::RwLock;

@@ -1,4 +1,4 @@
-//! What every launch looks at first, whatever its stream: in one cache line.
+//! What every launch checks first, for any stream: all of it in one cache line.
 
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize};

@@ -1,8 +1,8 @@
-//! Follows the limits of a session while they change.
+//! Follows changes of a session's limits.
 //!
-//! One thread per device sleeps on the page's count of changes; whoever changes the limits wakes it. It
-//! opens and closes the way past the gate, and tells those who would notice later. It calls neither the
-//! driver nor anybody else, so that the process's end does not have to wait for it.
+//! One thread per device sleeps on the page's count of changes. A process that changes the limits wakes it.
+//! The thread makes launches pass the gate or skip it, and notifies code that would notice later. It never
+//! calls the driver or foreign code, so the process's end does not have to wait for it.
 
 use super::clock;
 use super::gate::Gate;

@@ -1,13 +1,14 @@
-//! Holds a stream back for the moment in which a sample is put into it, so that the device meets event,
-//! work and event one right behind the other, however long the host takes to hand them over.
+//! Stream hold: stops a stream for the moment in which a sample is put into it. So the device executes event,
+//! work and event without gaps, however long the host takes to hand them over.
 //!
-//! The stream waits until a word in host memory has reached a value (`cuStreamWaitValue32`), and
-//! storing it lets the stream go on: no call of the driver's can be in the way of that. Should the thread
-//! be kept from it, because the launch waits for what is held back, the governor stores it.
+//! The stream waits until a word in host memory has reached a value (`cuStreamWaitValue32`). Storing that
+//! value lets the stream go on, and no driver call can block a store. If the launch itself waits for the held
+//! stream, the thread cannot store the value. Then the governor stores it.
 //!
-//! So nothing is held back unless the governor is there to store it. It must neither sleep nor be in the
-//! driver: whoever waits for the stream may hold the driver's locks. Thread and governor each say what they
-//! are about to do before they look at what the other does ([`Gate::may_hold_back`], [`Gate::inside`]).
+//! So a stream is held only while the governor is there to release it. The governor must then neither sleep
+//! nor be in the driver: a thread that waits for the stream may hold the driver's locks. Thread and governor
+//! each announce what they are about to do before they check what the other does ([`Gate::may_hold_back`],
+//! [`Gate::inside`]).
 
 use super::gate::Gate;
 use super::rest::Rest;

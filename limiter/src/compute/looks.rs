@@ -1,10 +1,11 @@
-//! Whether a lane has work under way all the time, by looks at moments of somebody else's choice.
+//! Queue probe: whether a lane always has work under way, tested at moments that the program does not choose.
 //!
-//! Programs with short queues never have one batch queued behind another, and what lies between short kernels
-//! that follow each other is none of theirs: such a program keeps the device from others all the time, and
-//! neither its batches nor its estimates say so. So the governor asks, now and then, and the next launch sees
-//! whether the stream still has work before it adds its own. A moment falls into a pause as often as the pause is
-//! long: if one after the other finds work there are next to no pauses.
+//! A program with a short queue never has one batch queued behind another. The pauses between short kernels
+//! that follow each other are not its kernels' time. Such a program keeps the device from others all the
+//! time, and neither its batches nor its estimates show it. So the governor requests a probe now and then:
+//! the next launch checks whether the stream still has work before it adds its own. The probability that a
+//! probe hits a pause is the pauses' share of the time. If one probe after the other finds work, there are
+//! next to no pauses.
 
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};

@@ -1,11 +1,10 @@
-//! A device's time: launches pass a gate, a governor opens and closes it.
+//! A device's time: launches pass a gate, which a governor opens and closes.
 //!
-//! A launch on its way to the driver (`launch`): the thread finds its lane for the stream, sees that
-//! the gate is open and that the lane's batch is not full, and goes on. That is the whole cost of most
-//! launches. At the end of a batch the lane records an event, and waits until the batch before has
-//! been done, so that little is outstanding whenever the gate closes. At a closed gate the thread
-//! waits; the governor of the device obtains the next lease, from the daemon or from the session's own
-//! account, and opens.
+//! The way of a launch to the driver (`launch`): the thread finds its lane for the stream, checks that the
+//! gate is open and that the lane's batch is not full, and goes on. That is the whole cost of most launches.
+//! At the end of a batch the lane records an event and waits until the previous batch is done. So little work
+//! is outstanding whenever the gate closes. At a closed gate the thread waits. The device's governor obtains
+//! the next lease, from the daemon or from the session's own account, and opens the gate.
 
 mod account;
 mod captures;

@@ -1,4 +1,4 @@
-//! For how long something that did not work out is left alone: longer each time that it fails again.
+//! Back-off: how long something is left alone after a failure. The time grows with each further failure.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

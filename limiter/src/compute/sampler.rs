@@ -1,10 +1,11 @@
-//! Takes samples of how long work takes: a timing event before it, one after it.
+//! Samples: measures how long work takes, by a timing event before it and one after it.
 //!
-//! The stream is held back meanwhile ([`super::hold`]), so that the device does the three one right after the
-//! other: the time between the events is the work's own, and what events and launches cost the device, which
-//! a pair with nothing in between tells. Where it cannot be held back (calls that wait for their work,
-//! devices that cannot wait for a word), a stream that still has work queued does as well; on an idle one
-//! the time until the work has been handed to the driver comes in addition.
+//! The stream is held meanwhile ([`super::hold`]), so that the device executes the three without gaps. The
+//! time between the events is then the work's own time plus the device's cost for events and launches. A pair
+//! of events without work in between measures that cost. Some streams cannot be held: calls that wait for
+//! their work, and devices that cannot wait for a word in memory. There a stream with work still queued
+//! serves as well. On an idle stream the sample also includes the time until the work was handed to the
+//! driver.
 
 use super::estimate::Estimate;
 use super::family::Guess;

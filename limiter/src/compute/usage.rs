@@ -1,8 +1,8 @@
-//! How much of the time that the device is held the program uses. Pure.
+//! How much of the device's held time the program uses. Pure.
 //!
-//! What is launched waits in queues: it is used up as time passes, not when it is launched. Two things tell
-//! how much was used: the estimates of what was launched, and the time for which a thread was always
-//! found to have work queued. Where work is under way of which nothing is known, all of the time counts.
+//! Launched work waits in queues. It is used up as time passes, not when it is launched. Two figures show how
+//! much was used: the estimates of the launched work, and the time for which a thread was always found to
+//! have work queued. While work with an unknown duration is under way, all of the time counts.
 
 /// How far what a lane tells of backlog may be behind or ahead of what was counted: it tells when a batch ends, or
 /// a long kernel.

@@ -1,13 +1,14 @@
-//! What streams wait for that is not work of their own device: other devices, words in memory, semaphores, the
-//! host.
+//! Waits of streams for anything but work of their own device: other devices, words in memory, semaphores,
+//! the host.
 //!
-//! A stream that waits keeps no device busy, though its queue looks as if it did. So work in a stream with such
-//! waits is charged by estimates, not by the clock. The clock sees more than estimates do, though: waits that hold
-//! nothing up must not stop it. So some are measured, by an event before and one behind, and stand for those since
-//! the last one that was: where next to nothing of the time is waited, waits do not count.
+//! A waiting stream keeps no device busy, though its queue looks as if it did. So work in a stream with such
+//! waits is charged by estimates, not by the clock. But the clock sees more than estimates do, and a wait
+//! that delays nothing must not switch it off. So some waits are measured, by an event before and one after,
+//! and stand for the waits since the last measured one. If next to none of the time is spent waiting, the
+//! waits do not count.
 //!
-//! Waits for events are left out as long as nothing but the one device's work can be behind them. The other
-//! stream's work then is counted in its own lane.
+//! A wait for an event does not count as long as only work of the same device can precede the event. The
+//! other stream's work is then counted in its own lane.
 
 use super::fast_path::FAST_PATH;
 use super::work::SPREAD;

@@ -1,4 +1,4 @@
-//! What is launched, as far as its duration follows from it.
+//! Work kinds: the properties of a launch that decide how long it takes.
 
 use core::ffi::c_uint;
 use driver::cuda::{Function, GraphExec};

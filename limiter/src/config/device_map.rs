@@ -4,10 +4,10 @@ use super::error::OneLine;
 use limits::gpu::GpuKey;
 use serde_json::Value as Json;
 
-/// Reads an object whose values, written as JSON numbers or strings, are what `each` reads.
+/// Reads an object with a value for each device. `each` reads a value, written as a JSON number or string.
 ///
 /// # Errors
-/// What is wrong, naming the key.
+/// What is wrong, with the key.
 pub(super) fn read<V>(
     text: &str,
     each: impl Fn(&str) -> Result<V, String>,
@@ -35,14 +35,14 @@ pub(super) fn read<V>(
         }
         values.push((key, value));
     }
-    // The parser keeps the last of two equal keys; a limit must not be lost that way.
+    // The parser keeps only the last of two equal keys. A limit must not be lost in this way.
     if members(text) != object.len() {
         return Err("a key is there twice".to_owned());
     }
     Ok(values)
 }
 
-/// Members of a valid JSON object without objects inside: its colons outside strings.
+/// The number of members of a valid JSON object without nested objects: its colons outside strings.
 fn members(text: &str) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for c in text.bytes() {

@@ -1,4 +1,4 @@
-//! The configuration as it holds, in one line.
+//! The configuration in force, in one line.
 
 use super::error::OneLine;
 use super::{Config, DaemonAddress, DeviceIdentity, DeviceSettings, OnFailure};

@@ -1,4 +1,4 @@
-//! Where the variables are read from.
+//! The source of the variables.
 
 use std::ffi::OsString;
 
@@ -21,7 +21,8 @@ pub(crate) struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
     fn names(&self) -> Vec<String> {
-        // A name that is not text can still look like an indexed variable: shown, then refused.
+        // A name that is not text can still look like an indexed variable. It is listed here, and refused
+        // later.
         std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
     }
 
@@ -39,7 +40,7 @@ pub(super) mod fake {
     use super::Environment;
     use std::collections::BTreeMap;
 
-    /// Variables made up by a test.
+    /// Variables of a test.
     #[derive(Default)]
     pub(crate) struct FakeEnvironment {
         pub(crate) values: BTreeMap<String, String>,

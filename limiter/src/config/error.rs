@@ -6,10 +6,10 @@ use limits::RequestError;
 /// Characters of a value that an error shows.
 const SHOWN: usize = 160;
 
-/// A variable whose value cannot be used. Displayed as one line, whatever the value holds.
+/// A variable whose value cannot be used. It is displayed on one line, whatever the value contains.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ConfigError {
-    /// The value has another form than the variable's.
+    /// The value does not have the variable's form.
     #[error("{}={}: {problem}; accepted is {accepted}", OneLine(variable), OneLine(value))]
     Value {
         /// Name as set, index included.
@@ -29,7 +29,7 @@ pub(crate) enum ConfigError {
         /// What would be right.
         accepted: &'static str,
     },
-    /// A name that starts as an indexed variable does and ends in no index.
+    /// A name that starts like an indexed variable but does not end in an index.
     #[error(
         "{}: '{}' is not a device index; accepted are {base} and {base}_0, {base}_1, ...",
         OneLine(variable),
@@ -43,10 +43,10 @@ pub(crate) enum ConfigError {
         /// Name without index.
         base: &'static str,
     },
-    /// Values that are right by themselves and cannot be meant together.
+    /// Values that are valid alone but contradict each other.
     #[error(transparent)]
     Conflict(#[from] RequestError),
-    /// One of two variables that only make sense together.
+    /// One of two variables that need each other.
     #[error("{set} is set and {missing} is not: set both, or neither")]
     Incomplete {
         /// The one that is set.
@@ -65,7 +65,7 @@ impl fmt::Display for OneLine<'_> {
             if count == SHOWN {
                 return f.write_str("...");
             }
-            // Format characters (text direction and the like) can garble a terminal as well.
+            // Format characters (text direction, for example) can garble a terminal as well.
             if c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}') {
                 write!(f, "{}", c.escape_default())?;
             } else {

@@ -5,7 +5,7 @@ use limits::named::Names;
 use limits::request::{Device, Unused};
 use limits::{GpuId, Limits, Request, RequestError, env};
 
-/// What errors call the settings that are missing.
+/// The names of missing settings in errors.
 pub(super) const NAMES: Names = Names {
     memory: env::MEMORY_LIMIT,
     real: env::MEMORY_REAL,
@@ -13,7 +13,7 @@ pub(super) const NAMES: Names = Names {
     balance: env::POLICY,
 };
 
-/// A device, by all the names that a limit can be keyed with.
+/// A device, by all the names that a limit's key can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceIdentity {
     /// Its UUID.
@@ -24,12 +24,12 @@ pub(crate) struct DeviceIdentity {
     pub(crate) visible_index: Option<u32>,
 }
 
-/// A variable that was set and does not hold, because another one does.
+/// A variable that was set but is overruled by another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Overruled {
-    /// The one that does not hold.
+    /// The overruled variable.
     pub(crate) variable: String,
-    /// The one that does.
+    /// The variable in force.
     pub(crate) by: String,
 }
 
@@ -39,17 +39,17 @@ impl fmt::Display for Overruled {
     }
 }
 
-/// What the variables say of one device.
+/// The settings for one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceSettings {
-    /// What they ask for.
+    /// The limits that they ask for.
     pub(crate) request: Request,
-    /// Set for this device, to another value than the one that holds.
+    /// Set for this device, to another value than the one in force.
     pub(crate) overruled: Vec<Overruled>,
-    /// Variables keyed by an index that is not known for this device, and that would hold if it
-    /// were theirs. Not empty: the request may be wrong, and must not be used.
+    /// Variables with an index as key that may be this device's: its index is unknown. If this is not empty,
+    /// the request may be wrong and must not be used.
     pub(crate) unresolved: Vec<String>,
-    /// Settings that cannot be meant together. Set: the request must not be used.
+    /// A contradiction between settings. If there is one, the request must not be used.
     pub(crate) conflict: Option<RequestError>,
 }
 
@@ -65,10 +65,10 @@ impl Default for DeviceSettings {
 }
 
 impl DeviceSettings {
-    /// The limits of a session that begins with them, on a device of `total` bytes.
+    /// The limits of a session that begins with these settings, on a device of `total` bytes.
     ///
     /// # Errors
-    /// What contradicts what, or what has to be known.
+    /// A contradiction, or a figure that is needed and unknown.
     pub(crate) fn session(&self, total: Option<u64>) -> Result<Limits, RequestError> {
         let device = Device { name: "the device", total };
         self.request.over(&Limits::NONE, device, Unused::Ignored)

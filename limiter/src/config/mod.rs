@@ -1,10 +1,9 @@
 //! From environment variables to limits.
 //!
-//! [`variables`] is the one table of what is read; [`settings`] reads the environment by it, in the
-//! forms of [`value`]; [`rules`] decides what holds for a device; its
-//! [`limits`] follow from that. Nothing that is set is dropped
-//! silently: a value that cannot be read is an error, one that another variable overrules is in
-//! the effective line, one that has no effect is in the warnings.
+//! [`variables`] is the only table of what is read. [`settings`] reads the environment by it, in the forms of
+//! [`value`]. [`rules`] decides which setting is in force for a device, and its [`limits`] follow from that.
+//! No setting is dropped silently: a value that cannot be read is an error, an overruled one is in the
+//! effective line, one without effect is in the warnings.
 
 mod device_map;
 #[cfg(test)]
@@ -48,8 +47,8 @@ pub(crate) enum DaemonAddress {
     },
 }
 
-/// Who the process says it is. Hints that anybody can set, in any characters: good for telling
-/// sessions apart, not for trust and not as parts of a path.
+/// Who the process says it is. Anybody can set these hints, to any characters. They serve to tell sessions
+/// apart, not for trust and not as parts of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Identity {
     /// UID of the pod.
@@ -65,18 +64,18 @@ pub(crate) struct Identity {
 /// The configuration of this process.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
-    /// How compute shares are meant where a device's own settings do not say otherwise; `None` only
-    /// where no device can have one.
+    /// The meaning of compute shares, unless a device's own settings say otherwise. It is `None` only if no
+    /// device can have a share.
     pub(crate) policy: Policy,
     /// What happens to CUDA calls when the limiter itself fails.
     pub(crate) on_failure: OnFailure,
-    /// Whether CUDA's functions are to be acted on.
+    /// Whether CUDA's functions are handled.
     pub(crate) cuda_hooks: bool,
-    /// Whether NVML's functions are to be acted on.
+    /// Whether NVML's functions are handled.
     pub(crate) nvml_hooks: bool,
     /// Whether all limits are switched off.
     pub(crate) control_disabled: bool,
-    /// Where the daemon listens, if one is to be used.
+    /// Where the daemon listens, if one is used.
     pub(crate) daemon: Option<DaemonAddress>,
     /// Directory of the session, if there is one.
     pub(crate) session_dir: Option<PathBuf>,
@@ -84,7 +83,7 @@ pub(crate) struct Config {
     pub(crate) identity: Identity,
     /// How much to log.
     pub(crate) log: LogLevel,
-    /// What was accepted and has no effect, and what lifts limits; one line each.
+    /// Accepted settings without effect, and settings that lift limits; one line each.
     pub(crate) warnings: Vec<String>,
     overruled: Vec<Overruled>,
     rules: Rules,
@@ -105,7 +104,7 @@ impl Config {
                 _ => None,
             }),
             priority: chooser.first(Meaning::Priority).and_then(|setting| match setting.value {
-                // The other one goes without saying.
+                // `High` is the default and needs no entry.
                 Value::Priority(Priority::Low) => {
                     Some(Named::new(Priority::Low, setting.name.clone()))
                 }
@@ -118,7 +117,7 @@ impl Config {
         let daemon = chooser.daemon()?;
         let session_dir = chooser.path(Meaning::SessionDir);
         let mut warnings = without_effect(&settings, &rules);
-        // Only a process that nobody put into a session may lift its own limits.
+        // A process may lift its own limits only if it was not put into a session.
         let free = daemon.is_none() && session_dir.is_none();
         let mut lifts = |meaning, lifting: bool, effect: &str| {
             let setting = chooser.first(meaning)?;
@@ -171,8 +170,8 @@ impl Config {
         })
     }
 
-    /// What holds for a device. To be used only where [`DeviceSettings::unresolved`] is
-    /// empty and there is no [`DeviceSettings::conflict`].
+    /// The settings in force for a device. They may be used only if [`DeviceSettings::unresolved`] is empty
+    /// and there is no [`DeviceSettings::conflict`].
     pub(crate) fn limits_for(&self, device: &DeviceIdentity) -> DeviceSettings {
         self.rules.decide(device)
     }
@@ -192,8 +191,8 @@ impl Config {
         self.rules.limit_anything()
     }
 
-    /// Whether what the process takes of each device is accounted in the session's pages: where it has a
-    /// limit, and where it belongs to a session that can be given one.
+    /// Whether the session's pages account for what the process takes of each device. They do if it has a
+    /// limit, or belongs to a session that can be given one.
     pub(crate) fn keeps_account(&self) -> bool {
         self.limits_anything() || self.session_dir.is_some()
     }
@@ -203,18 +202,18 @@ impl Config {
         self.rules.limit_compute()
     }
 
-    /// The same text for processes whose limits are set alike, and only for them.
+    /// A text that is the same for processes with the same limits, and only for them.
     pub(crate) fn limits_fingerprint(&self) -> String {
         self.rules.fingerprint()
     }
 
-    /// The configuration as it holds for these devices, in one line that names what is overruled.
+    /// The configuration in force for these devices, in one line that names what is overruled.
     pub(crate) fn effective_line(&self, devices: &[(DeviceIdentity, DeviceSettings)]) -> String {
         effective::line(self, devices)
     }
 }
 
-/// Picks the setting that holds for each meaning and notes the others.
+/// Picks the setting in force for each meaning and notes the others.
 struct Chooser<'a> {
     settings: &'a [Setting],
     overruled: Vec<Overruled>,
@@ -276,7 +275,7 @@ fn incomplete(set: Meaning, missing: Meaning) -> ConfigError {
     ConfigError::Incomplete { set: name(set), missing: name(missing) }
 }
 
-/// A line for each variable that asks for something that will not be done.
+/// A line for each variable that asks for something that is not done.
 fn without_effect(settings: &[Setting], rules: &Rules) -> Vec<String> {
     let reason = |setting: &Setting| match (setting.variable.meaning, &setting.value) {
         (Meaning::MemoryRatio, Value::Ratio(millionths)) if *millionths < u64::from(PPM_ONE) => {

@@ -1,4 +1,4 @@
-//! Which of the set limits holds for a device.
+//! Which of the configured limits is in force for a device.
 
 use super::limits::{DeviceIdentity, DeviceSettings, Overruled};
 use super::settings::{Scope, Setting};
@@ -19,13 +19,13 @@ struct LimitRule<T> {
 }
 
 impl<T> LimitRule<T> {
-    /// Another value, set by the same variable.
+    /// The same variable with another value.
     fn with<U>(&self, value: U) -> Named<U> {
         Named::new(value, self.name.clone())
     }
 }
 
-/// What is set for the process and not for a device.
+/// Settings for the process, not for a device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Common {
     pub(super) weight: Option<Named<u32>>,
@@ -51,7 +51,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Takes the limits out of the settings. `policy`: the setting that decides about it.
+    /// Takes the limits out of the settings. `policy`: the setting that decides the policy.
     pub(super) fn new(settings: &[Setting], policy: Option<&Setting>, common: Common) -> Self {
         let amount = |value: &Value| match value {
             Value::Amount(amount) => Some(*amount),
@@ -67,7 +67,7 @@ impl Rules {
             _ => None,
         });
         if let Some(LimitRule { value: Policy::None, system, name, .. }) = &policy {
-            // Before the limits of its own system and of those that come later.
+            // Placed before the limits of its own dialect and of later ones.
             let place = share.partition_point(|rule| rule.system < *system);
             let lifts =
                 LimitRule { name: name.clone(), system: *system, scope: Scope::Every, value: None };
@@ -95,13 +95,13 @@ impl Rules {
         }
     }
 
-    /// Lifts all limits, in the name of `variable`.
+    /// Lifts all limits; `variable` is named as the reason.
     pub(super) fn switch_off(&mut self, variable: String) {
         self.off = Some(variable);
     }
 
-    /// The policy in general; a device's share may have another one. `None` where a share was asked
-    /// for and every one of them is lifted.
+    /// The general policy; a device's share may have another one. `None` if shares were asked for and each of
+    /// them is lifted.
     pub(super) fn policy(&self) -> Policy {
         let Some(rule) = &self.policy else { return Policy::Fixed };
         let earlier = |share: &LimitRule<Option<u32>>| share.system < rule.system;
@@ -113,7 +113,7 @@ impl Rules {
         }
     }
 
-    /// Whether a device's time can be limited, or is asked to be by settings that cannot be kept.
+    /// Whether a device's time can be limited, or settings that cannot be kept ask for it.
     pub(super) fn limit_compute(&self) -> bool {
         let share = self.has_shares() || !self.soft.is_empty();
         self.off.is_none() && self.policy() != Policy::None && share
@@ -142,14 +142,14 @@ impl Rules {
             && self.scopes().into_iter().any(|scope| matches!(scope, Scope::HostIndex(_)))
     }
 
-    /// Whether a device's size matters.
+    /// Whether a device's size is needed.
     pub(super) fn need_total(&self) -> bool {
         let mut amounts = self.memory.iter().chain(&self.real);
         let percent = amounts.any(|rule| matches!(rule.value, Amount::Ppm(_)));
         percent || self.oversold.iter().any(|rule| rule.value)
     }
 
-    /// The devices that anything is set for.
+    /// The devices with settings.
     fn scopes(&self) -> Vec<Scope> {
         fn of<T>(rules: &[LimitRule<T>]) -> impl Iterator<Item = Scope> {
             rules.iter().map(|rule| rule.scope)
@@ -159,9 +159,9 @@ impl Rules {
         memory.chain(of(&self.share)).chain(of(&self.soft)).collect()
     }
 
-    /// A contradiction that holds for some device that is named, or for every device.
+    /// A contradiction for some named device, or for every device.
     pub(super) fn conflict(&self) -> Option<RequestError> {
-        // Nobody's device stands for those that are not named.
+        // This UUID stands for all devices that are not named.
         let nobody = GpuId::from_bytes([0; 16]);
         let identity = |scope| match scope {
             Scope::Uuid(uuid) => (uuid, None, None),
@@ -193,14 +193,14 @@ impl Rules {
         settings
     }
 
-    /// What of the memory limit may be on the device.
+    /// The part of the memory limit that may be on the device.
     fn real(&self, device: &DeviceIdentity, settings: &mut DeviceSettings) -> Option<Named<Part>> {
         let real = winner(&self.real, device, settings);
         let ratio = winner(&self.ratio, device, settings).filter(|rule| rule.value > ONE);
         let oversold = winner(&self.oversold, device, settings).filter(|rule| rule.value);
         let real = real.map(|rule| rule.with(Part::Amount(rule.value)));
         if settings.request.memory.is_none() {
-            // Of the others, which only turn a limit, it has been said that they have no effect.
+            // The others only modify a limit. A warning says that they have no effect.
             return real;
         }
         let ratio = ratio.map(|rule| rule.with(Part::Ratio(rule.value)));
@@ -211,7 +211,7 @@ impl Rules {
         Some(holds)
     }
 
-    /// The share, and how it is meant.
+    /// The share, and its policy.
     fn compute(
         &self,
         share: Option<&LimitRule<Option<u32>>>,
@@ -219,7 +219,7 @@ impl Rules {
         settings: &mut DeviceSettings,
     ) {
         let mut soft = winner(&self.soft, device, settings);
-        // A system's settings are for its own shares and for those of later ones.
+        // A dialect's settings are for its own shares and for those of later dialects.
         if let (Some(limit), Some(share)) = (soft, share)
             && share.system < limit.system
         {
@@ -229,7 +229,7 @@ impl Rules {
         let mut policy = self.policy.as_ref().filter(|policy| {
             policy.value != Policy::None && share.is_none_or(|share| policy.system <= share.system)
         });
-        // Of one system, only one of them can be meant.
+        // Of one dialect only one of them can be meant.
         if let (Some(limit), Some(fixed)) = (soft, policy)
             && fixed.value == Policy::Fixed
         {
@@ -245,7 +245,7 @@ impl Rules {
         if let (Some(limit), Some(lifts)) = (soft, lifts)
             && lifts.system <= limit.system
         {
-            // On purpose, by the same system or an earlier one.
+            // Lifted on purpose, by the same dialect or an earlier one.
             settings.overruled.push(overruled(&limit.name, &lifts.name));
             soft = None;
         }
@@ -264,7 +264,7 @@ impl Rules {
         }
     }
 
-    /// The same text for rules of the same names and values.
+    /// A text that is the same for rules of the same names and values.
     pub(super) fn fingerprint(&self) -> String {
         format!("{self:?}")
     }
@@ -277,7 +277,7 @@ fn overruled(variable: &str, by: &str) -> Overruled {
     Overruled { variable: variable.to_owned(), by: by.to_owned() }
 }
 
-/// The variable that sets the share which a system's other settings are for.
+/// The variable that sets the share to which a dialect's other settings belong.
 fn share_of(system: System) -> &'static str {
     let mut shares = VARIABLES.iter().filter(|row| row.meaning == Meaning::ComputeLimit);
     shares.find(|row| row.system >= system).map_or(env::COMPUTE_LIMIT, |row| row.name)
@@ -300,7 +300,8 @@ fn collect<T>(
     rules
 }
 
-/// The first rule that is for the device; what it overrules and what is not known go to `settings`.
+/// The first rule for the device. What it overrules, and rules for a device that is unknown, go to
+/// `settings`.
 fn winner<'a, T: PartialEq>(
     rules: &'a [LimitRule<T>],
     device: &DeviceIdentity,
@@ -321,7 +322,7 @@ fn winner<'a, T: PartialEq>(
     winner
 }
 
-/// `None`: not known.
+/// `None`: unknown.
 fn is_for(scope: Scope, device: &DeviceIdentity) -> Option<bool> {
     match scope {
         Scope::Every => Some(true),

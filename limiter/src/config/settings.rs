@@ -8,7 +8,7 @@ use limits::GpuId;
 use limits::gpu::GpuKey;
 use limits::units::parse_whole;
 
-/// Which devices a value is for. In order of priority.
+/// Which devices a value is for, in order of priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Scope {
     Uuid(GpuId),
@@ -17,17 +17,17 @@ pub(super) enum Scope {
     Every,
 }
 
-/// A variable that is set, or one device's part of it.
+/// A variable that is set, or its part for one device.
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
     pub(super) variable: &'static Variable,
-    /// As set: with its index, or with the key inside its object.
+    /// As set: with its index, or with its key inside the object.
     pub(super) name: String,
     pub(super) scope: Scope,
     pub(super) value: Value,
 }
 
-/// All that is set, in the order of the table.
+/// All settings, in the order of the table.
 ///
 /// # Errors
 /// The first value or index that cannot be read.
@@ -114,7 +114,7 @@ fn value(
     };
     match variable.format.read(&text) {
         Ok(value) => Ok(Some(value)),
-        // Other software uses that name too; a value of theirs says nothing to the limiter.
+        // Other software uses this name too. A value of that software says nothing to the limiter.
         Err(_) if matches!(variable.format, Format::LogVgpuController) => Ok(None),
         Err(problem) => {
             Err(ConfigError::Value { variable: name.to_owned(), value: text, problem, accepted })

@@ -1,4 +1,4 @@
-//! The forms that values are written in.
+//! The forms of values.
 
 use super::device_map;
 use core::net::IpAddr;

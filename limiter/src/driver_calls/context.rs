@@ -1,16 +1,16 @@
-//! Which context is current, and driver calls in one of the limiter's choice.
+//! The current context, and driver calls in another context.
 
 use super::{ctx_get_current, ctx_pop_current, ctx_push_current, exchange_capture_mode};
 use core::ptr;
 use driver::cuda::{CAPTURE_MODE_RELAXED, Context};
 
-/// The calling thread's context, as a number; zero for none.
+/// The calling thread's context, as a number; zero if it has none.
 pub(crate) fn current_context() -> usize {
     let mut context: Context = ptr::null_mut();
     if ctx_get_current(&raw mut context).is_ok() { context as usize } else { 0 }
 }
 
-/// Runs driver calls in a context, be it the current one or not; `None` where it cannot be entered.
+/// Runs driver calls in a context, current or not; `None` if it cannot be entered.
 pub(crate) fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> {
     let mut current: Context = ptr::null_mut();
     if ctx_get_current(&raw mut current).is_ok() && current as usize == context {
@@ -24,8 +24,7 @@ pub(crate) fn within<R>(context: usize, calls: impl FnOnce() -> R) -> Option<R> 
     Some(result)
 }
 
-/// Runs driver calls so that no capture of the program is disturbed by them
-/// (`cuThreadExchangeStreamCaptureMode`).
+/// Runs driver calls without disturbing a capture of the program (`cuThreadExchangeStreamCaptureMode`).
 pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     let mut mode = CAPTURE_MODE_RELAXED;
     let exchanged = exchange_capture_mode(&raw mut mode).is_ok();
@@ -36,7 +35,7 @@ pub(crate) fn undisturbing<R>(calls: impl FnOnce() -> R) -> R {
     result
 }
 
-/// No driver call of the calling thread, which is the limiter's own, disturbs a capture of the program.
+/// For a thread of the limiter: none of its driver calls will disturb a capture of the program.
 pub(crate) fn never_disturb() {
     let mut mode = CAPTURE_MODE_RELAXED;
     let _ = exchange_capture_mode(&raw mut mode);

@@ -14,14 +14,13 @@ pub(crate) fn loaded(handle: *const c_void) {
     DRIVER.store(handle.cast_mut(), Ordering::Release);
 }
 
-/// It is gone.
+/// The driver has been unloaded.
 pub(crate) fn unloaded() {
     DRIVER.store(ptr::null_mut(), Ordering::Release);
 }
 
-/// Keeps the driver loaded for the rest of the process: from now on threads of the limiter's own call it,
-/// which the program knows nothing of when it unloads it. To be called from a call into the driver, without
-/// a lock.
+/// Keeps the driver loaded for the rest of the process. From now on the limiter's threads call it, and a
+/// program that unloads it does not know of them. Must be called from a call into the driver, without a lock.
 pub(crate) fn keep() {
     let handle = DRIVER.swap(ptr::null_mut(), Ordering::AcqRel);
     // SAFETY: null, or a library that stays loaded at least as long as it is being called.

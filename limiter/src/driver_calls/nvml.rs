@@ -1,4 +1,4 @@
-//! NVML, which is loaded when it is first asked, and what it knows of a device.
+//! NVML: loaded at the first question, and its figures of a device.
 
 use super::{device_total_mem, nvml_by_uuid, nvml_index, nvml_init, nvml_memory};
 use core::ffi::c_uint;
@@ -8,10 +8,10 @@ use driver::nvml::{Memory, NvmlDevice};
 use limits::GpuId;
 use std::ffi::CString;
 
-/// Loads NVML into this process, if it is not there, and starts it; `false` where that fails.
+/// Loads NVML into this process, if it is not there, and starts it; `false` if that fails.
 ///
-/// Threads that come at the same time each do it (both steps are counted by the libraries): waiting for
-/// another thread here could wait for the loader's lock, which the caller may hold.
+/// Threads that come at the same time each load it; the libraries count both steps. Waiting for another
+/// thread here could mean waiting for the loader's lock, which the caller may hold.
 pub(crate) fn load() -> bool {
     const UNKNOWN: u8 = 0;
     const MISSING: u8 = 1;
@@ -48,8 +48,8 @@ pub(crate) fn host_index(uuid: GpuId) -> Option<u32> {
     nvml_index(handle, &raw mut index).is_ok().then_some(index)
 }
 
-/// A device's memory in bytes: NVML's figure, which is the same for every process of a session and for
-/// `sluice`; else the driver's. `ordinal`: as the program counts, where it is known.
+/// A device's memory in bytes. NVML's figure is the same for every process of a session and for `sluice`; the
+/// driver's is used if NVML has none. `ordinal`: the program's number for the device, if known.
 pub(crate) fn total_memory(uuid: GpuId, ordinal: Option<u32>) -> Option<u64> {
     let mut memory = Memory { total: 0, free: 0, used: 0 };
     let by_nvml = |handle| nvml_memory(handle, &raw mut memory).is_ok();

@@ -27,7 +27,7 @@ macros::hooks! {
     fn cuMipmappedArrayDestroy(array: MipmappedArray) -> CuResult = destroy_mipmapped;
 }
 
-/// Charges an array of a descriptor; one that memory is mapped to takes none itself.
+/// Charges an array by its descriptor. An array that memory is mapped to takes none itself.
 fn charged(
     process: &'static Process,
     descriptor: &Array3dDescriptor,
@@ -60,7 +60,7 @@ fn charged(
     }
 }
 
-/// By a descriptor of whatever form.
+/// Makes an array from a descriptor of any form.
 fn create<D: Copy + Into<Array3dDescriptor>>(
     call: Call<unsafe extern "C" fn(*mut Array, *const D) -> CuResult>,
     array: *mut Array,

@@ -1,17 +1,18 @@
 //! Threads that are cancelled (`pthread_cancel`) in the middle of a hook.
 //!
-//! The C library ends a cancelled thread at its next cancellation point, most calls that may wait, by unwinding its
-//! stack. That would meet frames which cannot be unwound so, and end the process. So it is put off while a hook runs,
-//! what the driver waits for in it included: the thread ends at its next cancellation point after the call. A call that
-//! jumps straight on to the driver is the driver's own, and is cancelled as it would be without a limiter.
+//! The C library ends a cancelled thread at its next cancellation point (most calls that may wait) by
+//! unwinding its stack. The limiter's frames cannot be unwound in this way: the process would end. So
+//! cancellation is put off while a hook runs, including what the driver waits for in it. The thread ends at
+//! its next cancellation point after the call. A call that jumps on to the driver has no frame of the
+//! limiter, and is cancelled as without it.
 
 use core::ffi::c_int;
 use core::ptr;
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
-// Where a thread may be cancelled at any time, putting its state back is where it ends: the calls have to be ones that
-// unwind.
+// Where a thread may be cancelled at any time, it ends inside the call that restores its state. So these
+// calls must be able to unwind.
 unsafe extern "C-unwind" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
@@ -20,7 +21,7 @@ unsafe extern "C-unwind" {
 #[must_use]
 pub(crate) struct CancelState(c_int);
 
-/// The calling thread is not cancelled from here on.
+/// From here on the calling thread is not cancelled.
 #[inline]
 pub(crate) fn put_off() -> CancelState {
     let mut state = PTHREAD_CANCEL_DISABLE;
@@ -29,7 +30,8 @@ pub(crate) fn put_off() -> CancelState {
     CancelState(state)
 }
 
-/// It may be cancelled again, if it could be before. No frame of the limiter's that has something to drop may be above.
+/// Allows cancellation again, if it was allowed before. No caller's frame of the limiter may have something
+/// to drop.
 #[inline]
 pub(crate) fn allow_again(before: CancelState) {
     // SAFETY: a state that the thread had.

@@ -50,8 +50,8 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     unsafe { (call.original)(flags) }
 }
 
-/// Makes a context by `make`, under `Contexts::change`, on a device that is accounted; else as the
-/// driver does.
+/// Makes a context by `make`, under `Contexts::change`, if the device has a ledger; otherwise calls the
+/// driver only.
 fn made_on(
     process: &'static Process,
     device: Device,
@@ -69,7 +69,7 @@ fn made_on(
     }
 }
 
-/// Makes a context by `original`, and tells everybody who it is.
+/// Makes a context by `original`, and registers it.
 fn created(
     process: &'static Process,
     limited: &'static LimitedDevice,
@@ -126,7 +126,7 @@ fn primary_release(call: Call<signature::cuDevicePrimaryCtxRelease>, device: Dev
     release_primary(call.process, device, limited, original)
 }
 
-/// Runs a call that gives up a reference to the primary context. To be called under `Contexts::change`.
+/// Runs a call that gives up a reference to the primary context. Must be called under `Contexts::change`.
 fn release_primary(
     process: &'static Process,
     device: Device,
@@ -151,7 +151,7 @@ fn primary_reset(call: Call<signature::cuDevicePrimaryCtxReset>, device: Device)
     end_primary(call.process, device, limited, original)
 }
 
-/// Runs a call that may end the primary context. To be called under `Contexts::change`.
+/// Runs a call that may end the primary context. Must be called under `Contexts::change`.
 fn end_primary(
     process: &'static Process,
     device: Device,
@@ -249,7 +249,7 @@ fn create_vdpau(
     })
 }
 
-/// The primary context, which exists.
+/// The primary context, which must exist.
 fn primary_of(device: Device) -> usize {
     let mut context = ptr::null_mut();
     if !driver_calls::primary_ctx_retain(&raw mut context, device).is_ok() {
@@ -315,7 +315,8 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
     result
 }
 
-/// Destroying a context, or giving up the only reference that a program can have to one it made.
+/// Destroys a context. A program has only one reference to a context that it made, so giving that up is the
+/// same.
 fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let handle = context as usize;
     let process = call.process;

@@ -30,7 +30,7 @@ fn import(
     let original = || unsafe { (call.original)(external, descriptor) };
     // SAFETY: null, or what the driver is about to read.
     let Some(descriptor) = (unsafe { descriptor.as_ref() }) else { return original() };
-    // These come with host memory: they are for devices that have no other.
+    // These two come with host memory: they are for devices without memory of their own.
     if matches!(descriptor.kind, EXTERNAL_NVSCIBUF | EXTERNAL_DMABUF_FD) {
         return original();
     }

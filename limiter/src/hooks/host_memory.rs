@@ -1,4 +1,4 @@
-//! Memory that was placed on the host because the real share is used up: it stays there.
+//! Memory that was placed on the host because the real part is used up. It stays there.
 
 use super::Call;
 use crate::memory::oversubscribe::{
@@ -19,7 +19,7 @@ macros::hooks! {
     fn cuIpcGetMemHandle(handle: *mut c_void, at: DevicePtr) -> CuResult = export;
 }
 
-/// Advice is a hint: one that would bring the memory to the device is not passed on.
+/// Advice is a hint. If it would bring the memory to the device, it is not passed on.
 fn stays(process: &Process, at: DevicePtr, advice: c_uint) -> bool {
     let moves = matches!(
         advice,

@@ -1,11 +1,11 @@
-//! How large an image is that a program gives the driver: told by its first bytes, without reading it.
+//! The size of an image that a program gives to the driver, from its first bytes, without reading all of it.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Larger than any image: what a damaged one may say of itself.
+/// Larger than any image. It bounds the size that a damaged image may claim.
 const MOST: u64 = 4 << 30;
 
 /// What the compiler puts around images for the CUDA runtime (`__fatBinC_Wrapper_t`).
@@ -62,8 +62,8 @@ unsafe fn inner(image: *const c_void, wrapped: bool) -> u64 {
     if image.is_null() {
         return 0;
     }
-    // SAFETY: an image has a first byte; each of the others is looked at only if the one before is what
-    // a header of at least that length begins with, and not the end of a text.
+    // SAFETY: an image has a first byte. Each further byte is read only if the bytes before it begin a header
+    // of at least that length, and are not the end of a text.
     unsafe {
         if begins(image, WRAPPER.to_le_bytes()) && wrapped {
             inner(image.cast::<Wrapper>().read_unaligned().data, false)
@@ -73,23 +73,23 @@ unsafe fn inner(image: *const c_void, wrapped: bool) -> u64 {
         } else if begins(image, ELF) {
             of_elf(&image.cast::<Elf>().read_unaligned())
         } else {
-            // The driver compiles a text, which takes much longer than finding its end.
+            // The driver compiles a text, which takes much longer than finding the text's end.
             CStr::from_ptr(image.cast::<c_char>()).count_bytes() as u64
         }
     }
 }
 
-/// Whether an image begins like that.
+/// Whether an image begins with these bytes.
 ///
 /// # Safety
-/// The image has a first byte, and another after each that fits.
+/// The image has a first byte, and another one after each byte that matches.
 unsafe fn begins(image: *const c_void, with: [u8; 4]) -> bool {
     let first = image.cast::<u8>();
-    // SAFETY: as promised by the caller; `all` ends at the first byte that does not fit.
+    // SAFETY: as promised by the caller; `all` ends at the first byte that does not match.
     with.iter().enumerate().all(|(at, &byte)| unsafe { first.add(at).read() } == byte)
 }
 
-/// The tables of sections and segments come last.
+/// The tables of sections and segments come last in the file.
 fn of_elf(header: &Elf) -> u64 {
     let end =
         |at: u64, count: u16, bytes: u16| at.saturating_add(u64::from(count) * u64::from(bytes));

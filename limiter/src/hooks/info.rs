@@ -1,4 +1,4 @@
-//! What a program is told about a device's memory.
+//! What a program sees of a device's memory.
 
 use super::Call;
 use crate::memory::DeviceMemory;
@@ -19,7 +19,7 @@ macros::hooks! {
     fn cuDeviceTotalMem(bytes: *mut c_uint, device: Device) -> CuResult = total_mem_32;
 }
 
-/// A size as an interface of some width carries it; what does not fit is shown as the most that does.
+/// A size in an interface's width. A size that does not fit is reported as the largest that does.
 trait Size: Copy {
     fn widen(self) -> u64;
     fn narrow(bytes: u64) -> Self;
@@ -43,7 +43,7 @@ impl Size for c_uint {
     }
 }
 
-/// Rewrites what the driver has answered about `device`; `free` may be missing.
+/// Rewrites the driver's answer about `device`; `free` may be null.
 fn rewrite<S: Size>(
     process: &Process,
     result: CuResult,

@@ -33,14 +33,14 @@ macros::hooks! {
     fn cuLaunchGridAsync(f: Function, width: c_int, height: c_int, stream: Stream) -> CuResult = legacy_grid_async;
 }
 
-/// Of `cuLaunchKernel` and those whose first nine arguments are the same.
+/// For `cuLaunchKernel` and the functions with the same first nine arguments.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: function, grid, block, shared memory, stream.
     let [f, gx, gy, gz, bx, by, bz, _, stream] =
         core::array::from_fn(|n| unsafe { arguments.nth(n) });
-    // Written out: every launch comes here, and a closure for each number may not be inlined.
+    // Written out by hand: every launch comes here, and a closure for each number may not be inlined.
     let grid = [gx as c_uint, gy as c_uint, gz as c_uint];
     let block = [bx as c_uint, by as c_uint, bz as c_uint];
     let (f, stream) = (ptr::with_exposed_provenance_mut(f as usize), stream as usize as Stream);

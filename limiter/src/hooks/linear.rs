@@ -49,8 +49,8 @@ fn charged<P: Copy + Into<u64>>(
     }
 }
 
-/// As [`charged`], for memory that `on_host` can place on the host where the session is oversubscribed.
-/// `valid`: the driver would accept the arguments.
+/// As [`charged`], for memory that `on_host` can place on the host if the session is oversubscribed. `valid`:
+/// the driver would accept the arguments.
 fn anywhere(
     process: &'static Process,
     valid: bool,
@@ -67,7 +67,7 @@ fn anywhere(
             if valid && !pointer.is_null() {
                 process.memory.allocate_anywhere(device, bytes, original, on_host, address)
             } else {
-                // The driver has the word, and what it accepts is charged all the same.
+                // The driver decides, and what it accepts is charged all the same.
                 let handle = || Handle::Address(address());
                 process.memory.allocate(device, MemoryKind::Data, bytes, original, handle)
             }
@@ -77,7 +77,7 @@ fn anywhere(
     }
 }
 
-/// Places memory on the host and tells the program where.
+/// Places memory on the host and writes its address for the program.
 ///
 /// # Safety
 /// `pointer` is the program's, not null.
@@ -85,7 +85,7 @@ pub(super) unsafe fn place(bytes: u64, pointer: *mut DevicePtr) -> CuResult {
     let Ok(bytes) = usize::try_from(bytes) else { return CuResult::OUT_OF_MEMORY };
     match oversubscribe::place(bytes) {
         Ok(address) => {
-            // SAFETY: the caller's word.
+            // SAFETY: as promised by the caller.
             unsafe { *pointer = address };
             CuResult::SUCCESS
         }

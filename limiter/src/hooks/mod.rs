@@ -60,28 +60,28 @@ pub(crate) struct Hook {
     pub(crate) library: Library,
     /// Its exported name.
     pub(crate) symbol: &'static str,
-    /// What it is patched for.
+    /// Why it is patched.
     #[cfg_attr(not(test), allow(dead_code, reason = "for docs/hooks.md"))]
     pub(crate) doc: &'static str,
-    /// What runs instead.
+    /// The detour.
     pub(crate) entry: *const c_void,
-    /// The way back.
+    /// Holds the trampoline's address.
     pub(crate) slot: &'static Slot,
 }
 
 // SAFETY: the entry is the address of a function.
 unsafe impl Sync for Hook {}
 
-/// What a handler is told about the call.
+/// What a handler gets besides the call's arguments.
 #[derive(Clone, Copy)]
 pub(crate) struct Call<F> {
     /// The driver's own function.
     pub(crate) original: F,
-    /// The name it was called by.
+    /// The name under which it was called.
     pub(crate) symbol: &'static str,
     /// Whether a null stream means the calling thread's default stream.
     pub(crate) per_thread: bool,
-    /// What the limiter knows in this process.
+    /// The limiter's state in this process.
     pub(crate) process: &'static Process,
 }
 
@@ -105,7 +105,7 @@ impl Outcome for NvmlReturn {
     const FAILED: Self = Self::UNKNOWN;
 }
 
-/// Runs a handler. The calling thread is not cancelled meanwhile, and a panic ends here, as an error of the call.
+/// Runs a handler. The calling thread is not cancelled meanwhile. A panic ends here, as an error of the call.
 #[inline]
 pub(crate) fn guard<R: Outcome + Copy>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     let before = cancellation::put_off();
@@ -114,7 +114,7 @@ pub(crate) fn guard<R: Outcome + Copy>(symbol: &'static str, handler: impl FnOnc
     result
 }
 
-/// A frame of its own: the one above may be unwound.
+/// In a frame of its own, because the caller's frame may be unwound.
 #[inline(never)]
 fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     panic::catch_unwind(AssertUnwindSafe(handler)).unwrap_or_else(|_| {
@@ -123,7 +123,7 @@ fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
     })
 }
 
-/// Every function that is patched where it exists.
+/// Every function that is patched if it exists.
 pub(crate) fn all() -> impl Iterator<Item = &'static Hook> {
     [
         context::TABLE,

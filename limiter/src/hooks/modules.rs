@@ -1,4 +1,4 @@
-//! Calls that make the driver take memory without saying how much, or give it back: NVML is asked.
+//! Calls that make the driver take memory without saying how much, or give it back. Afterwards NVML is asked.
 
 use super::{Call, image};
 use crate::memory::{Loaded, Much};
@@ -28,7 +28,7 @@ macros::hooks! {
     fn cuStreamCreateWithPriority(stream: *mut Stream, flags: c_uint, priority: c_int) -> CuResult = stream_create_with_priority;
 }
 
-/// From an image, or from the name of a file.
+/// Loads from an image, or from a file by name.
 type LoadLibrary<T> = unsafe extern "C" fn(
     *mut Module,
     *const T,
@@ -40,7 +40,7 @@ type LoadLibrary<T> = unsafe extern "C" fn(
     c_uint,
 ) -> CuResult;
 
-/// Runs a call after which the reconciler is to look.
+/// Runs a call after which the reconciler has to check.
 fn looked_after(process: &Process, call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     if result.is_ok() {
@@ -49,7 +49,7 @@ fn looked_after(process: &Process, call: impl FnOnce() -> CuResult) -> CuResult 
     result
 }
 
-/// Runs a call that may have code placed on the device.
+/// Runs a call that may place code on the device.
 fn placing(process: &'static Process, call: impl FnOnce() -> CuResult) -> CuResult {
     let result = call();
     if result.is_ok() {
@@ -141,7 +141,7 @@ fn kernel_function(
     placing(call.process, || unsafe { (call.original)(function, kernel) })
 }
 
-/// `bytes` tells how much code there is in what is loaded.
+/// `bytes` returns the size of the code in `from`.
 #[allow(clippy::too_many_arguments, reason = "the driver's own signature")]
 fn load_library<T>(
     call: Call<LoadLibrary<T>>,

@@ -1,4 +1,4 @@
-//! What NVML tells about a device's memory.
+//! What NVML reports of a device's memory.
 
 use super::Call;
 use crate::device::Device;
@@ -46,7 +46,7 @@ fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<&'static De
     }
 }
 
-/// Answers for a device by `session` where that has a limit now, else as the driver does.
+/// Answers for a device by `session` if it has a limit now, otherwise by the driver.
 pub(super) fn answered(
     process: &'static Process,
     device: NvmlDevice,
@@ -60,7 +60,7 @@ pub(super) fn answered(
     }
 }
 
-/// Runs the original and has its answer, if it is one, rewritten by what the session may see.
+/// Runs the original and rewrites a successful answer to what the session may see.
 pub(super) fn rewritten(
     process: &'static Process,
     device: NvmlDevice,
@@ -103,7 +103,7 @@ fn memory_info_v2(
         if let Some(ReportedMemory { total, free, used }) =
             call.process.memory.view(&device.memory, memory.free, memory.total)
         {
-            // The session's world has no part that is set aside.
+            // A session's view has no reserved part.
             *memory = MemoryV2 { total, free, used, reserved: 0, ..*memory };
         }
         NvmlReturn::SUCCESS

@@ -1,8 +1,8 @@
-//! What NVML tells about processes: those of the session, and no others.
+//! What NVML reports about processes: those of the session, and no others.
 //!
-//! The driver is asked with a list of the limiter's own, which is then filtered into the caller's.
-//! `nvidia-smi` comes another way (`nvmlInternalGetExportTable`), which cannot be patched: it is shown
-//! the whole device.
+//! The limiter asks the driver with a list of its own, and copies the session's entries into the caller's
+//! list. `nvidia-smi` uses another way (`nvmlInternalGetExportTable`), which cannot be patched: it sees the
+//! whole device.
 
 use super::Call;
 use super::nvml::{answered, rewritten};
@@ -37,7 +37,7 @@ macros::hooks! {
 /// An entry of a list of processes.
 trait Entry: Copy + Default {
     fn pid(&self) -> c_uint;
-    /// Puts the session's own figure where the driver has none.
+    /// Fills in the session's own figure if the driver has none.
     fn complete(&mut self, _own: u64) {}
 }
 
@@ -70,13 +70,13 @@ impl Entry for c_uint {
     }
 }
 
-/// Room for the first question.
+/// Entries in the list of the first question.
 const ROOM: usize = 64;
 /// More entries than this are not asked for.
 const MOST: usize = 1 << 16;
 
-/// Asks the driver with longer and longer lists. `ask` gets room and list, and puts the number of
-/// entries into the first.
+/// Asks the driver with longer and longer lists. `ask` gets the capacity and the list, and replaces the
+/// capacity by the number of entries.
 fn whole<E: Entry>(
     mut ask: impl FnMut(&mut c_uint, *mut E) -> NvmlReturn,
 ) -> Result<Vec<E>, NvmlReturn> {
@@ -89,7 +89,7 @@ fn whole<E: Entry>(
                 return Ok(list);
             }
             NvmlReturn::INSUFFICIENT_SIZE if list.len() < MOST => {
-                // Processes may appear while asking.
+                // Processes may appear between two questions.
                 let room = (count as usize).saturating_add(ROOM).max(list.len() * 2).min(MOST);
                 list.resize(room, E::default());
             }
@@ -98,7 +98,7 @@ fn whole<E: Entry>(
     }
 }
 
-/// Leaves what is of the session, with the session's own figures where the driver has none.
+/// Keeps the session's entries, with its own figures where the driver has none.
 fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
     let members = seen::members(device.ledger);
     list.retain_mut(|entry| match members.iter().find(|member| member.pid == entry.pid()) {
@@ -110,12 +110,12 @@ fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
     });
 }
 
-/// Fills a caller's list as the driver does: one that is too short gets the length that is needed.
+/// Fills a caller's list as the driver does: if it is too short, the caller gets the length that it needs.
 ///
 /// # Safety
 /// `count` is the caller's, not null; `list` has room for `*count` entries where it is not null.
 unsafe fn fill<E: Entry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlReturn {
-    // SAFETY: the caller's word.
+    // SAFETY: as promised by the caller.
     unsafe {
         let room = *count as usize;
         if list.is_null() && room > 0 {
@@ -224,8 +224,8 @@ fn details(
     })
 }
 
-/// Utilisation, of which the driver says `NOT_FOUND` where there is none, and, asked without a list,
-/// how long it would be.
+/// Utilisation samples. Without any, the driver returns `NOT_FOUND`. Asked without a list, it returns the
+/// length of the list.
 fn samples<E: Entry>(
     device: &Device,
     count: *mut c_uint,
@@ -295,7 +295,7 @@ fn utilization_info(
     })
 }
 
-/// Another's process is one that is not there.
+/// A process outside the session is treated as one that does not exist.
 fn accounting(
     call: Call<signature::nvmlDeviceGetAccountingStats>,
     device: NvmlDevice,

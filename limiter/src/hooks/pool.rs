@@ -33,14 +33,14 @@ macros::hooks! {
 /// `CU_MEMPOOL_ATTR_REUSE_*`: how soon memory that was freed may be used again.
 const REUSE: RangeInclusive<c_uint> = 1..=3;
 
-/// The device whose memory a pool has, if that is accounted.
+/// The device that a pool's memory is on, if it has a ledger.
 fn owner(process: &'static Process, pool: MemoryPool) -> Verdict<&'static DeviceMemory> {
     let pools = process.memory.pools();
     if let Some(known) = pools.device_of(pool) {
         return known.map_or(Verdict::Free, Verdict::Limited);
     }
-    // Pools that the program makes are known; what is left are the devices' own, and imported ones,
-    // which their exporter is charged for.
+    // Pools that the program makes are registered. Others are the devices' own, or imported: their exporter
+    // is charged.
     let mut count = 0;
     let _ = driver_calls::device_get_count(&raw mut count);
     for ordinal in 0..count {
@@ -67,7 +67,7 @@ fn current_pool() -> Option<MemoryPool> {
     (found && !pool.is_null()).then_some(pool)
 }
 
-/// A stream by a name that means the same in every version of a function.
+/// A stream by a handle that means the same in every version of a function.
 fn named(stream: Stream, per_thread: bool) -> Stream {
     if stream.is_null() && per_thread { STREAM_PER_THREAD as Stream } else { stream }
 }
@@ -80,7 +80,7 @@ fn captures(stream: Stream, per_thread: bool) -> bool {
         && status != CAPTURE_STATUS_NONE
 }
 
-/// Charges an allocation from a pool; without one the driver has the word.
+/// Charges an allocation from a pool; if there is no pool, the driver decides.
 fn charged(
     process: &'static Process,
     pointer: *mut DevicePtr,
@@ -92,7 +92,7 @@ fn charged(
 ) -> CuResult {
     let Some(pool) = pool else { return original() };
     match owner(process, pool) {
-        // What is being captured becomes a node of a graph, which is charged when that is launched.
+        // A captured allocation becomes a node of a graph; it is charged when the graph is launched.
         Verdict::Limited(device) if !pointer.is_null() && !captures(stream, per_thread) => {
             // SAFETY: read after success only, when the driver has written there.
             let address = || unsafe { *pointer };

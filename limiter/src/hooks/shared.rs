@@ -17,7 +17,7 @@ macros::hooks! {
     fn cuMemPoolImportPointer(pointer: *mut DevicePtr, pool: MemoryPool, data: *mut c_void) -> CuResult = import_pointer;
 }
 
-/// Remembers what the driver has just opened.
+/// Remembers memory that the driver has just opened.
 fn opened(process: &'static Process, pointer: *mut DevicePtr) {
     if let Some(device) = process.current_memory().limited() {
         // SAFETY: the call succeeded, so the driver has written there.

@@ -1,14 +1,14 @@
-//! Calls that go straight on to the driver.
+//! Calls that jump on to the driver.
 //!
-//! A hook copies a call's arguments to make the call again. Most launches need nothing but a look, so their
-//! entries look first: they put the six registers of the arguments on the stack, ask, put them back, and jump
-//! to the driver's own function, or to the whole hook. Nothing else is changed, so the driver sees the caller's own
-//! call.
+//! A hook copies a call's arguments to make the call again. Most launches need no more than a check. So their
+//! entries check first: they save the six argument registers on the stack, ask, and restore them. Then they
+//! jump to the driver's own function, or to the whole hook. Nothing else is changed, so the driver sees the
+//! caller's own call.
 
 use std::panic::{self, AssertUnwindSafe};
 
-/// Registers of arguments, and what an entry leaves between them and the caller's stack: padding, the address
-/// to return to.
+/// The argument registers, and what an entry leaves between them and the caller's stack: padding and the
+/// return address.
 const REGISTERS: usize = 6;
 const BETWEEN: usize = 2;
 
@@ -17,7 +17,7 @@ pub(crate) struct Arguments(*const u64);
 
 impl Arguments {
     /// # Safety
-    /// That is where an entry has put them, and it waits for the answer.
+    /// An entry has put the arguments at this address, and waits for the answer.
     pub(crate) unsafe fn found_at(at: *const u64) -> Self {
         Self(at)
     }
@@ -25,7 +25,7 @@ impl Arguments {
     /// An argument, counted from zero.
     ///
     /// # Safety
-    /// The function has so many, and none of them is a floating-point number or a structure.
+    /// The function has this argument, and none of its arguments is a floating-point number or a structure.
     #[inline]
     pub(crate) unsafe fn nth(&self, n: usize) -> u64 {
         let at = if n < REGISTERS { n } else { n + BETWEEN };
@@ -34,7 +34,7 @@ impl Arguments {
     }
 }
 
-/// The answer; no, if it cannot be found out.
+/// The answer; no, if it cannot be found.
 #[inline]
 pub(crate) fn ask(answer: impl FnOnce() -> bool) -> bool {
     panic::catch_unwind(AssertUnwindSafe(answer)).unwrap_or(false)

@@ -109,7 +109,7 @@ fn import(
         let handle = unsafe { *handle };
         let mut prop = AllocationProp::EMPTY;
         if !driver_calls::allocation_properties(&raw mut prop, handle).is_ok() {
-            // Not memory: the other thing that is shared this way.
+            // Not memory but a multicast object, the other thing that is shared this way.
             call.process.memory.physical().multicast(handle);
         } else if prop.location.kind == LOCATION_DEVICE
             && let Verdict::Limited(device) = call.process.device(prop.location.id)
@@ -145,7 +145,7 @@ fn change(entry: &ArrayMapInfo) -> TileChange {
     let wide = u64::from;
     let parts = entry.subresource;
     let region = if entry.subresource_type == SUBRESOURCE_MIPTAIL {
-        // Layer, nothing, offset and size.
+        // Layer, unused, offset and size.
         let [layer, _, offset, offset_high, size, size_high, ..] = parts;
         let offset = wide(offset) | wide(offset_high) << 32;
         let size = wide(size) | wide(size_high) << 32;

@@ -1,4 +1,4 @@
-//! Calls that have a stream wait: what is queued behind keeps no device busy meanwhile.
+//! Calls that make a stream wait. Work queued behind the wait does not keep the device busy meanwhile.
 
 use super::Call;
 #[cfg(target_arch = "x86_64")]

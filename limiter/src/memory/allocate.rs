@@ -1,7 +1,7 @@
-//! Reserve, call, commit; and the way back.
+//! Reserve, call, commit; and free.
 //!
-//! The bytes are reserved first, so that no other process can take them meanwhile; no lock is held while the
-//! driver works. What fails is given back.
+//! The bytes are reserved first, so that no other process can take them meanwhile. No lock is held while the
+//! driver works. If the call fails, its bytes are given back.
 
 use super::device::{DeviceMemory, Devices};
 use super::holdings::Holdings;
@@ -12,8 +12,8 @@ use super::tracker::Handle;
 use driver::cuda::{CuResult, DevicePtr};
 use session::layout::MemoryKind;
 
-/// Runs an allocating call of the driver for `bytes` of a device's memory. `handle` says, after success, by what the
-/// memory will be freed.
+/// Runs an allocating call of the driver for `bytes` of a device's memory. After success `handle` returns the
+/// handle that will free the memory.
 pub(super) fn allocate(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -28,8 +28,8 @@ pub(super) fn allocate(
     }
 }
 
-/// The same for linear memory; where the real share is used up, or the device is full, runs `on_host` instead.
-/// `address` tells, after success, what either has allocated.
+/// The same for linear memory. If the real part is used up, or the device is full, runs `on_host` instead.
+/// After success `address` returns the address that either call has allocated.
 pub(super) fn allocate_anywhere(
     reserve: &Reserve,
     placed: &HostPlaced,
@@ -50,7 +50,7 @@ pub(super) fn allocate_anywhere(
     }
 }
 
-/// Runs a call that places on the host what the device has no room for.
+/// Runs a call that places on the host memory that does not fit on the device.
 pub(super) fn place_on_host(
     placed: &HostPlaced,
     device: &'static DeviceMemory,
@@ -126,7 +126,7 @@ pub(super) fn free(
     result
 }
 
-/// Frees what is not charged by itself: of a pool, of external memory, imported, sparse, or not known.
+/// Frees memory that has no charge of its own: of a pool, of external memory, imported, sparse, or unknown.
 fn free_other(holdings: &Holdings, handle: Handle, call: impl FnOnce() -> CuResult) -> CuResult {
     let Holdings { pools, physical, imports, .. } = holdings;
     physical.free_external(handle, || match handle {

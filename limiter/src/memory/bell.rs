@@ -1,16 +1,17 @@
-//! How the reconciler is woken.
+//! How calls wake the reconciler.
 
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::time::Duration;
 use rustix::thread::{Timespec, futex};
 
-/// Nobody needs to be woken, or there is no reconciler; it is about; it sleeps.
+/// The states. `RUNG`: no wake-up is needed, or there is no reconciler. `QUIET`: the reconciler is awake.
+/// `ASLEEP`: it sleeps.
 const RUNG: u32 = 0;
 const QUIET: u32 = 1;
 const ASLEEP: u32 = 2;
 
-/// See the module.
+/// The reconciler's bell.
 pub(crate) struct Bell(AtomicU32);
 
 impl Default for Bell {
@@ -20,7 +21,7 @@ impl Default for Bell {
 }
 
 impl Bell {
-    /// Has the reconciler look soon.
+    /// Makes the reconciler check soon.
     #[inline]
     pub(crate) fn ring(&self) {
         if self.0.load(Relaxed) != RUNG && self.0.swap(RUNG, AcqRel) == ASLEEP {
@@ -28,12 +29,12 @@ impl Bell {
         }
     }
 
-    /// Whether it was rung since this was last asked.
+    /// Whether the bell was rung since the last call of this.
     pub(super) fn was_rung(&self) -> bool {
         self.0.swap(QUIET, AcqRel) == RUNG
     }
 
-    /// Sleeps for a time, or until rung for.
+    /// Sleeps for a time, or until the bell is rung.
     pub(super) fn sleep(&self, longest: Duration) {
         if self.0.compare_exchange(QUIET, ASLEEP, AcqRel, Acquire).is_ok() {
             let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: 0 };

@@ -1,5 +1,5 @@
-//! Whether this process is allocating or freeing: what NVML says in such a moment cannot be compared
-//! with what has been charged.
+//! Whether this process is allocating or freeing. NVML's figure from such a moment cannot be compared with
+//! the charges.
 
 use super::waiting::{WaitingCall, WaitingCalls};
 use crate::clock;
@@ -11,20 +11,20 @@ use crossbeam::utils::CachePadded;
 use session::layout::MemoryKind;
 use session::ledger::Ledger;
 
-/// A call that runs, and one that has returned.
+/// Added to the count of calls: for one that runs, and for one that has returned.
 const RUNNING: u64 = 1;
 const ENDED: u64 = 1 << 20;
 
 /// The calls of this process that allocate or free.
 #[derive(Default)]
 pub(crate) struct Changes {
-    /// How many run, in the lower bits, and how many have returned.
+    /// The calls that run, in the lower bits, and those that have returned.
     calls: CachePadded<AtomicU64>,
-    /// When calls that come in began to be kept waiting; zero while they are not.
+    /// When the admission pause began; zero if there is none.
     paused: CachePadded<AtomicU64>,
     waiting: WaitingCalls,
-    /// The device that is watched, as an address, and the most that this process has been charged for on
-    /// it meanwhile.
+    /// The address of the watched device's ledger, and the highest charge of this process on it during the
+    /// watch.
     watched: AtomicUsize,
     peak: AtomicU64,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Changes {
 pub(crate) struct Changing<'a>(&'a Changes);
 
 impl Changes {
-    /// Such a call has come in.
+    /// Such a call begins.
     #[inline]
     pub(crate) fn begin(&self) -> Changing<'_> {
         let paused = self.paused.load(Relaxed);
@@ -44,26 +44,27 @@ impl Changes {
         Changing(self)
     }
 
-    /// Such a call begins to wait, with so many bytes of a device reserved.
+    /// Such a call begins to wait, with `bytes` of a device reserved.
     pub(super) fn wait(&self, device: &DeviceLedger, bytes: u64) -> WaitingCall<'_> {
         self.waiting.begin(device, bytes)
     }
 
-    /// Keeps calls that come in from beginning, until what this returns is dropped: in a program whose threads never
-    /// pause there is no quiet moment else. Those that run are let end. Nothing relies on it: who waits does so for a
-    /// while only, and once, so that a thread that is gone may have begun it.
+    /// Begins an admission pause: new calls wait until the result is dropped, and running calls finish. In a
+    /// program whose threads allocate all the time there is no quiet moment otherwise. Nothing relies on the
+    /// pause: a call waits a limited time, and once. So the pause does no harm if the thread that began it is
+    /// gone.
     pub(super) fn pause(&self) -> Pause<'_> {
         let since = clock::now().max(1);
         self.paused.store(since, Relaxed);
         Pause { changes: self, since }
     }
 
-    /// Waits for the end of a pause, as it was at that time.
+    /// Waits until the pause that began at `paused` ends.
     #[cold]
     fn wait_for_the_end_of(&self, paused: u64) {
         const LONGEST_NS: u64 = 25_000_000;
         const STEP_NS: u64 = 20_000;
-        // Most are over in less than a thread needs to wake up.
+        // Most pauses end before a thread could wake up.
         const YIELDS: u32 = 10;
         let mut waited = 0;
         while self.paused.load(Relaxed) == paused
@@ -81,14 +82,15 @@ impl Changes {
     /// Memory is being reserved on a device, in its open ledger, and the driver has yet to take it.
     #[inline]
     pub(super) fn reserved(&self, device: &DeviceLedger, opened: &Ledger<'_>) {
-        // The watch begins with the ledger open: either it is seen here, or it begins with what is reserved now.
+        // A watch begins while the ledger is open. So either the watch sees this reservation here, or it
+        // starts with it.
         if self.watched.load(Relaxed) == ptr::from_ref(device).addr() {
             self.peak.fetch_max(charged_in(opened, device), Relaxed);
         }
     }
 
-    /// Watches the charges of a device, one at a time, until what this returns is dropped. `None`: the ledger cannot be
-    /// opened.
+    /// Watches the charges of a device until the result is dropped. One device is watched at a time. `None`:
+    /// the ledger cannot be opened.
     pub(super) fn watch<'a>(&'a self, device: &'a DeviceLedger) -> Option<PeakWatch<'a>> {
         let opened = device.open()?;
         self.peak.store(charged_in(&opened, device), Relaxed);
@@ -97,7 +99,7 @@ impl Changes {
         Some(PeakWatch { changes: self, device })
     }
 
-    /// How a device's memory stands by what this process has been charged for.
+    /// What the driver has taken on a device for this process's calls, by the charges.
     pub(super) fn standing(&self, device: &DeviceLedger, own: CallInProgress) -> Standing {
         let (waiting, moment) = (self.waiting.now(device), self.moment());
         let charged = charged(device);
@@ -107,7 +109,7 @@ impl Changes {
         Standing { taken, is_quiet, ended: moment.ended() }
     }
 
-    /// Waits until it is quiet, for so many steps; whether it is.
+    /// Waits for a quiet moment, for at most `steps` steps; returns whether it came.
     pub(super) fn await_quiet(
         &self,
         device: &DeviceLedger,
@@ -135,7 +137,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Calls that come in wait until this is dropped.
+/// New calls wait until this is dropped.
 pub(super) struct Pause<'a> {
     changes: &'a Changes,
     since: u64,
@@ -154,8 +156,8 @@ pub(super) struct PeakWatch<'a> {
 }
 
 impl PeakWatch<'_> {
-    /// No less than what the driver had taken for calls at any moment of the watch: memory is charged
-    /// before the driver takes it, and until the driver has freed it.
+    /// At least what the driver had taken for calls at any moment of the watch: memory is charged before the
+    /// driver takes it, and until the driver has freed it.
     pub(super) fn peak(&self) -> u64 {
         self.changes.peak.load(Relaxed).max(charged(self.device))
     }
@@ -167,7 +169,7 @@ impl Drop for PeakWatch<'_> {
     }
 }
 
-/// What this process has been charged for on the device itself, by calls that said how much.
+/// What calls of known size have charged to this process on the device itself.
 fn charged(device: &DeviceLedger) -> u64 {
     let Some(slot) = device.own_slot() else { return u64::MAX };
     by_calls(|kind| slot.bytes[kind as usize].load(Relaxed))
@@ -184,7 +186,7 @@ fn by_calls(bytes: impl Fn(MemoryKind) -> u64) -> u64 {
     MemoryKind::ALL.into_iter().filter(of_calls).map(bytes).fold(0, u64::saturating_add)
 }
 
-/// How far the count is.
+/// The count of calls at a moment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Moment(u64);
 
@@ -200,7 +202,8 @@ impl Moment {
     }
 }
 
-/// What a look leaves out of account: the call in whose midst it is taken, if any, and what that has reserved.
+/// What a reconciliation leaves out: the call that it runs in, if any, and the bytes that the call has
+/// reserved.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CallInProgress {
     pub(super) calls: u64,
@@ -208,22 +211,22 @@ pub(super) struct CallInProgress {
 }
 
 impl CallInProgress {
-    /// A look from outside of any call.
+    /// For a reconciliation outside of any call.
     pub(super) const NONE: Self = Self { calls: 0, bytes: 0 };
 }
 
 /// See [`Changes::standing`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// What the driver has taken for calls, where it is quiet.
+    /// What the driver has taken for calls, if the moment is quiet.
     pub(super) taken: u64,
-    /// Whether no call runs but the looking one, and those that wait with what they have reserved.
+    /// Whether no other call runs than the one that checks, and those that wait with their reservations.
     pub(super) is_quiet: bool,
     ended: u64,
 }
 
 impl Standing {
-    /// Whether the driver neither took nor gave back anything by calls from then until `self`.
+    /// Whether no call took or gave back memory between `then` and `self`.
     pub(super) fn is_quiet_since(&self, then: &Self) -> bool {
         self.is_quiet && self == then
     }
@@ -238,14 +241,14 @@ mod tests {
         let changes = Changes::default();
         let pause = changes.pause();
         changes.wait_for_the_end_of(pause.since);
-        // Whoever comes later does not wait at all.
+        // A call that comes later does not wait at all.
         let passed = clock::now();
         assert!(passed - pause.since >= 25_000_000);
         for _ in 0..1000 {
             changes.wait_for_the_end_of(pause.since);
         }
         assert!(clock::now() - passed < 25_000_000);
-        // Nor does one wait for the next look.
+        // Nor does a call wait for the next pause.
         let next = changes.pause();
         changes.wait_for_the_end_of(pause.since);
         drop(pause);

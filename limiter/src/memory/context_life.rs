@@ -1,8 +1,8 @@
 //! How contexts begin and end, and what they take of a device's memory.
 //!
-//! The driver does not say how much a context takes before it exists. What was learned from the first
-//! one of the session is reserved for the next; what it really took is read from NVML afterwards, and
-//! a context that turns out not to fit is taken down again.
+//! The driver does not say how much a context takes before it exists. The size measured for a first context
+//! of the session is reserved for the next one. What the context really took is read from NVML afterwards. A
+//! context that turns out not to fit is destroyed again.
 
 use super::contexts::Green;
 use super::device::DeviceMemory;
@@ -17,14 +17,14 @@ use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{self, CuResult};
 use session::layout::MemoryKind;
 
-/// Taken for granted where NVML cannot be asked: what a context takes on current devices.
+/// Assumed if NVML cannot be asked: what a context takes on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;
-/// A measured size outside these bounds is not a context's.
+/// A measured size outside these bounds is not that of a context.
 const LEAST_BYTES: u64 = 16 << 20;
 const MOST_BYTES: u64 = 4 << 30;
 
-/// Runs a call that makes a context. `handle` tells, after success, which one it is, and `undo` takes
-/// it down. To be called under [`Contexts::change`](super::contexts::Contexts::change).
+/// Runs a call that makes a context. After success `handle` returns it; `undo` destroys it. Must be called
+/// under [`Contexts::change`](super::contexts::Contexts::change).
 pub(super) fn create(
     reserve: &Reserve,
     device: &'static DeviceMemory,
@@ -49,7 +49,7 @@ pub(super) fn create(
     let took =
         after.since(&before, device).filter(|took| (LEAST_BYTES..=MOST_BYTES).contains(took));
     if let (Some(measured), Some(page)) = (took, ledger.page()) {
-        // The smallest seen is the nearest to what a context takes by itself.
+        // The smallest measurement is the nearest to the size of a context alone.
         let _ = page
             .context_bytes
             .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
@@ -72,8 +72,8 @@ pub(super) fn create(
     result
 }
 
-/// Runs a call that makes a green context in a primary context that exists. What it takes is little,
-/// and not known beforehand: it is measured. To be called under
+/// Runs a call that makes a green context in an existing primary context. It takes little memory. The size is
+/// not known beforehand, so it is measured. Must be called under
 /// [`Contexts::change`](super::contexts::Contexts::change).
 pub(super) fn create_green(
     reserve: &Reserve,
@@ -103,12 +103,12 @@ pub(super) fn create_green(
     result
 }
 
-/// A green context is gone.
+/// A green context has ended.
 pub(super) fn green_ended(device: &DeviceMemory, green: Green) {
     device.ledger.release(MemoryKind::Context, green.bytes);
 }
 
-/// The primary context is gone, and the green ones with it.
+/// The primary context has ended, and its green contexts with it.
 pub(super) fn primary_ended(
     holdings: &Holdings,
     images: &Images,
@@ -121,7 +121,7 @@ pub(super) fn primary_ended(
     ended(holdings, images, device, handle);
 }
 
-/// A context is gone: gives back what it took, and what was allocated in it.
+/// A context has ended: gives back what it took, and what was allocated in it.
 pub(super) fn ended(
     holdings: &Holdings,
     images: &Images,
@@ -137,15 +137,15 @@ pub(super) fn ended(
     holdings.context_ended(device, handle);
     images.context_ended(device, handle);
     holdings.pools.refresh(device, true);
-    // What the driver had taken for it is gone as well.
+    // What the driver had taken for it is free as well.
     device.shared.bell.ring();
 }
 
 /// What this process uses of a device at a moment.
 struct MemoryReading {
-    /// What NVML lists, where it can be asked.
+    /// The processes that NVML lists, if NVML can be asked.
     processes: Option<Processes>,
-    /// Other things than contexts, as far as this process or an exporter has been charged for them.
+    /// The charges of this process or of an exporter, other than for contexts.
     charged: u64,
 }
 
@@ -160,8 +160,7 @@ impl MemoryReading {
         Self { processes: Processes::now(device.ledger), charged }
     }
 
-    /// What came in addition since `before`, other than what was charged meanwhile; `None` where it
-    /// cannot be told or cannot be.
+    /// What was taken since `before` beyond the charges; `None` if that is unknown, or negative.
     fn since(&self, before: &Self, device: &DeviceMemory) -> Option<u64> {
         let seen = |usage: &Self| usage.processes.as_ref()?.own_bytes(device);
         let more = seen(self)?.checked_sub(seen(before).unwrap_or(0))?;

@@ -1,4 +1,4 @@
-//! The contexts of this process on a device, and what each of them takes.
+//! The contexts of this process on a device, and what each of them takes of its memory.
 
 use crate::driver_calls;
 use core::ptr;
@@ -12,13 +12,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Default)]
 pub(crate) struct Contexts {
     bytes: Mutex<HashMap<usize, u64>>,
-    /// Green contexts of the device: what each took. They live in the primary context.
+    /// Green contexts of the device, with what each took. They live in the primary context.
     green: Mutex<HashMap<usize, Green>>,
     primary: AtomicUsize,
     /// References to the primary context that the program holds.
     references: AtomicUsize,
-    /// Held while a context is made or may end: two that are made at once could not be told apart when
-    /// they are measured. The driver does these things one after the other in any case.
+    /// Held while a context is made or may end: two contexts made at once could not be told apart when they
+    /// are measured. The driver serialises these calls in any case.
     changing: Mutex<()>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Contexts {
 pub(crate) struct Green {
     ordinal: cuda::Device,
     pub(super) bytes: u64,
-    /// The context that stands for it, zero if it is not known.
+    /// The context that stands for it; zero if unknown.
     pub(crate) context: usize,
 }
 
@@ -46,40 +46,40 @@ impl Contexts {
         self.green.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The ordinal of the device, if a green context is of it.
+    /// The device's ordinal, if a green context is on it.
     pub(crate) fn ordinal_of_green(&self, handle: usize) -> Option<cuda::Device> {
         self.green().get(&handle).map(|green| green.ordinal)
     }
 
-    /// A green context has been made, which took so much.
+    /// A green context has been made and took `bytes`.
     pub(crate) fn green_made(&self, ordinal: cuda::Device, handle: usize, bytes: u64) {
         let made = Green::new(ordinal, bytes, handle);
         self.green().insert(handle, made);
     }
 
-    /// The context that stands for a green one, zero if it is not known.
+    /// The context that stands for a green one; zero if unknown.
     pub(crate) fn context_of_green(&self, handle: usize) -> usize {
         self.green().get(&handle).map_or(0, |green| green.context)
     }
 
-    /// A green context is about to end. To be called under [`Contexts::change`].
+    /// A green context is about to end. Must be called under [`Contexts::change`].
     pub(crate) fn green_ends(&self, handle: usize) -> Option<Green> {
         self.green().remove(&handle)
     }
 
-    /// It did not.
+    /// The green context did not end.
     pub(crate) fn green_stays(&self, handle: usize, green: Green) {
         self.green().insert(handle, green);
     }
 
-    /// The contexts that end with the primary one: itself, and those that stand for green ones.
+    /// The contexts that end with the primary one: itself, and those that stand for green contexts.
     pub(crate) fn of_primary(&self) -> Vec<usize> {
         let green = self.green();
         green.values().map(|green| green.context).chain([self.primary()]).collect()
     }
 
-    /// The context that allocations end with which are made in `current`: for those that were not
-    /// made by a call for contexts, which are green ones, the primary context.
+    /// The context that allocations made in `current` end with. A context that was not made by a context call
+    /// stands for a green one; its allocations end with the primary context.
     pub(crate) fn owner(&self, current: usize) -> usize {
         match self.primary() {
             primary if current == primary => current,
@@ -88,7 +88,7 @@ impl Contexts {
         }
     }
 
-    /// The primary context is gone; tells the green ones that went with it.
+    /// The primary context has ended; returns the green contexts that ended with it.
     pub(super) fn primary_ended(&self) -> Vec<Green> {
         self.references.store(0, Relaxed);
         self.primary.store(0, Relaxed);
@@ -103,7 +103,7 @@ impl Contexts {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).insert(handle, bytes);
     }
 
-    /// Whether a context is of this device.
+    /// Whether a context is on this device.
     pub(crate) fn has(&self, handle: usize) -> bool {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&handle)
     }
@@ -113,7 +113,7 @@ impl Contexts {
         self.primary.load(Relaxed)
     }
 
-    /// Keeps other threads from making or ending contexts. The one lock that is held across driver
+    /// Keeps other threads from making or ending contexts. This is the one lock that is held across driver
     /// calls; nothing else is waited for under it.
     pub(crate) fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)

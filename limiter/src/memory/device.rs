@@ -1,4 +1,4 @@
-//! A device's memory, as this process keeps account of it.
+//! A device's memory, as this process accounts for it.
 
 use super::bell::Bell;
 use super::changes::Changes;
@@ -12,14 +12,14 @@ use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 use driver::cuda;
 use session::layout::MemoryKind;
 
-/// What the devices of a process have in common.
+/// State that all devices of a process share.
 #[derive(Default)]
 pub(crate) struct Shared {
     /// Calls that allocate or free.
     pub(crate) changes: Changes,
     /// Wakes the reconciler.
     pub(crate) bell: Bell,
-    /// This process's id as NVML knows it; zero while that is not known.
+    /// This process's id in NVML's lists; zero while unknown.
     pub(super) own_pid: AtomicU32,
 }
 
@@ -27,15 +27,15 @@ pub(crate) struct Shared {
 pub(crate) struct DeviceMemory {
     pub(crate) ledger: &'static DeviceLedger,
     pub(super) shared: &'static Shared,
-    /// What this process has taken.
+    /// This process's allocations.
     pub(super) tracker: Tracker,
-    /// The contexts among it.
+    /// This process's contexts.
     pub(crate) contexts: Contexts,
-    /// Bytes of the images that the driver has been given, for their code to be placed.
+    /// Bytes of the images that the driver has been given and may yet place as code.
     pub(super) images: AtomicU64,
-    /// What was left of the limit when this process last asked NVML.
+    /// What was left of the limit at this process's last reconciliation.
     pub(super) left_when_seen: AtomicU64,
-    /// As the program counts; negative while that is not known.
+    /// The program's ordinal of the device; negative while unknown.
     ordinal: AtomicI32,
 }
 
@@ -52,7 +52,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The program calls it so.
+    /// The program uses this ordinal for the device.
     pub(crate) fn is_called(&self, ordinal: cuda::Device) {
         self.ordinal.store(ordinal, Relaxed);
     }
@@ -64,12 +64,13 @@ impl DeviceMemory {
             && ordinal == self.ordinal.load(Relaxed)
     }
 
-    /// The context that the calling thread's allocations on the device end with, as a number; zero for none.
+    /// The context that the calling thread's allocations on the device end with, as a number; zero if there
+    /// is none.
     pub(super) fn current_context(&self) -> usize {
         self.contexts.owner(driver_calls::current_context())
     }
 
-    /// Remembers an allocation. What had its handle before is gone, however that came about.
+    /// Remembers an allocation. If another one had its handle, that one is gone.
     pub(super) fn remember(&self, handle: Handle, allocation: Allocation) {
         if let Some(gone) = self.tracker.insert(handle, allocation) {
             self.ledger.release(gone.kind, gone.bytes);
@@ -77,7 +78,7 @@ impl DeviceMemory {
     }
 }
 
-/// The memory of all devices that are accounted and have been used.
+/// The memory of all devices that have a ledger and have been used.
 pub(crate) struct Devices(DeviceList<DeviceMemory>);
 
 impl Devices {
@@ -85,7 +86,7 @@ impl Devices {
         Self(DeviceList::new())
     }
 
-    /// One more. By one thread at a time.
+    /// Adds a device. One thread at a time may call this.
     pub(super) fn push(&self, device: &'static DeviceMemory) {
         self.0.push(device);
     }
@@ -94,13 +95,13 @@ impl Devices {
         self.0.iter()
     }
 
-    /// Finds an allocation on whatever device it is, and forgets it. A free may come from a thread with
-    /// another device's context, or with none.
+    /// Finds an allocation on any device and forgets it. A free may come from a thread with another device's
+    /// context, or with none.
     pub(super) fn take(&self, handle: Handle) -> Option<(&'static DeviceMemory, Allocation)> {
         self.iter().find_map(|device| Some((device, device.tracker.take(handle)?)))
     }
 
-    /// What an allocation was charged as, on whatever device it is.
+    /// The kind that an allocation was charged as, on any device.
     pub(super) fn kind_of(&self, handle: Handle) -> Option<MemoryKind> {
         self.iter().find_map(|device| device.tracker.kind_of(handle))
     }

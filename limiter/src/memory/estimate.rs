@@ -1,30 +1,30 @@
-//! What the driver has taken by itself, made of what was seen.
+//! What the driver has taken by itself, derived from the reconciliations.
 
-/// After so many bounds from below an exact figure is no longer looked for at once.
+/// After this many lower bounds, an exact figure is no longer sought at once.
 const BOUNDS: u32 = 32;
 
-/// What nobody has been charged for, as seen once.
+/// The result of one reconciliation: what nobody has been charged for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sight {
     pub(super) bytes: u64,
-    /// Else it may be more.
+    /// If not exact, `bytes` is a lower bound.
     pub(super) exact: bool,
-    /// What the driver has taken for other processes of the session, and they have yet to see.
+    /// What the driver has taken for other processes of the session and they have not yet charged.
     pub(super) others: u64,
 }
 
-/// What is to be charged, made of what was seen.
+/// What is to be charged, derived from the results.
 #[derive(Default, Debug)]
 pub(super) struct DriverMemory {
     pub(super) bytes: u64,
     last: Option<u64>,
-    /// Bounds from below since the last exact figure.
+    /// Lower bounds since the last exact figure.
     bounds: u32,
 }
 
 impl DriverMemory {
-    /// Takes notice of what was seen. An increase counts when it has been seen twice, a decrease when
-    /// it is certain. `true`: look again soon.
+    /// Takes a result in. An increase counts when two results in a row show it, a decrease when it is exact.
+    /// `true`: check again soon.
     pub(super) fn notice(&mut self, sight: Sight) -> bool {
         let before = self.last.replace(sight.bytes);
         if sight.bytes > self.bytes {
@@ -41,7 +41,8 @@ impl DriverMemory {
         self.bounds < BOUNDS
     }
 
-    /// Takes notice of what an allocation has seen: that counts at once, but for bounds that are lower.
+    /// Takes in the result of an allocation's own check. It counts at once, except for a lower bound below
+    /// the present figure.
     pub(super) fn notice_now(&mut self, sight: Sight) {
         if sight.exact || sight.bytes > self.bytes {
             *self = Self { bytes: sight.bytes, last: Some(sight.bytes), ..Self::default() };
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(estimate.bytes, 0);
         assert!(!estimate.notice(exact(100)));
         assert_eq!(estimate.bytes, 100);
-        // Seen once and then no more: it was never there.
+        // Seen once and then no more: it was not really there.
         assert!(estimate.notice(exact(500)));
         assert!(!estimate.notice(exact(100)));
         assert_eq!(estimate.bytes, 100);
@@ -95,7 +96,7 @@ mod tests {
         let mut estimate = DriverMemory::default();
         estimate.notice_now(bound(100));
         assert_eq!(estimate.bytes, 100);
-        // A bound from below that is lower says nothing.
+        // A lower bound below the figure says nothing.
         estimate.notice_now(bound(30));
         assert_eq!(estimate.bytes, 100);
         estimate.notice_now(exact(30));
@@ -108,7 +109,7 @@ mod tests {
         for _ in 1..BOUNDS {
             assert!(estimate.notice(bound(60)));
         }
-        // An exact figure is not looked for all the time.
+        // An exact figure is not sought forever.
         assert!(!estimate.notice(bound(60)));
         assert!(!estimate.notice(bound(0)));
         assert_eq!(estimate.bytes, 100);

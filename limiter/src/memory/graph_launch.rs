@@ -11,11 +11,11 @@ use driver::cuda::{self, CuResult, Graph, GraphExec};
 use session::layout::MemoryKind;
 use std::time::{Duration, Instant};
 
-/// How long a launch that finds no room waits for graphs that run to give theirs up.
+/// How long a launch that does not fit waits for running graphs to give their memory up.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Runs a call that makes an executable graph, which is read from `exec` after success. `limited` tells which
-/// devices are accounted.
+/// Runs a call that makes an executable graph; `exec` returns it after success. `limited` says whether a
+/// device has a ledger.
 pub(super) fn instantiate(
     reserve: &Reserve,
     graph: Graph,
@@ -33,7 +33,8 @@ pub(super) fn instantiate(
         }
         return result;
     }
-    // The driver may wait for the launch with all this: what does not fit now is no reason to refuse.
+    // The driver may need all this only at the launch. So an instantiation is not refused if it does not fit
+    // now.
     let reserved: Vec<(Need, Option<Reservation>)> = needs
         .iter()
         .map(|&need| {
@@ -53,7 +54,7 @@ pub(super) fn instantiate(
     let grew = |(need, &before): (&Need, &u64)| graphs.charged(need) > before;
     let is_over = |need: &Need| is_over(need.device.ledger);
     if let Some(need) = needs.iter().zip(&before).find(|of| grew(*of) && is_over(of.0)) {
-        // It took memory at once, and more than there was.
+        // The instantiation took memory at once, and more than was free.
         let _ = driver_calls::graph_exec_destroy(exec());
         graphs.refresh(need.0.device, true);
         return refused(need.0.device.ledger, need.0.bytes);
@@ -101,7 +102,7 @@ pub(super) fn launch(
     result
 }
 
-/// Reserves what a launch may need, which may be nothing; `None`: there is no room.
+/// Reserves what a launch may need, which may be nothing; `None`: it does not fit.
 fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reservation>> {
     let graphs = &reserve.holdings.graphs;
     let try_once = || {
@@ -112,7 +113,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
         if let Some(reserved) = reserve.reserve_at_once(need.device, MemoryKind::Graph, growth) {
             return Some(Some(reserved));
         }
-        // What the pool has and does not use costs nothing, as far as that is whole grains.
+        // Memory that the pool has and does not use costs nothing, if it suffices in whole grains.
         if only && has_idle(need) {
             return Some(None);
         }
@@ -128,7 +129,7 @@ fn make_room(reserve: &Reserve, exec: usize, need: &Need) -> Option<Option<Reser
         if let Some(reserved) = try_once() {
             return Some(reserved);
         }
-        // Graphs that run give their memory up when they end; nothing else is waited for.
+        // Running graphs give their memory up when they end. Nothing else is waited for.
         if !fits_without_the_others(reserve, need) || started.elapsed() > PATIENCE {
             return None;
         }

@@ -20,7 +20,8 @@ pub(super) struct Need {
     pub(super) bytes: u64,
 }
 
-/// What the allocation nodes of a graph need, child graphs included, by device. `limited` tells which are accounted.
+/// What the allocation nodes of a graph need, child graphs included, by device. `limited` says whether a
+/// device has a ledger.
 pub(super) fn needs_of(
     graph: Graph,
     limited: impl Fn(cuda::Device) -> Option<&'static DeviceMemory>,
@@ -70,8 +71,8 @@ fn nodes_of(graph: Graph) -> Vec<GraphNode> {
     nodes
 }
 
-/// Bytes that ranges of addresses cover together. Allocations of a graph that are not there at the same
-/// time may have the same addresses ("Address Reuse within a Graph", CUDA programming guide).
+/// Bytes that the address ranges cover together. Allocations of a graph that do not live at the same time may
+/// share addresses ("Address Reuse within a Graph", CUDA programming guide).
 fn footprint(mut ranges: Vec<(u64, u64)>) -> u64 {
     ranges.sort_unstable();
     let (mut covered, mut end) = (0_u64, 0_u64);

@@ -1,14 +1,13 @@
-//! Memory that the allocation nodes of graphs take.
+//! Memory taken by the allocation nodes of graphs.
 //!
-//! The driver gives such a node an address when it is added to a graph, and backs the addresses with
-//! memory when the executable graph is instantiated, uploaded or launched. The memory is of a pool for
-//! each device, which keeps what graphs have freed until it is trimmed; the pool is charged by what it
-//! has reserved (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`). What a launch may add to that is reserved
-//! before it ([`graph_launch`](super::graph_launch)); afterwards the charge is set to the driver's own figure.
+//! The driver gives such a node an address when it is added to a graph. It backs the address with memory when
+//! the executable graph is instantiated, uploaded or launched. The memory comes from one pool for each
+//! device, which keeps what graphs have freed until it is trimmed. The charge is what the pool has reserved
+//! (`CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`). What a launch may add is reserved before it
+//! ([`graph_launch`](super::graph_launch)). Afterwards the charge is set to the driver's own figure.
 //!
-//! Executable graphs may share memory as long as they do not run at the same time. So a launch adds no
-//! more than its own allocations, and no more than what all launched graphs would have if none were
-//! shared.
+//! Executable graphs that do not run at the same time may share memory. So a launch adds at most its own
+//! allocations, and at most what all launched graphs would have if they shared nothing.
 
 use super::device::DeviceMemory;
 use super::graph_nodes::Need;
@@ -22,12 +21,12 @@ use session::layout::MemoryKind;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An executable graph with allocation nodes on a device that is accounted.
+/// An executable graph with allocation nodes on a device that has a ledger.
 pub(super) struct Executable {
     /// The context that it ends with.
     pub(super) context: usize,
     pub(super) needs: Vec<Need>,
-    /// Whether its allocations may have memory.
+    /// Whether its allocations may be backed by memory.
     pub(super) launched: bool,
 }
 
@@ -35,11 +34,11 @@ pub(super) struct Executable {
 struct GraphPool {
     device: &'static DeviceMemory,
     charged: u64,
-    /// When the figure that `charged` comes from was asked for; an older one must not replace it.
+    /// The number of the question that gave `charged`. The answer to an older question must not replace it.
     asked: u64,
-    /// What executable graphs that are gone may have left allocated.
+    /// What destroyed executable graphs may have left allocated.
     left_behind: u64,
-    /// Launches that are under way, and count on what the pool has.
+    /// Launches under way that count on the pool's memory.
     launches: u32,
 }
 
@@ -75,7 +74,7 @@ impl Known {
     }
 }
 
-/// Rounds up to what the pools take at a time.
+/// Rounds up to the size by which pools grow.
 fn grains(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(pools::CHUNK).unwrap_or(u64::MAX)
 }
@@ -88,24 +87,24 @@ fn attribute(ordinal: cuda::Device, attribute: u32) -> Option<u64> {
         .then_some(value)
 }
 
-/// What a pool has reserved, and what of that is in use.
+/// What a pool has reserved, and how much of that is in use.
 fn figures(ordinal: cuda::Device) -> Option<(u64, u64)> {
     attribute(ordinal, GRAPH_RESERVED_CURRENT).zip(attribute(ordinal, GRAPH_USED_CURRENT))
 }
 
-/// Whether a pool has enough that it does not use, in whole grains, for what an executable graph needs.
+/// Whether a pool has enough unused memory, in whole grains, for an executable graph.
 pub(super) fn has_idle(need: &Need) -> bool {
     let idle = figures(need.ordinal).map_or(0, |(reserved, used)| reserved.saturating_sub(used));
     idle >= grains(need.bytes)
 }
 
-/// The executable graphs that allocate, and the pools that they do it from.
+/// The executable graphs that allocate, and their pools.
 #[derive(Default)]
 pub(crate) struct Graphs {
     known: Mutex<Known>,
     /// How many executable graphs there are.
     executables: AtomicUsize,
-    /// Counts questions. The first one has number one.
+    /// Counts the questions to the driver, from one.
     questions: AtomicU64,
 }
 
@@ -126,7 +125,7 @@ impl Graphs {
         self.count(&known);
     }
 
-    /// It is no more.
+    /// An executable graph has been destroyed.
     pub(super) fn remove(&self, exec: usize) {
         let mut known = self.known();
         known.executables.remove(&exec);
@@ -137,17 +136,17 @@ impl Graphs {
         self.executables.store(known.executables.len(), Ordering::Relaxed);
     }
 
-    /// What an executable graph allocates; `None`: nothing that is known.
+    /// What an executable graph allocates; `None` if it is unknown.
     pub(super) fn needs(&self, exec: usize) -> Option<Vec<Need>> {
         self.known().executables.get(&exec).map(|of| of.needs.clone())
     }
 
-    /// What the pool of an executable graph's device is charged for.
+    /// The charge of the pool that an executable graph allocates from.
     pub(super) fn charged(&self, need: &Need) -> u64 {
         self.known().pools.get(&need.ordinal).map_or(0, |of| of.charged)
     }
 
-    /// Has a device's pool be known, and tells by how much it may grow for a graph that is not known yet.
+    /// Registers a device's pool, and returns by how much it may grow for a graph that is not registered yet.
     pub(super) fn open_pool(&self, need: &Need) -> u64 {
         let mut known = self.known();
         let fresh =
@@ -156,11 +155,11 @@ impl Graphs {
         known.growth(0, need)
     }
 
-    /// A launch begins: the most that the pool may grow by it, and whether it is the only launch.
+    /// A launch begins. Returns the most by which the pool may grow, and whether this is the only launch.
     pub(super) fn begin(&self, exec: usize, need: &Need) -> (u64, bool) {
         let mut known = self.known();
         let growth = known.growth(exec, need);
-        // From here on it counts for others.
+        // From here on other launches count this graph.
         if let Some(executable) = known.executables.get_mut(&exec) {
             executable.launched = true;
         }
@@ -169,15 +168,15 @@ impl Graphs {
         (growth, pool.launches == 1)
     }
 
-    /// Such a launch is over, or was not made.
+    /// A launch that began is over, or was not made.
     pub(super) fn end(&self, need: &Need) {
         if let Some(pool) = self.known().pools.get_mut(&need.ordinal) {
             pool.launches = pool.launches.saturating_sub(1);
         }
     }
 
-    /// Asks how much a device's pool has reserved, and sets its charge to that; gives the reservation of a
-    /// call just made back.
+    /// Asks the driver how much a device's pool has reserved, and sets its charge to that. Gives back the
+    /// reservation of a call that was just made.
     pub(super) fn settle(&self, ordinal: cuda::Device, in_flight: Option<Reservation>) {
         let asked = self.questions.fetch_add(1, Ordering::Relaxed) + 1;
         let figures = figures(ordinal);
@@ -201,8 +200,7 @@ impl Graphs {
         ledger.say_if_damaged(released);
     }
 
-    /// Brings the charges of a device's pool up to date; `trim`: after it has given back what it does not
-    /// use.
+    /// Brings the charge of a device's pool up to date; `trim`: the pool gives back unused memory first.
     pub(super) fn refresh(&self, device: &DeviceMemory, trim: bool) {
         let ordinals: Vec<cuda::Device> = {
             let known = self.known();
@@ -224,12 +222,12 @@ impl Graphs {
         result
     }
 
-    /// Runs `cuGraphExecDestroy`. What the graph has left allocated lives on.
+    /// Runs `cuGraphExecDestroy`. Memory that the graph has left allocated stays allocated.
     pub(crate) fn destroy(&self, exec: GraphExec, call: impl FnOnce() -> CuResult) -> CuResult {
         if self.is_empty() {
             return call();
         }
-        // Forgotten first: another thread may get the same handle.
+        // Forgotten before the call: another thread may get the same handle.
         let exec = exec as usize;
         let taken = {
             let mut known = self.known();
@@ -252,7 +250,7 @@ impl Graphs {
         result
     }
 
-    /// A context is gone, and with it the executable graphs made in it.
+    /// A context has ended, and with it the executable graphs made in it.
     pub(super) fn context_ended(&self, device: &DeviceMemory, context: usize) {
         {
             let mut known = self.known();

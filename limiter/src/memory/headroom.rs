@@ -1,45 +1,45 @@
-//! Room within the limit that allocations leave free, for code.
+//! Headroom: part of the limit that allocations leave free for code.
 //!
-//! The driver places code on the device when a kernel is first used, long after it has been given the
-//! image, and no call says how much that takes. Where allocations have used everything up by then, the
-//! session is above its limit. So images are counted as they come in, and so much is kept free as may
-//! yet be placed. What the driver takes (kind `driver`, as NVML shows it) uses the room up.
+//! The driver places code on the device when a kernel is first used. That can be long after it was given the
+//! image, and no call says how much memory it takes. If allocations have used up the limit by then, the
+//! session exceeds it. So the bytes of images are counted, and as much is kept free as may yet be placed.
+//! What the driver takes (kind `driver`, as NVML shows it) uses the headroom up.
 //!
-//! An image counts with all of its architectures, of which one will be placed at most: the rest stands
-//! for the images to come, which programs like to load when their memory is full. The room is a small
-//! part of the limit all the same, and the processes of a session share it.
+//! An image counts with all of its architectures, though at most one will be placed. The rest stands for
+//! images to come: programs tend to load those when their memory is full. The headroom is a small part of the
+//! limit all the same, and the processes of a session share it.
 
 use super::device::DeviceMemory;
 use core::sync::atomic::Ordering::Relaxed;
 use session::layout::{MemoryKind, NO_LIMIT, PageLayout};
 use session::ledger::Ledger;
 
-/// The driver takes memory for code in pages of this size. Programs with less code find room for it in
-/// what a context takes anyway.
+/// The driver takes memory for code in pages of this size. A program with less code needs no headroom: it fits
+/// into what a context takes anyway.
 const PAGE: u64 = 2 << 20;
-/// The part of a limit that is kept free at most, and how many bytes.
+/// At most this part of a limit is kept free, and at most this many bytes.
 const PART: u64 = 32;
 const MOST: u64 = 128 << 20;
-/// The part of that which a program with code to speak of always has: what is in use for code and for
-/// the driver's own tables changes with every allocation and launch.
+/// A program with more than a page of code always has this part of that maximum. What code and the driver's
+/// own tables need changes with every allocation and launch.
 const LEAST_PART: u64 = 4;
 
-/// The driver has been given so many bytes more for a device.
+/// The driver has been given images of `bytes` bytes for a device.
 pub(super) fn given(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_add(bytes)));
 }
 
-/// The driver has dropped so many bytes.
+/// The driver has dropped images of `bytes` bytes.
 pub(super) fn dropped(device: &DeviceMemory, bytes: u64) {
     let _ = device.images.fetch_update(Relaxed, Relaxed, |sum| Some(sum.saturating_sub(bytes)));
 }
 
-/// What of the images may yet be placed when the driver has taken so much.
+/// Bytes of the images that may yet be placed, when the driver has taken `driver` bytes.
 pub(super) fn unplaced(device: &DeviceMemory, driver: u64) -> u64 {
     device.images.load(Relaxed).saturating_sub(driver)
 }
 
-/// Keeps as much free as is wanted, or as there is; `false`: there is not enough.
+/// Keeps as much free as is wanted, or as there is; `false`: there is less than wanted.
 pub(super) fn fill(device: &DeviceMemory) -> bool {
     let wanted = Wanted::by(device);
     let Some(mut opened) = device.ledger.open() else { return true };
@@ -49,14 +49,14 @@ pub(super) fn fill(device: &DeviceMemory) -> bool {
     opened.has(slot, MemoryKind::Headroom) == wanted.bytes(opened.real_limit(), driver)
 }
 
-/// Headroom that has been lent to an allocation which needs it only if things turn out badly.
+/// Headroom lent to an allocation that needs it only in the worst case.
 pub(super) struct Lent {
     device: &'static DeviceMemory,
-    /// What was kept free before.
+    /// The headroom before it was lent.
     kept: u64,
 }
 
-/// Lends so many bytes, in the open ledger; `None`: not so many are kept free.
+/// Lends bytes of the headroom, in the open ledger; `None`: the headroom is smaller.
 pub(super) fn lend(
     device: &'static DeviceMemory,
     slot: usize,
@@ -69,7 +69,7 @@ pub(super) fn lend(
 }
 
 impl Lent {
-    /// Keeps free what can be; whether that is as much again as before.
+    /// Restores the headroom as far as possible; returns whether it is as large as before.
     pub(super) fn give_back_all(&self) -> bool {
         self.give_back();
         let ledger = self.device.ledger;
@@ -77,13 +77,13 @@ impl Lent {
         ledger.open().is_some_and(|opened| opened.has(slot, MemoryKind::Headroom) >= self.kept)
     }
 
-    /// Keeps free what can be.
+    /// Restores the headroom as far as possible.
     pub(super) fn give_back(&self) {
         fill(self.device);
     }
 }
 
-/// What a process needs room for.
+/// The figures that decide how much headroom a process wants.
 pub(super) struct Wanted {
     given: u64,
     processes: u64,
@@ -99,7 +99,7 @@ impl Wanted {
         Self { given, processes }
     }
 
-    /// Bytes to keep free under a limit when the driver has taken so many.
+    /// Headroom under a limit when the driver has taken `driver` bytes.
     fn bytes(&self, limit: u64, driver: u64) -> u64 {
         if self.given < PAGE || limit == NO_LIMIT {
             return 0;
@@ -109,8 +109,8 @@ impl Wanted {
         wanted - wanted % PAGE
     }
 
-    /// Writes down what the driver has taken for a process, and how much is kept free then. `tried`: bytes
-    /// of an allocation that has yet to be made. `true`: there is room for it as well.
+    /// Writes what the driver has taken for a process, and the headroom that is left then. `tried`: bytes of
+    /// an allocation that is about to be made. `true`: that allocation fits as well.
     pub(super) fn write(
         &self,
         opened: &mut Ledger<'_>,
@@ -130,7 +130,7 @@ impl Wanted {
             left.min(real.saturating_sub(on_device.saturating_sub(tried)))
         };
         let keep = wanted.min(room(0));
-        // What is given up goes first: nobody is to see more than the limit in use.
+        // Headroom is reduced first: no process may see more in use than the limit.
         if keep < kept {
             opened.set(slot, MemoryKind::Headroom, keep);
         }

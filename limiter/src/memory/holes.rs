@@ -1,9 +1,9 @@
-//! What a pool has free between what is allocated from it, as far as this process knows.
+//! The free ranges between a pool's allocations, as far as this process knows them.
 //!
-//! That a pool has enough bytes that are not used does not say that they lie together, and where they do
-//! not, the pool takes more from the device. Memory that was one allocation lies together. So does what
-//! lies side by side within a chunk that the pool took at once; where chunks begin is not told, but for
-//! their size, of which addresses are taken to be multiples.
+//! A pool may have enough unused bytes that do not lie together. Then it takes more from the device. Bytes
+//! that were one allocation lie together. So do neighbours within one chunk that the pool took at once. The
+//! driver does not say where chunks begin, only how large they are; they are assumed to begin at multiples of
+//! their size.
 
 use super::pools::CHUNK;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ impl Holes {
         self.0.insert(low, high - low);
     }
 
-    /// Something lies there now.
+    /// Something is allocated in this range now.
     pub(super) fn cut(&mut self, start: u64, bytes: u64) {
         let end = start.saturating_add(bytes);
         let over =
@@ -58,7 +58,7 @@ impl Holes {
         }
     }
 
-    /// Takes out the smallest one that an allocation of so many bytes fits into.
+    /// Takes out the smallest range that fits an allocation of `bytes`.
     pub(super) fn take(&mut self, bytes: u64) -> Option<(u64, u64)> {
         let grain = if bytes < LARGE { 1 } else { PAGE };
         let fits = |&(start, has): &(u64, u64)| {
@@ -71,22 +71,21 @@ impl Holes {
         Some(found)
     }
 
-    /// Bytes of all.
+    /// Bytes of all ranges.
     pub(super) fn bytes(&self) -> u64 {
         self.0.values().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
-    /// The pool has given chunks back in which nothing is allocated: what is left is beside something
-    /// that is `live`.
+    /// The pool has given back chunks without allocations. What is left lies beside something `live`.
     pub(super) fn trim(&mut self, live: &BTreeMap<u64, u64>) {
         let chunk = |at: u64| at - at % CHUNK;
         let mut kept = Self::default();
         let mut last = None;
         for (&start, &bytes) in live {
-            // It may end before: its size was rounded up.
+            // The pool's range may end earlier: its size was rounded up.
             let rounding = if bytes < LARGE { 0 } else { PAGE - 1 };
             let end = start.saturating_add(bytes.saturating_sub(rounding).max(1));
-            // Only where it begins and where it ends there can be room beside it.
+            // Only at its beginning and its end can there be free bytes beside it.
             for low in [chunk(start), chunk(end - 1)] {
                 if last.is_none_or(|last| low > last) {
                     last = Some(low);
@@ -109,7 +108,7 @@ impl Holes {
         }
     }
 
-    /// Nothing is known any more.
+    /// Forgets all ranges.
     pub(super) fn forget(&mut self) {
         self.0.clear();
     }
@@ -139,7 +138,7 @@ mod tests {
         assert_eq!(list(&holes(&[(0, 4), (8, 4), (4, 4)])), [(0, 12)]);
         assert_eq!(list(&holes(&[(28, 4), (32, 4)])), [(28, 4), (32, 4)]);
         assert_eq!(list(&holes(&[(0, 64), (64, 8)])), [(0, 64), (64, 8)]);
-        // One that was allocated at once is known to lie together.
+        // Bytes allocated at once are known to lie together.
         assert_eq!(holes(&[(0, 320)]).take(320 * MIB), Some((BASE, 320 * MIB)));
     }
 

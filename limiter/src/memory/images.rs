@@ -1,4 +1,4 @@
-//! The images of code that the driver has been given, by the handles that unload them.
+//! The images of code given to the driver, by the handles that unload them.
 
 use super::device::DeviceMemory;
 use super::headroom::{dropped, fill, given};
@@ -8,10 +8,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An image that the driver has been given.
+/// An image that was given to the driver.
 struct Image {
     device: &'static DeviceMemory,
-    /// The context that it ends with; zero for libraries, which belong to none.
+    /// The context that it ends with; zero for libraries, which have none.
     context: usize,
     bytes: u64,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Images(Mutex<HashMap<usize, Image>>);
 /// What an image is loaded as.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loaded {
-    /// A module, which the current context has.
+    /// A module, in the current context.
     Module,
     /// A library, for every context that uses it.
     Library,
@@ -34,8 +34,8 @@ impl Images {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call that gives the driver an image of so many bytes; `handle` is read after success. `make_room` has
-    /// pools give back what they do not use: that serves better here.
+    /// Runs a call that gives the driver an image of `bytes` bytes; `handle` is read after success.
+    /// `make_room` makes pools give back unused memory, so that the code fits.
     pub(super) fn load(
         &self,
         device: &'static DeviceMemory,
@@ -54,7 +54,7 @@ impl Images {
         let context =
             if loaded_as == Loaded::Library { 0 } else { driver_calls::current_context() };
         if result.is_ok() {
-            // What had its handle before is gone, however that came about.
+            // If another image had this handle, it is gone.
             let gone = self.images().insert(handle(), Image { device, context, bytes });
             if let Some(gone) = gone {
                 dropped(gone.device, gone.bytes);
@@ -68,7 +68,7 @@ impl Images {
 
     /// Runs a call that unloads a module or a library.
     pub(crate) fn unload(&self, handle: usize, call: impl FnOnce() -> CuResult) -> CuResult {
-        // Forgotten first: another thread may get the same handle.
+        // Forgotten before the call: another thread may get the same handle.
         let image = self.images().remove(&handle);
         let result = call();
         match image {
@@ -87,7 +87,7 @@ impl Images {
         result
     }
 
-    /// A context is gone, and its modules with it.
+    /// A context has ended, and its modules with it.
     pub(super) fn context_ended(&self, device: &DeviceMemory, context: usize) {
         self.images().retain(|_, image| {
             let stays = image.context == 0 || image.context != context;

@@ -1,4 +1,4 @@
-//! Memory of other processes that this one has opened by address. Their exporter is charged for it.
+//! Memory of other processes that this process has opened by address. Their exporter is charged for it.
 
 use super::device::DeviceMemory;
 use crate::driver_calls;
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 struct Import {
     device: &'static DeviceMemory,
     bytes: u64,
-    /// Opened so many times.
+    /// How often it is open.
     opens: u32,
     /// The context that it ends with.
     context: usize,
@@ -21,7 +21,7 @@ struct Import {
 #[derive(Default)]
 pub(crate) struct Imports {
     imports: Mutex<HashMap<u64, Import>>,
-    /// How many there are.
+    /// How many imports there are.
     count: AtomicUsize,
 }
 
@@ -47,8 +47,8 @@ impl Imports {
         self.count(&imports);
     }
 
-    /// Runs a call that closes `address`, if it is imported memory. The record changes first: another
-    /// thread may get the same address.
+    /// Runs a call that closes `address`, if it is imported memory. The record changes before the call:
+    /// another thread may get the same address.
     pub(crate) fn close(&self, address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
         if self.count.load(Ordering::Relaxed) == 0 {
             return call();
@@ -88,7 +88,7 @@ impl Imports {
         result
     }
 
-    /// Bytes of a device's memory that are open.
+    /// Bytes of a device's memory that are open here.
     pub(super) fn bytes(&self, device: &DeviceMemory) -> u64 {
         if self.count.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -98,7 +98,7 @@ impl Imports {
         of_device.map(|import| import.bytes).fold(0, u64::saturating_add)
     }
 
-    /// A context is gone, and with it what was opened in it.
+    /// A context has ended, and with it what was opened in it.
     pub(super) fn context_ended(&self, context: usize) {
         let mut imports = self.imports();
         imports.retain(|_, import| import.context != context);

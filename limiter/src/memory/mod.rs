@@ -1,15 +1,18 @@
-//! Device memory: reserve, call, commit; and what was taken, so that it can be given back.
+//! Device memory: reserve, call, commit; and a record of what was taken, so that it can be given back.
 //!
-//! Arrows go down only:
+//! Each layer uses only those below it:
 //!
 //! * [`Memory`]: all of it, as the hooks see it
-//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `oversubscribe`: calls that take memory,
-//!   and calls that give it back; `reconciler`: the thread for what no call tells of
-//! * `reserve`: whether there is room; `reconcile`, `quick_check`, `estimate`: what the driver has taken by itself
-//! * `holdings` (`pools`, `graphs`, `physical`, `imports`): what is not one allocation with one handle
-//! * `reservation`, `headroom`, `refusal`, `seen`: one device's room in the session's ledger, and NVML's view of it
-//! * `device` (`tracker`, `contexts`, `changes`, `bell`): what is kept for a device
-//! * `size`, `holes`, `tiles`, `pieces`, `graph_nodes`: what memory consists of
+//! * [`Memory`]: the whole, as the hooks use it
+//! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `oversubscribe`: calls that
+//!   take memory and calls that give it back; `reconciler`: the thread for changes that no call reports
+//! * `reserve`: whether an allocation fits; `reconcile`, `quick_check`, `estimate`: what the driver has taken
+//!   by itself
+//! * `holdings` (`pools`, `graphs`, `physical`, `imports`): memory that is not one allocation with one handle
+//! * `reservation`, `headroom`, `refusal`, `seen`: one device's bytes in the session's ledger, and NVML's
+//!   view of them
+//! * `device` (`tracker`, `contexts`, `changes`, `bell`): the state of one device
+//! * `size`, `holes`, `tiles`, `pieces`, `graph_nodes`: sizes and address ranges
 
 mod allocate;
 mod bell;
@@ -89,18 +92,18 @@ impl Memory {
         }
     }
 
-    /// A call that allocates or frees has come in; it is over when what this returns is dropped.
+    /// A call that allocates or frees begins; it is over when the result is dropped.
     #[inline]
     pub(crate) fn changes(&self) -> Changing<'_> {
         self.shared.changes.begin()
     }
 
-    /// The memory of a device that is accounted from now on.
+    /// The memory of a device that has a ledger from now on.
     pub(crate) fn device(&'static self, ledger: &'static DeviceLedger) -> DeviceMemory {
         DeviceMemory::new(ledger, &self.shared)
     }
 
-    /// It is in use. By one thread at a time.
+    /// Adds a device that is in use. One thread at a time may call this.
     pub(crate) fn add(&self, device: &'static DeviceMemory) {
         self.devices.push(device);
     }
@@ -137,7 +140,8 @@ impl Memory {
         allocate::allocate(&self.reserve, device, kind, bytes, call, handle)
     }
 
-    /// Runs one of linear memory, which may be placed on the host: see [`allocate::allocate_anywhere`].
+    /// Runs an allocating call of linear memory, which may be placed on the host: see
+    /// [`allocate::allocate_anywhere`].
     pub(crate) fn allocate_anywhere(
         &self,
         device: &'static DeviceMemory,
@@ -150,7 +154,7 @@ impl Memory {
         allocate::allocate_anywhere(reserve, placed, device, bytes, call, on_host, address)
     }
 
-    /// Runs one that allocates from a pool: see [`pool_allocation::allocate`].
+    /// Runs an allocating call from a pool: see [`pool_allocation::allocate`].
     pub(crate) fn allocate_from_pool(
         &self,
         device: &'static DeviceMemory,
@@ -163,7 +167,8 @@ impl Memory {
         pool_allocation::allocate(&self.reserve, device, of, bytes, call, address, undo)
     }
 
-    /// Runs a call that places memory on the host which the device has no room for: see [`allocate::place_on_host`].
+    /// Runs a call that places on the host memory that does not fit on the device: see
+    /// [`allocate::place_on_host`].
     pub(crate) fn place_on_host(
         &self,
         device: &'static DeviceMemory,
@@ -201,7 +206,8 @@ impl Memory {
         allocate::free(&self.devices, &self.reserve.holdings, handle, call)
     }
 
-    /// Frees memory that was placed on the host in the order of a stream; `None`: it is not such memory.
+    /// Frees memory that was placed on the host, in the order of a stream; `None`: the address is not such
+    /// memory.
     pub(crate) fn free_host_placed(&self, address: DevicePtr, stream: Stream) -> Option<CuResult> {
         self.placed.free_async(&self.devices, address, stream)
     }
@@ -243,7 +249,7 @@ impl Memory {
         self.images.load(device, image, make_room, call, handle)
     }
 
-    /// The driver may have taken memory, of the current device if that is accounted.
+    /// The driver may have taken memory of the current device. Does nothing if that device has no ledger.
     pub(crate) fn driver_may_have_taken(&self, current: Option<&'static DeviceMemory>, much: Much) {
         if let Some(device) = current {
             self.reserve.driver_may_have_taken(device, much);
@@ -251,7 +257,7 @@ impl Memory {
         self.ring();
     }
 
-    /// Has the reconciler look soon.
+    /// Makes the reconciler check soon.
     pub(crate) fn ring(&self) {
         self.shared.bell.ring();
     }
@@ -268,8 +274,8 @@ impl Memory {
         self.reconciler.start(guard, charge);
     }
 
-    /// To be called before [`Contexts::change`](contexts::Contexts::change): loading a library under that lock could
-    /// wait for a thread that holds the loader's lock and waits for this one.
+    /// Must be called before [`Contexts::change`](contexts::Contexts::change). Loading a library under that
+    /// lock could deadlock: another thread may hold the loader's lock and wait for this one.
     pub(crate) fn prepare_for_contexts(&self) {
         driver_calls::nvml::load();
     }
@@ -302,29 +308,29 @@ impl Memory {
         self.placed.context_ends(handle);
     }
 
-    /// A context is gone, with what was allocated in it.
+    /// A context has ended, and what was allocated in it is free.
     pub(crate) fn context_ended(&self, device: &'static DeviceMemory, handle: usize) {
         context_life::ended(&self.reserve.holdings, &self.images, device, handle);
     }
 
-    /// A green context is gone.
+    /// A green context has ended.
     pub(crate) fn green_context_ended(&self, device: &DeviceMemory, green: Green) {
         context_life::green_ended(device, green);
     }
 
-    /// The primary context is gone, and the green ones with it.
+    /// The primary context has ended, and its green contexts with it.
     pub(crate) fn primary_context_ended(&self, device: &'static DeviceMemory, handle: usize) {
         context_life::primary_ended(&self.reserve.holdings, &self.images, device, handle);
     }
 
-    /// Fits the driver's figures into the session's limit; `None` where there is no memory limit.
+    /// The session's limit and use in place of the driver's figures; `None` if there is no memory limit.
     pub(crate) fn view(
         &self,
         device: &DeviceMemory,
         real_free: u64,
         real_total: u64,
     ) -> Option<ReportedMemory> {
-        // What the dead held, and what pools have given back, is free.
+        // What dead processes held, and what pools have given back, counts as free.
         let page = device.ledger.page_reaped()?;
         let limit = page.memory_limit.load(Relaxed);
         if limit == NO_LIMIT {
@@ -333,7 +339,7 @@ impl Memory {
         self.reserve.holdings.refresh(device, false);
         let used = page.used.load(Relaxed);
         if is_oversubscribed_by(page) {
-            // What does not fit on the device is placed on the host.
+            // An allocation that does not fit on the device is placed on the host.
             let free = limit.saturating_sub(used);
             return Some(ReportedMemory { total: limit, free, used: used.min(limit) });
         }
@@ -343,12 +349,12 @@ impl Memory {
     }
 }
 
-/// What a program is to see of a device's memory.
+/// A device's memory as reported to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReportedMemory {
-    /// The limit, or the device's size where that is smaller.
+    /// The limit, or the device's size if that is smaller.
     pub(crate) total: u64,
-    /// What the limit and the device both leave.
+    /// What both the limit and the device leave free.
     pub(crate) free: u64,
     /// What the session uses.
     pub(crate) used: u64,

@@ -1,11 +1,11 @@
-//! Oversubscription: what does not fit on the device any more becomes managed memory that lives on the
-//! host, where the device reaches it over the bus. Never beyond the limit that the program is shown.
+//! Oversubscription: memory that no longer fits on the device becomes managed memory on the host, which the
+//! device reaches over the bus. The limit that the program sees is never exceeded.
 //!
-//! Linear, pitched, managed and stream-ordered allocations can be placed like that. What cannot
-//! (physical memory, arrays, nodes of graphs) is refused once the real share is used up.
+//! Linear, pitched, managed and stream-ordered allocations can be placed there. Physical memory, arrays and
+//! nodes of graphs cannot: they are refused once the real part is used up.
 //!
-//! Managed memory cannot be freed in the order of a stream. Such a free is put off until the stream
-//! has got there: an event says when, and the reconciler does it.
+//! Managed memory cannot be freed in the order of a stream. Such a free is put off until the stream has
+//! reached it: an event shows when, and the reconciler carries it out.
 
 use super::device::{DeviceMemory, Devices};
 use super::reservation::Reservation;
@@ -32,7 +32,7 @@ pub(crate) const ADVICE_NO_PREFERRED_LOCATION: c_uint = 4;
 const ADVICE_ACCESSED_BY: c_uint = 5;
 /// `CU_DEVICE_CPU`
 const CPU: i32 = -1;
-/// How long an allocation that does not fit waits for a thread that frees, in steps of 0.2 ms.
+/// How long an allocation that does not fit waits for a thread that carries out frees, in steps of 0.2 ms.
 const PATIENCE: u32 = 500;
 const STEP_NS: u64 = 200_000;
 
@@ -45,18 +45,18 @@ struct Free {
     context: usize,
 }
 
-/// What was placed on the host.
+/// The memory that was placed on the host.
 #[derive(Default)]
 pub(crate) struct HostPlaced {
-    /// Whether there was anything; until then nothing has to be looked up.
+    /// Whether anything was placed there; until then nothing has to be looked up.
     used: AtomicBool,
     /// Frees that wait for their streams.
     put_off: Mutex<Vec<Free>>,
-    /// Held by whoever carries such frees out. A context ends when nobody does.
+    /// Held by a thread that carries out such frees. A context ends when no thread holds it.
     freeing: Mutex<()>,
 }
 
-/// Makes managed memory that stays on the host.
+/// Allocates managed memory that stays on the host.
 pub(crate) fn place(bytes: usize) -> Result<DevicePtr, CuResult> {
     let mut address = 0;
     match driver_calls::mem_alloc_managed(&raw mut address, bytes, ATTACH_GLOBAL) {
@@ -72,12 +72,12 @@ pub(crate) fn place(bytes: usize) -> Result<DevicePtr, CuResult> {
     }
 }
 
-/// Has managed memory stay on the host, mapped by the current device.
+/// Keeps managed memory on the host, mapped by the current device.
 pub(crate) fn keep_on_host(address: DevicePtr, bytes: usize) -> CuResult {
     let result = driver_calls::mem_advise(address, bytes, ADVICE_PREFERRED_LOCATION, CPU);
     let mut ordinal = 0;
     if result.is_ok() && driver_calls::ctx_get_device(&raw mut ordinal).is_ok() {
-        // Without this the device reaches it all the same, by a fault for each page.
+        // Without this advice the device still reaches it, by a fault for each page.
         let _ = driver_calls::mem_advise(address, bytes, ADVICE_ACCESSED_BY, ordinal);
     }
     result
@@ -88,11 +88,11 @@ impl HostPlaced {
         self.put_off.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves for an allocation that is going to be placed on the host.
+    /// Reserves for an allocation that will be placed on the host.
     pub(super) fn reserve(&self, device: &'static DeviceMemory, bytes: u64) -> Option<Reservation> {
         let reserve = || Reservation::new(device, MemoryKind::Oversubscribed, bytes);
         let reserved = reserve().or_else(|| {
-            // Room that another thread is about to make counts as well.
+            // Bytes that frees put off would release count as well.
             self.carry_out_frees(PATIENCE);
             reserve()
         });
@@ -118,7 +118,8 @@ impl HostPlaced {
             && self.starts_on_host(devices, start)
     }
 
-    /// Frees memory that was placed on the host in the order of a stream; `None`: it is not such memory.
+    /// Frees memory that was placed on the host, in the order of a stream; `None`: the address is not such
+    /// memory.
     pub(super) fn free_async(
         &self,
         devices: &Devices,
@@ -150,8 +151,8 @@ impl HostPlaced {
         }
     }
 
-    /// Carries out the frees whose streams have got there. Another thread that is at it may wait for the
-    /// device, and is waited for in so many steps at most. `true`: some frees still wait.
+    /// Carries out the frees whose streams have reached them. Another thread that is carrying out frees may
+    /// wait for the device; this waits for it for at most `patience` steps. `true`: some frees still wait.
     pub(super) fn carry_out_frees(&self, patience: u32) -> bool {
         if !self.used.load(Relaxed) {
             return false;
@@ -175,7 +176,8 @@ impl HostPlaced {
         !put_off.is_empty()
     }
 
-    /// A context is about to end: carries out what waits for streams of it. Nothing else could afterwards.
+    /// A context is about to end: carries out the frees that wait for its streams. Afterwards they could not
+    /// be carried out.
     pub(super) fn context_ends(&self, context: usize) {
         if !self.used.load(Relaxed) || context == 0 {
             return;
@@ -189,7 +191,7 @@ impl HostPlaced {
     }
 }
 
-/// Records an event into a stream; tells it, and the stream's context.
+/// Records an event into a stream; returns the event and the stream's context.
 fn mark(stream: Stream) -> Result<(Event, usize), CuResult> {
     fn fine(result: CuResult) -> Result<(), CuResult> {
         if result.is_ok() { Ok(()) } else { Err(result) }
@@ -217,7 +219,7 @@ fn mark(stream: Stream) -> Result<(Event, usize), CuResult> {
 }
 
 impl Free {
-    /// Frees, if the stream has got there; else is what still waits.
+    /// Frees if the stream has reached the event; otherwise returns what still waits.
     fn try_carry_out(self) -> Option<Self> {
         let query = || driver_calls::event_query(self.event as Event);
         match within(self.context, || undisturbing(query)) {
@@ -229,7 +231,7 @@ impl Free {
         }
     }
 
-    /// Frees; the driver waits for whoever still uses the memory.
+    /// Frees; the driver waits for work that still uses the memory.
     fn carry_out(self) {
         let freed = within(self.context, || {
             undisturbing(|| {
@@ -240,7 +242,7 @@ impl Free {
         if freed != Some(CuResult::SUCCESS) {
             tracing::debug!("device {}: a free failed: {freed:?}", self.device.ledger.uuid());
         }
-        // A context that does not work any more has no memory either.
+        // A context that no longer works has no memory either.
         self.device.ledger.release(MemoryKind::Oversubscribed, self.bytes);
     }
 }

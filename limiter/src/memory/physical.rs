@@ -1,11 +1,11 @@
-//! Physical memory that lives as long as anything refers to it.
+//! Physical memory that lives as long as it is referred to.
 //!
-//! What `cuMemCreate` takes lives until every reference to the handle is released and every mapping,
-//! tile of a sparse array and binding to a multicast object is gone ("cuMemRelease", CUDA driver API,
-//! Virtual Memory Management), in whatever order. A handle's number may come again while the memory that
-//! it stood for is still mapped, so memory is known by a name of its own here. Imported memory has a
-//! name, too, and nobody is charged for it: its exporter is. Memory of other interfaces that is imported
-//! has no exporter who would be charged, and lives as long as its object and what is mapped of it.
+//! Memory of `cuMemCreate` lives until every reference to its handle is released and every mapping, tile of a
+//! sparse array and binding to a multicast object is gone, in any order ("cuMemRelease", CUDA driver API,
+//! Virtual Memory Management). The driver may reuse a handle's number while the old memory is still mapped.
+//! So memory has a unique name here. Imported memory has a name, too, but no charge: its exporter pays.
+//! Memory imported from other interfaces has no exporter that would pay. It is charged here, and lives as
+//! long as its object and what is mapped of it.
 
 use super::device::DeviceMemory;
 use super::pieces::{Binding, Name, Payer, Piece, Pieces, Reference};
@@ -15,7 +15,7 @@ use core::ptr;
 use driver::cuda::CuResult;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is bound to a multicast object.
+/// The source of a binding to a multicast object.
 pub(crate) enum BindingSource {
     /// Memory by its handle.
     Handle(u64),
@@ -29,11 +29,11 @@ pub(crate) struct TileChange {
     pub(crate) array: usize,
     /// Which tiles.
     pub(crate) region: Region,
-    /// What is mapped there; `None`: nothing any more.
+    /// The memory mapped there; `None`: an unmapping.
     pub(crate) handle: Option<u64>,
 }
 
-/// The physical memory that the program has.
+/// The physical memory of the program.
 #[derive(Default)]
 pub(crate) struct Physical(Mutex<Pieces>);
 
@@ -42,13 +42,13 @@ impl Physical {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The program has made memory of a device by `cuMemCreate`. The bytes, which are charged, are given back when nothing
-    /// refers to it any more.
+    /// The program has made memory of a device by `cuMemCreate`. Its charge is given back when nothing refers
+    /// to it any more.
     pub(super) fn created(&self, device: &'static DeviceMemory, bytes: u64, handle: u64) {
         let mut pieces = self.pieces();
         let name = pieces.make(Payer::This(device), bytes);
         let gone = pieces.handles.insert(handle, (name, 1));
-        // What had the number before has been released, however that came about.
+        // If other memory had this number, its handle was released.
         let freed =
             pieces
                 .let_go(gone.into_iter().flat_map(|(name, references)| {
@@ -58,11 +58,11 @@ impl Physical {
         freed.give_back();
     }
 
-    /// The program has imported memory of a device that another process has exported, or its own.
+    /// The program has imported memory of a device, exported by another process or by itself.
     pub(crate) fn imported(&self, device: &'static DeviceMemory, handle: u64) {
         let mut pieces = self.pieces();
         match pieces.by_handle(handle) {
-            // One more reference to what the program has.
+            // One more reference to memory that the program already has.
             Some(name) => pieces.refer(handle, name),
             None => {
                 let name = pieces.make(Payer::Exporter(device), 0);
@@ -71,7 +71,7 @@ impl Physical {
         }
     }
 
-    /// Bytes of a device's memory that this process has imported by handle, as far as its mappings tell.
+    /// Bytes of a device's memory that this process has imported by handle, as far as its mappings show.
     pub(super) fn imported_bytes(&self, device: &DeviceMemory) -> u64 {
         let pieces = self.pieces();
         let imported = pieces
@@ -93,8 +93,8 @@ impl Physical {
         }
     }
 
-    /// Runs `cuMemRelease`. The record changes first: once the driver has released it, the handle's number
-    /// may be another thread's.
+    /// Runs `cuMemRelease`. The record changes before the call: after it, another thread may get the handle's
+    /// number.
     pub(crate) fn release_handle(&self, handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
         let name = {
             let mut pieces = self.pieces();
@@ -195,7 +195,7 @@ impl Physical {
         result
     }
 
-    /// Runs a call that binds memory to a multicast object, at an offset in that.
+    /// Runs a call that binds memory to a multicast object, at an offset in the object.
     pub(crate) fn bind(
         &self,
         object: u64,
@@ -277,7 +277,7 @@ impl Physical {
         let mut pieces = self.pieces();
         let mut gone = Vec::new();
         for TileChange { array, region, handle } in changes() {
-            // Memory that is not known here costs nothing, but may replace what does.
+            // Memory that is not known here costs nothing, but may replace memory that does.
             let name = handle.and_then(|handle| pieces.by_handle(handle));
             let Some(tiles) = pieces.sparse.get_mut(&array) else { continue };
             let change = tiles.put(region, name);
@@ -308,8 +308,8 @@ impl Physical {
         result
     }
 
-    /// The program has imported memory of another interface. The bytes, which are charged, are given back when the object
-    /// and what is mapped of it are gone.
+    /// The program has imported memory of another interface. Its charge is given back when the object and
+    /// what is mapped of it are gone.
     pub(super) fn external_imported(
         &self,
         device: &'static DeviceMemory,
@@ -322,7 +322,7 @@ impl Physical {
         pieces.holds.insert(handle, Reference { name, context });
     }
 
-    /// Runs a call that maps something of external memory, which is freed by `mapped`.
+    /// Runs a call that maps a part of external memory; `mapped` is the handle that will free that part.
     pub(crate) fn map_external(
         &self,
         external: Handle,
@@ -340,7 +340,7 @@ impl Physical {
         result
     }
 
-    /// Runs a call that destroys external memory, or frees something mapped of it.
+    /// Runs a call that destroys external memory, or frees a part mapped of it.
     pub(crate) fn free_external(
         &self,
         handle: Handle,
@@ -360,7 +360,7 @@ impl Physical {
         result
     }
 
-    /// A context is gone, and with it its arrays and what it had of external memory.
+    /// A context has ended, and with it its arrays and its parts of external memory.
     pub(super) fn context_ended(&self, context: usize) {
         let mut pieces = self.pieces();
         let mut gone: Vec<Name> = Vec::new();

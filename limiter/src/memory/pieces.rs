@@ -6,7 +6,7 @@ use super::tracker::Handle;
 use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
 
-/// Names a piece of memory, or a multicast object. Never used twice.
+/// Identifies a piece of memory, or a multicast object. Never used twice.
 pub(super) type Name = u64;
 
 /// Who pays for a piece of memory.
@@ -23,9 +23,9 @@ pub(super) enum Payer {
 pub(super) struct Piece {
     pub(super) payer: Payer,
     pub(super) bytes: u64,
-    /// How many things keep it alive.
+    /// The number of references that keep it alive.
     pub(super) holders: u32,
-    /// What is bound to it, if it is a multicast object.
+    /// The memory bound to it, if it is a multicast object.
     pub(super) bindings: Vec<Binding>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Binding {
     pub(super) pieces: Vec<Name>,
 }
 
-/// Something else than handles of `cuMemCreate` that keeps a piece alive until a context ends.
+/// A reference, other than a handle of `cuMemCreate`, that keeps a piece alive until a context ends.
 #[derive(Clone, Copy)]
 pub(super) struct Reference {
     pub(super) name: Name,
@@ -94,7 +94,7 @@ impl Pieces {
         }
     }
 
-    /// One holder less for each of `names`; forgets what nothing holds any more.
+    /// Removes one reference for each of `names`; forgets pieces without references.
     pub(super) fn let_go(&mut self, names: impl IntoIterator<Item = Name>) -> Freed {
         let mut freed = Freed::default();
         let mut names: Vec<Name> = names.into_iter().collect();

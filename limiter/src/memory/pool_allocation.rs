@@ -1,10 +1,10 @@
 //! Allocations from a pool.
 //!
-//! The most by which the pool may grow is reserved before the driver is called. Where so much is not left, an
-//! allocation has to fit into what its pool has. It does where something as large was freed
-//! ([`Holes`](super::holes::Holes)). Else pools are asked to give back what they do not use. Where there is no room even
-//! then, it may still fit between others: that is tried if the headroom covers what the pool may take instead, and
-//! undone where it has.
+//! The most by which the pool may grow is reserved before the driver is called. If that does not fit, the
+//! allocation has to fit into the pool's own memory. It does if an equally large allocation was freed
+//! ([`Holes`](super::holes::Holes)). Otherwise pools give back unused memory. If growth still does not fit,
+//! the allocation may fit between others. That is tried if the headroom covers what the pool may take
+//! instead, and undone if the pool has taken it.
 
 use super::device::DeviceMemory;
 use super::headroom;
@@ -29,9 +29,9 @@ pub(super) fn allocate(
     undo: impl Fn(),
 ) -> CuResult {
     let pools = &reserve.holdings.pools;
-    // Runs the call with some bytes reserved, to be placed in a hole or where the driver likes; `None`:
-    // the pool has taken more than there is room for, and what was allocated is freed again. What the
-    // pool had already is the program's, whatever has become of the limit.
+    // Runs the call with some bytes reserved, to be placed in a hole or at the driver's choice. `None`: the
+    // pool has grown by more than fits, and the allocation was freed again. A result without growth is always
+    // kept: the pool's memory is the program's already, whatever the limit is now.
     let attempt = |running: &PoolCall<'_>,
                    reserved: Option<Reservation>,
                    hole: Option<(u64, u64)>,
@@ -49,7 +49,7 @@ pub(super) fn allocate(
         Some(result)
     };
     let growth = bytes.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX);
-    // What an allocation that was undone had borrowed of the headroom comes back first.
+    // First the headroom that an undone allocation had borrowed is restored.
     let give_back = || {
         reserve.holdings.refresh(device, true);
         headroom::fill(device);
@@ -66,8 +66,8 @@ pub(super) fn allocate(
     let fill_hole = || {
         let running = pools.alone(device, pool)?;
         let hole = pools.take_hole(pool, bytes)?;
-        // Should the driver not find it, the headroom covers what it takes instead, as far as there is so
-        // much.
+        // If the driver does not use the hole, the headroom covers what it takes instead, as far as there is
+        // enough headroom.
         let (reserved, lent) = lend(device, MemoryKind::Pool, growth).unzip();
         let room =
             || lent.as_ref().map_or_else(|| !is_over(device.ledger), headroom::Lent::give_back_all);
@@ -98,8 +98,8 @@ pub(super) fn allocate(
             return result;
         }
     }
-    // What the stream has yet to free cannot be given back before. This is the end of the way, where the
-    // driver waits as well.
+    // What the stream has yet to free could not be given back before now. This is the last attempt; the
+    // driver waits at this point as well.
     if pools.charged(pool) >= growth.min(CHUNK) && await_frees(device, stream) {
         give_back();
         if let Some(result) = grow_or_fill(reserve.reserve_again(device, MemoryKind::Pool, growth))
@@ -110,8 +110,9 @@ pub(super) fn allocate(
     declined(device.ledger, bytes)
 }
 
-/// Waits until a stream has done what is in it, for a while; whether it has. What it has freed is given back
-/// only once that was seen by a call that waits, which this one ends with: by then there is nothing to wait for.
+/// Waits a limited time until a stream's work is done; returns whether it is. The driver gives back what the
+/// stream freed only after a waiting call has seen that. So this ends with such a call, which then has
+/// nothing to wait for.
 fn await_frees(device: &DeviceMemory, stream: Stream) -> bool {
     const LONGEST_NS: u64 = 2_000_000_000;
     const STEP_NS: u64 = 500_000;
@@ -130,8 +131,8 @@ fn await_frees(device: &DeviceMemory, stream: Stream) -> bool {
     }
 }
 
-/// Whether a session uses more than it may, also once other threads' growth is no longer counted twice: in
-/// the pool's figure, and as what they have reserved for it.
+/// Whether the session uses more than its limit, beyond what is counted twice for a moment: a pool's growth
+/// by other threads, in the pool's figure and in their reservations.
 fn stays_over(device: &DeviceMemory) -> bool {
     const PATIENCE: u32 = 40;
     const STEP_NS: u64 = 50_000;

@@ -1,10 +1,9 @@
 //! Memory pools, charged by what they have reserved from the device
 //! (`CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`).
 //!
-//! A pool keeps what is freed into it, so that a stream-ordered allocation may take nothing from the
-//! device and a free may give nothing back. The most by which a pool may grow is reserved before the
-//! driver is called ([`pool_allocation`](super::pool_allocation)); afterwards the pool's charge is set to what it
-//! really has.
+//! A pool keeps what is freed into it. So a stream-ordered allocation may take nothing from the device, and a
+//! free may give nothing back. The most by which a pool may grow is reserved before the driver is called
+//! ([`pool_allocation`](super::pool_allocation)). Afterwards the pool's charge is set to what it really has.
 
 use super::device::DeviceMemory;
 use super::holes::Holes;
@@ -19,32 +18,32 @@ use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// What pools take from the device at a time, on current drivers; where a pool takes more, it is noticed
-/// afterwards.
+/// The size by which pools grow, on current drivers. A pool that takes more is noticed afterwards.
 pub(super) const CHUNK: u64 = 32 << 20;
-/// How long a call that wants to be alone waits for others, and how long others wait for it, in steps.
+/// How long a call that has to run alone waits for others, and how long others wait for it, in steps.
 const PATIENCE: u32 = 200;
 const LONG_PATIENCE: u32 = 10_000;
 const STEP_NS: u64 = 50_000;
 
 struct Pool {
-    /// `None`: its memory is not of a device that is accounted.
+    /// `None`: its memory is not on a device that has a ledger.
     device: Option<&'static DeviceMemory>,
     charged: u64,
-    /// When the figure that `charged` comes from was asked for; an older one must not replace it.
+    /// The number of the question that gave `charged`. The answer to an older question must not replace it.
     asked: u64,
-    /// What has been allocated and not been freed: address and bytes.
+    /// What has been allocated and not freed: address and bytes.
     live: BTreeMap<u64, u64>,
-    /// What has been freed, and is the pool's still.
+    /// What has been freed and still belongs to the pool.
     holes: Holes,
-    /// How often it may have given something back.
+    /// How often it may have given memory back.
     trims: u64,
-    /// Whether what was freed in another stream may not be used yet, by the program's own wish.
+    /// Whether the program forbids reuse of memory that was freed in another stream, until that stream has
+    /// reached the free.
     waits: bool,
-    /// Calls that allocate from it or have it give something back, while they run; how many there were.
+    /// Calls that run now and allocate from the pool or shrink it; and how many there have been.
     running: u32,
     calls: u64,
-    /// Whether one is to be the only one.
+    /// Whether one of them has to be the only one.
     alone: bool,
 }
 
@@ -70,10 +69,10 @@ impl Pool {
 #[derive(Default)]
 pub(crate) struct Pools {
     pools: Mutex<HashMap<usize, Pool>>,
-    /// Held for reading while pools are asked about that this thread's program does not use just now; a
-    /// pool is destroyed when nobody does that.
+    /// Held for reading while pools are queried that the calling thread does not use at the moment. A pool is
+    /// destroyed only when no thread holds it.
     asking: RwLock<()>,
-    /// Counts questions. The first one has number one.
+    /// Counts the questions to the driver, from one.
     questions: AtomicU64,
 }
 
@@ -84,7 +83,7 @@ fn attribute(pool: MemoryPool, attribute: u32) -> Option<u64> {
         .then_some(value)
 }
 
-/// What a pool has and does not use.
+/// Memory that a pool has and does not use.
 pub(super) fn idle(pool: MemoryPool) -> u64 {
     let figures = attribute(pool, POOL_RESERVED_CURRENT).zip(attribute(pool, POOL_USED_CURRENT));
     figures.map_or(0, |(reserved, used)| reserved.saturating_sub(used))
@@ -95,13 +94,13 @@ impl Pools {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pool is known now, with memory on `device` or elsewhere.
+    /// Registers a pool, with memory on `device` or elsewhere.
     pub(crate) fn known(&self, pool: MemoryPool, device: Option<&'static DeviceMemory>) {
         self.pools().entry(pool as usize).or_insert_with(|| Pool::fresh(device));
     }
 
-    /// The program has made or imported a pool. Another one may have had its handle, and have ended without
-    /// a call that said so.
+    /// The program has made or imported a pool. An earlier pool may have had its handle and ended without a
+    /// call that said so.
     pub(crate) fn made(&self, pool: MemoryPool, device: Option<&'static DeviceMemory>) {
         let old = self.pools().insert(pool as usize, Pool::fresh(device));
         if let Some(Pool { device: Some(device), charged, .. }) = old {
@@ -114,11 +113,11 @@ impl Pools {
         self.pools().get(&(pool as usize)).map(|pool| pool.device)
     }
 
-    /// Runs `cuMemPoolDestroy`. What was allocated from the pool lives on until it is freed, and stays
-    /// charged by itself.
+    /// Runs `cuMemPoolDestroy`. What was allocated from the pool lives until it is freed, with a charge of
+    /// its own.
     pub(crate) fn destroy(&self, pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
         let taken = self.pools().remove(&(pool as usize));
-        // Other threads may free what is of the pool at any moment, and have to find it.
+        // Other threads may free memory of the pool at any moment, and must find it.
         if let Some(Pool { device: Some(device), live, .. }) = &taken {
             let context = device.current_context();
             for (&address, &bytes) in live {
@@ -126,13 +125,13 @@ impl Pools {
                 device.remember(Handle::Address(address), allocation);
             }
         }
-        // Nobody asks about it any more from here on.
+        // From here on nobody queries the pool.
         drop(self.asking.write().unwrap_or_else(PoisonError::into_inner));
         let result = call();
         let Some(mut taken) = taken else { return result };
         if !result.is_ok() {
             if let Some(device) = taken.device {
-                // What is not there any more has been given back by itself.
+                // What is no longer there has been given back by its own free.
                 let Pool { charged, live, .. } = &mut taken;
                 live.retain(|&address, &mut bytes| {
                     let lives = device.tracker.take(Handle::Address(address)).is_some();
@@ -140,7 +139,7 @@ impl Pools {
                     lives
                 });
             }
-            // Calls that ran meanwhile have not found it, and cannot have left.
+            // Calls that ran meanwhile did not find the pool, so they could not sign off.
             (taken.running, taken.alone) = (0, false);
             self.pools().insert(pool as usize, taken);
         } else if let Some(device) = taken.device {
@@ -159,7 +158,7 @@ impl Pools {
 
     /// Runs a call that frees `address`, which may be of a pool.
     pub(crate) fn free(&self, address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-        // Forgotten first: once it is free, another thread may get the same address.
+        // Forgotten before the call: once it is free, another thread may get the same address.
         let taken = self
             .pools()
             .iter_mut()
@@ -172,7 +171,8 @@ impl Pools {
                 pool.live.insert(address, bytes);
             } else if !pool.waits && pool.trims == trims {
                 pool.holes.add(address, bytes);
-                // Another thread may have got it meanwhile, or a part; or what begins before and ends in it.
+                // Meanwhile another thread may have allocated this range, a part of it, or a range that ends
+                // in it.
                 let before = pool.live.range(..address).next_back();
                 let within = pool.live.range(address..address.saturating_add(bytes));
                 for (&start, &taken) in before.into_iter().chain(within) {
@@ -183,7 +183,7 @@ impl Pools {
         result
     }
 
-    /// The program does not want memory to be used again before the stream that freed it has got there.
+    /// The program forbids reuse of freed memory before the freeing stream has reached the free.
     pub(crate) fn waits(&self, pool: MemoryPool) {
         if let Some(pool) = self.pools().get_mut(&(pool as usize)) {
             pool.waits = true;
@@ -191,8 +191,8 @@ impl Pools {
         }
     }
 
-    /// Asks how much a pool has reserved, and sets its charge to that; gives the reservation of an
-    /// allocation just made back.
+    /// Asks the driver how much a pool has reserved, and sets its charge to that. Gives back the reservation
+    /// of an allocation that was just made.
     pub(super) fn settle(&self, pool: MemoryPool, in_flight: Option<Reservation>) {
         let asked = self.questions.fetch_add(1, Ordering::Relaxed) + 1;
         let reserved = attribute(pool, POOL_RESERVED_CURRENT);
@@ -206,7 +206,7 @@ impl Pools {
         let slot = ledger.membership().slot();
         let Some(mut opened) = ledger.open() else { return };
         let mut released = in_flight.map_or(Ok(()), |bytes| bytes.give_back_in(&mut opened));
-        // A figure asked for later contains what this one does.
+        // The answer to a later question already includes this one.
         if let Some(reserved) = reserved.filter(|_| asked > *last) {
             released = released.and(opened.release(slot, MemoryKind::Pool, *charged));
             opened.charge(slot, MemoryKind::Pool, reserved);
@@ -221,10 +221,9 @@ impl Pools {
         ledger.say_if_damaged(released);
     }
 
-    /// Brings the charges of a device's pools up to date; `trim`: after they have given back what they do
-    /// not use.
+    /// Brings the charges of a device's pools up to date; `trim`: they give back unused memory first.
     pub(super) fn refresh(&self, device: &DeviceMemory, trim: bool) {
-        // In most programs there is none.
+        // Most programs have no pool.
         if self.pools().is_empty() {
             return;
         }
@@ -246,7 +245,7 @@ impl Pools {
         }
     }
 
-    /// A pool has given back what it does not use.
+    /// A pool has given back unused memory.
     fn given_back(&self, pool: MemoryPool) {
         if let Some(Pool { live, holes, trims, .. }) = self.pools().get_mut(&(pool as usize)) {
             *trims += 1;
@@ -254,7 +253,7 @@ impl Pools {
         }
     }
 
-    /// Runs a call that may have a pool give memory back to the device.
+    /// Runs a call that may make a pool give memory back to the device.
     pub(crate) fn shrink(&self, pool: MemoryPool, call: impl FnOnce() -> CuResult) -> CuResult {
         let running = self.beside(pool);
         let result = call();
@@ -269,8 +268,8 @@ impl Pools {
         self.pools().get(&(pool as usize)).map_or(0, |pool| pool.charged)
     }
 
-    /// An allocation is over that was to be placed in a `hole`, if in any: it has so many bytes at an address, unless it
-    /// failed, and the pool has grown by so much.
+    /// An allocation meant for a `hole`, if any, is over. It has these bytes at this address, unless it
+    /// failed. The pool has grown by `grown` bytes.
     pub(super) fn placed(
         &self,
         running: &PoolCall<'_>,
@@ -285,7 +284,7 @@ impl Pools {
         }
         if let Some((address, bytes)) = allocated {
             if grown > bytes && !pool.waits && running.was_alone(pool) {
-                // The rest of what it took lies behind.
+                // The rest of the growth lies behind the allocation.
                 pool.holes.add(address.saturating_add(bytes), grown - bytes);
             }
             pool.holes.cut(address, bytes);
@@ -293,9 +292,9 @@ impl Pools {
         }
     }
 
-    /// Takes a hole out of a pool's that an allocation of so many bytes fits into.
+    /// Takes out a hole of the pool that fits an allocation of `bytes`.
     pub(super) fn take_hole(&self, pool: MemoryPool, bytes: u64) -> Option<(u64, u64)> {
-        // It may have given something back since.
+        // The pool may have given memory back since.
         self.settle(pool, None);
         let idle = idle(pool);
         let mut pools = self.pools();
@@ -306,7 +305,7 @@ impl Pools {
         pool.holes.take(bytes)
     }
 
-    /// Begins a call beside others; waits a moment for one that is alone.
+    /// Begins a call that may run beside others; waits a moment for one that runs alone.
     pub(super) fn beside(&self, pool: MemoryPool) -> PoolCall<'_> {
         let pool = pool as usize;
         let is_taken = || self.pools().get(&pool).is_some_and(|of| of.alone);
@@ -337,7 +336,8 @@ impl Pools {
         Some(PoolCall { pools: self, pool, alone: false, number: of.calls, first })
     }
 
-    /// Begins a call without others, once those that run are done; `None`: they are not after a moment.
+    /// Begins a call that runs alone, once the running calls are done; `None`: they are not done after a
+    /// moment.
     pub(super) fn alone(&self, device: &DeviceMemory, pool: MemoryPool) -> Option<PoolCall<'_>> {
         let _waits = device.shared.changes.wait(device.ledger, 0);
         let pool = pool as usize;
@@ -363,14 +363,14 @@ impl Pools {
     }
 }
 
-/// A call that changes what a pool has, while it runs. One that needs a certain hole has to be alone:
-/// the driver might give the hole to another, or back to the device.
+/// A call that changes a pool's memory, while it runs. A call that needs a certain hole has to run alone: the
+/// driver might give the hole to another call, or back to the device.
 pub(super) struct PoolCall<'a> {
     pools: &'a Pools,
     pool: usize,
     alone: bool,
     number: u64,
-    /// Whether no other ran when it began.
+    /// Whether no other call ran when it began.
     first: bool,
 }
 

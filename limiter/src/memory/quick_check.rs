@@ -1,25 +1,25 @@
-//! A look that costs little: whether the device has as much left as it had at the last one, but for what
-//! this process has been charged since.
+//! A cheap check: does the device have as much free memory as at the last reconciliation, less what this
+//! process has been charged since?
 //!
-//! What the driver has taken by itself, for whatever process, is missing then. What others have given back
-//! can hide some of it, so that a device which has more left than expected says nothing, and the last look
-//! counts for a while only.
+//! If less is free, the driver has taken memory by itself, for some process. Memory that others have given
+//! back can hide such growth. So a device with more free memory than expected proves nothing, and a
+//! reconciliation is a valid reference only for a while.
 
 use super::changes::{CallInProgress, Standing};
 use super::device::DeviceMemory;
 use crate::driver_calls::{self, undisturbing};
 use std::time::Instant;
 
-/// For so many times as long as a look takes.
+/// A reference is valid for this many times the duration of its reconciliation.
 const LASTS: u32 = 16;
-/// How long calls that run are waited for, in steps.
+/// How long running calls are waited for, in steps.
 const PATIENCE: u32 = 10;
-/// Charges may be ahead of what the driver takes by so much: small allocations share pages.
+/// Charges may exceed what the driver takes by this much: small allocations share pages.
 const AHEAD: u64 = 4 << 20;
 
-/// What a look has found.
+/// The result of a reconciliation, to compare with.
 pub(super) struct Reference {
-    /// What the device had left for everybody, from before the look.
+    /// Free memory of the device, from before the reconciliation.
     free: u64,
     /// What the driver had taken for this process's calls.
     taken: u64,
@@ -27,14 +27,14 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// After a look that was quiet from `begun` on, with so much left then.
+    /// From a reconciliation that was quiet from `begun` on, with `free` bytes free at that time.
     pub(super) fn new(free: u64, standing: &Standing, begun: Instant) -> Self {
         let now = Instant::now();
         Self { free, taken: standing.taken, until: now + (now - begun) * LASTS }
     }
 
-    /// By how much less is left than expected: no less than what the driver has taken by itself since.
-    /// `None`: that cannot be told.
+    /// By how much less is free than expected. The driver has taken at most this much by itself since.
+    /// `None`: unknown.
     pub(super) fn missing(&self, device: &DeviceMemory, own: CallInProgress) -> Option<u64> {
         if Instant::now() >= self.until {
             return None;
@@ -53,13 +53,13 @@ impl Reference {
     }
 }
 
-/// By what was left and taken then and now.
+/// From free memory and the calls' memory, then and now.
 fn missing(then: (u64, u64), now: (u64, u64)) -> Option<u64> {
     let (had, has) = (then.0.saturating_add(then.1), now.0.saturating_add(now.1));
     (has <= had.saturating_add(AHEAD)).then(|| had.saturating_sub(has))
 }
 
-/// What a device has left; `None` where the calling thread cannot ask.
+/// A device's free memory; `None` if the calling thread cannot ask.
 pub(super) fn free_of(device: &DeviceMemory) -> Option<u64> {
     if !device.is_current() {
         return None;

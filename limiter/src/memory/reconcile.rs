@@ -1,18 +1,18 @@
-//! Device memory that the driver has taken without a call that says how much: code of modules, stacks,
-//! heap and printf buffers of kernels, workspaces.
+//! Device memory that the driver takes without a call that says how much: code of modules, stacks, heap and
+//! printf buffers of kernels, workspaces.
 //!
-//! It is what NVML sees this process use beyond what it has been charged for. Both change while a
-//! program allocates and frees. A figure is exact if no such call ran while NVML was asked; else it is
-//! no more than a bound from below, because memory is charged before the driver takes it and until
-//! the driver has freed it. Managed memory is charged in full and seen by NVML as far as it is on the
-//! device, so that it may hide some of what the driver has taken; it never adds to it.
+//! Its size is what NVML shows for this process beyond the charges. Both change while a program allocates and
+//! frees. A figure is exact if no such call ran while NVML was asked. Otherwise it is a lower bound, because
+//! memory is charged before the driver takes it and until the driver has freed it. Managed memory is charged
+//! in full, but NVML shows only the part on the device. So it may hide some of what the driver has taken; it
+//! never adds to it.
 //!
-//! The reconciler looks now and then. Near the limit that would be too late: there each allocation looks as
-//! well, between its reservation and the driver's call, one after the other. What such a look sees counts
-//! at once, and the moment is quiet but for the allocation itself, and for those that wait for their turn,
-//! as soon as the calls that the driver has are done: those that come in wait ([`Changes::pause`](super::changes::Changes::pause)). Where a
-//! [quick check](super::quick_check) shows that nothing can have changed that would matter, the last look is
-//! enough.
+//! The reconciler checks this now and then. Near the limit that would be too late. There each allocation
+//! checks as well, between its reservation and the driver's call, one allocation after the other. Its result
+//! counts at once. Its moment is quiet as soon as the running calls are done: new calls wait
+//! ([`Changes::pause`](super::changes::Changes::pause)), and the allocation itself and those that wait for
+//! their turn are left out. If a [quick check](super::quick_check) shows that nothing relevant can have
+//! changed, the last result is used.
 
 use super::changes::CallInProgress;
 use super::device::DeviceMemory;
@@ -33,47 +33,47 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-/// Attempts to find a quiet moment, and the pause between them.
+/// Attempts to find a quiet moment, and the time between them.
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
-/// Looks that are not needed at once are so many times as far apart as they take.
+/// Between two checks that are not urgent lies at least this many times the duration of a check.
 const SPARING: u32 = 4;
-/// How long an allocation waits for another thread's look, in steps.
+/// How long an allocation waits for another thread's check, in steps.
 const TURNS: u32 = 20_000;
 const TURN_NS: u64 = 50_000;
-/// How long an allocation's look waits for the calls that run, in steps.
+/// How long an allocation's check waits for running calls, in steps.
 const PATIENCE: u32 = 60;
-/// Looks in a row after which a session is said to be over its limit.
+/// After this many checks in a row a session is reported to be over its limit.
 const CERTAIN: u32 = 3;
-/// How long NVML is not asked again when it did not know.
+/// How long NVML is not asked again after it did not know.
 const UNKNOWN: Duration = Duration::from_millis(500);
 const MIB: u64 = 1 << 20;
 
-/// What is known of a device.
+/// The results for one device.
 #[derive(Default)]
 struct Record {
     estimate: DriverMemory,
-    /// How many times in a row the session was over its limit: once may be what another process has reserved
-    /// and is about to give back.
+    /// How many times in a row the session was over its limit. Once proves nothing: another process may have
+    /// reserved bytes that it is about to give back.
     over: u32,
-    /// When a call last looked, and how long that took.
+    /// When a call last checked, and how long that took.
     looked: Option<(Instant, Duration)>,
-    /// What the last exact look of an allocation has found.
+    /// The result of an allocation's last exact check.
     reference: Option<Reference>,
-    /// What others had yet to see then.
+    /// What the driver had taken then for other processes, and they had not yet charged.
     others: u64,
-    /// Until when NVML is not asked by allocations: it does not say what this process uses.
+    /// Until when allocations do not ask NVML, because it does not show this process's use.
     unknown_until: Option<Instant>,
 }
 
 /// By device.
 type Records = HashMap<usize, Record>;
 
-/// What is known of the devices. Held while somebody looks; who waits for it does so for a while only.
+/// The results for all devices. Locked during a check; other threads wait for the lock only a limited time.
 #[derive(Default)]
 pub(super) struct Looks(Mutex<Records>);
 
-/// What the driver has taken is known with so much left.
+/// Remembers how much is left at a moment when the driver's part is known.
 fn known(device: &DeviceMemory, opened: &Ledger<'_>) {
     device.left_when_seen.store(left(opened), Relaxed);
 }
@@ -82,17 +82,17 @@ fn record_of<'a>(records: &'a mut Records, device: &DeviceMemory) -> &'a mut Rec
     records.entry(ptr::from_ref(device).addr()).or_default()
 }
 
-/// A call that does not allocate, in whose midst a look is taken.
+/// A call that checks but does not allocate.
 #[derive(Clone, Copy)]
 pub(super) enum Caller {
-    /// It allocates nothing yet and is about to be refused: the figure may be too high.
+    /// It is about to be refused, and nothing is allocated yet: the driver's part may be charged too high.
     LimiterFailure,
-    /// Another. `urgent`: what the driver has taken can be much.
+    /// Any other call. `urgent`: the driver may have taken much.
     Other { urgent: bool },
 }
 
 impl Looks {
-    /// The records, unless somebody looks.
+    /// The results, unless another thread is checking.
     fn records(&self) -> Option<MutexGuard<'_, Records>> {
         match self.0.try_lock() {
             Ok(records) => Some(records),
@@ -101,8 +101,8 @@ impl Looks {
         }
     }
 
-    /// The records, for a call that has reserved so many bytes: once those before it have looked. `None`: they
-    /// do not come to an end.
+    /// The results, for a call that has reserved `bytes`. It waits for the checks of earlier calls. `None`:
+    /// they take too long.
     fn records_in_turn(
         &self,
         device: &DeviceMemory,
@@ -119,12 +119,12 @@ impl Looks {
         })
     }
 
-    /// Brings a device's charge up to date, from outside of any call. `true`: look again soon.
+    /// Brings a device's charge up to date, from outside of any call. `true`: check again soon.
     pub(super) fn reconcile(&self, holdings: &Holdings, device: &'static DeviceMemory) -> bool {
         let mut bound = 0;
         let (mut records, sight) = 'looked: {
             for attempt in 1..=ATTEMPTS {
-                // Allocations that want to look are let in between.
+                // The lock is taken anew for each attempt, so that allocations can check in between.
                 let Some(records) = self.records() else { return true };
                 let Some(sight) = measure(holdings, device, CallInProgress::NONE) else {
                     return false;
@@ -163,9 +163,9 @@ impl Looks {
         soon || (1..CERTAIN).contains(&record.over)
     }
 
-    /// Brings a device's charge up to date in the midst of a call that allocates, between its reservation and the driver's
-    /// call. `None`: with what was seen there is no room for the reservation, and it is given back. `is_last`: so little is
-    /// left that nothing may be taken on trust.
+    /// Brings a device's charge up to date in the middle of an allocating call, between its reservation and
+    /// the driver's call. `None`: the reservation does not fit after this check, and was given back.
+    /// `is_last`: so little is left that a recent check does not do.
     pub(super) fn look_before(
         &self,
         holdings: &Holdings,
@@ -196,8 +196,8 @@ impl Looks {
         None
     }
 
-    /// Brings a device's charge up to date in the midst of another call. One that allocates nothing leaves it out
-    /// where another thread is at it; each, where it was done a moment ago.
+    /// Brings a device's charge up to date in the middle of another call. A call that allocates nothing skips
+    /// this if another thread is checking. Every call skips it if a check was made a moment ago.
     pub(super) fn look_during(
         &self,
         holdings: &Holdings,
@@ -224,12 +224,12 @@ impl Looks {
 }
 
 impl Record {
-    /// Whether a call has looked so lately, in times as long as it took.
+    /// Whether a call checked recently: less than `pause` times the duration of that check ago.
     fn has_looked(&self, pause: u32) -> bool {
         self.looked.is_some_and(|(at, took)| at.elapsed() < took * pause)
     }
 
-    /// Looks in the midst of a call, and takes notice of what is seen. `false`: nothing could be.
+    /// Checks in the middle of a call, and takes the result in. `false`: there was none.
     fn look(
         &mut self,
         holdings: &Holdings,
@@ -251,7 +251,7 @@ impl Record {
         true
     }
 
-    /// Writes down what is known after a look. `true`: there is room for what the call has reserved.
+    /// Writes the result into the ledger. `true`: the call's reservation fits.
     fn write(
         &self,
         wanted: &Wanted,
@@ -265,8 +265,8 @@ impl Record {
         fits && self.others <= left(opened)
     }
 
-    /// Whether an allocation fits, with what it has reserved, whatever the driver may have taken by itself
-    /// since the last look; `None`: that has to be looked up.
+    /// Whether an allocation and its reservation fit, whatever the driver may have taken by itself since the
+    /// last check; `None`: only a check can tell.
     fn fits(&self, device: &'static DeviceMemory, own: CallInProgress) -> Option<bool> {
         let missing = self.reference.as_ref()?.missing(device, own)?;
         let (wanted, slot) = (Wanted::by(device), device.ledger.membership().slot());
@@ -280,8 +280,8 @@ impl Record {
     }
 }
 
-/// Looks in the midst of a call: of one that allocates when nothing else is going on, or all the same where
-/// that does not come to an end.
+/// Checks in the middle of a call. For an allocating call it waits for a quiet moment. If there is none, it
+/// checks all the same.
 fn look(
     holdings: &Holdings,
     device: &'static DeviceMemory,
@@ -296,10 +296,10 @@ fn look(
     for _ in 0..ATTEMPTS {
         let is_quiet = changes.await_quiet(device.ledger, own, PATIENCE);
         if !is_quiet {
-            // Nobody is to wait for a call that the driver keeps.
+            // No call should wait for one that the driver keeps.
             pause = None;
         }
-        // First, so that what is taken in between is missing later.
+        // Read first, so that what is taken in between counts as missing later.
         let (begun, free) = (Instant::now(), quick_check::free_of(device));
         let standing = changes.standing(device.ledger, own);
         let sight = measure(holdings, device, own)?;
@@ -327,7 +327,7 @@ fn measure(
     // Pools and graphs give memory back without a call that says so.
     holdings.refresh(device, false);
     let (watch, before) = (changes.watch(device.ledger)?, changes.standing(device.ledger, own));
-    // Memory of others' that this process uses is charged to them, and seen here as well.
+    // Memory of other processes that this one uses is charged to them, and NVML shows it here as well.
     let imported_before = holdings.bytes_of_others(device);
     let known_of_others = seen::members_but_own(device.ledger);
     let processes = Processes::now(device.ledger)?;
@@ -356,8 +356,8 @@ struct Over {
     by_itself: u64,
 }
 
-/// Whether the session is over its limit, now that this is charged. Nothing can grow any more then, and what
-/// is idle goes.
+/// Whether the session is over its limit, with this charge. If so, nothing can grow any more, and unused
+/// memory is given back.
 fn over(holdings: &Holdings, device: &'static DeviceMemory, bytes: u64) -> Option<Over> {
     let over = || {
         let opened = device.ledger.open()?;
@@ -374,7 +374,7 @@ fn over(holdings: &Holdings, device: &'static DeviceMemory, bytes: u64) -> Optio
         .map(|(bound, limit, used)| Over { bound, limit, used, by_itself: bytes })
     };
     over()?;
-    // What the dead held is nobody's any more.
+    // What dead processes held is free.
     device.ledger.reap();
     over()?;
     holdings.refresh(device, true);

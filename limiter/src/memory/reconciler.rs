@@ -1,9 +1,9 @@
-//! The reconciler: one thread in a process, for what no call of the program tells of.
+//! The reconciler: one thread in a process, for memory changes that no call of the program reports.
 //!
-//! It starts with the first context on a device that is accounted. It asks the driver and NVML,
-//! which may take milliseconds, and holds no lock meanwhile that a call of the program waits for. It
-//! does not keep a process from ending: its exit waits a moment for the reconciler to be out of the
-//! driver, and does not let it in again.
+//! It starts with the first context on a device that has a ledger. It asks the driver and NVML, which may
+//! take milliseconds. Meanwhile it holds no lock that a call of the program would wait for without end. It
+//! does not keep a process from ending: the exit waits a moment until the reconciler has left the driver, and
+//! does not let it in again.
 
 use super::bell::Bell;
 use super::device::{DeviceMemory, Devices};
@@ -18,9 +18,9 @@ use core::sync::atomic::Ordering::{AcqRel, Release};
 use core::time::Duration;
 use std::time::Instant;
 
-/// How often it looks by itself.
+/// How often it checks by itself.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often it looks at most when it is rung for, and when it makes sure of what it has seen.
+/// The least time between two checks when it is rung for, or verifies a result.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// How often it looks whether frees that were put off can be carried out.
 const FREES: Duration = Duration::from_millis(5);
@@ -29,7 +29,7 @@ const FREES: Duration = Duration::from_millis(5);
 #[derive(Default)]
 pub(crate) struct Started(AtomicBool);
 
-/// What it looks after.
+/// The state that it works on.
 #[derive(Clone, Copy)]
 pub(super) struct Charge {
     pub(super) bell: &'static Bell,
@@ -60,7 +60,7 @@ fn keep(visits: &Visits, charge: Charge) {
         let _inside = visits.enter();
         calls()
     }
-    // This thread asks and frees while other threads may be capturing.
+    // This thread queries and frees while other threads may be capturing.
     in_driver(visits, driver_calls::never_disturb);
     let (mut looked, mut wanted) = (None::<Instant>, false);
     loop {
@@ -81,9 +81,9 @@ fn keep(visits: &Visits, charge: Charge) {
 }
 
 impl Charge {
-    /// Looks at each device. `true`: look again soon.
+    /// Checks each device. `true`: check again soon.
     fn look(&self) -> bool {
-        // Each of them, whatever the others say.
+        // Each device is checked, whatever the results of the others.
         self.devices
             .iter()
             .filter(|device: &&'static DeviceMemory| self.looks.reconcile(self.holdings, device))

@@ -1,17 +1,17 @@
-//! Memory that is not to be had.
+//! Refused allocations.
 
 use crate::ledger::DeviceLedger;
 use crate::report;
 use driver::cuda::CuResult;
 use session::ledger::Placement;
 
-/// Notes a refusal of memory that can only be on the device, and is its result.
+/// Logs a refusal of memory that can only be on the device, and returns its error.
 pub(super) fn refused(device: &DeviceLedger, asked: u64) -> CuResult {
     say_if_real_share_is_used_up(device, asked);
     declined(device, asked)
 }
 
-/// Notes a refusal, and is its result.
+/// Logs a refusal, and returns its error.
 pub(super) fn declined(device: &DeviceLedger, asked: u64) -> CuResult {
     let Some(opened) = device.open() else {
         return if device.is_denied() { CuResult::NOT_PERMITTED } else { CuResult::OUT_OF_MEMORY };
@@ -32,7 +32,7 @@ pub(super) fn is_over(device: &DeviceLedger) -> bool {
     })
 }
 
-/// Says that an allocation would have fitted into the limit, but cannot be placed on the host.
+/// Reports that an allocation would have fitted into the limit, but cannot be placed on the host.
 fn say_if_real_share_is_used_up(device: &DeviceLedger, bytes: u64) {
     let Some(opened) = device.open() else { return };
     let (place, real) = (opened.place(bytes), opened.real_limit());

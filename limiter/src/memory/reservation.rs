@@ -1,5 +1,4 @@
-//! Bytes between the moment at which they are reserved in the session's ledger and the one at which the driver
-//! has taken them, or has not.
+//! Bytes reserved in the session's ledger, until the driver has taken them or the call has failed.
 
 use super::device::DeviceMemory;
 use super::headroom;
@@ -12,7 +11,7 @@ use driver::cuda::CuResult;
 use session::layout::MemoryKind;
 use session::ledger::{Damaged, Ledger, Placement};
 
-/// Bytes that nobody else of the session can take meanwhile. They are given back when this is dropped.
+/// Bytes that no other process of the session can take. They are given back when this is dropped.
 #[must_use]
 pub(super) struct Reservation {
     pub(super) device: &'static DeviceMemory,
@@ -24,16 +23,17 @@ pub(super) struct Reservation {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Left {
     Plenty,
-    /// Less than much code may take, or so much less than when NVML was last asked that it is time to ask.
+    /// Code may take more than what is left; or so much less is left than at the last NVML check that a new
+    /// one is due.
     Some,
-    /// So little that what the driver has taken by itself, and nobody has seen yet, may be more.
+    /// What the driver has taken by itself and nobody has charged yet may be more than what is left.
     Little,
 }
 
 impl Left {
-    /// The part of a limit that is little, or is much to allocate unseen.
+    /// The fraction of a limit (1/16) that counts as little, and that is much to allocate without a check.
     const LITTLE: u64 = 16;
-    /// The part of a limit that code is left at most.
+    /// Code is expected to take at most this fraction of a limit (1/2).
     const CODE: u64 = 2;
 
     pub(super) fn of(opened: &Ledger<'_>, device: &DeviceMemory) -> Self {
@@ -52,14 +52,14 @@ impl Left {
     }
 }
 
-/// Whether the driver may take a page for an allocation that is smaller.
+/// Whether the driver may take a whole page for a smaller allocation.
 const fn shares_pages(kind: MemoryKind, bytes: u64) -> bool {
     matches!(kind, MemoryKind::Data | MemoryKind::Array) && !bytes.is_multiple_of(PAGE)
 }
 
 impl Reservation {
-    /// Reserves; where it does not fit, gives back what dead processes left and tries once more. Tells how much is
-    /// left then.
+    /// Reserves. If it does not fit, gives back what dead processes held and tries once more. Also returns
+    /// how much is left.
     pub(super) fn new(
         device: &'static DeviceMemory,
         kind: MemoryKind,
@@ -68,7 +68,7 @@ impl Reservation {
         let ledger = device.ledger;
         let reserve = || match ledger.open() {
             Some(mut opened) => {
-                // Small ones share pages; each may be the first of one.
+                // Small allocations share pages; each may be the first one of a page.
                 let needs = if shares_pages(kind, bytes) { bytes.max(PAGE) } else { bytes };
                 let fits = match opened.place(needs) {
                     Ok(Placement::Device) => true,
@@ -80,14 +80,14 @@ impl Reservation {
                     (reservation, Left::of(&opened, device))
                 })
             }
-            // A page that cannot be used, and a failure that is let pass.
+            // The page is not usable, but failures are configured to pass.
             None => (ledger.broken().is_some() && !ledger.is_denied())
                 .then_some((Self { device, kind, bytes }, Left::Plenty)),
         };
         reserve().or_else(|| ledger.reap().then(reserve).flatten())
     }
 
-    /// Reserves in an open ledger, whatever is left.
+    /// Reserves in an open ledger, without a check of what is left.
     pub(super) fn charged(
         device: &'static DeviceMemory,
         kind: MemoryKind,
@@ -99,8 +99,8 @@ impl Reservation {
         Self { device, kind, bytes }
     }
 
-    /// Runs the driver's call. What it has taken is remembered under the `handle` that it has made; if it fails, the
-    /// bytes are given back.
+    /// Runs the driver's call. On success the memory is remembered under the `handle` that the call has made.
+    /// On failure the bytes are given back.
     pub(super) fn spend(
         self,
         call: impl FnOnce() -> CuResult,
@@ -115,14 +115,14 @@ impl Reservation {
         result
     }
 
-    /// The driver has taken the bytes; giving them back is somebody else's business from now on.
+    /// The driver has taken the bytes. From now on the caller has to give them back.
     pub(super) fn keep(self) -> u64 {
         let bytes = self.bytes;
         mem::forget(self);
         bytes
     }
 
-    /// Gives the bytes back in the ledger, which is open.
+    /// Gives the bytes back in the open ledger.
     pub(super) fn give_back_in(self, opened: &mut Ledger<'_>) -> Result<(), Damaged> {
         let (device, kind) = (self.device, self.kind);
         opened.release(device.ledger.membership().slot(), kind, self.keep())
@@ -140,7 +140,8 @@ pub(super) fn left_on(device: &DeviceMemory) -> Option<Left> {
     device.ledger.open().map(|opened| Left::of(&opened, device))
 }
 
-/// Reserves bytes with the headroom's help; `None`: they do not fit even so, or without it.
+/// Reserves bytes with the help of the headroom; `None`: they do not fit even so, or the ledger cannot be
+/// opened.
 pub(super) fn lend(
     device: &'static DeviceMemory,
     kind: MemoryKind,

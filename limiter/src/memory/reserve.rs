@@ -1,4 +1,4 @@
-//! Whether there is room for an allocation: what the session's ledger says, and near the limit what NVML says.
+//! Whether an allocation fits: by the session's ledger, and near the limit by NVML.
 
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
@@ -6,33 +6,33 @@ use super::reconcile::{Caller, Looks};
 use super::reservation::{Left, Reservation, left_on};
 use session::layout::MemoryKind;
 
-/// Whether what the driver may have taken can be much.
+/// Whether the driver may have taken much memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Much {
     Perhaps,
     Surely,
 }
 
-/// What is asked before memory is given, and what can give some back. See the module.
+/// What decides on an allocation, and what can give memory back.
 #[derive(Default)]
 pub(crate) struct Reserve {
     pub(crate) holdings: Holdings,
     pub(super) looks: Looks,
 }
 
-/// What is tried before memory is refused, one after the other.
+/// The efforts made before memory is refused, in this order.
 #[derive(Clone, Copy)]
 enum Effort {
     Nothing,
-    /// Pools and graphs give back what they do not use.
+    /// Pools and graphs give back unused memory.
     Trim,
-    /// What the driver has taken by itself may be less by now.
+    /// The driver's own part may be smaller by now.
     LookAgain,
 }
 
 impl Reserve {
-    /// Reserves; where it does not fit, makes more and more efforts. To be called from within a call that is counted as
-    /// one that allocates ([`Changes`](super::changes::Changes)).
+    /// Reserves; if it does not fit, makes more and more effort. Must be called within a call that is counted
+    /// as allocating ([`Changes`](super::changes::Changes)).
     pub(super) fn reserve(
         &self,
         device: &'static DeviceMemory,
@@ -42,7 +42,7 @@ impl Reserve {
         self.by(&[Effort::Nothing, Effort::Trim, Effort::LookAgain], device, kind, bytes)
     }
 
-    /// Reserves what fits as it is.
+    /// Reserves without any effort.
     pub(super) fn reserve_at_once(
         &self,
         device: &'static DeviceMemory,
@@ -52,7 +52,7 @@ impl Reserve {
         self.by(&[Effort::Nothing], device, kind, bytes)
     }
 
-    /// Reserves what did not fit a moment ago, before something was given back.
+    /// Reserves again after something was given back.
     pub(super) fn reserve_again(
         &self,
         device: &'static DeviceMemory,
@@ -62,7 +62,7 @@ impl Reserve {
         self.by(&[Effort::Nothing, Effort::LookAgain], device, kind, bytes)
     }
 
-    /// Each effort is followed by an attempt. Near the limit that reserves only what is left by NVML's figure.
+    /// Tries to reserve after each effort. Near the limit NVML's figure decides whether it fits.
     fn by(
         &self,
         efforts: &[Effort],
@@ -87,8 +87,8 @@ impl Reserve {
         })
     }
 
-    /// The driver may have taken memory of a device. That is charged at once if it can be much or where
-    /// little is left; else the reconciler does it.
+    /// The driver may have taken memory of a device. It is charged at once if it may be much, or if little is
+    /// left. Otherwise the reconciler charges it.
     pub(super) fn driver_may_have_taken(&self, device: &'static DeviceMemory, much: Much) {
         let urgent = much == Much::Surely;
         if left_on(device).is_some_and(|left| urgent || left == Left::Little) {

@@ -1,7 +1,7 @@
-//! What NVML sees this process use of a device.
+//! What NVML shows of this process's use of a device.
 //!
-//! NVML knows processes by the host's ids. Inside a container this process's own id there is learnt
-//! when it makes a context: the one that is listed afterwards and was not before.
+//! NVML lists processes by the host's ids. In a container this process learns its own host id when it makes a
+//! context: it is the one that is listed afterwards and was not before.
 
 use super::device::DeviceMemory;
 use crate::driver_calls;
@@ -13,17 +13,17 @@ use std::os::unix::fs::MetadataExt;
 
 /// Inode of the machine's own pid namespace (`PROC_PID_INIT_INO` of the kernel).
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-/// More processes than this are not on one device.
+/// No device has more processes than this.
 const MOST_PROCESSES: usize = 1 << 16;
 
 /// The processes that NVML lists on a device.
 pub(crate) struct Processes(Vec<ProcessInfoV2>);
 
 impl Processes {
-    /// As of now; `None` where NVML cannot be asked.
+    /// The present list; `None` if NVML cannot be asked.
     pub(super) fn now(device: &DeviceLedger) -> Option<Self> {
         let nvml = driver_calls::nvml::handle(device.uuid())?;
-        // Room for processes that appear while asking.
+        // Spare entries for processes that appear while asking.
         let mut list = vec![ProcessInfoV2::default(); 64];
         loop {
             let mut count = u32::try_from(list.len()).ok()?;
@@ -40,9 +40,8 @@ impl Processes {
         }
     }
 
-    /// Bytes that other processes of the session use beyond what they have been charged for or keep free: what
-    /// the driver has taken for them by itself, and they have yet to see. `known`: what was known of them before
-    /// NVML was asked.
+    /// Bytes that other processes of the session use beyond their charges and headroom: what the driver has
+    /// taken for them by itself and they have not yet charged. `known`: their charges before NVML was asked.
     pub(super) fn others_beyond(&self, known: &[SessionProcess], device: &DeviceLedger) -> u64 {
         if known.is_empty() {
             return 0;
@@ -60,16 +59,16 @@ impl Processes {
         self.0.iter().filter_map(beyond).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that this process uses; `None` if it is not known, or its figure is not.
+    /// Bytes that this process uses; `None` if its id or its figure is unknown.
     pub(super) fn own_bytes(&self, device: &DeviceMemory) -> Option<u64> {
         let pid = own_pid(device)?;
         let own = self.0.iter().find(|process| process.pid == pid);
-        // Without a context it is not listed.
+        // A process without a context is not listed.
         let bytes = own.map_or(0, |process| process.used_gpu_memory);
         (bytes != VALUE_NOT_AVAILABLE).then_some(bytes)
     }
 
-    /// This process has made a context between `before` and now: learns who it is, if that can be told.
+    /// This process has made a context between `before` and now: learns its host id, if that is unambiguous.
     pub(super) fn learn_own_pid(&self, device: &DeviceMemory, before: Option<&Self>) {
         if own_pid(device).is_some() {
             return;
@@ -95,8 +94,8 @@ impl Processes {
     }
 }
 
-/// This process's id as NVML knows it. Writes it down in the device's page, where the others of the
-/// session find it.
+/// This process's id in NVML's lists. Writes it into the device's page for the other processes of the
+/// session.
 fn own_pid(device: &DeviceMemory) -> Option<u32> {
     let pid = device.shared.own_pid.load(Relaxed);
     if pid != 0
@@ -109,11 +108,11 @@ fn own_pid(device: &DeviceMemory) -> Option<u32> {
 
 /// A process of the session.
 pub(crate) struct SessionProcess {
-    /// Its id as NVML knows it.
+    /// Its id in NVML's lists.
     pub(crate) pid: u32,
-    /// What it has been charged, other than for what is on the host or kept free.
+    /// Its charges, without what is on the host and without headroom.
     pub(crate) bytes: u64,
-    /// What it keeps free.
+    /// Its headroom.
     kept: u64,
 }
 
@@ -123,7 +122,7 @@ pub(crate) fn members(device: &DeviceLedger) -> Vec<SessionProcess> {
     members_but(device, None)
 }
 
-/// The same without this process, and with those that have ended.
+/// The same without this process, but with processes that have ended.
 pub(super) fn members_but_own(device: &DeviceLedger) -> Vec<SessionProcess> {
     members_but(device, Some(device.membership().slot()))
 }
@@ -139,7 +138,7 @@ fn members_but(device: &DeviceLedger, left_out: Option<usize>) -> Vec<SessionPro
     }
     let same = in_host_namespace();
     let member = |slot: &MemberSlot| {
-        // Outside of containers an id that has not been learnt is the process's own.
+        // Outside of containers a process's own id is the host's, if no other was learnt.
         let pid = match (slot.host_pid.load(Relaxed), slot.pid.load(Relaxed)) {
             (_, 0) => return None,
             (0, pid) if same => pid,
@@ -156,7 +155,7 @@ fn members_but(device: &DeviceLedger, left_out: Option<usize>) -> Vec<SessionPro
     slots.into_iter().filter_map(member).collect()
 }
 
-/// Whether this process's own id is also the host's.
+/// Whether this process's own id is also its id on the host.
 fn in_host_namespace() -> bool {
     std::fs::metadata("/proc/self/ns/pid").is_ok_and(|of| of.ino() == HOST_PID_NAMESPACE)
 }

@@ -24,7 +24,7 @@ enum ArrayLayout {
     Elements(u64),
     /// Bytes of a block of four by four elements.
     Blocks(u64),
-    /// Bytes of a sample: one of brightness for each element, and two of colour for each two by two.
+    /// Bytes of a sample: one of brightness for each element, and two of colour for each two by two elements.
     Colour420(u64),
 }
 
@@ -63,8 +63,8 @@ fn layout(format: u32) -> ArrayLayout {
 }
 
 impl ArrayLayout {
-    /// Bytes of a layer. The driver keeps arrays in blocks: rows of 64 bytes, eight of them upon each other,
-    /// and up to 16 of those, as few as reach from the first row to the last.
+    /// Bytes of a layer. The driver stores arrays in blocks: rows of 64 bytes, eight rows high. Up to 16
+    /// blocks are stacked, as few as reach from the first row to the last.
     fn layer(self, width: u64, height: u64, channels: u64) -> u64 {
         match self {
             Self::Channels(bytes) => {
@@ -83,7 +83,7 @@ impl ArrayLayout {
     }
 }
 
-/// Bytes of so many rows.
+/// Bytes of this many rows.
 fn plane(row: u64, rows: u64) -> u64 {
     const ROW_BYTES: u64 = 64;
     const ROWS: u64 = 8;
@@ -107,13 +107,13 @@ pub(crate) fn mipmapped_bytes(descriptor: &Array3dDescriptor, levels: u32) -> u6
     in_pages(sum)
 }
 
-/// Bytes with what is lost at the end of pages: arrays of more than a mebibyte have their own.
+/// Bytes including what is lost at the end of pages: arrays of more than 1 MiB have pages of their own.
 fn in_pages(bytes: u64) -> u64 {
     let grain = if bytes > LARGE { PAGE } else { SMALL };
     bytes.checked_next_multiple_of(grain).unwrap_or(u64::MAX)
 }
 
-/// Whether the depth counts layers, which do not shrink from level to level.
+/// Whether the depth counts layers. Layers do not shrink from level to level.
 const fn has_layers(descriptor: &Array3dDescriptor) -> bool {
     /// `CUDA_ARRAY3D_LAYERED`
     const LAYERED: u32 = 1;
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn formats_take_what_they_take() {
-        // A square of which nothing is lost.
+        // A square that fills its blocks.
         let bytes = |format, num_channels| {
             let flat = Array3dDescriptor { format, num_channels, ..array(128, 128, 0, 0) };
             level_bytes(&flat, 0) / KIB
@@ -219,7 +219,7 @@ mod tests {
         assert_eq!(mipmapped_bytes(&array(2048, 1024, 0, 0), 2), (8 + 2) << 20);
         assert_eq!(mipmapped_bytes(&array(1024, 1024, 8, 1), 2), (32 + 8) << 20);
         assert_eq!(mipmapped_bytes(&array(1024, 1024, 8, 0), 2), (32 + 4) << 20);
-        // There are no more levels than it takes to come down to one element.
+        // There are only as many levels as lead down to one element.
         assert_eq!(mipmapped_bytes(&array(1, 0, 0, 0), u32::MAX), 512);
     }
 }

@@ -1,4 +1,4 @@
-//! The tiles of sparse arrays, and what is mapped there.
+//! The tiles of sparse arrays, and the memory mapped there.
 
 /// A box of tiles in one layer of one level, or a stretch of a mip tail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,7 @@ impl Region {
     /// The level that stands for the mip tail.
     pub(crate) const TAIL: u32 = u32::MAX;
 
-    /// All of an array that is mapped at once.
+    /// The whole of an array that is mapped at once.
     const WHOLE: Self = Self { plane: (0, 0), low: [0; 3], high: [u64::MAX; 3] };
 
     fn is_empty(&self) -> bool {
@@ -27,7 +27,7 @@ impl Region {
             && (0..3).all(|d| self.low[d] < other.high[d] && other.low[d] < self.high[d])
     }
 
-    /// What is left of it without `other`: at most two boxes for each dimension.
+    /// The rest of this region without `other`: at most two boxes for each dimension.
     fn without(self, other: &Self) -> Vec<Self> {
         if !self.meets(other) {
             return vec![self];
@@ -45,15 +45,15 @@ impl Region {
     }
 }
 
-/// The tiles of one array; each box holds what is mapped there.
+/// The tiles of one array; each box knows the memory mapped there.
 pub(super) struct Tiles<T> {
     context: usize,
-    /// Mapped as a whole, whatever a change says.
+    /// Always mapped as a whole, whatever region a change names.
     at_once: bool,
     mapped: Vec<(Region, T)>,
 }
 
-/// Whose number of boxes has changed, once for each box.
+/// The memory whose number of boxes has changed, once for each box.
 pub(super) struct Change<T> {
     pub(super) more: Vec<T>,
     pub(super) fewer: Vec<T>,
@@ -69,7 +69,7 @@ impl<T: Copy> Tiles<T> {
         self.context
     }
 
-    /// Maps `what` in a region, instead of what was there; `None`: nothing.
+    /// Maps `what` in a region, in place of the old memory; `None` unmaps.
     pub(super) fn put(&mut self, region: Region, what: Option<T>) -> Change<T> {
         let region = if self.at_once { Region::WHOLE } else { region };
         let mut change = Change { more: Vec::new(), fewer: Vec::new() };
@@ -89,7 +89,7 @@ impl<T: Copy> Tiles<T> {
         change
     }
 
-    /// What was mapped, once for each box.
+    /// The mapped memory, once for each box.
     pub(super) fn into_held(self) -> impl Iterator<Item = T> {
         self.mapped.into_iter().map(|(_, what)| what)
     }

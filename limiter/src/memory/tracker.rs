@@ -1,4 +1,4 @@
-//! What this process has allocated, by the handle that frees it.
+//! This process's allocations, by the handle that frees them.
 
 use core::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 use crossbeam::utils::CachePadded;
@@ -6,10 +6,10 @@ use session::layout::MemoryKind;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Enough that threads which allocate at the same time seldom meet.
+/// Enough shards that threads allocating at the same time seldom meet.
 const SHARDS: usize = 16;
 
-/// By what an allocation is freed.
+/// The handle that frees an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Handle {
     /// An address: `cuMemFree`, `cuMemFreeAsync`.
@@ -23,7 +23,7 @@ pub(crate) enum Handle {
 }
 
 impl Hash for Handle {
-    /// By the number alone: those of different kinds are seldom the same.
+    /// Only the number is hashed: handles of different kinds seldom share it.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(match *self {
             Self::Address(address) => address,
@@ -45,7 +45,8 @@ pub(crate) struct Allocation {
     pub(crate) context: usize,
 }
 
-/// Spreads what the driver chose, which is nobody's attack: much cheaper than the standard hasher.
+/// Hashes numbers that the driver chose. Nobody attacks this table, so it is much cheaper than the standard
+/// hasher.
 #[derive(Default)]
 struct Spread(u64);
 
@@ -76,12 +77,12 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     fn shard(&self, handle: Handle) -> &Mutex<Allocations> {
-        // Bits that the table itself does not go by first.
+        // Bits that the table itself does not use first.
         let hash = BuildHasherDefault::<Spread>::default().hash_one(handle) >> 40;
         &self.shards[usize::try_from(hash % SHARDS as u64).unwrap_or(0)]
     }
 
-    /// Remembers an allocation; tells what had its handle before.
+    /// Remembers an allocation; returns the one that had its handle before.
     #[must_use]
     pub(super) fn insert(&self, handle: Handle, allocation: Allocation) -> Option<Allocation> {
         let mut shard = self.shard(handle).lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,7 +99,7 @@ impl Tracker {
         shard.get(&handle).map(|allocation| allocation.kind)
     }
 
-    /// Forgets everything that ended with a context, and tells what it was.
+    /// Forgets all allocations that end with a context, and returns them.
     pub(crate) fn end_context(&self, context: usize) -> Vec<Allocation> {
         let mut ended = Vec::new();
         for shard in &self.shards {

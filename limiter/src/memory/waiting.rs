@@ -1,10 +1,10 @@
-//! Calls that wait with what they have reserved: the driver has not taken it, whatever else goes on.
+//! Calls that wait with bytes reserved. The driver has not taken those bytes yet.
 
 use crate::ledger::DeviceLedger;
 use core::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Those that wait now: device and bytes of each.
+/// The waiting calls: device and bytes of each.
 #[derive(Default)]
 pub(super) struct WaitingCalls(Mutex<Vec<(usize, u64)>>);
 
@@ -19,14 +19,14 @@ impl WaitingCalls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call that is counted as one that allocates begins to wait, with so many bytes of a device reserved.
+    /// A call that is counted as allocating begins to wait, with `bytes` of a device reserved.
     pub(super) fn begin(&self, device: &DeviceLedger, bytes: u64) -> WaitingCall<'_> {
         let call = (ptr::from_ref(device).addr(), bytes);
         self.calls().push(call);
         WaitingCall { among: self, call }
     }
 
-    /// How it stands now, with what they have reserved of a device.
+    /// The number of waiting calls, and the bytes that they have reserved on a device.
     pub(super) fn now(&self, device: &DeviceLedger) -> StandingCalls {
         let device = ptr::from_ref(device).addr();
         let calls = self.calls();
@@ -45,7 +45,7 @@ impl Drop for WaitingCall<'_> {
     }
 }
 
-/// Calls that wait, whatever device they are for, and what they have reserved of one.
+/// Waiting calls for all devices, and the bytes that they have reserved on one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StandingCalls {
     pub(super) calls: u64,

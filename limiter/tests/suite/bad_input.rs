@@ -1,16 +1,16 @@
-//! What is wrong is said in one line, and nothing goes on unlimited because of it.
+//! Wrong settings and damaged state are reported in one line, and nothing goes on unlimited because of them.
 
 use crate::common::{
     COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, UUIDS, first_device, outcome,
 };
 use std::process::Command;
 
-/// Lines of the limiter's.
+/// The limiter's lines.
 fn lines(outcome: &Outcome) -> Vec<&str> {
     outcome.complaints().into_iter().filter(|line| line.starts_with("sluice: ")).collect()
 }
 
-/// The program's calls failed, it was told why in one line, and its end was its own.
+/// The program's calls failed, one line told it why, and its exit status was its own.
 #[track_caller]
 fn refused(outcome: &Outcome, named: &[&str]) {
     assert_eq!(outcome.code(), 42, "{outcome:#?}");
@@ -23,7 +23,7 @@ fn refused(outcome: &Outcome, named: &[&str]) {
     }
 }
 
-/// A program that goes on after errors, and ends with 42.
+/// A program that goes on after errors, and exits with 42.
 fn stubborn(stage: &Stage) -> Command {
     stage.limited(stage.compile("stubborn.c", "stubborn", &[]))
 }
@@ -69,8 +69,7 @@ fn settings_that_cannot_be_read() {
     }
 }
 
-/// A wrong setting also stops programs that were to be let through on failure: what they were meant
-/// to be limited to is not known.
+/// A wrong setting also stops programs that are to pass on failure: their intended limits are not known.
 #[test]
 fn open_on_failure_does_not_cover_the_settings() {
     let stage = Stage::new();
@@ -110,7 +109,7 @@ fn a_page_that_is_not_a_page() {
     refused(&outcome(&mut command), &[page.to_str().unwrap()]);
 }
 
-/// The limit of a device that is not there limits nothing; those that are there stay as they are.
+/// A limit for a device that does not exist limits nothing. The other devices' limits stay as they are.
 #[test]
 fn a_limit_for_a_device_that_is_not_there() {
     let stage = Stage::new();

@@ -1,12 +1,12 @@
-//! A page that is cut short between the look at it and the access to it, and the signal by which that is
-//! noticed: it is the program's, and the program sees no more and no less of it than without the limiter.
+//! A page that is cut short between the check and the access, and the signal that reports it (SIGBUS). The
+//! signal belongs to the program: the program sees exactly what it sees without the limiter.
 
 use crate::common::{
     COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Outcome, Stage, UUIDS, first_device, outcome,
 };
 use std::path::{Path, PathBuf};
 
-/// A program that was ended by the signal.
+/// A program that the signal ended.
 const ENDED: i32 = 1000 + libc::SIGBUS;
 
 struct Bus {
@@ -30,7 +30,7 @@ impl Bus {
         outcome(command.args(arguments).env(MEMORY_LIMIT, first_device(2 * GIB)))
     }
 
-    /// What a program with a handler of its own sees, which has to be what it sees without the limiter.
+    /// What a program with a handler of its own sees without the limiter: the expected result.
     fn as_native(&self, handler: &str, order: &str, event: &str) -> Outcome {
         let arguments = ["host", handler, order, event, "2"];
         let native = outcome(self.stage.native(&self.program).args(arguments));
@@ -43,12 +43,13 @@ impl Bus {
         limited
     }
 
-    /// What becomes of calls when the page is cut short in a program with a handler of its own.
+    /// What happens to calls when the page is cut short in a program with a handler of its own.
     fn cut_short(&self, handler: &str, order: &str, event: &str, times: &str) -> Outcome {
         let page = self.page();
         let run = || self.limited(&["host", handler, order, event, times, text(&page)]);
         let mut cut = run();
-        // Where ours cannot be called, a cut between the check and the access still ends a program. It is rare.
+        // If the limiter's handler cannot be called, a cut between the check and the access still ends a
+        // program. It is rare.
         let unhandled = handler == "ignored" || event == "blocked";
         for _ in 0..2 {
             if unhandled && cut.code() == ENDED {
@@ -87,7 +88,7 @@ fn a_handler_of_the_programs_own_sees_what_it_would_see() {
         }
         let seen = bus.as_native("passing-on", order, "access");
         assert_eq!((seen.code(), seen.stdout.as_str()), (ENDED, "passing on: 7\n"));
-        // The second time the handler is not there any more.
+        // The second time the handler is no longer installed.
         for event in ["access", "sent"] {
             let seen = bus.as_native("once", order, event);
             assert_eq!(seen.code(), ENDED, "{seen:#?}");
@@ -130,11 +131,11 @@ fn a_page_that_is_cut_short_is_no_business_of_the_programs_handler() {
             let seen = bus.cut_short(handler, order, "none", "0");
             assert_eq!(seen.stdout, "allocations: 800\nend\n", "{handler} {order}");
         }
-        // Its own are not disturbed by it.
+        // The program's own handler is not disturbed by it.
         let seen = bus.cut_short("info", order, "access", "2");
         assert_eq!(seen.stdout.matches("recovered").count(), 2, "{seen:#?}");
     }
-    // In a thread that blocks the signal nobody could handle it.
+    // In a thread that blocks the signal no handler could run.
     for handler in ["default", "info"] {
         let seen = bus.cut_short(handler, "before", "blocked", "0");
         assert_eq!(seen.stdout, "allocations: 800\nend\n", "{handler}");
@@ -155,16 +156,16 @@ fn storm(memory: &str, launching: &str, rounds: &str) {
     assert_eq!((seen.code(), seen.value("bad")), (0, 0), "{}", seen.stdout);
     let lines = seen.complaints();
     let clear = |line: &&str| line.contains(".page was damaged while in use: ");
-    // Threads that find out at the same moment may both say so.
+    // Two threads that notice at the same moment may both report it.
     let said = lines.iter().filter(|line| clear(line)).count() as u64;
     assert!(said >= seen.value("rounds"), "{said} lines; {}", seen.stdout);
-    // A ledger that was open at that moment.
+    // A ledger that was open at that moment may be reported as well.
     let other =
         |line: &&&str| !clear(line) && !line.contains("the session's page is damaged: slot");
     assert_eq!(lines.iter().find(other), None);
 }
 
-/// Whatever a thread is doing just then.
+/// The page is cut at any moment of a thread's work.
 #[test]
 fn a_page_that_is_cut_short_in_the_middle_of_calls_ends_nobody() {
     storm("4", "0", "500");

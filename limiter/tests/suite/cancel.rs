@@ -1,4 +1,4 @@
-//! Threads that are cancelled in the middle of the driver's functions: they end, and the program goes on.
+//! Threads that are cancelled in the middle of the driver's functions end, and the program goes on.
 
 use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, Stage, first_device, outcome};
 use std::fs;
@@ -14,7 +14,7 @@ fn cancelled(arguments: &[&str]) -> Outcome {
     outcome(command.args(arguments)).silent()
 }
 
-/// At closed gates, in reconciliations, in calls that wait: whatever the limiter does there has cancellation points.
+/// At closed gates, in reconciliations, in waiting calls: the limiter's work there has cancellation points.
 #[test]
 fn threads_cancelled_in_limited_calls() {
     let outcome = cancelled(&[]);
@@ -42,7 +42,7 @@ impl Points {
         Self { stage }
     }
 
-    /// Whether the call came to its end, and whether the thread was cancelled.
+    /// Whether the call was completed, and whether the thread was cancelled.
     fn cancelled(&self, command: impl Fn(&str) -> Command, arguments: &[&str]) -> (u64, u64) {
         let program = self.stage.compile("cancel_at.c", "cancel_at", &[]);
         let mut command = command(program.to_str().unwrap());
@@ -69,12 +69,12 @@ fn a_call_that_goes_straight_on_is_cancelled_as_without_the_limiter() {
     }
 }
 
-/// The driver's part of it included.
+/// The driver's part of the call is completed as well.
 #[test]
 fn a_call_that_is_accounted_comes_to_its_end_first() {
     let points = Points::new();
     assert_eq!(points.native(&["alloc"]), (0, 1));
     assert_eq!(points.limited(&["alloc"]), (1, 1));
-    // The thread ends where the call returns. The C library does not say then that it was cancelled.
+    // The thread ends when the call returns. The C library then does not report it as cancelled.
     assert_eq!(points.limited(&["alloc", "asynchronous"]).0, 0);
 }

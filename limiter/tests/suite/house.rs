@@ -1,5 +1,5 @@
-//! The structure that docs/architecture.md draws is the one that the code has: which crate uses which,
-//! and which room of the limiter stands on which.
+//! The code has the structure that docs/architecture.md draws: which crate uses which, and which module of
+//! the limiter stands on which.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// The rows of the table in docs/architecture.md whose first columns are `columns`, without its head.
+/// The rows, without the head, of the table in docs/architecture.md whose first columns are `columns`.
 fn table(columns: &str) -> Vec<Vec<String>> {
     let path = root().join("docs/architecture.md");
     let text = fs::read_to_string(&path).unwrap();
@@ -46,7 +46,7 @@ fn crates_use_whom_the_table_says() {
     for package in metadata["packages"].as_array().unwrap() {
         let folder = PathBuf::from(text(&package["manifest_path"]));
         let folder = folder.parent().unwrap().strip_prefix(root().canonicalize().unwrap()).unwrap();
-        // What a crate is made of; not its tests' and benchmarks' helpers.
+        // The crate's own dependencies, without those of tests and benchmarks.
         let own = |one: &&serde_json::Value| one["kind"].is_null() && !one["path"].is_null();
         let uses = package["dependencies"].as_array().unwrap().iter().filter(own);
         let uses: BTreeSet<String> = uses.map(|one| text(&one["name"])).collect();
@@ -69,7 +69,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The first names behind each `crate::` of a file: its comments and its unit tests left out.
+/// The first names after each `crate::` of a file, without its comments and unit tests.
 fn uses(text: &str) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
     let code: String = code
@@ -111,7 +111,7 @@ fn no_room_of_the_limiter_uses_one_above_it() {
     for row in table("| level | module |") {
         let level: u32 = row[0].parse().unwrap();
         for room in row[1].split('`').skip(1).step_by(2) {
-            assert_eq!(levels.insert(room.to_owned(), level), None, "{room} stands there twice");
+            assert_eq!(levels.insert(room.to_owned(), level), None, "{room} is listed twice");
         }
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -125,7 +125,7 @@ fn no_room_of_the_limiter_uses_one_above_it() {
             continue;
         }
         let Some(level) = levels.get(room) else {
-            wrong.push(format!("{}: the table has no room `{room}`", inside.display()));
+            wrong.push(format!("{}: the table lacks `{room}`", inside.display()));
             continue;
         };
         seen.insert(room.to_owned());
@@ -134,12 +134,12 @@ fn no_room_of_the_limiter_uses_one_above_it() {
                 _ if used == room => {}
                 Some(below) if below < level => {}
                 Some(_) => wrong.push(format!("{} uses `{used}`", inside.display())),
-                None => wrong.push(format!("{}: the table has no room `{used}`", inside.display())),
+                None => wrong.push(format!("{}: the table lacks `{used}`", inside.display())),
             }
         }
     }
     let gone: Vec<_> = levels.keys().filter(|room| !seen.contains(*room)).collect();
-    assert!(gone.is_empty(), "the table has rooms that are gone: {gone:?}");
+    assert!(gone.is_empty(), "the table has modules that are gone: {gone:?}");
     assert!(wrong.is_empty(), "arrows that go back up:\n{}", wrong.join("\n"));
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// The lists that have entries here.
+/// The lists that have entries on this device.
 const FULL: [&str; 4] = [
     "nvmlDeviceGetComputeRunningProcesses",
     "nvmlDeviceGetComputeRunningProcesses_v2",
@@ -41,7 +41,7 @@ impl Lists {
         command
     }
 
-    /// Starts a process, and waits until it holds what it is to hold.
+    /// Starts a process, and waits until it holds its memory.
     #[track_caller]
     fn hold(&self, command: &mut Command, arguments: &[&str]) -> Holder {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -126,7 +126,7 @@ fn a_session_sees_its_own_processes() {
     let all = [(&first, 10), (&second, 20), (&other, 30), (&free, 40)];
     let everybody = all.iter().map(|(holder, mib)| (holder.pid, used(*mib))).collect();
     shows(&mut lists.stage.native(&lists.program), everybody);
-    // Who has died is gone from the session as it is from the device.
+    // A dead process is gone from the session as it is from the device.
     drop(second);
     shows(&mut lists.in_session("one"), vec![(first.pid, used(10))]);
 }
@@ -147,13 +147,13 @@ fn a_session_that_is_limited_in_time_only_sees_its_own_processes_too() {
     shows(&mut in_time("one"), vec![(own.pid, used(10))]);
 }
 
-/// Elsewhere the ids of processes are learnt when their contexts are measured.
+/// In other namespaces process ids are learnt when the contexts are measured.
 fn is_host_namespace() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(Path::new("/proc/self/ns/pid")).unwrap().ino() == 0xEFFF_FFFC
 }
 
-/// As in a container, where NVML has the host's ids and may not tell what a process uses.
+/// As in a container: NVML has the host's ids and may not report what a process uses.
 #[test]
 fn processes_are_known_by_ids_of_another_namespace() {
     const ELSEWHERE: u64 = 1_000_000;
@@ -190,7 +190,7 @@ fn utilisation_is_that_of_the_session() {
     }
 }
 
-/// The codes of `nvml.h`: what a wrong call returns does not depend on the limiter.
+/// The codes of `nvml.h`: the limiter does not change what a wrong call returns.
 #[test]
 fn wrong_and_short_calls_are_answered_as_the_driver_answers_them() {
     let lists = Lists::new();
@@ -218,7 +218,7 @@ fn wrong_and_short_calls_are_answered_as_the_driver_answers_them() {
     ] {
         assert_eq!(limited.value(name), value, "{name}");
     }
-    // Of two processes on the device one is the session's.
+    // Two processes are on the device; one belongs to the session.
     let _other = lists.hold(&mut lists.in_session("two"), &["hold", "10"]);
     let limited = outcome(lists.in_session("one").arg("calls")).silent();
     assert_eq!((limited.value("asked"), limited.value("shorted")), (1, 1));

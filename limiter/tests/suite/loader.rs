@@ -1,4 +1,4 @@
-//! Whichever way a program comes to the driver, its limit holds from the first call.
+//! A program's limit holds from the first call, whichever way it loads the driver.
 
 use crate::common::{
     COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome,
@@ -9,7 +9,7 @@ fn limited(stage: &Stage, program: &Path, arguments: &[&str]) -> Outcome {
     outcome(stage.limited(program).args(arguments).env(MEMORY_LIMIT, first_device("1GiB")))
 }
 
-/// What fits is granted, what does not is refused, and nothing is said.
+/// What fits is granted, what does not is refused, and nothing is printed.
 #[track_caller]
 fn holds(outcome: Outcome) {
     let outcome = outcome.silent();
@@ -60,7 +60,7 @@ fn fifty_times_loaded_and_unloaded() {
     holds(loader("reopen"));
 }
 
-/// Threads of the limiter's own go on calling it.
+/// The limiter's own threads go on calling the driver.
 #[test]
 fn a_driver_that_is_unloaded_while_it_is_used_stays() {
     let stage = Stage::new();
@@ -184,8 +184,8 @@ fn a_copy_of_the_driver_without_the_first_fails() {
     assert_ne!(outcome.value("much2"), 0, "{outcome:#?}");
 }
 
-/// Without limits and a session that could be given some there is nothing to get around, and a program may
-/// have as many copies as it likes.
+/// Without limits, and without a session that could get some, there is nothing to bypass. Such a program may
+/// have any number of copies.
 #[test]
 fn a_second_copy_is_left_alone_where_nothing_can_be_limited() {
     let stage = Stage::new();

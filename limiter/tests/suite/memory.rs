@@ -1,4 +1,4 @@
-//! The memory limit, for every way to allocate and to ask.
+//! The memory limit, for every way to allocate and to query.
 
 use crate::common::{
     CONTEXT, GIB, MEMORY_LIMIT, MIB, OUT_OF_MEMORY, Outcome, SESSION_DIR, Stage, UUIDS, built,
@@ -10,7 +10,7 @@ use session::layout::MemoryKind;
 use std::process::Command;
 
 const CHUNK: u64 = 32 * MIB;
-/// Above every limit here, below what the device has.
+/// Above every limit in these tests, below the device's memory.
 const CAP: &str = "8GiB";
 
 fn tenant(command: &mut Command, api: &str) -> Outcome {
@@ -22,7 +22,7 @@ fn granted(outcome: &Outcome) -> u64 {
     outcome.json()["granted_bytes"].as_u64().unwrap()
 }
 
-/// It took all that `limit` leaves, no more and at most one chunk less, and was told so.
+/// The program took all that `limit` leaves, no more and at most one chunk less, and was refused the rest.
 #[track_caller]
 fn stopped_at(limit: u64, outcome: &Outcome) {
     let (granted, result) = (granted(outcome), outcome.json());
@@ -54,7 +54,7 @@ fn without_a_limit_the_cap_is_reached() {
     assert_eq!(granted(&outcome), 8 * GIB);
 }
 
-/// Small allocations share pages of 2 MiB: the last one is made where a page is left.
+/// Small allocations share pages of 2 MiB. The last one is made if a page is left.
 #[test]
 fn small_allocations_stop_where_no_page_is_left() {
     let stage = Stage::new();
@@ -72,7 +72,7 @@ fn what_is_freed_can_be_allocated_again() {
     assert_eq!(outcome.value("granted"), (GIB - CONTEXT) / (64 * MIB));
 }
 
-/// Runs a program of `tests/programs` that checks itself, under a limit in GiB.
+/// Runs a self-checking program of `tests/programs`, under a limit in GiB.
 #[track_caller]
 fn checks_itself(name: &str, limit: u64) {
     let stage = Stage::new();
@@ -128,12 +128,12 @@ fn sum(outcome: &Outcome) -> u64 {
 fn processes_of_a_session_share_its_limit() {
     let stage = Stage::new();
     let tenant = format!("'{}' mem --api alloc --chunk 32MiB", built("tenant").display());
-    // One that takes a part and keeps it, and two that race for the rest.
+    // One program takes a part and keeps it; two race for the rest.
     let script = format!(
         "{tenant} --cap 512MiB --hold 4 & sleep 1; {tenant} --cap 8GiB --hold 1 & {tenant} --cap 8GiB --hold 1; wait"
     );
     let outcome = outcome(stage.run(&["--mem", "3GiB"]).args(["sh", "-c", &script]));
-    // One of the two may have found no room for its context.
+    // For one of the two, even its context may not have fitted.
     let running = outcome.stdout.lines().count() as u64;
     assert!((2..=3).contains(&running), "{outcome:#?}");
     let used = sum(&outcome) + running * CONTEXT;
@@ -163,7 +163,7 @@ fn what_a_killed_process_held_is_free_within_a_second() {
     };
     let hold = ["mem", "--api", "alloc", "--chunk", "32MiB", "--cap", CAP, "--hold", "20"];
     let holder = start(limited().args(hold));
-    // A second process of the session finds no room, not even for its context.
+    // In a second process of the session nothing fits, not even its context.
     let full = |outcome: &Outcome| outcome.code() != 0 && outcome.stderr.contains("memory limit");
     let small = ["mem", "--api", "alloc", "--chunk", "32MiB", "--cap", "32MiB"];
     let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
@@ -202,7 +202,7 @@ fn what_a_pool_has_can_be_used_under_a_lower_limit() {
     assert_eq!(results, ["async=0", "async=0", "async=2"], "{outcome:#?}");
 }
 
-/// A larger piece than what was freed, while the device has not got to the free yet.
+/// A piece larger than the freed one, before the device has reached the free.
 #[test]
 fn what_a_stream_is_about_to_free_is_waited_for_before_memory_is_refused() {
     let stage = Stage::new();
@@ -215,7 +215,7 @@ fn what_a_stream_is_about_to_free_is_waited_for_before_memory_is_refused() {
     assert_eq!(results, ["async=0", "async=0", "async=2"], "{outcome:#?}");
 }
 
-/// The new program has the old one's pid and start time, and nothing of its memory.
+/// The new program has the old one's pid and start time, and none of its memory.
 #[test]
 fn what_a_program_held_before_exec_is_free() {
     let stage = Stage::new();
@@ -231,7 +231,7 @@ fn what_a_program_held_before_exec_is_free() {
     let _ = sleeper.end();
 }
 
-/// What `sizes` says of a device must add up to its limit.
+/// The figures that `sizes` prints for a device must add up to its limit.
 #[track_caller]
 fn shows(outcome: &Outcome, device: u32, limit: u64) {
     for (when, used) in [("before", CONTEXT), ("after", CONTEXT + 256 * MIB)] {
@@ -264,7 +264,7 @@ fn everything_that_tells_sizes_shows_the_limit() {
     }
 }
 
-/// An index means the host's order, whatever the program is made to see.
+/// An index means the host's order, whatever the program sees.
 #[test]
 fn an_index_is_the_hosts() {
     let stage = Stage::new();

@@ -1,12 +1,11 @@
-//! NVML's own figure, asked for over and over from outside, while programs do what they can close to
-//! their limit: it is never above it.
+//! NVML's own figure, polled from outside while programs work close to their limit, is never above the limit.
 
 use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, first_device, start};
 use std::process::{Command, Stdio};
 
 const LIMIT: u64 = 2048 * MIB;
 
-/// Runs `full` with these arguments in so many processes of a session; what NVML showed at most.
+/// Runs `full` with these arguments in several processes of a session; returns NVML's highest figure.
 #[track_caller]
 fn highest(stage: &Stage, arguments: &[&str], processes: usize) -> (u64, Vec<Outcome>) {
     let program = stage.compile("full.c", "full", &[]);
@@ -14,7 +13,7 @@ fn highest(stage: &Stage, arguments: &[&str], processes: usize) -> (u64, Vec<Out
     watched(stage, arguments, commands)
 }
 
-/// Runs programs of a session with these arguments side by side; what NVML showed at most.
+/// Runs programs of a session with these arguments side by side; returns NVML's highest figure.
 #[track_caller]
 fn watched(stage: &Stage, arguments: &[&str], commands: Vec<Command>) -> (u64, Vec<Outcome>) {
     let mut watch = stage.native(stage.compile("watch.c", "watch", &[]));
@@ -46,7 +45,7 @@ fn stays_below(arguments: &[&str], processes: usize) -> Vec<Outcome> {
     ended
 }
 
-/// Most of what was refused fits when a third of everything has been freed.
+/// When a third of all memory has been freed, most of what was refused fits.
 #[track_caller]
 fn fits_again(ended: &[Outcome]) {
     for one in ended {
@@ -79,17 +78,17 @@ fn memory_of_graphs() {
     stays_below(&["graph", "1500", "2"], 2);
 }
 
-/// More code than there can be room kept for, some of it placed whenever there is least of it.
+/// More code than the headroom can cover. Some of it is placed when the headroom is smallest.
 #[test]
 fn code_that_is_placed_when_memory_is_full() {
     for threads in ["1", "3"] {
-        // What is placed from one allocation to the next fits into what is kept free.
+        // The code placed between two allocations fits into the headroom.
         let ended = stays_below(&["code", "2500", threads], 1);
         assert_eq!(ended[0].value("images"), 48);
     }
 }
 
-/// Fills the memory while so much code is placed; tells how many chunks were granted. NVML takes its time.
+/// Fills the memory while so much code is placed; returns the number of chunks granted. NVML answers slowly.
 #[track_caller]
 fn fill(arguments: &[&str], list_us: u64) -> u64 {
     let stage = Stage::new();
@@ -102,17 +101,17 @@ fn fill(arguments: &[&str], list_us: u64) -> u64 {
     ended[0].value("granted")
 }
 
-/// The driver places code when a kernel is first used, and no call tells of it.
+/// The driver places code when a kernel is first used, and no call reports it.
 #[test]
 fn code_that_was_placed_is_seen_before_the_memory_is_full() {
     for list_us in ["0", "3000", "20000"].map(|us| us.parse().unwrap()) {
-        // 512 MiB the context, 92 MiB the code; 64 MiB are kept free at most.
+        // The context takes 512 MiB, the code 92 MiB; the headroom is at most 64 MiB.
         let granted = fill(&["1", "32", "46", "2", "2", "before"], list_us);
         assert!((43..=45).contains(&granted), "{granted}, {list_us} us");
     }
 }
 
-/// More than what counts as little of the limit, and more than the images have bytes: they are compressed.
+/// More code than 1/16 of the limit, and more than the images' bytes: they are compressed.
 #[test]
 fn much_code_is_placed_before_the_memory_is_filled() {
     for image in ["8", "1"] {
@@ -121,10 +120,10 @@ fn much_code_is_placed_before_the_memory_is_filled() {
     }
 }
 
-/// The process that fills the memory is not the one whose code is placed.
+/// One process fills the memory, another one's code is placed.
 #[test]
 fn code_of_another_process_is_seen_before_the_memory_is_full() {
-    // Two contexts of 512 MiB and 92 MiB of code; 32 MiB at most are kept free.
+    // Two contexts of 512 MiB and 92 MiB of code; the headroom is at most 32 MiB.
     let granted = fill(&["1", "8", "46", "2", "2", "other"], 1000);
     assert!((108..=116).contains(&granted), "{granted}");
 }

@@ -1,4 +1,4 @@
-//! More memory than the device has for a session: the rest is on the host.
+//! More memory than the session may have on the device: the rest is on the host.
 
 use crate::common::{CONTEXT, MIB, Outcome, Stage, UUIDS, eventually, outcome, start};
 use limits::{Limits, MemoryLimit};
@@ -15,7 +15,7 @@ struct Host {
 }
 
 impl Host {
-    /// A session with so many MiB, of which so many may be on the device.
+    /// A session with a limit in MiB, and the part of it that may be on the device.
     fn new(limit: u64, real: u64) -> Self {
         let stage = Stage::new();
         stage.compile("steps.c", "steps", &[]);
@@ -37,13 +37,13 @@ impl Host {
         outcome(&mut self.command(steps)).succeeded()
     }
 
-    /// MiB that the session has of a kind.
+    /// The session's MiB of one kind.
     fn has(&self, kind: MemoryKind) -> u64 {
         let slots = self.page.layout().slots.iter();
         slots.map(|slot| slot.bytes[kind as usize].load(Relaxed)).sum::<u64>() / MIB
     }
 
-    /// MiB that are in use on the device itself.
+    /// MiB in use on the device itself.
     fn on_device(&self) -> u64 {
         let mut native = self.stage.native(self.stage.folder().join("steps"));
         outcome(native.arg("used")).succeeded().value("used") - USED
@@ -55,7 +55,7 @@ fn values(outcome: &Outcome, name: &str) -> Vec<u64> {
     outcome.stdout.split_whitespace().filter_map(value).collect()
 }
 
-/// 1 GiB on the device, 2 GiB in all: the context and 512 MiB fit on the device.
+/// 1 GiB on the device, 2 GiB in total: the context and 512 MiB fit on the device.
 #[test]
 fn what_does_not_fit_on_the_device_is_placed_on_the_host() {
     for api in ["alloc", "pitch", "managed", "async"] {
@@ -74,7 +74,7 @@ fn what_does_not_fit_on_the_device_is_placed_on_the_host() {
         assert_eq!(values(&outcome, "fill"), [0, 0], "{api}: {outcome:#?}");
         assert_eq!(values(&outcome, "total"), [2048, 2048], "{api}: {outcome:#?}");
         assert_eq!(values(&outcome, "size"), [2048, 2048], "{api}: {outcome:#?}");
-        // A pool takes whole chunks.
+        // A pool grows by whole chunks.
         let left = 2048 - USED - if api == "async" { 1016 } else { 1000 };
         assert_eq!(values(&outcome, "free"), [2048 - USED, left], "{api}: {outcome:#?}");
         assert_eq!(outcome.stderr, "", "{api}");
@@ -101,7 +101,7 @@ fn what_is_freed_can_be_placed_again() {
     assert_eq!(values(&outcome, "used"), [USED + 500], "{outcome:#?}");
 }
 
-/// A device that is full for others' sake serves as the real share does.
+/// A device that others have filled has the same effect as the real part.
 #[test]
 fn a_full_device_sends_allocations_to_the_host() {
     let host = Host::new(3072, 2048);
@@ -124,7 +124,7 @@ fn without_oversubscription_nothing_is_placed_on_the_host() {
     assert_eq!(outcome.stderr, "");
 }
 
-/// The caller does not wait for the kernel; the memory is there until the kernel is done.
+/// The caller does not wait for the kernel. The memory stays until the kernel is done.
 #[test]
 fn a_free_in_the_order_of_a_stream_is_put_off() {
     let host = Host::new(2048, 1024);
@@ -134,7 +134,7 @@ fn a_free_in_the_order_of_a_stream_is_put_off() {
     assert_eq!(values(&outcome, "freeasync"), [0], "{outcome:#?}");
     assert_eq!(values(&outcome, "used"), [USED + 1000, USED + 500], "{outcome:#?}");
     assert_eq!(outcome.stderr, "");
-    // What waits is carried out when its room is needed, and when its context ends.
+    // Waiting frees are carried out when their bytes are needed, and when their context ends.
     let steps = ["alloc:500", "async:1000", "freeasync", "sync", "alloc:1000", "used"];
     let outcome = host.steps(&steps);
     assert_eq!(values(&outcome, "alloc"), [0, 0], "{outcome:#?}");

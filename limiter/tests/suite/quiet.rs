@@ -1,4 +1,4 @@
-//! What the library must not do: stand in for anybody's functions, or show itself in a process that
+//! What the library must not do: replace functions of other libraries, or become visible in a process that
 //! never uses a GPU.
 
 use crate::common::{COMPUTE_LIMIT, MEMORY_LIMIT, Stage, built, first_device, outcome};
@@ -22,7 +22,7 @@ fn no_function_of_the_driver_or_the_loader_is_exported() {
         })
         .collect();
     assert!(foreign.is_empty(), "{foreign:?}");
-    // The list is not empty for another reason.
+    // The list above is not empty because `nm` found nothing at all.
     let fake =
         Command::new("nm").args(["-D", "--defined-only"]).arg(built("libfake_cuda.so")).output();
     assert!(crate::common::text(&fake.unwrap().stdout).contains(" cuInit\n"));
@@ -61,7 +61,7 @@ fn programs_without_a_gpu_run_as_before() {
     }
 }
 
-/// Wrong settings are the business of programs that use a GPU.
+/// Wrong settings concern only programs that use a GPU.
 #[test]
 fn nothing_is_said_about_wrong_settings_before_the_first_call() {
     let stage = Stage::new();

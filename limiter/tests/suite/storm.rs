@@ -1,5 +1,5 @@
-//! Many processes of one session: racing for its last bytes, killed in the middle, and with its page
-//! damaged under their hands.
+//! Many processes of one session: they race for its last bytes, are killed in the middle, and have its page
+//! damaged while they run.
 
 use crate::common::{
     CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start,
@@ -33,8 +33,8 @@ fn node(stage: &Stage) -> Node {
     Node::open_at(&stage.node(), Config::from_lookup(|_| None).unwrap()).unwrap()
 }
 
-/// Ten thousand times sixteen processes want a chunk at once, and five fit: five get it, whatever the
-/// order, and never is there a byte too much on the device.
+/// Sixteen processes want a chunk at once, ten thousand times, and five chunks fit. Five processes get one,
+/// in any order, and the device never has a byte too much.
 #[test]
 fn the_last_bytes_are_given_once() {
     const WORKERS: u64 = 16;
@@ -98,14 +98,14 @@ fn five_hundred_kills() {
     );
     assert_eq!(outcome.value("bad"), 0, "{outcome:#?}");
     assert!(outcome.value("slowest_us") < 1_000_000, "{outcome:#?}");
-    // The kernel takes a killed process's locks before its device: for a moment what it had counts as free and is still
-    // in use.
+    // The kernel releases a killed process's locks before its device memory. For a moment that memory counts
+    // as free and is still in use.
     assert!(most <= limit + CONTEXT, "{most} of {limit}");
 }
 
-/// What it is called, and what it does.
+/// The damage's name, and the function that does it.
 type Damage = (&'static str, fn(&PathBuf));
-/// What whoever may write to the session's directory can do to its page.
+/// What a process with write access to the session's directory can do to its page.
 const DAMAGES: [Damage; 4] = [
     ("cut to nothing", |path| {
         OpenOptions::new().write(true).open(path).unwrap().set_len(0).unwrap();

@@ -1,4 +1,4 @@
-//! A lane as the governor sees it: how much has been launched, whether it is done.
+//! A lane as the governor sees it: how much has been launched, and whether it is done.
 
 use super::super::usage::Totals;
 use super::super::{driver_calls, is_capturing, within};

@@ -1,12 +1,12 @@
 //! A lane: the launches of one thread into one stream.
 //!
-//! Only its thread launches in it, so that counting needs no read-modify-write. Every batch of
-//! launches ends with an event; two events take turns, and a batch is begun only when the one before
-//! the last is done. The size of a batch follows the program's pace ([`pace`]), so that there are about two
-//! events a millisecond, or one where the program leaves the device idle. A third event is the governor's: it
-//! covers what the thread has launched since its last one, when the thread is busy elsewhere.
+//! Only its thread launches in a lane, so counting needs no read-modify-write. Every batch ends with an
+//! event. Two events alternate, and a batch begins only when the one before the last is done. The size of a
+//! batch follows the program's pace ([`pace`]): there are about two events per millisecond, or one if the
+//! program leaves the device idle. A third event is the governor's. It covers what the thread has launched
+//! since its last event, when the thread is busy elsewhere.
 //!
-//! Each launch adds its estimate to what the lane has launched. Now and then one is sampled.
+//! Each launch adds its estimate to the lane's launched time. Now and then a launch is sampled.
 
 mod governed;
 mod pace;

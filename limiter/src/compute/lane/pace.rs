@@ -1,9 +1,9 @@
-//! Between two batches: how long the thread waits, and how much the next batch is to be.
+//! Between two batches: how long the thread waits, and how large the next batch is.
 //!
-//! A batch is as large as the program's pace makes it: one should take [`Span`]'s time. The end of each is
-//! also the moment to see whether work was always queued meanwhile: it was, if what ended the batch before is
-//! not done yet. Programs whose queue is shorter than a batch are seen to be busy by other looks
-//! ([`super::super::looks`]). Where the device idles most of the time, there is nothing to be seen, and batches
+//! The size follows the program's pace: a batch should take [`Span`]'s time. The end of a batch is also the
+//! moment to see whether work was always queued meanwhile. It was, if the event that ended the previous batch
+//! is not done yet. Programs whose queue is shorter than a batch are found by queue probes
+//! ([`super::super::looks`]). If the device is idle most of the time, there is nothing to find, and batches
 //! become longer.
 
 use super::super::{Gate, clock};

@@ -1,4 +1,4 @@
-//! What a thread remembers of its way: its lanes, by stream, and the estimates of what it launches.
+//! A thread's shortcuts: its lanes by stream, and the estimates of what it launches.
 
 use super::super::estimate::{Estimate, Remembered};
 use super::super::fast_path::FAST_PATH;

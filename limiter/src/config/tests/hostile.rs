@@ -1,5 +1,5 @@
-//! Values that somebody made to do harm: each variable takes each, and answers with one short line
-//! or with a configuration that holds no limit nobody could mean.
+//! Values made to do harm: every variable gets each of them. The result is one short error line, or a
+//! configuration without a limit that nobody could mean.
 
 use super::super::value::Format;
 use super::super::variables::VARIABLES;
@@ -135,7 +135,7 @@ fn every_index_stands_every_text() {
     for variable in VARIABLES.iter().filter(|row| row.takes_suffix()) {
         for index in values() {
             let name = format!("{}_{index}", variable.name);
-            // Fits every form of those that take an index.
+            // Valid for every form of a variable with an index.
             let good = if variable.format == Format::Size { "1g" } else { "1" };
             let environment = FakeEnvironment::from([(name.as_str(), good)]);
             let error = match Config::from_env(&environment) {
@@ -152,7 +152,7 @@ fn every_index_stands_every_text() {
 
 #[test]
 fn the_process_environment_is_read() {
-    // Set for every test by cargo.
+    // cargo sets this variable for every test.
     let name = "CARGO_MANIFEST_DIR";
     assert!(ProcessEnvironment.names().iter().any(|known| known == name));
     assert_eq!(ProcessEnvironment.get(name), Some(env!("CARGO_MANIFEST_DIR").to_owned()));

@@ -1,4 +1,4 @@
-//! What each variable does, which one holds, and that nothing hostile is let through.
+//! What each variable does, which of several is in force, and that hostile values are refused.
 
 mod choices;
 mod compute;

@@ -1,4 +1,4 @@
-//! Memory limits in percent, and limits of which a part is placed on the host.
+//! Memory limits in percent, and limits with a part on the host.
 
 use super::super::ConfigError;
 use super::{config, limits};
@@ -23,7 +23,7 @@ fn a_percentage_is_of_the_device() {
     ] {
         assert_eq!(memory([(name, value)]), (8 * GIB, None), "{name}");
         assert!(config([(name, value)]).unwrap().needs_device_size(), "{name}");
-        // Without the device's size it is an error, never no limit.
+        // Without the device's size the limit is an error; it is never dropped.
         let problem = limits([(name, value)]).session(None).unwrap_err().to_string();
         assert!(problem.starts_with(name) && problem.contains("50%"), "{problem}");
     }
@@ -68,7 +68,7 @@ fn the_most_exact_one_holds_and_the_others_are_named() {
     let expected = ["CUDA_MEM_RATIO", "CUDA_OVERSUBSCRIBE"];
     assert_eq!(overruled, expected.map(|name| format!("{name} by SLUICE_MEM_REAL[3]")));
     assert_eq!(memory([set[0], set[1], set[2]]), (24 * GIB, Some(8 * GIB)));
-    // Of two switches the earlier system's holds.
+    // Of two switches the earlier dialect's is in force.
     assert_eq!(memory([set[0], set[1], ("CUDA_MEM_OVERSOLD", "false")]).1, None);
 }
 

@@ -1,4 +1,4 @@
-//! Which of several limits holds.
+//! Which of several limits is in force.
 
 use super::super::DeviceIdentity;
 use super::{OTHER, UUID, config, device, limits};
@@ -89,7 +89,7 @@ fn an_index_counts_in_its_own_space() {
 
 #[test]
 fn the_earlier_system_holds_and_the_others_are_named() {
-    // In order of priority; each time the first is taken away.
+    // In order of priority; each step removes the first.
     let json = format!("{{\"3\": \"2B\", \"{UUID}\": \"1B\", \"{OTHER}\": \"99B\"}}");
     let all = [
         ("TENSOR_FUSION_CUDA_MEM_LIMIT", json.as_str(), Some(1)),
@@ -168,7 +168,7 @@ fn libvgpu_can_say_that_there_is_no_compute_limit() {
         assert_eq!(config.limits_for(&device(UUID, 0, 0)).ppm(), None);
         assert!(!config.limits_anything(), "{value}");
     }
-    // As in that library: 100 for one device lifts what is set for all, 0 leaves it.
+    // As in that library: 100 for one device lifts the limit of all devices, 0 leaves it.
     for (value, share) in [("100", None), ("0", Some(500_000)), ("30", Some(300_000))] {
         let limits = limits([("CUDA_DEVICE_SM_LIMIT", "50"), ("CUDA_DEVICE_SM_LIMIT_1", value)]);
         assert_eq!(limits.ppm(), share, "{value}");
@@ -202,14 +202,14 @@ fn the_policy_lifts_shares_by_the_same_priority() {
         assert_eq!((policy, share), (as_policy, Some(500_000)));
     }
 
-    // Another system's policy does not lift a native limit ...
+    // Another dialect's policy does not lift a native limit ...
     let (policy, share, anything, _) = case(&[native, sm, disable]);
     assert_eq!((policy, share, anything), (Policy::Fixed, Some(250_000), true));
-    // ... and a native policy overrules that of another system.
+    // ... and a native policy overrules another dialect's.
     let (policy, share, _, line) = case(&[sm, disable, ("SLUICE_POLICY", "fixed")]);
     assert_eq!((policy, share), (Policy::Fixed, Some(500_000)));
     assert!(line.contains("GPU_CORE_UTILIZATION_POLICY by SLUICE_POLICY"), "{line}");
-    // Memory is not touched by it.
+    // The policy does not affect memory.
     let limits = limits([("SLUICE_POLICY", "none"), ("CUDA_MEM_LIMIT", "1k")]);
     assert_eq!(limits.bytes(), Some(1024));
 }
@@ -236,7 +236,7 @@ fn an_unknown_index_is_never_taken_for_no_limit() {
         unresolved([("CUDA_DEVICE_SM_LIMIT_0", "10"), ("VCUDA_MEMORY_LIMIT", "2k")]),
         (Some(2048), vec!["CUDA_DEVICE_SM_LIMIT_0".to_owned()])
     );
-    // What comes later than the limit that holds does not matter.
+    // Variables after the one in force do not matter.
     assert_eq!(
         unresolved([("TENSOR_FUSION_CUDA_MEM_LIMIT", &json), ("CUDA_MEM_LIMIT_0", "1k")]),
         (Some(9), vec![])

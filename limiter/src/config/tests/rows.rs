@@ -162,7 +162,7 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
     (good, bad.iter().map(|text| (*text).to_owned()).collect())
 }
 
-/// The variable set to the value, with what has to be set beside it.
+/// The configuration with the variable set to the value, and with the other variables that it needs.
 fn set(name: &str, value: &str) -> Result<Config, ConfigError> {
     let mut environment = FakeEnvironment::from([(name, value)]);
     for (one, other, valid) in [

@@ -34,7 +34,7 @@ macros::hooks! {
     fn cuMemBatchDecompressAsync | cuMemBatchDecompressAsync_ptsz (list: *mut DecompressParams, count: usize, flags: c_uint, failed: *mut usize, stream: Stream) -> CuResult = decompress;
 }
 
-/// Batches of more parts are not added up.
+/// The sizes of longer batches are not added up.
 const MOST_PARTS: usize = 1024;
 
 /// The work of a list whose parts have these sizes.
@@ -55,8 +55,8 @@ fn sum_of_sizes(kind: CopyKind, sizes: *const usize, count: usize) -> Option<Wor
     sum(kind, sizes, count, |&size| size as u64)
 }
 
-/// The size of an element is the array's own: what is added up are elements, which serves as well to
-/// tell works apart.
+/// The size of an element is known to the array only. So elements are added up, not bytes; that serves as
+/// well to tell works apart.
 fn sum_of_extents(list: *const BatchedCopy3d, count: usize) -> Option<Work> {
     sum(CopyKind::BATCH_3D, list, count, |part| {
         let rows = (part.extent.height as u64).saturating_mul(part.extent.depth as u64);
@@ -151,7 +151,7 @@ fn copies_3d_12(
     )
 }
 
-/// Moves managed memory ahead of its use. It is a hint, and what was placed on the host is not to leave it.
+/// Prefetches managed memory. A prefetch is a hint: memory that was placed on the host stays there.
 fn ahead<F>(
     to_device: bool,
     at: DevicePtr,
@@ -211,7 +211,7 @@ fn prefetches(
     if count > 0 && !at.is_null() {
         // SAFETY: as many addresses as said, which the driver is about to read.
         let ranges = unsafe { slice::from_raw_parts(at, count) };
-        // It is a hint, and what was placed on the host is not to leave it.
+        // A prefetch is a hint: memory that was placed on the host stays there.
         if ranges.iter().any(|&at| call.process.memory.is_on_host(at)) {
             return CuResult::SUCCESS;
         }

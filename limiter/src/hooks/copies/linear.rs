@@ -1,4 +1,4 @@
-//! Copies and fills of so many bytes in a row, and fills of rows.
+//! Copies and fills of a number of contiguous bytes, and fills of rows.
 
 use super::place::are_on_host;
 use super::{CopyKind, CopySize, DEFAULT, transfer};
@@ -125,7 +125,7 @@ fn anywhere_async(
     )
 }
 
-/// Makes two handlers of functions whose arguments tell the size of the work: one for the form that works in
+/// Makes two handlers for functions whose arguments give the size of the work: one for the form that works in
 /// the default stream, one for the form with a stream.
 macro_rules! transfers {
     ($($name:ident, $name_async:ident<$($generic:ident),*>($($argument:ident: $type:ty),*) = $size:expr;)*) => {$(

@@ -1,15 +1,15 @@
-//! Copies and fills: they hold the device's engines and its memory's bandwidth as kernels do, and pass
-//! the same gate.
+//! Copies and fills. Like kernels they occupy the device's engines and its memory's bandwidth, and pass the
+//! same gate.
 //!
-//! * No bytes, and a copy within the host, are no work for the device: the CPU does it, before the call
-//!   returns. Where neither name nor descriptor tells ([`cuMemcpy`](linear), unified addresses) the driver
-//!   is asked, first about the source, which alone settles it for all that comes from a device. Batches
-//!   are not asked about: nothing says that the CPU does what in them is within the host.
-//! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It
-//!   does not pass the other's as well: one device's time would be held while the other's is
-//!   waited for, and two tenants that copy in opposite directions would stop each other.
-//! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds`
-//!   forms the calling thread's.
+//! * No bytes, and a copy within the host, are no work for the device: the CPU does it before the call
+//!   returns. If neither name nor descriptor says where the memory is ([`cuMemcpy`](linear), unified
+//!   addresses), the driver is asked. The source comes first: if it is on a device, that is enough. Batches
+//!   are not asked about: nothing guarantees that the CPU does their copies within the host.
+//! * A copy between devices passes the gate of its stream's device, whose engine moves the bytes. It does not
+//!   pass the other device's gate as well. It would hold one device's time while it waits for the other's,
+//!   and two tenants that copy in opposite directions would stop each other.
+//! * A call without a stream argument works in the default stream: the legacy one, or in the `_ptds` forms
+//!   the calling thread's.
 
 pub(super) mod batched;
 pub(super) mod linear;
@@ -22,14 +22,14 @@ use core::ffi::c_uint;
 use core::ptr;
 use driver::cuda::{CuResult, Stream};
 
-/// The stream of a call that names none.
+/// The stream of a call without a stream argument.
 const DEFAULT: Stream = ptr::null_mut();
 
-/// Transfers of a kind take times that depend on their size alone.
+/// Transfers of one kind: the time of each depends only on its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct CopyKind {
     code: u8,
-    /// Bytes of what the size counts.
+    /// Bytes of one unit of the size.
     unit: u8,
 }
 
@@ -65,12 +65,12 @@ impl CopyKind {
     const LAYERS: Self = Self::of(0x50);
     const LAYERS_PEER: Self = Self::of(0x60);
 
-    /// The kind for a pair of `CUmemorytype`s, of [`CopyKind::ROWS`] and those after it.
+    /// The kind for a pair of `CUmemorytype`s: [`CopyKind::ROWS`] or one of those after it.
     const fn between(self, from: c_uint, to: c_uint) -> Self {
         Self { code: self.code | (from as u8 & 3) << 2 | (to as u8 & 3), ..self }
     }
 
-    /// So much of it; `None`: nothing to do.
+    /// The work of `size` units; `None`: there is nothing to do.
     fn work(self, size: u64) -> Option<Work> {
         (size > 0).then(|| Work::transfer(self.code, size.saturating_mul(u64::from(self.unit))))
     }
@@ -93,8 +93,8 @@ impl CopySize for c_uint {
     }
 }
 
-/// Makes a call that transfers, when the device's time is there for it. `work` is asked only where
-/// somebody counts; without work the call is made as it is.
+/// Makes a transferring call once the device's time allows it. `work` is called only if the time counts.
+/// Without work the call is made as it is.
 #[inline]
 fn transfer<F>(
     work: impl FnOnce() -> Option<Work>,

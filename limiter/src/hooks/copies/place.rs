@@ -1,4 +1,4 @@
-//! Where an address lies that may lie anywhere.
+//! Where the memory at a unified address lies.
 
 use crate::driver_calls;
 use crate::driver_calls::undisturbing;
@@ -6,16 +6,16 @@ use core::ffi::{c_uint, c_void};
 use driver::copy::MEMORY_HOST;
 use driver::cuda::{CuResult, DevicePtr, POINTER_IS_MANAGED, POINTER_MEMORY_TYPE};
 
-/// What `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` is of an address that the driver does not know.
+/// The value of `CU_POINTER_ATTRIBUTE_MEMORY_TYPE` for an address that the driver does not know.
 const UNKNOWN: c_uint = 0;
 
-/// Whether all of the addresses are the host's. The last ones are not asked about where one before is not.
+/// Whether all addresses are on the host. The check stops at the first one that is not.
 pub(super) fn are_on_host<const N: usize>(addresses: [DevicePtr; N]) -> bool {
     undisturbing(|| addresses.into_iter().all(is_on_host))
 }
 
 fn is_on_host(address: DevicePtr) -> bool {
-    // Wider than a boolean of whatever width.
+    // `managed` is wider than any boolean that the driver may write.
     let (mut kind, mut managed) = (UNKNOWN, 0_u64);
     let mut attributes = [POINTER_MEMORY_TYPE, POINTER_IS_MANAGED];
     let mut values = [(&raw mut kind).cast::<c_void>(), (&raw mut managed).cast()];
@@ -27,13 +27,13 @@ fn is_on_host(address: DevicePtr) -> bool {
         address,
     ) {
         CuResult::SUCCESS => is_host(kind, managed != 0),
-        // What was neither allocated by the driver nor registered with it is pageable.
+        // Memory that was neither allocated by the driver nor registered with it is pageable host memory.
         CuResult::INVALID_VALUE => true,
         _ => false,
     }
 }
 
-/// Managed memory may be on the device, and the device moves it.
+/// Managed memory may be on the device; then the device moves it.
 const fn is_host(kind: c_uint, managed: bool) -> bool {
     matches!(kind, UNKNOWN | MEMORY_HOST) && !managed
 }

@@ -30,9 +30,9 @@ macros::hooks! {
     fn cuMemcpy3DAsync(copy: *const Copy3dV1, stream: Stream) -> CuResult = described_async(CopyKind::LAYERS);
 }
 
-/// What a descriptor says about its copy.
+/// What a copy's descriptor says.
 trait Descriptor {
-    /// `CUmemorytype` of source and destination, and the address where that is the device's or unified.
+    /// `CUmemorytype` of source and destination, and the address if it is a device or unified one.
     fn sides(&self) -> [(c_uint, DevicePtr); 2];
     /// Bytes of a row, rows, layers.
     fn extent(&self) -> [u64; 3];

@@ -1,5 +1,5 @@
-//! What the limiter's end-to-end tests share: a stage with its own simulated GPU and session, and
-//! children that cannot hang.
+//! Helpers of the limiter's end-to-end tests: a stage with its own simulated GPU and session, and children
+//! that cannot hang.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
@@ -77,7 +77,7 @@ impl Stage {
         self.folder().join("driver")
     }
 
-    /// The limiter, by a name that the loader can read as one: the folder of the build may have a space in it.
+    /// The limiter, under a path that the loader can parse: the folder of the build may contain a space.
     pub(crate) fn limiter(&self) -> PathBuf {
         self.folder().join(LIMITER)
     }
@@ -87,19 +87,19 @@ impl Stage {
         self.folder().join("node")
     }
 
-    /// The directory of a session, made if need be.
+    /// The directory of a session; it is made if it does not exist.
     pub(crate) fn session(&self, name: &str) -> PathBuf {
         let path = self.folder().join(name);
         std::fs::create_dir_all(&path).unwrap();
         path
     }
 
-    /// A program with the simulated driver and nothing of the caller's settings; not limited.
+    /// A program with the simulated driver, without the caller's settings and without limits.
     pub(crate) fn native(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
-            // What the machine's other tools need (a home, a locale) stays.
+            // Variables that other tools of the machine need (a home, a locale) stay.
             if ["SLUICE", "CUDA", "TENSOR", "VCUDA", "VGPU", "LD_", "TF_", "HYPERVISOR", "GPU_"]
                 .iter()
                 .any(|prefix| text.starts_with(prefix))
@@ -129,8 +129,8 @@ impl Stage {
         command
     }
 
-    /// A program of `tests/programs`, in this stage under the name `output`. It is compiled once for all tests, unless
-    /// it needs files of this stage.
+    /// Compiles a program of `tests/programs` under the name `output` for this stage. It is compiled once for
+    /// all tests, unless it needs files of this stage.
     pub(crate) fn compile(&self, source: &str, output: &str, arguments: &[&str]) -> PathBuf {
         let path = self.folder().join(output);
         let _ = std::fs::remove_file(&path);
@@ -160,7 +160,7 @@ fn compile(source: &str, arguments: &[&str], to: &Path) {
     assert!(said.status.success(), "{}", text(&said.stderr));
 }
 
-/// A program of `tests/programs` in the folder of the build, compiled unless it is there already.
+/// A program of `tests/programs` in the folder of the build; compiled if it does not exist.
 fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     let mut of = std::hash::DefaultHasher::new();
     for file in [source, "any.h", "driver.h"] {
@@ -172,7 +172,7 @@ fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     if program.exists() {
         return program;
     }
-    // Under another name until it is whole: two tests may need it at once.
+    // Compiled under another name first: two tests may need it at once.
     let unfinished = tempfile::Builder::new().prefix("cc-").tempdir_in(folder).unwrap();
     let made = unfinished.path().join("program");
     compile(source, arguments, &made);
@@ -180,7 +180,7 @@ fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     program
 }
 
-/// How a child ended, and what it said.
+/// How a child ended, and what it printed.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) status: ExitStatus,
@@ -195,28 +195,28 @@ impl Outcome {
         self.status.code().or(self.status.signal().map(|signal| 1000 + signal)).unwrap()
     }
 
-    /// Asserts that it ended with 0.
+    /// Asserts that the exit status is 0.
     #[track_caller]
     pub(crate) fn succeeded(self) -> Self {
         assert_eq!(self.code(), 0, "{self:#?}");
         self
     }
 
-    /// Asserts that it ended with 0 and said nothing on standard error.
+    /// Asserts that the exit status is 0 and standard error is empty.
     #[track_caller]
     pub(crate) fn silent(self) -> Self {
         assert_eq!((self.code(), self.stderr.as_str()), (0, ""), "{self:#?}");
         self
     }
 
-    /// The last line of its output, as JSON.
+    /// The last line of the output, as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         let line = self.stdout.lines().last().unwrap_or_else(|| panic!("no output: {self:#?}"));
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
     }
 
-    /// The value of `name=` in its output.
+    /// The value of `name=` in the output.
     #[track_caller]
     pub(crate) fn value(&self, name: &str) -> u64 {
         let found = self
@@ -240,7 +240,7 @@ impl Outcome {
     }
 }
 
-/// A child, in a process group of its own that ends with it.
+/// A child in a process group of its own. The group ends with the child.
 pub(crate) struct Running {
     child: Child,
     /// Standard output and standard error.
@@ -248,7 +248,7 @@ pub(crate) struct Running {
     started: Instant,
 }
 
-/// A test that fails leaves nothing behind.
+/// A failed test leaves no process behind.
 impl Drop for Running {
     fn drop(&mut self) {
         if self.said.is_some() {
@@ -292,7 +292,7 @@ impl Running {
         let _ = kill_process_group(self.pid(), Signal::KILL);
     }
 
-    /// Waits for its end; one that hangs is ended, and fails the test.
+    /// Waits for its end. A child that hangs is killed, and the test fails.
     #[track_caller]
     pub(crate) fn end(mut self) -> Outcome {
         let mut hangs = false;
@@ -307,7 +307,7 @@ impl Running {
             sleep(Duration::from_millis(5));
         };
         let took = self.started.elapsed();
-        // What it left behind holds the pipes.
+        // Processes that it left behind hold the pipes.
         self.kill();
         let [stdout, stderr] = self.said.take().unwrap().map(|pipe| pipe.join().unwrap());
         let outcome = Outcome { status, stdout, stderr, took };
@@ -320,7 +320,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Waits until something holds, on however slow a machine.
+/// Waits until a condition holds, on a machine of any speed.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();

@@ -1,10 +1,10 @@
-//! The share of a device's time, for every way to launch. One test at a time: they all measure.
+//! The share of a device's time, for every way to launch. All of these measure, so run one test at a time.
 
 use crate::common::{COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, first_device, outcome, start};
 use std::process::Command;
 use std::time::Duration;
 
-/// In points of 100.
+/// In percentage points.
 const TOLERANCE: f64 = 5.0;
 
 fn dense(command: &mut Command, seconds: &str, options: &[&str]) -> Outcome {
@@ -12,7 +12,7 @@ fn dense(command: &mut Command, seconds: &str, options: &[&str]) -> Outcome {
     outcome(command.args(dense).args(options)).silent()
 }
 
-/// Kernels a second without the limiter, and the percentage of it that is reached under `percent`.
+/// Kernels per second without the limiter, and the percentage of that under a limit of `percent`.
 fn delivered(stage: &Stage, percent: u32, options: &[&str]) -> f64 {
     let native = dense(&mut stage.native(built("tenant")), "1", options).rate();
     let mut command = stage.limited(built("tenant"));
@@ -65,12 +65,12 @@ fn processes_of_a_session_share_its_part() {
         .map(|result| result["rate"].as_f64().unwrap())
         .collect();
     assert_eq!(rates.len(), 2, "{both:#?}");
-    // Both hold the device at the same time, and slicing it between them costs about a tenth.
+    // Both hold the device at the same time. Slicing it between them costs about a tenth.
     is_near(rates.iter().sum::<f64>() / native * 100.0, 47.0, "two processes");
     assert!(rates.iter().all(|&rate| rate / native > 0.1), "one starves: {rates:?} of {native}");
 }
 
-/// Kernels a second on each of two devices.
+/// Kernels per second on each of two devices.
 fn rates_of_two(command: &mut Command, seconds: &str) -> Vec<f64> {
     let result = dense(command, seconds, &["--devices", "2"]).json();
     let devices = result["devices"].as_array().unwrap();
@@ -78,14 +78,14 @@ fn rates_of_two(command: &mut Command, seconds: &str) -> Vec<f64> {
     devices.iter().map(|one| one["rate"].as_f64().unwrap()).collect()
 }
 
-/// One process, a thread for each device: each device has a gate and an account of its own.
+/// One process with a thread for each device: each device has its own gate and account.
 #[test]
 fn two_devices_at_once_with_different_shares() {
     let stage = Stage::new();
     let native = rates_of_two(&mut stage.native(built("tenant")), "1");
     for shares in [[25, 75], [75, 25], [50, 50]] {
         let limits = format!(r#"{{"{}": {}, "{}": {}}}"#, UUIDS[0], shares[0], UUIDS[1], shares[1]);
-        // Each with accounts that nobody has used.
+        // A new stage, so the accounts are unused.
         let stage = Stage::new();
         let mut command = stage.limited(built("tenant"));
         let rates = rates_of_two(command.env(COMPUTE_LIMIT, &limits), "3");
@@ -95,7 +95,7 @@ fn two_devices_at_once_with_different_shares() {
     }
 }
 
-/// A limit of one device is none of the other's.
+/// A limit on one device does not affect the other.
 #[test]
 fn one_of_two_devices_limited() {
     let stage = Stage::new();
@@ -106,8 +106,8 @@ fn one_of_two_devices_limited() {
     is_near(rates[1] / native[1] * 100.0, 100.0, "not limited");
 }
 
-/// Who waits sleeps: CPU time of the whole process, launches and the simulated device included, in percent of a
-/// core. It is 1.5 to 2; the limit is for noisy machines.
+/// Waiting threads sleep. CPU time of the whole process, including launches and the simulated device, in
+/// percent of a core: it is 1.5 to 2; the limit allows for noisy machines.
 #[test]
 fn waiting_at_a_tenth_costs_little_cpu_time() {
     for us in ["130", "2500"] {
@@ -144,14 +144,14 @@ fn share_of(how: &str, percent: u32) {
     is_near(outcome.value("permille") as f64 / 10.0, f64::from(percent), how);
 }
 
-/// Kernels that are each waited for: nothing is launched ahead that could be counted.
+/// The program waits for each kernel, so it launches nothing ahead that could be counted.
 #[test]
 fn long_kernels_one_at_a_time() {
     share_of("one-at-a-time", 25);
 }
 
-/// The gate closes while a launch is on its way to the driver: each takes longer than the shortest lease. What it
-/// launches is charged all the same, and the time of the launch itself may be.
+/// The gate closes while a launch is on its way to the driver: each takes longer than the shortest lease. Its
+/// work is charged all the same, and the time of the launch itself may be.
 #[test]
 fn launches_that_the_closing_gate_meets() {
     let stage = Stage::new();
@@ -217,8 +217,8 @@ fn launches_in_exit_handlers_do_not_hang() {
     }
 }
 
-/// The device has something to do all the time, though the kernels' own time, two thirds of it, does not say so,
-/// and never much.
+/// The device always has work. The kernels' own time, two thirds of the total, does not show that, and the
+/// queue is always short.
 #[test]
 fn short_queues_of_short_kernels() {
     let stage = Stage::new();
@@ -230,7 +230,7 @@ fn short_queues_of_short_kernels() {
     is_near(limited.value("permille") as f64 / whole * 100.0, 50.0, "short queues");
 }
 
-/// What a launch takes on the host is the kernel's own time there.
+/// A launch's time on the host equals its kernel's own time.
 #[test]
 fn short_kernels_whose_launches_wait_for_them() {
     let stage = Stage::new();
@@ -246,7 +246,7 @@ fn short_kernels_whose_launches_wait_for_them() {
     assert!(limited <= 65, "{limited} of {native} thousandths");
 }
 
-/// They wait for what the limiter holds back, and it may be that nobody is there to let it go.
+/// These calls wait for work that the limiter holds back; possibly no thread is left to release it.
 #[test]
 fn launches_that_wait_for_their_work_do_not_hang() {
     for variable in ["CUDA_LAUNCH_BLOCKING", "SLUICE_FAKE_LAUNCHES_WAIT"] {
@@ -266,7 +266,7 @@ fn launches_that_wait_for_their_work_do_not_hang() {
     }
 }
 
-/// A closed gate between the two is opened after a second, and then sooner.
+/// A closed gate between the two opens after a second, and then sooner.
 #[test]
 fn work_that_waits_for_what_is_launched_next() {
     let outcome = program("dependent", "6", 80);

@@ -1,14 +1,14 @@
-//! Copies and fills take a share of the device's time, and do what they do without a limit. One test at
-//! a time: they measure.
+//! Copies and fills take a share of the device's time, and their results are the same as without a limit.
+//! These measure, so run one test at a time.
 
 use crate::common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, outcome};
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// In points of 100.
+/// In percentage points.
 const TOLERANCE: f64 = 5.0;
-/// Copies of a mebibyte that the simulated device does in a second, over its bus and within it: it
-/// moves 1 and 2 bytes a nanosecond and takes a microsecond to start.
+/// Copies of 1 MiB per second on the simulated device, over its bus and within it. It moves 1 and 2 bytes per
+/// nanosecond and takes a microsecond to start.
 const OVER_THE_BUS: f64 = 1e9 / (1_000.0 + 1_048_576.0);
 const WITHIN: f64 = 1e9 / (1_000.0 + 524_288.0);
 
@@ -60,14 +60,14 @@ fn copies_over_the_bus_get_their_share() {
     gets_its_share(25, "dtoh", OVER_THE_BUS, &[]);
 }
 
-/// One at a time, in the default stream that their name implies.
+/// One copy at a time, in the default stream that the names imply.
 #[test]
 fn copies_that_are_waited_for_get_no_more_than_their_share() {
     gets_its_share(25, "htod-sync", OVER_THE_BUS, &[]);
     gets_its_share(25, "dtoh-sync", OVER_THE_BUS, &["--ptsz"]);
 }
 
-/// The program `copies`, without a limit and under one.
+/// Runs the program `copies` without a limit and under one.
 fn program(arguments: &[&str], percent: u32) -> (Outcome, Outcome) {
     let stage = Stage::new();
     let program = stage.compile("copies.c", "copies", &[]);
@@ -77,7 +77,7 @@ fn program(arguments: &[&str], percent: u32) -> (Outcome, Outcome) {
     (native, limited.silent())
 }
 
-/// How many copies a second under a limit of 10 %, in parts of those without.
+/// The rate of copies under a limit of 10 %, as a fraction of the rate without.
 #[track_caller]
 fn rate_between(how: &str, from: &str, to: &str) -> f64 {
     let (native, limited) = program(&["anywhere", how, from, to, "1"], 10);
@@ -113,7 +113,7 @@ fn copies_that_reach_a_device_or_may_are_charged_whatever_function_makes_them() 
     }
 }
 
-/// The patched functions that copy or fill, by the documentation, which is written from the table.
+/// The patched functions that copy or fill, from the documentation, which is written from the table.
 fn patched() -> BTreeSet<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/hooks.md");
     let families = [

@@ -1,4 +1,4 @@
-//! Leases from the daemon, and what happens without it. One test at a time: they all measure.
+//! Leases from the daemon, and operation without it. All of these measure, so run one test at a time.
 
 use crate::common::{
     COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually, first_device,
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// In points of 100.
+/// In percentage points.
 const TOLERANCE: f64 = 7.0;
 const DAEMON: &str = "SLUICE_DAEMON";
 
@@ -21,7 +21,7 @@ fn socket(stage: &Stage) -> PathBuf {
     stage.folder().join("daemon.sock")
 }
 
-/// A daemon that listens.
+/// Starts a daemon and waits until it listens.
 fn daemon(stage: &Stage) -> Daemon {
     let path = socket(stage);
     let mut command = stage.native(built("hypervisor"));
@@ -31,11 +31,11 @@ fn daemon(stage: &Stage) -> Daemon {
     Daemon(Some(running))
 }
 
-/// Ends with the test.
+/// Kills the daemon at the end of the test.
 struct Daemon(Option<Running>);
 
 impl Daemon {
-    /// Returns when each of its threads stands: the signal alone only asks for that.
+    /// Returns when all of its threads have stopped: the signal alone only requests that.
     fn freeze(&self) {
         if let Some(running) = &self.0 {
             kill_process(running.pid(), Signal::STOP).unwrap();
@@ -66,13 +66,13 @@ impl Drop for Daemon {
     }
 }
 
-/// What the daemon says of itself.
+/// The daemon's own status.
 fn status(socket: &Path) -> Option<Value> {
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
     client.get(protocol::path::STATUS, Duration::from_secs(2)).ok()
 }
 
-/// Microseconds that a session has been charged by the daemon.
+/// Microseconds that the daemon has charged to a session.
 fn charged(socket: &Path, session: &str) -> Option<u64> {
     let status = status(socket)?;
     let device = status["devices"]
@@ -104,7 +104,7 @@ fn native_rate(stage: &Stage) -> f64 {
     outcome(stage.native(built("tenant")).args(options)).silent().rate()
 }
 
-/// Kernels completed, four times a second.
+/// Kernels completed, reported four times a second.
 fn progress(outcome: &Outcome) -> Vec<u64> {
     let line = |line: &str| serde_json::from_str::<Value>(line).ok()?["kernels"].as_u64();
     let mut counts: Vec<u64> = outcome.stdout.lines().filter_map(line).collect();
@@ -113,7 +113,7 @@ fn progress(outcome: &Outcome) -> Vec<u64> {
     counts
 }
 
-/// Percentage of `native` in a stretch of time, in quarters of a second.
+/// Percentage of `native` between two times, in quarters of a second.
 #[track_caller]
 fn between(outcome: &Outcome, from: usize, to: usize, native: f64) -> f64 {
     let counts = progress(outcome);
@@ -135,7 +135,7 @@ fn two_sessions_share_the_device_without_slicing_it() {
     let native = native_rate(&stage);
     let sessions =
         ["one", "two"].map(|name| dense(limited(&stage, name, 50, &socket(&stage)), "4"));
-    // In the middle both are known, and charged.
+    // In the middle of the run both sessions are known and charged.
     std::thread::sleep(Duration::from_secs(2));
     for name in ["one", "two"] {
         assert!(charged(&socket(&stage), name) > Some(100_000), "{:?}", status(&socket(&stage)));
@@ -172,8 +172,8 @@ fn one_session_alone_gets_its_share_and_no_more() {
     daemon.kill();
 }
 
-/// The daemon dies in the middle and comes back: neither stuck nor unlimited meanwhile, one line, and
-/// its leases are used again.
+/// The daemon dies in the middle of a run and comes back. The program is neither stuck nor unlimited
+/// meanwhile, prints one line, and then uses the daemon's leases again.
 #[test]
 fn a_daemon_that_dies_and_returns() {
     let stage = Stage::new();
@@ -193,7 +193,7 @@ fn a_daemon_that_dies_and_returns() {
         assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
         assert!(outcome.stderr.contains("own account"), "{outcome:#?}");
         assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
-        // From half a second after its death to its return. Nobody keeps the two apart then, so that
+        // From half a second after its death to its return. Nothing keeps the two programs apart then, so
         // each is charged for time in which the device was sliced between them.
         let meanwhile = between(&outcome, 10, 22, native);
         println!("without the daemon: {meanwhile:.2} of 30");
@@ -235,7 +235,7 @@ fn a_socket_that_nobody_answers() {
     drop(accepting);
 }
 
-/// Something that answers, and is not the daemon.
+/// A server that answers but is not the daemon.
 #[test]
 fn a_socket_that_answers_nonsense() {
     let stage = Stage::new();
@@ -253,7 +253,7 @@ fn a_socket_that_answers_nonsense() {
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
 }
 
-/// A process that dies while it holds a lease does not take it along.
+/// A process dies while it holds a lease. The lease does not stay taken.
 #[test]
 fn a_killed_session_leaves_its_time_to_the_others() {
     let stage = Stage::new();
@@ -274,8 +274,8 @@ fn a_killed_session_leaves_its_time_to_the_others() {
     daemon.kill();
 }
 
-/// Seconds without an answer, longer than any poll: the tenants go on by themselves, are back at the
-/// daemon within a second of its return, and owe nothing for the time in which it did not answer.
+/// The daemon does not answer for seconds, longer than any poll. The tenants go on by themselves. They use
+/// the daemon again within a second of its return, and owe nothing for the time in which it did not answer.
 #[test]
 fn a_daemon_that_is_stopped_and_continued() {
     const NAMES: [&str; 2] = ["one", "two"];
@@ -296,7 +296,7 @@ fn a_daemon_that_is_stopped_and_continued() {
     std::thread::sleep(Duration::from_secs(3));
     daemon.thaw();
     let start = Instant::now();
-    // No time of the stop is charged, so that what is charged from now on is of new leases.
+    // No time of the stop is charged, so further charges are from new leases.
     let before = charged(&path).unwrap();
     for (before, running) in before.iter().zip(running) {
         assert!(*before < running + 150_000, "{before} us instead of {running}");
@@ -317,10 +317,9 @@ fn a_daemon_that_is_stopped_and_continued() {
         let counts = progress(outcome);
         let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1] - pair[0]).collect();
         println!("kernels in each quarter of a second: {steps:?}");
-        // The first quarter has the start in it.
+        // The first quarter of a second includes the start.
         assert!(steps.iter().skip(1).all(|&step| step > 0), "stuck: {outcome:#?}");
-        // Nobody keeps the two apart then: each pays for time in which the device was sliced between
-        // them.
+        // Nothing keeps the two apart then. Each pays for time in which the device was sliced between them.
         let meanwhile = between(outcome, 9, 18, native);
         println!("while the daemon stands still: {meanwhile:.2} of {SHARE}");
         assert!((10.0..=45.0).contains(&meanwhile), "{meanwhile}: {outcome:#?}");
@@ -334,8 +333,8 @@ fn a_daemon_that_is_stopped_and_continued() {
     assert!(resumed.iter().all(within_a_second), "{resumed:?}");
 }
 
-/// While the daemon does not answer it is looked for again and again: that holds nobody up, and no lease goes on
-/// meanwhile, which a small share would have to pay back for hundreds of milliseconds.
+/// While the daemon does not answer, the limiter tries to reach it again and again. That delays no program.
+/// No lease continues meanwhile: a small share would have to pay it back for hundreds of milliseconds.
 #[test]
 fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Programs whose kernels are ever on new grids. One test at a time: they all measure.
+//! Programs whose kernels always use new grids. All of these measure, so run one test at a time.
 
 use crate::common::{
     COMPUTE_LIMIT, SESSION_DIR, Stage, built, eventually, first_device, outcome, start,
@@ -6,7 +6,8 @@ use crate::common::{
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 
-/// Thousandths of the time that the program `grids` has the device busy, without the limiter and at a half.
+/// Thousandths of the time in which the program `grids` keeps the device busy: without the limiter, and at a
+/// share of a half.
 fn native_and_half(how: &str, each: &str) -> (u64, u64) {
     let stage = Stage::new();
     let program = stage.compile("grids.c", "grids", &[]);
@@ -18,7 +19,8 @@ fn native_and_half(how: &str, each: &str) -> (u64, u64) {
     (native, limited)
 }
 
-/// The same at a half beside a dense program at the other half, and the percentage that this one gets.
+/// The same at a half, beside a dense program with the other half; and the percentage that the dense program
+/// gets.
 fn beside_a_neighbour(how: &str, each: &str) -> (u64, f64) {
     let stage = Stage::new();
     let program = stage.compile("grids.c", "grids", &[]);
@@ -41,7 +43,7 @@ fn beside_a_neighbour(how: &str, each: &str) -> (u64, f64) {
     (other, neighbour)
 }
 
-/// It needs 49 %: what is charged for grids that have not been seen yet is near to what they take.
+/// The program needs 49 %. The charge for grids that were not sampled is close to their time.
 #[test]
 fn less_than_the_share_is_not_slowed_down() {
     for each in ["8", "1"] {
@@ -51,7 +53,7 @@ fn less_than_the_share_is_not_slowed_down() {
     }
 }
 
-/// Also where tiny and huge grids take turns, and where the tiny ones do all the work.
+/// The same if tiny and huge grids alternate, and if tiny grids do all the work.
 #[test]
 fn dense_work_gets_no_more_than_its_share() {
     for (how, each) in
@@ -62,7 +64,7 @@ fn dense_work_gets_no_more_than_its_share() {
     }
 }
 
-/// Queues are short while kernels that take next to nothing follow each other, and the device idles at times.
+/// Queues are short while very short kernels follow each other. The device is idle at times.
 #[track_caller]
 fn gets_its_share(how: &str, each: &str, least: u64) {
     let (native, limited) = native_and_half(how, each);
@@ -95,8 +97,8 @@ fn dense_work_gets_its_share_where_few_tiny_grids_do_the_work() {
     gets_its_share("against", "8", 330);
 }
 
-/// Estimates alone say there who used how much: no grid gets around them. Where queues are short the two are in each
-/// other's way, and the device idles at times.
+/// Here only estimates show which program used how much: no choice of grids evades them. With short queues
+/// the two programs disturb each other, and the device is idle at times.
 #[test]
 fn a_neighbour_keeps_its_half() {
     let kinds = [

@@ -1,4 +1,4 @@
-//! Limits that come and go while programs run. One test at a time: they measure.
+//! Limits that are set and lifted while programs run. These measure, so run one test at a time.
 
 use crate::common::{
     CONTEXT, GIB, MIB, Running, SESSION_DIR, Stage, UUIDS, built, eventually, start,
@@ -13,14 +13,14 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The page of the first device in a stage's session, once there is one.
+/// The page of the first device in a stage's session, once it exists.
 fn page(stage: &Stage) -> Page {
     let path = stage.session("session").join(format!("{}.page", UUIDS[0]));
     eventually("a page", || path.exists());
     Page::open_existing(&path).unwrap()
 }
 
-/// What `sluice limit` does.
+/// Makes the change that `sluice limit` would make.
 fn change(page: &Page, change: impl FnOnce(&mut Limits)) {
     let mut limits = page.look().unwrap().limits();
     change(&mut limits);
@@ -38,11 +38,11 @@ fn take_share(page: &Page) {
     change(page, |limits| limits.compute.policy = Policy::None);
 }
 
-/// `tenant dense --progress` writes there.
+/// The file that `tenant dense --progress` writes to.
 struct Progress(PathBuf);
 
 impl Progress {
-    /// Seconds and kernels, four times a second.
+    /// Seconds and kernels, reported four times a second.
     fn lines(&self) -> Vec<(f64, f64)> {
         let text = fs::read_to_string(&self.0).unwrap_or_default();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -57,7 +57,7 @@ impl Progress {
         eventually("progress", || self.lines().len() >= count);
     }
 
-    /// Kernels a second, from the first line after now on, for so many quarters of a second.
+    /// Kernels per second over `quarters` quarters of a second, from the next line on.
     fn rate(&self, quarters: usize) -> f64 {
         let first = self.lines().len();
         self.has(first + quarters + 1);
@@ -67,8 +67,8 @@ impl Progress {
     }
 }
 
-/// A shell in the stage's session, which has no limit, and in it as many programs that keep the device
-/// busy, and one more when there is a file `go`.
+/// A shell in the stage's session, which has no limit. It runs `count` programs that keep the device busy,
+/// and one more once a file `go` exists.
 fn tenants(stage: &Stage, count: usize, variables: &[(&str, &Path)]) -> (Running, Vec<Progress>) {
     let file = |number: usize| stage.folder().join(format!("progress-{number}"));
     let tenant = |number: usize| {
@@ -86,7 +86,7 @@ fn tenants(stage: &Stage, count: usize, variables: &[(&str, &Path)]) -> (Running
     (running, (0..=count).map(|number| Progress(file(number))).collect())
 }
 
-/// Each second got what it was to get: no more, and on a machine that has other things to do less.
+/// Each second delivered the right rate: never more, and less only on a machine that has other work.
 #[track_caller]
 fn follow(rates: &[f64], shares: &[f64]) {
     println!("{rates:.1?} of {shares:?} %");
@@ -96,7 +96,7 @@ fn follow(rates: &[f64], shares: &[f64]) {
     }
 }
 
-/// One program more; its rate.
+/// Starts one more program; returns its rate.
 fn one_more(stage: &Stage, progress: &Progress) -> f64 {
     fs::write(stage.folder().join("go"), b"").unwrap();
     progress.has(2);
@@ -111,12 +111,12 @@ fn a_share_comes_and_goes_while_a_program_runs() {
     let tenant = &tenants[0];
     tenant.has(2);
     let free = tenant.rate(4);
-    // From the first quarter of a second after the change on.
+    // Counted from the first quarter of a second after the change.
     give_share(&page, 20);
     let limited = tenant.rate(4);
     give_share(&page, 60);
     let more = tenant.rate(4);
-    // With a debt that would take long to be paid.
+    // With a debt that would take long to repay.
     give_share(&page, 1);
     let least = tenant.rate(4);
     take_share(&page);
@@ -143,10 +143,10 @@ fn a_share_comes_and_goes_for_all_processes_of_a_session() {
     };
     let free = both(4);
     give_share(&page, 20);
-    // Where the processor is busy they pay for what they had launched before.
+    // On a busy processor the programs pay for what they had launched before.
     let limited = both(12) / free * 100.0;
     assert!((3.0..=35.0).contains(&limited), "{limited:.1} % for two");
-    // Who comes later is held from the start, and takes a part of what the others had.
+    // A program that starts later is limited from the start, and takes part of the others' time.
     let third = one_more(&stage, &tenants[2]) / free * 100.0;
     assert!((1.0..=35.0).contains(&third), "{third:.1} % for a third");
     let others = both(4) / free * 100.0;
@@ -192,7 +192,7 @@ fn a_session_that_is_given_a_share_turns_to_the_daemon() {
     assert!(charged(&socket).is_none_or(|now| Some(now) == before), "it goes on paying");
     give_share(&page, 30);
     let again = tenant.rate(4) / free * 100.0;
-    // All of the idle time, at once, and no more than a half of the device.
+    // All of the idle time, immediately, and no more than half of the device.
     change(&page, |limits| {
         (limits.compute.policy, limits.compute.weight) = (Policy::Balance, 7);
     });
@@ -230,13 +230,13 @@ fn what_is_used_without_a_limit_is_known() {
     assert_eq!(summary.bytes(MemoryKind::Data), 64 * MIB);
     assert_eq!(summary.bytes(MemoryKind::Pool), 64 * MIB);
     assert_eq!(summary.bytes(MemoryKind::Driver), 300 * MIB);
-    // What is idle goes as soon as a limit leaves no room for it.
+    // Unused memory is given back as soon as it does not fit a new limit.
     change(&page, |limits| limits.memory = Some(MemoryLimit::new(GIB - 128 * MIB)));
     eventually("the pool is trimmed", || used(&page) == CONTEXT + 364 * MIB);
     running.kill();
 }
 
-/// Threads that follow the limits are not inherited; a child has its own.
+/// A forked child does not inherit the threads that follow the limits; it starts its own.
 #[test]
 fn a_forked_child_follows_the_limits_as_well() {
     let stage = Stage::new();
@@ -249,7 +249,7 @@ fn a_forked_child_follows_the_limits_as_well() {
     assert_eq!(page.look().unwrap().limits().memory, Some(MemoryLimit::new(GIB)));
 }
 
-/// A program that was started without a session cannot be limited later, and is left alone.
+/// A program started without a session cannot be limited later, and is left alone.
 #[test]
 fn outside_of_a_session_nothing_is_accounted() {
     let stage = Stage::new();
@@ -261,8 +261,8 @@ fn outside_of_a_session_nothing_is_accounted() {
     assert_eq!(fs::read_dir(stage.session("session")).unwrap().count(), 0);
 }
 
-/// A page that cannot be made holds no limit: a program that has none of its own goes on. One that is there
-/// may hold one.
+/// A page that cannot be made holds no limit: a program without limits of its own goes on. A page that exists
+/// may hold a limit.
 #[test]
 fn a_session_that_is_gone_stops_no_program_without_limits() {
     let stage = Stage::new();
@@ -288,7 +288,7 @@ fn a_session_that_is_gone_stops_no_program_without_limits() {
     assert!(outcome.stderr.contains("cannot be used"), "{outcome:#?}");
 }
 
-/// Whoever may write to the page may do so all the time, and in the middle of nowhere.
+/// A process with write access to the page may write at any moment, in the middle of anything.
 #[test]
 fn a_page_that_changes_all_the_time_costs_little_and_harms_nothing() {
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! Launches that come from where launches usually do not. One test at a time: some measure.
+//! Unusual launches. Some of these measure, so run one test at a time.
 
 use crate::common::{
     COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, eventually, first_device, outcome, start,
@@ -16,7 +16,7 @@ fn odd(how: &str, percent: u32) -> Outcome {
     outcome(command.args([how, "2"])).succeeded()
 }
 
-/// The stream says where a kernel runs, not the calling thread's context.
+/// The stream decides where a kernel runs, not the calling thread's context.
 #[test]
 fn a_stream_of_a_context_that_is_not_current() {
     for how in ["other-device", "other-context"] {
@@ -25,20 +25,20 @@ fn a_stream_of_a_context_that_is_not_current() {
     }
 }
 
-/// The context that stands for a green one ends with that, and is not entered any more.
+/// The context that stands for a green one ends with it, and is not entered any more.
 #[test]
 fn green_contexts_made_anew() {
     let permille = odd("green-context", 25).value("permille");
     assert!((200..=300).contains(&permille), "{permille} thousandths instead of 250");
 }
 
-/// The limiter puts nothing into the legacy stream at moments of its own.
+/// The limiter puts nothing into the legacy stream by itself.
 #[test]
 fn streams_that_the_legacy_one_would_tie_together() {
     assert!(odd("beside-legacy", 50).value("rounds") > 50);
 }
 
-/// What waits for the host keeps no device busy: kernels that need less than the share are not held up.
+/// Work that waits for the host keeps no device busy: kernels that need less than the share are not delayed.
 #[test]
 fn the_host_at_work_between_kernels() {
     let native = {
@@ -71,7 +71,8 @@ fn two_devices(percent: u32) -> String {
     format!(r#"{{"{first}": {percent}, "{second}": {percent}}}"#)
 }
 
-/// A device does not work while its streams wait for another one. The second one needs a quarter of its time.
+/// A device does no work while its streams wait for another device. The second device needs a quarter of its
+/// time.
 #[test]
 fn a_pipeline_over_two_devices_keeps_its_rate() {
     keeps_its_rate("pipeline", &format!(r#"{{"{}": 50}}"#, UUIDS[1]));
@@ -82,7 +83,7 @@ fn a_pipeline_that_the_host_feeds_keeps_its_rate() {
     keeps_its_rate("pipeline-of-host", &two_devices(50));
 }
 
-/// Each of two devices needs half of its time. Of its stream's waits every other one is long.
+/// Each of two devices needs half of its time. Every second wait of a device's stream is long.
 #[test]
 fn a_model_that_is_split_over_two_devices_keeps_its_rate() {
     keeps_its_rate("there-and-back", &two_devices(65));
@@ -93,7 +94,7 @@ fn a_model_that_is_split_over_default_streams_keeps_its_rate() {
     keeps_its_rate("there-and-back-by-default", &two_devices(65));
 }
 
-/// Nor while they wait for what the host writes, or for a stream that does.
+/// The same for waits on a value that the host writes, and on a stream that waits for one.
 #[test]
 fn streams_that_wait_for_words_keep_their_rate() {
     keeps_its_rate("words", &first_device(50));
@@ -112,7 +113,8 @@ fn streams_that_wait_for_words_get_their_share() {
     }
 }
 
-/// What dense programs get of a half, each with waits of another kind before its kernels. Nothing is held up by them.
+/// What dense programs get of a half, each with another kind of wait before its kernels. None of the waits
+/// delays anything.
 fn shares_behind_idle_waits(ahead: &str) -> impl Iterator<Item = (String, u64)> {
     let kinds = [
         ("own", 0),
@@ -138,7 +140,7 @@ fn shares_behind_idle_waits(ahead: &str) -> impl Iterator<Item = (String, u64)> 
     })
 }
 
-/// Also where the clock charges for more than the kernels' own time, because there are pauses between them.
+/// The same if the clock charges for more than the kernels' own time because of pauses between them.
 #[test]
 fn waits_before_each_kernel_make_no_work_free() {
     for (case, share) in shares_behind_idle_waits("32") {
@@ -146,7 +148,7 @@ fn waits_before_each_kernel_make_no_work_free() {
     }
 }
 
-/// Of a short queue that the host cannot fill in time, the pauses are not all its own.
+/// The host cannot keep a short queue filled. Not all of the pauses are charged to the program.
 #[test]
 fn waits_before_each_kernel_of_a_short_queue_make_no_work_free() {
     for (case, share) in shares_behind_idle_waits("3") {
@@ -168,7 +170,8 @@ fn waits_before_each_kernel_of_a_short_queue_cost_no_share() {
     }
 }
 
-/// They lie on the stack of each thread, also of those that talk to the daemon and to NVML.
+/// Thread-local variables lie on the stack of each thread, also of the threads that talk to the daemon and to
+/// NVML.
 #[test]
 fn thread_local_variables_that_are_larger_than_a_stack() {
     let stage = Stage::new();
@@ -180,14 +183,15 @@ fn thread_local_variables_that_are_larger_than_a_stack() {
     let mut command = stage.limited(&program);
     command.env(COMPUTE_LIMIT, first_device(25)).env("SLUICE_DAEMON", &socket);
     let outcome = outcome(command.args(["other-context", "1"])).succeeded();
-    // On a busy machine the daemon may be late.
+    // On a busy machine the daemon may answer late.
     assert!(outcome.complaints().iter().all(|line| line.contains("own account")), "{outcome:#?}");
     let permille = outcome.value("permille");
     assert!((100..=350).contains(&permille), "{permille} thousandths instead of 250");
     daemon.kill();
 }
 
-/// Whoever waits for a thread that cannot be started is told, whichever thread tried to start it.
+/// A call that waits for a thread gets an error if the thread cannot be started, whichever thread tried to
+/// start it.
 #[test]
 fn no_thread_can_be_started() {
     for (on_failure, failed) in [("closed", 4), ("open", 0)] {
@@ -201,7 +205,7 @@ fn no_thread_can_be_started() {
     }
 }
 
-/// The program has not asked for what is said there, and must be neither ended by it nor held up.
+/// The program did not ask for the messages on standard error. They must neither end nor delay it.
 #[test]
 fn standard_error_that_nobody_reads() {
     let stage = Stage::new();
@@ -209,7 +213,7 @@ fn standard_error_that_nobody_reads() {
     for full in [false, true] {
         let (reader, writer) = std::io::pipe().unwrap();
         if full {
-            // More than there is room for: it stays full until the reader is gone.
+            // More than the pipe takes: it stays full until the reader is gone.
             let mut other = writer.try_clone().unwrap();
             std::thread::spawn(move || other.write_all(&vec![0; 64 << 20]));
             std::thread::sleep(Duration::from_millis(300));

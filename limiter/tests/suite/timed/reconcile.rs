@@ -49,7 +49,7 @@ fn what_the_driver_takes_is_charged_and_given_back() {
     let expected = [USED + 300, USED + 400, USED + 464, USED + 164];
     assert_eq!(values(&outcome, "settled"), expected, "{outcome:#?}");
     assert_eq!(outcome.stderr, "");
-    // What is left of the limit is what can be allocated.
+    // What is left of the limit can be allocated.
     let outcome =
         steps(&stage, limit, &["load:300", "settle", "alloc:1200", "alloc:100", "alloc:36"]);
     assert_eq!(values(&outcome, "alloc"), [0, 2, 0], "{outcome:#?}");
@@ -62,7 +62,7 @@ fn it_is_noticed_within_a_fraction_of_a_second() {
     assert_eq!(values(&outcome, "used"), [USED + 300], "{outcome:#?}");
 }
 
-/// Over the limit nothing grows; it is said once; what is given back can be used again.
+/// Over the limit nothing grows. That is reported once, and memory that is given back can be used again.
 #[test]
 fn over_the_limit_nothing_grows_until_there_is_less() {
     let stage = Stage::new();
@@ -102,7 +102,7 @@ fn idle_memory_of_pools_makes_room_for_it() {
     assert_eq!(outcome.stderr, "");
 }
 
-/// What is exported and released goes on being charged to whoever has imported it.
+/// Memory that is exported and then released stays charged to its importer.
 #[test]
 fn memory_whose_exporter_is_gone_is_its_importers() {
     let stage = Stage::new();
@@ -112,8 +112,7 @@ fn memory_whose_exporter_is_gone_is_its_importers() {
     assert_eq!(values(&outcome, "alloc"), [2, 0], "{outcome:#?}");
 }
 
-/// The highest figure that the page shows while a program runs, once a second process's reader has
-/// found it.
+/// The highest figure in the page while a program runs, once a second process's reader has found the page.
 fn highest(stage: &Stage, command: &mut Command) -> u64 {
     let running = start(command);
     let dir = stage.session("session");
@@ -149,7 +148,7 @@ fn what_the_driver_takes_is_seen_in_the_midst_of_allocations() {
     let stage = Stage::new();
     let mut command = limited(&stage, "4GiB");
     let highest = highest(&stage, command.args(["load:300", "churn:2500"]));
-    // All but what was in flight whenever the reconciler looked.
+    // Everything except what was in flight at the moment of the check.
     assert!((200 * MIB..=300 * MIB).contains(&highest), "{highest}");
 }
 
@@ -158,9 +157,9 @@ fn there_is_one_reconciler_and_no_more_than_needed() {
     let stage = Stage::new();
     let outcome = steps(&stage, "1GiB", &["sleep:200", "threads", "alloc:10", "load:1", "threads"]);
     assert_eq!(values(&outcome, "reconcilers"), [1, 1], "{outcome:#?}");
-    // Nobody waits for it when the program ends.
+    // The program's end does not wait for it.
     assert!(outcome.took < Duration::from_secs(2), "{outcome:#?}");
-    // A session without limits may be given one at any time; a program outside of one may not.
+    // A session without limits may get one at any time; a program outside of a session may not.
     for (session, reconcilers) in [(Some("free"), 1), (None, 0)] {
         let mut unlimited = limited(&stage, "1GiB");
         unlimited.env_remove(MEMORY_LIMIT).env_remove(SESSION_DIR);
@@ -179,7 +178,7 @@ fn a_forked_child_has_its_own() {
     assert_eq!(values(&outcome, "child"), [0], "{outcome:#?}");
 }
 
-/// A process that is over before the reconciler has done anything, many times.
+/// A process ends before the reconciler has done anything, many times.
 #[test]
 fn the_end_of_a_process_does_not_meet_the_reconciler() {
     let stage = Stage::new();
