@@ -20,12 +20,12 @@ macros::hooks! {
 }
 
 /// A size in an interface's width. A size that does not fit is reported as the largest that does.
-trait Size: Copy {
+trait ReportedSize: Copy {
     fn widen(self) -> u64;
     fn narrow(bytes: u64) -> Self;
 }
 
-impl Size for usize {
+impl ReportedSize for usize {
     fn widen(self) -> u64 {
         self as u64
     }
@@ -34,7 +34,7 @@ impl Size for usize {
     }
 }
 
-impl Size for c_uint {
+impl ReportedSize for c_uint {
     fn widen(self) -> u64 {
         u64::from(self)
     }
@@ -44,7 +44,7 @@ impl Size for c_uint {
 }
 
 /// Rewrites the driver's answer about `device`; `free` may be null.
-fn rewrite<S: Size>(
+fn rewrite<S: ReportedSize>(
     process: &Process,
     result: CuResult,
     device: impl FnOnce() -> Verdict<&'static DeviceMemory>,

@@ -35,7 +35,7 @@ macros::hooks! {
 }
 
 /// An entry of a list of processes.
-trait Entry: Copy + Default {
+trait ProcessEntry: Copy + Default {
     fn pid(&self) -> c_uint;
     /// Fills in the session's own figure if the driver has none.
     fn complete(&mut self, _own: u64) {}
@@ -43,7 +43,7 @@ trait Entry: Copy + Default {
 
 macro_rules! entry {
     ($($type:ty $(, $memory:ident)?;)*) => {$(
-        impl Entry for $type {
+        impl ProcessEntry for $type {
             fn pid(&self) -> c_uint {
                 self.pid
             }
@@ -64,7 +64,7 @@ entry! {
     ProcessUtilizationInfo;
 }
 
-impl Entry for c_uint {
+impl ProcessEntry for c_uint {
     fn pid(&self) -> c_uint {
         *self
     }
@@ -77,7 +77,7 @@ const MOST: usize = 1 << 16;
 
 /// Asks the driver with longer and longer lists. `ask` gets the capacity and the list, and replaces the
 /// capacity by the number of entries.
-fn whole<E: Entry>(
+fn whole<E: ProcessEntry>(
     mut ask: impl FnMut(&mut c_uint, *mut E) -> NvmlReturn,
 ) -> Result<Vec<E>, NvmlReturn> {
     let mut list = vec![E::default(); ROOM];
@@ -99,7 +99,7 @@ fn whole<E: Entry>(
 }
 
 /// Keeps the session's entries, with its own figures where the driver has none.
-fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
+fn own_only<E: ProcessEntry>(device: &Device, list: &mut Vec<E>) {
     let members = seen::members(device.ledger);
     list.retain_mut(|entry| match members.iter().find(|member| member.pid == entry.pid()) {
         Some(&SessionProcess { bytes, .. }) => {
@@ -114,7 +114,7 @@ fn own_only<E: Entry>(device: &Device, list: &mut Vec<E>) {
 ///
 /// # Safety
 /// `count` is the caller's, not null; `list` has room for `*count` entries where it is not null.
-unsafe fn fill<E: Entry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlReturn {
+unsafe fn fill<E: ProcessEntry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlReturn {
     // SAFETY: as promised by the caller.
     unsafe {
         let room = *count as usize;
@@ -133,7 +133,7 @@ unsafe fn fill<E: Entry>(found: &[E], count: *mut c_uint, list: *mut E) -> NvmlR
 }
 
 /// The driver's list, filtered into the caller's.
-fn filtered<E: Entry>(
+fn filtered<E: ProcessEntry>(
     process: &'static Process,
     device: NvmlDevice,
     count: *mut c_uint,
@@ -226,7 +226,7 @@ fn details(
 
 /// Utilisation samples. Without any, the driver returns `NOT_FOUND`. Asked without a list, it returns the
 /// length of the list.
-fn samples<E: Entry>(
+fn samples<E: ProcessEntry>(
     device: &Device,
     count: *mut c_uint,
     list: *mut E,

@@ -71,7 +71,7 @@ type Records = HashMap<usize, Record>;
 
 /// The results for all devices. Locked during a check; other threads wait for the lock only a limited time.
 #[derive(Default)]
-pub(super) struct Looks(Mutex<Records>);
+pub(super) struct Reconciliations(Mutex<Records>);
 
 /// Remembers how much is left at a moment when the driver's part is known.
 fn known(device: &DeviceMemory, opened: &Ledger<'_>) {
@@ -86,12 +86,12 @@ fn record_of<'a>(records: &'a mut Records, device: &DeviceMemory) -> &'a mut Rec
 #[derive(Clone, Copy)]
 pub(super) enum Caller {
     /// It is about to be refused, and nothing is allocated yet: the driver's part may be charged too high.
-    LimiterFailure,
+    Refused,
     /// Any other call. `urgent`: the driver may have taken much.
     Other { urgent: bool },
 }
 
-impl Looks {
+impl Reconciliations {
     /// The results, unless another thread is checking.
     fn records(&self) -> Option<MutexGuard<'_, Records>> {
         match self.0.try_lock() {
@@ -205,7 +205,7 @@ impl Looks {
         caller: Caller,
     ) {
         let (own, records, pause) = match caller {
-            Caller::LimiterFailure => {
+            Caller::Refused => {
                 (CallInProgress { calls: 1, bytes: 0 }, self.records_in_turn(device, 0), 1)
             }
             Caller::Other { urgent: true } => (CallInProgress::NONE, self.records(), 1),

@@ -9,7 +9,7 @@ use super::bell::Bell;
 use super::device::{DeviceMemory, Devices};
 use super::holdings::Holdings;
 use super::oversubscribe::HostPlaced;
-use super::reconcile::Looks;
+use super::reconcile::Reconciliations;
 use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::report;
@@ -35,7 +35,7 @@ pub(super) struct Charge {
     pub(super) bell: &'static Bell,
     pub(super) devices: &'static Devices,
     pub(super) holdings: &'static Holdings,
-    pub(super) looks: &'static Looks,
+    pub(super) looks: &'static Reconciliations,
     pub(super) placed: &'static HostPlaced,
 }
 

@@ -2,7 +2,7 @@
 
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
-use super::reconcile::{Caller, Looks};
+use super::reconcile::{Caller, Reconciliations};
 use super::reservation::{Left, Reservation, left_on};
 use session::layout::MemoryKind;
 
@@ -17,7 +17,7 @@ pub(crate) enum Much {
 #[derive(Default)]
 pub(crate) struct Reserve {
     pub(crate) holdings: Holdings,
-    pub(super) looks: Looks,
+    pub(super) looks: Reconciliations,
 }
 
 /// The efforts made before memory is refused, in this order.
@@ -75,7 +75,7 @@ impl Reserve {
                 Effort::Nothing => {}
                 Effort::Trim => self.holdings.refresh(device, true),
                 Effort::LookAgain => {
-                    self.looks.look_during(&self.holdings, device, Caller::LimiterFailure);
+                    self.looks.look_during(&self.holdings, device, Caller::Refused);
                 }
             }
             let (reservation, left) = Reservation::new(device, kind, bytes)?;

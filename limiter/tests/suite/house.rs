@@ -106,7 +106,7 @@ fn uses(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn no_room_of_the_limiter_uses_one_above_it() {
+fn no_module_of_the_limiter_uses_one_above_it() {
     let mut levels = BTreeMap::new();
     for row in table("| level | module |") {
         let level: u32 = row[0].parse().unwrap();
