@@ -83,13 +83,14 @@ check() {
     if run "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi
 }
 
-# A test run counts as its tests; one that fails without a failed test (it did not compile) as one.
+# A test run counts as its tests; one that fails without a failed test (it did not compile), or in which
+# no test ran, counts as one that failed.
 tests() {
     local status=0 now_passed now_failed name
     run "$@" || status=$?
     now_passed=$(sum passed)
     now_failed=$(($(sum failed) + $(sum 'timed out') + $(sum 'exec failed')))
-    if [ "$status" -ne 0 ] && [ "$now_failed" -eq 0 ]; then now_failed=1; fi
+    if [ "$now_failed" -eq 0 ] && { [ "$status" -ne 0 ] || [ "$now_passed" -eq 0 ]; }; then now_failed=1; fi
     passed=$((passed + now_passed))
     failed=$((failed + now_failed))
     while read -r name; do
@@ -191,7 +192,7 @@ build() {
 }
 
 nextest() {
-    cargo nextest run --locked --workspace --no-fail-fast "$@"
+    cargo nextest run --color never --locked --workspace --no-fail-fast "$@"
 }
 
 lint_tier() {
@@ -229,9 +230,9 @@ other_tier() {
 }
 
 # Random cases of each property, and hours that the scheduler is simulated for: see hours.rs.
-export PROPTEST_CASES=64 SLUICE_TEST_HOURS=all
+export PROPTEST_CASES=256 SLUICE_TEST_HOURS=all
 case $mode in
-quick) SLUICE_TEST_HOURS=first ;;
+quick) PROPTEST_CASES=64 SLUICE_TEST_HOURS=first ;;
 all) PROPTEST_CASES=512 ;;
 esac
 

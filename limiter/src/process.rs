@@ -52,16 +52,22 @@ pub(crate) fn get() -> &'static Process {
 
 #[cold]
 fn make() -> &'static Process {
+    /// Lets the next thread try, also after a panic.
+    struct Turn;
+    impl Drop for Turn {
+        fn drop(&mut self) {
+            MAKING.store(false, Ordering::Release);
+        }
+    }
     while MAKING.swap(true, Ordering::Acquire) {
         clock::sleep(100_000);
     }
-    let process = existing().unwrap_or_else(|| {
+    let _turn = Turn;
+    existing().unwrap_or_else(|| {
         let process = Box::leak(Box::new(Process::new()));
         PROCESS.store(process, Ordering::Release);
         process
-    });
-    MAKING.store(false, Ordering::Release);
-    process
+    })
 }
 
 /// The state, if it has been made.

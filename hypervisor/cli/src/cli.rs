@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use limits::memory::Part;
 use limits::named::Names;
 use limits::request::MemoryRequest;
-use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
+use limits::units::{Amount, MAX_WEIGHT, parse_amount, parse_percent};
 use limits::{Named, Policy, Priority, Request};
 
 /// What the options are called in errors.
@@ -144,7 +144,7 @@ pub struct LimitArgs {
 
     /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
     /// [default: the share in percent]
-    #[arg(long, value_name = "N", value_parser = parse_weight)]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)))]
     pub weight: Option<u32>,
 
     /// low = runs in what sessions of high priority leave, apart from a small part that keeps it

@@ -266,8 +266,26 @@ impl Rules {
 
     /// A text that is the same for rules of the same names and values.
     pub(super) fn fingerprint(&self) -> String {
-        format!("{self:?}")
+        // Made of names and values only: the next version of the library must find the same session.
+        let mut text = String::new();
+        describe(&mut text, &self.memory);
+        describe(&mut text, &self.real);
+        describe(&mut text, &self.ratio);
+        describe(&mut text, &self.oversold);
+        describe(&mut text, &self.share);
+        describe(&mut text, &self.soft);
+        describe(&mut text, self.policy.as_slice());
+        let weight = self.common.weight.as_ref().map(|weight| weight.value);
+        let priority = self.common.priority.as_ref().map(|priority| priority.value);
+        text + &format!("{weight:?} {priority:?} {:?}", self.off)
     }
+}
+
+fn describe<T: core::fmt::Debug>(text: &mut String, rules: &[LimitRule<T>]) {
+    for rule in rules {
+        *text += &format!("{}={:?};", rule.name, rule.value);
+    }
+    *text += "\n";
 }
 
 /// A ratio that changes nothing.

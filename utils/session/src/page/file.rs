@@ -204,9 +204,10 @@ impl Page {
 
 const SUFFIX: &str = ".page";
 
-/// The name of a device's page in a session's directory.
+/// The name of a device's page in a session's directory. It depends on the bits alone: CUDA and NVML spell the
+/// identity of a MIG slice differently, and both mean one page.
 fn file_name(device: GpuId) -> String {
-    format!("{device}{SUFFIX}")
+    format!("{}{SUFFIX}", GpuId::from_bytes(device.bytes()))
 }
 
 fn wrong_length(length: u64) -> String {

@@ -25,6 +25,20 @@ fn all_who_open_a_page_share_its_book_and_the_first_one_sets_the_limit() {
     membership.open().unwrap().reserve(membership.slot(), MemoryKind::Data, 400).unwrap();
 }
 
+/// CUDA tells the bits of a MIG slice's UUID, NVML its text.
+#[test]
+fn both_spellings_of_a_slice_mean_one_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let by_bits = DEVICE;
+    let by_text: GpuId = DEVICE.to_string().replace("GPU-", "MIG-").parse().unwrap();
+    assert_ne!(by_text.to_string(), by_bits.to_string());
+    let first = Page::open(dir.path(), by_text, &limits(1000)).unwrap();
+    assert!(Page::exists(dir.path(), by_bits));
+    let second = Page::open(dir.path(), by_bits, &Limits::NONE).unwrap();
+    assert_eq!(first.path(), second.path());
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
 #[test]
 fn noise_and_short_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
