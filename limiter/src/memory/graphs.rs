@@ -11,7 +11,7 @@
 
 use super::device::DeviceMemory;
 use super::graph_nodes::Need;
-use super::pools;
+use super::holes;
 use super::reservation::Reservation;
 use crate::driver_calls::{self, undisturbing};
 use core::ptr;
@@ -76,7 +76,7 @@ impl Known {
 
 /// Rounds up to the size by which pools grow.
 fn grains(bytes: u64) -> u64 {
-    bytes.checked_next_multiple_of(pools::CHUNK).unwrap_or(u64::MAX)
+    bytes.checked_next_multiple_of(holes::CHUNK).unwrap_or(u64::MAX)
 }
 
 /// A pool's figure in bytes.

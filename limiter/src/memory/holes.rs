@@ -5,8 +5,10 @@
 //! driver does not say where chunks begin, only how large they are; they are assumed to begin at multiples of
 //! their size.
 
-use super::pools::CHUNK;
 use std::collections::BTreeMap;
+
+/// The size by which pools grow, on current drivers. A pool that takes more is noticed afterwards.
+pub(super) const CHUNK: u64 = 32 << 20;
 
 /// Allocations of this size and more begin at multiples of [`PAGE`].
 const LARGE: u64 = 1 << 20;

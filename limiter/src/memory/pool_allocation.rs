@@ -8,7 +8,8 @@
 
 use super::device::DeviceMemory;
 use super::headroom;
-use super::pools::{CHUNK, PoolCall, idle};
+use super::holes::CHUNK;
+use super::pools::{PoolCall, idle};
 use super::refusal::{declined, is_over};
 use super::reservation::{Reservation, lend};
 use super::reserve::Reserve;

@@ -18,8 +18,6 @@ use session::layout::MemoryKind;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// The size by which pools grow, on current drivers. A pool that takes more is noticed afterwards.
-pub(super) const CHUNK: u64 = 32 << 20;
 /// How long a call that has to run alone waits for others, and how long others wait for it, in steps.
 const PATIENCE: u32 = 200;
 const LONG_PATIENCE: u32 = 10_000;
