@@ -8,7 +8,6 @@
 
 mod bad_calls;
 mod holders;
-mod hostile;
 mod process;
 mod programs;
 mod sources;

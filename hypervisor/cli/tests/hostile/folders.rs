@@ -1,0 +1,1 @@
+//! Folders that another user made, swapped or cannot enter.

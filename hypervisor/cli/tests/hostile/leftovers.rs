@@ -1,0 +1,1 @@
+//! What a session leaves behind, and what is still in use.

@@ -1,0 +1,1 @@
+//! Two changes at the same time.

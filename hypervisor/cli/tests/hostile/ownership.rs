@@ -1,0 +1,1 @@
+//! Programs of a session that try to decide its limits.

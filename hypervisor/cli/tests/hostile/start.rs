@@ -1,0 +1,1 @@
+//! Odd circumstances in which `sluice run` starts.

@@ -1,0 +1,1 @@
+//! Pages that are full of what costs time.

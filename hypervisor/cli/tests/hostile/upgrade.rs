@@ -1,0 +1,1 @@
+//! An upgrade while programs run.

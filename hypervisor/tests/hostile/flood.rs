@@ -1,0 +1,1 @@
+//! Callers that register without end.

@@ -1,0 +1,1 @@
+//! Logs that cannot be written.

@@ -1,0 +1,1 @@
+//! Sockets where something else is, and where nothing can be.

@@ -1,0 +1,1 @@
+//! Workers that report less than they use.

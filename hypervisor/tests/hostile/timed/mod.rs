@@ -1,0 +1,3 @@
+//! Tests that measure real time.
+
+mod liars;

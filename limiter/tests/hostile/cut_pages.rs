@@ -1,0 +1,1 @@
+//! Pages that are cut or zeroed while threads run.

@@ -1,0 +1,1 @@
+//! Daemons that are not what they say.

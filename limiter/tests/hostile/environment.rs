@@ -1,0 +1,1 @@
+//! Programs that change their environment to move their limits.

@@ -1,0 +1,1 @@
+//! Processes that hide from their siblings while they live.

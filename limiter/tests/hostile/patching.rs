@@ -1,0 +1,1 @@
+//! Hook engines that claim to have patched and have not.

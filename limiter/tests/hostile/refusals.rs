@@ -1,0 +1,1 @@
+//! Each refusal names the limit that refused.

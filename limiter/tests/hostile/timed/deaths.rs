@@ -1,0 +1,1 @@
+//! Programs that launch and die at once, again and again.

@@ -1,0 +1,4 @@
+//! Tests that measure real time.
+
+mod deaths;
+mod threads;

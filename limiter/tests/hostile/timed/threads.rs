@@ -1,0 +1,1 @@
+//! Programs that launch from very many threads and streams.
