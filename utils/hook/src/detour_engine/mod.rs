@@ -7,8 +7,6 @@ mod code_memory;
 #[cfg(target_arch = "x86_64")]
 mod in_file;
 #[cfg(target_arch = "x86_64")]
-mod mappings;
-#[cfg(target_arch = "x86_64")]
 mod prologue;
 
 use crate::{HookEngine, HookError, Slot};

@@ -57,8 +57,13 @@ pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) ->
         return false;
     }
     let read_execute = libc::PROT_READ | libc::PROT_EXEC;
-    // SAFETY: a `ret` that no thread executes, as the caller vouches, and padding, in mapped code.
-    unsafe { overwrite(function, &jump::far(target as usize), read_execute) }
+    let jump = jump::far(target as usize);
+    // SAFETY: a `ret` that no thread executes, as the caller vouches, and padding, in mapped code. It is read
+    // again: what was written may not last.
+    unsafe {
+        overwrite(function, &jump, read_execute)
+            && core::ptr::read_volatile(function.cast::<[u8; jump::FAR]>()) == jump
+    }
 }
 
 #[cfg(test)]

@@ -15,11 +15,11 @@ struct Mapping {
 
 /// The mappings, by address.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(Vec<Mapping>);
+pub(crate) struct Mappings(Vec<Mapping>);
 
 impl Mappings {
     /// The present mappings; `None` if the kernel does not tell them.
-    pub(super) fn now() -> Option<Self> {
+    pub(crate) fn now() -> Option<Self> {
         let mut list = Vec::with_capacity(64 * 1024);
         File::open("/proc/self/maps").ok()?.read_to_end(&mut list).ok()?;
         Self::parse(&list)
@@ -42,14 +42,14 @@ impl Mappings {
     }
 
     /// Records that `range`, which was free, has been mapped.
-    pub(super) fn add(&mut self, range: Range<usize>, protection: c_int) {
+    pub(crate) fn add(&mut self, range: Range<usize>, protection: c_int) {
         let next = self.0.partition_point(|mapping| mapping.range.end <= range.start);
         self.0.insert(next, Mapping { range, protection });
     }
 
     /// The protection of the mapping that contains `address`, and how many bytes are left up to its
     /// end.
-    pub(super) fn at(&self, address: usize) -> Option<(c_int, usize)> {
+    pub(crate) fn at(&self, address: usize) -> Option<(c_int, usize)> {
         let next = self.0.partition_point(|mapping| mapping.range.end <= address);
         let mapping = self.0.get(next).filter(|mapping| mapping.range.contains(&address))?;
         Some((mapping.protection, mapping.range.end - address))
@@ -57,7 +57,7 @@ impl Mappings {
 
     /// Page starts in `within` from which `size` bytes are free: one for each gap, nearest to
     /// `origin` first.
-    pub(super) fn free(&self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
+    pub(crate) fn free(&self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
         let ends = self.0.iter().map(|mapping| mapping.range.end);
         let starts = self.0.iter().map(|mapping| mapping.range.start);
         let gaps = core::iter::once(0).chain(ends).zip(starts.chain([usize::MAX]));
