@@ -20,7 +20,6 @@ mod frida_engine;
 pub mod loader;
 mod patch_batch;
 mod patched_entry;
-#[cfg(target_arch = "x86_64")]
 mod refuse;
 
 pub use detour_engine::DetourEngine;
@@ -29,7 +28,6 @@ pub use engine::{HookEngine, HookError, Slot};
 pub use frida_engine::FridaEngine;
 pub use patch_batch::{Lost, Patch, PatchBatch, Verified};
 pub use patched_entry::PatchedEntry;
-#[cfg(target_arch = "x86_64")]
 pub use refuse::refuse;
 
 /// A new engine of the kind that this build uses, for the functions that are patched next.
