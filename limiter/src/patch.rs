@@ -13,12 +13,7 @@ use driver::nvml::NvmlReturn;
 use hook::loader;
 use hook::{self, Patch, PatchBatch, Slot, Verified};
 use std::collections::HashMap;
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
-
-/// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
-const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 
 /// The libraries seen in the loader's list.
 struct KnownLibraries {
@@ -343,20 +338,13 @@ fn panicked(target: *const c_void) -> hook::HookError {
 }
 
 fn write_report(kind: Library, states: &HashMap<&str, String>) {
-    let Some(path) = std::env::var_os(REPORT_FILE).filter(|path| !path.is_empty()) else { return };
-    let mut text = String::new();
-    for hook in hooks::all().filter(|hook| hook.library == kind) {
+    let line = |hook: &hooks::Hook| {
         let state = states.get(hook.symbol).map_or("absent", String::as_str);
-        text.push_str(&format!("{}\t{}\t{state}\n", kind.soname(), hook.symbol));
-    }
-    let written = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(text.as_bytes()));
-    if let Err(error) = written {
-        report::once(format_args!("{REPORT_FILE}={}: {error}", path.display()));
-    }
+        unpatched::line(kind.soname(), hook.symbol, state)
+    };
+    unpatched::write_report(|| {
+        hooks::all().filter(|hook| hook.library == kind).map(line).collect()
+    });
 }
 
 #[cfg(test)]

@@ -51,9 +51,7 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     // SAFETY: the program's own arguments.
     let result = unsafe { (call.original)(flags) };
     if result.is_ok() && !super::info::calls_arrive() {
-        unpatched::note(
-            "cuDriverGetVersion: it is patched, and a call of it did not reach Sluice".to_owned(),
-        );
+        unpatched::missed(super::Library::Cuda.soname(), "cuDriverGetVersion");
         if let Verdict::Denied = call.process.cuda() {
             return CuResult::NOT_PERMITTED;
         }

@@ -1,6 +1,6 @@
 //! Patches that are said to be made and are not, or that do not last.
 
-use crate::common::{MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, first_device, outcome};
+use crate::common::{MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -156,5 +156,28 @@ fn a_breakpoint_at_a_patched_function_is_no_failure() {
         let outcome = restored(arguments, "closed").silent();
         let told = (outcome.value("init"), outcome.value("little"), outcome.value("much"));
         assert_eq!(told, (0, 0, 2), "{outcome:#?}");
+    }
+}
+
+/// `sluice hooks` tells what was verified.
+#[test]
+fn what_does_not_last_is_not_listed_as_patched() {
+    let stage = Stage::new();
+    let undo = stage.compile("undo.c", "libundo.so", &["-shared", "-fPIC"]);
+    let hooks = |which: Option<&str>| {
+        let mut command = stage.native(built("sluice"));
+        command.args(["hooks", "--fake-gpu"]).env("LD_PRELOAD", &undo);
+        outcome(command.envs(which.map(|which| ("UNDO", which))))
+    };
+    let right = hooks(None).silent();
+    let total = right.stdout.lines().last().unwrap().to_owned();
+    assert!(total.ends_with(" 0 failed") && !total.contains(" 0 patched"), "{total}");
+    for which in ["jumps", "half", "wrong", "all"] {
+        let wrong = hooks(Some(which));
+        let total = wrong.stdout.lines().last().unwrap_or_default();
+        assert_eq!((wrong.code(), wrong.stderr.as_str()), (1, ""), "{which}: {wrong:#?}");
+        assert!(!total.ends_with(" 0 failed"), "{which}: {total}");
+        assert_eq!(which != "half", total.contains(" 0 patched"), "{which}: {total}");
+        assert!(wrong.stdout.contains("FAILED: the hook engine reports it"), "{wrong:#?}");
     }
 }
