@@ -4,6 +4,7 @@
 use core::fmt::{self, Write};
 use core::mem;
 use core::ptr;
+use limits::Shown;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -19,7 +20,9 @@ static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 /// Writes a line to standard error, unless this process has written it before.
 pub(crate) fn once(message: fmt::Arguments<'_>) {
     let mut line = String::new();
-    if writeln!(line, "sluice: {message}").is_err() {
+    // Some of it may come from others: a path, a name, a value.
+    let message = message.to_string();
+    if writeln!(line, "sluice: {}", Shown(&message)).is_err() {
         return;
     }
     // Twice is better than never: after a fork the lock may belong to a thread that does not exist.
@@ -92,7 +95,8 @@ struct Stderr;
 
 impl std::io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        write_error(bytes);
+        let text = String::from_utf8_lossy(bytes);
+        write_error(format!("{}\n", Shown(text.trim_end_matches('\n'))).as_bytes());
         Ok(bytes.len())
     }
 

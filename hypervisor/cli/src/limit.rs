@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use ::limits::gpu::GpuChoice;
-use ::limits::units::Size;
+use ::limits::units::{Size, parse_whole};
 use ::limits::{GpuId, Limits, RequestError};
 use session::Page;
 use session::directory::{self, Found};
@@ -57,7 +57,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     let begins = |session: &&Found| session.name.starts_with(wanted);
     let mut matching: Vec<&Found> = sessions.iter().filter(named).collect();
     if matching.is_empty()
-        && let Ok(pid) = wanted.parse()
+        && let Some(pid) = parse_whole(wanted)
     {
         matching = sessions.iter().filter(|session| has_process(session, pid)).collect();
     }
@@ -66,7 +66,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     }
     match matching.as_slice() {
         [session] => Ok(session),
-        [] if wanted.parse().is_ok_and(|pid| start_time(pid).is_some()) => {
+        [] if parse_whole(wanted).is_some_and(|pid| start_time(pid).is_some()) => {
             Err(Error::Usage(format!(
                 "process {wanted} is in no session that this user can change: what can be limited is \
                  what 'sluice run' starts, and what is started with the limiter preloaded and a \
