@@ -119,7 +119,7 @@ fn look(seen: &mut KnownLibraries) {
         }
     }
     for library in fresh {
-        let kind = match library.soname() {
+        let kind = match library.soname().as_deref() {
             Some(name) if name == Library::Cuda.soname() => Library::Cuda,
             Some(name) if name == Library::Nvml.soname() => Library::Nvml,
             _ => continue,

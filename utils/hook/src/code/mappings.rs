@@ -154,6 +154,31 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_list_in_order_or_none(list: Vec<u8>) {
+            in_order(&list);
+        }
+
+        #[test]
+        fn any_lines_are_a_list_in_order_or_none(list in "([0-9a-f]{1,17}-[0-9a-f]{1,17} [-rwxp]{2,5} ?\\PC{0,9}\n){0,9}") {
+            in_order(list.as_bytes());
+        }
+    }
+
+    fn in_order(list: &[u8]) {
+        let Some(mappings) = Mappings::parse(list) else { return };
+        let ranges: Vec<_> = mappings.0.iter().map(|mapping| mapping.range.clone()).collect();
+        assert!(ranges.iter().all(|range| range.start < range.end));
+        assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "{ranges:x?}");
+        for range in &ranges {
+            assert_eq!(mappings.at(range.start).map(|(_, left)| left), Some(range.len()));
+            for place in mappings.free(range.start, &(0..usize::MAX), 0x4000) {
+                assert!(mappings.at(place).is_none(), "{place:x}");
+            }
+        }
+    }
+
     #[test]
     fn this_process_has_its_code_mapped() {
         let mappings = Mappings::now().unwrap();

@@ -3,12 +3,40 @@
 use super::mappings::Mappings;
 use libc::iovec;
 
-/// Of x86-64.
 const PAGE: usize = 4096;
+
+/// Why the kernel read nothing.
+enum Unread {
+    /// Nothing is mapped there.
+    Nothing,
+    /// The call is forbidden here, as in some sandboxes.
+    Forbidden,
+}
 
 /// Reads from `address` on; returns how many bytes could be read.
 pub(crate) fn read(address: usize, into: &mut [u8]) -> usize {
-    // The kernel reads a part of memory wholly or not at all. So what is in the next page is a part of its own.
+    by_kernel(address, into).unwrap_or_else(|unread| match unread {
+        Unread::Nothing => 0,
+        Unread::Forbidden => read_by_list(address, into),
+    })
+}
+
+/// The same of a library that the loader lists. Where the kernel's help is forbidden the loader is believed: a
+/// process has hundreds of libraries, and to read the list of mappings for each would take too long.
+pub(crate) fn read_loaded(address: usize, into: &mut [u8]) -> usize {
+    by_kernel(address, into).unwrap_or_else(|unread| match unread {
+        Unread::Nothing => 0,
+        Unread::Forbidden => {
+            // SAFETY: a part of a library that is loaded, as the loader says.
+            let loaded = unsafe { core::slice::from_raw_parts(address as *const u8, into.len()) };
+            into.copy_from_slice(loaded);
+            into.len()
+        }
+    })
+}
+
+fn by_kernel(address: usize, into: &mut [u8]) -> Result<usize, Unread> {
+    // The kernel may read a part of memory wholly or not at all. So what is in the next page is a part of its own.
     let first = (PAGE - address % PAGE).min(into.len());
     let part = |at: usize, length| iovec { iov_base: at as *mut _, iov_len: length };
     let parts = [part(address, first), part(address.saturating_add(first), into.len() - first)];
@@ -17,10 +45,13 @@ pub(crate) fn read(address: usize, into: &mut [u8]) -> usize {
     let read = unsafe {
         libc::process_vm_readv(libc::getpid(), &raw const whole, 1, parts.as_ptr(), 2, 0)
     };
-    usize::try_from(read).unwrap_or_else(|_| read_by_list(address, into))
+    usize::try_from(read).map_err(|_| match std::io::Error::last_os_error().raw_os_error() {
+        Some(libc::EPERM | libc::ENOSYS | libc::EACCES) => Unread::Forbidden,
+        _ => Unread::Nothing,
+    })
 }
 
-/// The same in a sandbox that forbids the call, or at an address that is not mapped.
+/// Reads what the list of mappings has as readable.
 fn read_by_list(address: usize, into: &mut [u8]) -> usize {
     let list = Mappings::now();
     let found = list.as_ref().and_then(|list| list.at(address));

@@ -45,6 +45,22 @@ mod tests {
         assert_eq!(place(b"7f00-7f80 r-xp 00001000 00:00 0", 0x7f10), None);
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_line_names_a_place_or_none(line: Vec<u8>, address: usize) {
+            let _ = place(&line, address);
+        }
+
+        #[test]
+        fn any_numbers_name_a_place_or_none(
+            line in "[0-9a-f]{1,17}-[0-9a-f]{1,17} r-xp [0-9a-f]{1,17} 0:0 1 /\\PC{0,9}",
+            address: usize,
+        ) {
+            let _ = place(line.as_bytes(), address);
+            let _ = place(line.as_bytes(), address >> 40);
+        }
+    }
+
     #[test]
     fn code_without_breakpoints_is_as_in_its_file() {
         let own = code_without_breakpoints_is_as_in_its_file as *const ();

@@ -167,6 +167,24 @@ mod tests {
         assert!(prologue.relocate(ENTRY + (1 << 32)).is_none());
     }
 
+    proptest::proptest! {
+        /// Any code, at any address, is refused or can be put elsewhere.
+        #[test]
+        fn any_code_is_moved_or_refused(
+            code in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..LONGEST),
+            address: usize,
+        ) {
+            for entry in [ENTRY, address] {
+                let Ok(prologue) = Prologue::decode(&code, entry) else { continue };
+                assert!(code.len() >= NEAR && !prologue.instructions.is_empty());
+                for place in [entry.wrapping_add(0x10_0000), entry.wrapping_sub(0x7000_0000), 0] {
+                    let moved = prologue.relocate(place);
+                    assert!(moved.is_none_or(|moved| moved.len() < 256));
+                }
+            }
+        }
+    }
+
     /// The `detour` crate decodes and relocates the same instructions on its own.
     #[test]
     fn the_c_library_is_relocated_as_the_crate_does_it() {
@@ -175,7 +193,7 @@ mod tests {
         // not move it.
         unsafe {
             loader::libraries(&mut |library| {
-                if library.soname() == Some("libc.so.6") {
+                if library.soname().as_deref() == Some("libc.so.6") {
                     library.functions(&mut |function| {
                         functions.insert(function.address as usize);
                     });

@@ -70,6 +70,16 @@ pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) ->
 mod tests {
     use super::*;
 
+    proptest::proptest! {
+        #[test]
+        fn any_code_is_padding_up_to_its_end(mut code: Vec<u8>, returns: bool) {
+            if let (true, Some(first)) = (returns, code.first_mut()) {
+                *first = 0xc3;
+            }
+            assert!(span(&code) <= code.len());
+        }
+    }
+
     #[test]
     fn a_return_and_its_padding_are_recognised() {
         let gcc = [0xc3, 0x66, 0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x0f, 0x1f, 0x40, 0];

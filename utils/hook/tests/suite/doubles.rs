@@ -81,7 +81,7 @@ impl HookEngine for Double {
         slot.set(target);
         let detour = match self.does {
             Does::Nothing => return Ok(()),
-            Does::EverySecond if self.count % 2 == 0 => return Ok(()),
+            Does::EverySecond if self.count.is_multiple_of(2) => return Ok(()),
             Does::OnlyTheTargets if detour != hundred as *const c_void => return Ok(()),
             Does::WritesData => {
                 write(target, &[0x90, 0x90, 0x90]);
