@@ -264,6 +264,14 @@ fn patch(kind: Library, library: loader::Library) {
         driver_calls::library::loaded(library.handle());
     }
     write_report(kind, &states);
+    if kind == Library::Cuda && !states.contains_key("cuInit") {
+        // Every driver has it: this one's table of symbols is not what it seems.
+        failed(format!(
+            "cuInit: it is not among the symbols of {}, which cannot be patched",
+            library.path()
+        ));
+        announce(false);
+    }
     close(&found);
 }
 

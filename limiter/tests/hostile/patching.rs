@@ -1,7 +1,7 @@
 //! Patches that are said to be made and are not, or that do not last.
 
 use crate::common::{MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// A program on a machine that undoes patches: `which` of them, see `undo.c`.
@@ -179,5 +179,108 @@ fn what_does_not_last_is_not_listed_as_patched() {
         assert!(!total.ends_with(" 0 failed"), "{which}: {total}");
         assert_eq!(which != "half", total.contains(" 0 patched"), "{which}: {total}");
         assert!(wrong.stdout.contains("FAILED: the hook engine reports it"), "{wrong:#?}");
+    }
+}
+
+/// Sets entries of a library's dynamic section, or reads the words that they point to.
+fn change(path: &Path, change: impl Fn(&mut [u8], i64, usize)) {
+    let mut file = std::fs::read(path).unwrap();
+    let number = |file: &[u8], at: usize, length: usize| {
+        let mut bytes = [0; 8];
+        bytes[..length].copy_from_slice(&file[at..at + length]);
+        usize::from_le_bytes(bytes)
+    };
+    const PT_DYNAMIC: usize = 2;
+    let (heads, count) = (number(&file, 0x20, 8), number(&file, 0x38, 2));
+    let mut heads = (0..count).map(|index| heads + 56 * index);
+    let dynamic = heads.find(|&head| number(&file, head, 4) == PT_DYNAMIC).unwrap();
+    let mut at = number(&file, dynamic + 8, 8);
+    loop {
+        let tag = number(&file, at, 8) as i64;
+        if tag == 0 {
+            break;
+        }
+        change(&mut file, tag, at + 8);
+        at += 16;
+    }
+    std::fs::remove_file(path).unwrap();
+    std::fs::write(path, file).unwrap();
+}
+
+/// What a library says of itself may be wrong, in parts that the loader does not look at.
+#[test]
+fn a_library_that_tells_nonsense_of_itself_harms_nothing() {
+    const DT_STRSZ: i64 = 10;
+    const DT_SONAME: i64 = 14;
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libstrange.so.1"];
+    let library = stage.compile("undo.c", "libstrange.so", &options);
+    let text = std::fs::read(&library).unwrap();
+    std::fs::remove_file(&library).unwrap();
+    std::fs::write(&library, text).unwrap();
+    change(&library, |file, tag, at| match tag {
+        DT_STRSZ => file[at..at + 8].fill(0xff),
+        DT_SONAME => file[at..at + 8].copy_from_slice(&0x1234_5678_9000_u64.to_le_bytes()),
+        _ => {}
+    });
+    for (mut command, much) in [(stage.native(&program), 0), (stage.limited(&program), 2)] {
+        command.env(MEMORY_LIMIT, first_device("1GiB"));
+        let outcome = outcome(command.arg("then").arg(&library)).silent();
+        assert_eq!((outcome.value("loaded"), outcome.value("much")), (1, much), "{outcome:#?}");
+    }
+}
+
+/// A copy of the driver whose symbols say that they are something else.
+fn driver_with_symbols_of(stage: &Stage, kind: u8, name: Option<&str>) -> PathBuf {
+    let mut file = std::fs::read(built("libfake_cuda.so")).unwrap();
+    let number = |file: &[u8], at: usize, length: usize| {
+        let mut bytes = [0; 8];
+        bytes[..length].copy_from_slice(&file[at..at + length]);
+        usize::from_le_bytes(bytes)
+    };
+    const SHT_DYNSYM: usize = 11;
+    let (sections, count) = (number(&file, 0x28, 8), number(&file, 0x3c, 2));
+    let section = |index: usize| sections + 64 * index;
+    let symbols =
+        (0..count).map(section).find(|&at| number(&file, at + 4, 4) == SHT_DYNSYM).unwrap();
+    let strings = section(number(&file, symbols + 40, 4));
+    let strings = number(&file, strings + 24, 8);
+    let (first, size) = (number(&file, symbols + 24, 8), number(&file, symbols + 32, 8));
+    for at in (first..first + size).step_by(24) {
+        let text = strings + number(&file, at, 4);
+        let is = |name: &str| file[text..].starts_with(format!("{name}\0").as_bytes());
+        if file[at + 4] & 0xf == 2 && name.is_none_or(is) {
+            file[at + 4] = file[at + 4] & 0xf0 | kind;
+        }
+    }
+    let path = stage.folder().join("strange-driver.so");
+    std::fs::write(&path, file).unwrap();
+    path
+}
+
+fn with_driver(kind: u8, name: Option<&str>) -> Outcome {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let driver = driver_with_symbols_of(&stage, kind, name);
+    let mut command = stage.limited(&program);
+    command.arg("path").arg(driver).env(MEMORY_LIMIT, first_device("1GiB"));
+    outcome(&mut command)
+}
+
+#[test]
+fn functions_without_a_type_are_patched() {
+    let outcome = with_driver(0, None).silent();
+    assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
+}
+
+/// Where `cuInit` is no function, what there is refuses; and a line says so.
+#[test]
+fn a_driver_whose_symbols_are_no_functions_is_said() {
+    for name in [Some("cuInit"), None] {
+        let outcome = with_driver(1, name);
+        assert_eq!(outcome.code() == 0, name.is_none(), "{outcome:#?}");
+        assert!(outcome.stderr.contains("cuInit: it is not among the symbols"), "{outcome:#?}");
+        assert!(outcome.stderr.contains("strange-driver.so"), "{outcome:#?}");
     }
 }

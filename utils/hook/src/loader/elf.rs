@@ -26,6 +26,7 @@ const DT_STRSZ: i64 = 10;
 const DT_SONAME: i64 = 14;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
+const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const SHN_UNDEF: u16 = 0;
 
@@ -202,7 +203,9 @@ impl Tables {
 fn function(symbol: &[u8]) -> Option<(usize, usize)> {
     let (info, section) = (*symbol.get(4)?, u16::from_le_bytes([*symbol.get(6)?, *symbol.get(7)?]));
     let (name, value) = (word(symbol)? as usize, long(symbol.get(8..)?)?);
-    (info & 0xf == STT_FUNC && section != SHN_UNDEF && value != 0).then_some((name, value))
+    // The loader lets a program call what has no type as well.
+    let callable = matches!(info & 0xf, STT_FUNC | STT_NOTYPE);
+    (callable && section != SHN_UNDEF && value != 0).then_some((name, value))
 }
 
 /// The text up to a zero byte.
@@ -289,7 +292,7 @@ mod tests {
         let symbols = [
             symbol(0, 0, 0, 0),
             symbol(11, 0x12, 7, 0x1000),
-            symbol(17, 0x12, 7, 0x2000),
+            symbol(17, 0x10, 7, 0x2000),
             symbol(24, 0x11, 7, 0x3000),
             symbol(11, 0x12, 0, 0x4000),
         ];
