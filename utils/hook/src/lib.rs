@@ -10,6 +10,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod canary;
+#[cfg(any(test, feature = "checks"))]
+pub mod checks;
 mod code;
 #[cfg(all(target_arch = "x86_64", any(test, feature = "conformance")))]
 pub mod conformance;

@@ -341,33 +341,6 @@ mod tests {
         }
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_is_a_value_or_an_error(text: String) {
-            let _ = (parse_size(&text), parse_amount(&text), parse_percent(&text));
-            let _ = (parse_weight(&text), parse_whole(&text));
-        }
-
-        #[test]
-        fn what_looks_like_a_number_is_a_value_or_an_error(text in "[-+ 0-9.eExX_,%kKmMgGtTiIbB]{0,24}") {
-            if let Ok(bytes) = parse_size(&text) {
-                proptest::prop_assert!(!text.contains(['-', '+', 'e', 'x']), "{} is {}", text, bytes);
-            }
-            if let Ok(ppm) = parse_percent(&text) {
-                proptest::prop_assert!((1..=PPM_ONE).contains(&ppm));
-            }
-            if let Ok(weight) = parse_weight(&text) {
-                proptest::prop_assert_eq!(weight.to_string(), text);
-            }
-        }
-
-        #[test]
-        fn what_is_displayed_is_read_as_the_same(bytes: u64, ppm in 1..=PPM_ONE) {
-            proptest::prop_assert_eq!(parse_size(&Size(bytes).to_string()), Ok(bytes));
-            proptest::prop_assert_eq!(parse_percent(&Percent(ppm).to_string()), Ok(ppm));
-        }
-    }
-
     #[test]
     fn weights() {
         assert_eq!(["1", "10000"].map(parse_weight), [Ok(1), Ok(10_000)]);

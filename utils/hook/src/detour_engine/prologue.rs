@@ -8,11 +8,11 @@ use iced_x86::{
 };
 
 /// Longer than the longest prologue with the padding after it.
-pub(super) const LONGEST: usize = 64;
+pub(crate) const LONGEST: usize = 64;
 
 /// Why the first instructions of a function cannot be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
+pub(crate) enum Unfit {
     /// One of them is hidden by a breakpoint.
     Breakpoint,
     /// A plain copy would not do the same.
@@ -21,7 +21,7 @@ pub(super) enum Unfit {
 
 /// The instructions at a function's entry that a jump will overwrite.
 #[derive(Debug)]
-pub(super) struct Prologue {
+pub(crate) struct Prologue {
     instructions: Vec<Instruction>,
     /// Where the function goes on after them; `None`: it has returned or jumped away.
     rest: Option<u64>,
@@ -30,7 +30,7 @@ pub(super) struct Prologue {
 impl Prologue {
     /// Decodes `code`, the beginning of the function at `entry`. Fails if a plain copy elsewhere
     /// would not do the same: the function is too short, or refers to what is overwritten.
-    pub(super) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
+    pub(crate) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
         let entry = entry as u64;
         let mut decoder = Decoder::with_ip(64, code, entry, DecoderOptions::NONE);
         let mut instructions = Vec::new();
@@ -78,7 +78,7 @@ impl Prologue {
 
     /// Code for the address `to` that does the same and continues with the rest of the function.
     /// `None` if an instruction cannot work from there.
-    pub(super) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
+    pub(crate) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
         let mut instructions = self.instructions.clone();
         if let Some(rest) = self.rest {
             instructions.push(Instruction::with_branch(Code::Jmp_rel32_64, rest).ok()?);
@@ -174,14 +174,8 @@ mod tests {
             code in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..LONGEST),
             address: usize,
         ) {
-            for entry in [ENTRY, address] {
-                let Ok(prologue) = Prologue::decode(&code, entry) else { continue };
-                assert!(code.len() >= NEAR && !prologue.instructions.is_empty());
-                for place in [entry.wrapping_add(0x10_0000), entry.wrapping_sub(0x7000_0000), 0] {
-                    let moved = prologue.relocate(place);
-                    assert!(moved.is_none_or(|moved| moved.len() < 256));
-                }
-            }
+            crate::checks::code(&code, ENTRY);
+            crate::checks::code(&code, address);
         }
     }
 
