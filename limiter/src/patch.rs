@@ -1,6 +1,6 @@
 //! Notices that a driver library has been loaded, and patches it before any thread can call it.
 
-use crate::config::{Config, OnFailure, ProcessEnvironment};
+use crate::config::{Config, ConfigError, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
@@ -59,11 +59,16 @@ fn on_change() {
     not_cancelled(|| SEEN.pass(look));
 }
 
+/// What is configured. Asked for only where something cannot be patched.
+fn configuration() -> Result<Config, ConfigError> {
+    Config::from_env(&ProcessEnvironment)
+}
+
 /// Says that limits cannot be enforced when that is found out, and not only in the first call that fails. What has
 /// no limit is left alone. `reached`: the program's calls arrive at least in `cuInit`, which then fails.
 fn announce(reached: bool) {
     let Some(failure) = unpatched::failure() else { return };
-    let config = Config::from_env(&ProcessEnvironment);
+    let config = configuration();
     if config.as_ref().is_ok_and(|config| config.control_disabled || !device::is_limited(config)) {
         return;
     }
@@ -288,7 +293,7 @@ fn close(found: &[Found]) {
 
 /// Makes a function refuse its calls, where the policy is to refuse them.
 fn refuses(function: &Found) -> bool {
-    let config = Config::from_env(&ProcessEnvironment);
+    let config = configuration();
     let closed = config.as_ref().map_or(true, |config| {
         config.on_failure == OnFailure::Closed
             && !config.control_disabled
@@ -302,7 +307,7 @@ fn refuses(function: &Found) -> bool {
 /// another namespace of the loader) must not bypass the limits. So its hooked functions lead to the first
 /// copy. The further copy is then never initialised, and its other functions only fail.
 fn further_copy(kind: Library, library: &loader::Library) {
-    let config = Config::from_env(&ProcessEnvironment);
+    let config = configuration();
     if config.as_ref().is_ok_and(|config| !config.keeps_account()) {
         return;
     }
