@@ -40,7 +40,13 @@ pub(crate) unsafe fn start() {
     not_cancelled(|| {
         // SAFETY: the caller is a constructor.
         if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
-            report::once(format_args!("{error}; CUDA programs are not limited in this process"));
+            // What is loaded already is patched all the same.
+            on_change();
+            if may_be_limited(&configuration()) {
+                report::once(format_args!(
+                    "{error}; a driver that is loaded from now on is NOT limited, and cannot be refused"
+                ));
+            }
         }
     });
 }
@@ -64,12 +70,17 @@ fn configuration() -> Result<Config, ConfigError> {
     Config::from_env(&ProcessEnvironment)
 }
 
+/// Whether there is any limit. What cannot be read may hold one.
+fn may_be_limited(config: &Result<Config, ConfigError>) -> bool {
+    config.as_ref().map_or(true, |config| !config.control_disabled && device::is_limited(config))
+}
+
 /// Says that limits cannot be enforced when that is found out, and not only in the first call that fails. What has
 /// no limit is left alone. `reached`: the program's calls arrive at least in `cuInit`, which then fails.
 fn announce(reached: bool) {
     let Some(failure) = unpatched::failure() else { return };
     let config = configuration();
-    if config.as_ref().is_ok_and(|config| config.control_disabled || !device::is_limited(config)) {
+    if !may_be_limited(&config) {
         return;
     }
     let on_failure = config.map_or(OnFailure::Closed, |config| config.on_failure);
@@ -294,11 +305,8 @@ fn close(found: &[Found]) {
 /// Makes a function refuse its calls, where the policy is to refuse them.
 fn refuses(function: &Found) -> bool {
     let config = configuration();
-    let closed = config.as_ref().map_or(true, |config| {
-        config.on_failure == OnFailure::Closed
-            && !config.control_disabled
-            && device::is_limited(config)
-    });
+    let closed = may_be_limited(&config)
+        && config.map_or(OnFailure::Closed, |config| config.on_failure) == OnFailure::Closed;
     // SAFETY: as in `install`; `cuInit` is longer than six bytes, and returns a CUresult.
     closed && unsafe { hook::refuse(function.address, CuResult::NOT_PERMITTED.0) }
 }

@@ -90,6 +90,28 @@ fn a_process_of_a_limited_session_is_refused_without_a_limit_of_its_own() {
     assert!(refused(&second), "{second:#?}");
 }
 
+/// Then nobody tells of libraries that are loaded. What is loaded with the program is patched all the same.
+#[test]
+fn a_loader_that_cannot_be_watched_is_said() {
+    let later = loader("loader", |_| ()).succeeded();
+    assert_eq!(later.complaints().len(), 1, "{later:#?}");
+    assert!(
+        later.stderr.contains("a driver that is loaded from now on is NOT limited"),
+        "{later:#?}"
+    );
+    loader("loader", |command| {
+        command.env_remove(MEMORY_LIMIT);
+    })
+    .silent();
+    let stage = Stage::new();
+    let driver = format!("-L{}", stage.driver().display());
+    let program = stage.compile("linked.c", "linked", &[&driver, "-lcuda"]);
+    let mut command = on_such_a_machine(&stage, program, "loader");
+    let outcome = outcome(command.env(MEMORY_LIMIT, first_device("1GiB"))).succeeded();
+    assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
+    assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+}
+
 #[test]
 fn a_second_copy_whose_patches_do_not_last_is_refused() {
     let stage = Stage::new();

@@ -1,6 +1,6 @@
 /* Preloaded before the limiter: a machine on which patches do not last. Code that is made writable, changed, and
  * made executable again loses the change. UNDO says which changes: "jumps", "half" of the jumps, "all" of them
- * and whatever else is written, or "wrong": the jumps lead elsewhere. The loader's own code is left alone. */
+ * and whatever else is written, or "wrong": the jumps lead elsewhere. The loader's own code is left alone, or with "loader" nothing else is undone. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 #define MOST (4 * 4096)
 
 static unsigned char before[MOST];
-static unsigned char *start;
+static unsigned char *start, *loader;
 static size_t length;
 static unsigned count;
 
@@ -19,7 +19,12 @@ static void undo(const char *which) {
     size_t at = 0;
     while (at < length && start[at] == before[at])
         at++;
-    if (at == length || start[at] == 0xff)
+    if (at == length)
+        return;
+    /* The far jump is the loader's. */
+    if (start[at] == 0xff)
+        loader = start;
+    if ((start == loader) != !strcmp(which, "loader"))
         return;
     int jump = start[at] == 0xe9;
     if (jump && !strcmp(which, "wrong")) {
@@ -28,7 +33,7 @@ static void undo(const char *which) {
     }
     if (jump && !strcmp(which, "half") && count++ % 2 == 0)
         return;
-    if (jump ? strcmp(which, "wrong") : !strcmp(which, "all"))
+    if (start == loader || (jump ? strcmp(which, "wrong") : !strcmp(which, "all")))
         memcpy(start, before, length);
 }
 
