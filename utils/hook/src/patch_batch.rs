@@ -3,7 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 use crate::canary::Canary;
 #[cfg(target_arch = "x86_64")]
-use crate::code::{follow, peek};
+use crate::code::follow;
+use crate::code::peek;
 use crate::{HookEngine, HookError, Slot};
 use core::ffi::c_void;
 use core::fmt;
@@ -92,7 +93,7 @@ impl PatchBatch {
         slot: &Slot,
     ) -> Result<(), HookError> {
         let (address, mut before) = (target as usize, [0; RECORDED]);
-        read(address, &mut before);
+        peek::read(address, &mut before);
         // SAFETY: the caller's.
         unsafe { self.engine.install(target, detour, slot) }?;
         self.reported.push(Reported { address, detour: detour as usize, before });
@@ -138,7 +139,7 @@ impl Reported {
 /// Looks where the function's entry leads.
 fn look(reported: &Reported, through_own_code: bool) -> Result<Patch, Lost> {
     let mut code = [0; RECORDED];
-    let read = read(reported.address, &mut code);
+    let read = peek::read(reported.address, &mut code);
     let changed = (0..read).rev().find(|&index| code[index] != reported.before[index]);
     let Some(last) = changed else { return Err(reported.lost(UNCHANGED, true)) };
     if leads(reported, through_own_code) {
@@ -157,20 +158,8 @@ fn leads(reported: &Reported, through_own_code: bool) -> bool {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn read(address: usize, into: &mut [u8; RECORDED]) -> usize {
-    peek::read(address, into)
-}
-
 /// Without a decoder a changed entry has to do.
 #[cfg(not(target_arch = "x86_64"))]
 fn leads(_: &Reported, _: bool) -> bool {
     true
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn read(address: usize, into: &mut [u8; RECORDED]) -> usize {
-    // SAFETY: the beginning of a function, as the caller of `install` vouches.
-    *into = unsafe { core::ptr::read_unaligned(address as *const [u8; RECORDED]) };
-    RECORDED
 }

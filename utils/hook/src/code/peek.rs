@@ -1,74 +1,50 @@
-//! Reads memory that may not be mapped: what a jump leads to is anybody's guess.
+//! Reads memory that may not be mapped: what a library says of itself, or a jump leads to, is anybody's guess.
 
-use super::mappings::Mappings;
-use libc::iovec;
+use core::ptr;
 
 const PAGE: usize = 4096;
 
-/// Why the kernel read nothing.
-enum Unread {
-    /// Nothing is mapped there.
-    Nothing,
-    /// The call is forbidden here, as in some sandboxes.
-    Forbidden,
-}
-
-/// Reads from `address` on; returns how many bytes could be read.
+/// Reads from `address` on; returns how many bytes could be read. Other threads must not unmap them meanwhile.
 pub(crate) fn read(address: usize, into: &mut [u8]) -> usize {
-    by_kernel(address, into).unwrap_or_else(|unread| match unread {
-        Unread::Nothing => 0,
-        Unread::Forbidden => read_by_list(address, into),
-    })
-}
-
-/// The same of a library that the loader lists. Where the kernel's help is forbidden the loader is believed: a
-/// process has hundreds of libraries, and to read the list of mappings for each would take too long.
-pub(crate) fn read_loaded(address: usize, into: &mut [u8]) -> usize {
-    by_kernel(address, into).unwrap_or_else(|unread| match unread {
-        Unread::Nothing => 0,
-        Unread::Forbidden => {
-            // SAFETY: a part of a library that is loaded, as the loader says.
-            let loaded = unsafe { core::slice::from_raw_parts(address as *const u8, into.len()) };
-            into.copy_from_slice(loaded);
-            into.len()
+    let mut read = 0;
+    while read < into.len() {
+        let Some(at) = address.checked_add(read).filter(|&at| is_readable(at)) else { break };
+        let length = (PAGE - at % PAGE).min(into.len() - read);
+        // SAFETY: a part of a page that can be read; the buffer is this function's caller's own.
+        unsafe {
+            ptr::copy_nonoverlapping(at as *const u8, into.as_mut_ptr().add(read), length);
         }
-    })
+        read += length;
+    }
+    read
 }
 
-fn by_kernel(address: usize, into: &mut [u8]) -> Result<usize, Unread> {
-    // The kernel may read a part of memory wholly or not at all. So what is in the next page is a part of its own.
-    let first = (PAGE - address % PAGE).min(into.len());
-    let part = |at: usize, length| iovec { iov_base: at as *mut _, iov_len: length };
-    let parts = [part(address, first), part(address.saturating_add(first), into.len() - first)];
-    let whole = iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // SAFETY: writes into the buffer; what is read is the kernel's to check.
-    let read = unsafe {
-        libc::process_vm_readv(libc::getpid(), &raw const whole, 1, parts.as_ptr(), 2, 0)
-    };
-    usize::try_from(read).map_err(|_| match std::io::Error::last_os_error().raw_os_error() {
-        Some(libc::EPERM | libc::ENOSYS | libc::EACCES) => Unread::Forbidden,
-        _ => Unread::Nothing,
-    })
-}
-
-/// Reads what the list of mappings has as readable.
-fn read_by_list(address: usize, into: &mut [u8]) -> usize {
-    let list = Mappings::now();
-    let found = list.as_ref().and_then(|list| list.at(address));
-    let Some((_, left)) = found.filter(|(rights, _)| rights & libc::PROT_READ != 0) else {
-        return 0;
-    };
-    let length = left.min(into.len());
-    // SAFETY: readable, as the kernel's list says, unless another thread unmaps it at this moment.
-    let code = unsafe { core::slice::from_raw_parts(address as *const u8, length) };
-    into[..length].copy_from_slice(code);
-    length
+/// Whether the page of this address can be read. The kernel is asked by a call that reads eight bytes there and then
+/// fails, because of its first argument. Sandboxes that forbid nearly all calls allow this one.
+fn is_readable(address: usize) -> bool {
+    const NO_SUCH_OPERATION: usize = usize::MAX;
+    const SET_BYTES: usize = 8;
+    // A null pointer would not be read.
+    if address < PAGE {
+        return false;
+    }
+    // SAFETY: the call changes nothing; `errno` is as it was before, for code that looks at it after loading a library.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        let aligned = address - address % SET_BYTES;
+        let nothing = ptr::null::<libc::sigset_t>();
+        let failed =
+            libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_OPERATION, aligned, nothing, SET_BYTES);
+        let readable = failed == 0 || *errno != libc::EFAULT;
+        *errno = before;
+        readable
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use core::ptr;
 
     #[test]
     fn what_is_mapped_is_read_and_nothing_else() {
@@ -82,18 +58,24 @@ mod tests {
             let end = start.byte_add(PAGE);
             assert_eq!(libc::mprotect(end, PAGE, libc::PROT_NONE), 0);
             ptr::copy_nonoverlapping(text.as_ptr(), end.byte_sub(16).cast(), 16);
+            *libc::__errno_location() = 77;
             start as usize
         };
-        for how in [read, read_by_list] {
+        let at = |address| {
             let mut bytes = [0; 8];
-            let mut at = |address| {
-                bytes = [0; 8];
-                (how(address, &mut bytes), bytes)
-            };
-            let end = start + PAGE;
-            assert_eq!(at(end - 16), (8, *b"sixteen "));
-            assert_eq!(at(end - 3), (3, *b"...\0\0\0\0\0"));
-            assert_eq!([at(end).0, at(0).0, at(1).0, at(usize::MAX - 3).0], [0; 4]);
+            (read(address, &mut bytes), bytes)
+        };
+        let end = start + PAGE;
+        assert_eq!(at(end - 16), (8, *b"sixteen "));
+        assert_eq!(at(end - 3), (3, *b"...\0\0\0\0\0"));
+        for nothing in [end, 0, 1, PAGE, usize::MAX - 3, usize::MAX, 1 << 63, (1 << 47) - 4] {
+            assert_eq!(at(nothing).0, 0, "{nothing:#x}");
         }
+        let mut long = vec![1; 2 * PAGE];
+        assert_eq!(read(start, &mut long), PAGE);
+        assert!(long[..16].iter().all(|&byte| byte == 0));
+        assert_eq!(read(long.as_ptr() as usize, &mut vec![0; 2 * PAGE]), 2 * PAGE);
+        // SAFETY: this thread's own.
+        assert_eq!(unsafe { *libc::__errno_location() }, 77);
     }
 }

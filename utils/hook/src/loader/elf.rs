@@ -58,7 +58,7 @@ pub(super) struct Own;
 
 impl Memory for Own {
     fn read(&self, address: usize, into: &mut [u8]) -> usize {
-        peek::read_loaded(address, into)
+        peek::read(address, into)
     }
 }
 
