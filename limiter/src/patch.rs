@@ -1,6 +1,6 @@
 //! Notices that a driver library has been loaded, and patches it before any thread can call it.
 
-use crate::config::{Config, ConfigError, OnFailure, ProcessEnvironment};
+use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
@@ -65,14 +65,14 @@ fn on_change() {
     not_cancelled(|| SEEN.pass(look));
 }
 
-/// What is configured. Asked for only where something cannot be patched.
-fn configuration() -> Result<Config, ConfigError> {
-    Config::from_env(&ProcessEnvironment)
+/// What is configured; `None`: it cannot be read. Asked for only where something is not as it should be.
+fn configuration() -> Option<Config> {
+    Config::from_env(&ProcessEnvironment).ok()
 }
 
 /// Whether there is any limit. What cannot be read may hold one.
-fn may_be_limited(config: &Result<Config, ConfigError>) -> bool {
-    config.as_ref().map_or(true, |config| !config.control_disabled && device::is_limited(config))
+fn may_be_limited(config: &Option<Config>) -> bool {
+    config.as_ref().is_none_or(|config| !config.control_disabled && device::is_limited(config))
 }
 
 /// Says that limits cannot be enforced when that is found out, and not only in the first call that fails. What has
@@ -316,14 +316,14 @@ fn refuses(function: &Found) -> bool {
 /// copy. The further copy is then never initialised, and its other functions only fail.
 fn further_copy(kind: Library, library: &loader::Library) {
     let config = configuration();
-    if config.as_ref().is_ok_and(|config| !config.keeps_account()) {
+    if config.as_ref().is_some_and(|config| !config.keeps_account()) {
         return;
     }
     let copy = format!("a second {} was loaded from {}", kind.soname(), library.path());
     match kind {
         // Its handles mean nothing to the first copy.
         Library::Nvml => report::once(format_args!("{copy}: it shows the device, not the limits")),
-        Library::Cuda if config.is_ok_and(|config| config.on_failure == OnFailure::Open) => {
+        Library::Cuda if config.is_some_and(|config| config.on_failure == OnFailure::Open) => {
             report::once(format_args!("{copy}: calls into it are NOT limited"));
         }
         Library::Cuda => {
