@@ -65,6 +65,19 @@ fn on_change() {
     not_cancelled(|| SEEN.pass(look));
 }
 
+/// Looks at the driver's patches, in a thread of the limiter's own.
+fn check_again() {
+    if unpatched::failure().is_some() || !driver_calls::library::is_kept() {
+        return;
+    }
+    // SAFETY: it stays loaded.
+    unsafe { hooks::look_at_patches(Library::Cuda) };
+    if unpatched::failure().is_some() {
+        // Says it where there is a limit.
+        let _ = crate::process::get().cuda();
+    }
+}
+
 /// What is configured; `None`: it cannot be read. Asked for only where something is not as it should be.
 fn configuration() -> Option<Config> {
     Config::from_env(&ProcessEnvironment).ok()
@@ -278,6 +291,7 @@ fn patch(kind: Library, library: loader::Library) {
     });
     if kind == Library::Cuda {
         driver_calls::library::loaded(library.handle());
+        unpatched::check_by(check_again);
     }
     write_report(kind, &states);
     if kind == Library::Cuda && !states.contains_key("cuInit") {

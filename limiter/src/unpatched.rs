@@ -12,6 +12,22 @@ const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 /// before the process's first call. It holds in a forked child too, whose code is the same.
 static FAILURE: OnceLock<String> = OnceLock::new();
 
+/// Looks whether the patches are still there. A static, because it is known where libraries are patched, and called
+/// by the reconciler.
+static CHECK: OnceLock<fn()> = OnceLock::new();
+
+/// Has `check` called from time to time.
+pub(crate) fn check_by(check: fn()) {
+    let _ = CHECK.set(check);
+}
+
+/// Looks whether the patches are still there.
+pub(crate) fn check() {
+    if let Some(check) = CHECK.get() {
+        check();
+    }
+}
+
 /// A function is not patched.
 pub(crate) fn note(failure: String) {
     let _ = FAILURE.set(failure);

@@ -158,6 +158,19 @@ fn a_patch_that_is_undone_is_noticed_when_a_library_is_loaded() {
 }
 
 #[test]
+fn a_patch_that_is_undone_is_noticed_within_seconds() {
+    let one = restored(&["wait", "cuMemFree_v2"], "closed");
+    assert_eq!((one.value("little"), one.value("much")), (800, 800), "{one:#?}");
+    // What is not patched any more cannot be refused, but it is said.
+    let alloc = restored(&["wait", "cuMemAlloc_v2"], "closed");
+    assert_eq!((alloc.value("little"), alloc.value("much")), (0, 0), "{alloc:#?}");
+    for outcome in [one, alloc] {
+        assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
+        assert!(outcome.stderr.contains("were changed after it was patched"), "{outcome:#?}");
+    }
+}
+
+#[test]
 fn a_patch_that_is_undone_is_noticed_when_a_context_is_made() {
     let outcome = restored(&["context", "cuMemAlloc_v2"], "closed");
     assert_eq!(outcome.value("init"), 0, "{outcome:#?}");

@@ -77,6 +77,14 @@ int main(int argc, char **argv) {
     } else if (!strcmp(when, "context")) {
         printf("init=%d ", d.init(0));
         restore(library, argv[2]);
+    } else if (!strcmp(when, "wait")) {
+        /* Nothing happens after it that Sluice would be told of. */
+        start_driver(&d);
+        restore(library, argv[2]);
+        sleep(3);
+        printf("init=0 ");
+        say_limit(&d);
+        return 0;
     } else {
         start_driver(&d);
         if (argc > 2)
