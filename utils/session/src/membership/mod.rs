@@ -5,7 +5,7 @@ mod claim;
 use crate::layout::{MemberSlot, MemoryKind, PageLayout, SLOTS};
 use crate::ledger::Ledger;
 use crate::lock::{Attempt, Step, StepResult, number};
-use crate::page::slot_lock;
+use crate::page::slot_lock::{self, SlotLock};
 use crate::process::ProcessIdentity;
 use crate::{Page, PageError, clock};
 use core::ops::{Deref, DerefMut};
@@ -38,6 +38,8 @@ pub struct Membership {
     /// another process.
     threads: Mutex<KnownHoldings>,
     owed: Owed,
+    /// Shows others that this process lives.
+    _lock: SlotLock,
 }
 
 /// Bytes to give back that could not be recorded yet, by kind.
@@ -100,9 +102,9 @@ impl Membership {
     /// [`Membership::ledger`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let identity = ProcessIdentity::own();
-        let slot = claim::find_slot(&page, identity.pid)?;
+        let (slot, lock) = claim::find_slot(&page, identity)?;
         let threads = Mutex::default();
-        let membership = Self { page, slot, identity, threads, owed: Owed::default() };
+        let membership = Self { page, slot, identity, threads, owed: Owed::default(), _lock: lock };
         membership.enter(Purpose::Joining)?.enroll(slot, identity.pid, identity.start_time);
         Ok(membership)
     }
@@ -288,10 +290,7 @@ impl Membership {
     fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.page.layout().slots.get(slot) else { return false };
         let process = slot_lock::process_of(record);
-        if slot == self.slot || process == self.identity {
-            return slot == self.slot;
-        }
-        slot_lock::is_alive(&self.page, slot, process)
+        slot == self.slot || slot_lock::is_alive(&self.page, slot, process, Some(self.identity))
     }
 
     /// Records that this process is alive at `now_ns` on `CLOCK_MONOTONIC` and still waits for its

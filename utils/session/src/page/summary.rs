@@ -1,10 +1,16 @@
 //! What a page holds, for display.
 
-use super::{Page, PageError, slot_lock};
+use super::slot_lock::Onlooker;
+use super::{Page, PageError};
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use crate::process::ProcessIdentity;
 use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 use limits::Limits;
+use std::time::Instant;
+
+/// How long the processes of one page are looked at.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A session on one device at a moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,6 +22,8 @@ pub struct Summary {
     pub used: u64,
     /// Its processes.
     pub processes: Vec<ProcessSummary>,
+    /// How many of these may have ended: there was no time to look at them.
+    pub unchecked: usize,
 }
 
 /// A process of a session.
@@ -77,9 +85,9 @@ impl Page {
     /// [`PageError::Damaged`]
     pub fn summary(&self) -> Result<Summary, PageError> {
         let mut summary = Summary::of(self.look()?);
-        summary
-            .processes
-            .retain(|process| slot_lock::is_alive(self, process.slot, process.identity()));
+        let mut onlooker = Onlooker::new(self, Instant::now() + PATIENCE);
+        summary.processes.retain(|process| onlooker.is_alive(process.slot, process.identity()));
+        summary.unchecked = onlooker.unchecked;
         Ok(summary)
     }
 }
@@ -108,6 +116,7 @@ impl Summary {
             limits: layout.limits(),
             used: layout.used.load(Relaxed),
             processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
+            unchecked: 0,
         }
     }
 
