@@ -24,5 +24,5 @@ pub mod process;
 mod summary;
 
 pub use membership::{LedgerGuard, Membership};
-pub use page::{Page, PageError, ProcessSummary, Summary, faults_are_caught};
+pub use page::{Names, Page, PageError, ProcessSummary, Summary, faults_are_caught};
 pub use summary::SessionSummary;

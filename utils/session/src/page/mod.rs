@@ -11,4 +11,4 @@ mod summary;
 pub use error::PageError;
 pub use fault::are_caught as faults_are_caught;
 pub use file::Page;
-pub use summary::{ProcessSummary, Summary};
+pub use summary::{Names, ProcessSummary, Summary};

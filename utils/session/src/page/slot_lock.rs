@@ -13,11 +13,12 @@
 
 use super::Page;
 use crate::layout::MemberSlot;
-use crate::process::ProcessIdentity;
+use crate::process::{ProcessIdentity, start_time};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
@@ -182,41 +183,50 @@ fn maps(pid: u32, page: &Page, until: Option<Instant>) -> Option<bool> {
     Some(false)
 }
 
-/// Finds out which processes of a page live, for somebody who only looks. It asks `/proc` once for
-/// each process, and only until a given time, whatever the page says.
+/// Finds out which processes of a page live, for somebody who only looks. Whatever the page says,
+/// `/proc` is asked once for each process, and only until a given time.
 pub(super) struct Onlooker<'a> {
     page: &'a Page,
     until: Instant,
-    seen: HashMap<ProcessIdentity, bool>,
-    /// How many slots there was no time for.
-    pub(super) unchecked: usize,
+    seen: HashMap<u32, Seen>,
+    /// Of how many processes it cannot be told.
+    pub(super) unknown: usize,
+}
+
+/// What `/proc` shows under an id.
+struct Seen {
+    start_time: Option<u64>,
+    maps_page: Option<bool>,
 }
 
 impl<'a> Onlooker<'a> {
     pub(super) fn new(page: &'a Page, until: Instant) -> Self {
-        Self { page, until, seen: HashMap::new(), unchecked: 0 }
+        Self { page, until, seen: HashMap::new(), unknown: 0 }
     }
 
-    /// Whether a slot's process lives. If there is no time left, it counts as alive.
+    /// Whether a slot's process lives. What cannot be told counts as alive.
     pub(super) fn is_alive(&mut self, slot: usize, process: ProcessIdentity) -> bool {
-        if is_locked(self.page, slot) != Some(false) {
+        if is_locked(self.page, slot) == Some(true) {
             return true;
         }
-        let known = self.seen.get(&process).copied();
-        let found = known.or_else(|| {
-            if Instant::now() >= self.until {
-                return None;
+        let found = self.look(process);
+        self.unknown += usize::from(found.is_none());
+        found.unwrap_or(true)
+    }
+
+    fn look(&mut self, process: ProcessIdentity) -> Option<bool> {
+        let Self { page, until, .. } = *self;
+        let is_late = || Instant::now() >= until;
+        let seen = match self.seen.entry(process.pid) {
+            Entry::Occupied(seen) => seen.into_mut(),
+            Entry::Vacant(_) if is_late() => return None,
+            Entry::Vacant(place) => {
+                let start_time = start_time(process.pid);
+                let maps_page = start_time.and_then(|_| maps(process.pid, page, Some(until)));
+                place.insert(Seen { start_time, maps_page })
             }
-            let Self { page, until, .. } = *self;
-            if process.is_running() { maps(process.pid, page, Some(until)) } else { Some(false) }
-        });
-        match found {
-            Some(lives) => *self.seen.entry(process).or_insert(lives),
-            None => {
-                self.unchecked += 1;
-                true
-            }
-        }
+        };
+        if seen.start_time == Some(process.start_time) { seen.maps_page } else { Some(false) }
     }
 }
 
