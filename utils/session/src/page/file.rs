@@ -1,7 +1,7 @@
 //! Makes, checks and maps a page's file.
 
-use super::PageError;
 use super::map::Map;
+use super::{PageError, slot_lock};
 use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
@@ -14,6 +14,7 @@ use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A mapped page.
 #[derive(Debug)]
@@ -26,6 +27,9 @@ pub struct Page {
     identity: (u64, u64),
     path: PathBuf,
 }
+
+/// A step of waiting for others who change the limits.
+const STEP: Duration = Duration::from_millis(1);
 
 /// The length of a page's file in bytes.
 const LENGTH: u64 = size_of::<PageLayout>() as u64;
@@ -158,6 +162,24 @@ impl Page {
                 Err("it has been cut short".to_owned())
             }
             _ => header(self.layout()),
+        }
+    }
+
+    /// Keeps others who do the same from changing the limits, until this value is dropped. Waits for
+    /// them until a given time; `false`: in vain.
+    ///
+    /// Whoever may write to the page can keep others waiting in this way, and can change the limits
+    /// all the same.
+    #[must_use]
+    pub fn lock_limits(&self, until: Instant) -> bool {
+        loop {
+            if matches!(slot_lock::lock(self, slot_lock::LIMITS), Ok(true)) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(STEP);
         }
     }
 

@@ -12,7 +12,7 @@
 //! only if `/proc` agrees: the process is gone, or it no longer maps the page.
 
 use super::Page;
-use crate::layout::MemberSlot;
+use crate::layout::{MemberSlot, SLOTS};
 use crate::process::{ProcessIdentity, start_time};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
@@ -26,6 +26,9 @@ use std::time::Instant;
 
 /// The length of the mapping that keeps a lock. It is never accessed.
 const MAPPED: usize = 4096;
+
+/// The byte that is locked by who changes the limits: the one behind those of the slots.
+pub(super) const LIMITS: usize = SLOTS;
 
 /// Keeps a slot locked.
 #[derive(Debug)]
