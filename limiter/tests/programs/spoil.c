@@ -1,7 +1,7 @@
 /* Threads allocate and free, launch and ask, while the session's page is spoilt:
  *   spoil PAGE HOW THREADS MS
  * HOW: "cut" to nothing, "half" of it, "zero" or "noise" all of it, "slots" zeros behind the first 128 bytes,
- * "again" zeros over and over. Says how many calls were made after that. */
+ * "again" zeros over and over, "middle" zeros over and over in the slots alone. Says how many calls were made after that. */
 #include "driver.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -62,9 +62,9 @@ int main(int argc, char **argv) {
         if (!strcmp(how, "cut") || !strcmp(how, "half"))
             end = ftruncate(page, *how == 'c' ? 0 : end / 2);
         else
-            put(page, *how == 'n' ? noise : zeros, *how == 's' ? 128 : 0, end);
+            put(page, *how == 'n' ? noise : zeros, *how == 's' || *how == 'm' ? 128 : 0, *how == 'm' ? end - 4096 : end);
         usleep(500);
-    } while (!strcmp(how, "again") && now() - begun < atoi(argv[4]) / 1e3);
+    } while ((*how == 'm' || !strcmp(how, "again")) && now() - begun < atoi(argv[4]) / 1e3);
     usleep((useconds_t)atoi(argv[4]) * 1000);
     stop = 1;
     for (int i = 0; i < threads; i++)
