@@ -24,5 +24,8 @@ pub mod process;
 mod summary;
 
 pub use membership::{LedgerGuard, Membership};
-pub use page::{Names, Page, PageError, ProcessSummary, Summary, faults_are_caught};
+pub use page::{
+    Names, OwnThread, Page, PageError, ProcessSummary, Summary, faults_are_caught,
+    faults_may_change,
+};
 pub use summary::SessionSummary;
