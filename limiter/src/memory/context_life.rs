@@ -1,8 +1,8 @@
 //! How contexts begin and end, and what they take of a device's memory.
 //!
-//! The driver does not say how much a context takes before it exists. The size measured for a first context
-//! of the session is reserved for the next one. What the context really took is read from NVML afterwards. A
-//! context that turns out not to fit is destroyed again.
+//! The driver does not say how much a context takes before it exists. So the session's first context is made
+//! alone, and the size measured for it is reserved for the next one. What a context really took is read from NVML
+//! afterwards. A context that turns out not to fit is destroyed again.
 
 use super::contexts::Green;
 use super::device::DeviceMemory;
@@ -12,16 +12,20 @@ use super::refusal::refused;
 use super::reserve::Reserve;
 use super::seen::Processes;
 use crate::ledger::DeviceLedger;
-use crate::report;
+use crate::{clock, report};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{self, CuResult};
+use session::First;
 use session::layout::MemoryKind;
 
 /// Assumed if NVML cannot be asked: what a context takes on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;
 /// A measured size outside these bounds is not that of a context.
-const LEAST_BYTES: u64 = 16 << 20;
+const LEAST_BYTES: u64 = 1 << 20;
 const MOST_BYTES: u64 = 4 << 30;
+/// How long the measurement of the session's first context is waited for, in steps. The driver takes 0.2 to 2 s.
+const PATIENCE: u32 = 5_000;
+const STEP_NS: u64 = 1_000_000;
 
 /// Runs a call that makes a context. After success `handle` returns it; `undo` destroys it. Must be called
 /// under [`Contexts::change`](super::contexts::Contexts::change).
@@ -33,7 +37,7 @@ pub(super) fn create(
     undo: impl FnOnce(),
 ) -> CuResult {
     let ledger = device.ledger;
-    let known = ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
+    let (known, first) = size_or_turn(ledger);
     let Some(reservation) = reserve.reserve(device, MemoryKind::Context, known) else {
         return too_small(ledger, known);
     };
@@ -54,6 +58,8 @@ pub(super) fn create(
             .context_bytes
             .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
     }
+    // Not earlier: a context that does not fit is gone before the next one is made.
+    let _first = first;
     let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
     if took > known {
         let Some(rest) = reserve.reserve(device, MemoryKind::Context, took - known) else {
@@ -70,6 +76,25 @@ pub(super) fn create(
     device.contexts.set(handle(), took);
     tracing::debug!("device {}: a context took {took} bytes", ledger.uuid());
     result
+}
+
+/// The size of a context; zero while it is not known. Then this process may make the first one, alone, or has
+/// waited for another one in vain. Without NVML there is nothing to wait for.
+fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
+    let size = || ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
+    for _ in 0..PATIENCE {
+        let known = size();
+        if known > 0 || ledger.page().is_none() || Processes::now(ledger).is_none() {
+            return (known, None);
+        }
+        if let Some(first) = ledger.membership().go_first() {
+            // The one before may have just come to its end.
+            let known = size();
+            return (known, Some(first).filter(|_| known == 0));
+        }
+        clock::sleep(STEP_NS);
+    }
+    (size(), None)
 }
 
 /// Runs a call that makes a green context in an existing primary context. It takes little memory. The size is

@@ -23,7 +23,7 @@ mod page;
 pub mod process;
 mod summary;
 
-pub use membership::{LedgerGuard, Membership};
+pub use membership::{First, LedgerGuard, Membership};
 pub use page::{
     Names, OwnThread, Page, PageError, ProcessSummary, Summary, faults_are_caught,
     faults_may_change,

@@ -42,6 +42,16 @@ pub struct Membership {
     _lock: SlotLock,
 }
 
+/// The others wait while this process does something for the first time.
+#[derive(Debug)]
+pub struct First<'a>(&'a Page);
+
+impl Drop for First<'_> {
+    fn drop(&mut self) {
+        slot_lock::unlock(self.0, slot_lock::FIRST_CONTEXT);
+    }
+}
+
 /// Bytes to give back that could not be recorded yet, by kind.
 #[derive(Debug, Default)]
 struct Owed {
@@ -299,6 +309,14 @@ impl Membership {
         if let Some(slot) = self.look().ok().and_then(|layout| layout.slots.get(self.slot)) {
             slot.lease_end_ns.fetch_max(now_ns, Relaxed);
         }
+    }
+
+    /// Lets this process go first, until the result is dropped or the process ends. `None`: another
+    /// process of the session does, or nobody can be kept waiting.
+    #[must_use]
+    pub fn go_first(&self) -> Option<First<'_>> {
+        let locked = slot_lock::lock(&self.page, slot_lock::FIRST_CONTEXT);
+        matches!(locked, Ok(true)).then_some(First(&self.page))
     }
 
     /// Gives back what dead processes left, and returns how many there were.

@@ -30,6 +30,9 @@ const MAPPED: usize = 4096;
 /// The byte that is locked by who changes the limits: the one behind those of the slots.
 pub(super) const LIMITS: usize = SLOTS;
 
+/// The byte that is locked by who makes the session's first context.
+pub(crate) const FIRST_CONTEXT: usize = SLOTS + 1;
+
 /// Keeps a slot locked.
 #[derive(Debug)]
 pub(crate) struct SlotLock {
