@@ -8,7 +8,7 @@ use super::contexts::Green;
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
 use super::images::Images;
-use super::refusal::refused;
+use super::refusal::{Why, refused};
 use super::reserve::Reserve;
 use super::seen::Processes;
 use crate::ledger::DeviceLedger;
@@ -39,7 +39,7 @@ pub(super) fn create(
     let ledger = device.ledger;
     let (known, first) = size_or_turn(ledger);
     let Some(reservation) = reserve.reserve(device, MemoryKind::Context, known) else {
-        return too_small(ledger, known);
+        return too_small(ledger, Made::Context, known);
     };
     let before = MemoryReading::now(&reserve.holdings, device);
     let result = call();
@@ -60,12 +60,13 @@ pub(super) fn create(
     }
     // Not earlier: a context that does not fit is gone before the next one is made.
     let _first = first;
+    let made = if took.is_some() || known > 0 { Made::Context } else { Made::Unmeasured };
     let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
     if took > known {
-        let Some(rest) = reserve.reserve(device, MemoryKind::Context, took - known) else {
+        let Some(rest) = reserve.reserve_taken(device, MemoryKind::Context, took - known) else {
             undo();
             drop(reservation);
-            return too_small(ledger, took);
+            return too_small(ledger, made, took);
         };
         rest.keep();
     }
@@ -82,19 +83,23 @@ pub(super) fn create(
 /// waited for another one in vain. Without NVML there is nothing to wait for.
 fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
     let size = || ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
+    let known = size();
+    if known > 0 || Processes::now(ledger).is_none() {
+        return (known, None);
+    }
     for _ in 0..PATIENCE {
+        let first = ledger.membership().go_first();
+        // The one before may have just come to its end.
         let known = size();
-        if known > 0 || ledger.page().is_none() || Processes::now(ledger).is_none() {
+        if known > 0 || ledger.page().is_none() {
             return (known, None);
         }
-        if let Some(first) = ledger.membership().go_first() {
-            // The one before may have just come to its end.
-            let known = size();
-            return (known, Some(first).filter(|_| known == 0));
+        if first.is_some() {
+            return (0, first);
         }
         clock::sleep(STEP_NS);
     }
-    (size(), None)
+    (0, None)
 }
 
 /// Runs a call that makes a green context in an existing primary context. It takes little memory. The size is
@@ -118,9 +123,9 @@ pub(super) fn create_green(
         .filter(|&took| took <= MOST_BYTES)
         .unwrap_or(0);
     if took > 0 {
-        let Some(reservation) = reserve.reserve(device, MemoryKind::Context, took) else {
+        let Some(reservation) = reserve.reserve_taken(device, MemoryKind::Context, took) else {
             undo();
-            return too_small(device.ledger, took);
+            return too_small(device.ledger, Made::Green, took);
         };
         reservation.keep();
     }
@@ -193,17 +198,29 @@ impl MemoryReading {
     }
 }
 
-fn too_small(device: &DeviceLedger, context: u64) -> CuResult {
-    let Some((limit, used)) = device.open().map(|opened| (opened.limit(), opened.used())) else {
-        return refused(device, context);
+/// What is about to be made, or was made and taken down again.
+#[derive(Clone, Copy)]
+enum Made {
+    Context,
+    /// NVML does not show what it takes.
+    Unmeasured,
+    Green,
+}
+
+fn too_small(device: &DeviceLedger, made: Made, bytes: u64) -> CuResult {
+    let Some(why) = device.open().map(|opened| Why::of(&opened, bytes)) else {
+        return refused(device, bytes);
+    };
+    let takes = match made {
+        Made::Context => "a CUDA context takes",
+        Made::Unmeasured => "NVML does not show what a CUDA context takes, which is assumed to be",
+        Made::Green => "a green context takes",
     };
     const MIB: u64 = 1 << 20;
     report::once(format_args!(
-        "device {}: a CUDA context takes {} MiB; the memory limit of {} MiB, of which {} MiB are in use, has no room for it",
+        "device {}: {takes} {} MiB; {why} for it",
         device.uuid(),
-        context.div_ceil(MIB),
-        limit / MIB,
-        used.div_ceil(MIB),
+        bytes.div_ceil(MIB),
     ));
     CuResult::OUT_OF_MEMORY
 }
