@@ -6,7 +6,7 @@ use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::{GpuId, Limits};
-use rustix::fs::Stat;
+use rustix::fs::{Mode, OFlags, Stat};
 use rustix::thread::futex;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -217,7 +217,9 @@ impl Page {
     /// The file, opened once more. When a descriptor of it is closed, this process's record locks
     /// of the file are dropped.
     pub(super) fn open_again(&self) -> Option<File> {
-        open_existing(&self.path).ok().filter(|file| self.stat_of(file).is_some())
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(&self.path, flags, Mode::empty()).ok()?);
+        self.stat_of(&file).is_some().then_some(file)
     }
 
     fn lock_file(&self) -> MutexGuard<'_, File> {
