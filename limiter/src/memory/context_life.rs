@@ -23,8 +23,8 @@ const ASSUMED_BYTES: u64 = 512 << 20;
 /// A measured size outside these bounds is not that of a context.
 const LEAST_BYTES: u64 = 1 << 20;
 const MOST_BYTES: u64 = 4 << 30;
-/// How long the measurement of the session's first context is waited for, in steps. The driver takes 0.2 to 2 s.
-const PATIENCE: u32 = 5_000;
+/// How long the measurement of the session's first context is waited for. The driver takes 0.2 to 2 s.
+const PATIENCE_NS: u64 = 5_000_000_000;
 const STEP_NS: u64 = 1_000_000;
 
 /// Runs a call that makes a context. After success `handle` returns it; `undo` destroys it. Must be called
@@ -87,7 +87,8 @@ fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
     if known > 0 || Processes::now(ledger).is_none() {
         return (known, None);
     }
-    for _ in 0..PATIENCE {
+    let until = clock::now().saturating_add(PATIENCE_NS);
+    while clock::now() < until {
         let first = ledger.membership().go_first();
         // The one before may have just come to its end.
         let known = size();

@@ -26,8 +26,8 @@ fn begin(
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| running.end());
         while !ended.is_finished() {
-            most = node.lock_reaped().devices[0].used.max(most);
-            sleep(Duration::from_millis(1));
+            most = node.lock().devices[0].used.max(most);
+            sleep(Duration::from_millis(2));
         }
         let ended = ended.join().unwrap().succeeded();
         println!("{} MiB of {}: {} most {most}", context / MIB, limit / MIB, ended.stdout);
@@ -76,5 +76,5 @@ fn a_first_context_that_is_never_made_is_not_waited_for_without_end() {
     drop(page);
     let (seen, _) = begin(&stage, 20, 8 * MIB, 2 * GIB, &["lock", &path]);
     assert_eq!((seen.value("made"), seen.value("refused")), (20, 0), "{}", seen.stderr);
-    assert!((4_000..15_000).contains(&seen.value("ms")), "{}", seen.stdout);
+    assert!((4_000..30_000).contains(&seen.value("ms")), "{}", seen.stdout);
 }
