@@ -112,7 +112,7 @@ impl Process {
         if let Ok(config) = &config {
             report::enable_log(config.log.tracing());
             for warning in &config.warnings {
-                report::once(format_args!("{warning}"));
+                report::each_once(format_args!("{warning}"));
             }
         }
         // If the configuration cannot be read, the slow path denies the launch.

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ::limits::gpu::GpuChoice;
 use ::limits::units::{Size, parse_whole};
@@ -12,7 +13,10 @@ use session::process::start_time;
 
 use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
-use super::{Error, limits, parts};
+use super::{Error, limits, parts, say};
+
+/// How long other changes of the same limits are waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Changes the limits of a session on all of its devices. If one of them cannot be changed, none
 /// is.
@@ -33,7 +37,16 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     let session = choose(&sessions, &arguments.session)?;
     let devices = known_devices(session);
     let mut changes = Vec::new();
+    let until = Instant::now() + PATIENCE;
     for page in chosen_pages(session, arguments.device.as_deref(), devices.as_deref())? {
+        // Until all pages are changed.
+        if !page.lock_limits(until) {
+            say(&format!(
+                "{}: another process has been changing the limits for {} s; not waiting for it",
+                page.device(),
+                PATIENCE.as_secs()
+            ));
+        }
         let (before, uuid) = (page.look()?.limits(), page.device());
         let device = devices.iter().flatten().find(|device| device.uuid == uuid);
         let name = device.map_or_else(|| uuid.to_string(), VisibleGpu::title);

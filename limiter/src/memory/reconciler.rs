@@ -12,7 +12,7 @@ use super::oversubscribe::HostPlaced;
 use super::reconcile::Reconciliations;
 use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
-use crate::{report, unpatched};
+use crate::{own_thread, report, unpatched};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Release};
 use core::time::Duration;
@@ -74,11 +74,11 @@ fn keep(visits: &Visits, charge: Charge) {
             looked = Some(Instant::now());
         }
         if in_driver(visits, || charge.placed.carry_out_frees(0)) {
-            std::thread::sleep(FREES);
+            own_thread::asleep(|| std::thread::sleep(FREES));
         } else if wanted {
-            std::thread::sleep(DEBOUNCE);
+            own_thread::asleep(|| std::thread::sleep(DEBOUNCE));
         } else {
-            charge.bell.sleep(PERIOD);
+            own_thread::asleep(|| charge.bell.sleep(PERIOD));
         }
     }
 }

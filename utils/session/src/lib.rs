@@ -23,6 +23,9 @@ mod page;
 pub mod process;
 mod summary;
 
-pub use membership::{LedgerGuard, Membership};
-pub use page::{Page, PageError, ProcessSummary, Summary, faults_are_caught};
+pub use membership::{First, LedgerGuard, Membership};
+pub use page::{
+    Names, OwnThread, Page, PageError, ProcessSummary, Summary, faults_are_caught,
+    faults_may_change,
+};
 pub use summary::SessionSummary;

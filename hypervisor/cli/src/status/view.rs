@@ -39,7 +39,7 @@ impl fmt::Display for View<'_, SessionReport> {
 
 impl fmt::Display for View<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceReport { uuid, memory, compute, processes } = self.0;
+        let DeviceReport { uuid, memory, compute, processes, unknown } = self.0;
         let limits = limits(memory, compute);
         writeln!(f, "  {uuid}")?;
         let limit = limits.memory.map_or("no limit".to_owned(), |limit| limit.to_string());
@@ -66,7 +66,11 @@ impl fmt::Display for View<'_, DeviceReport> {
         if processes.is_empty() {
             writeln!(f, "    no processes")?;
         }
-        processes.iter().try_for_each(|process| View(process).fmt(f))
+        processes.iter().try_for_each(|process| View(process).fmt(f))?;
+        if *unknown > 0 {
+            writeln!(f, "    {unknown} of these may have ended: that could not be told")?;
+        }
+        Ok(())
     }
 }
 
