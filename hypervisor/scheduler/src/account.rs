@@ -198,6 +198,12 @@ impl Account {
     pub(super) fn charge(&mut self, used_ns: u64, paid: Paid) {
         let charge = used_ns.min(self.held_ns);
         self.held_ns -= charge;
+        self.charge_more(charge, paid);
+    }
+
+    /// Charges for time that was reported before, and was used although no report said so. To be
+    /// called after [`Self::settle`].
+    pub(super) fn charge_more(&mut self, charge: u64, paid: Paid) {
         self.charged_ns = self.charged_ns.saturating_add(charge);
         if let Some((_, bucket)) = &mut self.ceiling {
             bucket.charge(charge);

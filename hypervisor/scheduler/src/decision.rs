@@ -13,6 +13,7 @@ impl Scheduler {
         self.revoke_overdue(now);
         self.end_overdue_probe(now);
         self.suspect_several(now);
+        self.judge(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
         // Guaranteed time goes first; spare time is what is left.
@@ -21,6 +22,7 @@ impl Scheduler {
                 grants.extend(self.grant(worker, paid, now));
             }
         }
+        self.notice_who_waits(now);
         grants
     }
 
@@ -62,6 +64,7 @@ impl Scheduler {
         self.reach(worker, session, paid);
         let ends_at = now.saturating_add(length_ns);
         let state = self.workers.get_mut(&worker)?;
+        state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, self.company(worker)))
@@ -190,6 +193,8 @@ impl Scheduler {
             turn_ends_at: ends_at,
             company,
             revoked: false,
+            keeps_since: None,
+            kept_ns: 0,
         });
         self.tell_company(worker, session);
         self.consider_probe(worker, now);

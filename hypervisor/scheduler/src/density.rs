@@ -52,6 +52,8 @@ impl Mean {
 pub(super) struct Density {
     alone: Mean,
     class: Class,
+    /// Its session's reports do not add up with those of others.
+    distrusted: bool,
     measured_at: u64,
     /// When its first report came.
     began_at: u64,
@@ -102,6 +104,7 @@ impl Density {
         Self {
             alone: Mean::default(),
             class: Class::Dense,
+            distrusted: false,
             measured_at: 0,
             began_at: 0,
             rate: Mean::default(),
@@ -118,7 +121,12 @@ impl Density {
     }
 
     pub(super) fn is_dense(&self) -> bool {
-        self.class == Class::Dense
+        self.class == Class::Dense || self.distrusted
+    }
+
+    /// Its reports do not count for its class from now on, or they count again.
+    pub(super) fn distrust(&mut self, distrusted: bool) {
+        self.distrusted = distrusted;
     }
 
     /// The utilization, if it is known.

@@ -30,10 +30,12 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod audit;
 mod decision;
 mod density;
 mod probe;
 mod spare;
+mod trust;
 mod tuning;
 mod types;
 mod view;
@@ -46,9 +48,11 @@ use limits::{ComputeLimit, Policy};
 
 pub use account::Paid;
 use account::{Account, Untold};
+use audit::{Audit, Claim};
 pub use density::Class;
 use density::Interval;
 use probe::Probe;
+use trust::Doubt;
 pub use tuning::Tuning;
 pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
 pub use view::{DeviceView, LeaseView, SessionView};
@@ -58,6 +62,7 @@ use worker::{Company, Held, Worker};
 struct Session {
     account: Account,
     members: Vec<WorkerId>,
+    doubt: Doubt,
 }
 
 /// Shares one device among sessions. See the module's description.
@@ -82,6 +87,13 @@ pub struct Scheduler {
     own_now: u128,
     spare_now: u128,
     leases: u64,
+    audit: Audit,
+    /// A session that was found out before shares the device again. The next one has to wait until
+    /// then.
+    watched_until: u64,
+    /// Time that may be kept from others and paid by word, as of `word_at`.
+    word_ns: u64,
+    word_at: u64,
 }
 
 impl Scheduler {
@@ -100,6 +112,10 @@ impl Scheduler {
             own_now: 0,
             spare_now: 0,
             leases: 0,
+            audit: Audit::default(),
+            watched_until: 0,
+            word_ns: 0,
+            word_at: 0,
         }
     }
 
@@ -128,7 +144,10 @@ impl Scheduler {
                 let mut account = Account::new(quota, now, &self.tuning);
                 account.catch_up(Paid::Own, own);
                 account.catch_up(Paid::Spare, self.spare_now);
-                self.sessions.insert(session, Session { account, members: Vec::new() });
+                self.sessions.insert(
+                    session,
+                    Session { account, members: Vec::new(), doubt: Doubt::default() },
+                );
             }
         }
         Ok(())
@@ -151,7 +170,9 @@ impl Scheduler {
             self.sessions.get_mut(&session).ok_or(ScheduleError::UnknownSession(session))?;
         if !self.workers.contains_key(&worker) {
             present.members.push(worker);
-            self.workers.insert(worker, Worker::new(session, &self.tuning));
+            let mut state = Worker::new(session, &self.tuning);
+            state.density.distrust(present.doubt.is_found_out());
+            self.workers.insert(worker, state);
         }
         Ok(())
     }
@@ -269,14 +290,26 @@ impl Scheduler {
         let tuning = self.tuning;
         let Some(state) = self.workers.get(&worker) else { return Ok(false) };
         let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
-        let waste = if company.shared { self.waste_beside(worker, told, calibrated) } else { 0 };
-        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
         let alone = told.estimated_ns.max(told.backlogged_ns);
+        let said = if company.shared { calibrated } else { alone };
+        // Time that the report leaves out is silence.
+        let silent = measured.saturating_sub(told.held_ns);
+        let silent = silent.saturating_sub(tuning.message_ns.min(measured / 4));
         let used = match held {
             // Others went on without this worker, so its report about that time does not count.
             Held { revoked: true, .. } => measured,
-            _ if company.shared => calibrated.saturating_add(waste).min(told.held_ns),
-            _ => alone,
+            _ if self.is_found_out(session) => measured,
+            _ => said.saturating_add(silent),
+        };
+        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
+        let wanted = share_of(told.backlogged_ns, state.density.assumed_ppm(&tuning));
+        let claim = Claim {
+            held_ns: measured,
+            said_ns: said.saturating_add(silent),
+            charged_ns: used,
+            queued_ns: told.backlogged_ns,
+            wanted_ns: if state.density.is_dense() { told.backlogged_ns } else { wanted / 2 },
+            ..Claim::default()
         };
         if !held.revoked {
             let worked_ns = if company.others > 0 { calibrated } else { alone };
@@ -290,6 +323,9 @@ impl Scheduler {
         }
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.charge(used, held.paid);
+        }
+        if !held.revoked {
+            self.claim(worker, held, claim, now);
         }
         self.told(worker, now);
         self.probe_told(worker, told.held_ns, company.others == 0, done, now);
@@ -305,11 +341,21 @@ impl Scheduler {
         Ok(true)
     }
 
+    /// A grant has not reached its worker: it was not used, and costs nothing.
+    pub fn take_back(&mut self, worker: WorkerId, lease: LeaseId, now: u64) {
+        if let Some(state) = self.workers.get_mut(&worker)
+            && let Some(held) = state.held.as_mut().filter(|held| held.lease == lease)
+        {
+            held.told_at = now;
+            self.stop(worker, now);
+        }
+    }
+
     /// Begins a new interval of the worker's lease.
     fn told(&mut self, worker: WorkerId, now: u64) {
         let company = self.company(worker);
         if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
-            (held.told_at, held.company) = (now, company);
+            (held.told_at, held.company, held.kept_ns) = (now, company, 0);
         }
     }
 
@@ -320,9 +366,13 @@ impl Scheduler {
         self.asking.remove(&worker);
         let Some(held) = held else { return };
         self.settle(session, now);
+        let measured = now.saturating_sub(held.told_at);
         if let Some(session) = self.sessions.get_mut(&session) {
-            let measured = now.saturating_sub(held.told_at);
             session.account.charge(measured, held.paid);
+        }
+        if !held.revoked {
+            let all = Claim { held_ns: measured, said_ns: measured, ..Claim::default() };
+            self.claim(worker, held, Claim { charged_ns: measured, ..all }, now);
         }
         self.probe_told(worker, 0, false, true, now);
         self.release(worker, now);
@@ -430,25 +480,6 @@ impl Scheduler {
             .filter_map(|id| self.workers.get(id))
             .any(|other| Some(other.session) != session);
         company
-    }
-
-    /// Device time lost because the hardware slices this worker and a dense one that gets less than
-    /// its share. Zero if more than these two hold: then the cause is not known.
-    fn waste_beside(&self, worker: WorkerId, told: Told, calibrated: u64) -> u64 {
-        let mut others = self.present(worker).map(|(_, other, _)| other);
-        let (Some(dense), None) = (others.next(), others.next()) else { return 0 };
-        let theirs = share_of(told.held_ns, dense.density.crowded_ppm());
-        let waste = told.held_ns.saturating_sub(theirs).saturating_sub(calibrated);
-        let wrongs = || self.session_of(worker).is_ok_and(|own| self.wrongs_a_dense_one(own));
-        if waste < share_of(told.held_ns, self.tuning.waste_ppm) || !wrongs() {
-            return 0;
-        }
-        // Twice the waste is charged until the dense worker gets its due; after that, nothing. The
-        // charge is at most twice the session's share, so the worker can still hold half of the
-        // time.
-        let share = u64::from(self.guaranteed_ppm(worker));
-        let most = share_of(told.held_ns, share.saturating_mul(2));
-        waste.saturating_mul(2).min(most.saturating_sub(calibrated))
     }
 }
 

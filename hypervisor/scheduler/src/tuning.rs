@@ -22,6 +22,8 @@ pub struct Tuning {
     pub spare_turn_ns: u64,
     /// The shortest lease, and the shortest prolongation of one.
     pub shortest_rest_ns: u64,
+    /// How much of the time between two reports may be missing from them: messages take a while.
+    pub message_ns: u64,
     /// For how long after its end, or after the last report, a lease keeps others waiting.
     pub grace_ns: u64,
     /// For how long after its end a lease keeps others waiting at most, whatever is reported.
@@ -44,8 +46,6 @@ pub struct Tuning {
     pub saturated_ppm: u64,
     /// A worker is slowed down if it has work queued for this much more of the time than it uses.
     pub waiting_ppm: u64,
-    /// Slicing is costly if it leaves more than this unused.
-    pub waste_ppm: u64,
     /// Utilization is smoothed over this much held time.
     pub memory_ns: u64,
     /// A utilization that was last measured this long ago gives way to the next measurement.
@@ -81,6 +81,7 @@ impl Default for Tuning {
             comfortable_ns: 10 * MS,
             spare_turn_ns: 10 * MS,
             shortest_rest_ns: MS / 2,
+            message_ns: 2 * MS,
             grace_ns: 250 * MS,
             longest_drain_ns: 2_000 * MS,
             repeat_ns: 100 * MS,
@@ -91,7 +92,6 @@ impl Default for Tuning {
             sparse_ppm: 800_000,
             saturated_ppm: 850_000,
             waiting_ppm: 100_000,
-            waste_ppm: 60_000,
             memory_ns: 200 * MS,
             stale_ns: 500 * MS,
             known_ns: 10 * MS,

@@ -20,9 +20,28 @@ pub(super) struct Held {
     pub(super) company: Company,
     /// Others no longer wait for it.
     pub(super) revoked: bool,
+    /// Since when it keeps others away who could pay for a turn, and for how long it did so before,
+    /// since `told_at`.
+    pub(super) keeps_since: Option<u64>,
+    pub(super) kept_ns: u64,
 }
 
 impl Held {
+    /// It keeps others away from now on, or does not.
+    pub(super) fn keeps_away(&mut self, keeps: bool, now: u64) {
+        if !keeps {
+            self.kept_ns = self.kept_away_ns(now);
+        }
+        self.keeps_since = keeps.then_some(self.keeps_since.unwrap_or(now));
+    }
+
+    /// For how long it has kept others away since `told_at`.
+    pub(super) fn kept_away_ns(&self, now: u64) -> u64 {
+        let lately =
+            self.keeps_since.map_or(0, |since| now.saturating_sub(since.max(self.told_at)));
+        self.kept_ns.saturating_add(lately)
+    }
+
     /// When others stop waiting for it if no further report comes.
     pub(super) fn overdue_at(&self, tuning: &Tuning) -> u64 {
         let latest = self.ends_at.saturating_add(tuning.longest_drain_ns);

@@ -286,8 +286,7 @@ impl Node {
     /// Takes back a grant that could not be delivered.
     pub(crate) fn give_back(&mut self, uuid: GpuId, worker: WorkerId, lease: LeaseId, now: u64) {
         if let Some(device) = self.devices.get_mut(&uuid) {
-            // An unknown worker has nothing to give back.
-            let _ = device.report(worker, lease, Told::UNUSED, now);
+            device.take_back(worker, lease, now);
         }
     }
 

@@ -7,6 +7,7 @@ mod calls;
 mod crowds;
 mod densities;
 mod hours;
+mod liars;
 mod losses;
 mod priorities;
 mod processes;

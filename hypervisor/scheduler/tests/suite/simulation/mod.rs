@@ -15,7 +15,7 @@ pub(crate) use dice::Dice;
 use limits::ComputeLimit;
 use scheduler::{Class, Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
 
-pub(crate) use tenant::{Books, Tenant};
+pub(crate) use tenant::{Books, Tenant, Words};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000 * MS;
@@ -169,8 +169,9 @@ impl Simulation {
     pub(crate) fn kill(&mut self, worker: WorkerId) {
         self.scheduler.leave(worker, self.now);
         self.asked_at.remove(&worker);
-        if self.held.remove(&worker).is_some() {
+        if let Some(mine) = self.held.remove(&worker) {
             let session = self.workers[&worker];
+            self.books.get_mut(&session).unwrap().used_ns += mine.used / WHOLE;
             self.close(session);
         }
         self.workers.remove(&worker);
@@ -316,9 +317,11 @@ impl Simulation {
             done,
         };
         let from = mine.told_at;
+        let alone = !others;
         mine.used -= used_ns * WHOLE;
         mine.backlogged_ns = 0;
         mine.told_at = until;
+        let told = self.words(session).about(told, alone, &mut self.dice);
         assert!(self.scheduler.report(worker, lease, told, now).unwrap());
         let keeps = self.keeps_lists;
         let books = self.books.get_mut(&session).unwrap();
@@ -327,6 +330,14 @@ impl Simulation {
             books.used.push((from, until, used_ns));
         }
         Some(session)
+    }
+
+    /// What the session says at present.
+    fn words(&self, session: SessionId) -> Words {
+        let tenant = &self.tenants[&session];
+        let (honest, lying) = tenant.lies;
+        let phase = self.now.checked_rem(honest + lying);
+        if phase.is_some_and(|phase| phase < honest) { Words::True } else { tenant.words }
     }
 
     fn mine(&mut self, worker: WorkerId, lease: LeaseId) -> Option<&mut Use> {

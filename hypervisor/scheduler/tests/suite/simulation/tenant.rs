@@ -2,7 +2,52 @@
 
 use limits::ComputeLimit;
 
-use super::{MS, WHOLE};
+use super::{Dice, MS, WHOLE};
+use scheduler::Told;
+
+/// What a session's reports say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Words {
+    /// What is true.
+    True,
+    /// That it did not even hold.
+    Nothing,
+    /// That it held and used nothing.
+    Idle,
+    /// So many thousandths of what it used. `queued`: and that it always had work queued.
+    Part { part: u64, queued: bool },
+    /// The truth alone. Beside others: so many thousandths of it, and that it always had work
+    /// queued.
+    Loss { part: u64 },
+    /// Anything.
+    Anything,
+}
+
+impl Words {
+    pub(super) fn about(self, truth: Told, alone: bool, dice: &mut Dice) -> Told {
+        let Told { held_ns, estimated_ns, backlogged_ns, done } = truth;
+        let part = |part: u64| estimated_ns * part / 1000;
+        match self {
+            Self::True => truth,
+            Self::Nothing => Told { held_ns: 0, estimated_ns: 0, backlogged_ns: 0, done },
+            Self::Idle => Told { held_ns, estimated_ns: 0, backlogged_ns: 0, done },
+            Self::Part { part: thousandths, queued } => {
+                let backlogged_ns = if queued { held_ns } else { 0 };
+                Told { held_ns, estimated_ns: part(thousandths), backlogged_ns, done }
+            }
+            Self::Loss { part: thousandths } => {
+                let estimated_ns = if alone { estimated_ns } else { part(thousandths) };
+                let backlogged_ns = if alone { backlogged_ns } else { held_ns };
+                Told { held_ns, estimated_ns, backlogged_ns, done }
+            }
+            Self::Anything => {
+                let [held_ns, estimated_ns, backlogged_ns] =
+                    [(); 3].map(|()| dice.up_to(held_ns) * dice.up_to(1));
+                Told { held_ns, estimated_ns, backlogged_ns, done }
+            }
+        }
+    }
+}
 
 /// How a session behaves.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +72,11 @@ pub(crate) struct Tenant {
     /// are missing, and estimates beside others are between half and a tenth more of the true
     /// value.
     pub(crate) rough: bool,
+    /// What its reports say.
+    pub(crate) words: Words,
+    /// Its reports are true for `.0`, then say `words` for `.1`, again and again. (0, 0): always
+    /// `words`.
+    pub(crate) lies: (u64, u64),
 }
 
 impl Tenant {
@@ -42,6 +92,8 @@ impl Tenant {
             tell_ns: 10 * MS,
             frozen: false,
             rough: false,
+            words: Words::True,
+            lies: (0, 0),
         }
     }
 

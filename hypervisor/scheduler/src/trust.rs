@@ -1,0 +1,180 @@
+//! Sessions whose reports do not add up with those of others.
+//!
+//! Such a session is treated like one of which nothing is known: it takes turns and pays by the
+//! clock. After a while it may share the device again. Only one does so at a time, so that it can
+//! be told who is the cause.
+
+use super::audit::{Claim, Finding};
+use super::worker::Held;
+use super::{Scheduler, SessionId, WorkerId, share_of};
+
+/// So much device time has to be missing.
+const FOUND_OUT_NS: i64 = 15_000_000;
+/// What adds up counts up to this much in a session's favour.
+const CREDIT_NS: i64 = 10_000_000;
+/// For how long a session takes turns at first, and at most.
+const FIRST_NS: u64 = 1_000_000_000;
+const LONGEST_NS: u64 = 64_000_000_000;
+/// For how long a session that may share again is watched before the next one.
+const WATCHED_NS: u64 = 300_000_000;
+/// Of all time, so much may be kept from others and paid by word.
+const ON_WORD_PPM: u64 = 20_000;
+const ON_WORD_MOST_NS: u64 = 100_000_000;
+
+/// What is held against a session.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Doubt {
+    missing_ns: i64,
+    /// It takes turns until then, at least.
+    until: Option<u64>,
+    lasts_ns: u64,
+    /// When it last began to share again.
+    free_since: u64,
+}
+
+impl Doubt {
+    pub(super) fn is_found_out(&self) -> bool {
+        self.until.is_some()
+    }
+
+    /// Takes a finding down. Returns whether the session is found out by it.
+    fn learn(&mut self, missing_ns: i64, now: u64) -> bool {
+        self.missing_ns = self.missing_ns.saturating_add(missing_ns).max(-CREDIT_NS);
+        if self.missing_ns < FOUND_OUT_NS || self.is_found_out() {
+            return false;
+        }
+        self.find_out(now);
+        true
+    }
+
+    pub(super) fn find_out(&mut self, now: u64) {
+        let good_for = now.saturating_sub(self.free_since);
+        self.lasts_ns = if good_for > self.lasts_ns.saturating_mul(8) {
+            FIRST_NS
+        } else {
+            self.lasts_ns.saturating_mul(2).clamp(FIRST_NS, LONGEST_NS)
+        };
+        self.until = Some(now.saturating_add(self.lasts_ns));
+        self.missing_ns = 0;
+    }
+}
+
+impl Scheduler {
+    /// Whether the session's word does not count.
+    pub(super) fn is_found_out(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.doubt.is_found_out())
+    }
+
+    /// Takes down what a worker's report says of the time since its last one.
+    pub(super) fn claim(&mut self, worker: WorkerId, held: Held, mut claim: Claim, now: u64) {
+        let Some(state) = self.workers.get(&worker) else { return };
+        claim.kept_ns = held.kept_away_ns(now);
+        if !state.takes_turns {
+            claim.sparse_ns = claim.held_ns;
+        }
+        self.audit.claim(state.session, held.paid, held.told_at, now, claim);
+    }
+
+    /// Judges the time on which all holders have reported.
+    pub(super) fn judge(&mut self, now: u64) {
+        let told = self.holding.iter().filter_map(|&id| self.held(id));
+        let told = told.filter(|held| !held.revoked).map(|held| held.told_at).min();
+        for finding in self.audit.judge(told.unwrap_or(now)) {
+            self.take_to_heart(finding, now);
+        }
+        self.let_one_share(now);
+    }
+
+    fn take_to_heart(&mut self, finding: Finding, now: u64) {
+        let Finding { session, paid, missing_ns, took_turn, .. } = finding;
+        let mut more_ns = self.more_ns(finding);
+        if took_turn && !self.is_found_out(session) {
+            more_ns -= self.on_its_word(more_ns, now);
+        }
+        if more_ns > 0 {
+            self.settle(session, now);
+        }
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        if more_ns > 0 {
+            state.account.charge_more(more_ns, paid);
+        }
+        if state.doubt.learn(missing_ns, now) {
+            self.distrust(session, true);
+        }
+    }
+
+    /// How much of a turn that others waited for is paid by its worker's word. New and suspected
+    /// workers show in a turn what they are. All of them together have a small part of the device
+    /// for it.
+    fn on_its_word(&mut self, ns: u64, now: u64) -> u64 {
+        let earned = share_of(now.saturating_sub(self.word_at), ON_WORD_PPM);
+        self.word_at = now.max(self.word_at);
+        self.word_ns = self.word_ns.saturating_add(earned).min(ON_WORD_MOST_NS);
+        let free = ns.min(self.word_ns);
+        self.word_ns -= free;
+        free
+    }
+
+    /// What a session is charged on top of its word. While a dense session gets less than its share,
+    /// that is twice what is missing, but at most so much that it can still hold half of the time.
+    fn more_ns(&self, finding: Finding) -> u64 {
+        let Finding { session, unsaid_ns, charged_ns, held_ns, .. } = finding;
+        let Some(state) = self.sessions.get(&session) else { return 0 };
+        // The word of one whose reports added up until now counts as much as another's.
+        let doubted = finding.took_turn || state.doubt.missing_ns >= 0;
+        let more_ns = if doubted { finding.more_ns } else { finding.slicing_ns };
+        if unsaid_ns == 0 || !self.wrongs_a_dense_one(session) {
+            return more_ns;
+        }
+        let most = share_of(held_ns, u64::from(state.account.guaranteed_ppm()) * 2);
+        unsaid_ns.saturating_mul(2).min(most.saturating_sub(charged_ns)).max(more_ns)
+    }
+
+    fn distrust(&mut self, session: SessionId, distrusted: bool) {
+        let members = self.sessions.get(&session).map(|session| session.members.clone());
+        for member in members.unwrap_or_default() {
+            if let Some(worker) = self.workers.get_mut(&member) {
+                worker.density.distrust(distrusted);
+            }
+        }
+    }
+
+    /// Lets the session that was found out longest ago share the device again.
+    fn let_one_share(&mut self, now: u64) {
+        if now < self.watched_until {
+            return;
+        }
+        let due = |session: &super::Session| session.doubt.until.filter(|&until| until <= now);
+        let next = self.sessions.iter().filter_map(|(&id, session)| Some((due(session)?, id)));
+        let Some((_, session)) = next.min() else { return };
+        if let Some(state) = self.sessions.get_mut(&session) {
+            state.doubt.until = None;
+            state.doubt.free_since = now;
+        }
+        self.watched_until = now.saturating_add(WATCHED_NS);
+        self.distrust(session, false);
+    }
+
+    /// Takes down, for each holder, whether it keeps a worker away that could begin a turn.
+    pub(super) fn notice_who_waits(&mut self, now: u64) {
+        let ready = |id: &WorkerId| {
+            let worker = self.workers.get(id)?;
+            let account = &self.sessions.get(&worker.session)?.account;
+            let able = |paid| {
+                account.not_before(paid) <= now
+                    && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
+            };
+            let able = able(super::Paid::Own) || able(super::Paid::Spare);
+            able.then_some((worker.session, worker.density.is_dense()))
+        };
+        let waiting: Vec<(SessionId, bool)> = self.asking.iter().filter_map(ready).collect();
+        for id in &self.holding {
+            let Some(worker) = self.workers.get_mut(id) else { continue };
+            let (session, dense) = (worker.session, worker.density.is_dense());
+            let keeps = waiting.iter().any(|&(other, other_dense)| other != session && other_dense);
+            if let Some(held) = &mut worker.held {
+                held.keeps_away(keeps && dense, now);
+            }
+        }
+    }
+}
