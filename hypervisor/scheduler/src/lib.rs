@@ -63,6 +63,8 @@ struct Session {
     account: Account,
     members: Vec<WorkerId>,
     doubt: Doubt,
+    /// Who owns it, as far as the caller has said so.
+    owner: Option<u64>,
 }
 
 /// Shares one device among sessions. See the module's description.
@@ -91,6 +93,8 @@ pub struct Scheduler {
     /// A session that was found out before shares the device again. The next one has to wait until
     /// then.
     watched_until: u64,
+    /// The owners of sessions that were found out, and until when this is remembered.
+    owners: BTreeMap<u64, u64>,
     /// Time that may be kept from others and paid by word, as of `word_at`.
     word_ns: u64,
     word_at: u64,
@@ -114,6 +118,7 @@ impl Scheduler {
             leases: 0,
             audit: Audit::default(),
             watched_until: 0,
+            owners: BTreeMap::new(),
             word_ns: 0,
             word_at: 0,
         }
@@ -146,7 +151,7 @@ impl Scheduler {
                 account.catch_up(Paid::Spare, self.spare_now);
                 self.sessions.insert(
                     session,
-                    Session { account, members: Vec::new(), doubt: Doubt::default() },
+                    Session { account, members: Vec::new(), doubt: Doubt::default(), owner: None },
                 );
             }
         }
@@ -324,6 +329,9 @@ impl Scheduler {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.charge(used, held.paid);
         }
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.charged_ns = state.charged_ns.saturating_add(used);
+        }
         if !held.revoked {
             self.claim(worker, held, claim, now);
         }
@@ -369,6 +377,9 @@ impl Scheduler {
         let measured = now.saturating_sub(held.told_at);
         if let Some(session) = self.sessions.get_mut(&session) {
             session.account.charge(measured, held.paid);
+        }
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.charged_ns = state.charged_ns.saturating_add(measured);
         }
         if !held.revoked {
             let all = Claim { held_ns: measured, said_ns: measured, ..Claim::default() };

@@ -4,9 +4,10 @@
 //! clock. After a while it may share the device again. Only one does so at a time, so that it can
 //! be told who is the cause.
 
+use super::account::Paid;
 use super::audit::{Claim, Finding};
 use super::worker::Held;
-use super::{Scheduler, SessionId, WorkerId, share_of};
+use super::{ScheduleError, Scheduler, SessionId, WorkerId, share_of};
 
 /// So much device time has to be missing.
 const FOUND_OUT_NS: i64 = 15_000_000;
@@ -20,6 +21,9 @@ const WATCHED_NS: u64 = 300_000_000;
 /// Of all time, so much may be kept from others and paid by word.
 const ON_WORD_PPM: u64 = 20_000;
 const ON_WORD_MOST_NS: u64 = 100_000_000;
+/// How far an observation from outside may be off, in millionths of the time, and how long it counts.
+const OBSERVED_ERROR_PPM: u64 = 50_000;
+const OBSERVED_FOR_NS: u64 = 2_000_000_000;
 
 /// What is held against a session.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,7 +63,69 @@ impl Doubt {
     }
 }
 
+/// What was seen of a worker from outside.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// When, last.
+    at: u64,
+    /// What the worker had been charged by then.
+    charged_ns: u64,
+}
+
 impl Scheduler {
+    /// Says whose a session is. What is found out of one session is held against the next ones of
+    /// its owner: a new name is no new beginning.
+    pub fn belongs_to(&mut self, session: SessionId, owner: u64, now: u64) {
+        self.owners.retain(|_, until| *until > now);
+        let is_known = self.owners.contains_key(&owner);
+        let Some(state) = self.sessions.get_mut(&session) else { return };
+        let is_new = state.owner.replace(owner).is_none();
+        if is_new && is_known && !state.doubt.is_found_out() {
+            state.doubt.find_out(now);
+            self.distrust(session, true);
+        }
+    }
+
+    /// What was seen from outside of a worker since the last call for it: it kept the device busy
+    /// for `busy_ns`. This outranks what anybody reports. To be called for each worker again and
+    /// again, every second or more often. The first call only begins.
+    ///
+    /// # Errors
+    /// [`ScheduleError::UnknownWorker`].
+    pub fn observe(
+        &mut self,
+        worker: WorkerId,
+        busy_ns: u64,
+        now: u64,
+    ) -> Result<(), ScheduleError> {
+        let session = self.session_of(worker)?;
+        self.settle(session, now);
+        let Some(state) = self.workers.get_mut(&worker) else { return Ok(()) };
+        let then = state.seen.replace(Seen { at: now, charged_ns: state.charged_ns });
+        let Some(then) = then else { return Ok(()) };
+        let over_ns = now.saturating_sub(then.at);
+        let busy_ns = busy_ns.min(over_ns).saturating_sub(share_of(over_ns, OBSERVED_ERROR_PPM));
+        // What it has not reported yet is charged later.
+        let unreported = state.held.map_or(0, |held| now.saturating_sub(held.told_at));
+        let charged = state.charged_ns.saturating_sub(then.charged_ns).saturating_add(unreported);
+        let more_ns = busy_ns.saturating_sub(charged);
+        let paid = state.held.map_or(Paid::Own, |held| held.paid);
+        state.charged_ns = state.charged_ns.saturating_add(more_ns);
+        if let Some(seen) = &mut state.seen {
+            seen.charged_ns = state.charged_ns;
+        }
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.charge_more(more_ns, paid);
+        }
+        Ok(())
+    }
+
+    /// Whether all that the session's workers do was seen from outside lately.
+    fn is_observed(&self, session: SessionId, now: u64) -> bool {
+        let lately = |seen: &Seen| now.saturating_sub(seen.at) < OBSERVED_FOR_NS;
+        self.members(session).all(|(_, worker)| worker.seen.as_ref().is_some_and(lately))
+    }
+
     /// Whether the session's word does not count.
     pub(super) fn is_found_out(&self, session: SessionId) -> bool {
         self.sessions.get(&session).is_some_and(|session| session.doubt.is_found_out())
@@ -87,6 +153,10 @@ impl Scheduler {
 
     fn take_to_heart(&mut self, finding: Finding, now: u64) {
         let Finding { session, paid, missing_ns, took_turn, .. } = finding;
+        // What it used is known better.
+        if !took_turn && self.is_observed(session, now) {
+            return;
+        }
         let mut more_ns = self.more_ns(finding);
         if took_turn && !self.is_found_out(session) {
             more_ns -= self.on_its_word(more_ns, now);
@@ -99,6 +169,9 @@ impl Scheduler {
             state.account.charge_more(more_ns, paid);
         }
         if state.doubt.learn(missing_ns, now) {
+            if let Some(owner) = state.owner {
+                self.owners.insert(owner, now.saturating_add(LONGEST_NS));
+            }
             self.distrust(session, true);
         }
     }
@@ -164,7 +237,7 @@ impl Scheduler {
                 account.not_before(paid) <= now
                     && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
             };
-            let able = able(super::Paid::Own) || able(super::Paid::Spare);
+            let able = able(Paid::Own) || able(Paid::Spare);
             able.then_some((worker.session, worker.density.is_dense()))
         };
         let waiting: Vec<(SessionId, bool)> = self.asking.iter().filter_map(ready).collect();

@@ -2,6 +2,7 @@
 
 use super::account::Paid;
 use super::density::Density;
+use super::trust::Seen;
 use super::tuning::Tuning;
 use super::{LeaseId, SessionId};
 
@@ -75,6 +76,10 @@ pub(super) struct Worker {
     pub(super) session: SessionId,
     pub(super) density: Density,
     pub(super) held: Option<Held>,
+    /// All that it was charged.
+    pub(super) charged_ns: u64,
+    /// What was seen of it from outside.
+    pub(super) seen: Option<Seen>,
     /// Whether its last lease was a turn.
     pub(super) takes_turns: bool,
     /// When its last lease ended.
@@ -92,6 +97,8 @@ impl Worker {
             session,
             density,
             held: None,
+            charged_ns: 0,
+            seen: None,
             takes_turns: false,
             served_at: 0,
             active_until: None,
