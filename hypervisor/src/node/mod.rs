@@ -6,6 +6,7 @@ mod status;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use ::limits::{ComputeLimit, GpuId, Policy};
@@ -15,7 +16,7 @@ use crate::identity::{Caller, Owner};
 use crate::limits::{self, SESSIONS, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
-use scheduler::{Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
+use scheduler::{Grant, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
 
 /// A session belongs to its owner: a process of another owner cannot join it by its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +54,8 @@ pub(crate) struct Node {
     sessions: BTreeMap<SessionKey, SessionQuotas>,
     members: BTreeMap<WorkerId, RegisteredProcess>,
     devices: BTreeMap<GpuId, Scheduler>,
+    /// Numbers owners for the schedulers.
+    owner_numbers: RandomState,
     last_session: u64,
     last_worker: u64,
 }
@@ -67,6 +70,7 @@ impl Node {
             sessions: BTreeMap::new(),
             members: BTreeMap::new(),
             devices: BTreeMap::new(),
+            owner_numbers: RandomState::new(),
             last_session: 0,
             last_worker: first_worker,
         }
@@ -189,6 +193,7 @@ impl Node {
             let device = self.devices.entry(uuid).or_insert_with(|| Scheduler::new(tuning));
             // Cannot fail: the share was checked.
             let _ = device.set_session(session, quota, now);
+            device.belongs_to(session, self.owner_numbers.hash_one(&key.owner), now);
             let before = self.sessions.get(key).and_then(|session| session.quotas.get(&uuid));
             if before.is_some_and(|before| before.policy == Policy::None) {
                 device.forget_savings(session);

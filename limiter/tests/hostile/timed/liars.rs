@@ -1,0 +1,118 @@
+//! A session whose reports are false, beside one that tells the truth.
+
+use crate::common::{
+    COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, built, eventually, first_device, outcome, start,
+};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread::spawn;
+
+const HONEST: u32 = 50;
+const LIAR: u32 = 1;
+/// In percentage points.
+const POINTS: f64 = 5.0;
+
+/// Sets a number of a JSON message to 0, and keeps the message's length.
+fn blank(message: &mut [u8], key: &str) {
+    let key = format!("\"{key}\":");
+    let Some(at) = message.windows(key.len()).position(|there| there == key.as_bytes()) else {
+        return;
+    };
+    let digits = message[at + key.len()..].iter_mut().take_while(|byte| byte.is_ascii_digit());
+    let mut digits: Vec<&mut u8> = digits.collect();
+    digits.iter_mut().for_each(|digit| **digit = b' ');
+    if let Some(last) = digits.last_mut() {
+        **last = b'0';
+    }
+}
+
+fn copy(mut from: UnixStream, mut to: UnixStream, keys: &[&str]) {
+    let mut message = [0; 16384];
+    while let Ok(length @ 1..) = from.read(&mut message) {
+        let message = &mut message[..length];
+        keys.iter().for_each(|key| blank(message, key));
+        if to.write_all(message).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+}
+
+/// Stands between a limiter and the daemon, and sets these numbers of all reports to 0.
+fn lie(daemon: &Path, at: &Path, keys: &'static [&'static str]) {
+    let listener = UnixListener::bind(at).unwrap();
+    let daemon = daemon.to_owned();
+    spawn(move || {
+        for limiter in listener.incoming().flatten() {
+            let Ok(daemon) = UnixStream::connect(&daemon) else { continue };
+            let back = (daemon.try_clone().unwrap(), limiter.try_clone().unwrap());
+            spawn(move || copy(limiter, daemon, keys));
+            spawn(move || copy(back.0, back.1, &[]));
+        }
+    });
+}
+
+fn tenant(stage: &Stage, session: &str, percent: u32, socket: &Path) -> Command {
+    let mut command = stage.limited(built("tenant"));
+    command
+        .env(SESSION_DIR, stage.session(session))
+        .env(COMPUTE_LIMIT, first_device(percent))
+        .env("SLUICE_DAEMON", socket)
+        .args(["dense", "--kernel-us", "2000", "--seconds", "12", "--progress"]);
+    command
+}
+
+/// Kernels completed, reported four times a second. The last line is the result.
+fn progress(outcome: &Outcome) -> Vec<u64> {
+    let line = |line: &str| serde_json::from_str::<Value>(line).ok()?["kernels"].as_u64();
+    let mut counts: Vec<u64> = outcome.stdout.lines().filter_map(line).collect();
+    counts.pop();
+    counts
+}
+
+/// Percentage of `native` in ten seconds.
+#[track_caller]
+fn delivered(outcome: &Outcome, native: f64) -> f64 {
+    let counts = progress(outcome);
+    assert!(counts.len() > 44, "{outcome:#?}");
+    (counts[44] - counts[4]) as f64 / 10.0 / native * 100.0
+}
+
+fn a_liar_beside_an_honest_one(keys: &'static [&'static str]) {
+    let stage = Stage::new();
+    let [socket, lying] = ["daemon.sock", "lying.sock"].map(|name| stage.folder().join(name));
+    let mut command = stage.native(built("hypervisor"));
+    command.args(["daemon", "--log", "warn", "--socket"]).arg(&socket);
+    let daemon = start(command.stdout(Stdio::null()));
+    eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
+    lie(&socket, &lying, keys);
+    let options = ["dense", "--kernel-us", "2000", "--seconds", "1"];
+    let native = outcome(stage.native(built("tenant")).args(options)).silent().rate();
+
+    let honest = start(&mut tenant(&stage, "honest", HONEST, &socket));
+    let liar = start(&mut tenant(&stage, "liar", LIAR, &lying));
+    let [honest, liar] = [honest, liar].map(|tenant| tenant.end().succeeded());
+    daemon.kill();
+    let _ = daemon.end();
+
+    let counts = progress(&honest);
+    let pause = counts.windows(2).take(44).filter(|pair| pair[0] == pair[1]).count();
+    let [honest, liar] = [&honest, &liar].map(|outcome| delivered(outcome, native));
+    println!("{keys:?}: honest {honest:.1}, liar {liar:.1}, {pause} quarters without a kernel");
+    assert!(honest >= f64::from(HONEST) - POINTS, "honest {honest:.1}");
+    assert!(liar <= f64::from(LIAR) + POINTS, "liar {liar:.1}");
+    assert_eq!(pause, 0, "{counts:?}");
+}
+
+#[test]
+fn one_that_reports_nothing_at_all() {
+    a_liar_beside_an_honest_one(&["held_us", "estimated_us", "backlogged_us"]);
+}
+
+#[test]
+fn one_that_reports_that_it_used_nothing() {
+    a_liar_beside_an_honest_one(&["estimated_us", "backlogged_us"]);
+}
