@@ -93,6 +93,8 @@ pub struct Scheduler {
     /// A session that was found out before shares the device again. The next one has to wait until
     /// then.
     watched_until: u64,
+    /// Before this, none does.
+    shares_at: u64,
     /// The owners of sessions that were found out, and until when this is remembered.
     owners: BTreeMap<u64, u64>,
     /// Time that may be kept from others and paid by word, as of `word_at`.
@@ -118,6 +120,7 @@ impl Scheduler {
             leases: 0,
             audit: Audit::default(),
             watched_until: 0,
+            shares_at: u64::MAX,
             owners: BTreeMap::new(),
             word_ns: 0,
             word_at: 0,

@@ -41,25 +41,26 @@ impl Doubt {
         self.until.is_some()
     }
 
-    /// Takes a finding down. Returns whether the session is found out by it.
-    fn learn(&mut self, missing_ns: i64, now: u64) -> bool {
+    /// Takes a finding down. If the session is found out by it, returns until when it takes turns.
+    fn learn(&mut self, missing_ns: i64, now: u64) -> Option<u64> {
         self.missing_ns = self.missing_ns.saturating_add(missing_ns).max(-CREDIT_NS);
         if self.missing_ns < FOUND_OUT_NS || self.is_found_out() {
-            return false;
+            return None;
         }
-        self.find_out(now);
-        true
+        Some(self.find_out(now))
     }
 
-    pub(super) fn find_out(&mut self, now: u64) {
+    fn find_out(&mut self, now: u64) -> u64 {
         let good_for = now.saturating_sub(self.free_since);
         self.lasts_ns = if good_for > self.lasts_ns.saturating_mul(8) {
             FIRST_NS
         } else {
             self.lasts_ns.saturating_mul(2).clamp(FIRST_NS, LONGEST_NS)
         };
-        self.until = Some(now.saturating_add(self.lasts_ns));
+        let until = now.saturating_add(self.lasts_ns);
+        self.until = Some(until);
         self.missing_ns = 0;
+        until
     }
 }
 
@@ -81,7 +82,8 @@ impl Scheduler {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         let is_new = state.owner.replace(owner).is_none();
         if is_new && is_known && !state.doubt.is_found_out() {
-            state.doubt.find_out(now);
+            let until = state.doubt.find_out(now);
+            self.shares_at = until.min(self.shares_at);
             self.distrust(session, true);
         }
     }
@@ -168,7 +170,8 @@ impl Scheduler {
         if more_ns > 0 {
             state.account.charge_more(more_ns, paid);
         }
-        if state.doubt.learn(missing_ns, now) {
+        if let Some(until) = state.doubt.learn(missing_ns, now) {
+            self.shares_at = until.min(self.shares_at);
             if let Some(owner) = state.owner {
                 self.owners.insert(owner, now.saturating_add(LONGEST_NS));
             }
@@ -212,14 +215,21 @@ impl Scheduler {
         }
     }
 
-    /// Lets the session that was found out longest ago share the device again.
+    /// Lets the session whose time of turns was over first share the device again.
     fn let_one_share(&mut self, now: u64) {
-        if now < self.watched_until {
+        if now < self.shares_at.max(self.watched_until) {
             return;
         }
-        let due = |session: &super::Session| session.doubt.until.filter(|&until| until <= now);
-        let next = self.sessions.iter().filter_map(|(&id, session)| Some((due(session)?, id)));
-        let Some((_, session)) = next.min() else { return };
+        let until = |session: &super::Session| session.doubt.until;
+        let waiting = self.sessions.iter().filter_map(|(&id, session)| Some((until(session)?, id)));
+        let mut waiting: Vec<(u64, SessionId)> = waiting.collect();
+        waiting.sort_unstable();
+        self.shares_at = waiting.get(1).map_or(u64::MAX, |&(until, _)| until);
+        let Some(&(until, session)) = waiting.first() else { return };
+        if until > now {
+            self.shares_at = until;
+            return;
+        }
         if let Some(state) = self.sessions.get_mut(&session) {
             state.doubt.until = None;
             state.doubt.free_since = now;
@@ -231,22 +241,23 @@ impl Scheduler {
     /// Takes down, for each holder, whether it keeps a worker away that could begin a turn.
     pub(super) fn notice_who_waits(&mut self, now: u64) {
         let ready = |id: &WorkerId| {
-            let worker = self.workers.get(id)?;
+            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
             let account = &self.sessions.get(&worker.session)?.account;
             let able = |paid| {
                 account.not_before(paid) <= now
                     && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
             };
             let able = able(Paid::Own) || able(Paid::Spare);
-            able.then_some((worker.session, worker.density.is_dense()))
+            able.then_some(worker.session)
         };
-        let waiting: Vec<(SessionId, bool)> = self.asking.iter().filter_map(ready).collect();
+        // Only those that fill the device keep each other away.
+        let waiting: Vec<SessionId> = self.asking.iter().filter_map(ready).collect();
         for id in &self.holding {
             let Some(worker) = self.workers.get_mut(id) else { continue };
-            let (session, dense) = (worker.session, worker.density.is_dense());
-            let keeps = waiting.iter().any(|&(other, other_dense)| other != session && other_dense);
+            let keeps =
+                worker.density.is_dense() && waiting.iter().any(|other| *other != worker.session);
             if let Some(held) = &mut worker.held {
-                held.keeps_away(keeps && dense, now);
+                held.keeps_away(keeps, now);
             }
         }
     }
