@@ -83,6 +83,12 @@ impl Claim {
         self.kept_ns += more.kept_ns;
     }
 
+    /// What it is to be charged on top, if it used so much more than it says.
+    fn owed_ns(&self, more_ns: u64) -> u64 {
+        let used = self.said_ns.saturating_add(more_ns).min(self.held_ns);
+        used.saturating_sub(self.charged_ns)
+    }
+
     fn is_sparse(&self) -> bool {
         self.sparse_ns * 2 > self.held_ns
     }
@@ -165,90 +171,218 @@ impl Audit {
     }
 }
 
+/// The sums over a span.
+#[derive(Debug, Default)]
+struct Sums {
+    /// How many held on average, in millionths.
+    holders_ppm: u64,
+    /// What all used, and what the sparse ones used, as far as it is believed.
+    used_ns: u64,
+    sparse_ns: u64,
+    /// For how long those that take turns had work queued, one after the other.
+    dense_queued_ns: u64,
+    /// The longest time for which a sparse one had work queued, and the second longest.
+    queued_ns: [u64; 2],
+    suspicion_ns: u64,
+}
+
+impl Sums {
+    fn of(span: &Span) -> Self {
+        let claims = || span.values().map(|(claim, _)| claim);
+        let held = claims().map(|claim| claim.held_ns).sum();
+        let holders_ppm = super::density::ratio_ppm(held, SPAN_NS);
+        let mut sums = Self { holders_ppm, ..Self::default() };
+        for claim in claims() {
+            let credible = claim.credible_ns(holders_ppm);
+            sums.used_ns += credible;
+            if claim.is_sparse() {
+                sums.sparse_ns += credible;
+                sums.suspicion_ns += claim.suspicion_ns();
+                let [longest, second] = sums.queued_ns;
+                sums.queued_ns =
+                    [longest.max(claim.queued_ns), second.max(claim.queued_ns.min(longest))];
+            } else {
+                sums.dense_queued_ns += claim.queued_ns;
+            }
+        }
+        sums
+    }
+
+    /// The longest time for which another sparse one had work queued.
+    fn queued_beside(&self, claim: &Claim) -> u64 {
+        let [longest, second] = self.queued_ns;
+        if claim.queued_ns == longest { second } else { longest }
+    }
+}
+
+/// What a session's time shows.
+#[derive(Clone, Copy, Debug)]
+struct Evidence {
+    /// How long the device was busy, and what is missing of that.
+    busy_ns: u64,
+    unsaid_ns: u64,
+    /// What slicing may have cost.
+    slicing_ns: u64,
+}
+
+impl Evidence {
+    fn new(busy_ns: u64, said_ns: u64, sparse_ns: u64) -> Self {
+        let error = share_of(busy_ns, ERROR_PPM);
+        let slicing = sparse_ns.saturating_mul(SLICING_TIMES).saturating_add(error);
+        let slicing_ns = slicing.min(share_of(busy_ns, SLICING_PPM)).max(error);
+        Self { busy_ns, unsaid_ns: busy_ns.saturating_sub(said_ns), slicing_ns }
+    }
+
+    fn error_ns(&self) -> u64 {
+        share_of(self.busy_ns, ERROR_PPM)
+    }
+}
+
 fn judge(span: &Span, findings: &mut Vec<Finding>) {
-    let claims = || span.values().map(|(claim, _)| claim);
-    let kept = claims().any(|claim| claim.kept_ns > 0);
+    let kept = span.values().any(|(claim, _)| claim.kept_ns > 0);
     if span.len() < 2 && !kept {
         return;
     }
-    let held: u64 = claims().map(|claim| claim.held_ns).sum();
-    let holders_ppm = super::density::ratio_ppm(held, SPAN_NS);
-    let suspicion: u64 = claims().map(Claim::suspicion_ns).sum();
+    let sums = Sums::of(span);
     for (&session, &(claim, paid)) in span {
-        let others = || span.iter().filter(|(other, _)| **other != session).map(|(_, (c, _))| c);
-        // Those that fill the device exclude each other: they hold one after the other, and never
-        // with this one if it fills the device itself. The others may have held all the time.
-        let beside = |other: &Claim| {
-            if claim.is_sparse() {
-                return *other;
-            }
-            if other.is_sparse() {
-                let there = other.held_ns.min(SPAN_NS);
-                return other.portion(claim.held_ns.min(there), there);
-            }
-            Claim::default()
-        };
-        let (mut dense, mut rest, mut said, mut sparse) = (0, 0, claim.said_ns, 0);
-        if claim.is_sparse() {
-            sparse += said;
-        }
-        for other in others() {
-            let there = beside(other);
-            let credible = there.credible_ns(holders_ppm);
-            said += credible;
-            if other.is_sparse() {
-                sparse += credible;
-                rest = there.queued_ns.max(rest);
-            } else {
-                dense += there.queued_ns;
-            }
-        }
-        let longest = if claim.is_sparse() { SPAN_NS } else { claim.held_ns.min(SPAN_NS) };
-        // If it says itself that it had work queued, the device was busy, with its work or others'.
-        let own =
-            if claim.is_sparse() { claim.kept_ns } else { claim.kept_ns.max(claim.queued_ns) };
-        let busy = dense.max(rest).max(own).min(longest);
-        let error = share_of(busy, ERROR_PPM);
-        let slicing = (sparse * SLICING_TIMES + error).min(share_of(busy, SLICING_PPM)).max(error);
-        let unsaid = busy.saturating_sub(said);
-        let part = |ns: u64| {
-            let part = u128::from(ns) * u128::from(claim.suspicion_ns());
-            part.checked_div(suspicion.into()).and_then(|part| part.try_into().ok()).unwrap_or(0)
-        };
-        // One that overlaps with others by its own word pays for what slicing costs, together with
-        // all that do so. One that takes turns pays for what slicing cannot explain.
-        let more = if claim.is_sparse() {
-            part(unsaid.saturating_sub(error))
+        let finding = if claim.is_sparse() {
+            overlapping(session, paid, &claim, &sums)
         } else {
-            unsaid
-                .saturating_sub(slicing)
-                .saturating_mul(BEYOND_TIMES)
-                .min(unsaid - unsaid.min(error))
+            taking_turns(session, paid, &claim, span, &sums)
         };
-        let owed = claim.said_ns.saturating_add(more).min(claim.held_ns);
-        let more_ns = owed.saturating_sub(claim.charged_ns);
-        let accused = claim.is_sparse() && busy > 0;
-        let missing_ns = if accused { signed(unsaid) - signed(slicing) } else { 0 };
-        if more_ns > 0 || missing_ns != 0 {
-            let unsaid_ns = if accused { part(unsaid) } else { 0 };
-            let Claim { charged_ns, held_ns, .. } = claim;
-            let slicing_ns = more_ns.min(part(slicing - error));
-            let finding = Finding {
-                took_turn: !claim.is_sparse(),
-                session,
-                paid,
-                more_ns,
-                slicing_ns,
-                unsaid_ns,
-                charged_ns,
-                held_ns,
-                missing_ns,
-            };
-            findings.push(finding);
-        }
+        findings.extend(finding);
     }
+}
+
+/// One that overlaps with others by its own word pays for what is missing, together with all that
+/// do so.
+fn overlapping(session: SessionId, paid: Paid, claim: &Claim, sums: &Sums) -> Option<Finding> {
+    let own = claim.credible_ns(sums.holders_ppm);
+    let busy = sums.dense_queued_ns.max(sums.queued_beside(claim)).max(claim.kept_ns).min(SPAN_NS);
+    let said = sums.used_ns - own + claim.said_ns;
+    let evidence = Evidence::new(busy, said, sums.sparse_ns - own + claim.said_ns);
+    let part = |ns: u64| {
+        let part = u128::from(ns) * u128::from(claim.suspicion_ns());
+        let part = part.checked_div(sums.suspicion_ns.into()).unwrap_or(0);
+        u64::try_from(part).unwrap_or(u64::MAX)
+    };
+    let Evidence { unsaid_ns, slicing_ns, .. } = evidence;
+    let more = part(unsaid_ns.saturating_sub(evidence.error_ns()));
+    let more_ns = claim.owed_ns(more);
+    let missing_ns = if busy > 0 { signed(unsaid_ns) - signed(slicing_ns) } else { 0 };
+    (more_ns > 0 || missing_ns != 0).then_some(Finding {
+        session,
+        paid,
+        took_turn: false,
+        more_ns,
+        slicing_ns: more_ns.min(part(slicing_ns - evidence.error_ns())),
+        unsaid_ns: part(unsaid_ns),
+        charged_ns: claim.charged_ns,
+        held_ns: claim.held_ns,
+        missing_ns,
+    })
+}
+
+/// One that takes turns pays for what slicing cannot explain. Others that take turns held before or
+/// after it. Those that overlap held beside it, as far as they held for so long.
+fn taking_turns(
+    session: SessionId,
+    paid: Paid,
+    claim: &Claim,
+    span: &Span,
+    sums: &Sums,
+) -> Option<Finding> {
+    let held = claim.held_ns.min(SPAN_NS);
+    let (mut said, mut sparse, mut queued) = (claim.said_ns, 0, claim.queued_ns);
+    for (other, _) in span.values().filter(|(other, _)| other.is_sparse()) {
+        let there = other.held_ns.min(SPAN_NS);
+        let beside = other.portion(held.min(there), there);
+        let credible = beside.credible_ns(sums.holders_ppm);
+        said += credible;
+        sparse += credible;
+        queued = queued.max(beside.queued_ns);
+    }
+    // Where it says itself that it had work queued, the device was busy, with its work or others'.
+    let evidence = Evidence::new(queued.max(claim.kept_ns).min(held), said, sparse);
+    let Evidence { unsaid_ns, slicing_ns, .. } = evidence;
+    let beyond = unsaid_ns.saturating_sub(slicing_ns).saturating_mul(BEYOND_TIMES);
+    let more_ns = claim.owed_ns(beyond.min(unsaid_ns.saturating_sub(evidence.error_ns())));
+    (more_ns > 0).then_some(Finding {
+        session,
+        paid,
+        took_turn: true,
+        more_ns,
+        slicing_ns: 0,
+        unsaid_ns: 0,
+        charged_ns: claim.charged_ns,
+        held_ns: claim.held_ns,
+        missing_ns: 0,
+    })
 }
 
 fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn dense(said_ms: u64, kept_ms: u64) -> Claim {
+        let (said_ns, held_ns) = (said_ms * MS, 10 * MS);
+        let queued = Claim { queued_ns: held_ns, wanted_ns: held_ns, ..Claim::default() };
+        Claim { held_ns, said_ns, charged_ns: said_ns, kept_ns: kept_ms * MS, ..queued }
+    }
+
+    fn sparse(said_ms: u64) -> Claim {
+        let (said_ns, held_ns) = (said_ms * MS, 10 * MS);
+        Claim { held_ns, sparse_ns: held_ns, said_ns, charged_ns: said_ns, ..Claim::default() }
+    }
+
+    fn judged(claims: &[Claim]) -> Vec<(u64, u64, i64)> {
+        let mut audit = Audit::default();
+        for (session, claim) in (0..).zip(claims) {
+            audit.claim(SessionId(session), Paid::Own, 20 * MS, 30 * MS, *claim);
+        }
+        assert!(audit.judge(29 * MS).is_empty());
+        let found = audit.judge(30 * MS);
+        // What is said of it later does not count.
+        audit.claim(SessionId(0), Paid::Own, 20 * MS, 30 * MS, dense(0, 10));
+        assert!(audit.judge(40 * MS).is_empty());
+        let us = |ns: i64| ns / 1000;
+        found
+            .iter()
+            .map(|found| (found.session.0, found.more_ns / 1000, us(found.missing_ns)))
+            .collect()
+    }
+
+    #[test]
+    fn what_adds_up_costs_nothing() {
+        assert!(judged(&[dense(10, 10)]).is_empty());
+        // Slicing explains the rest: it is paid by the sparse one, less the error.
+        assert_eq!(judged(&[dense(7, 0), sparse(2)]), [(1, 500, -1_200)]);
+        assert_eq!(judged(&[dense(8, 0), sparse(2)]), [(1, 0, -2_200)]);
+        // Nobody had work queued.
+        assert!(judged(&[sparse(2), sparse(0)]).is_empty());
+    }
+
+    #[test]
+    fn what_is_missing_is_paid_by_those_who_overlap() {
+        let found = judged(&[dense(5, 0), sparse(0)]);
+        assert_eq!(found.last(), Some(&(1, 4_500, 4_500)));
+        let found = judged(&[dense(5, 0), sparse(1), sparse(0)]);
+        assert_eq!(found[1..], [(1, 1_750, 1_800), (2, 1_750, 1_800)]);
+        // Nobody is believed to have got much less than an equal slice.
+        let found = judged(&[dense(0, 0), sparse(4)]);
+        assert_eq!(found.last(), Some(&(1, 1_250, -450)));
+    }
+
+    #[test]
+    fn time_that_others_waited_is_its_own() {
+        assert_eq!(judged(&[Claim { queued_ns: 0, ..dense(0, 10) }]), [(0, 9_500, 0)]);
+        assert_eq!(judged(&[Claim { queued_ns: 0, ..dense(2, 4) }]), [(0, 1_800, 0)]);
+        assert!(judged(&[Claim { queued_ns: 0, ..dense(2, 0) }]).is_empty());
+    }
 }

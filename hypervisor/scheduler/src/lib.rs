@@ -23,9 +23,11 @@
 //! How far reports are believed: for each interval a process may report any use, from nothing to
 //! all of the time measured here. Most programs leave the device idle part of the time that they
 //! hold it. If a report could lower the charge by a little only, they would pay for the time in
-//! which their CPU works. The report comes from the limiter inside the process. The program's user
-//! could also unload the limiter, so this is no boundary against that user. Time without a report
-//! (none came, the lease was revoked, the process died) is charged in full.
+//! which their CPU works. But the report comes from inside the process, whose user may have replaced
+//! the limiter. So what all holders of a moment report has to add up to it (`audit`), and a session
+//! that is found out takes turns and pays by the clock (`trust`). What was seen from outside
+//! outranks all reports ([`Scheduler::observe`]). Time without a report (none came, the lease was
+//! revoked, the process died) is charged in full.
 
 #![forbid(unsafe_code)]
 
