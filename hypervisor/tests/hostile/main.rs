@@ -1,6 +1,4 @@
 //! The daemon against callers that mean harm.
-//!
-//! Tests that measure real time are in `timed`: `.config/nextest.toml` runs them with the machine to themselves.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
@@ -10,7 +8,6 @@ mod flood;
 mod log;
 mod signals;
 mod sockets;
-mod timed;
 
 #[allow(dead_code, reason = "shared with the tests of `suite`")]
 #[path = "../suite/process.rs"]

@@ -1,0 +1,137 @@
+//! Reports, and what is charged for the time that none covers.
+
+use super::audit::Claim;
+use super::density::Interval;
+use super::worker::Held;
+use super::{LeaseId, ScheduleError, Scheduler, Told, WorkerId, share_of};
+
+impl Scheduler {
+    /// The worker reports how it used its lease since its last report. Returns whether it holds, or
+    /// held, that lease: a late or repeated report changes nothing.
+    ///
+    /// # Errors
+    /// [`ScheduleError::UnknownWorker`].
+    pub fn report(
+        &mut self,
+        worker: WorkerId,
+        lease: LeaseId,
+        told: Told,
+        now: u64,
+    ) -> Result<bool, ScheduleError> {
+        let session = self.session_of(worker)?;
+        let Some(held) = self.held(worker).filter(|held| held.lease == lease) else {
+            return Ok(false);
+        };
+        self.settle(session, now);
+        let measured = now.saturating_sub(held.told_at);
+        let done = told.done;
+        let told = told.at_most(measured);
+        let company = held.company;
+        let tuning = self.tuning;
+        let Some(state) = self.workers.get(&worker) else { return Ok(false) };
+        let calibrated = state.density.calibrated(told.estimated_ns).min(told.held_ns);
+        let alone = told.estimated_ns.max(told.backlogged_ns);
+        let said = if company.shared { calibrated } else { alone };
+        // Time that the report leaves out is silence.
+        let silent = measured.saturating_sub(told.held_ns);
+        let silent = silent.saturating_sub(tuning.message_ns.min(measured / 4));
+        let used = match held {
+            // Others went on without this worker, so its report about that time does not count.
+            Held { revoked: true, .. } => measured,
+            _ if self.is_found_out(session) => measured,
+            _ => said.saturating_add(silent),
+        };
+        let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
+        let wanted = share_of(told.backlogged_ns, state.density.assumed_ppm(&tuning));
+        let claim = Claim {
+            held_ns: measured,
+            said_ns: said.saturating_add(silent),
+            charged_ns: used,
+            queued_ns: told.backlogged_ns,
+            wanted_ns: if state.density.is_dense() { told.backlogged_ns } else { wanted / 2 },
+            ..Claim::default()
+        };
+        if !held.revoked {
+            let worked_ns = if company.others > 0 { calibrated } else { alone };
+            let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
+            let busy = backlogged_ns / 9 >= held_ns / 10;
+            if company.others == 0 && !company.shared && busy {
+                state.density.calibrate(held_ns, told.estimated_ns, &tuning);
+            }
+            let seen = Interval { held_ns, worked_ns, backlogged_ns, company };
+            state.density.observe(seen, now, &tuning);
+        }
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.charge(used, held.paid);
+        }
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.charged_ns = state.charged_ns.saturating_add(used);
+        }
+        if !held.revoked {
+            self.claim(worker, held, claim, now);
+        }
+        self.told(worker, now);
+        self.probe_told(worker, told.held_ns, company.others == 0, done, now);
+        if done {
+            if let Some(past) = now.checked_sub(held.ends_at)
+                && let Some(state) = self.workers.get_mut(&worker)
+            {
+                state.ran_past(past.min(tuning.quantum_ns));
+            }
+            self.release(worker, now);
+        }
+        self.settle(session, now);
+        Ok(true)
+    }
+
+    /// A grant has not reached its worker: it was not used, and costs nothing.
+    pub fn take_back(&mut self, worker: WorkerId, lease: LeaseId, now: u64) {
+        if let Some(state) = self.workers.get_mut(&worker)
+            && let Some(held) = state.held.as_mut().filter(|held| held.lease == lease)
+        {
+            held.told_at = now;
+            self.stop(worker, now);
+        }
+    }
+
+    /// Begins a new interval of the worker's lease.
+    pub(super) fn told(&mut self, worker: WorkerId, now: u64) {
+        let company = self.company(worker);
+        if let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut()) {
+            (held.told_at, held.company, held.kept_ns) = (now, company, 0);
+        }
+    }
+
+    /// Ends the worker's lease and its ask. The lease's unreported time is charged as used.
+    pub(super) fn stop(&mut self, worker: WorkerId, now: u64) {
+        let Some(state) = self.workers.get(&worker) else { return };
+        let (session, held) = (state.session, state.held);
+        self.asking.remove(&worker);
+        let Some(held) = held else { return };
+        self.settle(session, now);
+        let measured = now.saturating_sub(held.told_at);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.charge(measured, held.paid);
+        }
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.charged_ns = state.charged_ns.saturating_add(measured);
+        }
+        if !held.revoked {
+            let all = Claim { held_ns: measured, said_ns: measured, ..Claim::default() };
+            self.claim(worker, held, Claim { charged_ns: measured, ..all }, now);
+        }
+        self.probe_told(worker, 0, false, true, now);
+        self.release(worker, now);
+        self.settle(session, now);
+    }
+
+    /// Ends the worker's lease. Its use has been charged before.
+    pub(super) fn release(&mut self, worker: WorkerId, now: u64) {
+        self.holding.remove(&worker);
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.held = None;
+            state.served_at = now;
+            state.active_until = Some(now);
+        }
+    }
+}

@@ -1,1 +1,0 @@
-//! Workers that report less than they use.

@@ -1,3 +1,0 @@
-//! Tests that measure real time.
-
-mod liars;
