@@ -69,8 +69,9 @@ impl Doubt {
 pub(super) struct Seen {
     /// When, last.
     at: u64,
-    /// What the worker had been charged by then.
+    /// What the worker had been charged by then, and the time that it had not reported yet.
     charged_ns: u64,
+    unreported_ns: u64,
 }
 
 impl Scheduler {
@@ -103,13 +104,15 @@ impl Scheduler {
         let session = self.session_of(worker)?;
         self.settle(session, now);
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(()) };
-        let then = state.seen.replace(Seen { at: now, charged_ns: state.charged_ns });
+        // What it has not reported yet is charged later.
+        let unreported_ns = state.held.map_or(0, |held| now.saturating_sub(held.told_at));
+        let seen = Seen { at: now, charged_ns: state.charged_ns, unreported_ns };
+        let then = state.seen.replace(seen);
         let Some(then) = then else { return Ok(()) };
         let over_ns = now.saturating_sub(then.at);
         let busy_ns = busy_ns.min(over_ns).saturating_sub(share_of(over_ns, OBSERVED_ERROR_PPM));
-        // What it has not reported yet is charged later.
-        let unreported = state.held.map_or(0, |held| now.saturating_sub(held.told_at));
-        let charged = state.charged_ns.saturating_sub(then.charged_ns).saturating_add(unreported);
+        let charged = state.charged_ns.saturating_sub(then.charged_ns);
+        let charged = charged.saturating_add(unreported_ns).saturating_sub(then.unreported_ns);
         let more_ns = busy_ns.saturating_sub(charged);
         let paid = state.held.map_or(Paid::Own, |held| held.paid);
         state.charged_ns = state.charged_ns.saturating_add(more_ns);
