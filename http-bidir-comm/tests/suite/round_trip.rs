@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use http_bidir_comm::server::{
-    Answer, BindError, Body, OnDrop, Peer, PeerListener, error_to_json, wait_up_to,
+    Answer, BindError, Body, OnDrop, Peer, PeerListener, error_to_json, serve, wait_up_to,
 };
 use poem::web::Data;
-use poem::{EndpointExt, Route, Server, handler, post};
+use poem::{EndpointExt, Route, handler, post};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -67,7 +67,7 @@ impl TestServer {
             let _context = runtime.enter();
             PeerListener::bind(path, 0o600).unwrap()
         };
-        runtime.spawn(async move { Server::new(listener).run(routes).await });
+        runtime.spawn(serve(listener, routes));
         Self { runtime, news, abandoned }
     }
 }
