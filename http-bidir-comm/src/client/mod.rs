@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use ureq::{Agent, Body, RequestBuilder, http};
 
 pub use error::ClientError;
-pub use socket::Endpoint;
+pub use socket::{Endpoint, Stranger};
 
 use crate::{BODY_LIMIT, ErrorBody, STATE_LIMIT};
 use transport::{AnyAddress, SocketConnector};

@@ -51,7 +51,7 @@ pub enum BindError {
         path: PathBuf,
     },
     /// The path is too long for a socket.
-    #[error("{path} has {length} bytes: at most {LONGEST_PATH} are accepted")]
+    #[error("{}… has {length} bytes: at most {LONGEST_PATH} are accepted", beginning(path))]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -74,6 +74,11 @@ pub enum BindError {
         /// The system's reason.
         source: io::Error,
     },
+}
+
+/// The beginning of a path that is too long to be shown.
+fn beginning(path: &Path) -> String {
+    path.display().to_string().chars().take(80).collect()
 }
 
 /// A bound Unix socket. Dropping it removes the socket from its path.
