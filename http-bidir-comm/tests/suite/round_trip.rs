@@ -41,14 +41,14 @@ async fn wait(_body: Body<Value>, abandoned: Data<&Arc<Abandoned>>) -> Answer<()
     Answer(())
 }
 
-struct TestServer {
+pub(crate) struct TestServer {
     runtime: Runtime,
     news: Arc<Notify>,
     abandoned: Arc<Abandoned>,
 }
 
 impl TestServer {
-    fn start(path: &Path) -> Self {
+    pub(crate) fn start(path: &Path) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -72,7 +72,7 @@ impl TestServer {
     }
 }
 
-fn socket() -> (tempfile::TempDir, PathBuf) {
+pub(crate) fn socket() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     (dir, path)
