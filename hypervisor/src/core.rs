@@ -274,11 +274,13 @@ impl Core {
     }
 
     /// The state that a caller may see, and the right to send it.
-    pub(super) fn status(
+    pub(super) async fn status(
         &self,
         caller: &Caller,
     ) -> Result<(NodeStatus, StatusPermit), CallRefused> {
-        let permit = self.statuses.take(caller.owner.uid)?;
+        let permit = self.statuses.take(caller.owner.uid, Instant::now())?;
+        tokio::time::sleep(permit.wait).await;
+        let start = Instant::now();
         let own = rustix::process::geteuid().as_raw();
         let only = (!caller.owner.sees_all(own)).then_some(&caller.owner);
         let mut state = self.state();
@@ -289,6 +291,8 @@ impl Core {
             log_lines_lost: log::lines_lost(),
             devices: state.node.status(only, now),
         };
+        drop(state);
+        permit.took(start.elapsed(), Instant::now());
         Ok((status, permit))
     }
 

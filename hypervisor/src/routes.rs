@@ -57,6 +57,6 @@ async fn show(
     peer: Peer,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<AnswerKept<NodeStatus, StatusPermit>> {
-    let (status, permit) = core.status(&core.caller(peer)?).map_err(ApiError::from)?;
+    let (status, permit) = core.status(&core.caller(peer)?).await.map_err(ApiError::from)?;
     Ok(AnswerKept(status, permit))
 }
