@@ -118,6 +118,9 @@ impl Node {
         // A process that moves from one session to another must not keep others out.
         if fits.is_err() && self.left >= WORTH_FORGETTING {
             self.forget_idle(now);
+            if self.check_bounds(&key, &said, unlisted).is_err() {
+                self.forget_left(uid, now);
+            }
             self.check_bounds(&key, &said, unlisted)?;
         } else {
             fits?;
@@ -296,6 +299,24 @@ impl Node {
         let named: BTreeSet<&GpuId> =
             self.sessions.values().flat_map(|session| session.quotas.keys()).collect();
         self.unlisted.retain(|uuid, _| named.contains(uuid));
+    }
+
+    /// Forgets a user's sessions that have no process, whatever they owe. A debt of a tiny share
+    /// takes hours to earn back, and would keep the user's other programs out. Nobody gains by it: a
+    /// debt of 10 s at most goes for each place that is filled with debtors.
+    fn forget_left(&mut self, uid: u32, now: u64) {
+        let used: BTreeSet<&SessionKey> =
+            self.members.values().map(|member| &member.session).collect();
+        let left =
+            self.sessions.iter().filter(|(key, _)| key.owner.uid == uid && !used.contains(key));
+        for (_, session) in left {
+            for uuid in session.quotas.keys() {
+                if let Some(device) = self.devices.get_mut(uuid) {
+                    device.forget(session.id);
+                }
+            }
+        }
+        self.forget_idle(now);
     }
 
     /// The scheduler for a worker's call.

@@ -230,3 +230,24 @@ fn there_is_a_limit_to_quotas_of_all_sessions() {
     assert_eq!(node.members.len(), own / 64);
     node.admit(&by(10_000, 1000), &register("a", &devices(0, 64)), 0).unwrap();
 }
+
+/// A debt of 10 s takes hours to earn back with a thousandth of the time.
+#[test]
+fn sessions_that_are_gone_and_owe_keep_nobody_out() {
+    let mut node = node();
+    let (mut now, mut most) = (0, 0);
+    for n in 0..SESSIONS {
+        let message = register(&n.to_string(), &[(GPUS[0], 1_000)]);
+        let worker = node.admit(&by(7, 0), &message, now).unwrap().worker;
+        node.device(worker, 7, GPUS[0]).unwrap().ask(worker, now).unwrap();
+        now += 2_500 * MS;
+        assert_eq!(node.decide(GPUS[0], now).len(), 1, "{n}");
+        // Its next registration ends what runs.
+        now += 10_000 * MS;
+        node.forget_idle(now);
+        node.left = WORTH_FORGETTING;
+        most = most.max(node.sessions.len());
+    }
+    assert_eq!(most, SESSIONS / 2);
+    node.admit(&by(8, 0), &register("a", &[(GPUS[0], 1)]), now).unwrap();
+}
