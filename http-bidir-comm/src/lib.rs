@@ -6,8 +6,8 @@
 //! server answers when it has something to say. The crate knows nothing about the messages.
 //!
 //! * Feature `client`: `BlockingHttpClient`, over a Unix socket or TCP.
-//! * Feature `server`: for Poem, the caller's identity as the kernel states it, JSON with a size
-//!   limit, and bounded waiting.
+//! * Feature `server`: serves Poem's routes with the caller's identity as the kernel states it, JSON
+//!   with a size limit, and bounded waiting.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "client")]
@@ -17,7 +17,10 @@ pub mod server;
 
 use serde::{Deserialize, Serialize};
 
-/// The largest body of a call, or of a call's answer: 64 KiB.
+/// The largest body of a call: 16 KiB.
+pub const CALL_LIMIT: usize = 16 * 1024;
+
+/// The largest answer to a call that a client reads: 64 KiB.
 pub const BODY_LIMIT: usize = 64 * 1024;
 
 /// The largest answer to a `GET` that a client reads: 64 MiB.

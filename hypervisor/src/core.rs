@@ -1,6 +1,6 @@
 //! The daemon's only state, and the calls that wait on it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,18 +8,21 @@ use std::time::{Duration, Instant};
 use http_bidir_comm::server::{ApiError, Peer, wait_up_to};
 use limits::{GpuId, Policy};
 use protocol::status::NodeStatus;
-use protocol::{Admission, Decision, Lease, LeaseReport, Register, Registered};
+use protocol::{Admission, Decision, LONGEST_LEASE_US, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
 use super::Sources;
 use super::clock::Clock;
 use super::connection_quota::ConnectionQuota;
+use super::devices::{Devices, Existence};
 use super::identity::{Caller, Identity};
 use super::limits::check_quota;
+use super::log;
 use super::node::Node;
 use super::process_exit::ProcessExit;
 use super::refused::CallRefused;
+use super::status_quota::{StatusPermit, StatusQuota};
 use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 
 /// The longest that a call may wait for a lease.
@@ -38,6 +41,8 @@ const SETTLE: Duration = Duration::from_millis(2);
 pub(super) struct Core {
     state: Mutex<DaemonState>,
     identity: Arc<dyn Identity>,
+    devices: Arc<dyn Devices>,
+    statuses: Arc<StatusQuota>,
     connections: Arc<ConnectionQuota>,
     started: Instant,
     /// Signalled when the next deadline has become earlier.
@@ -96,7 +101,7 @@ impl Core {
         connections: Arc<ConnectionQuota>,
         sources: Sources,
     ) -> Arc<Self> {
-        let Sources { identity, quotas } = sources;
+        let Sources { identity, quotas, devices } = sources;
         // Hard to guess, and different from the numbers that a daemon before this one gave. Below
         // 2^53.
         let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
@@ -109,7 +114,8 @@ impl Core {
             alarm: FORGET_EVERY_NS,
         };
         let (started, sooner) = (Instant::now(), Notify::new());
-        Arc::new(Self { state: Mutex::new(state), identity, connections, started, sooner })
+        let (state, statuses) = (Mutex::new(state), Arc::default());
+        Arc::new(Self { state, identity, devices, statuses, connections, started, sooner })
     }
 
     /// The process at the other end of a connection.
@@ -124,6 +130,7 @@ impl Core {
         register: &Register,
     ) -> Result<Registered, CallRefused> {
         let (pid, uid) = (caller.pid, caller.owner.uid);
+        let unlisted = self.unlisted(register)?;
         // A process that is watched already has a permit, and gives it up for this one.
         let permit = if self.state().node.serves(caller) {
             self.connections.exchange(uid)
@@ -134,7 +141,7 @@ impl Core {
             .map_err(|error| CallRefused::Unwatchable { pid, reason: error.to_string() })?;
         let mut state = self.state();
         let now = self.now(&mut state);
-        let admitted = state.node.register(caller, register, now)?;
+        let admitted = state.node.register(caller, register, &unlisted, now)?;
         let worker = admitted.worker;
         if let Some(former) = admitted.former {
             state.forget(former);
@@ -151,8 +158,30 @@ impl Core {
             tracing::info!(worker = worker.0, pid, uid, session, "registered");
         }
         // Workers that waited for what it held may have it now.
-        self.decide_all(&mut state, now);
+        if admitted.former.is_some() {
+            self.decide_all(&mut state, now);
+        } else {
+            for device in &register.devices {
+                state.hand_out(device.uuid, now);
+            }
+            self.set_alarm(&mut state, now);
+        }
         Ok(Registered { worker: worker.0 })
+    }
+
+    /// Those of the devices that cannot be looked up.
+    fn unlisted(&self, register: &Register) -> Result<BTreeSet<GpuId>, CallRefused> {
+        let mut unlisted = BTreeSet::new();
+        for uuid in register.devices.iter().map(|device| device.uuid) {
+            match self.devices.exists(uuid) {
+                Existence::Present => {}
+                Existence::Absent(present) => {
+                    return Err(CallRefused::NoSuchDevice { uuid, present });
+                }
+                Existence::Unknown => _ = unlisted.insert(uuid),
+            }
+        }
+        Ok(unlisted)
     }
 
     /// Takes a report, if there is one, and waits for a lease, if the call asks for one. If the
@@ -244,16 +273,27 @@ impl Core {
         Ok(Decision { lease: grant.map(wire) })
     }
 
-    pub(super) fn status(&self, caller: &Caller) -> NodeStatus {
+    /// The state that a caller may see, and the right to send it.
+    pub(super) async fn status(
+        &self,
+        caller: &Caller,
+    ) -> Result<(NodeStatus, StatusPermit), CallRefused> {
+        let permit = self.statuses.take(caller.owner.uid, Instant::now())?;
+        tokio::time::sleep(permit.wait).await;
+        let start = Instant::now();
         let own = rustix::process::geteuid().as_raw();
         let only = (!caller.owner.sees_all(own)).then_some(&caller.owner);
         let mut state = self.state();
         let now = self.now(&mut state);
-        NodeStatus {
+        let status = NodeStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            log_lines_lost: log::lines_lost(),
             devices: state.node.status(only, now),
-        }
+        };
+        drop(state);
+        permit.took(start.elapsed(), Instant::now());
+        Ok((status, permit))
     }
 
     /// Acts at the schedulers' deadlines. Never returns.
@@ -404,7 +444,7 @@ impl Drop for PendingPoll {
 
 fn wire(grant: Grant) -> Lease {
     let Grant { lease, length_ns, shared, exclusive, .. } = grant;
-    Lease { id: lease.0, length_us: length_ns / 1_000, shared, exclusive }
+    Lease { id: lease.0, length_us: (length_ns / 1_000).min(LONGEST_LEASE_US), shared, exclusive }
 }
 
 /// A report for the scheduler, which cuts off impossible values.

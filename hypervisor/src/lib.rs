@@ -2,39 +2,43 @@
 //!
 //! Programs call over a Unix socket (`protocol`). They register, and ask for leases by long poll.
 //! The scheduler decides. This crate connects it to callers, clocks and the ends of processes.
-//! [`Sources`] tells who calls and what a session may have. In use are two: the kernel's word on
-//! the socket's other end, and what a session's processes say.
+//! [`Sources`] tells who calls, what a session may have and which devices exist. In use are the
+//! kernel's word on the socket's other end, what a session's processes say, and what NVIDIA's kernel
+//! module shows.
 
 #![forbid(unsafe_code)]
 
 mod clock;
 mod connection_quota;
 mod core;
+mod devices;
+mod end;
 mod identity;
 mod limits;
+pub mod log;
 mod node;
 mod process_exit;
 mod quotas;
 mod refused;
 mod routes;
 mod socket_folder;
+mod status_quota;
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use http_bidir_comm::server::{BindError, PeerListener};
-use poem::Server;
-use poem::listener::Listener;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::signal::unix::{SignalKind, signal};
 
 pub use ::limits::{ComputeLimit, GpuId};
+pub use devices::{AnyDevice, Devices, Existence, KernelDevices};
 pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
 pub use quotas::{AsRegistered, Asked, Quotas};
 
 use self::connection_quota::{ConnectionAdmission, ConnectionQuota};
 use self::core::Core;
+use self::end::Ends;
 use scheduler::Tuning;
 
 /// How a daemon is to run.
@@ -51,12 +55,18 @@ pub struct Sources {
     pub identity: Arc<dyn Identity>,
     /// What a session may have.
     pub quotas: Arc<dyn Quotas>,
+    /// Which devices exist.
+    pub devices: Arc<dyn Devices>,
 }
 
 impl Default for Sources {
-    /// The kernel, and the sessions' own processes.
+    /// The kernel, the sessions' own processes, and NVIDIA's kernel module.
     fn default() -> Self {
-        Self { identity: Arc::new(KernelIdentity), quotas: Arc::new(AsRegistered) }
+        Self {
+            identity: Arc::new(KernelIdentity),
+            quotas: Arc::new(AsRegistered),
+            devices: Arc::new(KernelDevices::default()),
+        }
     }
 }
 
@@ -84,7 +94,8 @@ pub enum DaemonError {
     },
 }
 
-/// Serves until SIGTERM or SIGINT, then removes the socket.
+/// Serves until a signal ends it, then removes the socket. SIGHUP is ignored: there is nothing to
+/// read again.
 ///
 /// # Errors
 /// [`DaemonError`], before the first call is taken.
@@ -116,26 +127,29 @@ fn allow_many_files() {
 }
 
 async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
-    let system = |source| DaemonError::System { what: "signal handlers", source };
-    let mut terminate = signal(SignalKind::terminate()).map_err(system)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(system)?;
-    let socket = options.socket.clone().or_else(socket_folder::default_socket).unwrap_or_default();
+    let mut ends =
+        Ends::new().map_err(|source| DaemonError::System { what: "signal handlers", source })?;
     let modes = socket_folder::modes();
-    socket_folder::prepare(&socket, modes.folder)
-        .map_err(|source| DaemonError::Folder { socket: socket.clone(), source })?;
+    let (socket, prepared) = match &options.socket {
+        Some(socket) => (socket.clone(), socket_folder::check(socket)),
+        None => {
+            let socket = socket_folder::default_socket().unwrap_or_default();
+            let prepared = socket_folder::prepare(&socket, modes.folder);
+            (socket, prepared)
+        }
+    };
+    prepared.map_err(|source| DaemonError::Folder { socket: socket.clone(), source })?;
     let connections = ConnectionQuota::of_this_process();
-    let acceptor = PeerListener::bind(&socket, modes.socket)?
-        .with_filter(ConnectionAdmission(Arc::clone(&connections)))
-        .into_acceptor()
-        .await
-        .map_err(|source| DaemonError::System { what: "the socket", source })?;
+    let listener = PeerListener::bind(&socket, modes.socket)?
+        .with_filter(ConnectionAdmission(Arc::clone(&connections)));
     let core = Core::new(Tuning::default(), connections, sources);
     tracing::info!(socket = %socket.display(), "serving");
-    let server = Server::new_with_acceptor(acceptor).run(routes::routes(core.clone()));
+    let server = http_bidir_comm::server::serve(listener, routes::routes(core.clone()));
+    // The socket is removed with the server.
     tokio::select! {
-        ended = server => ended.map_err(|source| DaemonError::System { what: "the server", source }),
-        () = core.keep_time() => Ok(()),
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
+        never = server => match never {},
+        () = core.keep_time() => {}
+        signal = ends.asked() => tracing::info!(signal, "ends"),
     }
+    Ok(())
 }

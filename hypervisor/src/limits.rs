@@ -11,6 +11,10 @@ use super::refused::CallRefused;
 pub(super) const SESSIONS: usize = 1024;
 /// How many processes are served.
 pub(super) const WORKERS: usize = 4096;
+/// How many devices are served of those that cannot be looked up.
+pub(super) const UNLISTED_DEVICES: usize = 256;
+/// How many quotas are kept: each session has one for each device that it named.
+pub(super) const QUOTAS: usize = 8192;
 const NAME_BYTES: usize = 253;
 
 /// Whether a user that has `own` of the `all` present items, of at most `most`, may have one more.
@@ -18,10 +22,22 @@ const NAME_BYTES: usize = 253;
 pub(super) fn check_fair_part(
     what: &'static str,
     uid: u32,
-    (own, all): (usize, usize),
+    has: (usize, usize),
     most: usize,
 ) -> Result<(), CallRefused> {
-    let fits = own < most.saturating_sub(all);
+    check_fair_parts(what, uid, has, 1, most)
+}
+
+/// The same for `more` items, one after the other.
+pub(super) fn check_fair_parts(
+    what: &'static str,
+    uid: u32,
+    (own, all): (usize, usize),
+    more: usize,
+    most: usize,
+) -> Result<(), CallRefused> {
+    let Some(others) = more.checked_sub(1) else { return Ok(()) };
+    let fits = own + others < most.saturating_sub(all + others);
     if fits { Ok(()) } else { Err(CallRefused::TooMany { what, uid, own }) }
 }
 

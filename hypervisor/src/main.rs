@@ -2,12 +2,11 @@
 
 #![forbid(unsafe_code)]
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use hypervisor::{Options, Sources};
+use hypervisor::{Options, Sources, log};
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
@@ -20,7 +19,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve until SIGTERM or SIGINT.
+    /// Serve until a signal asks to end, such as SIGTERM or SIGINT. SIGHUP is ignored.
     Daemon {
         /// Where to listen [default: /run/sluice/hypervisor.sock for root, else
         /// $XDG_RUNTIME_DIR/sluice/hypervisor.sock or /tmp/sluice-UID/hypervisor.sock]
@@ -33,13 +32,17 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Command::Daemon { socket, log } = Cli::parse().command;
-    tracing_subscriber::fmt().with_max_level(log).with_writer(io::stderr).with_ansi(false).init();
-    match hypervisor::run(&Options { socket }, Sources::default()) {
+    let Command::Daemon { socket, log: level } = Cli::parse().command;
+    if log::start(level).is_err() {
+        return ExitCode::FAILURE;
+    }
+    let ended = match hypervisor::run(&Options { socket }, Sources::default()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("hypervisor: {error}");
+            log::say(&format!("hypervisor: {error}"));
             ExitCode::FAILURE
         }
-    }
+    };
+    log::finish();
+    ended
 }

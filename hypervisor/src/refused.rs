@@ -36,6 +36,35 @@ pub enum CallRefused {
     /// No device, or too many.
     #[error("{0} devices: 1 to {limit} are accepted", limit = protocol::MAX_DEVICES)]
     DeviceCount(usize),
+    /// A session names more devices than one registration may.
+    #[error(
+        "session {session:?} has {own} devices, and would have {more} more: {limit} are accepted",
+        limit = protocol::MAX_DEVICES
+    )]
+    SessionDevices {
+        /// The session.
+        session: String,
+        /// How many devices it has named.
+        own: usize,
+        /// How many the call adds.
+        more: usize,
+    },
+    /// The node has no such device.
+    #[error("device {uuid} is not one of this node's: {}", listed(present))]
+    NoSuchDevice {
+        /// The device.
+        uuid: GpuId,
+        /// The node's devices.
+        present: Vec<GpuId>,
+    },
+    /// One user has asked for the daemon's state too often without reading the answers.
+    #[error("user {uid} has not read {own} answers about the state yet: no more are sent")]
+    StatusNotRead {
+        /// The user.
+        uid: u32,
+        /// How many answers are under way.
+        own: usize,
+    },
     /// One user has as many items as are left for all others.
     #[error(
         "user {uid} has {own} {what} here, as many as are left for everybody else: no more are served"
@@ -70,6 +99,10 @@ pub enum CallRefused {
     },
 }
 
+fn listed(devices: &[GpuId]) -> String {
+    devices.iter().map(GpuId::to_string).collect::<Vec<_>>().join(", ")
+}
+
 impl CallRefused {
     fn status(&self) -> StatusCode {
         match self {
@@ -79,9 +112,12 @@ impl CallRefused {
             | Self::QuotaOfAnother { .. }
             | Self::NamedTwice(_)
             | Self::DeviceCount(_)
+            | Self::SessionDevices { .. }
             | Self::NoLimit(_) => StatusCode::BAD_REQUEST,
-            Self::TooMany { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::UnknownWorker(_) | Self::UnknownDevice(_) => StatusCode::NOT_FOUND,
+            Self::TooMany { .. } | Self::StatusNotRead { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::UnknownWorker(_) | Self::UnknownDevice(_) | Self::NoSuchDevice { .. } => {
+                StatusCode::NOT_FOUND
+            }
             Self::NotYours(_) | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
         }
     }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use http_bidir_comm::server::{Answer, ApiError, Body, Peer, error_to_json};
+use http_bidir_comm::server::{Answer, AnswerKept, ApiError, Body, Peer, error_to_json};
 use poem::web::Data;
 use poem::{Endpoint, EndpointExt, Route, get, handler, post};
 use protocol::status::NodeStatus;
 use protocol::{Admission, Decision, Register, Registered, path};
 
 use super::core::Core;
+use super::status_quota::StatusPermit;
 
 pub(super) fn routes(core: Arc<Core>) -> impl Endpoint {
     Route::new()
@@ -52,6 +53,10 @@ async fn report(
 }
 
 #[handler]
-async fn show(peer: Peer, core: Data<&Arc<Core>>) -> poem::Result<Answer<NodeStatus>> {
-    Ok(Answer(core.status(&core.caller(peer)?)))
+async fn show(
+    peer: Peer,
+    core: Data<&Arc<Core>>,
+) -> poem::Result<AnswerKept<NodeStatus, StatusPermit>> {
+    let (status, permit) = core.status(&core.caller(peer)?).await.map_err(ApiError::from)?;
+    Ok(AnswerKept(status, permit))
 }

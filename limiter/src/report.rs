@@ -4,8 +4,8 @@
 use core::fmt::{self, Write};
 use core::mem;
 use core::ptr;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use limits::Shown;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -15,6 +15,8 @@ use tracing_subscriber::fmt as subscriber;
 
 /// How long a line waits until standard error can take it.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// How many different lines a process writes.
 const MOST: usize = 128;
@@ -75,12 +77,51 @@ fn hash_without_numbers(line: &str) -> u64 {
     hasher.finish().max(1)
 }
 
+/// A daemon that comes and goes is worth a line this often.
+const FLAPS_NS: u64 = 30_000_000_000;
+
+/// Whether this process has said last that the daemon is lost, and when it said so.
+static LOST: AtomicBool = AtomicBool::new(false);
+static LOST_AT: AtomicU64 = AtomicU64::new(0);
+
+/// Says that the daemon is lost, unless that was said a moment ago or by another device's governor. `false`:
+/// too soon to say it.
+pub(crate) fn lost(now: u64, message: fmt::Arguments<'_>) -> bool {
+    if LOST.load(Relaxed) {
+        return true;
+    }
+    let at = LOST_AT.load(Relaxed);
+    if at != 0 && now.saturating_sub(at) < FLAPS_NS || LOST.swap(true, Relaxed) {
+        return false;
+    }
+    LOST_AT.store(now, Relaxed);
+    write_always(message);
+    true
+}
+
+/// Says that the daemon is back, if it was said to be lost.
+pub(crate) fn regained(message: fmt::Arguments<'_>) {
+    if LOST.swap(false, Relaxed) {
+        write_always(message);
+    }
+}
+
+fn write_always(message: fmt::Arguments<'_>) {
+    write_error(format!("sluice: {}\n", Shown(&message.to_string())).as_bytes());
+}
+
+/// Standard error was full the last time. The next line does not wait for it.
+static STUCK: AtomicBool = AtomicBool::new(false);
+
 /// Writes to standard error in one piece, by the bare system call: no lock, no cancellation point. A standard
 /// error that is not read must neither block the program nor end it.
 fn write_error(bytes: &[u8]) {
     let stderr = rustix::stdio::stderr();
     let mut room = [PollFd::new(&stderr, PollFlags::OUT)];
-    if !matches!(rustix::event::poll(&mut room, Some(&PATIENCE)), Ok(ready) if ready > 0) {
+    let patience = if STUCK.load(Relaxed) { &AT_ONCE } else { &PATIENCE };
+    let stuck = !matches!(rustix::event::poll(&mut room, Some(patience)), Ok(ready) if ready > 0);
+    STUCK.store(stuck, Relaxed);
+    if stuck {
         return;
     }
     let no_signal = NoBrokenPipe::new();
@@ -137,8 +178,9 @@ struct Stderr;
 
 impl std::io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        // As all lines of the limiter: beside those of the program, the name tells whose it is.
         let text = String::from_utf8_lossy(bytes);
-        write_error(format!("{}\n", Shown(text.trim_end_matches('\n'))).as_bytes());
+        write_error(format!("sluice: {}\n", Shown(text.trim())).as_bytes());
         Ok(bytes.len())
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::socket::Endpoint;
+use super::socket::{Endpoint, Stranger};
 use super::transport::TransportError;
 
 /// Why a call was not answered.
@@ -16,6 +16,14 @@ pub enum ClientError {
         endpoint: String,
         /// The system's reason.
         source: std::io::Error,
+    },
+    /// Another user's process listens there. Nothing was sent to it.
+    #[error("{endpoint} is not used: {stranger}")]
+    Untrusted {
+        /// Where the server was called.
+        endpoint: String,
+        /// Who runs it.
+        stranger: Stranger,
     },
     /// The call's time ended before the answer came. The server may have acted on the call.
     #[error("{endpoint} did not answer within {after:?}")]
@@ -50,7 +58,13 @@ pub(super) fn classify(error: ureq::Error, endpoint: &Endpoint, after: Duration)
         ureq::Error::Timeout(_) => ClientError::Timeout { endpoint, after },
         ureq::Error::Io(source) => ClientError::Connect { endpoint, source },
         ureq::Error::Other(other) => match other.downcast::<TransportError>() {
-            Ok(transport) => ClientError::Connect { endpoint, source: transport.into_io() },
+            Ok(transport) => {
+                let source = transport.into_io();
+                match source.get_ref().and_then(|inner| inner.downcast_ref::<Stranger>()) {
+                    Some(&stranger) => ClientError::Untrusted { endpoint, stranger },
+                    None => ClientError::Connect { endpoint, source },
+                }
+            }
             Err(other) => ClientError::Protocol { endpoint, what: other.to_string() },
         },
         other => ClientError::Protocol { endpoint, what: other.to_string() },

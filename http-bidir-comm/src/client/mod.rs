@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use ureq::{Agent, Body, RequestBuilder, http};
 
 pub use error::ClientError;
-pub use socket::Endpoint;
+pub use socket::{Endpoint, Stranger};
 
 use crate::{BODY_LIMIT, ErrorBody, STATE_LIMIT};
 use transport::{AnyAddress, SocketConnector};
@@ -200,12 +200,16 @@ fn authority(host: &str, port: u16) -> String {
     }
 }
 
-/// The server's message, or the beginning of what it sent instead.
+/// The server's message, or the beginning of what it sent instead. It is shown to people, so it can
+/// neither be long nor move a terminal's cursor.
 fn refusal_text(bytes: &[u8]) -> String {
-    match serde_json::from_slice::<ErrorBody>(bytes) {
-        Ok(refusal) => refusal.error,
-        Err(_) => String::from_utf8_lossy(bytes).chars().take(200).collect(),
-    }
+    let (text, most) = match serde_json::from_slice::<ErrorBody>(bytes) {
+        Ok(refusal) => (refusal.error, 1000),
+        Err(_) => (String::from_utf8_lossy(bytes).into_owned(), 200),
+    };
+    let turns = |c: char| matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let shown = |c: char| if c.is_control() || turns(c) { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().take(most).map(shown).collect()
 }
 
 #[cfg(test)]
@@ -224,5 +228,10 @@ mod tests {
         assert_eq!(refusal_text(br#"{"error":"no"}"#), "no");
         assert_eq!(refusal_text(b"not found"), "not found");
         assert_eq!(refusal_text(&[b'x'; 5000]).len(), 200);
+        let long = format!(r#"{{"error":"{}"}}"#, "x".repeat(5000));
+        assert_eq!(refusal_text(long.as_bytes()).len(), 1000);
+        let moves = "no\u{1b}[2J\n\u{202e}".to_owned();
+        let moves = serde_json::to_vec(&ErrorBody { error: moves }).unwrap();
+        assert_eq!(refusal_text(&moves), "no\u{fffd}[2J\u{fffd}\u{fffd}");
     }
 }

@@ -7,13 +7,49 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+/// A server that is not to be believed: another user runs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("user {uid} runs it: one of root or of user {own} is accepted")]
+pub struct Stranger {
+    /// The server's user, as it is called in this process's user namespace.
+    pub uid: u32,
+    /// This process's user.
+    pub own: u32,
+}
+
+/// What the kernel calls every user that this process's user namespace does not know.
+const NOT_KNOWN: u32 = 65_534;
+
+/// Whether a server of this user is believed: root's, or one of this process's own (effective) user.
+fn believe(uid: u32) -> Result<(), Stranger> {
+    let own = rustix::process::geteuid().as_raw();
+    let known =
+        || uid != NOT_KNOWN || std::fs::read_to_string(UID_MAP).is_ok_and(|map| names(&map, uid));
+    if uid == 0 || uid == own && known() { Ok(()) } else { Err(Stranger { uid, own }) }
+}
+
+const UID_MAP: &str = "/proc/self/uid_map";
+
+/// Whether a user namespace has a user of this number (user_namespaces(7)).
+fn names(map: &str, uid: u32) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+        let (Some(Ok(first)), Some(_), Some(Ok(count))) =
+            (numbers.next(), numbers.next(), numbers.next())
+        else {
+            return false;
+        };
+        u64::from(uid).checked_sub(first).is_some_and(|at| at < count)
+    })
+}
 
 /// A server's address.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A Unix stream socket.
+    /// A Unix stream socket. Its server has to be root's or of this process's user.
     Unix(PathBuf),
     /// TCP without encryption: for one machine or a trusted network.
     Tcp {
@@ -60,7 +96,13 @@ fn connect_unix(path: &Path, timeout: Option<Duration>) -> io::Result<OwnedFd> {
     set_socket_timeout(&socket, Timeout::Send, timeout)?;
     loop {
         match connect(&socket, &address) {
-            Ok(()) => return Ok(socket),
+            Ok(()) => {
+                let server = socket_peercred(&socket)?.uid.as_raw();
+                believe(server).map_err(|stranger| {
+                    io::Error::new(io::ErrorKind::PermissionDenied, stranger)
+                })?;
+                return Ok(socket);
+            }
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN) => return Err(io::ErrorKind::TimedOut.into()),
             Err(error) => return Err(error.into()),
@@ -86,4 +128,37 @@ fn connect_tcp(host: &str, port: u16, timeout: Option<Duration>) -> io::Result<O
         }
     }
     Err(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_server_is_root_s_or_one_s_own() {
+        let own = rustix::process::geteuid().as_raw();
+        assert_eq!(believe(0), Ok(()));
+        assert_eq!(believe(own), Ok(()));
+        let uid = own + 1;
+        let words = believe(uid).unwrap_err().to_string();
+        assert_eq!(words, format!("user {uid} runs it: one of root or of user {own} is accepted"));
+        assert_eq!(believe(NOT_KNOWN), Err(Stranger { uid: NOT_KNOWN, own }));
+    }
+
+    #[test]
+    fn a_user_namespace_knows_whom_its_map_names() {
+        assert!(names("         0          0 4294967295\n", NOT_KNOWN));
+        assert!(!names("         0       1000          1\n", NOT_KNOWN));
+        assert!(names("0 1000 1\n1 100000 65534\n", NOT_KNOWN));
+        assert!(!names("", 0));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+        #[test]
+        fn any_map_is_read(map in "([0-9]{0,25}[ \n]{0,2}){0,9}", uid in any::<u32>()) {
+            let _ = names(&map, uid);
+        }
+    }
 }

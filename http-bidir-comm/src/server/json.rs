@@ -1,26 +1,40 @@
 //! JSON bodies with a size limit, and refusals as [`ErrorBody`].
 
+use std::time::Duration;
+
+use bytes::Bytes;
 use poem::error::ResponseError;
 use poem::http::StatusCode;
-use poem::{FromRequest, IntoResponse, Request, RequestBody, Response};
+use poem::{Body as HttpBody, FromRequest, IntoResponse, Request, RequestBody, Response};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
-use crate::{BODY_LIMIT, ErrorBody};
+use crate::{CALL_LIMIT, ErrorBody};
 
-/// A call's body, read as JSON; at most [`BODY_LIMIT`] bytes.
+/// The body of a call may take this long. Callers send it together with the head.
+const BODY_WITHIN: Duration = Duration::from_secs(2);
+
+/// A call's body, read as JSON; at most [`CALL_LIMIT`] bytes.
 #[derive(Clone, Debug)]
 pub struct Body<T>(pub T);
 
 impl<'a, T: DeserializeOwned> FromRequest<'a> for Body<T> {
     async fn from_request(_: &'a Request, body: &mut RequestBody) -> poem::Result<Self> {
-        let bytes = body.take()?.into_bytes_limit(BODY_LIMIT).await.map_err(|error| {
-            let status = ResponseError::status(&error);
-            ApiError::new(
-                status,
-                format!("the body can not be read: {error} (at most {BODY_LIMIT} bytes)"),
-            )
-        })?;
+        let reading = body.take()?.into_bytes_limit(CALL_LIMIT);
+        let bytes = timeout(BODY_WITHIN, reading)
+            .await
+            .map_err(|_| {
+                let problem = format!("the body did not come within {BODY_WITHIN:?}");
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, problem)
+            })?
+            .map_err(|error| {
+                let status = ResponseError::status(&error);
+                ApiError::new(
+                    status,
+                    format!("the body can not be read: {error} (at most {CALL_LIMIT} bytes)"),
+                )
+            })?;
         let value = serde_json::from_slice(&bytes).map_err(|error| {
             ApiError::new(StatusCode::BAD_REQUEST, format!("the body is not as expected: {error}"))
         })?;
@@ -36,10 +50,40 @@ impl<T: Serialize + Send> IntoResponse for Answer<T> {
     fn into_response(self) -> Response {
         match serde_json::to_vec(&self.0) {
             Ok(bytes) => json(StatusCode::OK, bytes),
-            Err(error) => refuse(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("the answer can not be encoded: {error}"),
-            ),
+            Err(error) => not_encoded(&error),
+        }
+    }
+}
+
+fn not_encoded(error: &serde_json::Error) -> Response {
+    let problem = format!("the answer can not be encoded: {error}");
+    refuse(StatusCode::INTERNAL_SERVER_ERROR, problem)
+}
+
+/// An answer, written as JSON, that keeps a value until it has been sent. For answers that are long,
+/// and therefore counted.
+#[derive(Clone, Debug)]
+pub struct AnswerKept<T, K>(pub T, pub K);
+
+struct Kept<K> {
+    bytes: Vec<u8>,
+    _kept: K,
+}
+
+impl<K> AsRef<[u8]> for Kept<K> {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl<T: Serialize + Send, K: Send + 'static> IntoResponse for AnswerKept<T, K> {
+    fn into_response(self) -> Response {
+        match serde_json::to_vec(&self.0) {
+            Ok(bytes) => {
+                let body = Bytes::from_owner(Kept { bytes, _kept: self.1 });
+                json(StatusCode::OK, HttpBody::from_bytes(body))
+            }
+            Err(error) => not_encoded(&error),
         }
     }
 }
@@ -96,6 +140,6 @@ fn refuse(status: StatusCode, error: String) -> Response {
     json(status, serde_json::to_vec(&ErrorBody { error }).unwrap_or_default())
 }
 
-fn json(status: StatusCode, bytes: Vec<u8>) -> Response {
-    Response::builder().status(status).content_type("application/json").body(bytes)
+fn json(status: StatusCode, body: impl Into<HttpBody>) -> Response {
+    Response::builder().status(status).content_type("application/json").body(body)
 }

@@ -1,28 +1,35 @@
 //! A Unix socket at a path, owned by one server at a time. Its connections know their peers.
 
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use poem::http::uri::Scheme;
-use poem::listener::{Acceptor, Listener};
-use poem::web::{LocalAddr, RemoteAddr};
+use rustix::fs::{Mode, chmod, fchmod};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::connection_filter::ConnectionFilter;
-use super::hang_up::HangUp;
 use super::json::ApiError;
+use super::path_lock::{LockRefused, PathLock};
 use super::peer::Peer;
 
 /// Wait this long after a failed accept, instead of spinning. The usual cause is a lack of
 /// descriptors.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Why a socket could not be taken.
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// What a socket's address can hold (unix(7), `sun_path`), without the zero at its end.
+const LONGEST_PATH: usize = 107;
+
+/// Why a socket could not be taken. Nothing has been made or changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// Another server is running there.
@@ -31,11 +38,33 @@ pub enum BindError {
         /// The socket's path.
         path: PathBuf,
     },
-    /// Something there is not a socket; it is left alone.
-    #[error("{path} exists and is not a socket")]
+    /// Something there is not a stream socket; it is left alone.
+    #[error("{path} exists and is not a socket of a server")]
     NotASocket {
+        /// The path in question.
+        path: PathBuf,
+    },
+    /// The path names no file.
+    #[error("{path:?} is not the path of a socket")]
+    NoName {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The path is too long for a socket.
+    #[error("{}… has {length} bytes: at most {LONGEST_PATH} are accepted", beginning(path))]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
+    },
+    /// The folder does not exist.
+    #[error("{path}: there is no folder {folder}")]
+    NoFolder {
         /// The socket's path.
         path: PathBuf,
+        /// The folder.
+        folder: PathBuf,
     },
     /// The system refused.
     #[error("{path}: {source}")]
@@ -47,94 +76,67 @@ pub enum BindError {
     },
 }
 
-/// A bound Unix socket. Dropping it, or the acceptor it becomes, removes the socket from its path.
+/// The beginning of a path that is too long to be shown.
+fn beginning(path: &Path) -> String {
+    path.display().to_string().chars().take(80).collect()
+}
+
+/// A bound Unix socket. Dropping it removes the socket from its path.
 #[derive(Debug)]
 pub struct PeerListener<F = ()> {
     listener: UnixListener,
-    path: OwnedPath,
     filter: F,
+    _path: OwnedPath,
 }
 
 impl PeerListener {
     /// Binds `path` and gives the socket the permission bits `mode`. A dead server's socket is
     /// replaced. Must be called inside a Tokio runtime.
     ///
-    /// A lock on `<path>.lock` ensures that only one server owns a path. The lock file stays there.
+    /// A lock on `<path>.lock` ensures that only one server owns a path. That file is removed
+    /// together with the socket.
     ///
     /// # Errors
     /// [`BindError::InUse`] if a server answers there or holds the lock; the others as they say.
     pub fn bind(path: &Path, mode: u32) -> Result<Self, BindError> {
         let io = |source| BindError::Io { path: path.to_owned(), source };
-        let in_use = || BindError::InUse { path: path.to_owned() };
-        let lock = lock_beside(path).map_err(io)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(in_use()),
-            Err(TryLockError::Error(error)) => return Err(io(error)),
+        check(path)?;
+        // Before the lock is made: what is refused leaves no trace.
+        look(path)?;
+        let lock = PathLock::take(path).map_err(|refused| match refused {
+            LockRefused::Taken => BindError::InUse { path: path.to_owned() },
+            LockRefused::NotALock(lock) => BindError::NotASocket { path: lock },
+            LockRefused::Io(source) => io(source),
+        })?;
+        // From here on nobody else who respects the lock changes what is there.
+        if look(path)? == Found::Remains {
+            fs::remove_file(path).map_err(io)?;
         }
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(BindError::NotASocket { path: path.to_owned() });
-            }
-            Ok(_) if StdUnixStream::connect(path).is_ok() => return Err(in_use()),
-            Ok(_) => fs::remove_file(path).map_err(io)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(io(error)),
-        }
-        let listener = UnixListener::bind(path).map_err(io)?;
-        let path = OwnedPath { path: path.to_owned(), _lock: lock };
-        fs::set_permissions(&path.path, Permissions::from_mode(mode)).map_err(io)?;
-        Ok(Self { listener, path, filter: () })
+        let socket = bound(path, mode).map_err(|error| io(error.into()))?;
+        let path = OwnedPath::new(path, lock).map_err(io)?;
+        let listener = std::os::unix::net::UnixListener::from(socket);
+        let listener = UnixListener::from_std(listener).map_err(io)?;
+        Ok(Self { listener, filter: (), _path: path })
     }
 
     /// Serves only the connections that `filter` admits.
     pub fn with_filter<F: ConnectionFilter>(self, filter: F) -> PeerListener<F> {
-        PeerListener { listener: self.listener, path: self.path, filter }
+        PeerListener { listener: self.listener, filter, _path: self._path }
     }
 }
 
-impl<F: ConnectionFilter> Listener for PeerListener<F> {
-    type Acceptor = PeerAcceptor<F>;
-
-    async fn into_acceptor(self) -> io::Result<PeerAcceptor<F>> {
-        let local = LocalAddr(self.listener.local_addr()?.into());
-        Ok(PeerAcceptor { listener: self.listener, local, filter: self.filter, _path: self.path })
-    }
-}
-
-/// Accepts connections and records the [`Peer`] of each.
-#[derive(Debug)]
-pub struct PeerAcceptor<F = ()> {
-    listener: UnixListener,
-    local: LocalAddr,
-    filter: F,
-    _path: OwnedPath,
-}
-
-impl<F: ConnectionFilter> Acceptor for PeerAcceptor<F> {
-    type Io = HangUp<UnixStream, F::Permit>;
-
-    fn local_addr(&self) -> Vec<LocalAddr> {
-        vec![self.local.clone()]
-    }
-
-    async fn accept(&mut self) -> io::Result<(Self::Io, LocalAddr, RemoteAddr, Scheme)> {
+impl<F: ConnectionFilter> PeerListener<F> {
+    /// The next connection that the filter admits.
+    pub(super) async fn accept(&mut self) -> (UnixStream, Peer, F::Permit) {
         loop {
-            let accepted = self.listener.accept().await;
-            let (stream, _) = match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    tokio::time::sleep(PAUSE_AFTER_ERROR).await;
-                    return Err(error);
-                }
+            let Ok((stream, _)) = self.listener.accept().await else {
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                continue;
             };
-            let credentials = stream.peer_cred()?;
+            let Ok(credentials) = stream.peer_cred() else { continue };
             let peer = Peer { pid: credentials.pid().unwrap_or(0), uid: credentials.uid() };
             match self.filter.admit(peer) {
-                Ok(permit) => {
-                    let stream = HangUp::new(stream, permit);
-                    return Ok((stream, self.local.clone(), peer.to_address(), Scheme::HTTP));
-                }
+                Ok(permit) => return (stream, peer, permit),
                 Err(refusal) => tell(&stream, &refusal),
             }
         }
@@ -146,23 +148,101 @@ fn tell(stream: &UnixStream, refusal: &ApiError) {
     let _ = stream.try_write(&refusal.last_words());
 }
 
+/// Whether a socket could be made there at all.
+fn check(path: &Path) -> Result<(), BindError> {
+    let length = path.as_os_str().len();
+    if length > LONGEST_PATH {
+        return Err(BindError::TooLong { path: path.to_owned(), length });
+    }
+    let ends_in_a_name = path
+        .file_name()
+        .is_some_and(|name| path.as_os_str().as_encoded_bytes().ends_with(name.as_encoded_bytes()));
+    if !ends_in_a_name && !path.is_dir() {
+        return Err(BindError::NoName { path: path.to_owned() });
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder {
+        Some(folder) if !folder.is_dir() => {
+            Err(BindError::NoFolder { path: path.to_owned(), folder: folder.to_owned() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What is at the path of a socket that may be taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    /// The socket of a server that is gone.
+    Remains,
+}
+
+fn look(path: &Path) -> Result<Found, BindError> {
+    let io = |source: io::Error| BindError::Io { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(BindError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) => return Err(io(error)),
+    }
+    let call = || {
+        // Without waiting: the queue of a server that stands still may be full.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)
+    };
+    match call() {
+        Ok(()) | Err(Errno::AGAIN) => Err(BindError::InUse { path: path.to_owned() }),
+        Err(Errno::CONNREFUSED) => Ok(Found::Remains),
+        Err(Errno::NOENT) => Ok(Found::Nothing),
+        // It takes datagrams.
+        Err(Errno::PROTOTYPE) => Err(BindError::NotASocket { path: path.to_owned() }),
+        Err(error) => Err(io(error.into())),
+    }
+}
+
+fn bound(path: &Path, mode: u32) -> rustix::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let mode = Mode::from_raw_mode(mode);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file is made with this mode, less the umask. So at no moment may too many connect.
+    fchmod(&socket, mode)?;
+    bind(&socket, &address)?;
+    let listening = chmod(path, mode).and_then(|()| listen(&socket, BACKLOG));
+    if let Err(error) = listening {
+        let _ = fs::remove_file(path);
+        return Err(error);
+    }
+    Ok(socket)
+}
+
 /// The socket's path, for as long as this server owns it.
 #[derive(Debug)]
 struct OwnedPath {
     path: PathBuf,
-    _lock: File,
+    /// Device and inode of the socket.
+    file: (u64, u64),
+    // Dropped after the socket was removed.
+    _lock: PathLock,
+}
+
+impl OwnedPath {
+    fn new(path: &Path, lock: PathLock) -> io::Result<Self> {
+        let found = fs::symlink_metadata(path)?;
+        Ok(Self { path: path.to_owned(), file: (found.dev(), found.ino()), _lock: lock })
+    }
 }
 
 impl Drop for OwnedPath {
     fn drop(&mut self) {
-        // The lock is held, so this cannot be a successor's socket. A failure needs no action.
-        let _ = fs::remove_file(&self.path);
+        // Somebody may have removed socket and lock by hand, and started another server there.
+        let is_ours = fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
+        if is_ours {
+            let _ = fs::remove_file(&self.path);
+        }
     }
-}
-
-fn lock_beside(path: &Path) -> io::Result<File> {
-    let mut name = path.as_os_str().as_bytes().to_vec();
-    name.extend_from_slice(b".lock");
-    let lock = PathBuf::from(<std::ffi::OsStr as OsStrExt>::from_bytes(&name));
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(lock)
 }

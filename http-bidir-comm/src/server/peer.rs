@@ -6,12 +6,12 @@ use poem::{Addr, FromRequest, Request, RequestBody};
 
 use super::json::ApiError;
 
-/// The scheme of the addresses that [`super::PeerAcceptor`] gives to connections.
+/// The scheme of the addresses that [`super::serve`] gives to connections.
 const SCHEME: &str = "unix-peer";
 
 /// The process that connected (unix(7), SO_PEERCRED), as it was at the time of the connect. It
-/// cannot forge this. It is an extractor for handlers. A caller that did not come through a
-/// [`super::PeerAcceptor`], or whose process is not visible from here, is refused with 403.
+/// cannot forge this. It is an extractor for handlers. A caller that did not come through
+/// [`super::serve`], or whose process is not visible from here, is refused with 403.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Process id in the server's pid namespace.

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use http_bidir_comm::server::{
-    Answer, BindError, Body, OnDrop, Peer, PeerListener, error_to_json, wait_up_to,
+    Answer, BindError, Body, OnDrop, Peer, PeerListener, error_to_json, serve, wait_up_to,
 };
 use poem::web::Data;
-use poem::{EndpointExt, Route, Server, handler, post};
+use poem::{EndpointExt, Route, handler, post};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
@@ -41,14 +41,14 @@ async fn wait(_body: Body<Value>, abandoned: Data<&Arc<Abandoned>>) -> Answer<()
     Answer(())
 }
 
-struct TestServer {
+pub(crate) struct TestServer {
     runtime: Runtime,
     news: Arc<Notify>,
     abandoned: Arc<Abandoned>,
 }
 
 impl TestServer {
-    fn start(path: &Path) -> Self {
+    pub(crate) fn start(path: &Path) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -67,12 +67,12 @@ impl TestServer {
             let _context = runtime.enter();
             PeerListener::bind(path, 0o600).unwrap()
         };
-        runtime.spawn(async move { Server::new(listener).run(routes).await });
+        runtime.spawn(serve(listener, routes));
         Self { runtime, news, abandoned }
     }
 }
 
-fn socket() -> (tempfile::TempDir, PathBuf) {
+pub(crate) fn socket() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     (dir, path)

@@ -5,7 +5,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint, Stranger};
+
+use super::Error;
 
 /// How long a daemon may take to answer. A running one needs far less than a millisecond; this is
 /// for a machine under heavy load.
@@ -21,30 +23,52 @@ pub struct Choice {
 }
 
 /// Chooses a daemon: the one that `--daemon` or the variable names, none, or the first of
-/// `defaults` that answers.
-#[must_use]
-pub fn choose(option: Option<&OsStr>, variable: Option<&OsStr>, defaults: &[PathBuf]) -> Choice {
+/// `defaults` that answers. Another user's daemon counts as absent.
+///
+/// # Errors
+/// [`Error::Usage`]: `--daemon` names another user's daemon.
+pub fn choose(
+    option: Option<&OsStr>,
+    variable: Option<&OsStr>,
+    defaults: &[PathBuf],
+) -> Result<Choice, Error> {
     let variable = variable.map(|value| (limits::env::DAEMON_SOCKET, value));
     let (source, asked) = match option.map(|value| ("--daemon", value)).or(variable) {
         Some(asked) => asked,
-        None => {
-            let socket = defaults.iter().find(|path| answers(path).is_ok()).cloned();
-            return Choice { socket, notice: None };
-        }
+        None => return Ok(first_of(defaults)),
     };
     if asked.is_empty() || asked == "none" {
-        return Choice::default();
+        return Ok(Choice::default());
     }
-    match answers(Path::new(asked)) {
-        Ok(()) => Choice { socket: Some(absolute(asked)), notice: None },
-        Err(reason) => Choice {
-            socket: None,
-            notice: Some(format!(
-                "{source} {}: no daemon answers there ({reason}): continuing with this session's own account",
-                asked.display()
-            )),
-        },
+    let name = asked.display();
+    let notice = match answers(Path::new(asked)) {
+        Ok(()) => return Ok(Choice { socket: Some(absolute(asked)), notice: None }),
+        Err(Unanswered::Stranger(stranger)) if option.is_some() => {
+            return Err(Error::Usage(format!("{source} {name}: {stranger}")));
+        }
+        Err(Unanswered::Stranger(stranger)) => {
+            format!("{source} {name}: not used, because {stranger}")
+        }
+        Err(reason) => format!("{source} {name}: no daemon answers there ({reason})"),
+    };
+    let notice = Some(format!("{notice}: continuing with this session's own account"));
+    Ok(Choice { socket: None, notice })
+}
+
+/// The first default socket that answers.
+fn first_of(defaults: &[PathBuf]) -> Choice {
+    let mut choice = Choice::default();
+    for path in defaults {
+        match answers(path) {
+            Ok(()) => return Choice { socket: Some(path.clone()), ..choice },
+            Err(Unanswered::Stranger(stranger)) => {
+                choice.notice =
+                    Some(format!("the daemon at {}: not used, because {stranger}", path.display()));
+            }
+            Err(_) => {}
+        }
     }
+    choice
 }
 
 /// The program may change its directory before its first CUDA call.
@@ -58,6 +82,9 @@ pub enum Unanswered {
     /// No process listens there.
     #[error(transparent)]
     Connect(io::Error),
+    /// Another user runs it.
+    #[error(transparent)]
+    Stranger(Stranger),
     /// It closed the connection.
     #[error("it hung up")]
     HungUp,
@@ -83,6 +110,7 @@ pub fn answers(socket: &Path) -> Result<(), Unanswered> {
             }
             _ => Err(Unanswered::Connect(source)),
         },
+        Err(ClientError::Untrusted { stranger, .. }) => Err(Unanswered::Stranger(stranger)),
         Err(ClientError::Timeout { .. }) => Err(Unanswered::Silent),
         Err(ClientError::Protocol { .. } | ClientError::Refused { .. }) => Err(Unanswered::NotHttp),
     }
@@ -111,7 +139,7 @@ mod tests {
     fn a_daemon_that_answers_is_used() {
         let folder = tempfile::tempdir().unwrap();
         let path = listener(folder.path(), b"HTTP/1.1 404 Not Found\r\n\r\n");
-        let choice = choose(Some(path.as_os_str()), None, &[]);
+        let choice = choose(Some(path.as_os_str()), None, &[]).unwrap();
         assert_eq!(choice, Choice { socket: Some(path), notice: None });
     }
 
@@ -120,9 +148,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = listener(folder.path(), b"HTTP/1.1 200 OK\r\n\r\n");
         let absent = folder.path().join("absent");
-        let choice = choose(None, None, &[absent.clone(), path.clone()]);
+        let choice = choose(None, None, &[absent.clone(), path.clone()]).unwrap();
         assert_eq!(choice, Choice { socket: Some(path), notice: None });
-        assert_eq!(choose(None, None, &[absent]), Choice::default());
+        assert_eq!(choose(None, None, &[absent]).unwrap(), Choice::default());
     }
 
     #[test]
@@ -131,7 +159,7 @@ mod tests {
         let absent = folder.path().join("absent");
         let strange = listener(folder.path(), b"SSH-2.0-OpenSSH\r\n");
         for path in [absent, strange] {
-            let choice = choose(Some(path.as_os_str()), None, &[]);
+            let choice = choose(Some(path.as_os_str()), None, &[]).unwrap();
             assert_eq!(choice.socket, None);
             let notice = choice.notice.unwrap();
             assert!(notice.contains("--daemon"), "{notice}");
@@ -155,9 +183,12 @@ mod tests {
     #[test]
     fn none_means_none_and_the_option_wins() {
         let none = Some(OsStr::new("none"));
-        assert_eq!(choose(none, Some(OsStr::new("/x")), &["/y".into()]), Choice::default());
-        assert_eq!(choose(None, Some(OsStr::new("")), &["/y".into()]), Choice::default());
-        let notice = choose(None, Some(OsStr::new("/nowhere/x")), &[]).notice.unwrap();
+        assert_eq!(
+            choose(none, Some(OsStr::new("/x")), &["/y".into()]).unwrap(),
+            Choice::default()
+        );
+        assert_eq!(choose(None, Some(OsStr::new("")), &["/y".into()]).unwrap(), Choice::default());
+        let notice = choose(None, Some(OsStr::new("/nowhere/x")), &[]).unwrap().notice.unwrap();
         assert!(notice.starts_with("SLUICE_DAEMON /nowhere/x"), "{notice}");
     }
 }

@@ -32,7 +32,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         arguments.daemon.as_deref(),
         var_os(env::DAEMON_SOCKET).as_deref(),
         &default_sockets(),
-    );
+    )?;
     let session = OwnedSession::create()?;
     let environment = MemberEnvironment {
         session: session.path().to_owned(),

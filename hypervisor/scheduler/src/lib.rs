@@ -215,6 +215,13 @@ impl Scheduler {
         gone
     }
 
+    /// Forgets a session that has no workers, whatever it owes. For a caller that has no place for it.
+    pub fn forget(&mut self, session: SessionId) {
+        if self.sessions.get(&session).is_some_and(|session| session.members.is_empty()) {
+            self.sessions.remove(&session);
+        }
+    }
+
     /// Ends all leases, charged until now, and forgets all asks. For a caller that could not answer
     /// any worker for longer than leases last.
     pub fn dismiss_all(&mut self, now: u64) {

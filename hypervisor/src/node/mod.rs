@@ -10,13 +10,17 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use ::limits::{ComputeLimit, GpuId, Policy};
-use protocol::Register;
+use protocol::{MAX_DEVICES, Register};
 
 use crate::identity::{Caller, Owner};
-use crate::limits::{self, SESSIONS, WORKERS};
+use crate::limits::{self, QUOTAS, SESSIONS, UNLISTED_DEVICES, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
 use scheduler::{Grant, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
+
+/// Idle sessions are looked for, where there is no place left, after so many processes have left:
+/// looking takes a millisecond, in which nobody else is served.
+const WORTH_FORGETTING: usize = 32;
 
 /// A session belongs to its owner: a process of another owner cannot join it by its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +60,10 @@ pub(crate) struct Node {
     devices: BTreeMap<GpuId, Scheduler>,
     /// Numbers owners for the schedulers.
     owner_numbers: RandomState,
+    /// The devices that cannot be looked up, and the user that named each first.
+    unlisted: BTreeMap<GpuId, u32>,
+    /// How many processes have left their sessions since idle sessions were last forgotten.
+    left: usize,
     last_session: u64,
     last_worker: u64,
 }
@@ -71,6 +79,8 @@ impl Node {
             members: BTreeMap::new(),
             devices: BTreeMap::new(),
             owner_numbers: RandomState::new(),
+            unlisted: BTreeMap::new(),
+            left: 0,
             last_session: 0,
             last_worker: first_worker,
         }
@@ -85,11 +95,13 @@ impl Node {
     }
 
     /// Registers a process, once or once per device. Its leases on the named devices end: it has
-    /// forgotten them, or it is a new program with the same pid.
+    /// forgotten them, or it is a new program with the same pid. `unlisted` are those of the devices
+    /// that cannot be looked up.
     pub(crate) fn register(
         &mut self,
         caller: &Caller,
         register: &Register,
+        unlisted: &BTreeSet<GpuId>,
         now: u64,
     ) -> Result<Admitted, CallRefused> {
         let said = limits::check(register)?;
@@ -106,16 +118,19 @@ impl Node {
             let users = self.members.values().map(|member| member.session.owner.uid);
             limits::check_fair_part("processes", uid, count(uid, users), WORKERS)?;
         }
-        if !self.sessions.contains_key(&key) {
-            let check = |node: &Self| {
-                let users = node.sessions.keys().map(|key| key.owner.uid);
-                limits::check_fair_part("sessions", uid, count(uid, users), SESSIONS)
-            };
-            // A process that moves from one session to another must not keep others out.
-            if check(self).is_err() {
-                self.forget_idle(now);
-                check(self)?;
+        let fits = self.check_bounds(&key, &said, unlisted);
+        // A process that moves from one session to another must not keep others out.
+        if fits.is_err() && self.left >= WORTH_FORGETTING {
+            self.forget_idle(now);
+            if self.check_bounds(&key, &said, unlisted).is_err() {
+                self.forget_left(uid, now);
             }
+            self.check_bounds(&key, &said, unlisted)?;
+        } else {
+            fits?;
+        }
+        for &uuid in unlisted {
+            self.unlisted.entry(uuid).or_insert(uid);
         }
         if let Some(former) = former {
             self.leave(former, now);
@@ -133,6 +148,38 @@ impl Node {
             }
         }
         Ok(Admitted { worker, new: stays.is_none(), former })
+    }
+
+    /// Whether there is a place for what a registration adds: a session, quotas, devices.
+    fn check_bounds(
+        &self,
+        key: &SessionKey,
+        said: &BTreeMap<GpuId, ComputeLimit>,
+        unlisted: &BTreeSet<GpuId>,
+    ) -> Result<(), CallRefused> {
+        let uid = key.owner.uid;
+        let session = self.sessions.get(key);
+        if session.is_none() {
+            let users = self.sessions.keys().map(|key| key.owner.uid);
+            limits::check_fair_part("sessions", uid, count(uid, users), SESSIONS)?;
+        }
+        let own = session.map_or(0, |session| session.quotas.len());
+        let is_new = |uuid: &&GpuId| session.is_none_or(|known| !known.quotas.contains_key(uuid));
+        let more = said.keys().filter(is_new).count();
+        if own + more > MAX_DEVICES {
+            let session = key.name.clone();
+            return Err(CallRefused::SessionDevices { session, own, more });
+        }
+        let (mut own, mut all) = (0, 0);
+        for (key, session) in &self.sessions {
+            all += session.quotas.len();
+            own += if key.owner.uid == uid { session.quotas.len() } else { 0 };
+        }
+        let what = "quotas of sessions for devices";
+        limits::check_fair_parts(what, uid, (own, all), more, QUOTAS)?;
+        let more = unlisted.iter().filter(|uuid| !self.unlisted.contains_key(uuid)).count();
+        let has = count(uid, self.unlisted.values().copied());
+        limits::check_fair_parts("devices", uid, has, more, UNLISTED_DEVICES)
     }
 
     /// The session's quota, given what its process says.
@@ -236,6 +283,7 @@ impl Node {
     /// Removes a process that has ended.
     pub(crate) fn leave(&mut self, worker: WorkerId, now: u64) {
         self.members.remove(&worker);
+        self.left += 1;
         for device in self.devices.values_mut() {
             device.leave(worker, now);
         }
@@ -243,6 +291,7 @@ impl Node {
 
     /// Forgets sessions that have no process and owe nothing.
     pub(crate) fn forget_idle(&mut self, now: u64) {
+        self.left = 0;
         let mut kept: BTreeSet<SessionId> = BTreeSet::new();
         for device in self.devices.values_mut() {
             device.forget_idle(now);
@@ -252,6 +301,27 @@ impl Node {
         let used: BTreeSet<&SessionKey> =
             self.members.values().map(|member| &member.session).collect();
         self.sessions.retain(|key, session| kept.contains(&session.id) || used.contains(key));
+        let named: BTreeSet<&GpuId> =
+            self.sessions.values().flat_map(|session| session.quotas.keys()).collect();
+        self.unlisted.retain(|uuid, _| named.contains(uuid));
+    }
+
+    /// Forgets a user's sessions that have no process, whatever they owe. A debt of a tiny share
+    /// takes hours to earn back, and would keep the user's other programs out. Nobody gains by it: a
+    /// debt of 10 s at most goes for each place that is filled with debtors.
+    fn forget_left(&mut self, uid: u32, now: u64) {
+        let used: BTreeSet<&SessionKey> =
+            self.members.values().map(|member| &member.session).collect();
+        let left =
+            self.sessions.iter().filter(|(key, _)| key.owner.uid == uid && !used.contains(key));
+        for (_, session) in left {
+            for uuid in session.quotas.keys() {
+                if let Some(device) = self.devices.get_mut(uuid) {
+                    device.forget(session.id);
+                }
+            }
+        }
+        self.forget_idle(now);
     }
 
     /// The scheduler for a worker's call.

@@ -11,6 +11,19 @@ fn node() -> Node {
     Node::new(Tuning::default(), 1_000, Arc::new(AsRegistered))
 }
 
+impl Node {
+    /// Registers devices that cannot be looked up.
+    fn admit(
+        &mut self,
+        caller: &Caller,
+        message: &Register,
+        now: u64,
+    ) -> Result<Admitted, CallRefused> {
+        let unlisted = message.devices.iter().map(|device| device.uuid).collect();
+        self.register(caller, message, &unlisted, now)
+    }
+}
+
 fn by(pid: i32, uid: u32) -> Caller {
     Caller { pid, owner: Owner::user(uid) }
 }
@@ -24,8 +37,8 @@ fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
 #[test]
 fn a_process_may_register_device_by_device() {
     let mut node = node();
-    let first = node.register(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
-    let second = node.register(&by(7, 0), &register("a", &[(GPUS[1], 250_000)]), 0).unwrap();
+    let first = node.admit(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+    let second = node.admit(&by(7, 0), &register("a", &[(GPUS[1], 250_000)]), 0).unwrap();
     assert!(first.new && !second.new);
     assert_eq!(first.worker, second.worker);
     for gpu in GPUS {
@@ -39,10 +52,10 @@ fn a_process_may_register_device_by_device() {
 fn registering_again_ends_what_was_held_on_that_device() {
     let mut node = node();
     let message = register("a", &[(GPUS[0], 500_000)]);
-    let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
+    let worker = node.admit(&by(7, 0), &message, 0).unwrap().worker;
     node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
-    node.register(&by(7, 0), &message, 110 * MS).unwrap();
+    node.admit(&by(7, 0), &message, 110 * MS).unwrap();
     let status = node.status(None, 200 * MS);
     assert!(status[0].leases.is_empty());
     assert_eq!(status[0].sessions[0].charged_us, 10_000);
@@ -54,13 +67,13 @@ fn the_latest_word_about_a_quota_counts() {
     let half = register("a", &[(GPUS[0], 500_000)]);
     let more = register("a", &[(GPUS[0], 900_000)]);
     let share = |node: &mut Node| node.status(Some(&Owner::user(0)), MS)[0].sessions[0].share_ppm;
-    let first = node.register(&by(7, 0), &half, 0).unwrap().worker;
+    let first = node.admit(&by(7, 0), &half, 0).unwrap().worker;
     // Another user's session of the same name is another session.
-    assert!(node.register(&by(9, 1000), &more, 0).unwrap().new);
+    assert!(node.admit(&by(9, 1000), &more, 0).unwrap().new);
     assert_eq!(node.status(Some(&Owner::user(1000)), 0)[0].sessions.len(), 1);
     assert_eq!(node.status(None, 0)[0].sessions.len(), 2);
     assert_eq!(share(&mut node), 500_000);
-    node.register(&by(8, 0), &more, 0).unwrap();
+    node.admit(&by(8, 0), &more, 0).unwrap();
     assert_eq!(share(&mut node), 900_000);
     node.change(first, 7, GPUS[0], ComputeLimit::fixed(100_000), MS).unwrap();
     assert_eq!(share(&mut node), 100_000);
@@ -76,7 +89,7 @@ fn the_latest_word_about_a_quota_counts() {
 fn a_limit_can_be_lifted_and_come_back() {
     let mut node = node();
     let message = register("a", &[(GPUS[0], 500_000)]);
-    let workers = [7, 8].map(|pid| node.register(&by(pid, 0), &message, 0).unwrap().worker);
+    let workers = [7, 8].map(|pid| node.admit(&by(pid, 0), &message, 0).unwrap().worker);
     node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
     let free = ComputeLimit { policy: Policy::None, ..ComputeLimit::fixed(0) };
     node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
@@ -93,8 +106,8 @@ fn a_limit_can_be_lifted_and_come_back() {
 #[test]
 fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
     let mut node = node();
-    let first = node.register(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
-    let second = node.register(&by(7, 0), &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
+    let first = node.admit(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
+    let second = node.admit(&by(7, 0), &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
     assert!(second.new && first.worker != second.worker);
     let gone = node.device(first.worker, 7, GPUS[0]).map(|_| ());
     assert_eq!(gone, Err(CallRefused::UnknownWorker(first.worker.0)));
@@ -104,7 +117,7 @@ fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
 fn sessions_are_forgotten_when_they_owe_nothing() {
     let mut node = node();
     let message = register("a", &[(GPUS[0], 500_000)]);
-    let worker = node.register(&by(7, 0), &message, 0).unwrap().worker;
+    let worker = node.admit(&by(7, 0), &message, 0).unwrap().worker;
     node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
     // It dies in a kernel of 500 ms.
@@ -123,7 +136,7 @@ fn there_is_a_limit_to_processes_and_sessions() {
         let mut fill = |node: &mut Node, uid| {
             let refused = pids.by_ref().find_map(|pid: i32| {
                 let session = if what == "sessions" { pid.to_string() } else { "a".to_owned() };
-                node.register(&by(pid, uid), &register(&session, &[(GPUS[0], 1)]), 0).err()
+                node.admit(&by(pid, uid), &register(&session, &[(GPUS[0], 1)]), 0).err()
             });
             let own =
                 node.members.values().filter(|member| member.session.owner.uid == uid).count();
@@ -134,7 +147,7 @@ fn there_is_a_limit_to_processes_and_sessions() {
         // Another user is served as if the first had never come.
         assert_eq!(fill(&mut node, 1000), most / 4);
         // A process that is served may go on, in any session.
-        node.register(&by(1, 0), &register("2", &[(GPUS[0], 2)]), 0).unwrap();
+        node.admit(&by(1, 0), &register("2", &[(GPUS[0], 2)]), 0).unwrap();
     }
 }
 
@@ -142,9 +155,99 @@ fn there_is_a_limit_to_processes_and_sessions() {
 fn a_process_that_goes_through_sessions_keeps_nobody_out() {
     let mut node = node();
     for name in 0..2 * SESSIONS {
-        let admitted = node.register(&by(7, 0), &register(&name.to_string(), &[(GPUS[0], 1)]), 0);
+        let admitted = node.admit(&by(7, 0), &register(&name.to_string(), &[(GPUS[0], 1)]), 0);
         assert_eq!(admitted.map(|admitted| admitted.former.is_some()), Ok(name > 0));
     }
-    assert!(node.register(&by(8, 0), &register("a", &[(GPUS[0], 1)]), 0).is_ok());
+    assert!(node.admit(&by(8, 0), &register("a", &[(GPUS[0], 1)]), 0).is_ok());
     assert_eq!(node.members.len(), 2);
+}
+
+/// The devices from `first` on.
+fn devices(first: u32, count: u32) -> Vec<(GpuId, u32)> {
+    let uuid = |n: u32| {
+        let mut bytes = [0x70; 16];
+        bytes[12..].copy_from_slice(&n.to_be_bytes());
+        GpuId::from_bytes(bytes)
+    };
+    (first..first + count).map(|n| (uuid(n), 1)).collect()
+}
+
+#[test]
+fn a_session_has_as_many_devices_as_one_registration() {
+    let mut node = node();
+    node.admit(&by(7, 0), &register("a", &devices(0, 60)), 0).unwrap();
+    node.admit(&by(7, 0), &register("a", &devices(30, 34)), 0).unwrap();
+    let refused = node.admit(&by(8, 0), &register("a", &devices(63, 2)), 0).unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        r#"session "a" has 64 devices, and would have 1 more: 64 are accepted"#
+    );
+    assert_eq!((node.devices.len(), node.members.len()), (64, 1));
+}
+
+#[test]
+fn there_is_a_limit_to_devices_that_cannot_be_looked_up() {
+    let mut node = node();
+    let fill = |node: &mut Node, uid: u32| {
+        let mut named = 0;
+        loop {
+            let message = register(&(named / 64).to_string(), &devices(uid * 10_000 + named, 1));
+            match node.admit(&by(uid.cast_signed(), uid), &message, 0) {
+                Ok(_) => named += 1,
+                Err(refused) => {
+                    let own = named as usize;
+                    assert_eq!(refused, CallRefused::TooMany { what: "devices", uid, own });
+                    return own;
+                }
+            }
+        }
+    };
+    assert_eq!(fill(&mut node, 1000), UNLISTED_DEVICES / 2);
+    assert_eq!(fill(&mut node, 1001), UNLISTED_DEVICES / 4);
+    // A device that somebody else has named already is not new.
+    node.admit(&by(1, 1001), &register("x", &devices(1000 * 10_000, 1)), 0).unwrap();
+    // One that can be looked up takes no place.
+    let listed = register("x", &devices(5, 1));
+    node.register(&by(1, 1001), &listed, &BTreeSet::new(), 0).unwrap();
+    // What its processes leave is free again.
+    for worker in node.members.keys().copied().collect::<Vec<_>>() {
+        node.leave(worker, 0);
+    }
+    node.forget_idle(0);
+    assert!(node.unlisted.is_empty() && node.devices.is_empty() && node.sessions.is_empty());
+}
+
+#[test]
+fn there_is_a_limit_to_quotas_of_all_sessions() {
+    let mut node = node();
+    let mut sessions = 0..;
+    let refused = sessions.by_ref().find_map(|n: i32| {
+        node.admit(&by(n + 1, 0), &register(&n.to_string(), &devices(0, 64)), 0).err()
+    });
+    let own = QUOTAS / 2;
+    let what = "quotas of sessions for devices";
+    assert_eq!(refused, Some(CallRefused::TooMany { what, uid: 0, own }));
+    assert_eq!(node.members.len(), own / 64);
+    node.admit(&by(10_000, 1000), &register("a", &devices(0, 64)), 0).unwrap();
+}
+
+/// A debt of 10 s takes hours to earn back with a thousandth of the time.
+#[test]
+fn sessions_that_are_gone_and_owe_keep_nobody_out() {
+    let mut node = node();
+    let (mut now, mut most) = (0, 0);
+    for n in 0..SESSIONS {
+        let message = register(&n.to_string(), &[(GPUS[0], 1_000)]);
+        let worker = node.admit(&by(7, 0), &message, now).unwrap().worker;
+        node.device(worker, 7, GPUS[0]).unwrap().ask(worker, now).unwrap();
+        now += 2_500 * MS;
+        assert_eq!(node.decide(GPUS[0], now).len(), 1, "{n}");
+        // Its next registration ends what runs.
+        now += 10_000 * MS;
+        node.forget_idle(now);
+        node.left = WORTH_FORGETTING;
+        most = most.max(node.sessions.len());
+    }
+    assert_eq!(most, SESSIONS / 2);
+    node.admit(&by(8, 0), &register("a", &[(GPUS[0], 1)]), now).unwrap();
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
+mod calls;
 mod connections;
 mod flood;
 mod log;

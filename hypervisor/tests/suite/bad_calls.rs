@@ -41,7 +41,7 @@ fn bad_calls_are_refused_with_reasons() {
         (device(GPU, 1 << 40, "fixed"), 400, "not as expected"),
         (device(GPU, 1, "generous"), 400, "generous"),
         (refusal(path::REGISTER, json!("text")), 400, "not as expected"),
-        (refusal(path::REGISTER, json!("x".repeat(70_000))), 413, "65536"),
+        (refusal(path::REGISTER, json!("x".repeat(70_000))), 413, "16384"),
         (refusal("/v1/nothing", json!({})), 404, ""),
     ] {
         assert_eq!(got.0, status, "{}", got.1);

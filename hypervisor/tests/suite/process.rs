@@ -83,7 +83,7 @@ pub(crate) fn thaw(process: &Child) {
 
 pub(crate) fn place() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("run/daemon.sock");
+    let socket = dir.path().join("daemon.sock");
     (dir, socket)
 }
 

@@ -105,7 +105,8 @@ fn a_table_overrules_what_a_session_says() {
     let quarter = ComputeLimit { weight: 0, ..ComputeLimit::balance(250_000, 7) };
     let nothing = ComputeLimit::fixed(0);
     let quotas = Arc::new(Table([("known", quarter), ("mistaken", nothing)].into()));
-    let (_dir, client) = serve(Sources { identity: Arc::new(KernelIdentity), quotas });
+    let (_dir, client) =
+        serve(Sources { identity: Arc::new(KernelIdentity), quotas, ..Sources::default() });
     let worker = register(&client, "known", 900_000).unwrap();
     // A value of the source that is out of range is replaced by the nearest possible one.
     let session = &sessions(&client)[0];

@@ -108,7 +108,7 @@ impl Account {
                 daemon.end(id, used);
                 return self.try_own().unwrap_or(lease);
             }
-            used_elsewhere(self.ledger, used);
+            used_elsewhere(self.gate, used);
             return match daemon.renew(self.ledger, id, used) {
                 Ok(Some(renewed)) => renewed,
                 Ok(None) => lease,
@@ -154,7 +154,7 @@ impl Account {
     pub(super) fn still_draining(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
-                used_elsewhere(self.ledger, used);
+                used_elsewhere(self.gate, used);
                 daemon.tell(self.ledger, id, used);
             }
             _ => {
@@ -172,7 +172,7 @@ impl Account {
     pub(super) fn end(&mut self, lease: Lease, used: Used) {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
-                used_elsewhere(self.ledger, used);
+                used_elsewhere(self.gate, used);
                 daemon.end(id, used);
             }
             _ => {
@@ -199,8 +199,11 @@ impl Account {
     }
 }
 
-fn used_elsewhere(ledger: &DeviceLedger, used: Used) {
-    if let Some(mut opened) = ledger.open() {
-        opened.used_elsewhere(clock::now(), used.alone());
+/// Notes in the page what was used under a daemon's lease. Beside other sessions the time of backlog tells
+/// little: the hardware slices the device.
+fn used_elsewhere(gate: &Gate, used: Used) {
+    let sure = if gate.is_shared() { used.estimated_ns.min(used.held_ns) } else { used.alone() };
+    if let Some(mut opened) = gate.ledger().open() {
+        opened.used_elsewhere(clock::now(), used.alone(), sure);
     }
 }

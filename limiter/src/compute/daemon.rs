@@ -9,7 +9,10 @@ use crate::report;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
-use protocol::{self, Admission, Decision, DeviceQuota, LeaseReport, Register, Registered, path};
+use protocol::{
+    self, Admission, Decision, DeviceQuota, LONGEST_LEASE_US, LeaseReport, Register, Registered,
+    path,
+};
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
@@ -24,8 +27,12 @@ const LEAST_LOOK_NS: u64 = 1_000_000;
 /// How long the own account is used before the daemon is tried again: first, and at most.
 const FIRST_RETRY_NS: u64 = 20_000_000;
 const LAST_RETRY_NS: u64 = 320_000_000;
+/// The same for a daemon that is not believed.
+const DISTRUST_RETRY_NS: u64 = 10_000_000_000;
 /// A daemon that has not answered for so long is worth a word. Less is a busy machine.
 const GONE_NS: u64 = 500_000_000;
+/// A lease that is to be shorter than this is not worth opening the gate.
+const SHORTEST_NS: u64 = 1_000_000;
 
 /// Where the daemon is, and by which name it is asked.
 pub(crate) struct Source {
@@ -83,8 +90,15 @@ impl Daemon {
     /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet.
     pub(super) fn ask(&mut self, ledger: &DeviceLedger) -> Result<Option<Lease>, Lost> {
         let report = self.report;
-        let decision = self.exchange(ledger, report, Some(POLL), GRACE)?;
-        Ok(decision.lease.map(lease))
+        let Some(granted) = self.exchange(ledger, report, Some(POLL), GRACE)?.lease else {
+            return Ok(None);
+        };
+        believed(ledger, granted).map(Some).ok_or_else(|| {
+            let unused = Some(told(granted.id, Used::default(), true));
+            let _ = self.try_exchange(ledger, unused, None, AT_ONCE);
+            self.lose(&Trouble::Distrust);
+            Lost
+        })
     }
 
     /// Tells how a lease is used, and asks for it to go on. `Ok(None)`: it ends when it was to end.
@@ -100,7 +114,7 @@ impl Daemon {
                 // Told when it answers again, or all of the lease would count as used.
                 self.report = Some(told(id, used, true));
             })?;
-        Ok(decision.lease.map(lease))
+        Ok(decision.lease.and_then(|granted| believed(ledger, granted)))
     }
 
     /// Tells how a lease is used.
@@ -130,8 +144,8 @@ impl Daemon {
         if most_ns >= LEAST_LOOK_NS && self.lost.is_some_and(is_time) {
             let most = AT_ONCE.min(Duration::from_nanos(most_ns));
             match self.try_exchange(ledger, self.report, None, most) {
-                Ok(_) => self.lost = None,
-                Err(error) => self.lose(&error),
+                Ok(_) => self.find(),
+                Err(error) => self.lose(&error.into()),
             }
         }
     }
@@ -144,9 +158,18 @@ impl Daemon {
         grace: Duration,
     ) -> Result<Decision, Lost> {
         self.try_exchange(ledger, report, ask, grace).map_err(|error| {
-            self.lose(&error);
+            self.lose(&error.into());
             Lost
         })
+    }
+
+    /// It answers again.
+    fn find(&mut self) {
+        self.lost = None;
+        report::regained(format_args!(
+            "daemon at {}: it is back; leases come from there again",
+            self.client.endpoint()
+        ));
     }
 
     fn try_exchange(
@@ -188,7 +211,7 @@ impl Daemon {
         Ok(worker)
     }
 
-    fn lose(&mut self, error: &ClientError) {
+    fn lose(&mut self, trouble: &Trouble) {
         let now = clock::now();
         let loss = self.lost.get_or_insert(Loss {
             since: now,
@@ -196,21 +219,43 @@ impl Daemon {
             pause: FIRST_RETRY_NS,
             told: false,
         });
-        loss.retry_at = now.saturating_add(loss.pause);
+        let pause = if trouble.is_distrust() { DISTRUST_RETRY_NS } else { loss.pause };
+        loss.retry_at = now.saturating_add(pause);
         loss.pause = loss.pause.saturating_mul(2).min(LAST_RETRY_NS);
         // Once for each time that it goes, whatever the errors are until it is back.
-        if !loss.told && now.saturating_sub(loss.since) >= GONE_NS {
-            loss.told = true;
-            report::once(format_args!(
-                "daemon at {}: {error}; continuing with this session's own account",
-                self.client.endpoint()
-            ));
+        let gone = now.saturating_sub(loss.since) >= GONE_NS || trouble.is_distrust();
+        if !loss.told && gone {
+            loss.told = report::lost(
+                now,
+                format_args!(
+                    "daemon at {}: {trouble}; continuing with this session's own account",
+                    self.client.endpoint()
+                ),
+            );
         }
         // One that is only late still knows this process.
-        if !matches!(error, ClientError::Timeout { .. }) {
+        if !matches!(trouble, Trouble::Call(ClientError::Timeout { .. }) | Trouble::Distrust) {
             self.worker = None;
             self.report = None;
         }
+    }
+}
+
+/// Why the daemon is not used for now.
+#[derive(Debug, thiserror::Error)]
+enum Trouble {
+    /// It could not be reached, or did not answer as a daemon does.
+    #[error(transparent)]
+    Call(#[from] ClientError),
+    /// The session has used so much by its leases that it cannot be a true daemon.
+    #[error("it grants more than this session's limit allows")]
+    Distrust,
+}
+
+impl Trouble {
+    /// Whether it answers, but is not believed.
+    const fn is_distrust(&self) -> bool {
+        matches!(self, Self::Distrust | Self::Call(ClientError::Untrusted { .. }))
     }
 }
 
@@ -218,13 +263,18 @@ impl Daemon {
 #[derive(Debug)]
 pub(super) struct Lost;
 
-fn lease(granted: protocol::Lease) -> Lease {
-    Lease {
-        end: clock::now().saturating_add(granted.length_us.saturating_mul(1000)),
+/// What is believed of a grant: no more than any daemon grants, and no more than the page allows.
+/// `None`: nothing of it.
+fn believed(ledger: &DeviceLedger, granted: protocol::Lease) -> Option<Lease> {
+    let now = clock::now();
+    let allowed = ledger.open().map_or(0, |mut opened| opened.allowed_elsewhere(now));
+    let length = allowed.min(granted.length_us.min(LONGEST_LEASE_US) * 1000);
+    (allowed >= SHORTEST_NS).then(|| Lease {
+        end: now.saturating_add(length),
         id: Some(granted.id),
         shared: granted.shared,
         exclusive: granted.exclusive,
-    }
+    })
 }
 
 fn told(id: u64, used: Used, done: bool) -> LeaseReport {

@@ -23,6 +23,9 @@ pub const VERSION: u32 = 2;
 /// Devices that one registration may name. The driver itself stops at 64.
 pub const MAX_DEVICES: usize = 64;
 
+/// The longest lease, in microseconds: no daemon grants more, and no limiter believes more.
+pub const LONGEST_LEASE_US: u64 = 50_000;
+
 /// The paths of the calls. They are `POST` with a JSON body unless stated otherwise.
 pub mod path {
     /// [`super::Register`] -> [`super::Registered`]
@@ -129,7 +132,8 @@ pub struct Decision {
 pub struct Lease {
     /// The lease's name in reports.
     pub id: u64,
-    /// How long work may be launched, in microseconds after this message was read.
+    /// How long work may be launched, in microseconds after this message was read; at most
+    /// [`LONGEST_LEASE_US`].
     pub length_us: u64,
     /// Whether another session's lease runs at the same time.
     #[serde(default)]

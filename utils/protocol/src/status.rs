@@ -10,6 +10,9 @@ pub struct NodeStatus {
     pub version: String,
     /// The time since its start, in microseconds.
     pub uptime_us: u64,
+    /// Lines of its log that could not be written, or were too many.
+    #[serde(default)]
+    pub log_lines_lost: u64,
     /// The devices on which a session with a limit has been seen, by UUID.
     pub devices: Vec<DeviceStatus>,
 }

@@ -130,8 +130,13 @@ pub struct PageLayout {
     pub on_host: AtomicU64,
     /// When dead processes were last looked for, on `CLOCK_MONOTONIC` in nanoseconds.
     pub reaped_at_ns: AtomicU64,
+    /// What the session may use under leases from elsewhere: [`limits::bucket::Bucket::balance_ns`]
+    /// ...
+    pub elsewhere_ns: AtomicI64,
+    /// ... and [`limits::bucket::Bucket::settled_at_ns`], on `CLOCK_MONOTONIC`. Zero: never used.
+    pub elsewhere_at_ns: AtomicU64,
     /// For later fields.
-    pub unused: [AtomicU64; 490],
+    pub unused: [AtomicU64; 488],
     /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
 }

@@ -172,8 +172,20 @@ fn one_session_alone_gets_its_share_and_no_more() {
     daemon.kill();
 }
 
+/// One line says where the daemon is lost, and one that it is back.
+#[track_caller]
+fn is_told_that_it_went_and_came_back(outcome: &Outcome) {
+    let complaints = outcome.complaints();
+    let [lost, back] = complaints[..] else { panic!("{outcome:#?}") };
+    for line in [lost, back] {
+        assert!(line.starts_with("sluice: daemon at unix:/"), "{outcome:#?}");
+        assert!(line.contains("daemon.sock"), "{outcome:#?}");
+    }
+    assert!(lost.contains("own account") && back.contains("it is back"), "{outcome:#?}");
+}
+
 /// The daemon dies in the middle of a run and comes back. The program is neither stuck nor unlimited
-/// meanwhile, prints one line, and then uses the daemon's leases again.
+/// meanwhile, prints a line each time, and then uses the daemon's leases again.
 #[test]
 fn a_daemon_that_dies_and_returns() {
     let stage = Stage::new();
@@ -190,9 +202,7 @@ fn a_daemon_that_dies_and_returns() {
     });
     for session in sessions {
         let outcome = session.end().succeeded();
-        assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
-        assert!(outcome.stderr.contains("own account"), "{outcome:#?}");
-        assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
+        is_told_that_it_went_and_came_back(&outcome);
         // From half a second after its death to its return. Nothing keeps the two programs apart then, so
         // each is charged for time in which the device was sliced between them.
         let meanwhile = between(&outcome, 10, 22, native);
@@ -326,8 +336,7 @@ fn a_daemon_that_is_stopped_and_continued() {
         let after = between(outcome, 25, 33, native);
         println!("when it is back: {after:.2} of {SHARE}");
         assert!((after - f64::from(SHARE)).abs() <= 6.0, "{after}: {outcome:#?}");
-        assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
-        assert!(outcome.stderr.contains("own account"), "{outcome:#?}");
+        is_told_that_it_went_and_came_back(outcome);
     }
     let within_a_second = |at: &Option<Duration>| at.is_some_and(|at| at < Duration::from_secs(1));
     assert!(resumed.iter().all(within_a_second), "{resumed:?}");

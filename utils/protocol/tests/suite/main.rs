@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
 
+mod any_text;
 mod earlier_readers;
 mod earlier_writers;
 mod samples;

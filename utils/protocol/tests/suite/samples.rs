@@ -90,7 +90,12 @@ pub(crate) fn status() -> NodeStatus {
         revoked: true,
     };
     let device = DeviceStatus { uuid: GPU_ID, sessions: vec![session], leases: vec![lease] };
-    NodeStatus { version: "0.1.0".to_owned(), uptime_us: 60_000_000, devices: vec![device] }
+    NodeStatus {
+        version: "0.1.0".to_owned(),
+        uptime_us: 60_000_000,
+        log_lines_lost: 3,
+        devices: vec![device],
+    }
 }
 
 pub(crate) fn sessions() -> StatusReport {

@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod death;
+mod elsewhere;
 mod memory;
 #[cfg(test)]
 mod properties;

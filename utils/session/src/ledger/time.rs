@@ -163,8 +163,10 @@ impl Ledger<'_> {
     }
 
     /// Subtracts what a process used under a lease from elsewhere from what was saved up here.
-    /// Otherwise the session would have two accounts.
-    pub fn used_elsewhere(&mut self, now_ns: u64, used_ns: u64) {
+    /// Otherwise the session would have two accounts. `sure_ns` is what it has used however its time
+    /// beside other sessions is counted: that much counts for [`Self::allowed_elsewhere`].
+    pub fn used_elsewhere(&mut self, now_ns: u64, used_ns: u64, sure_ns: u64) {
+        self.note_use(now_ns, sure_ns);
         let mut bucket = self.settle(now_ns);
         let used = i64::try_from(used_ns).unwrap_or(i64::MAX);
         let left = bucket.balance_ns.saturating_sub(used).max(0);
@@ -219,6 +221,8 @@ impl Ledger<'_> {
         let cursor = self.0.busy_until_ns.load(Relaxed).clamp(told_from, now_ns);
         let charge = used.min(now_ns - cursor);
         bucket.charge(charge);
+        self.note_use(now_ns, charge);
+        let Some(record) = self.slot(slot) else { return };
         record.charged_until_ns.store(now_ns, Relaxed);
         record.charged_ns.store(record.charged_ns.load(Relaxed).saturating_add(charge), Relaxed);
         record.density_ppm.store(smoothed(record.density_ppm.load(Relaxed), used, held), Relaxed);

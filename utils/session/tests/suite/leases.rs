@@ -205,9 +205,9 @@ fn what_was_used_elsewhere_is_not_saved_up_here() {
     let start = 1_000 * MS;
     let _ = ledger.begin_lease(0, start);
     ledger.stop_waiting(0);
-    ledger.used_elsewhere(start + 40 * MS, 15 * MS);
+    ledger.used_elsewhere(start + 40 * MS, 15 * MS, 0);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 5_000_000);
-    ledger.used_elsewhere(start + 50 * MS, 30 * MS);
+    ledger.used_elsewhere(start + 50 * MS, 30 * MS, 0);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 0);
 }
 
@@ -249,4 +249,50 @@ fn a_session_that_comes_to_be_limited_has_nothing_saved_up() {
     stage.layout().balance_ns.store(-3 * MS.cast_signed(), Relaxed);
     ledger.forget_savings(5_000 * MS);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), -3 * MS.cast_signed());
+}
+
+/// A session that always gets what it asks for elsewhere.
+#[test]
+fn leases_from_elsewhere_are_believed_up_to_a_slack() {
+    for share in [10_000, 100_000, 500_000, 700_000] {
+        let stage = Stage::new(share, 1);
+        let mut ledger = Ledger::new(stage.layout());
+        let (start, mut now, mut used) = (1_000 * MS, 1_000 * MS, 0);
+        while now < start + 10_000 * MS {
+            let length = ledger.allowed_elsewhere(now).min(30 * MS);
+            now += length.max(MS);
+            if length >= MS {
+                ledger.used_elsewhere(now, length, length);
+                used += length;
+            }
+        }
+        let allowed = u64::from(share + share / 4 + 20_000);
+        // Over 10 s, and what was saved up for half a second. A lease may overrun.
+        let most = (10_000 * MS + 500 * MS) / 1_000_000 * allowed;
+        let near = most - most / 20..most + 60 * MS;
+        assert!(near.contains(&used), "{share}: {used} of {most}");
+        // What the page's own account grants counts, too: nothing is left to be had elsewhere.
+        assert!(ledger.allowed_elsewhere(now) < 40 * MS);
+    }
+}
+
+/// A true daemon's measure is at most a quarter below the session's own.
+#[test]
+fn an_honest_session_is_never_cut() {
+    for share in [10_000, 100_000, 300_000, 500_000, 900_000] {
+        let stage = Stage::new(share, 1);
+        let mut ledger = Ledger::new(stage.layout());
+        let start = 1_000 * MS;
+        let mut now = start;
+        while now < start + 60_000 * MS {
+            // A kernel that is longer than its lease, paid for before the next one.
+            let charged = if (now / MS).is_multiple_of(7) { 200 * MS } else { 20 * MS };
+            let allowed = ledger.allowed_elsewhere(now);
+            // The longest turn that a daemon grants.
+            let turn = (u64::from(share) * 100).clamp(2 * MS, 30 * MS);
+            assert!(allowed >= turn, "{share}: {allowed}");
+            ledger.used_elsewhere(now + charged, charged, charged + charged / 4);
+            now += charged * 1_000_000 / u64::from(share);
+        }
+    }
 }

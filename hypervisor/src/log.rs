@@ -1,0 +1,179 @@
+//! The daemon's log on standard error. Nothing that becomes of standard error stops the daemon or
+//! makes it wait: a thread of its own writes. What it cannot write is counted.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::level_filters::LevelFilter;
+
+/// Lines that wait to be written.
+const QUEUE: usize = 1024;
+/// A longer line is cut.
+const LONGEST_LINE: usize = 4096;
+/// So many lines are written at once, and so many more in each second: a caller that registers
+/// again and again must not fill the disk.
+const AT_ONCE: f64 = 2_000.0;
+const EACH_SECOND: f64 = 100.0;
+/// How long the last lines may take at the daemon's end.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+static LOST: AtomicU64 = AtomicU64::new(0);
+static LOG: OnceLock<Log> = OnceLock::new();
+
+/// Lines that could not be written, or were too many, since the daemon's start.
+pub(crate) fn lines_lost() -> u64 {
+    LOST.load(Ordering::Relaxed)
+}
+
+/// Starts the log, with the lines up to `level`. To be called once.
+///
+/// # Errors
+/// The system has no thread for it.
+pub fn start(level: LevelFilter) -> io::Result<()> {
+    let (sender, lines) = sync_channel(QUEUE);
+    let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
+    // What the system has closed can take no line.
+    let stderr: Box<dyn Write + Send> = stderr.map_or(Box::new(Nowhere), |file| Box::new(file));
+    thread::Builder::new().name("log".to_owned()).spawn(move || write(lines, stderr))?;
+    let rate = Mutex::new(Rate { left: AT_ONCE, at: Instant::now() });
+    let _ = LOG.set(Log { sender, rate, taken: AtomicU64::new(0) });
+    tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(|| Line).init();
+    // The standard library's own report would wait for a standard error that nobody reads.
+    std::panic::set_hook(Box::new(|panic| say(&format!("hypervisor: {panic}"))));
+    Ok(())
+}
+
+/// Writes a line whatever the level is.
+pub fn say(line: &str) {
+    if let Some(log) = LOG.get() {
+        log.take(format!("{line}\n").into_bytes());
+    }
+}
+
+/// Waits for the lines that are not written yet, for a moment.
+pub fn finish() {
+    let Some(log) = LOG.get() else { return };
+    let start = Instant::now();
+    while WRITTEN.load(Ordering::Acquire) < log.taken.load(Ordering::Acquire)
+        && start.elapsed() < LAST_WORDS
+    {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Lines that the thread is done with.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+
+#[derive(Debug)]
+struct Log {
+    sender: SyncSender<Vec<u8>>,
+    rate: Mutex<Rate>,
+    /// Lines that were given to the thread.
+    taken: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Rate {
+    left: f64,
+    at: Instant,
+}
+
+impl Rate {
+    fn allows_one(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.at).as_secs_f64() * EACH_SECOND;
+        (self.left, self.at) = ((self.left + earned).min(AT_ONCE), now);
+        let allowed = self.left >= 1.0;
+        if allowed {
+            self.left -= 1.0;
+        }
+        allowed
+    }
+}
+
+impl Log {
+    fn take(&self, mut line: Vec<u8>) {
+        if line.len() > LONGEST_LINE {
+            line.truncate(LONGEST_LINE - 1);
+            line.push(b'\n');
+        }
+        let allowed = {
+            let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+            rate.allows_one(Instant::now())
+        };
+        if allowed && self.sender.try_send(line).is_ok() {
+            self.taken.fetch_add(1, Ordering::Release);
+        } else {
+            LOST.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Writes the lines, one after the other. Says how many were lost as soon as one can be written.
+fn write(lines: Receiver<Vec<u8>>, mut to: impl Write) {
+    let mut told = 0;
+    for line in lines {
+        let lost = lines_lost();
+        if lost > told {
+            let words = format!("hypervisor: {} lines of the log were lost\n", lost - told);
+            if to.write_all(words.as_bytes()).is_ok() {
+                told = lost;
+            }
+        }
+        if to.write_all(&line).is_err() {
+            LOST.fetch_add(1, Ordering::Relaxed);
+        }
+        WRITTEN.fetch_add(1, Ordering::Release);
+    }
+}
+
+struct Nowhere;
+
+impl Write for Nowhere {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the subscriber writes each line to, in one piece.
+struct Line;
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(log) = LOG.get() {
+            log.take(bytes.to_vec());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_lines_is_cut_to_a_rate() {
+        let start = Instant::now();
+        let mut rate = Rate { left: AT_ONCE, at: start };
+        let mut written = |from: u64, to: u64| {
+            let times =
+                (from * 10_000..to * 10_000).map(|n| start + Duration::from_micros(n * 100));
+            times.filter(|&at| rate.allows_one(at)).count()
+        };
+        assert!((2_090..=2_100).contains(&written(0, 1)));
+        assert!((990..=1_010).contains(&written(1, 11)));
+    }
+}
