@@ -1,4 +1,5 @@
 //! Tests that measure real time.
 
 mod deaths;
+mod device_time;
 mod threads;
