@@ -15,6 +15,7 @@ use std::sync::Arc;
 /// program could have.
 const LEAST_LOOK_NS: u64 = 3_000_000;
 const LOOK_SPREAD_NS: u64 = 2_000_000;
+pub(super) const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
 /// For how long a program may not use its lease, where that costs others nothing, and where it does.
 const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;
@@ -25,6 +26,8 @@ const LEAST_BEFORE_NS: u64 = 500_000;
 const NEIGHBOURS_NS: u64 = 1_000_000_000;
 /// How often the account is told of work that still runs.
 const TELL_NS: u64 = 20_000_000;
+/// How often it looks after the budget while threads wait for it.
+const BUDGET_NS: u64 = 300_000;
 /// How often it asks whether the work is done, once the gate is closed.
 const DRAIN_POLL_NS: u64 = 30_000;
 /// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
@@ -158,7 +161,7 @@ impl Tenure {
     /// `left`: work of the lease before is not done.
     fn new(gate: &'static Gate, lease: Lease, left: bool) -> Self {
         let now = clock::now();
-        let totals = gate.totals();
+        let totals = gate.look(now, |totals| totals);
         let usage = if left { Usage::with_rest(now, totals) } else { Usage::new(now, totals) };
         gate.lanes().iter().for_each(|lane| lane.forget_question());
         Self { gate, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
@@ -166,7 +169,7 @@ impl Tenure {
 
     fn look(&mut self, now: u64, busy: bool) {
         let gate = self.gate;
-        let used = self.usage.until(now, gate.totals(), busy);
+        let used = gate.look(now, |totals| self.usage.until(now, totals, busy));
         self.used += used;
     }
 
@@ -174,7 +177,7 @@ impl Tenure {
     /// time, whatever the work was taken to need, unless all of it may have been waiting.
     fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
-        let used = self.usage.until(now, gate.totals(), !waits);
+        let used = gate.look(now, |totals| self.usage.until(now, totals, !waits));
         self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }
 
@@ -188,7 +191,7 @@ impl Tenure {
                 return;
             }
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
-            clock::sleep(until_look(now).min(next.saturating_sub(now)).max(1));
+            self.sleep(now.saturating_add(until_look(now)).min(next));
             let now = clock::now();
             let lanes = self.gate.lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
@@ -229,6 +232,32 @@ impl Tenure {
                 self.gate.set_shared(neighbours.note(&renewed));
             }
         }
+    }
+
+    /// Sleeps until a moment. While threads wait for what others have taken of the budget, sees to it that what is
+    /// done is given back.
+    fn sleep(&self, until: u64) {
+        let gate = self.gate;
+        loop {
+            gate.budget().sleep_unless_wanted(until.saturating_sub(clock::now()).max(1));
+            let left = until.saturating_sub(clock::now());
+            if left == 0 {
+                return;
+            }
+            if gate.budget().is_wanted() {
+                clock::sleep(left.min(BUDGET_NS));
+                self.give_back_unneeded();
+            }
+        }
+    }
+
+    /// What lanes have taken of the budget and do not need is given back.
+    fn give_back_unneeded(&self) {
+        let gate = self.gate;
+        let lanes = gate.lanes();
+        let Some(_inside) = gate.inside(&lanes) else { return };
+        let Some(_pin) = gate.governors().try_enter() else { return };
+        lanes.iter().for_each(|lane| lane.give_back_unneeded(gate.budget()));
     }
 
     /// Waits until the work launched under the lease is done.
@@ -308,6 +337,7 @@ impl Tenure {
             lane.took(launches, expected_ns, now.saturating_sub(begun));
         }
         self.look_at_the_rest(now, waited);
+        self.give_back_unneeded();
         self.remove_abandoned();
     }
 

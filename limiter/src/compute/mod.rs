@@ -7,6 +7,7 @@
 //! the next lease, from the daemon or from the session's own account, and opens the gate.
 
 mod account;
+mod budget;
 mod captures;
 mod daemon;
 mod estimate;
@@ -20,6 +21,7 @@ mod lane;
 mod looks;
 mod rest;
 mod sampler;
+mod unattended;
 mod usage;
 mod waits;
 mod work;
@@ -153,11 +155,26 @@ fn launch_slowly(
             Verdict::Denied => return CuResult::NOT_PERMITTED,
         },
     };
+    let estimate = lane::estimate_of(&launched);
+    // What is charged: of work that is not known, what it is taken for.
+    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
+    let expected = known.or(guess.map(|guess| guess.ns));
+    let mut patience = lane::Patience::default();
     let launching = loop {
+        if gate.is_unattended() {
+            return unattended::launch(gate, stream, call);
+        }
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
         if lane::enter(gate, stream, lane.as_ref()) {
-            break launching;
+            let Some(lane) = lane.as_deref() else { break launching };
+            let rings = gate.budget().rings();
+            if (FAST_PATH.has_captures() && is_capturing(stream)) || lane.take(expected, gate) {
+                break launching;
+            }
+            drop(launching);
+            lane.wait_for_budget(gate, rings, &mut patience);
+            continue;
         }
         drop(launching);
         // The limit may have been taken away meanwhile.
@@ -180,18 +197,21 @@ fn launch_slowly(
             }
         }
     };
-    let Some(lane) = lane.as_deref() else { return call() };
+    let Some(lane) = lane.as_deref() else {
+        gate.unknown_work_begins();
+        return call();
+    };
     // No event may be recorded into a stream that is being captured. That may have begun while this thread
     // waited at the gate.
     if FAST_PATH.has_captures() && is_capturing(stream) {
         return call();
     }
     lane.look_if_asked();
-    let estimate = lane::estimate_of(&launched);
-    // What is charged: of work that is not known, what it is taken for.
-    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
     let sample = estimate
         .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
+    if known.is_none() {
+        gate.unknown_work_begins();
+    }
     let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
     let waited = begun.is_some_and(|since| lane.call_ends(since));
@@ -202,7 +222,7 @@ fn launch_slowly(
         lane.finish_sample(started, estimate);
     }
     // Time in calls is counted while it passes.
-    let ns = if waited { Some(0) } else { known.or(guess.map(|guess| guess.ns)) };
+    let ns = if waited { Some(0) } else { expected };
     let count = lane.count(ns);
     // Counted: the governor sees it by itself.
     drop(launching);
@@ -240,9 +260,14 @@ pub(crate) fn context_is_made(context: usize) {
     FAST_PATH.note_context(context);
 }
 
+/// The process is ending: what it holds and does not need any more is given back.
+pub(crate) fn process_ends(gates: impl Iterator<Item = &'static Gate>) {
+    gates.for_each(unattended::settle);
+}
+
 /// The process is ending, and the governors do nothing more.
 pub(crate) fn governors_are_gone(gates: impl Iterator<Item = &'static Gate>) {
-    gates.for_each(Gate::let_all_pass);
+    gates.for_each(Gate::leave_unattended);
 }
 
 /// A context that was about to end did not.
