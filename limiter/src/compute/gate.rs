@@ -1,7 +1,7 @@
 //! The gate of a device in this process.
 
 use super::daemon::Source;
-use super::governor;
+use super::governor::{self, LONGEST_LOOK_NS};
 use super::lane::Lane;
 use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
@@ -10,6 +10,7 @@ use crate::own_thread;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
+use session::layout::MemberSlot;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Open or closed, and the lanes that lead through it.
@@ -33,8 +34,12 @@ pub(crate) struct Gate {
     governed: AtomicBool,
     /// Whether a thread follows the session's limits.
     followed: AtomicBool,
-    /// The program is ending: nothing closes any more.
+    /// The limit cannot be enforced and need not be: nothing closes any more.
     stands_open: AtomicBool,
+    /// The program is ending: the governor does nothing more, and each launch obtains its own lease.
+    unattended: AtomicBool,
+    /// A thread does so.
+    launches_unattended: AtomicBool,
     /// The account cannot be used any more: nobody passes.
     failed: AtomicBool,
     /// The governor is in the driver, or about to be.
@@ -87,6 +92,8 @@ impl Gate {
             governed: AtomicBool::new(false),
             followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
+            unattended: AtomicBool::new(false),
+            launches_unattended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             inside: AtomicBool::new(false),
             lanes: Mutex::new(Vec::new()),
@@ -168,14 +175,21 @@ impl Gate {
 
     pub(super) fn open(&self) {
         self.word.fetch_or(1, Ordering::SeqCst);
+        if self.is_unattended() {
+            self.shut();
+        }
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
     }
 
+    /// Makes the word even. The governor and a thread that ends the process may do so at the same time.
+    fn shut(&self) {
+        let _ = self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
+            is_open(word).then(|| word.wrapping_add(1))
+        });
+    }
+
     pub(super) fn close(&self) {
-        // Only the governor makes it odd or even; another thread may change its number.
-        if is_open(self.word.load(Ordering::Relaxed)) {
-            self.word.fetch_add(1, Ordering::SeqCst);
-        }
+        self.shut();
         if self.stands_open.load(Ordering::SeqCst) {
             self.open();
         }
@@ -205,9 +219,22 @@ impl Gate {
 
     /// The process is ending: destructors that launch work must not wait at a gate that nobody will open. And
     /// nobody will let a stream go that is held back.
-    pub(super) fn let_all_pass(&self) {
-        self.stand_open();
+    pub(super) fn leave_unattended(&self) {
+        self.unattended.store(true, Ordering::SeqCst);
+        if !self.stands_open.load(Ordering::SeqCst) {
+            self.shut();
+        }
+        self.wake_all();
         self.lanes().iter().for_each(|lane| lane.let_go());
+    }
+
+    /// Whether each launch has to obtain its own lease.
+    pub(super) fn is_unattended(&self) -> bool {
+        self.unattended.load(Ordering::SeqCst) && !self.stands_open.load(Ordering::SeqCst)
+    }
+
+    pub(super) const fn launches_unattended(&self) -> &AtomicBool {
+        &self.launches_unattended
     }
 
     /// There will be no lease again: whoever waits passes, or is turned away.
@@ -238,7 +265,7 @@ impl Gate {
         self.ring();
         loop {
             let word = self.word.load(Ordering::SeqCst);
-            if is_open(word) || !self.is_active() {
+            if is_open(word) || !self.is_active() || self.is_unattended() {
                 break;
             }
             if self.failed.load(Ordering::SeqCst) {
@@ -304,6 +331,30 @@ impl Gate {
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.add(gone.totals());
         (retired.outstanding_ns, retired.unknown) = (0, false);
+    }
+
+    /// Looks at what has been launched, and tells whoever may find this process dead until when the device may be
+    /// working for it. To be called by the governor, at each of its looks.
+    pub(super) fn look<R>(&self, now: u64, with: impl FnOnce(Totals) -> R) -> R {
+        let slot = self.ledger.own_slot();
+        // In this order: a launch is marked after its thread has said that it launches, and counted before it says
+        // that it does not any more.
+        let seen = slot.map(MemberSlot::work);
+        let launching = self.lanes().iter().any(|lane| lane.is_launching());
+        let totals = self.totals();
+        if let (Some(slot), Some(seen)) = (slot, seen) {
+            let open = if is_open(self.word.load(Ordering::SeqCst)) { LONGEST_LOOK_NS } else { 0 };
+            let until = now.saturating_add(totals.outstanding_ns).saturating_add(open);
+            slot.work_was_seen(seen, until, totals.unknown || launching);
+        }
+        with(totals)
+    }
+
+    /// Something of unknown duration is about to be launched.
+    pub(super) fn unknown_work_begins(&self) {
+        if let Some(slot) = self.ledger.own_slot() {
+            slot.unknown_work_begins();
+        }
     }
 
     /// What has been launched through this gate. To be asked by the governor.

@@ -15,6 +15,7 @@ use std::sync::Arc;
 /// program could have.
 const LEAST_LOOK_NS: u64 = 3_000_000;
 const LOOK_SPREAD_NS: u64 = 2_000_000;
+pub(super) const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
 /// For how long a program may not use its lease, where that costs others nothing, and where it does.
 const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;
@@ -158,7 +159,7 @@ impl Tenure {
     /// `left`: work of the lease before is not done.
     fn new(gate: &'static Gate, lease: Lease, left: bool) -> Self {
         let now = clock::now();
-        let totals = gate.totals();
+        let totals = gate.look(now, |totals| totals);
         let usage = if left { Usage::with_rest(now, totals) } else { Usage::new(now, totals) };
         gate.lanes().iter().for_each(|lane| lane.forget_question());
         Self { gate, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
@@ -166,7 +167,7 @@ impl Tenure {
 
     fn look(&mut self, now: u64, busy: bool) {
         let gate = self.gate;
-        let used = self.usage.until(now, gate.totals(), busy);
+        let used = gate.look(now, |totals| self.usage.until(now, totals, busy));
         self.used += used;
     }
 
@@ -174,7 +175,7 @@ impl Tenure {
     /// time, whatever the work was taken to need, unless all of it may have been waiting.
     fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
-        let used = self.usage.until(now, gate.totals(), !waits);
+        let used = gate.look(now, |totals| self.usage.until(now, totals, !waits));
         self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }
 

@@ -20,6 +20,7 @@ mod lane;
 mod looks;
 mod rest;
 mod sampler;
+mod unattended;
 mod usage;
 mod waits;
 mod work;
@@ -154,6 +155,9 @@ fn launch_slowly(
         },
     };
     let launching = loop {
+        if gate.is_unattended() {
+            return unattended::launch(gate, stream, call);
+        }
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
         if lane::enter(gate, stream, lane.as_ref()) {
@@ -180,7 +184,10 @@ fn launch_slowly(
             }
         }
     };
-    let Some(lane) = lane.as_deref() else { return call() };
+    let Some(lane) = lane.as_deref() else {
+        gate.unknown_work_begins();
+        return call();
+    };
     // No event may be recorded into a stream that is being captured. That may have begun while this thread
     // waited at the gate.
     if FAST_PATH.has_captures() && is_capturing(stream) {
@@ -192,6 +199,9 @@ fn launch_slowly(
     let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
     let sample = estimate
         .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
+    if known.is_none() {
+        gate.unknown_work_begins();
+    }
     let begun = work.may_block().then(|| lane.call_begins());
     let result = call();
     let waited = begun.is_some_and(|since| lane.call_ends(since));
@@ -240,9 +250,14 @@ pub(crate) fn context_is_made(context: usize) {
     FAST_PATH.note_context(context);
 }
 
+/// The process is ending: what it holds and does not need any more is given back.
+pub(crate) fn process_ends(gates: impl Iterator<Item = &'static Gate>) {
+    gates.for_each(unattended::settle);
+}
+
 /// The process is ending, and the governors do nothing more.
 pub(crate) fn governors_are_gone(gates: impl Iterator<Item = &'static Gate>) {
-    gates.for_each(Gate::let_all_pass);
+    gates.for_each(Gate::leave_unattended);
 }
 
 /// A context that was about to end did not.

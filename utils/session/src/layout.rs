@@ -74,6 +74,8 @@ pub struct MemberSlot {
     pub charged_until_ns: AtomicU64,
     /// Device time that the process has been charged, in nanoseconds.
     pub charged_ns: AtomicU64,
+    /// Until when the device may be working for the process: see [`crate::work_mark`].
+    pub work_mark: AtomicU64,
 }
 
 /// A session's ledger on one device.
@@ -151,6 +153,7 @@ mod tests {
         assert_eq!(offset_of!(PageLayout, slots), 128);
         assert_eq!(offset_of!(PageLayout, on_host), 128 + 4096 * 128);
         assert_eq!(offset_of!(PageLayout, end) + 32, size_of::<PageLayout>());
+        assert_eq!(offset_of!(MemberSlot, work_mark), 120);
         assert_eq!(size_of::<MemberSlot>(), 128);
         assert_eq!(size_of::<PageLayout>(), 4096 * 129);
     }

@@ -5,7 +5,7 @@
 //! Each module uses only those above it here:
 //!
 //! * [`clock`], [`process`]: time, and the identity of processes;
-//! * [`layout`]: the fields of a page, with the limits;
+//! * [`layout`]: the fields of a page, with the limits; [`work_mark`]: one of them;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
 //! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
@@ -22,6 +22,7 @@ mod membership;
 mod page;
 pub mod process;
 mod summary;
+pub mod work_mark;
 
 pub use membership::{First, LedgerGuard, Membership};
 pub use page::{

@@ -200,6 +200,8 @@ pub struct Client {
     pub reserved: u32,
     /// When `choice` has to be found anew even if nothing else happens.
     pub wake: u64,
+    /// Nanoseconds for which its work has held the device, in all.
+    pub worked_ns: u64,
     /// Utilisation.
     pub samples: [Sample; SAMPLES],
 }
@@ -208,12 +210,14 @@ pub struct Client {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Process {
-    /// 0 free, 1 in use.
+    /// 0 free, 1 in use, 2 dead with its work still on the device.
     pub state: u32,
     /// Process id.
     pub pid: u32,
     /// Start time in clock ticks since boot. It tells a reused id apart.
     pub start: u64,
+    /// Dead: when its work is taken off the device.
+    pub gone_at: u64,
     /// Per device.
     pub clients: [Client; MAX_DEVICES],
 }
@@ -234,6 +238,8 @@ pub struct Device {
     pub queued: u32,
     /// Processes with work, in order of arrival.
     pub queue: [u32; MAX_PROCESSES],
+    /// Nanoseconds for which anybody's work has held it, in all.
+    pub worked_ns: u64,
     /// Utilisation of all processes together.
     pub samples: [Sample; SAMPLES],
 }
@@ -249,6 +255,8 @@ pub struct State {
     pub reaped: u64,
     /// When they were last looked for in `/proc`.
     pub checked: u64,
+    /// When the next dead process's work is taken off the device.
+    pub next_gone: u64,
     /// Submissions so far.
     pub seq: u64,
     /// First free stream slot below the mark.
@@ -300,6 +308,7 @@ impl State {
     pub fn init(&mut self, config: Config, now: u64) {
         self.config = config;
         self.now = now;
+        self.next_gone = u64::MAX;
         self.rebuild();
     }
 
@@ -327,7 +336,7 @@ impl State {
         self.free_events = NONE;
         for slot in (0..self.event_mark as usize).rev() {
             let owner = self.events[slot].process as usize;
-            if self.events[slot].state == 1 && self.processes[owner].state == 1 {
+            if self.events[slot].state == 1 && self.processes[owner].state != 0 {
                 continue;
             }
             let event = &mut self.events[slot];
@@ -339,7 +348,7 @@ impl State {
         for slot in (0..self.stream_mark as usize).rev() {
             let stream = &mut self.streams[slot];
             stream.listed = 0;
-            let owned = stream.state != 0 && self.processes[stream.process as usize].state == 1;
+            let owned = stream.state != 0 && self.processes[stream.process as usize].state != 0;
             if owned && !(stream.state == 2 && stream.head == stream.tail) {
                 if stream.head != stream.tail {
                     self.enlist(slot as u32);
@@ -355,7 +364,7 @@ impl State {
         }
         for device in &mut self.devices {
             let current = device.current as usize;
-            if current >= MAX_PROCESSES || self.processes[current].state != 1 {
+            if current >= MAX_PROCESSES || self.processes[current].state == 0 {
                 device.current = NONE;
             }
         }

@@ -21,9 +21,9 @@ use crate::shared::sweep;
 use crate::values::Values;
 
 /// Changes whenever the layout does. Most differences show in the size; this shows the others.
-const MAGIC: u64 = 0x534c_5543_4500_0005;
+const MAGIC: u64 = 0x534c_5543_4500_0006;
 /// Dead processes are looked for this often.
-const REAP_NS: u64 = 50_000_000;
+const REAP_NS: u64 = 5_000_000;
 /// ... and in `/proc` this often.
 const CHECK_NS: u64 = 1_000_000_000;
 /// Offset of the bytes (far beyond the file's end) that processes keep locked while they live.
@@ -241,7 +241,7 @@ impl Node {
     }
 
     /// Locks the node and advances it to the present. Dead processes are dropped; while the node is
-    /// used, they are looked for at least every 50 ms.
+    /// used, they are looked for at least every 5 ms.
     #[must_use]
     pub fn lock(&self) -> Guard<'_> {
         let (mut guard, now) = self.lock_now();
@@ -264,6 +264,12 @@ impl Node {
         // Read before the clock, so that nothing goes on before the value it waited for was stored.
         let values = self.values.look();
         let now = clock();
+        if now.saturating_sub(guard.now) > REAP_NS {
+            // Nobody has looked for so long. What dead processes had queued must not run until now.
+            let seen = guard.now;
+            guard.advance(seen + REAP_NS);
+            reap(&mut guard, now);
+        }
         guard.advance(now);
         if values.is_some_and(|mut values| values.tell(&mut guard)) {
             guard.advance(now);
@@ -422,7 +428,7 @@ fn reap(guard: &mut Guard<'_>, now: u64) {
         }
         let unlocked = node.life_lock(libc::F_OFD_GETLK, slot, libc::F_WRLCK) == libc::F_UNLCK;
         if unlocked || (thorough && start_time(process.pid) != Some(process.start)) {
-            guard.drop_process(slot);
+            guard.process_died(slot);
         }
     }
     sweep(guard);

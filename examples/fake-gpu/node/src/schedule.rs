@@ -23,6 +23,14 @@ const DEAREST_LAUNCH_NS: u64 = 1_000;
 impl State {
     /// Advances the simulation to `target` (nanoseconds), never backwards.
     pub fn advance(&mut self, target: u64) {
+        while self.next_gone <= target {
+            self.advance_alive(self.next_gone);
+            self.drop_gone();
+        }
+        self.advance_alive(target);
+    }
+
+    fn advance_alive(&mut self, target: u64) {
         let devices = (self.config.devices as usize).min(MAX_DEVICES);
         loop {
             self.settle(devices);
@@ -314,7 +322,10 @@ impl State {
         let op = self.head_mut(choice);
         op.value = op.value.saturating_sub(to - from);
         op.started = 1;
-        if op.kind == Kind::Kernel as u32 {
+        let counts = op.kind == Kind::Kernel as u32;
+        self.devices[device].worked_ns += to - from;
+        self.processes[current as usize].clients[device].worked_ns += to - from;
+        if counts {
             self.count_busy(device, current, from, to);
         }
     }

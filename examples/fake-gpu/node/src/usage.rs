@@ -41,6 +41,20 @@ impl State {
         add(&mut self.processes[process as usize].clients[device].samples, from, to);
     }
 
+    /// Nanoseconds for which work has held a device since the node was made.
+    #[must_use]
+    pub fn worked_ns(&self, device: u32) -> u64 {
+        self.devices[device as usize].worked_ns
+    }
+
+    /// The same, of one living process's work; zero for any other.
+    #[must_use]
+    pub fn worked_ns_by(&self, device: u32, pid: u32) -> u64 {
+        let mut of =
+            self.processes.iter().filter(|process| process.state == 1 && process.pid == pid);
+        of.next().map_or(0, |process| process.clients[device as usize].worked_ns)
+    }
+
     /// Percent of the last full period in which a kernel ran.
     #[must_use]
     pub fn utilization(&self, device: u32) -> u32 {

@@ -1,1 +1,87 @@
 //! Programs that launch and die at once, again and again.
+
+use super::device_time::{Device, daemon};
+use crate::common::{COMPUTE_LIMIT, Stage, first_device, start};
+use std::path::Path;
+use std::time::Duration;
+
+/// In percentage points.
+const TOLERANCE: f64 = 2.0;
+
+/// How much of the device's time a session of 5 % gets in which programs launch so much and die, as many at the same
+/// time as `many` says.
+fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Option<&Path>) -> f64 {
+    let program = stage.compile("dies.c", "dies", &[]);
+    let device = Device::of(stage);
+    let mut command = stage.limited(&program);
+    command
+        .env(COMPUTE_LIMIT, first_device(5))
+        .env("SLUICE_DAEMON", daemon.unwrap_or(Path::new("none")));
+    let running = start(command.args([how, many, "60", ms, us]));
+    // What was saved up is not seen.
+    let _ = device.watch(&[], Duration::from_secs(1));
+    let worked = device.watch(&[], Duration::from_secs(8));
+    running.kill();
+    let outcome = running.end();
+    assert_eq!((outcome.code(), outcome.stderr.as_str()), (1009, ""), "{outcome:#?}");
+    println!("{how} {many} {ms} ms of {us} us: {:.2} %", worked.all);
+    worked.all
+}
+
+/// It gets next to nothing more, and it does get something.
+#[track_caller]
+fn holds(how: &str, many: &str, ms: &str, us: &str) {
+    let worked = percent(&Stage::new(), how, many, ms, us, None);
+    assert!((0.5..=5.0 + TOLERANCE).contains(&worked), "{how} {many} {ms} {us}: {worked:.2} %");
+}
+
+#[test]
+fn a_loop_of_programs_that_are_killed() {
+    for (ms, us) in [("30", "1000"), ("300", "1000"), ("300", "300000")] {
+        holds("exec-kill", "1", ms, us);
+    }
+}
+
+#[test]
+fn a_loop_of_programs_that_exit_at_once() {
+    for (ms, us) in [("30", "1000"), ("300", "1000"), ("30", "30000")] {
+        holds("exec-_exit", "1", ms, us);
+    }
+}
+
+#[test]
+fn forked_children_that_are_killed() {
+    for (ms, us) in [("30", "1000"), ("300", "1000"), ("300", "300000")] {
+        holds("kill", "1", ms, us);
+    }
+}
+
+#[test]
+fn fifty_at_once() {
+    holds("kill", "50", "30", "1000");
+    holds("exec-kill", "50", "300", "300000");
+}
+
+/// Nobody sees that such a process does nothing any more, and its kernel goes on.
+#[test]
+fn programs_that_are_stopped_while_they_hold_a_lease() {
+    holds("exec-stop", "1", "300", "300000");
+    holds("stop", "1", "30", "1000");
+}
+
+#[test]
+fn exit_handlers_that_launch() {
+    holds("exec-handler", "1", "300", "1000");
+    holds("exec-handler", "4", "3000", "1000");
+}
+
+#[test]
+fn under_a_daemon() {
+    for (how, many) in [("exec-kill", "1"), ("kill", "20"), ("exec-handler", "2")] {
+        let stage = Stage::new();
+        let (socket, daemon) = daemon(&stage);
+        let worked = percent(&stage, how, many, "300", "300000", Some(&socket));
+        daemon.kill();
+        assert!((0.5..=5.0 + TOLERANCE).contains(&worked), "{how} {many}: {worked:.2} %");
+    }
+}

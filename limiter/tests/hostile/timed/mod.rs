@@ -1,5 +1,6 @@
 //! Tests that measure real time.
 
 mod deaths;
+mod device_time;
 mod liars;
 mod threads;

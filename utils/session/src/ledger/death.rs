@@ -69,12 +69,13 @@ const DYING: usize = 0;
 const SURVIVOR: usize = 1;
 const FAR: usize = 77;
 const HELD: u64 = 100;
+const NOW: u64 = 1_000_000;
 
 fn session() -> Box<PageLayout> {
     let layout = blank(10_000, 5_000);
     let mut ledger = Ledger::new(&layout);
     for slot in [DYING, SURVIVOR, FAR] {
-        ledger.enroll(slot, u32::try_from(slot).unwrap() + 1000, 7);
+        ledger.enroll(slot, u32::try_from(slot).unwrap() + 1000, 7, NOW);
         for kind in MemoryKind::ALL {
             ledger.reserve(slot, kind, HELD).unwrap();
         }
@@ -96,7 +97,7 @@ fn at_every_store(name: &str, bytes: u64, operation: impl Fn(&mut Ledger<'_>)) {
         for slot in [SURVIVOR, FAR] {
             assert_eq!(total(&layout, slot), HELD * MemoryKind::ALL.len() as u64, "{name}");
         }
-        heir.vacate(DYING);
+        heir.vacate(DYING, NOW);
         assert!(sums_hold(&layout), "{name}, store {stores}");
         assert_eq!(heir.used(), 2 * HELD * MemoryKind::ALL.len() as u64, "{name}, store {stores}");
         assert_eq!(heir.on_device(), 2 * HELD * (MemoryKind::ALL.len() as u64 - 1), "{name}");
@@ -122,8 +123,8 @@ fn whatever_store_a_process_dies_at_its_heir_finds_the_sums_right() {
     at_every_store("reserve on the host", 7_000, |ledger| {
         ledger.reserve_anywhere(DYING, MemoryKind::Data, 7_000).unwrap();
     });
-    at_every_store("enroll", everything, |ledger| ledger.enroll(DYING, 5, 6));
-    at_every_store("vacate", everything, |ledger| ledger.vacate(DYING));
+    at_every_store("enroll", everything, |ledger| ledger.enroll(DYING, 5, 6, NOW));
+    at_every_store("vacate", everything, |ledger| ledger.vacate(DYING, NOW));
     at_every_store("recount", 0, |ledger| ledger.recount());
 }
 
@@ -136,12 +137,12 @@ fn an_heir_that_dies_too_leaves_the_same() {
         let died = dies_after(stores, || {
             let mut heir = Ledger::new(&layout);
             heir.recount();
-            heir.vacate(DYING);
+            heir.vacate(DYING, NOW);
         });
         let mut last = Ledger::new(&layout);
         last.recount();
-        last.vacate(DYING);
-        last.vacate(SURVIVOR);
+        last.vacate(DYING, NOW);
+        last.vacate(SURVIVOR, NOW);
         assert!(sums_hold(&layout), "store {stores}");
         assert_eq!(last.used(), HELD * MemoryKind::ALL.len() as u64);
         if !died {

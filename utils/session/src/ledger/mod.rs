@@ -16,7 +16,7 @@ mod time;
 pub use memory::{Damaged, MemoryBound, MemoryRefused, Placement};
 pub use time::{
     ASK_AGAIN_NS, BURST_PERIOD_NS, DENSE_PPM, LONGEST_LEASE_NS, OVERDUE_NS, SHORTEST_LEASE_NS,
-    TURN_NS, Turn,
+    TAKEN_OFF_NS, TURN_NS, Turn,
 };
 
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
@@ -65,8 +65,8 @@ impl<'a> Ledger<'a> {
     }
 
     /// Gives a slot to a process, after giving back what the slot held before.
-    pub fn enroll(&mut self, slot: usize, pid: u32, start_time: u64) {
-        self.vacate(slot);
+    pub fn enroll(&mut self, slot: usize, pid: u32, start_time: u64, now_ns: u64) {
+        self.vacate(slot, now_ns);
         let end = u32::try_from(slot + 1).unwrap_or(u32::MAX);
         if let Some(slot) = self.slot(slot) {
             if self.0.high_water.load(Relaxed) < end {
@@ -77,9 +77,10 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Gives back everything that a slot has, its lease included, and frees it.
-    pub fn vacate(&mut self, slot: usize) {
-        self.forfeit(slot);
+    /// Gives back everything that a slot has, its lease included, and frees it. The session is charged for what
+    /// the device may have done for the process since it was last charged.
+    pub fn vacate(&mut self, slot: usize, now_ns: u64) {
+        self.charge_death(slot, now_ns);
         let Some(slot) = self.slot(slot) else { return };
         for cell in &slot.bytes {
             cell.put(0);
@@ -89,6 +90,7 @@ impl<'a> Ledger<'a> {
         slot.density_ppm.put(0);
         slot.waiting_since_ns.put(0);
         slot.charged_ns.put(0);
+        slot.work_mark.put(0);
         slot.pid.put(0);
         self.recount();
     }

@@ -7,6 +7,9 @@ use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
+/// No time passes.
+const NOW: u64 = 1_000_000;
+
 /// Processes of the session: neighbours, and one at the far end.
 const PROCESSES: [usize; 5] = [0, 1, 2, 63, SLOTS - 1];
 
@@ -134,14 +137,14 @@ fn step(model: &mut Model, layout: &PageLayout, op: &Op) {
             *model.cell(p, kind) = bytes;
         }
         Op::Death(p) => {
-            ledger.vacate(slot(p));
+            ledger.vacate(slot(p), NOW);
             model.dies(p);
         }
         Op::DeathWithin(p, kind, bytes, stores) => {
             if dies_after(stores, || Ledger::new(layout).charge(slot(p), kind, bytes)) {
                 // Sums may be stale, as for a process that takes over the lock.
                 ledger.recount();
-                ledger.vacate(slot(p));
+                ledger.vacate(slot(p), NOW);
                 model.dies(p);
             } else {
                 *model.cell(p, kind) += bytes;
@@ -161,7 +164,7 @@ proptest! {
         let layout = blank(10_000, 6_000);
         let mut model = Model { limit: 10_000, real: 6_000, has: HashMap::new() };
         for (number, &slot) in PROCESSES.iter().enumerate() {
-            Ledger::new(&layout).enroll(slot, u32::try_from(number).unwrap() + 1, 1);
+            Ledger::new(&layout).enroll(slot, u32::try_from(number).unwrap() + 1, 1, NOW);
         }
         for op in &ops {
             step(&mut model, &layout, op);

@@ -115,7 +115,12 @@ impl Membership {
         let (slot, lock) = claim::find_slot(&page, identity)?;
         let threads = Mutex::default();
         let membership = Self { page, slot, identity, threads, owed: Owed::default(), _lock: lock };
-        membership.enter(Purpose::Joining)?.enroll(slot, identity.pid, identity.start_time);
+        membership.enter(Purpose::Joining)?.enroll(
+            slot,
+            identity.pid,
+            identity.start_time,
+            clock::now_ns(),
+        );
         Ok(membership)
     }
 
@@ -235,7 +240,7 @@ impl Membership {
             ));
         }
         // Another process took this one for dead and gave its slot's contents back.
-        guard.enroll(self.slot, self.identity.pid, self.identity.start_time);
+        guard.enroll(self.slot, self.identity.pid, self.identity.start_time, clock::now_ns());
         for (cell, value) in slot.bytes.iter().zip(own) {
             cell.store(value, Relaxed);
         }
@@ -336,7 +341,7 @@ impl Membership {
             // since.
             let mut ledger = self.open()?;
             if is_dead(slot) {
-                ledger.vacate(slot);
+                ledger.vacate(slot, clock::now_ns());
                 dead += 1;
             }
         }

@@ -22,6 +22,9 @@ fn filled_with_noise() {
     }
 }
 
+/// Nothing was ever launched.
+const NOW: u64 = 1;
+
 #[test]
 fn noise_in_the_own_slot() {
     let (_dir, membership, _) = stage();
@@ -33,7 +36,7 @@ fn noise_in_the_own_slot() {
 #[test]
 fn a_slot_given_back_by_mistake_is_taken_again() {
     let (_dir, membership, _) = stage();
-    membership.open().unwrap().vacate(membership.slot());
+    membership.open().unwrap().vacate(membership.slot(), NOW);
     // Not through the guard, which remembers what it leaves behind.
     let layout = membership.look().unwrap();
     membership.open().unwrap().charge(membership.slot(), MemoryKind::Pool, 77);
@@ -226,11 +229,11 @@ fn who_is_alive_without_a_lock() {
     // like a member.
     for (started, dead) in [(start + 1, 1), (start, 0)] {
         let mut ledger = membership.open().unwrap();
-        ledger.enroll(500, pid, started);
+        ledger.enroll(500, pid, started, NOW);
         ledger.charge(500, MemoryKind::Data, 7);
         drop(ledger);
         assert_eq!(membership.reap().unwrap(), dead);
-        membership.open().unwrap().vacate(500);
+        membership.open().unwrap().vacate(500, NOW);
     }
     fs::write(&go, "").unwrap();
     while !ready.exists() {

@@ -5,9 +5,11 @@ use limits::bucket::earned;
 use limits::{ComputeLimit, GpuId, Limits};
 use session::Page;
 use session::layout::PageLayout;
-use session::ledger::{Ledger, Turn};
+use session::ledger::{Ledger, TAKEN_OFF_NS, Turn};
 
 const MS: u64 = 1_000_000;
+/// Before anything happens here.
+const NOW: u64 = 1;
 
 struct Stage {
     _folder: tempfile::TempDir,
@@ -20,7 +22,7 @@ impl Stage {
         let limits = Limits { compute: ComputeLimit::fixed(share_ppm), ..Limits::NONE };
         let page = Page::open(folder.path(), GpuId::from_bytes([3; 16]), &limits).unwrap();
         for slot in 0..processes {
-            Ledger::new(page.layout()).enroll(slot, 100 + u32::try_from(slot).unwrap(), 1);
+            Ledger::new(page.layout()).enroll(slot, 100 + u32::try_from(slot).unwrap(), 1, NOW);
         }
         Self { _folder: folder, page }
     }
@@ -191,11 +193,71 @@ fn a_dead_holder_pays_until_the_end_of_its_lease() {
     assert!(matches!(ledger.begin_lease(0, start), Turn::In(_)));
     let Turn::Granted(length) = ledger.begin_lease(0, start + 50 * MS) else { unreachable!() };
     let before = stage.layout().balance_ns.load(Relaxed);
-    ledger.vacate(0);
+    ledger.vacate(0, start + 51 * MS);
     let after = stage.layout().balance_ns.load(Relaxed);
     // The account went on earning meanwhile.
     assert_eq!(before - after, i64::try_from(length - earned(length, 500_000)).unwrap());
     assert_eq!(stage.layout().holders.load(Relaxed), 0);
+}
+
+/// A session with a process that has just got a lease, and when that was.
+fn holder(share_ppm: u32) -> (Stage, u64) {
+    let stage = Stage::new(share_ppm, 2);
+    let mut ledger = Ledger::new(stage.layout());
+    let start = 1_000 * MS;
+    assert!(matches!(ledger.begin_lease(0, start), Turn::In(_)));
+    assert!(matches!(ledger.begin_lease(0, start + 100 * MS), Turn::Granted(_)));
+    (stage, start + 100 * MS)
+}
+
+#[test]
+fn a_death_is_charged_for_work_of_unknown_length_until_it_is_noticed() {
+    for (after_ms, charged_ms) in [(7, 20), (300, 313), (1_900, 1_913), (600_000, 2_000)] {
+        let (stage, start) = holder(50_000);
+        let slot = &stage.layout().slots[0];
+        slot.work_was_seen(slot.work(), start + 5 * MS, false);
+        slot.unknown_work_begins();
+        Ledger::new(stage.layout()).vacate(0, start + after_ms * MS);
+        assert_eq!(stage.layout().busy_until_ns.load(Relaxed), start + charged_ms * MS);
+    }
+}
+
+#[test]
+fn a_death_with_known_work_is_charged_until_the_device_is_rid_of_it() {
+    let (stage, start) = holder(500_000);
+    let slot = &stage.layout().slots[0];
+    slot.work_was_seen(slot.work(), start + 8 * MS, false);
+    Ledger::new(stage.layout()).vacate(0, start + 60_000 * MS);
+    assert_eq!(stage.layout().busy_until_ns.load(Relaxed), start + 8 * MS + TAKEN_OFF_NS);
+}
+
+#[test]
+fn a_death_with_nothing_under_way_costs_nothing() {
+    let (stage, start) = holder(500_000);
+    let mut ledger = Ledger::new(stage.layout());
+    let slot = &stage.layout().slots[0];
+    slot.unknown_work_begins();
+    slot.work_was_seen(slot.work(), start + 3 * MS, false);
+    ledger.end_lease(0, start + 3 * MS, 2 * MS);
+    let before = stage.layout().balance_ns.load(Relaxed);
+    ledger.vacate(0, start + 3 * MS);
+    assert_eq!(stage.layout().balance_ns.load(Relaxed), before);
+    assert_eq!(slot.work_mark.load(Relaxed), 0);
+}
+
+/// It holds up its siblings for a while, and the session pays for that.
+#[test]
+fn a_holder_that_stands_still_is_charged_by_the_clock() {
+    let (stage, start) = holder(500_000);
+    let mut ledger = Ledger::new(stage.layout());
+    let slot = &stage.layout().slots[0];
+    slot.work_was_seen(slot.work(), start + 5 * MS, false);
+    slot.unknown_work_begins();
+    let before = stage.layout().balance_ns.load(Relaxed);
+    let _ = ledger.begin_lease(1, start + 3_000 * MS);
+    assert_eq!(slot.holding.load(Relaxed), 0);
+    let after = stage.layout().balance_ns.load(Relaxed);
+    assert!(after <= before - 500 * MS.cast_signed(), "{before} {after}");
 }
 
 #[test]
@@ -223,6 +285,7 @@ fn any_numbers_in_a_page_do_no_harm() {
             slot.charged_ns.store(value, Relaxed);
             slot.density_ppm.store(u32::MAX, Relaxed);
             slot.holding.store(1, Relaxed);
+            slot.work_mark.store(value, Relaxed);
         }
         stage.layout().busy_until_ns.store(value, Relaxed);
         stage.layout().settled_at_ns.store(value, Relaxed);
@@ -230,8 +293,8 @@ fn any_numbers_in_a_page_do_no_harm() {
             let _ = ledger.begin_lease(0, now);
             let _ = ledger.renew_lease(0, now, u64::MAX);
             ledger.end_lease(1, now, u64::MAX);
-            ledger.vacate(0);
-            ledger.enroll(0, 7, 7);
+            ledger.vacate(0, now);
+            ledger.enroll(0, 7, 7, now);
         }
     }
 }

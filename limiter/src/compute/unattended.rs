@@ -1,0 +1,120 @@
+//! Launches of a process that is ending.
+//!
+//! Its governor does not enter the driver any more, so nobody opens the gate. Destructors and exit handlers may still
+//! launch, for as long as they like. Each such launch obtains a lease of the session's own account by itself, waits
+//! for its work, and is charged by the clock.
+
+use super::gate::Gate;
+use super::{clock, driver_calls, undisturbing};
+use core::cell::Cell;
+use core::sync::atomic::{AtomicBool, Ordering};
+use driver::cuda::{CuResult, Stream};
+use session::ledger::Turn;
+
+/// How often a launch looks whether it may go on, or is done: at first, and at most.
+const SHORTEST_NAP_NS: u64 = 30_000;
+const LONGEST_NAP_NS: u64 = 2_000_000;
+/// How long work is waited for: it may wait for what its program does next.
+const PATIENCE_NS: u64 = 2_000_000_000;
+
+thread_local! {
+    /// The thread is within such a launch, and the driver has called it back.
+    static WITHIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// One launch at a time: two would be charged for the same time, and neither for all of it.
+struct Turnstile<'gate>(&'gate AtomicBool);
+
+impl Drop for Turnstile<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+        let _ = WITHIN.try_with(|within| within.set(false));
+    }
+}
+
+fn naps() -> impl Iterator<Item = u64> {
+    core::iter::successors(Some(SHORTEST_NAP_NS), |ns| Some((ns * 2).min(LONGEST_NAP_NS)))
+}
+
+/// Waits until no other thread launches; `None`: this thread does.
+fn enter(gate: &Gate) -> Option<Turnstile<'_>> {
+    let entered = WITHIN.try_with(|within| within.replace(true)).unwrap_or(false);
+    if entered {
+        return None;
+    }
+    let busy = gate.launches_unattended();
+    naps().find(|&ns| {
+        !busy.swap(true, Ordering::Acquire) || {
+            clock::sleep(ns);
+            false
+        }
+    });
+    Some(Turnstile(busy))
+}
+
+/// Launches when the session's own account has the time. `call` is called once at most.
+pub(super) fn launch(gate: &Gate, stream: usize, call: &mut dyn FnMut() -> CuResult) -> CuResult {
+    let Some(_alone) = enter(gate) else { return call() };
+    let ledger = gate.ledger();
+    let slot = ledger.membership().slot();
+    let begun = loop {
+        if !gate.is_active() {
+            return call();
+        }
+        if ledger.page().is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
+            ledger.reap();
+        }
+        let now = clock::now();
+        let turn = ledger.open().map(|mut opened| opened.begin_lease(slot, now));
+        if let Some(refused) = ledger.broken() {
+            return if ledger.lets_pass(refused) { call() } else { CuResult::NOT_PERMITTED };
+        }
+        match turn {
+            Some(Turn::Granted(_)) => break now,
+            Some(Turn::In(ns)) => clock::sleep(ns.clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS)),
+            None => clock::sleep(LONGEST_NAP_NS),
+        }
+    };
+    gate.unknown_work_begins();
+    let result = call();
+    let is_done =
+        || undisturbing(|| driver_calls::stream_query(stream as Stream)) != CuResult::NOT_READY;
+    let done = naps().find_map(|ns| {
+        let (done, late) = (is_done(), clock::now().saturating_sub(begun) > PATIENCE_NS);
+        if done || late {
+            return Some(done);
+        }
+        clock::sleep(ns);
+        None
+    });
+    let now = clock::now();
+    if let Some(mut opened) = ledger.open() {
+        opened.end_lease(slot, now, now.saturating_sub(begun));
+    }
+    if let Some(own) = ledger.own_slot() {
+        let seen = own.work();
+        own.work_was_seen(seen, now, done != Some(true));
+    }
+    result
+}
+
+/// The process is about to end. If all of its work is done, its lease ends with it, and it owes nothing more.
+pub(super) fn settle(gate: &Gate) {
+    let ledger = gate.ledger();
+    let Some(slot) = ledger.own_slot() else { return };
+    if slot.holding.load(Ordering::Relaxed) != 1 {
+        return;
+    }
+    let lanes = gate.lanes();
+    let Some(_inside) = gate.inside(&lanes) else { return };
+    let Some(_pin) = gate.governors().try_enter() else { return };
+    let seen = slot.work();
+    if lanes.iter().all(|lane| lane.is_drained()) {
+        let now = clock::now();
+        slot.work_was_seen(seen, now, false);
+        if let Some(mut opened) = ledger.open() {
+            // By the clock: the governor has told of all before.
+            opened.end_lease(ledger.membership().slot(), now, u64::MAX);
+        }
+    }
+}
