@@ -1,5 +1,6 @@
 //! The gate of a device in this process.
 
+use super::budget::Budget;
 use super::daemon::Source;
 use super::governor::{self, LONGEST_LOOK_NS};
 use super::lane::Lane;
@@ -44,6 +45,8 @@ pub(crate) struct Gate {
     failed: AtomicBool,
     /// The governor is in the driver, or about to be.
     inside: AtomicBool,
+    /// What all lanes together may have outstanding.
+    budget: Budget,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What lanes that are gone had launched.
     retired: Mutex<Totals>,
@@ -74,7 +77,7 @@ const fn is_open(word: u32) -> bool {
 
 impl Gate {
     /// A closed gate; `active`: whether anybody has to pass it.
-    pub(crate) const fn new(
+    pub(crate) fn new(
         ledger: &'static DeviceLedger,
         guard: &'static ExitGuard,
         daemon: Option<Source>,
@@ -96,6 +99,7 @@ impl Gate {
             launches_unattended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             inside: AtomicBool::new(false),
+            budget: Budget::default(),
             lanes: Mutex::new(Vec::new()),
             retired: Mutex::new(Totals {
                 launched_ns: 0,
@@ -119,6 +123,11 @@ impl Gate {
     /// The governors' visits to the driver.
     pub(super) const fn governors(&self) -> &'static Visits {
         &self.guard.governors
+    }
+
+    /// What all lanes together may have outstanding.
+    pub(super) const fn budget(&self) -> &Budget {
+        &self.budget
     }
 
     /// The daemon, where one is to be used.
@@ -328,6 +337,7 @@ impl Gate {
     pub(super) fn retire(&self, gone: &Arc<Lane>) {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
+        gone.give_all_back(&self.budget);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         retired.add(gone.totals());
         (retired.outstanding_ns, retired.unknown) = (0, false);

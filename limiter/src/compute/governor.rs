@@ -26,6 +26,8 @@ const LEAST_BEFORE_NS: u64 = 500_000;
 const NEIGHBOURS_NS: u64 = 1_000_000_000;
 /// How often the account is told of work that still runs.
 const TELL_NS: u64 = 20_000_000;
+/// How often it looks after the budget while threads wait for it.
+const BUDGET_NS: u64 = 300_000;
 /// How often it asks whether the work is done, once the gate is closed.
 const DRAIN_POLL_NS: u64 = 30_000;
 /// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
@@ -189,7 +191,7 @@ impl Tenure {
                 return;
             }
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
-            clock::sleep(until_look(now).min(next.saturating_sub(now)).max(1));
+            self.sleep(now.saturating_add(until_look(now)).min(next));
             let now = clock::now();
             let lanes = self.gate.lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
@@ -230,6 +232,32 @@ impl Tenure {
                 self.gate.set_shared(neighbours.note(&renewed));
             }
         }
+    }
+
+    /// Sleeps until a moment. While threads wait for what others have taken of the budget, sees to it that what is
+    /// done is given back.
+    fn sleep(&self, until: u64) {
+        let gate = self.gate;
+        loop {
+            let left = until.saturating_sub(clock::now()).max(1);
+            if !gate.budget().is_wanted() {
+                return clock::sleep(left);
+            }
+            clock::sleep(left.min(BUDGET_NS));
+            self.give_back_unneeded();
+            if left <= BUDGET_NS {
+                return;
+            }
+        }
+    }
+
+    /// What lanes have taken of the budget and do not need is given back.
+    fn give_back_unneeded(&self) {
+        let gate = self.gate;
+        let lanes = gate.lanes();
+        let Some(_inside) = gate.inside(&lanes) else { return };
+        let Some(_pin) = gate.governors().try_enter() else { return };
+        lanes.iter().for_each(|lane| lane.give_back_unneeded(gate.budget()));
     }
 
     /// Waits until the work launched under the lease is done.
@@ -309,6 +337,7 @@ impl Tenure {
             lane.took(launches, expected_ns, now.saturating_sub(begun));
         }
         self.look_at_the_rest(now, waited);
+        self.give_back_unneeded();
         self.remove_abandoned();
     }
 

@@ -7,6 +7,7 @@
 //! the next lease, from the daemon or from the session's own account, and opens the gate.
 
 mod account;
+mod budget;
 mod captures;
 mod daemon;
 mod estimate;
@@ -154,6 +155,11 @@ fn launch_slowly(
             Verdict::Denied => return CuResult::NOT_PERMITTED,
         },
     };
+    let estimate = lane::estimate_of(&launched);
+    // What is charged: of work that is not known, what it is taken for.
+    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
+    let expected = known.or(guess.map(|guess| guess.ns));
+    let mut patience = lane::Patience::default();
     let launching = loop {
         if gate.is_unattended() {
             return unattended::launch(gate, stream, call);
@@ -161,7 +167,13 @@ fn launch_slowly(
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
         if lane::enter(gate, stream, lane.as_ref()) {
-            break launching;
+            let Some(lane) = lane.as_deref() else { break launching };
+            if (FAST_PATH.has_captures() && is_capturing(stream)) || lane.take(expected, gate) {
+                break launching;
+            }
+            drop(launching);
+            lane.wait_for_budget(gate, &mut patience);
+            continue;
         }
         drop(launching);
         // The limit may have been taken away meanwhile.
@@ -194,9 +206,6 @@ fn launch_slowly(
         return call();
     }
     lane.look_if_asked();
-    let estimate = lane::estimate_of(&launched);
-    // What is charged: of work that is not known, what it is taken for.
-    let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
     let sample = estimate
         .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
     if known.is_none() {
@@ -212,7 +221,7 @@ fn launch_slowly(
         lane.finish_sample(started, estimate);
     }
     // Time in calls is counted while it passes.
-    let ns = if waited { Some(0) } else { known.or(guess.map(|guess| guess.ns)) };
+    let ns = if waited { Some(0) } else { expected };
     let count = lane.count(ns);
     // Counted: the governor sees it by itself.
     drop(launching);

@@ -8,10 +8,12 @@
 //!
 //! Each launch adds its estimate to the lane's launched time. Now and then a launch is sampled.
 
+mod budget;
 mod governed;
 mod pace;
 mod thread;
 
+use super::budget::Taken;
 use super::estimate::Estimate;
 use super::family::Guess;
 use super::hold::Hold;
@@ -27,6 +29,7 @@ use driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 use pace::Span;
 use std::sync::Mutex;
 
+pub(super) use budget::Patience;
 pub(super) use thread::{
     context_of, enter, estimate_of, gate_of, is_default, known, known_way, of_this_thread, pass,
 };
@@ -67,7 +70,7 @@ struct Count {
     uncovered: AtomicU32,
     /// At which launch the thread has to look up: the batch's last one, or one to be sampled.
     stop: AtomicU32,
-    /// Estimated nanoseconds of all launches, and how many there may be before the batch ends.
+    /// Estimated nanoseconds of all launches, and how many there may be with what was taken of the budget.
     launched_ns: AtomicU64,
     most_ns: AtomicU64,
 }
@@ -78,6 +81,10 @@ pub(crate) struct Lane {
     count: CachePadded<Count>,
     stream: usize,
     context: usize,
+    /// What the lane has taken of the process's budget.
+    taken: Taken,
+    /// [`Lane::activity`] when the governor last looked for what is not needed any more.
+    idle_since: AtomicU64,
     /// Launches that end with an event, or [`CLOSED`].
     batch: AtomicU32,
     /// Where the thread has to look up next, unless it is asked to do so at once.
@@ -150,13 +157,11 @@ impl Lane {
             })
         });
         made.then(|| Self {
-            count: CachePadded::new(Count {
-                stop: AtomicU32::new(1),
-                most_ns: AtomicU64::new(MAX_BATCH_NS),
-                ..Count::default()
-            }),
+            count: CachePadded::new(Count { stop: AtomicU32::new(1), ..Count::default() }),
             stream,
             context,
+            taken: Taken::default(),
+            idle_since: AtomicU64::new(NEVER),
             batch: AtomicU32::new(1),
             planned: AtomicU32::new(1),
             looks: Looks::default(),
@@ -439,7 +444,6 @@ impl Lane {
         if driver_calls::event_record(self.event(number), self.stream as Stream).is_ok() {
             let launched = self.count.launched_ns.load(Relaxed);
             self.covered_cell(number).store(launched, Relaxed);
-            self.count.most_ns.store(launched.saturating_add(MAX_BATCH_NS), Relaxed);
             if waits != self.waits_covered.load(Relaxed) {
                 // In this order: who sees the second sees the first.
                 self.waits_until.store(number, Release);

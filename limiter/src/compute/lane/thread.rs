@@ -80,16 +80,26 @@ impl Drop for Lanes {
                 shortcut.gate.set(None);
             }
         });
-        for (_, lane) in &self.0 {
-            lane.abandoned.store(true, Release);
+        for (gate, lane) in &self.0 {
+            // SAFETY: gates are never freed.
+            lane.ends(unsafe { &**gate });
         }
+    }
+}
+
+impl Lane {
+    /// No thread launches here any more.
+    fn ends(&self, gate: &Gate) {
+        self.count.most_ns.store(0, Relaxed);
+        self.keep_needed(gate.budget());
+        self.abandoned.store(true, Release);
     }
 }
 
 impl Lanes {
     /// Gives up the lanes whose stream or context is gone, and the shortcuts to them.
     fn forget_closed(&mut self) {
-        self.0.retain(|(_, lane)| {
+        self.0.retain(|(gate, lane)| {
             let open = lane.batch.load(Relaxed) != CLOSED;
             if !open {
                 let _ = with_shortcut(lane.stream, |shortcut| {
@@ -97,7 +107,8 @@ impl Lanes {
                         shortcut.gate.set(None);
                     }
                 });
-                lane.abandoned.store(true, Release);
+                // SAFETY: gates are never freed.
+                lane.ends(unsafe { &**gate });
             }
             open
         });

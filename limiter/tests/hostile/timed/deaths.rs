@@ -14,9 +14,10 @@ fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Opt
     let program = stage.compile("dies.c", "dies", &[]);
     let device = Device::of(stage);
     let mut command = stage.limited(&program);
-    command
-        .env(COMPUTE_LIMIT, first_device(5))
-        .env("SLUICE_DAEMON", daemon.unwrap_or(Path::new("none")));
+    command.env(COMPUTE_LIMIT, first_device(5));
+    if let Some(socket) = daemon {
+        command.env("SLUICE_DAEMON", socket);
+    }
     let running = start(command.args([how, many, "60", ms, us]));
     // What was saved up is not seen.
     let _ = device.watch(&[], Duration::from_secs(1));

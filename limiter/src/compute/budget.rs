@@ -1,0 +1,149 @@
+//! How much a process may have outstanding on a device, in all its lanes together.
+//!
+//! When a lease ends, what is outstanding delays the next holder. So a lane takes its batches out of one budget, in
+//! pieces that are smaller the more lanes there are, and gives them back when their work is seen to be done. Work of
+//! unknown length takes all of it. Most launches are within their lane's piece and see nothing of this.
+
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+use rustix::thread::{Timespec, futex};
+
+/// What may be outstanding, in estimated time, before a launch has to wait. A long launch may go beyond it.
+pub(super) const MOST_NS: u64 = 4_000_000;
+/// The largest piece: a lane that is alone has two.
+const LARGEST_NS: u64 = MOST_NS / 2;
+/// The smallest one: each piece costs an event.
+const SMALLEST_NS: u64 = 50_000;
+/// How long launches wait in vain at most: what is outstanding may itself wait for them.
+const PATIENCE_NS: u64 = 200_000_000;
+const LONGEST_PATIENCE_NS: u64 = 2_000_000_000;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Budget {
+    taken_ns: AtomicU64,
+    /// Lanes that have taken something.
+    takers: AtomicU32,
+    /// Threads that wait.
+    waiting: AtomicU32,
+    /// Changes when something is given back; threads that wait sleep on it.
+    bell: AtomicU32,
+}
+
+/// What one lane has taken.
+#[derive(Default)]
+pub(super) struct Taken(AtomicU64);
+
+impl Taken {
+    pub(super) fn is_any(&self) -> bool {
+        self.0.load(Relaxed) > 0
+    }
+}
+
+impl Budget {
+    /// What a lane of short launches is to take at once.
+    pub(super) fn piece(&self) -> u64 {
+        let lanes = self.takers.load(Relaxed).saturating_add(self.waiting.load(Relaxed));
+        (MOST_NS / u64::from(lanes.max(1))).clamp(SMALLEST_NS, LARGEST_NS)
+    }
+
+    /// Takes `ns` for a lane, unless too much is taken already.
+    pub(super) fn take(&self, taken: &Taken, ns: u64) -> bool {
+        let fits = |all: u64| (all < MOST_NS).then(|| all.saturating_add(ns));
+        if self.taken_ns.fetch_update(AcqRel, Acquire, fits).is_err() {
+            return false;
+        }
+        if taken.0.fetch_add(ns, AcqRel) == 0 {
+            self.takers.fetch_add(1, Relaxed);
+        }
+        true
+    }
+
+    /// A lane needs no more than `ns` of what it has taken.
+    pub(super) fn keep(&self, taken: &Taken, ns: u64) {
+        let had = taken.0.load(Acquire);
+        // Another thread may do the same: then that one's figure is as good.
+        if had <= ns || taken.0.compare_exchange(had, ns, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        if ns == 0 {
+            self.takers.fetch_sub(1, Relaxed);
+        }
+        self.taken_ns.fetch_sub(had - ns, AcqRel);
+        self.bell.fetch_add(1, SeqCst);
+        if self.waiting.load(SeqCst) > 0 {
+            let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 2);
+        }
+    }
+
+    /// Whether a thread waits.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
+    /// How often something was given back.
+    pub(super) fn rings(&self) -> u32 {
+        self.bell.load(SeqCst)
+    }
+
+    /// Sleeps until something is given back for once more than `rings` times, or for some nanoseconds.
+    pub(super) fn wait(&self, rings: u32, ns: u64) {
+        self.waiting.fetch_add(1, SeqCst);
+        let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
+        let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, rings, Some(&time));
+        self.waiting.fetch_sub(1, Release);
+    }
+
+    /// How long a launch may wait for what is taken now.
+    pub(super) fn patience(&self) -> u64 {
+        let taken = self.taken_ns.load(Relaxed);
+        taken.saturating_mul(2).clamp(PATIENCE_NS, LONGEST_PATIENCE_NS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_lanes_have_no_more_outstanding_than_one() {
+        let budget = Budget::default();
+        let lanes: Vec<Taken> = (0..500).map(|_| Taken::default()).collect();
+        let took = |ns| lanes.iter().filter(|lane| budget.take(lane, ns)).count();
+        assert_eq!(took(2_000_000), 2);
+        lanes.iter().for_each(|lane| budget.keep(lane, 0));
+        assert_eq!(took(100_000), 40);
+        assert_eq!(budget.piece(), 100_000);
+        lanes.iter().for_each(|lane| budget.keep(lane, 0));
+        // Of unknown length.
+        assert_eq!(took(MOST_NS), 1);
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken() {
+        let budget = Budget::default();
+        let [one, two] = [Taken::default(), Taken::default()];
+        assert!(budget.take(&one, 3_000_000) && budget.take(&two, 3_000_000));
+        assert!(!budget.take(&one, 1));
+        budget.keep(&two, 2_900_000);
+        assert!(!budget.take(&one, 1));
+        budget.keep(&one, 1_000_000);
+        budget.keep(&one, 2_000_000);
+        assert!(budget.take(&one, 1_000_000));
+        budget.keep(&one, 0);
+        budget.keep(&two, 0);
+        assert!(!one.is_any() && !two.is_any());
+        assert_eq!((budget.taken_ns.into_inner(), budget.takers.into_inner()), (0, 0));
+    }
+
+    #[test]
+    fn a_lane_that_is_alone_has_two_large_pieces() {
+        let budget = Budget::default();
+        let lane = Taken::default();
+        for _ in 0..2 {
+            assert_eq!(budget.piece(), LARGEST_NS);
+            assert!(budget.take(&lane, budget.piece()));
+        }
+        assert!(!budget.take(&lane, budget.piece()));
+    }
+}

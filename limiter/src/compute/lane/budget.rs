@@ -1,0 +1,106 @@
+//! What a lane takes of the process's budget, and gives back.
+
+use super::super::budget::{Budget, MOST_NS};
+use super::super::{Gate, clock, undisturbing, within};
+use super::Lane;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+
+/// How long a thread sleeps before it looks again: while its own work is under way, and while only others' is, which
+/// others and the governor look after.
+const SHORTEST_NAP_NS: u64 = 30_000;
+const LONGEST_NAP_NS: u64 = 500_000;
+const OTHERS_NAP_NS: u64 = 5_000_000;
+
+/// Since when a launch waits and nothing was given back, and how often something had been.
+#[derive(Default)]
+pub(in crate::compute) struct Patience {
+    since: u64,
+    rings: u32,
+}
+
+impl Lane {
+    /// Takes what a launch of some estimated nanoseconds needs, unless the lane has it already; `None`: not known.
+    /// `false`: too much is outstanding. To be called by the lane's thread.
+    pub(in crate::compute) fn take(&self, ns: Option<u64>, gate: &Gate) -> bool {
+        let launched = self.count.launched_ns.load(Relaxed);
+        let most = self.count.most_ns.load(Relaxed);
+        if ns.is_some_and(|ns| launched.saturating_add(ns) < most) {
+            return true;
+        }
+        let budget = gate.budget();
+        // What waits for something outside of the device does not keep it busy.
+        if self.may_wait() {
+            let piece = ns.unwrap_or(0).max(budget.piece());
+            self.count.most_ns.store(launched.saturating_add(piece).saturating_add(1), Relaxed);
+            return true;
+        }
+        let needed = ns.unwrap_or(MOST_NS).max(budget.piece());
+        self.keep_needed(budget);
+        if !budget.take(&self.taken, needed) {
+            return false;
+        }
+        if ns.is_some() {
+            self.count.most_ns.store(launched.saturating_add(needed).saturating_add(1), Relaxed);
+        }
+        true
+    }
+
+    /// Waits until something may have been given back. If nothing was for long, all of it is: what is outstanding
+    /// may wait for what comes next. To be called by the lane's thread.
+    pub(in crate::compute) fn wait_for_budget(&self, gate: &Gate, patience: &mut Patience) {
+        let budget = gate.budget();
+        let rings = budget.rings();
+        let now = clock::now();
+        if patience.since == 0 || patience.rings != rings {
+            *patience = Patience { since: now, rings };
+        }
+        if now.saturating_sub(patience.since) > budget.patience() {
+            gate.lanes().iter().for_each(|lane| lane.give_all_back(budget));
+            return;
+        }
+        let mut nap = OTHERS_NAP_NS;
+        if self.taken.is_any() {
+            undisturbing(|| self.try_to_cover() && self.is_done(self.recorded.load(Relaxed)));
+            self.keep_needed(budget);
+            nap = (self.outstanding_ns() / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS);
+        }
+        if budget.rings() == rings {
+            budget.wait(rings, nap);
+        }
+    }
+
+    /// What is done needs nothing of the budget any more.
+    pub(super) fn keep_needed(&self, budget: &Budget) {
+        let launched = self.count.launched_ns.load(Relaxed);
+        let piece = self.count.most_ns.load(Relaxed).saturating_sub(launched);
+        let unknown = self.unknown_until.load(Acquire) > self.done.load(Acquire);
+        let needed = self.outstanding_ns() + piece + if unknown { MOST_NS } else { 0 };
+        budget.keep(&self.taken, needed);
+    }
+
+    /// Takes no further launch into account.
+    pub(in crate::compute) fn give_all_back(&self, budget: &Budget) {
+        self.count.most_ns.store(0, Relaxed);
+        budget.keep(&self.taken, 0);
+    }
+
+    /// Gives back what is not needed any more, also where the thread is busy elsewhere. To be called by the
+    /// governor, pinned.
+    pub(in crate::compute) fn give_back_unneeded(&self, budget: &Budget) {
+        if !self.taken.is_any() {
+            return;
+        }
+        let activity = self.activity();
+        if self.idle_since.swap(activity, Relaxed) == activity && !self.is_launching() {
+            // It may go on at any moment, and then takes a piece anew.
+            self.count.most_ns.store(0, Relaxed);
+            if self.is_drained() && self.activity() == activity {
+                budget.keep(&self.taken, 0);
+                return;
+            }
+        } else if !self.lost.load(Acquire) {
+            let _ = within(self.context, || self.is_done(self.recorded.load(Acquire)));
+        }
+        self.keep_needed(budget);
+    }
+}
