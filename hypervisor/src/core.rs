@@ -21,6 +21,7 @@ use super::node::Node;
 use super::process_exit::ProcessExit;
 use super::refused::CallRefused;
 use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
+use session::ledger::TAKEN_OFF_NS;
 
 /// The longest that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
@@ -144,6 +145,8 @@ impl Core {
             let watching = tokio::spawn(async move {
                 let _permit = permit;
                 watch.ended().await;
+                // Until then the device may go on with its work, and it holds and pays.
+                tokio::time::sleep(Duration::from_nanos(TAKEN_OFF_NS)).await;
                 core.ended(worker);
             });
             state.watches.insert(worker, watching.abort_handle());
