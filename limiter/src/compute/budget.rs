@@ -5,7 +5,7 @@
 //! unknown length takes all of it. Most launches are within their lane's piece and see nothing of this.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use rustix::thread::{Timespec, futex};
 
 /// What may be outstanding, in estimated time, before a launch has to wait. A long launch may go beyond it.
@@ -13,7 +13,9 @@ pub(super) const MOST_NS: u64 = 4_000_000;
 /// The largest piece: a lane that is alone has two.
 const LARGEST_NS: u64 = MOST_NS / 2;
 /// The smallest one: each piece costs an event.
-const SMALLEST_NS: u64 = 50_000;
+const SMALLEST_NS: u64 = 250_000;
+/// With so many lanes it is worth the while to look at each.
+const FEW: u32 = 8;
 /// How long launches wait in vain at most: what is outstanding may itself wait for them.
 const PATIENCE_NS: u64 = 200_000_000;
 const LONGEST_PATIENCE_NS: u64 = 2_000_000_000;
@@ -28,6 +30,10 @@ pub(super) struct Budget {
     waiting: AtomicU32,
     /// Changes when something is given back; threads that wait sleep on it.
     bell: AtomicU32,
+    /// Changes when a thread begins to wait; the governor sleeps on it.
+    call: AtomicU32,
+    /// A thread that waits looks after what others have taken.
+    helped: AtomicBool,
 }
 
 /// What one lane has taken.
@@ -37,6 +43,10 @@ pub(super) struct Taken(AtomicU64);
 impl Taken {
     pub(super) fn is_any(&self) -> bool {
         self.0.load(Relaxed) > 0
+    }
+
+    pub(super) fn ns(&self) -> u64 {
+        self.0.load(SeqCst)
     }
 }
 
@@ -53,7 +63,7 @@ impl Budget {
         if self.taken_ns.fetch_update(AcqRel, Acquire, fits).is_err() {
             return false;
         }
-        if taken.0.fetch_add(ns, AcqRel) == 0 {
+        if taken.0.fetch_add(ns, SeqCst) == 0 {
             self.takers.fetch_add(1, Relaxed);
         }
         true
@@ -61,9 +71,12 @@ impl Budget {
 
     /// A lane needs no more than `ns` of what it has taken.
     pub(super) fn keep(&self, taken: &Taken, ns: u64) {
-        let had = taken.0.load(Acquire);
-        // Another thread may do the same: then that one's figure is as good.
-        if had <= ns || taken.0.compare_exchange(had, ns, AcqRel, Relaxed).is_err() {
+        self.keep_of(taken, taken.ns(), ns);
+    }
+
+    /// The same, if it still has `had`: otherwise its thread has taken more, or another has given it back.
+    pub(super) fn keep_of(&self, taken: &Taken, had: u64, ns: u64) {
+        if had <= ns || taken.0.compare_exchange(had, ns, SeqCst, Relaxed).is_err() {
             return;
         }
         if ns == 0 {
@@ -88,10 +101,30 @@ impl Budget {
 
     /// Sleeps until something is given back for once more than `rings` times, or for some nanoseconds.
     pub(super) fn wait(&self, rings: u32, ns: u64) {
-        self.waiting.fetch_add(1, SeqCst);
-        let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
-        let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, rings, Some(&time));
+        if self.waiting.fetch_add(1, SeqCst) == 0 {
+            self.call.fetch_add(1, SeqCst);
+            let _ = futex::wake(&self.call, futex::Flags::PRIVATE, 1);
+        }
+        let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, rings, Some(&time(ns)));
         self.waiting.fetch_sub(1, Release);
+    }
+
+    /// Sleeps for some nanoseconds, or until a thread begins to wait. For the governor.
+    pub(super) fn sleep_unless_wanted(&self, ns: u64) {
+        let calls = self.call.load(SeqCst);
+        if !self.is_wanted() {
+            let _ = futex::wait(&self.call, futex::Flags::PRIVATE, calls, Some(&time(ns)));
+        }
+    }
+
+    /// Whether the calling thread is to look after what others have taken: few have, and nobody else does. It
+    /// says when it does not any more.
+    pub(super) fn may_help(&self) -> bool {
+        self.takers.load(Relaxed) <= FEW && !self.helped.swap(true, AcqRel)
+    }
+
+    pub(super) fn helps_no_more(&self) {
+        self.helped.store(false, Release);
     }
 
     /// How long a launch may wait for what is taken now.
@@ -99,6 +132,10 @@ impl Budget {
         let taken = self.taken_ns.load(Relaxed);
         taken.saturating_mul(2).clamp(PATIENCE_NS, LONGEST_PATIENCE_NS)
     }
+}
+
+fn time(ns: u64) -> Timespec {
+    Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) }
 }
 
 #[cfg(test)]

@@ -239,14 +239,14 @@ impl Tenure {
     fn sleep(&self, until: u64) {
         let gate = self.gate;
         loop {
-            let left = until.saturating_sub(clock::now()).max(1);
-            if !gate.budget().is_wanted() {
-                return clock::sleep(left);
-            }
-            clock::sleep(left.min(BUDGET_NS));
-            self.give_back_unneeded();
-            if left <= BUDGET_NS {
+            gate.budget().sleep_unless_wanted(until.saturating_sub(clock::now()).max(1));
+            let left = until.saturating_sub(clock::now());
+            if left == 0 {
                 return;
+            }
+            if gate.budget().is_wanted() {
+                clock::sleep(left.min(BUDGET_NS));
+                self.give_back_unneeded();
             }
         }
     }

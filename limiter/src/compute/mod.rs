@@ -168,11 +168,12 @@ fn launch_slowly(
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
         if lane::enter(gate, stream, lane.as_ref()) {
             let Some(lane) = lane.as_deref() else { break launching };
+            let rings = gate.budget().rings();
             if (FAST_PATH.has_captures() && is_capturing(stream)) || lane.take(expected, gate) {
                 break launching;
             }
             drop(launching);
-            lane.wait_for_budget(gate, &mut patience);
+            lane.wait_for_budget(gate, rings, &mut patience);
             continue;
         }
         drop(launching);

@@ -1,5 +1,6 @@
 /* Launches from many threads at once, each into a stream of its own: threads THREADS SECONDS US.
- * Says how many kernels were done. */
+ * Says how many kernels were done. With "short" behind it: so many threads one after the other, eight at a time, with
+ * one launch each. Says how long that took, and how much memory it left behind. */
 #include "driver.h"
 #include <pthread.h>
 
@@ -25,6 +26,44 @@ static void *work(void *unused) {
     return NULL;
 }
 
+static void *launch_once(void *unused) {
+    CUstream stream;
+    (void)unused;
+    ok(d.ctx_set(context));
+    ok(d.stream_create(&stream, 1));
+    ok(spin(&d, kernel, us, stream));
+    ok(d.stream_synchronize(stream));
+    ok(d.stream_destroy(stream));
+    return NULL;
+}
+
+static long resident_kib(void) {
+    long kib = 0, pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file && fscanf(file, "%*d %ld", &pages) == 1)
+        kib = pages * 4;
+    if (file)
+        fclose(file);
+    return kib;
+}
+
+static void short_lived(int threads) {
+    enum { AT_ONCE = 8 };
+    pthread_t all[AT_ONCE];
+    long before = 0;
+    double start = now();
+    for (int i = 0; i < threads; i += AT_ONCE) {
+        if (i == 800)
+            before = resident_kib();
+        for (int k = 0; k < AT_ONCE; k++)
+            if (pthread_create(&all[k], NULL, launch_once, NULL))
+                exit(3);
+        for (int k = 0; k < AT_ONCE; k++)
+            pthread_join(all[k], NULL);
+    }
+    printf("ms=%.0f kib=%ld\n", (now() - start) * 1e3, resident_kib() - before);
+}
+
 int main(int argc, char **argv) {
     if (argc < 4)
         return 2;
@@ -33,6 +72,10 @@ int main(int argc, char **argv) {
     d = driver_of(open_driver(RTLD_NOW));
     context = start_driver(&d);
     kernel = spin_kernel(&d);
+    if (argc > 4) {
+        short_lived(threads);
+        return 0;
+    }
     double start = now();
     until = start + atof(argv[2]);
     pthread_t *all = calloc((size_t)threads, sizeof *all);

@@ -10,12 +10,22 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 const SHORTEST_NAP_NS: u64 = 30_000;
 const LONGEST_NAP_NS: u64 = 500_000;
 const OTHERS_NAP_NS: u64 = 5_000_000;
+/// The same, where one thread looks after the others' for all.
+const HELPERS_NAP_NS: u64 = 100_000;
 
 /// Since when a launch waits and nothing was given back, and how often something had been.
 #[derive(Default)]
 pub(in crate::compute) struct Patience {
     since: u64,
     rings: u32,
+}
+
+/// Sees what is done of others' work.
+fn help(gate: &Gate) {
+    let Some(_pin) = gate.governors().try_enter() else { return };
+    for lane in gate.lanes().iter().filter(|lane| lane.taken.is_any()) {
+        lane.give_back_done(gate.budget());
+    }
 }
 
 impl Lane {
@@ -30,11 +40,11 @@ impl Lane {
         let budget = gate.budget();
         // What waits for something outside of the device does not keep it busy.
         if self.may_wait() {
-            let piece = ns.unwrap_or(0).max(budget.piece());
+            let piece = self.piece(ns.unwrap_or(0), budget);
             self.count.most_ns.store(launched.saturating_add(piece).saturating_add(1), Relaxed);
             return true;
         }
-        let needed = ns.unwrap_or(MOST_NS).max(budget.piece());
+        let needed = ns.map_or(MOST_NS, |ns| self.piece(ns, budget));
         self.keep_needed(budget);
         if !budget.take(&self.taken, needed) {
             return false;
@@ -45,11 +55,21 @@ impl Lane {
         true
     }
 
+    /// What the lane needs for launches like one of so many nanoseconds: for a batch, if that is not too much.
+    fn piece(&self, ns: u64, budget: &Budget) -> u64 {
+        let batch = u64::from(self.batch.load(Relaxed));
+        ns.saturating_mul(batch).min(budget.piece()).max(ns)
+    }
+
     /// Waits until something may have been given back. If nothing was for long, all of it is: what is outstanding
-    /// may wait for what comes next. To be called by the lane's thread.
-    pub(in crate::compute) fn wait_for_budget(&self, gate: &Gate, patience: &mut Patience) {
+    /// may wait for what comes next. `rings`: how often that had happened before the thread tried. To be called by the lane's thread.
+    pub(in crate::compute) fn wait_for_budget(
+        &self,
+        gate: &Gate,
+        rings: u32,
+        patience: &mut Patience,
+    ) {
         let budget = gate.budget();
-        let rings = budget.rings();
         let now = clock::now();
         if patience.since == 0 || patience.rings != rings {
             *patience = Patience { since: now, rings };
@@ -64,18 +84,29 @@ impl Lane {
             self.keep_needed(budget);
             nap = (self.outstanding_ns() / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS);
         }
+        let helps = budget.may_help();
+        if helps {
+            help(gate);
+            nap = nap.min(HELPERS_NAP_NS);
+        }
         if budget.rings() == rings {
             budget.wait(rings, nap);
         }
+        if helps {
+            budget.helps_no_more();
+        }
     }
 
-    /// What is done needs nothing of the budget any more.
+    /// What is done needs nothing of the budget any more. To be called by the lane's thread.
     pub(super) fn keep_needed(&self, budget: &Budget) {
+        budget.keep(&self.taken, self.needed_ns());
+    }
+
+    fn needed_ns(&self) -> u64 {
         let launched = self.count.launched_ns.load(Relaxed);
         let piece = self.count.most_ns.load(Relaxed).saturating_sub(launched);
         let unknown = self.unknown_until.load(Acquire) > self.done.load(Acquire);
-        let needed = self.outstanding_ns() + piece + if unknown { MOST_NS } else { 0 };
-        budget.keep(&self.taken, needed);
+        self.outstanding_ns() + piece + if unknown { MOST_NS } else { 0 }
     }
 
     /// Takes no further launch into account.
@@ -91,16 +122,30 @@ impl Lane {
             return;
         }
         let activity = self.activity();
-        if self.idle_since.swap(activity, Relaxed) == activity && !self.is_launching() {
-            // It may go on at any moment, and then takes a piece anew.
-            self.count.most_ns.store(0, Relaxed);
-            if self.is_drained() && self.activity() == activity {
-                budget.keep(&self.taken, 0);
-                return;
+        if self.idle_since.swap(activity, Relaxed) == activity {
+            let had = self.taken.ns();
+            if !self.is_launching() {
+                // It may go on at any moment, and then takes a piece anew.
+                self.count.most_ns.store(0, Relaxed);
+                if self.is_drained() && self.activity() == activity {
+                    budget.keep_of(&self.taken, had, 0);
+                    return;
+                }
             }
-        } else if !self.lost.load(Acquire) {
-            let _ = within(self.context, || self.is_done(self.recorded.load(Acquire)));
         }
-        self.keep_needed(budget);
+        self.give_back_done(budget);
+    }
+
+    /// Gives back what is seen to be done. To be called by any thread, pinned.
+    fn give_back_done(&self, budget: &Budget) {
+        if !self.lost.load(Acquire) {
+            let done = || self.is_done(self.recorded.load(Acquire));
+            let _ = undisturbing(|| within(self.context, done));
+        }
+        // Before it is looked at whether the thread is about to launch: it takes more after it has said so.
+        let had = self.taken.ns();
+        if !self.is_launching() {
+            budget.keep_of(&self.taken, had, self.needed_ns());
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Programs that launch from very many threads and streams.
 
 use super::device_time::{Device, Worked, daemon};
-use crate::common::{COMPUTE_LIMIT, SESSION_DIR, Stage, built, first_device, start};
+use crate::common::{COMPUTE_LIMIT, SESSION_DIR, Stage, built, first_device, outcome, start};
+use std::process::Command;
 use std::time::Duration;
 
 fn beside(threads: &str, us: &str) -> Worked {
@@ -9,7 +10,7 @@ fn beside(threads: &str, us: &str) -> Worked {
     let program = stage.compile("threads.c", "threads", &[]);
     let device = Device::of(&stage);
     let (socket, daemon) = daemon(&stage);
-    let tenant = |name: &str, mut command: std::process::Command| {
+    let tenant = |name: &str, mut command: Command| {
         command
             .env(SESSION_DIR, stage.session(name))
             .env(COMPUTE_LIMIT, first_device(50))
@@ -32,11 +33,35 @@ fn beside(threads: &str, us: &str) -> Worked {
 
 #[test]
 fn each_gets_its_share_beside_many_threads() {
-    for (threads, us) in
-        [("1", "2000"), ("32", "2000"), ("200", "2000"), ("500", "2000"), ("200", "100")]
-    {
+    let one_thread = beside("1", "2000");
+    for (threads, us) in [("32", "2000"), ("200", "2000"), ("500", "2000"), ("200", "100")] {
         let worked = beside(threads, us);
-        let [many, one] = worked.percent[..] else { panic!() };
-        println!("{many} {one} {:?} {}", worked.longest_pause, worked.all);
+        for (got, before) in worked.percent.iter().zip(&one_thread.percent) {
+            assert!(
+                (before - 2.0..=52.0).contains(got),
+                "{threads} threads of {us} us: {worked:?}"
+            );
+        }
+        let pause = worked.longest_pause[1];
+        assert!(
+            pause <= one_thread.longest_pause[1] * 3,
+            "{threads} threads of {us} us: {pause:?}"
+        );
     }
+}
+
+/// Each makes a lane, and its thread ends at once.
+#[test]
+fn ten_thousand_threads_with_one_launch_each() {
+    let stage = Stage::new();
+    let program = stage.compile("threads.c", "threads", &[]);
+    let run = |mut command: Command| outcome(command.args(["10000", "0", "10", "short"])).silent();
+    let native = run(stage.native(&program));
+    let mut command = stage.limited(&program);
+    command.env(COMPUTE_LIMIT, first_device(90));
+    let limited = run(command);
+    let [native_ms, ms] = [&native, &limited].map(|outcome| outcome.value("ms"));
+    println!("{ms} ms for {native_ms}, {} KiB more", limited.value("kib"));
+    assert!(ms <= native_ms * 3 + 2_000, "{ms} ms instead of {native_ms}");
+    assert!(limited.value("kib") < 8 << 10, "{limited:?}");
 }
