@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(took(2_000_000), 2);
         lanes.iter().for_each(|lane| budget.keep(lane, 0));
         assert_eq!(took(100_000), 40);
-        assert_eq!(budget.piece(), 100_000);
+        assert_eq!(budget.piece(), SMALLEST_NS);
         lanes.iter().for_each(|lane| budget.keep(lane, 0));
         // Of unknown length.
         assert_eq!(took(MOST_NS), 1);

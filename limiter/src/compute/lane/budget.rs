@@ -9,7 +9,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 /// others and the governor look after.
 const SHORTEST_NAP_NS: u64 = 30_000;
 const LONGEST_NAP_NS: u64 = 500_000;
-const OTHERS_NAP_NS: u64 = 5_000_000;
+const OTHERS_NAP_NS: u64 = 50_000_000;
 /// The same, where one thread looks after the others' for all.
 const HELPERS_NAP_NS: u64 = 100_000;
 
@@ -55,10 +55,10 @@ impl Lane {
         true
     }
 
-    /// What the lane needs for launches like one of so many nanoseconds: for a batch, if that is not too much.
+    /// What the lane takes at once for launches like one of so many nanoseconds. A new lane, or one of long
+    /// launches, has batches of one.
     fn piece(&self, ns: u64, budget: &Budget) -> u64 {
-        let batch = u64::from(self.batch.load(Relaxed));
-        ns.saturating_mul(batch).min(budget.piece()).max(ns)
+        if self.batch.load(Relaxed) > 1 { budget.piece().max(ns) } else { ns }
     }
 
     /// Waits until something may have been given back. If nothing was for long, all of it is: what is outstanding
