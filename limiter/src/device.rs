@@ -1,10 +1,10 @@
 //! A device with a ledger in this process.
 
 use crate::compute::Gate;
-use crate::config::Config;
 use crate::ledger::DeviceLedger;
 use crate::memory::DeviceMemory;
 use crate::verdict::LimiterFailure;
+use config::Config;
 use session::directory;
 use std::path::PathBuf;
 
@@ -25,11 +25,4 @@ pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
         None => directory::implicit(&(&config.identity, config.limits_fingerprint())),
     };
     dir.map_err(|error| LimiterFailure(error.to_string()))
-}
-
-/// Whether the environment hides some of the host's devices from the program, or reorders them.
-pub(crate) fn is_narrowed_down() -> bool {
-    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"]
-        .iter()
-        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }

@@ -1,10 +1,11 @@
 //! Notices that a driver library has been loaded, and patches it before any thread can call it.
 
-use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
+use crate::environment;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
 use crate::{report, unpatched};
+use config::OnFailure;
 use core::ffi::c_void;
 use core::ptr;
 use driver::cuda::CuResult;
@@ -195,7 +196,7 @@ fn patch(kind: Library, library: loader::Library) {
 /// another namespace of the loader) must not bypass the limits. So its hooked functions lead to the first
 /// copy. The further copy is then never initialised, and its other functions only fail.
 fn further_copy(kind: Library, library: &loader::Library) {
-    let config = Config::from_env(&ProcessEnvironment);
+    let config = environment::decided().map(|decided| decided.config);
     if config.as_ref().is_ok_and(|config| !config.keeps_account()) {
         return;
     }

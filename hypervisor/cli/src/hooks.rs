@@ -4,7 +4,7 @@
 //! each function to the file named by [`REPORT`].
 
 use std::collections::BTreeMap;
-use std::env::var_os;
+use std::env::{var_os, vars_os};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
@@ -50,7 +50,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     let session = OwnedSession::create()?;
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
-        limiter: links::preloadable(&session, limiter)?,
+        limiter: links::preloadable(session.path(), &limiter)?,
         fake_driver: arguments
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))
@@ -61,6 +61,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
         daemon: None,
         no_other_daemon: true,
     };
+    environment.decide(vars_os(), Vec::new)?;
     let mut cuda = Command::new(parts.find(parts::TENANT)?);
     cuda.args(["mem", "--api", "alloc", "--chunk", "1MiB", "--cap", "1MiB"]);
     let mut nvml = Command::new(

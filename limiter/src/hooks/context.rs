@@ -47,7 +47,7 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     }
     compute::driver_starts();
     // SAFETY: the program's own arguments.
-    unsafe { (call.original)(flags) }
+    call.process.driver_starts(|| unsafe { (call.original)(flags) })
 }
 
 /// Makes a context by `make`, under `Contexts::change`, if the device has a ledger; otherwise calls the

@@ -16,6 +16,8 @@ pub struct Summary {
     pub used: u64,
     /// Its processes.
     pub processes: Vec<ProcessSummary>,
+    /// Whether any process has ever been a member.
+    pub was_used: bool,
 }
 
 /// A process of a session.
@@ -107,6 +109,7 @@ impl Summary {
         Self {
             limits: layout.limits(),
             used: layout.used.load(Relaxed),
+            was_used: end > 0,
             processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
         }
     }

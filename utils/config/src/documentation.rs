@@ -61,7 +61,7 @@ fn line(variable: &Variable) -> String {
 
 #[test]
 fn the_document_is_the_table() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environment.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/environment.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, documentation()).unwrap();
     }

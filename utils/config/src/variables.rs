@@ -70,6 +70,7 @@ pub(super) struct Variable {
     pub(super) format: Format,
     pub(super) index: IndexSpace,
     /// For people: what it is for; for one without effect, why.
+    #[cfg_attr(not(test), allow(dead_code, reason = "read by the test that writes the document"))]
     pub(super) purpose: &'static str,
 }
 
