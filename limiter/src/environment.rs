@@ -10,7 +10,7 @@ use core::mem;
 use limits::GpuId;
 use limits::env::SESSION_DIR;
 use session::settings::{self, OwnerSettings, SettingsError};
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -24,11 +24,14 @@ struct AtLoad {
     variables: Snapshot,
     /// The name under which the loader found the library.
     loaded_as: Option<PathBuf>,
+    /// The names under which it was told to look for it.
+    preload: OsString,
 }
 
 impl AtLoad {
     fn take() -> Self {
-        Self { variables: Snapshot::take(), loaded_as: loaded_as() }
+        let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        Self { variables: Snapshot::take(), loaded_as: loaded_as(), preload }
     }
 
     fn present() -> Self {
@@ -84,12 +87,16 @@ pub(crate) struct Decided {
 /// # Errors
 /// [`Undecided`]: the limits are not known then.
 pub(crate) fn decided() -> Result<Decided, Undecided> {
-    let AtLoad { variables: own, loaded_as } = AtLoad::present();
+    let AtLoad { variables: own, loaded_as, preload } = AtLoad::present();
     let named = own.value(OsStr::new(SESSION_DIR)).map(Path::new).filter(|path| path.is_absolute());
-    // The name of the library comes first: a program changes its variables easily.
+    // The name of the library comes first: a program changes its variables easily. The names that it was to have show
+    // a session whose directory is gone.
     let loaded_from =
         loaded_as.as_deref().and_then(Path::parent).filter(|dir| settings::has_owner(dir));
-    let Some(dir) = loaded_from.or_else(|| named.filter(|dir| settings::has_owner(dir))) else {
+    let Some(dir) = loaded_from
+        .or_else(|| settings::preloaded_session(&preload))
+        .or_else(|| named.filter(|dir| settings::has_owner(dir)))
+    else {
         let config = Config::from_env(&own)?;
         return Ok(Decided {
             config,

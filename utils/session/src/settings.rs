@@ -5,13 +5,15 @@ use crate::directory;
 use ::limits::GpuId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The file's name.
-pub const FILE: &str = "session.json";
+/// The file's name. It is looked for beside any limiter, so it must be nobody else's.
+pub const FILE: &str = "sluice-session.json";
 const VERSION: u32 = 1;
 /// No owner writes more.
 const MOST_BYTES: u64 = 1 << 20;
@@ -118,8 +120,9 @@ pub fn has_owner(dir: &Path) -> bool {
 
 /// The session whose limiter a value of `LD_PRELOAD` names.
 #[must_use]
-pub fn preloaded_session(value: &str) -> Option<&Path> {
-    let mut folders = value.split([':', ' ']).filter_map(|entry| Path::new(entry).parent());
+pub fn preloaded_session(value: &OsStr) -> Option<&Path> {
+    let entries = value.as_bytes().split(|byte| b": ".contains(byte));
+    let mut folders = entries.filter_map(|entry| Path::new(OsStr::from_bytes(entry)).parent());
     folders.find(|folder| folder.is_absolute() && has_owner(folder))
 }
 
@@ -174,9 +177,9 @@ mod tests {
         assert!(has_owner(gone));
         assert!(!has_owner(Path::new("/dev/shm/sluice-0/env-0123456789abcdef")));
         let preload = format!("/x/a.so:{}/libcuda_limiter.so /y/b.so", gone.display());
-        assert_eq!(preloaded_session(&preload), Some(gone));
+        assert_eq!(preloaded_session(preload.as_ref()), Some(gone));
         for other in ["", "/x/a.so:b.so", ":: :"] {
-            assert_eq!(preloaded_session(other), None, "{other}");
+            assert_eq!(preloaded_session(other.as_ref()), None, "{other}");
         }
     }
 }

@@ -56,7 +56,7 @@ fn own_user() -> u32 {
 pub fn is_inside() -> bool {
     std::env::var_os(limits::env::SESSION_DIR).is_some_and(|value| !value.is_empty())
         || std::env::var_os("LD_PRELOAD")
-            .is_some_and(|value| settings::preloaded_session(&value.to_string_lossy()).is_some())
+            .is_some_and(|value| settings::preloaded_session(&value).is_some())
 }
 
 /// Whether a directory has a name that an owner gives to its session.
