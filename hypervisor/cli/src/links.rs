@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use session::directory::{self, OwnedSession};
+use session::directory::OwnedSession;
 
 use super::Error;
 use super::environment::loader_can_name;
@@ -16,18 +16,23 @@ use super::parts::{self, Parts};
 /// The names under which the loader finds the limiter, in the order in which it is to try them. The first is a link
 /// in the session's directory `dir`: it tells the limiter to which session it belongs, whatever becomes of the
 /// environment. The second is for a time when that directory is gone: without the limiter nothing would be refused.
-/// Both are one file, which the loader loads once.
+/// Both are one file, which the loader loads once. `dir` is that of `session`, or one inside it.
 ///
 /// # Errors
 /// [`Error::System`] if a link is needed and cannot be made.
-pub fn preloadable(dir: &Path, limiter: &Path) -> Result<[PathBuf; 2], Error> {
+pub fn preloadable(
+    session: &OwnedSession,
+    dir: &Path,
+    limiter: &Path,
+) -> Result<[PathBuf; 2], Error> {
     let of_session = link(limiter, dir, parts::LIMITER)?;
     if loader_can_name(limiter) {
         return Ok([of_session, limiter.to_owned()]);
     }
     let mut hasher = DefaultHasher::new();
     limiter.hash(&mut hasher);
-    let stable = directory::own_base().join(format!("limiter-{:016x}.so", hasher.finish()));
+    let base = session.path().parent().unwrap_or(Path::new("/"));
+    let stable = base.join(format!("limiter-{:016x}.so", hasher.finish()));
     put_link(limiter, &stable)
         .map_err(|e| Error::system(format!("cannot make {}", stable.display()), e))?;
     Ok([of_session, stable])

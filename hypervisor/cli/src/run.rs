@@ -36,7 +36,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let session = OwnedSession::create()?;
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
-        limiter: links::preloadable(session.path(), &limiter)?,
+        limiter: links::preloadable(&session, session.path(), &limiter)?,
         fake_driver: arguments
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))

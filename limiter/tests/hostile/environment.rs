@@ -94,3 +94,25 @@ fn a_choice_of_devices_moves_no_limit_to_another_device() {
         .env("CUDA_DEVICE_MEMORY_LIMIT_1", "2g");
     assert_eq!(outcome(&mut command).succeeded().value("total"), 1024);
 }
+
+/// What happens when the limiter fails is the choice of who starts the session, or the library.
+#[test]
+fn a_failure_that_the_program_brings_about_opens_nothing() {
+    let refused = |outcome: &Outcome, line: &str| {
+        assert_eq!(outcome.code(), 0, "{outcome:#?}");
+        assert_ne!((outcome.value("context"), outcome.value("much")), (0, 0), "{outcome:#?}");
+        assert!(outcome.stderr.contains("GPU calls of this process fail"), "{outcome:#?}");
+        assert!(outcome.stderr.contains(line), "{outcome:#?}");
+    };
+    let stage = Stage::new();
+    let program = stage.compile("environment.c", "environment", &[]);
+    let mut command = stage.run(&["--mem", "1GiB"]);
+    command.args(["env", "SLUICE_ON_FAILURE=open"]).arg(&program).arg("exhausted");
+    refused(&outcome(&mut command), "SLUICE_ON_FAILURE: not honoured");
+    let mut command = stage.limited(&program);
+    command.arg("exhausted").env(MEMORY_LIMIT, first_device("1GiB"));
+    refused(&outcome(&mut command), "Too many open files");
+    let open = outcome(command.env("SLUICE_ON_FAILURE", "open"));
+    assert!(open.stderr.contains("NOT limited"), "{open:#?}");
+    assert_eq!((open.value("context"), open.value("much")), (0, 0), "{open:#?}");
+}

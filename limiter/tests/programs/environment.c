@@ -1,5 +1,6 @@
 /* Changes its environment after its start, then says what its session lets it have of its first device. */
 #include "driver.h"
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 extern char **environ;
@@ -60,6 +61,22 @@ int main(int argc, char **argv) {
             fprintf(stderr, "%s\n", dlerror());
             return 94;
         }
+    } else if (!strcmp(how, "exhausted")) {
+        /* No descriptor is left when the limiter looks for the session's page. */
+        struct driver d = driver_of(open_driver(RTLD_NOW));
+        ok(d.init(0));
+        rlim_t used = (rlim_t)dup(0);
+        close((int)used);
+        struct rlimit none = {used, used};
+        if (setrlimit(RLIMIT_NOFILE, &none))
+            return 93;
+        CUdevice device;
+        CUcontext context;
+        CUdeviceptr memory;
+        ok(d.device_get(&device, 0));
+        printf("context=%d ", d.ctx_create(&context, 0, device));
+        printf("much=%d\n", d.mem_alloc(&memory, TOO_MUCH));
+        return 0;
     } else if (!strcmp(how, "child")) {
         clearenv();
         setenv("SLUICE_FAKE_NODE", node, 1);

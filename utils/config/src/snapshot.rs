@@ -3,6 +3,7 @@
 //! A program may change its environment, or overwrite the memory that holds it, at any time. What limits it must
 //! not move with that.
 
+use super::error::OneLine;
 use super::variables::{Meaning, VARIABLES, Variable};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -45,7 +46,7 @@ impl Snapshot {
     }
 
     /// The variables that ask for something else than `decided` holds, and would have had a say: those that
-    /// limit a session, and those that choose its daemon and what happens on a failure.
+    /// limit a session, and those that choose its daemon and what happens on a failure. Their names fit on a line.
     #[must_use]
     pub fn differing(&self, decided: &Self) -> Vec<String> {
         self.iter()
@@ -54,7 +55,7 @@ impl Snapshot {
                     && row(name.as_bytes()).is_some_and(|row| decides(row.meaning))
                     && decided.value(name) != Some(value)
             })
-            .map(|(name, _)| name.to_string_lossy().into_owned())
+            .map(|(name, _)| OneLine(&name.to_string_lossy()).to_string())
             .collect()
     }
 }
@@ -162,5 +163,6 @@ mod tests {
             ["CUDA_MEM_LIMIT_0", "SLUICE_POLICY"]
         );
         assert_eq!(differing(&[("CUDA_DISABLE_CONTROL", "true")]), ["CUDA_DISABLE_CONTROL"]);
+        assert_eq!(differing(&[("CUDA_MEM_LIMIT_\n", "1g")]), ["CUDA_MEM_LIMIT_\\n"]);
     }
 }

@@ -182,4 +182,27 @@ mod tests {
             assert_eq!(preloaded_session(other.as_ref()), None, "{other}");
         }
     }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::test_runner::Config { cases: 300, failure_persistence: None, ..Default::default() })]
+
+        /// Whatever the file holds is settings or an error.
+        #[test]
+        fn any_bytes_are_settings_or_an_error(
+            at in 0_usize..200, byte: u8, cut in 0_usize..200, noise: Vec<u8>
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            settings().write(dir.path()).unwrap();
+            let path = dir.path().join(FILE);
+            let mut text = fs::read(&path).unwrap();
+            if let Some(place) = text.get_mut(at) {
+                *place = byte;
+            }
+            text.truncate(text.len().saturating_sub(cut / 50));
+            for written in [text, noise] {
+                fs::write(&path, &written).unwrap();
+                let _ = OwnerSettings::of(dir.path());
+            }
+        }
+    }
 }

@@ -217,7 +217,7 @@ impl Stage {
         let is_new = !path.is_dir();
         let session = if is_new { self.session.subdirectory(name)? } else { path };
         let environment = MemberEnvironment {
-            limiter: links::preloadable(&session, &self.limiter)?,
+            limiter: links::preloadable(&self.session, &session, &self.limiter)?,
             session,
             fake_driver: self.fake_driver.clone(),
             request: limits.request(),

@@ -34,12 +34,6 @@ pub fn base(uid: u32) -> PathBuf {
     Path::new(ROOT).join(format!("{PREFIX}{uid}"))
 }
 
-/// The directory of this user's sessions.
-#[must_use]
-pub fn own_base() -> PathBuf {
-    base(own_user())
-}
-
 /// The user that a directory's name stands for.
 fn user(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.parse().ok()
