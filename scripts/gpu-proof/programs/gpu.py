@@ -55,6 +55,8 @@ class AccessDesc(ctypes.Structure):
 SIGNATURES = {
     "cuInit": [c_uint],
     "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDeviceGetUuid": [c_char_p, c_int],
+    "cuCtxGetCurrent": [POINTER(c_void_p)],
     "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
     "cuCtxSetCurrent": [c_void_p],
     "cuCtxSynchronize": [],
@@ -76,6 +78,8 @@ SIGNATURES = {
     "cuMemSetAccess": [c_uint64, c_size_t, POINTER(AccessDesc), c_size_t],
     "cuMemExportToShareableHandle": [c_void_p, c_uint64, c_int, c_uint64],
     "cuMemImportFromShareableHandle": [POINTER(c_uint64), c_void_p, c_int],
+    "cuStreamCreate": [POINTER(c_void_p), c_uint],
+    "cuStreamSynchronize": [c_void_p],
     "cuModuleLoadData": [POINTER(c_void_p), c_char_p],
     "cuModuleGetFunction": [POINTER(c_void_p), c_void_p, c_char_p],
     "cuLaunchKernel": [c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_void_p), POINTER(c_void_p)],
@@ -188,6 +192,50 @@ class Torch:
 
     def sizes(self):
         return self.torch.cuda.mem_get_info()
+
+
+SPIN = b"""
+.version 6.0
+.target sm_52
+.address_size 64
+.visible .entry spin(.param .u64 ns, .param .u64 rounds, .param .u64 sink)
+{
+    .reg .pred %p<2>;
+    .reg .b32 %thread;
+    .reg .f32 %sum;
+    .reg .b64 %left, %sink;
+    ld.param.u64 %left, [rounds];
+    ld.param.u64 %sink, [sink];
+    mov.u32 %thread, %tid.x;
+    cvt.rn.f32.u32 %sum, %thread;
+AGAIN:
+    fma.rn.f32 %sum, %sum, 0f3F7FBE77, 0f3F000000;
+    fma.rn.f32 %sum, %sum, 0f3F7FBE77, 0f3F000000;
+    fma.rn.f32 %sum, %sum, 0f3F7FBE77, 0f3F000000;
+    fma.rn.f32 %sum, %sum, 0f3F7FBE77, 0f3F000000;
+    add.s64 %left, %left, -1;
+    setp.gt.s64 %p0, %left, 0;
+    @%p0 bra AGAIN;
+    setp.lt.f32 %p1, %sum, 0f00000000;
+    @%p1 st.global.f32 [%sink], %sum;
+    ret;
+}
+"""
+
+
+class Spin:
+    """A kernel that fills the device for a time. On the simulated GPU the time itself is an argument."""
+
+    def __init__(self, driver, us, rounds):
+        self.driver = driver
+        module, self.function = c_void_p(), c_void_p()
+        driver.call("cuModuleLoadData", module, SPIN)
+        driver.call("cuModuleGetFunction", self.function, module, b"spin")
+        self.arguments = [c_uint64(int(us * 1000)), c_uint64(rounds), c_uint64(driver.allocate(4096)[0])]
+        self.values = (c_void_p * 3)(*(ctypes.addressof(one) for one in self.arguments))
+
+    def launch(self, stream=None):
+        self.driver.call("cuLaunchKernel", self.function, 1056, 1, 1, 256, 1, 1, 0, stream, self.values, None)
 
 
 LIBRARIES = {"driver": Driver, "torch": Torch}

@@ -11,6 +11,7 @@ from steps import (
     frameworks,
     hidden_memory,
     hooks,
+    hostile,
     live,
     many,
     memory,
@@ -47,4 +48,5 @@ ALL = [
     ("patterns", patterns.seconds, patterns.run),
     ("estimate", 90, estimate.run),
     ("sharing", sharing.seconds, sharing.run),
+    ("hostile", hostile.seconds, hostile.run),
 ]
