@@ -91,8 +91,8 @@ pub(crate) fn decided() -> Result<Decided, Undecided> {
     let named = own.value(OsStr::new(SESSION_DIR)).map(Path::new).filter(|path| path.is_absolute());
     // The name of the library comes first: a program changes its variables easily. The names that it was to have show
     // a session whose directory is gone.
-    let loaded_from =
-        loaded_as.as_deref().and_then(Path::parent).filter(|dir| settings::has_owner(dir));
+    let loaded_from = loaded_as.as_deref().and_then(Path::parent);
+    let loaded_from = loaded_from.filter(|dir| dir.is_absolute() && settings::has_owner(dir));
     let Some(dir) = loaded_from
         .or_else(|| settings::preloaded_session(&preload))
         .or_else(|| named.filter(|dir| settings::has_owner(dir)))
@@ -109,7 +109,7 @@ pub(crate) fn decided() -> Result<Decided, Undecided> {
     let OwnerSettings { variables, devices } = OwnerSettings::of(dir)?;
     let pairs = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
     let own_place = [(SESSION_DIR.into(), dir.as_os_str().to_owned())];
-    let variables: Snapshot = pairs.chain(own_place).collect();
+    let variables: Snapshot = own_place.into_iter().chain(pairs).collect();
     let mut in_vain = Vec::new();
     if named.is_some_and(|named| named != dir) {
         in_vain.push(format!(

@@ -76,7 +76,11 @@ impl MemberEnvironment {
         current: impl IntoIterator<Item = (OsString, OsString)>,
         all: impl FnOnce() -> Vec<VisibleGpu>,
     ) -> Result<(), Error> {
-        let mut variables: BTreeMap<OsString, OsString> = current.into_iter().collect();
+        let mut variables: BTreeMap<OsString, OsString> = BTreeMap::new();
+        for (name, value) in current {
+            // The first of a name counts, as for `getenv`.
+            variables.entry(name).or_insert(value);
+        }
         for (name, value) in self.variables(|name| variables.get(OsStr::new(name)).cloned()) {
             match value {
                 Some(value) => variables.insert(name.into(), value),

@@ -60,18 +60,16 @@ impl Snapshot {
     }
 }
 
-/// Keeps the variables that matter, the last of each name.
+/// Keeps the variables that matter, the first of each name, as `getenv` does.
 impl FromIterator<(OsString, OsString)> for Snapshot {
     fn from_iter<T: IntoIterator<Item = (OsString, OsString)>>(variables: T) -> Self {
         let mut kept: Vec<(OsString, OsString)> = Vec::new();
         for (name, value) in variables {
             let bytes = name.as_bytes();
-            let counts = [VISIBLE_DEVICES, DEVICE_ORDER].iter().any(|one| one.as_bytes() == bytes);
-            if counts || row(bytes).is_some_and(|row| row.meaning != Meaning::AddPath) {
-                match kept.iter_mut().find(|(known, _)| *known == name) {
-                    Some((_, present)) => *present = value,
-                    None => kept.push((name, value)),
-                }
+            let counts = [VISIBLE_DEVICES, DEVICE_ORDER].iter().any(|one| one.as_bytes() == bytes)
+                || row(bytes).is_some_and(|row| row.meaning != Meaning::AddPath);
+            if counts && !kept.iter().any(|(known, _)| *known == name) {
+                kept.push((name, value));
             }
         }
         Self(kept)
@@ -144,7 +142,7 @@ mod tests {
             names,
             [
                 (Some("CUDA_MEM_LIMIT"), Some("1g")),
-                (Some("CUDA_MEM_LIMIT_3"), Some("3g")),
+                (Some("CUDA_MEM_LIMIT_3"), Some("2g")),
                 (Some("CUDA_VISIBLE_DEVICES"), Some("1")),
             ]
         );
