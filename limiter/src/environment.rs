@@ -113,8 +113,7 @@ pub(crate) fn decided() -> Result<Decided, Undecided> {
     let mut in_vain = Vec::new();
     if named.is_some_and(|named| named != dir) {
         in_vain.push(format!(
-            "{SESSION_DIR} is not honoured: this process belongs to the session in {}",
-            dir.display()
+            "{SESSION_DIR} is not honoured: this process belongs to the session that preloads its limiter"
         ));
     }
     let differing = own.differing(&variables);
