@@ -94,12 +94,14 @@ fn limits(stdout: &str) -> Value {
     let session = lines.find_map(|line| line.strip_prefix("session ")).unwrap();
     let status: Value = serde_json::from_str(lines.next().unwrap()).unwrap();
     let sessions = status["sessions"].as_array().unwrap();
-    let found = sessions.iter().find(|one| one["directory"] == session).unwrap();
+    let found = sessions.iter().find(|one| one["session"] == session).unwrap();
     let devices = found["devices"].as_array().unwrap();
     devices.iter().find(|device| device["uuid"] == FIRST).unwrap().clone()
 }
 
-const SHOW: &str = r#"echo "session $SLUICE_SESSION_DIR"; $sluice status --json"#;
+/// The session's name is the first part of its folder's.
+const SHOW: &str =
+    r#"name=${SLUICE_SESSION_DIR##*/}; echo "session ${name%%.*}"; $sluice status --json"#;
 
 #[track_caller]
 fn as_decided(stdout: &str) {
@@ -353,7 +355,7 @@ fn the_library_runs_once_under_its_two_names() {
 fn a_limit_is_changed_before_the_first_use() {
     let sluice = Sluice::new();
     let script = format!(
-        r#"name=${{SLUICE_SESSION_DIR##*/}}
+        r#"name=${{SLUICE_SESSION_DIR##*/}}; name=${{name%%.*}}
         env -u LD_PRELOAD $sluice limit "$name" --mem 2GiB; $take; $sluice status | sed -n "/^$name/,/^[^ ]/p" | grep -c GPU-
         {SHOW}"#
     );
