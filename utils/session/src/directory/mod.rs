@@ -20,6 +20,7 @@ pub use listing::{Found, list, list_in};
 pub use owned::OwnedSession;
 
 use crate::settings;
+use limits::units::parse_whole;
 use std::path::{Path, PathBuf};
 
 /// The parent directory of all users' sessions.
@@ -36,7 +37,7 @@ pub fn base(uid: u32) -> PathBuf {
 
 /// The user that a directory's name stands for.
 fn user(name: &str) -> Option<u32> {
-    name.strip_prefix(PREFIX)?.parse().ok()
+    parse_whole(name.strip_prefix(PREFIX)?)
 }
 
 /// The user that this process makes and finds sessions as.
@@ -64,4 +65,45 @@ pub(crate) fn is_named_by_owner(path: &Path) -> bool {
 /// [`DirectoryError::NotOne`]
 pub fn check(path: &Path) -> Result<(), DirectoryError> {
     if path.is_dir() { Ok(()) } else { Err(DirectoryError::NotOne { path: path.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A directory that only looks like a user's is nobody's.
+    #[test]
+    fn a_user_has_one_name() {
+        for (name, uid) in [("sluice-0", Some(0)), ("sluice-4294967295", Some(u32::MAX))] {
+            assert_eq!(user(name), uid, "{name}");
+        }
+        for name in ["sluice-", "sluice-+5", "sluice-05", "sluice- 5", "sluice-4294967296", "5"] {
+            assert_eq!(user(name), None, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_is_that_of_one_user_or_of_none(name in "(sluice-)?\\PC{0,12}", uid: u32) {
+            if let Some(uid) = user(&name) {
+                prop_assert_eq!(&base(uid), &Path::new(ROOT).join(&name));
+            }
+            prop_assert_eq!(user(&format!("{PREFIX}{uid}")), Some(uid));
+        }
+
+        #[test]
+        fn any_name_is_that_of_one_owner_or_of_none(name in "[-+ 0-9a-f]{0,48}") {
+            if let Some(owner) = owner::of(Path::new(&name)) {
+                let start = format!("{}-{}-", owner.pid, owner.start_time);
+                prop_assert!(name.starts_with(&start), "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_name_of_an_owned_session_names_its_owner() {
+        let owner = owner::of(Path::new(&owner::new_name())).unwrap();
+        assert_eq!(owner, crate::process::ProcessIdentity::own());
+    }
 }

@@ -1,6 +1,7 @@
 //! The owner of a session's directory, known by the directory's name and by a lock inside it.
 
 use crate::process::ProcessIdentity;
+use limits::units::parse_whole;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
@@ -19,7 +20,10 @@ pub(super) fn new_name() -> String {
 /// The owner, from a directory's name.
 pub(super) fn of(path: &Path) -> Option<ProcessIdentity> {
     let mut fields = path.file_name()?.to_str()?.split('-');
-    let (pid, start_time) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let (pid, start_time) = (parse_whole(fields.next()?)?, fields.next()?);
+    // One process has one name: without signs and zeros before a number.
+    let start_time: u64 =
+        start_time.parse().ok().filter(|start: &u64| start.to_string() == start_time)?;
     let random = fields.next()?;
     (random.len() == 16 && fields.next().is_none()).then_some(ProcessIdentity { pid, start_time })
 }
