@@ -1,10 +1,10 @@
 //! A device with a ledger in this process.
 
 use crate::compute::Gate;
-use crate::config::Config;
 use crate::ledger::DeviceLedger;
 use crate::memory::DeviceMemory;
 use crate::verdict::LimiterFailure;
+use config::Config;
 use session::{Page, directory};
 use std::path::{Path, PathBuf};
 
@@ -41,11 +41,4 @@ pub(crate) fn is_limited(config: &Config) -> bool {
         })
     };
     config.limits_anything() || config.session_dir.as_deref().is_some_and(in_session)
-}
-
-/// Whether the environment hides some of the host's devices from the program, or reorders them.
-pub(crate) fn is_narrowed_down() -> bool {
-    ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"]
-        .iter()
-        .any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }

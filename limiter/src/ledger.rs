@@ -1,8 +1,8 @@
 //! The session's ledger of one device, with this process's membership.
 
-use crate::config::OnFailure;
 use crate::report;
 use crate::verdict::LimiterFailure;
+use config::OnFailure;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::GpuId;

@@ -15,8 +15,7 @@
 //! * [`exit_guard`]: keeps the driver alive under the limiter's own threads; [`own_thread`]: starts those
 //!   threads
 //! * [`driver_calls`]: the driver functions that the limiter itself calls
-//! * [`config`]: from environment variables to limits; [`verdict`]: what happens to calls when the limiter
-//!   fails
+//! * [`environment`]: the variables that decide; [`verdict`]: what happens to calls when the limiter fails
 //! * [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
 //!
 //! State is a static only if it is needed before that value exists, or by code that gets no reference to it.
@@ -25,11 +24,10 @@
 
 mod clock;
 mod compute;
-#[allow(dead_code, reason = "the whole table is parsed, whatever is used")]
-mod config;
 mod device;
 mod device_list;
 mod driver_calls;
+mod environment;
 mod exit_guard;
 mod hooks;
 mod ledger;
@@ -42,9 +40,10 @@ mod report;
 mod unpatched;
 mod verdict;
 
-/// Runs when the library is loaded: starts the watch for the driver's libraries.
+/// Runs when the library is loaded: keeps the environment, and starts the watch for the driver's libraries.
 #[ctor::ctor(unsafe)]
 fn start() {
+    let _ = std::panic::catch_unwind(environment::keep);
     // SAFETY: a constructor, so the loader's list is at rest.
     unsafe { patch::start() };
 }

@@ -1,11 +1,12 @@
 //! Notices that a driver library has been loaded, and patches it before any thread can call it.
 
-use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
+use crate::environment;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
 use crate::verdict::LimiterFailure;
 use crate::{device, report, unpatched};
+use config::{Config, OnFailure};
 use core::ffi::c_void;
 use core::ptr;
 use driver::cuda::CuResult;
@@ -80,7 +81,7 @@ fn check_again() {
 
 /// What is configured; `None`: it cannot be read. Asked for only where something is not as it should be.
 fn configuration() -> Option<Config> {
-    Config::from_env(&ProcessEnvironment).ok()
+    environment::decided().ok().map(|decided| decided.config)
 }
 
 /// Whether there is any limit. What cannot be read may hold one.

@@ -2,15 +2,16 @@
 //! and handed to all code that needs it. A forked child makes a new one.
 
 use crate::compute::{self, Gate, Launched, Source};
-use crate::config::{Config, DeviceIdentity, OnFailure, ProcessEnvironment};
 use crate::device::{self, Device};
 use crate::device_list::{DeviceList, MAX_DEVICES};
 use crate::driver_calls::{self, nvml};
+use crate::environment::{self, Decided};
 use crate::exit_guard::ExitGuard;
 use crate::ledger::DeviceLedger;
 use crate::memory::{DeviceMemory, Memory, Much};
 use crate::verdict::{LimiterFailure, Verdict};
 use crate::{clock, report, unpatched};
+use config::{Config, DeviceIdentity, OnFailure, Snapshot};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use core::time::Duration;
@@ -30,6 +31,14 @@ const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 pub(crate) struct Process {
     config: Result<Config, LimiterFailure>,
     on_failure: OnFailure,
+    /// The variables that decided.
+    decided: Snapshot,
+    /// Whether the session's owner decided.
+    by_owner: bool,
+    /// The only devices that the session may use, if its owner chose some.
+    only: Option<Vec<GpuId>>,
+    /// The variables that the driver saw when it was initialised.
+    seen_by_driver: Mutex<Option<Snapshot>>,
     /// Found out when something could not be patched.
     is_limited: OnceLock<bool>,
     session_dir: Mutex<Option<PathBuf>>,
@@ -107,15 +116,20 @@ extern "C" fn at_exit() {
 impl Process {
     fn new() -> Self {
         // An error is reported by the first call that fails because of it.
-        let config = Config::from_env(&ProcessEnvironment)
-            .map_err(|error| LimiterFailure(error.to_string()));
-        let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
-        if let Ok(config) = &config {
+        let read = environment::decided().map_err(|error| LimiterFailure(error.to_string()));
+        if let Ok(Decided { config, in_vain, .. }) = &read {
             report::enable_log(config.log.tracing());
-            for warning in &config.warnings {
-                report::each_once(format_args!("{warning}"));
+            for line in in_vain.iter().chain(&config.warnings) {
+                report::each_once(format_args!("{line}"));
             }
         }
+        let (config, decided, by_owner, only) = match read {
+            Ok(Decided { config, variables, by_owner, only, .. }) => {
+                (Ok(config), variables, by_owner, only)
+            }
+            Err(failure) => (Err(failure), Snapshot::default(), false, None),
+        };
+        let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
         // If the configuration cannot be read, the slow path denies the launch.
         compute::set_gated(Some(config.as_ref().map_or(true, |config| {
             config.limits_compute() && config.cuda_hooks && !config.control_disabled
@@ -123,6 +137,10 @@ impl Process {
         Self {
             config,
             on_failure,
+            decided,
+            by_owner,
+            only,
+            seen_by_driver: Mutex::new(None),
             is_limited: OnceLock::new(),
             session_dir: Mutex::new(None),
             known: Mutex::new(HashMap::new()),
@@ -216,25 +234,57 @@ impl Process {
         }
     }
 
-    /// A device by UUID. `visible_index`: its ordinal, if known.
+    /// Whether a device is one that the session may use.
+    pub(crate) fn may_use(&self, uuid: GpuId) -> bool {
+        let is = |device: &GpuId| device.bytes() == uuid.bytes();
+        self.only.as_ref().is_none_or(|only| only.iter().any(is))
+    }
+
+    /// Runs the driver's initialisation. What the first one that succeeds sees of the environment is kept: it says
+    /// which devices the driver counts.
+    pub(crate) fn driver_starts(&self, init: impl FnOnce() -> CuResult) -> CuResult {
+        let seen = || self.seen_by_driver.lock().unwrap_or_else(PoisonError::into_inner);
+        seen().get_or_insert_with(Snapshot::take);
+        let result = init();
+        if !result.is_ok() {
+            *seen() = None;
+        }
+        result
+    }
+
+    fn seen_by_driver(&self) -> Snapshot {
+        let seen = self.seen_by_driver.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.clone().unwrap_or_else(Snapshot::take)
+    }
+
+    /// A device by UUID. `ordinal`: the program's number for it, if known.
     pub(crate) fn device_by_uuid(
         &'static self,
         uuid: GpuId,
-        visible_index: Option<u32>,
+        ordinal: Option<u32>,
     ) -> Verdict<&'static Device> {
         let config = match &self.config {
             Ok(config) => config,
             Err(refused) => return self.fail(refused),
         };
+        if !self.may_use(uuid) {
+            // Not a failure of the limiter: what was decided for failures does not matter.
+            let refused =
+                format!("device {uuid} is not one of those that this session was started with");
+            return LimiterFailure(refused).verdict(OnFailure::Closed);
+        }
         if !self.keeps_account(config) {
             return Verdict::Free;
         }
         // NVML is loaded before the lock is taken: loading a library runs foreign code.
         let host_index = config.needs_host_index().then(|| nvml::host_index(uuid)).flatten();
-        let ordinal = visible_index;
-        // A program that sees all devices in the host's order counts them as the host does.
-        let visible_index = visible_index
-            .or_else(|| nvml::host_index(uuid).filter(|_| !device::is_narrowed_down()));
+        let visible_index = config::visible_index(
+            uuid,
+            ordinal,
+            || nvml::host_index(uuid),
+            &self.decided,
+            &self.seen_by_driver(),
+        );
         let size = config.needs_device_size().then(|| nvml::total_memory(uuid, ordinal)).flatten();
         let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let made = devices.entry(uuid).or_insert_with(|| {
@@ -287,9 +337,7 @@ impl Process {
                 self.gates_changed();
                 Ok(Some(device))
             }
-            Err(refused)
-                if !limits.limits_anything() && !dir.is_ok_and(|dir| Page::exists(&dir, uuid)) =>
-            {
+            Err(refused) if !limits.limits_anything() && !self.may_be_limited(dir, uuid) => {
                 report::once(format_args!(
                     "{refused}; device {uuid} has no limit in this process and cannot be given one"
                 ));
@@ -297,6 +345,11 @@ impl Process {
             }
             Err(refused) => Err(refused),
         }
+    }
+
+    /// Whether a device that the variables do not limit can have got a limit in its page.
+    fn may_be_limited(&self, dir: Result<PathBuf, LimiterFailure>, uuid: GpuId) -> bool {
+        dir.map_or(self.by_owner, |dir| Page::exists(&dir, uuid))
     }
 
     fn compose(

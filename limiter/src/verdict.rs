@@ -1,7 +1,7 @@
 //! What a call may do, and what happens to calls when the limiter fails.
 
-use crate::config::OnFailure;
 use crate::report;
+use config::OnFailure;
 
 /// Why the limiter cannot work. The program's CUDA calls then fail or pass, as configured.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,5 +1,6 @@
 //! The environment that turns a program into a member of a session.
 
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -8,15 +9,15 @@ use std::process::Command;
 use ::limits::{Request, env};
 
 use super::devices::VisibleGpu;
-use super::limits;
+use super::{Error, limits, owner};
 
 /// All that a member of a session has to know.
 #[derive(Debug, Clone)]
 pub struct MemberEnvironment {
     /// The session's directory.
     pub session: PathBuf,
-    /// The library to preload.
-    pub limiter: PathBuf,
+    /// The names of the library to preload: see [`super::links::preloadable`].
+    pub limiter: [PathBuf; 2],
     /// The directory with the simulated driver, if that is to be used.
     pub fake_driver: Option<PathBuf>,
     /// What it may take of each of `devices`.
@@ -41,16 +42,18 @@ impl MemberEnvironment {
         &self,
         current: impl Fn(&str) -> Option<OsString>,
     ) -> Vec<(&'static str, Option<OsString>)> {
-        let prepend = |name: &'static str, first: &Path| {
-            (name, Some(prepended(first.as_os_str(), current(name).as_deref())))
+        let prepend = |name: &'static str, first: &OsStr| {
+            (name, Some(prepended(first, current(name).as_deref())))
         };
+        let [of_session, installed] = &self.limiter;
+        let limiter = prepended(of_session.as_os_str(), Some(installed.as_os_str()));
         let mut variables = vec![
             (env::SESSION_DIR, Some(self.session.clone().into_os_string())),
             (env::DAEMON_SOCKET, self.daemon.clone().map(PathBuf::into_os_string)),
-            prepend("LD_PRELOAD", &self.limiter),
+            prepend("LD_PRELOAD", &limiter),
         ];
         if let Some(folder) = &self.fake_driver {
-            variables.push(prepend("LD_LIBRARY_PATH", folder));
+            variables.push(prepend("LD_LIBRARY_PATH", folder.as_os_str()));
         }
         if self.only_these {
             let uuids: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
@@ -62,6 +65,29 @@ impl MemberEnvironment {
         let limits = limits::variables(&self.request, &self.devices);
         variables.extend(limits.into_iter().map(|(name, value)| (name, value.map(Into::into))));
         variables
+    }
+
+    /// Writes down what holds in the session, whose program gets these variables on top of `current`.
+    ///
+    /// # Errors
+    /// As for [`owner::decide`].
+    pub fn decide(
+        &self,
+        current: impl IntoIterator<Item = (OsString, OsString)>,
+        all: impl FnOnce() -> Vec<VisibleGpu>,
+    ) -> Result<(), Error> {
+        let mut variables: BTreeMap<OsString, OsString> = BTreeMap::new();
+        for (name, value) in current {
+            // The first of a name counts, as for `getenv`.
+            variables.entry(name).or_insert(value);
+        }
+        for (name, value) in self.variables(|name| variables.get(OsStr::new(name)).cloned()) {
+            match value {
+                Some(value) => variables.insert(name.into(), value),
+                None => variables.remove(OsStr::new(name)),
+            };
+        }
+        owner::decide(&self.session, variables, &self.devices, all)
     }
 
     /// Gives `command` these variables, on top of the environment that `current` reads.
@@ -101,7 +127,7 @@ mod tests {
     fn environment() -> MemberEnvironment {
         MemberEnvironment {
             session: "/s".into(),
-            limiter: "/l/libcuda_limiter.so".into(),
+            limiter: ["/s/libcuda_limiter.so".into(), "/l/libcuda_limiter.so".into()],
             fake_driver: None,
             request: LimitArgs::default().request(),
             devices: vec![VisibleGpu {
@@ -129,8 +155,9 @@ mod tests {
     fn existing_preloads_are_kept_behind_the_limiter() {
         let plain = environment();
         let preload = |existing| value(&plain, "LD_PRELOAD", existing);
-        assert_eq!(preload(""), Some(Some("/l/libcuda_limiter.so".into())));
-        assert_eq!(preload("/x.so y.so"), Some(Some("/l/libcuda_limiter.so:/x.so y.so".into())));
+        let both = "/s/libcuda_limiter.so:/l/libcuda_limiter.so";
+        assert_eq!(preload(""), Some(Some(both.into())));
+        assert_eq!(preload("/x.so y.so"), Some(Some(format!("{both}:/x.so y.so").into())));
         assert_eq!(value(&plain, "LD_LIBRARY_PATH", "/a"), None);
         assert_eq!(value(&plain, "CUDA_VISIBLE_DEVICES", "3"), None);
     }

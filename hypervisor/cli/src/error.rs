@@ -52,6 +52,9 @@ pub enum Error {
     /// A page that is not valid.
     #[error(transparent)]
     Page(#[from] session::PageError),
+    /// What a session's owner decided could not be written down.
+    #[error(transparent)]
+    Settings(#[from] session::settings::SettingsError),
     /// A failed system call.
     #[error("{what}: {source}")]
     System {
@@ -98,9 +101,11 @@ impl Error {
             Self::Usage(_) => ExitStatus::Usage,
             Self::NoDriver(_) | Self::NoDevice => ExitStatus::NoDriver,
             Self::PartMissing { .. } => ExitStatus::PartMissing,
-            Self::Directory(_) | Self::Page(_) | Self::System { .. } | Self::Helper { .. } => {
-                ExitStatus::System
-            }
+            Self::Directory(_)
+            | Self::Page(_)
+            | Self::Settings(_)
+            | Self::System { .. }
+            | Self::Helper { .. } => ExitStatus::System,
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 ExitStatus::NotFound
             }

@@ -5,7 +5,7 @@
 //! engine says, but what it verified.
 
 use std::collections::BTreeMap;
-use std::env::var_os;
+use std::env::{var_os, vars_os};
 use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write};
@@ -51,7 +51,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     let session = OwnedSession::create()?;
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
-        limiter: links::preloadable(&session, limiter)?,
+        limiter: links::preloadable(&session, session.path(), &limiter)?,
         fake_driver: arguments
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))
@@ -62,6 +62,7 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
         daemon: None,
         no_other_daemon: true,
     };
+    environment.decide(vars_os(), Vec::new)?;
     let mut cuda = Command::new(parts.find(parts::TENANT)?);
     cuda.args(["mem", "--api", "alloc", "--chunk", "1MiB", "--cap", "1MiB"]);
     let mut nvml = Command::new(

@@ -14,6 +14,7 @@ pub mod hooks;
 pub mod limit;
 pub mod limits;
 pub mod links;
+pub mod owner;
 pub mod parts;
 pub mod run;
 pub mod status;

@@ -1,6 +1,9 @@
 //! Links in a session's directory: names under which the loader finds the limiter and the simulated
 //! driver.
 
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -10,15 +13,41 @@ use super::Error;
 use super::environment::loader_can_name;
 use super::parts::{self, Parts};
 
-/// The path of the limiter, under a name that the loader reads as one entry.
+/// The names under which the loader finds the limiter, in the order in which it is to try them. The first is a link
+/// in the session's directory `dir`: it tells the limiter to which session it belongs, whatever becomes of the
+/// environment. The second is for a time when that directory is gone: without the limiter nothing would be refused.
+/// Both are one file, which the loader loads once. `dir` is that of `session`, or one inside it.
 ///
 /// # Errors
 /// [`Error::System`] if a link is needed and cannot be made.
-pub fn preloadable(session: &OwnedSession, limiter: PathBuf) -> Result<PathBuf, Error> {
-    if loader_can_name(&limiter) {
-        return Ok(limiter);
+pub fn preloadable(
+    session: &OwnedSession,
+    dir: &Path,
+    limiter: &Path,
+) -> Result<[PathBuf; 2], Error> {
+    let of_session = link(limiter, dir, parts::LIMITER)?;
+    if loader_can_name(limiter) {
+        return Ok([of_session, limiter.to_owned()]);
     }
-    link(&limiter, session.path(), parts::LIMITER)
+    let mut hasher = DefaultHasher::new();
+    limiter.hash(&mut hasher);
+    let base = session.path().parent().unwrap_or(Path::new("/"));
+    let stable = base.join(format!("limiter-{:016x}.so", hasher.finish()));
+    put_link(limiter, &stable)
+        .map_err(|e| Error::system(format!("cannot make {}", stable.display()), e))?;
+    Ok([of_session, stable])
+}
+
+/// Makes a link, if it is not there.
+fn put_link(target: &Path, path: &Path) -> io::Result<()> {
+    if fs::read_link(path).is_ok_and(|found| found == target) {
+        return Ok(());
+    }
+    // Renamed into place: at no time is there none.
+    let draft = path.with_extension(format!("draft-{}", std::process::id()));
+    let _ = fs::remove_file(&draft);
+    symlink(target, &draft)?;
+    fs::rename(&draft, path)
 }
 
 /// Makes a directory in which the simulated driver has the names that programs load.
@@ -36,7 +65,7 @@ pub fn fake_driver(session: &OwnedSession, parts: &Parts) -> Result<PathBuf, Err
 
 fn link(target: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
     let path = folder.join(name);
-    symlink(target, &path)
+    put_link(target, &path)
         .map_err(|e| Error::system(format!("cannot make {}", path.display()), e))?;
     Ok(path)
 }

@@ -1,6 +1,6 @@
 //! `sluice run`
 
-use std::env::var_os;
+use std::env::{var_os, vars_os};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -36,7 +36,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let session = OwnedSession::create()?;
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
-        limiter: links::preloadable(&session, limiter)?,
+        limiter: links::preloadable(&session, session.path(), &limiter)?,
         fake_driver: arguments
             .fake_gpu
             .then(|| links::fake_driver(&session, &parts))
@@ -55,6 +55,10 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
             "no daemon, which gives out what other sessions leave: this one gets its share and no more",
         );
     }
+    environment.decide(vars_os(), || {
+        let fake = environment.fake_driver.as_ref().map(|folder| folder.join(parts::FAKE_NVML.1));
+        devices::list(fake.as_deref()).unwrap_or_default()
+    })?;
     environment.apply(&mut command, |name| var_os(name));
     child::run(command)
 }
@@ -81,8 +85,8 @@ fn program(arguments: &RunArgs) -> Result<Command, Error> {
 fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
     if arguments.any_option() {
         return Error::Usage(format!(
-            "already inside a session ({} is set): its limits hold for every program in it, and \
-             'sluice run' within it takes no options",
+            "already inside a session ({} or LD_PRELOAD names it): its limits hold for every program in it, \
+             and 'sluice run' within it takes no options",
             env::SESSION_DIR
         ));
     }

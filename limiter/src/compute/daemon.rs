@@ -3,9 +3,9 @@
 use super::account::Lease;
 use super::clock;
 use super::usage::Used;
-use crate::config::DaemonAddress;
 use crate::ledger::DeviceLedger;
 use crate::report;
+use config::DaemonAddress;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};

@@ -49,7 +49,7 @@ fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
     }
     compute::driver_starts();
     // SAFETY: the program's own arguments.
-    let result = unsafe { (call.original)(flags) };
+    let result = call.process.driver_starts(|| unsafe { (call.original)(flags) });
     if result.is_ok() && !super::info::calls_arrive() {
         unpatched::missed(super::Library::Cuda.soname(), "cuDriverGetVersion");
         if let Verdict::Denied = call.process.cuda() {

@@ -35,6 +35,8 @@ fn uuid_of(device: NvmlDevice) -> Option<GpuId> {
 fn limited(process: &'static Process, device: NvmlDevice) -> Verdict<&'static Device> {
     match process.nvml() {
         Verdict::Limited(()) => match uuid_of(device) {
+            // The node's other devices may be looked at, not used.
+            Some(uuid) if !process.may_use(uuid) => Verdict::Free,
             Some(uuid) => match process.device_by_uuid(uuid, None) {
                 Verdict::Limited(device) if !device.ledger.is_limited() => Verdict::Free,
                 other => other,

@@ -1,5 +1,5 @@
 //! The environment variables by which the parts of Sluice find each other. What users set to
-//! limit a program is in the limiter's own table.
+//! limit a program is in the table of `config`.
 
 /// Directory of the session whose pages a process shares; made by `sluice run`.
 pub const SESSION_DIR: &str = "SLUICE_SESSION_DIR";

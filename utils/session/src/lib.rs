@@ -10,6 +10,7 @@
 //! * [`Page`]: the file;
 //! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
 //! * [`directory`]: where the pages of a session are, and which sessions exist;
+//! * [`settings`]: what a session's owner decided;
 //! * [`SessionSummary`]: what a session has and uses.
 
 pub mod clock;
@@ -21,6 +22,7 @@ mod lock;
 mod membership;
 mod page;
 pub mod process;
+pub mod settings;
 mod summary;
 pub mod work_mark;
 

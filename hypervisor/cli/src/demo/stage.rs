@@ -74,7 +74,6 @@ impl Stage {
         }
         let devices = if fake { None } else { devices::list(None).ok() };
         let session = OwnedSession::create()?;
-        let limiter = links::preloadable(&session, limiter)?;
         let fake_driver =
             devices.is_none().then(|| links::fake_driver(&session, &parts)).transpose()?;
         let clock = Instant::now();
@@ -214,11 +213,12 @@ impl Stage {
 
     /// `tenant` as a member of the session `name` under `limits`.
     fn member(&self, name: &str, limits: &LimitArgs, uuid: GpuId) -> Result<Command, Error> {
-        let session = self.session.path().join(name);
-        let session = if session.is_dir() { session } else { self.session.subdirectory(name)? };
+        let path = self.session.path().join(name);
+        let is_new = !path.is_dir();
+        let session = if is_new { self.session.subdirectory(name)? } else { path };
         let environment = MemberEnvironment {
+            limiter: links::preloadable(&self.session, &session, &self.limiter)?,
             session,
-            limiter: self.limiter.clone(),
             fake_driver: self.fake_driver.clone(),
             request: limits.request(),
             devices: vec![VisibleGpu { index: 0, uuid, name: String::new(), memory: 0 }],
@@ -226,8 +226,13 @@ impl Stage {
             daemon: self.daemon.as_ref().map(|daemon| daemon.socket.clone()),
             no_other_daemon: true,
         };
+        let kept = |name: &str| var_os(name).filter(|_| KEPT.contains(&name));
+        if is_new {
+            let current = KEPT.iter().filter_map(|name| Some((name.into(), kept(name)?)));
+            environment.decide(current, Vec::new)?;
+        }
         let mut command = self.command(parts::TENANT)?;
-        environment.apply(&mut command, |name| var_os(name).filter(|_| KEPT.contains(&name)));
+        environment.apply(&mut command, kept);
         Ok(command)
     }
 

@@ -16,7 +16,7 @@ use view::View;
 /// # Errors
 /// [`Error::Directory`] if this user's sessions cannot be read.
 pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
-    let report = report::report(&directory::list()?, arguments.all);
+    let report = report::report(&directory::list()?, arguments.all, arguments.json);
     let text = if arguments.json {
         serde_json::to_string(&report)
             .map_err(|e| Error::system("cannot write JSON", io::Error::other(e)))?

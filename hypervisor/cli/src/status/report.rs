@@ -9,18 +9,23 @@ use session::directory::Found;
 use session::layout::MemoryKind;
 use session::{Names, ProcessSummary, SessionSummary, Summary};
 
-/// Reads the pages of `sessions`; sessions without a process only with `all`.
-pub(super) fn report(sessions: &[Found], all: bool) -> StatusReport {
+/// Reads the pages of `sessions`; sessions without a process only with `all`. With `unused`, the devices that no
+/// process has used are in it as well, for sessions that have used others.
+pub(super) fn report(sessions: &[Found], all: bool, unused: bool) -> StatusReport {
     let mut report = StatusReport { sessions: Vec::new(), damaged: Vec::new() };
     let mut names = Names::default();
     for found in sessions {
-        let summary = SessionSummary::of(found);
+        let mut summary = SessionSummary::of(found);
         let shown = all || found.owned || summary.is_in_use();
         report.damaged.extend(summary.damaged.into_iter().map(|(page, error)| DamagedPage {
             session: found.name.clone(),
             page,
             problem: error.to_string(),
         }));
+        // `sluice run` makes the pages of all devices that its limits are for.
+        if !unused && summary.devices.iter().any(|(_, device)| device.was_used) {
+            summary.devices.retain(|(_, device)| device.was_used);
+        }
         if shown {
             report.sessions.push(SessionReport {
                 session: found.name.clone(),

@@ -222,7 +222,10 @@ fn the_limiter_is_preloaded_first_and_the_rest_kept() {
     sluice.set("LD_PRELOAD", copy.to_str().unwrap());
     sluice.set("LD_LIBRARY_PATH", "/opt/lib");
     let seen = variables(&sluice, &["--fake-gpu"]);
-    let expected = format!("{}:{}", limiter.display(), copy.display());
+    // Under the session's own name, then under one that stays; then the rest.
+    let session = Path::new(value(&seen, "SLUICE_SESSION_DIR").unwrap());
+    let link = session.join("libcuda_limiter.so");
+    let expected = [&link, &limiter, &copy].map(|path| path.display().to_string()).join(":");
     assert_eq!(value(&seen, "LD_PRELOAD"), Some(expected.as_str()));
     let libraries = value(&seen, "LD_LIBRARY_PATH").unwrap();
     let (fake, rest) = libraries.split_once(':').unwrap();

@@ -19,6 +19,7 @@ pub use implicit::implicit;
 pub use listing::{Found, list, list_in};
 pub use owned::OwnedSession;
 
+use crate::settings;
 use limits::units::parse_whole;
 use std::path::{Path, PathBuf};
 
@@ -44,10 +45,18 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether this process was started as a part of a session.
+/// Whether this process was started as a part of a session: a variable says so, or the limiter that is
+/// preloaded is a session's.
 #[must_use]
 pub fn is_inside() -> bool {
     std::env::var_os(limits::env::SESSION_DIR).is_some_and(|value| !value.is_empty())
+        || std::env::var_os("LD_PRELOAD")
+            .is_some_and(|value| settings::preloaded_session(&value).is_some())
+}
+
+/// Whether a directory has a name that an owner gives to its session.
+pub(crate) fn is_named_by_owner(path: &Path) -> bool {
+    owner::of(path).is_some()
 }
 
 /// Checks the directory of the session that this process was told to join.

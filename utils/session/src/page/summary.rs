@@ -23,6 +23,8 @@ pub struct Summary {
     pub used: u64,
     /// Its processes.
     pub processes: Vec<ProcessSummary>,
+    /// Whether any process has ever been a member.
+    pub was_used: bool,
     /// How many of these may have ended: that could not be told, or not in time.
     pub unknown: usize,
 }
@@ -127,6 +129,7 @@ impl Summary {
         Self {
             limits: layout.limits(),
             used: layout.used.load(Relaxed),
+            was_used: end > 0,
             processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
             unknown: 0,
         }

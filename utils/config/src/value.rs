@@ -14,7 +14,7 @@ const MAX_NAME: usize = 253;
 
 /// What happens to CUDA calls when the limiter itself fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum OnFailure {
+pub enum OnFailure {
     /// They fail.
     #[default]
     Closed,
@@ -24,7 +24,7 @@ pub(crate) enum OnFailure {
 
 /// How much the limiter logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum LogLevel {
+pub enum LogLevel {
     /// Nothing beyond warnings about the configuration.
     #[default]
     Off,
@@ -42,7 +42,7 @@ pub(crate) enum LogLevel {
 
 impl LogLevel {
     /// The level as the logger names it; `None` is off.
-    pub(crate) const fn tracing(self) -> Option<tracing::Level> {
+    pub const fn tracing(self) -> Option<tracing::Level> {
         match self {
             Self::Off => None,
             Self::Error => Some(tracing::Level::ERROR),

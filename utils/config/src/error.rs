@@ -9,7 +9,7 @@ const SHOWN: usize = 160;
 
 /// A variable whose value cannot be used. It is displayed on one line, whatever the value contains.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ConfigError {
+pub enum ConfigError {
     /// The value does not have the variable's form.
     #[error("{}={}: {problem}; accepted is {accepted}", OneLine(variable), OneLine(value))]
     Value {

@@ -1,9 +1,10 @@
 //! The source of the variables.
 
-use std::ffi::OsString;
+use super::snapshot::Snapshot;
+use std::ffi::{OsStr, OsString};
 
 /// A set of environment variables.
-pub(crate) trait Environment {
+pub trait Environment {
     /// The names of all variables.
     fn names(&self) -> Vec<String>;
 
@@ -16,22 +17,18 @@ pub(crate) trait Environment {
     }
 }
 
-/// The variables of this process.
-pub(crate) struct ProcessEnvironment;
-
-impl Environment for ProcessEnvironment {
+/// A name that is not text can still look like an indexed variable. It is listed, and refused later.
+impl Environment for Snapshot {
     fn names(&self) -> Vec<String> {
-        // A name that is not text can still look like an indexed variable. It is listed here, and refused
-        // later.
-        std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
+        self.iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect()
     }
 
     fn get(&self, name: &str) -> Option<String> {
-        std::env::var_os(name).and_then(|value| OsString::into_string(value).ok())
+        self.value(OsStr::new(name)).and_then(|value| OsString::into_string(value.to_owned()).ok())
     }
 
     fn is_not_text(&self, name: &str) -> bool {
-        std::env::var_os(name).is_some_and(|value| value.to_str().is_none())
+        self.value(OsStr::new(name)).is_some_and(|value| value.to_str().is_none())
     }
 }
 

@@ -70,6 +70,7 @@ pub(super) struct Variable {
     pub(super) format: Format,
     pub(super) index: IndexSpace,
     /// For people: what it is for; for one without effect, why.
+    #[cfg_attr(not(test), allow(dead_code, reason = "read by the test that writes the document"))]
     pub(super) purpose: &'static str,
 }
 
@@ -249,7 +250,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::OnFailure,
             F::OnFailure,
             I::None,
-            "what happens to CUDA calls when the limiter itself fails: `closed` (default), they fail; `open`, they pass",
+            "what happens to CUDA calls when the limiter itself fails: `closed` (default), they fail; `open`, they pass; what cannot be read is refused either way",
         ),
         row(
             env::SESSION_DIR,
@@ -257,7 +258,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::SessionDir,
             F::AbsolutePath,
             I::None,
-            "directory of the session whose limits a process shares, made by `sluice run`",
+            "directory of the session whose limits a process shares, made by `sluice run`; a limiter that is loaded by a session's own link belongs to that session, whatever stands here",
         ),
         row(
             env::DAEMON_SOCKET,

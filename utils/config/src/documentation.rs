@@ -8,6 +8,10 @@ const INTRODUCTION: &str = "\
 The limiter reads these. The native variables come first; the others are those of earlier systems,
 so that an existing deployment works by replacing its library.
 
+* Who decides: in a session of `sluice run` the variables count as `sluice run` found or set them. What a process of
+  the session says otherwise is not honoured, and one line names it. Where the library is only preloaded, the variables
+  count as they were when it was loaded into the process; whoever controls them then controls the limits
+  ([operations.md](operations.md)). `SLUICE_LOG` and its relatives are always the process's own.
 * An empty variable counts as unset. A value that cannot be read is an error that names the variable,
   the value and the accepted form; it never means \"unlimited\".
 * Sizes are bytes, or a number with a suffix in any case: `k`, `m`, `g`, `t` and `KiB` to `TiB` count in
@@ -17,7 +21,8 @@ so that an existing deployment works by replacing its library.
 * A GPU is named by its index, or by its UUID as `nvidia-smi -L` prints it, in any case: `GPU-…`, or `MIG-…`
   for a slice of one.
 * `NAME[_<i>]` holds for one device with the index and for every device without it. *Host* indices count
-  devices as `nvidia-smi -L` lists them, *visible* ones as the program does.
+  devices as `nvidia-smi -L` lists them, *visible* ones as a program does that sees what `CUDA_VISIBLE_DEVICES` and
+  `CUDA_DEVICE_ORDER` said when it was decided. A later choice of devices moves no limit to another device.
 * Where several variables set a limit for one device, the earlier system holds: Sluice and vgpu.rs
   (native), VGPU-Controller, libvgpu, vcuda-hook. Within one system a GPU UUID comes before an index, and an
   index before a value for every device. Of the other settings, the upper row of this table holds. What
@@ -61,7 +66,7 @@ fn line(variable: &Variable) -> String {
 
 #[test]
 fn the_document_is_the_table() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/environment.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/environment.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, documentation()).unwrap();
     }

@@ -14,15 +14,19 @@ mod error;
 mod limits;
 mod rules;
 mod settings;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod value;
 mod variables;
+mod visible;
 
-pub(crate) use environment::{Environment, ProcessEnvironment};
-pub(crate) use error::ConfigError;
-pub(crate) use limits::{DeviceIdentity, DeviceSettings, Overruled};
-pub(crate) use value::{LogLevel, OnFailure};
+pub use environment::Environment;
+pub use error::ConfigError;
+pub use limits::{DeviceIdentity, DeviceSettings, Overruled};
+pub use snapshot::{DEVICE_ORDER, Snapshot, VISIBLE_DEVICES};
+pub use value::{LogLevel, OnFailure};
+pub use visible::index as visible_index;
 
 use ::limits::env;
 use ::limits::units::PPM_ONE;
@@ -35,7 +39,7 @@ use variables::{Meaning, System, VARIABLES};
 
 /// Where the daemon listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DaemonAddress {
+pub enum DaemonAddress {
     /// A Unix socket.
     Unix(PathBuf),
     /// A TCP port.
@@ -50,41 +54,41 @@ pub(crate) enum DaemonAddress {
 /// Who the process says it is. Anybody can set these hints, to any characters. They serve to tell sessions
 /// apart, not for trust and not as parts of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Identity {
+pub struct Identity {
     /// UID of the pod.
-    pub(crate) pod_uid: Option<String>,
+    pub pod_uid: Option<String>,
     /// Namespace of the pod.
-    pub(crate) pod_namespace: Option<String>,
+    pub pod_namespace: Option<String>,
     /// Name of the pod.
-    pub(crate) pod_name: Option<String>,
+    pub pod_name: Option<String>,
     /// Name of the container.
-    pub(crate) container: Option<String>,
+    pub container: Option<String>,
 }
 
 /// The configuration of this process.
 #[derive(Clone, Debug)]
-pub(crate) struct Config {
+pub struct Config {
     /// The meaning of compute shares, unless a device's own settings say otherwise. It is `None` only if no
     /// device can have a share.
-    pub(crate) policy: Policy,
+    pub policy: Policy,
     /// What happens to CUDA calls when the limiter itself fails.
-    pub(crate) on_failure: OnFailure,
+    pub on_failure: OnFailure,
     /// Whether CUDA's functions are handled.
-    pub(crate) cuda_hooks: bool,
+    pub cuda_hooks: bool,
     /// Whether NVML's functions are handled.
-    pub(crate) nvml_hooks: bool,
+    pub nvml_hooks: bool,
     /// Whether all limits are switched off.
-    pub(crate) control_disabled: bool,
+    pub control_disabled: bool,
     /// Where the daemon listens, if one is used.
-    pub(crate) daemon: Option<DaemonAddress>,
+    pub daemon: Option<DaemonAddress>,
     /// Directory of the session, if there is one.
-    pub(crate) session_dir: Option<PathBuf>,
+    pub session_dir: Option<PathBuf>,
     /// Who the process says it is.
-    pub(crate) identity: Identity,
+    pub identity: Identity,
     /// How much to log.
-    pub(crate) log: LogLevel,
+    pub log: LogLevel,
     /// Accepted settings without effect, and settings that lift limits; one line each.
-    pub(crate) warnings: Vec<String>,
+    pub warnings: Vec<String>,
     overruled: Vec<Overruled>,
     rules: Rules,
 }
@@ -94,7 +98,7 @@ impl Config {
     ///
     /// # Errors
     /// [`ConfigError`] for the first that cannot be used.
-    pub(crate) fn from_env(environment: &dyn Environment) -> Result<Self, ConfigError> {
+    pub fn from_env(environment: &dyn Environment) -> Result<Self, ConfigError> {
         let settings = settings::read(environment)?;
         let mut chooser = Chooser { settings: &settings, overruled: Vec::new() };
         let policy_setting = chooser.first(Meaning::ComputePolicy);
@@ -172,43 +176,43 @@ impl Config {
 
     /// The settings in force for a device. They may be used only if [`DeviceSettings::unresolved`] is empty
     /// and there is no [`DeviceSettings::conflict`].
-    pub(crate) fn limits_for(&self, device: &DeviceIdentity) -> DeviceSettings {
+    pub fn limits_for(&self, device: &DeviceIdentity) -> DeviceSettings {
         self.rules.decide(device)
     }
 
     /// Whether a limit is keyed by host index, so that [`DeviceIdentity::host_index`] matters.
-    pub(crate) fn needs_host_index(&self) -> bool {
+    pub fn needs_host_index(&self) -> bool {
         self.rules.need_host_index()
     }
 
     /// Whether the size of a device matters, for [`DeviceSettings::session`].
-    pub(crate) fn needs_device_size(&self) -> bool {
+    pub fn needs_device_size(&self) -> bool {
         self.rules.need_total()
     }
 
     /// Whether any device can have a limit.
-    pub(crate) fn limits_anything(&self) -> bool {
+    pub fn limits_anything(&self) -> bool {
         self.rules.limit_anything()
     }
 
     /// Whether the session's pages account for what the process takes of each device. They do if it has a
     /// limit, or belongs to a session that can be given one.
-    pub(crate) fn keeps_account(&self) -> bool {
+    pub fn keeps_account(&self) -> bool {
         self.limits_anything() || self.session_dir.is_some()
     }
 
     /// Whether any device's time can be limited.
-    pub(crate) fn limits_compute(&self) -> bool {
+    pub fn limits_compute(&self) -> bool {
         self.rules.limit_compute()
     }
 
     /// A text that is the same for processes with the same limits, and only for them.
-    pub(crate) fn limits_fingerprint(&self) -> String {
+    pub fn limits_fingerprint(&self) -> String {
         self.rules.fingerprint()
     }
 
     /// The configuration in force for these devices, in one line that names what is overruled.
-    pub(crate) fn effective_line(&self, devices: &[(DeviceIdentity, DeviceSettings)]) -> String {
+    pub fn effective_line(&self, devices: &[(DeviceIdentity, DeviceSettings)]) -> String {
         effective::line(self, devices)
     }
 }

@@ -3,8 +3,10 @@
 
 use super::super::value::Format;
 use super::super::variables::VARIABLES;
-use super::super::{Config, Environment, ProcessEnvironment};
+use super::super::{Config, Environment, Snapshot};
 use super::{FakeEnvironment, UUID, device};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 
 fn values() -> Vec<String> {
     let mut values: Vec<String> = [
@@ -151,13 +153,17 @@ fn every_index_stands_every_text() {
 }
 
 #[test]
-fn the_process_environment_is_read() {
-    // cargo sets this variable for every test.
-    let name = "CARGO_MANIFEST_DIR";
-    assert!(ProcessEnvironment.names().iter().any(|known| known == name));
-    assert_eq!(ProcessEnvironment.get(name), Some(env!("CARGO_MANIFEST_DIR").to_owned()));
-    assert!(!ProcessEnvironment.is_not_text(name));
-    assert_eq!(ProcessEnvironment.get("SLUICE_NO_SUCH_VARIABLE"), None);
+fn a_snapshot_says_what_is_set_and_what_is_not_text() {
+    let not_text = OsString::from_vec(vec![b'1', 0xff]);
+    let variables = [("CUDA_MEM_LIMIT_0", not_text), ("SLUICE_POLICY", "none".into())];
+    let taken: Snapshot =
+        variables.into_iter().map(|(name, value)| (OsString::from(name), value)).collect();
+    assert_eq!(taken.names(), ["CUDA_MEM_LIMIT_0", "SLUICE_POLICY"]);
+    assert_eq!(taken.get("SLUICE_POLICY"), Some("none".to_owned()));
+    assert_eq!(taken.get("CUDA_MEM_LIMIT_0"), None);
+    assert!(taken.is_not_text("CUDA_MEM_LIMIT_0") && !taken.is_not_text("SLUICE_POLICY"));
+    assert_eq!(taken.get("CUDA_MEM_LIMIT"), None);
+    assert!(Config::from_env(&taken).is_err());
 }
 
 /// A value in which numbers, units and JSON are mixed up.

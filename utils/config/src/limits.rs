@@ -15,22 +15,22 @@ pub(super) const NAMES: Names = Names {
 
 /// A device, by all the names that a limit's key can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceIdentity {
+pub struct DeviceIdentity {
     /// Its UUID.
-    pub(crate) uuid: GpuId,
+    pub uuid: GpuId,
     /// Its index as NVML counts, if known.
-    pub(crate) host_index: Option<u32>,
+    pub host_index: Option<u32>,
     /// Its index as the program counts, if known.
-    pub(crate) visible_index: Option<u32>,
+    pub visible_index: Option<u32>,
 }
 
 /// A variable that was set but is overruled by another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Overruled {
+pub struct Overruled {
     /// The overruled variable.
-    pub(crate) variable: String,
+    pub variable: String,
     /// The variable in force.
-    pub(crate) by: String,
+    pub by: String,
 }
 
 impl fmt::Display for Overruled {
@@ -41,16 +41,16 @@ impl fmt::Display for Overruled {
 
 /// The settings for one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DeviceSettings {
+pub struct DeviceSettings {
     /// The limits that they ask for.
-    pub(crate) request: Request,
+    pub request: Request,
     /// Set for this device, to another value than the one in force.
-    pub(crate) overruled: Vec<Overruled>,
+    pub overruled: Vec<Overruled>,
     /// Variables with an index as key that may be this device's: its index is unknown. If this is not empty,
     /// the request may be wrong and must not be used.
-    pub(crate) unresolved: Vec<String>,
+    pub unresolved: Vec<String>,
     /// A contradiction between settings. If there is one, the request must not be used.
-    pub(crate) conflict: Option<RequestError>,
+    pub conflict: Option<RequestError>,
 }
 
 impl Default for DeviceSettings {
@@ -69,7 +69,7 @@ impl DeviceSettings {
     ///
     /// # Errors
     /// A contradiction, or a figure that is needed and unknown.
-    pub(crate) fn session(&self, total: Option<u64>) -> Result<Limits, RequestError> {
+    pub fn session(&self, total: Option<u64>) -> Result<Limits, RequestError> {
         let device = Device { name: "the device", total };
         self.request.over(&Limits::NONE, device, Unused::Ignored)
     }

@@ -1,0 +1,130 @@
+//! The variables that decide in this process.
+//!
+//! In a session that has an owner (`sluice run`), they are the owner's, from the file that it wrote. Otherwise they
+//! are this process's own, as they were when the library was loaded. The program may change its environment, or
+//! overwrite the memory that holds it, before its first CUDA call: that changes nothing.
+
+use config::{Config, ConfigError, Snapshot};
+use core::ffi::{CStr, c_void};
+use core::mem;
+use limits::GpuId;
+use limits::env::SESSION_DIR;
+use session::settings::{self, OwnerSettings, SettingsError};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// What was there when the library was loaded. It is a static because the constructor fills it, before any state of
+/// the process exists; a forked child has it as well. It is set once and never waited for.
+static AT_LOAD: OnceLock<AtLoad> = OnceLock::new();
+
+#[derive(Clone)]
+struct AtLoad {
+    variables: Snapshot,
+    /// The name under which the loader found the library.
+    loaded_as: Option<PathBuf>,
+    /// The names under which it was told to look for it.
+    preload: OsString,
+}
+
+impl AtLoad {
+    fn take() -> Self {
+        let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+        Self { variables: Snapshot::take(), loaded_as: loaded_as(), preload }
+    }
+
+    fn present() -> Self {
+        AT_LOAD.get().cloned().unwrap_or_else(Self::take)
+    }
+}
+
+/// Keeps the present environment. To be called once, from the constructor.
+pub(crate) fn keep() {
+    let _ = AT_LOAD.set(AtLoad::take());
+}
+
+/// The name that the loader has for this library.
+fn loaded_as() -> Option<PathBuf> {
+    // SAFETY: plain data, for which zeros are valid.
+    let mut found: libc::Dl_info = unsafe { mem::zeroed() };
+    // SAFETY: an address inside this library; the loader fills the structure.
+    let known = unsafe { libc::dladdr(keep as *const c_void, &raw mut found) } != 0;
+    if !known || found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader keeps a C string there as long as the library is loaded.
+    let name = unsafe { CStr::from_ptr(found.dli_fname) };
+    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
+}
+
+/// Why it is not known what holds.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Undecided {
+    /// The owner's file.
+    #[error(transparent)]
+    Owner(#[from] SettingsError),
+    /// A variable.
+    #[error(transparent)]
+    Variable(#[from] ConfigError),
+}
+
+/// What was decided for this process.
+pub(crate) struct Decided {
+    pub(crate) config: Config,
+    /// The variables that decided.
+    pub(crate) variables: Snapshot,
+    /// Whether a session's owner decided.
+    pub(crate) by_owner: bool,
+    /// The only devices that the session may use, if its owner chose some.
+    pub(crate) only: Option<Vec<GpuId>>,
+    /// What the process's own environment asks for in vain, as lines.
+    pub(crate) in_vain: Vec<String>,
+}
+
+/// Reads what was decided.
+///
+/// # Errors
+/// [`Undecided`]: the limits are not known then.
+pub(crate) fn decided() -> Result<Decided, Undecided> {
+    let AtLoad { variables: own, loaded_as, preload } = AtLoad::present();
+    let named = own.value(OsStr::new(SESSION_DIR)).map(Path::new).filter(|path| path.is_absolute());
+    // The name of the library comes first: a program changes its variables easily. The names that it was to have show
+    // a session whose directory is gone.
+    let loaded_from = loaded_as.as_deref().and_then(Path::parent);
+    let loaded_from = loaded_from.filter(|dir| dir.is_absolute() && settings::has_owner(dir));
+    let Some(dir) = loaded_from
+        .or_else(|| settings::preloaded_session(&preload))
+        .or_else(|| named.filter(|dir| settings::has_owner(dir)))
+    else {
+        let config = Config::from_env(&own)?;
+        return Ok(Decided {
+            config,
+            variables: own,
+            by_owner: false,
+            only: None,
+            in_vain: Vec::new(),
+        });
+    };
+    let OwnerSettings { variables, devices } = OwnerSettings::of(dir)?;
+    let pairs = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
+    let own_place = [(SESSION_DIR.into(), dir.as_os_str().to_owned())];
+    let variables: Snapshot = own_place.into_iter().chain(pairs).collect();
+    let mut in_vain = Vec::new();
+    if named.is_some_and(|named| named != dir) {
+        in_vain.push(format!(
+            "{SESSION_DIR} is not honoured: this process belongs to the session that preloads its limiter"
+        ));
+    }
+    let differing = own.differing(&variables);
+    if !differing.is_empty() {
+        in_vain.push(format!(
+            "{}: not honoured; in this session 'sluice run' decides, and 'sluice limit' changes it",
+            differing.join(", ")
+        ));
+    }
+    // How much a process says is its own matter.
+    let variables = variables.with_log_of(&own);
+    let config = Config::from_env(&variables)?;
+    Ok(Decided { config, variables, by_owner: true, only: devices, in_vain })
+}

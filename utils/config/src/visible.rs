@@ -1,0 +1,66 @@
+//! What a visible index counts.
+
+use super::snapshot::{DEVICE_ORDER, Snapshot, VISIBLE_DEVICES};
+use limits::GpuId;
+use limits::gpu::GpuChoice;
+use std::ffi::OsStr;
+
+/// A device's index as a program counts that sees what `decided` says. `ordinal`: the number that the driver gave
+/// it, under the variables of `present`. `host_index`: as NVML counts.
+///
+/// A program may choose other devices before its first call, or another order. Then its own count is not the one
+/// that the limits were set for, and must not move them: the index follows from `decided` alone.
+#[must_use]
+pub fn index(
+    device: GpuId,
+    ordinal: Option<u32>,
+    host_index: impl FnOnce() -> Option<u32>,
+    decided: &Snapshot,
+    present: &Snapshot,
+) -> Option<u32> {
+    let set = |of: &Snapshot, name: &str| {
+        of.value(OsStr::new(name)).filter(|value| !value.is_empty()).map(OsStr::to_owned)
+    };
+    let same =
+        [VISIBLE_DEVICES, DEVICE_ORDER].iter().all(|name| set(decided, name) == set(present, name));
+    if let Some(ordinal) = ordinal.filter(|_| same) {
+        return Some(ordinal);
+    }
+    // Unless another order was chosen, the host's is taken for the driver's.
+    let host_index = host_index()
+        .filter(|_| set(decided, DEVICE_ORDER).is_none_or(|order| order == "PCI_BUS_ID"));
+    let Some(list) = set(decided, VISIBLE_DEVICES) else { return host_index };
+    let position = list.to_str()?.split(',').position(|entry| {
+        let choice = entry.trim().parse::<GpuChoice>().ok();
+        choice.is_some_and(|choice| choice.fits(host_index, &device))
+    })?;
+    u32::try_from(position).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsString;
+
+    const UUID: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
+
+    fn seen(devices: &str) -> Snapshot {
+        [(OsString::from(VISIBLE_DEVICES), OsString::from(devices))].into_iter().collect()
+    }
+
+    #[test]
+    fn the_programs_own_choice_moves_no_index() {
+        let device = UUID.parse().unwrap();
+        let count = |ordinal, decided: &str, present: &str| {
+            index(device, ordinal, || Some(1), &seen(decided), &seen(present))
+        };
+        assert_eq!(count(Some(5), "1,0", "1,0"), Some(5), "the driver counted as was decided");
+        assert_eq!(count(Some(5), "", ""), Some(5));
+        for present in ["0,1", "1", UUID] {
+            assert_eq!(count(Some(5), "", present), Some(1), "all, in the host's order");
+            assert_eq!(count(Some(5), "3,2,1", present), Some(2));
+            assert_eq!(count(None, "GPU-5a1ce000-0000-4000-8000-000000000001,3", present), Some(0));
+            assert_eq!(count(Some(0), "0,2", present), None, "it was not to be seen");
+        }
+    }
+}

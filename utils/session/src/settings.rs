@@ -1,0 +1,208 @@
+//! What a session's owner decided, in a file of the session's directory. It is written before the session's first
+//! process starts.
+
+use crate::directory;
+use ::limits::GpuId;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The file's name. It is looked for beside any limiter, so it must be nobody else's.
+pub const FILE: &str = "sluice-session.json";
+const VERSION: u32 = 1;
+/// No owner writes more.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What holds in a session, whatever its processes say in their environments.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct OwnerSettings {
+    /// The variables that decide: limits of devices that have no page yet, the daemon, and what happens when the
+    /// limiter fails.
+    pub variables: BTreeMap<String, String>,
+    /// The only devices that the session may use; `None`: it may use each.
+    pub devices: Option<Vec<GpuId>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Written {
+    version: u32,
+    variables: BTreeMap<String, String>,
+    devices: Option<Vec<GpuId>>,
+}
+
+/// Why a session's settings cannot be written or read.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct SettingsError {
+    path: PathBuf,
+    problem: Problem,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("the settings of the session's owner cannot be written: {0}")]
+    Write(io::Error),
+    #[error("the settings of the session's owner cannot be read, so its limits are not known: {0}")]
+    Read(io::Error),
+    #[error("not the settings of a session's owner, so its limits are not known: {0}")]
+    Foreign(String),
+}
+
+impl OwnerSettings {
+    /// Writes them into a session's directory that has none yet.
+    ///
+    /// # Errors
+    /// [`SettingsError`]
+    pub fn write(&self, dir: &Path) -> Result<(), SettingsError> {
+        let path = dir.join(FILE);
+        let Self { variables, devices } = self.clone();
+        let made = serde_json::to_vec(&Written { version: VERSION, variables, devices })
+            .map_err(io::Error::other)
+            .and_then(|text| {
+                // Who may enter the directory is a process of the session.
+                let mut options = OpenOptions::new();
+                options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+                options.open(&path)?.write_all(&text)
+            });
+        made.map_err(|error| SettingsError { path, problem: Problem::Write(error) })
+    }
+
+    /// Reads the settings of a session that has an owner.
+    ///
+    /// # Errors
+    /// [`SettingsError`], also if there are none.
+    pub fn of(dir: &Path) -> Result<Self, SettingsError> {
+        let path = dir.join(FILE);
+        read(dir, &path).map_err(|problem| SettingsError { path, problem })
+    }
+}
+
+fn read(dir: &Path, path: &Path) -> Result<OwnerSettings, Problem> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(Problem::Read)?;
+    let found = file.metadata().map_err(Problem::Read)?;
+    let owner = fs::metadata(dir).map_err(Problem::Read)?.uid();
+    if !found.is_file() || found.uid() != owner {
+        return Err(Problem::Foreign(format!("it is no file of user {owner}")));
+    }
+    let text = bounded(&file).map_err(Problem::Read)?;
+    let written: Written =
+        serde_json::from_slice(&text).map_err(|error| Problem::Foreign(error.to_string()))?;
+    if written.version != VERSION {
+        let version = written.version;
+        return Err(Problem::Foreign(format!(
+            "its version is {version}, this build knows {VERSION}"
+        )));
+    }
+    Ok(OwnerSettings { variables: written.variables, devices: written.devices })
+}
+
+fn bounded(file: &File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.take(MOST_BYTES).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// Whether a session's directory has an owner who decides: it has the name that an owner gives, or the owner's file.
+/// So a session whose file, or whose whole directory, is gone still has one, and its limits are not known.
+#[must_use]
+pub fn has_owner(dir: &Path) -> bool {
+    directory::is_named_by_owner(dir) || fs::symlink_metadata(dir.join(FILE)).is_ok()
+}
+
+/// The session whose limiter a value of `LD_PRELOAD` names.
+#[must_use]
+pub fn preloaded_session(value: &OsStr) -> Option<&Path> {
+    let entries = value.as_bytes().split(|byte| b": ".contains(byte));
+    let mut folders = entries.filter_map(|entry| Path::new(OsStr::from_bytes(entry)).parent());
+    folders.find(|folder| folder.is_absolute() && has_owner(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn settings() -> OwnerSettings {
+        OwnerSettings {
+            variables: [("CUDA_MEM_LIMIT".to_owned(), "1g".to_owned())].into(),
+            devices: Some(vec![GpuId::from_bytes([7; 16])]),
+        }
+    }
+
+    #[test]
+    fn they_come_back_as_they_were_written_and_are_written_once() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!has_owner(dir.path()));
+        settings().write(dir.path()).unwrap();
+        assert!(has_owner(dir.path()));
+        assert_eq!(OwnerSettings::of(dir.path()).unwrap(), settings());
+        assert!(OwnerSettings::default().write(dir.path()).is_err());
+        assert_eq!(OwnerSettings::of(dir.path()).unwrap(), settings());
+    }
+
+    #[test]
+    fn what_is_not_an_owners_file_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        let problem = || OwnerSettings::of(dir.path()).unwrap_err().to_string();
+        assert!(problem().contains("cannot be read"), "{}", problem());
+        for wrong in ["", "{", "[]", r#"{"version":1}"#, r#"{"version":1,"variables":{"A":1}}"#] {
+            fs::write(&path, wrong).unwrap();
+            assert!(problem().contains("not the settings"), "{wrong}: {}", problem());
+        }
+        fs::write(&path, r#"{"version":2,"variables":{},"devices":null}"#).unwrap();
+        assert!(problem().contains("its version is 2"), "{}", problem());
+        fs::remove_file(&path).unwrap();
+        let elsewhere = dir.path().join("elsewhere");
+        fs::write(&elsewhere, r#"{"version":1,"variables":{},"devices":null}"#).unwrap();
+        symlink(&elsewhere, &path).unwrap();
+        assert!(problem().contains("cannot be read"), "{}", problem());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert!(problem().contains("no file of user"), "{}", problem());
+    }
+
+    #[test]
+    fn a_session_is_known_by_its_name_even_when_it_is_gone() {
+        let gone = Path::new("/dev/shm/sluice-0/4711-1-0123456789abcdef");
+        assert!(has_owner(gone));
+        assert!(!has_owner(Path::new("/dev/shm/sluice-0/env-0123456789abcdef")));
+        let preload = format!("/x/a.so:{}/libcuda_limiter.so /y/b.so", gone.display());
+        assert_eq!(preloaded_session(preload.as_ref()), Some(gone));
+        for other in ["", "/x/a.so:b.so", ":: :"] {
+            assert_eq!(preloaded_session(other.as_ref()), None, "{other}");
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::test_runner::Config { cases: 300, failure_persistence: None, ..Default::default() })]
+
+        /// Whatever the file holds is settings or an error.
+        #[test]
+        fn any_bytes_are_settings_or_an_error(
+            at in 0_usize..200, byte: u8, cut in 0_usize..200, noise: Vec<u8>
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            settings().write(dir.path()).unwrap();
+            let path = dir.path().join(FILE);
+            let mut text = fs::read(&path).unwrap();
+            if let Some(place) = text.get_mut(at) {
+                *place = byte;
+            }
+            text.truncate(text.len().saturating_sub(cut / 50));
+            for written in [text, noise] {
+                fs::write(&path, &written).unwrap();
+                let _ = OwnerSettings::of(dir.path());
+            }
+        }
+    }
+}
