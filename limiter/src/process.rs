@@ -17,9 +17,9 @@ use core::time::Duration;
 use driver::cuda::{self, CuResult, Stream};
 use limits::GpuId;
 use limits::Limits;
-use session::Page;
+use session::{Page, directory};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 /// How long the process's exit waits for the limiter's threads to leave the driver.
@@ -83,6 +83,13 @@ extern "C" fn after_fork() {
     compute::after_fork(existing().into_iter().flat_map(Process::gates));
     MAKING.store(false, Ordering::Relaxed);
     PROCESS.store(ptr::null_mut(), Ordering::Release);
+}
+
+/// Keeps the session that the environment names from being removed while this process runs its program.
+pub(crate) fn hold_session() {
+    if let Some(dir) = std::env::var_os(limits::env::SESSION_DIR).filter(|dir| !dir.is_empty()) {
+        directory::hold(Path::new(&dir));
+    }
 }
 
 /// Registers `after_fork`. To be called once, from the constructor.
@@ -267,6 +274,10 @@ impl Process {
             )));
         }
         let dir = self.make_session_dir(config);
+        if let (Some(_), Err(refused)) = (&config.session_dir, &dir) {
+            // Nobody knows what the limits of the session are.
+            return Err(refused.clone());
+        }
         let joined =
             dir.clone().and_then(|dir| DeviceLedger::join(uuid, limits, &dir, self.on_failure));
         match joined {
@@ -381,7 +392,7 @@ impl Process {
         let dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         dir.as_ref()
             .and_then(|dir| dir.file_name())
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+            .map_or_else(String::new, |name| directory::shown_name(Path::new(name)))
     }
 }
 

@@ -1,10 +1,9 @@
-//! Links in a session's directory: names under which the loader finds the limiter and the simulated
-//! driver.
+//! Links: names under which the loader finds the limiter and the simulated driver.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use session::directory::OwnedSession;
+use session::directory::{OwnedSession, told};
 
 use super::Error;
 use super::environment::loader_can_name;
@@ -13,12 +12,14 @@ use super::parts::{self, Parts};
 /// The path of the limiter, under a name that the loader reads as one entry.
 ///
 /// # Errors
-/// [`Error::System`] if a link is needed and cannot be made.
+/// [`Error::Directory`] if a link is needed and cannot be made.
 pub fn preloadable(session: &OwnedSession, limiter: PathBuf) -> Result<PathBuf, Error> {
     if loader_can_name(&limiter) {
         return Ok(limiter);
     }
-    link(&limiter, session.path(), parts::LIMITER)
+    // Not in the session's directory: a process that has lost its session must find the limiter.
+    // It lets nothing pass then; the loader alone would run the program without it.
+    Ok(session.lasting_link(&limiter, parts::LIMITER)?)
 }
 
 /// Makes a directory in which the simulated driver has the names that programs load.
@@ -37,6 +38,6 @@ pub fn fake_driver(session: &OwnedSession, parts: &Parts) -> Result<PathBuf, Err
 fn link(target: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
     let path = folder.join(name);
     symlink(target, &path)
-        .map_err(|e| Error::system(format!("cannot make {}", path.display()), e))?;
+        .map_err(|e| Error::system(format!("cannot make {}", told(&path).display()), e))?;
     Ok(path)
 }

@@ -8,6 +8,7 @@
 //! * [`units`]: sizes, percentages and weights, as users write them
 //! * [`gpu`]: the identity of a GPU
 //! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
+//! * [`session_name`]: the names of sessions' folders, and what of them may be printed
 //! * [`mod@env`]: the environment variables by which the parts find each other
 
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ pub mod memory;
 pub mod named;
 pub mod policy;
 pub mod request;
+pub mod session_name;
 pub mod units;
 
 pub use compute::ComputeLimit;

@@ -6,14 +6,17 @@
 //!
 //! * [`clock`], [`process`]: time, and the identity of processes;
 //! * [`layout`]: the fields of a page, with the limits;
+//! * `folder`: a folder that is used by its descriptor;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
 //! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
 //! * [`directory`]: where the pages of a session are, and which sessions exist;
+//! * [`signals`]: what a process was started with, for the programs that it starts;
 //! * [`SessionSummary`]: what a session has and uses.
 
 pub mod clock;
 pub mod directory;
+mod folder;
 pub mod layout;
 pub mod ledger;
 mod limits;
@@ -21,6 +24,7 @@ mod lock;
 mod membership;
 mod page;
 pub mod process;
+pub mod signals;
 mod summary;
 
 pub use membership::{LedgerGuard, Membership};

@@ -215,7 +215,8 @@ impl Stage {
     /// `tenant` as a member of the session `name` under `limits`.
     fn member(&self, name: &str, limits: &LimitArgs, uuid: GpuId) -> Result<Command, Error> {
         let session = self.session.path().join(name);
-        let session = if session.is_dir() { session } else { self.session.subdirectory(name)? };
+        // The daemon's socket, which is in the session's directory, is listed for all users.
+        let session = if session.is_dir() { session } else { self.session.inner_session(name)? };
         let environment = MemberEnvironment {
             session,
             limiter: self.limiter.clone(),
