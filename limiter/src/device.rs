@@ -6,8 +6,8 @@ use crate::ledger::DeviceLedger;
 use crate::memory::DeviceMemory;
 use crate::report;
 use crate::verdict::LimiterFailure;
-use session::directory;
-use std::path::PathBuf;
+use session::{Page, directory};
+use std::path::{Path, PathBuf};
 
 /// What this process keeps about a device.
 pub(crate) struct Device {
@@ -33,6 +33,22 @@ pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
         }
     };
     dir.map_err(|error| LimiterFailure(error.to_string()))
+}
+
+/// Whether any limit holds in a process with this configuration: one of its own, or one in a page of its session.
+/// A page that cannot be read may hold one.
+pub(crate) fn is_limited(config: &Config) -> bool {
+    let limited = |path: &Path| match Page::open_existing(path) {
+        Ok(page) => page.look().map_or(true, |layout| layout.limits().limits_anything()),
+        Err(_) => true,
+    };
+    let in_session = |dir: &Path| {
+        std::fs::read_dir(dir).is_ok_and(|entries| {
+            let mut pages = entries.flatten().map(|entry| entry.path());
+            pages.any(|path| Page::has_name_of_one(&path) && limited(&path))
+        })
+    };
+    config.limits_anything() || config.session_dir.as_deref().is_some_and(in_session)
 }
 
 /// Whether the environment hides some of the host's devices from the program, or reorders them.

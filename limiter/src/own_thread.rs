@@ -2,20 +2,64 @@
 
 use core::mem;
 use core::ptr;
+use session::OwnThread;
 use std::io;
 use std::thread;
 
 /// Enough for the calls that these threads make.
 const STACK_BYTES: usize = 512 * 1024;
 
-/// Starts a thread that blocks the program's signals: those are for the program's own threads.
+/// Starts a thread that blocks the program's signals: those are for the program's own threads. SIGBUS is open
+/// while the thread is awake, unless the program blocks it: it reports an access to a page that was cut short.
 pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let signals = SignalsBlocked::new();
+    let blocked = SignalsBlocked::new();
     let stack = STACK_BYTES.saturating_add(taken_from_each_stack());
+    // SAFETY: a set of signals.
+    let faults = unsafe { libc::sigismember(&raw const blocked.0, libc::SIGBUS) } == 0;
+    let body = move || {
+        let _not_the_programs = OwnThread::new();
+        if faults {
+            open_to_faults();
+        }
+        body();
+    };
     let started =
         thread::Builder::new().name(name.to_owned()).stack_size(stack).spawn(body).map(drop);
-    drop(signals);
+    drop(blocked);
     started
+}
+
+/// Sleeps without any signal. While such a thread is awake, it may run a handler that the program has set in
+/// place of the limiter's.
+pub(crate) fn asleep<R>(sleep: impl FnOnce() -> R) -> R {
+    let mut blocked = SignalsBlocked::new();
+    let slept = sleep();
+    // SAFETY: sets of signals.
+    let faults = unsafe {
+        let faults = libc::sigismember(&raw const blocked.0, libc::SIGBUS) == 0;
+        libc::sigaddset(&raw mut blocked.0, libc::SIGBUS);
+        faults
+    };
+    drop(blocked);
+    if faults {
+        open_to_faults();
+    }
+    slept
+}
+
+/// Opens the calling thread to SIGBUS, unless one waits for a thread of the program.
+fn open_to_faults() {
+    // SAFETY: the sets are initialised by the calls.
+    unsafe {
+        let (mut pending, mut open) = (mem::zeroed(), mem::zeroed());
+        libc::sigpending(&raw mut pending);
+        if libc::sigismember(&raw const pending, libc::SIGBUS) == 0 {
+            libc::sigemptyset(&raw mut open);
+            libc::sigaddset(&raw mut open, libc::SIGBUS);
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const open, ptr::null_mut());
+        }
+    }
+    session::faults_may_change();
 }
 
 /// The part of a thread's stack that the C library takes for thread-local variables of the program and all
@@ -41,8 +85,7 @@ fn taken_from_each_stack() -> usize {
     }
 }
 
-/// Blocks signals for a thread that is started meanwhile. SIGBUS stays open unless the program blocks it: it
-/// reports an access to a page that was cut short.
+/// Blocks all signals, also for a thread that is started meanwhile.
 struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
@@ -52,10 +95,6 @@ impl SignalsBlocked {
             let (mut all, mut old) = mem::zeroed();
             libc::sigfillset(&raw mut all);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            if libc::sigismember(&raw const old, libc::SIGBUS) == 0 {
-                libc::sigdelset(&raw mut all, libc::SIGBUS);
-                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
-            }
             Self(old)
         }
     }

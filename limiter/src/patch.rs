@@ -4,20 +4,16 @@ use crate::config::{Config, OnFailure, ProcessEnvironment};
 use crate::driver_calls;
 use crate::hooks::{self, Library, cancellation};
 use crate::per_process::Turnstile;
-use crate::{report, unpatched};
+use crate::verdict::LimiterFailure;
+use crate::{device, report, unpatched};
 use core::ffi::c_void;
 use core::ptr;
 use driver::cuda::CuResult;
 use driver::nvml::NvmlReturn;
 use hook::loader;
-use hook::{self, HookEngine, Slot};
+use hook::{self, Patch, PatchBatch, Slot, Verified};
 use std::collections::HashMap;
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::panic::{self, AssertUnwindSafe};
-
-/// File that gets a line for each symbol, `library TAB symbol TAB state`: see `sluice hooks`.
-const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 
 /// The libraries seen in the loader's list.
 struct KnownLibraries {
@@ -45,7 +41,13 @@ pub(crate) unsafe fn start() {
     not_cancelled(|| {
         // SAFETY: the caller is a constructor.
         if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {
-            report::once(format_args!("{error}; CUDA programs are not limited in this process"));
+            // What is loaded already is patched all the same.
+            on_change();
+            if may_be_limited(&configuration()) {
+                report::once(format_args!(
+                    "{error}; a driver that is loaded from now on is NOT limited, and cannot be refused"
+                ));
+            }
         }
     });
 }
@@ -62,6 +64,47 @@ fn on_change() {
     // The loader's lock keeps other threads out. A signal handler that loads libraries while this runs is
     // turned away.
     not_cancelled(|| SEEN.pass(look));
+}
+
+/// Looks at the driver's patches, in a thread of the limiter's own.
+fn check_again() {
+    if unpatched::failure().is_some() || !driver_calls::library::is_kept() {
+        return;
+    }
+    // SAFETY: it stays loaded.
+    unsafe { hooks::look_at_patches(Library::Cuda) };
+    if unpatched::failure().is_some() {
+        // Says it where there is a limit.
+        let _ = crate::process::get().cuda();
+    }
+}
+
+/// What is configured; `None`: it cannot be read. Asked for only where something is not as it should be.
+fn configuration() -> Option<Config> {
+    Config::from_env(&ProcessEnvironment).ok()
+}
+
+/// Whether there is any limit. What cannot be read may hold one.
+fn may_be_limited(config: &Option<Config>) -> bool {
+    config.as_ref().is_none_or(|config| !config.control_disabled && device::is_limited(config))
+}
+
+/// Says that limits cannot be enforced when that is found out, and not only in the first call that fails. What has
+/// no limit is left alone. `reached`: the program's calls arrive at least in `cuInit`, which then fails.
+fn announce(reached: bool) {
+    let Some(failure) = unpatched::failure() else { return };
+    let config = configuration();
+    if !may_be_limited(&config) {
+        return;
+    }
+    let on_failure = config.map_or(OnFailure::Closed, |config| config.on_failure);
+    if reached || on_failure == OnFailure::Open {
+        let _ = LimiterFailure(failure.to_owned()).lets_pass(on_failure);
+    } else {
+        report::once(format_args!(
+            "{failure}; GPU calls of this process are NOT limited, and cannot be refused"
+        ));
+    }
 }
 
 /// The list as it was, searched in its order: a program may have hundreds of libraries and load them one by
@@ -106,7 +149,7 @@ fn look(seen: &mut KnownLibraries) {
         }
     }
     for library in fresh {
-        let kind = match library.soname() {
+        let kind = match library.soname().as_deref() {
             Some(name) if name == Library::Cuda.soname() => Library::Cuda,
             Some(name) if name == Library::Nvml.soname() => Library::Nvml,
             _ => continue,
@@ -118,6 +161,16 @@ fn look(seen: &mut KnownLibraries) {
         }
         *slot = Some(library.key());
         patch(kind, library);
+    }
+    let before = unpatched::failure().is_some();
+    for kind in [Library::Cuda, Library::Nvml] {
+        if seen.patched[kind as usize].is_some() {
+            // SAFETY: it is in the loader's list, whose lock is held.
+            unsafe { hooks::look_at_patches(kind) };
+        }
+    }
+    if !before {
+        announce(true);
     }
 }
 
@@ -134,6 +187,7 @@ fn unloaded(kind: Library) {
     for slot in slots.filter(|slot| slot.is_set()) {
         slot.set(gone);
     }
+    hooks::all().filter(|hook| hook.library == kind).for_each(|hook| hook.patch.forget());
     let is_nvml = kind == Library::Nvml;
     for (_, slot) in
         driver_calls::CALLS.iter().filter(|(name, _)| name.starts_with("nvml") == is_nvml)
@@ -151,36 +205,86 @@ extern "C" fn nvml_is_gone() -> NvmlReturn {
     NvmlReturn::UNINITIALIZED
 }
 
-fn patch(kind: Library, library: loader::Library) {
-    let wanted: HashMap<&str, &hooks::Hook> =
+/// A hooked function that a library has.
+struct Found {
+    hook: &'static hooks::Hook,
+    address: *const c_void,
+    outcome: Result<(), hook::HookError>,
+}
+
+/// Patches the functions of a library, each once: it may have several names, and the trampoline of a second patch
+/// would lead to the hook of the first. `slots`: whether the hooks lead back into this library. What an engine says
+/// is not believed but verified.
+fn patch_all(kind: Library, library: &loader::Library, slots: bool) -> (Vec<Found>, Vec<Patch>) {
+    let wanted: HashMap<&str, &'static hooks::Hook> =
         hooks::all().filter(|hook| hook.library == kind).map(|hook| (hook.symbol, hook)).collect();
-    let own: HashMap<&str, &Slot> = driver_calls::CALLS.iter().copied().collect();
-    let mut engine = hook::engine();
-    let mut states: HashMap<&str, String> = HashMap::new();
-    // The trampoline of each patched function. A function may have several names but is patched once: the
-    // trampoline of a second patch would lead to the hook of the first.
-    let mut ways_back: HashMap<*const c_void, *const c_void> = HashMap::new();
+    let mut batch = PatchBatch::begin(hook::engine);
+    let mut found: Vec<Found> = Vec::new();
+    let mut first: HashMap<*const c_void, usize> = HashMap::new();
     library.functions(&mut |symbol| {
-        let Some(hook) = wanted.get(symbol.name) else { return };
-        let installed = match ways_back.get(&symbol.address) {
-            Some(&way_back) => {
-                hook.slot.set(way_back);
-                Ok(())
+        let (Some(&hook), address) = (wanted.get(symbol.name), symbol.address) else { return };
+        let outcome = match first.get(&address).and_then(|&index| found.get(index)) {
+            Some(known) => {
+                if slots && known.outcome.is_ok() {
+                    hook.slot.set(known.hook.slot.get());
+                }
+                known.outcome.clone()
             }
-            None => install(engine.as_mut(), symbol.address, hook),
+            None => {
+                first.insert(address, found.len());
+                let unused = Slot::new();
+                install(&mut batch, address, hook.entry, if slots { hook.slot } else { &unused })
+            }
         };
-        let state = match installed {
+        found.push(Found { hook, address, outcome });
+    });
+    let verified = panic::catch_unwind(AssertUnwindSafe(|| batch.end())).unwrap_or_else(|_| {
+        let lost = |function: &Found| hook::Lost {
+            error: panicked(function.address),
+            is_unchanged: false,
+        };
+        Verified { patches: Vec::new(), lost: found.iter().map(lost).collect() }
+    });
+    let lost: HashMap<usize, &hook::Lost> =
+        verified.lost.iter().map(|lost| (lost.error.address, lost)).collect();
+    for function in &mut found {
+        if let (Ok(()), Some(lost)) = (&function.outcome, lost.get(&(function.address as usize))) {
+            function.outcome = Err(lost.error.clone());
+            // The trampoline may be gone. The function itself is there.
+            if slots && lost.is_unchanged {
+                function.hook.slot.set(function.address);
+            }
+        }
+    }
+    (found, verified.patches)
+}
+
+fn patch(kind: Library, library: loader::Library) {
+    let (found, patches) = patch_all(kind, &library, true);
+    let patches: HashMap<usize, &Patch> =
+        patches.iter().map(|patch| (patch.address, patch)).collect();
+    // The trampoline of each patched function.
+    let mut ways_back: HashMap<*const c_void, *const c_void> = HashMap::new();
+    let mut states: HashMap<&str, String> = HashMap::new();
+    for function in &found {
+        let state = match &function.outcome {
             Ok(()) => {
-                ways_back.insert(symbol.address, hook.slot.get());
+                if let Some(patch) = patches.get(&(function.address as usize)) {
+                    function.hook.patch.record(patch);
+                }
                 "patched".to_owned()
             }
             Err(error) => {
-                failed(format!("{}: {error}", hook.symbol));
+                failed(format!("{}: {error}", function.hook.symbol));
                 format!("failed:{}", error.reason)
             }
         };
-        states.insert(hook.symbol, state);
-    });
+        if function.hook.slot.is_set() {
+            ways_back.insert(function.address, function.hook.slot.get());
+        }
+        states.insert(function.hook.symbol, state);
+    }
+    let own: HashMap<&str, &Slot> = driver_calls::CALLS.iter().copied().collect();
     library.functions(&mut |symbol| {
         if let Some(slot) = own.get(symbol.name) {
             slot.set(ways_back.get(&symbol.address).copied().unwrap_or(symbol.address));
@@ -188,74 +292,95 @@ fn patch(kind: Library, library: loader::Library) {
     });
     if kind == Library::Cuda {
         driver_calls::library::loaded(library.handle());
+        unpatched::check_by(check_again);
     }
     write_report(kind, &states);
+    if kind == Library::Cuda && !states.contains_key("cuInit") {
+        // Every driver has it: this one's table of symbols is not what it seems.
+        failed(format!(
+            "cuInit: it is not among the symbols of {}, which cannot be patched",
+            library.path()
+        ));
+        announce(false);
+    }
+    close(&found);
+}
+
+/// Says at once what could not be patched. Where the hook of `cuInit` is among it, `cuInit` itself is made to
+/// refuse: without it no other call works.
+fn close(found: &[Found]) {
+    if found.iter().all(|function| function.outcome.is_ok()) {
+        return;
+    }
+    let init = found.iter().find(|function| function.hook.symbol == "cuInit");
+    let reached = init.is_none_or(|init| init.outcome.is_ok() || refuses(init));
+    announce(reached);
+}
+
+/// Makes a function refuse its calls, where the policy is to refuse them.
+fn refuses(function: &Found) -> bool {
+    let config = configuration();
+    let closed = may_be_limited(&config)
+        && config.map_or(OnFailure::Closed, |config| config.on_failure) == OnFailure::Closed;
+    // SAFETY: as in `install`; `cuInit` is longer than six bytes, and returns a CUresult.
+    closed && unsafe { hook::refuse(function.address, CuResult::NOT_PERMITTED.0) }
 }
 
 /// A library is patched once in a process, because a hook has one trampoline. A further copy (another path,
 /// another namespace of the loader) must not bypass the limits. So its hooked functions lead to the first
 /// copy. The further copy is then never initialised, and its other functions only fail.
 fn further_copy(kind: Library, library: &loader::Library) {
-    let config = Config::from_env(&ProcessEnvironment);
-    if config.as_ref().is_ok_and(|config| !config.keeps_account()) {
+    let config = configuration();
+    if config.as_ref().is_some_and(|config| !config.keeps_account()) {
         return;
     }
     let copy = format!("a second {} was loaded from {}", kind.soname(), library.path());
     match kind {
         // Its handles mean nothing to the first copy.
         Library::Nvml => report::once(format_args!("{copy}: it shows the device, not the limits")),
-        Library::Cuda if config.is_ok_and(|config| config.on_failure == OnFailure::Open) => {
+        Library::Cuda if config.is_some_and(|config| config.on_failure == OnFailure::Open) => {
             report::once(format_args!("{copy}: calls into it are NOT limited"));
         }
         Library::Cuda => {
             report::once(format_args!("{copy}: calls into it go to the first, or fail"));
-            let mut engine = hook::engine();
-            library.functions(&mut |symbol| {
-                let hook =
-                    hooks::all().find(|hook| hook.library == kind && hook.symbol == symbol.name);
-                let Some(hook) = hook else { return };
-                // SAFETY: as in `install`; nobody calls the original.
-                let redirected =
-                    unsafe { engine.install(symbol.address, hook.entry, &Slot::new()) };
-                if let Err(error) = redirected {
-                    failed(format!("{copy}: {}: {error}", hook.symbol));
+            let (found, _) = patch_all(kind, library, false);
+            for function in &found {
+                if let Err(error) = &function.outcome {
+                    failed(format!("{copy}: {}: {error}", function.hook.symbol));
                 }
-            });
+            }
+            close(&found);
         }
     }
 }
 
 /// Patches one function; a panic of the engine counts as a failure of this function only.
 fn install(
-    engine: &mut dyn HookEngine,
+    batch: &mut PatchBatch,
     target: *const c_void,
-    hook: &hooks::Hook,
+    entry: *const c_void,
+    slot: &Slot,
 ) -> Result<(), hook::HookError> {
     let install = AssertUnwindSafe(|| {
         // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
         // hook repeats the driver's signature.
-        unsafe { engine.install(target, hook.entry, hook.slot) }
+        unsafe { batch.install(target, entry, slot) }
     });
-    panic::catch_unwind(install).unwrap_or_else(|_| {
-        Err(hook::HookError { address: target as usize, reason: "the engine panicked".to_owned() })
-    })
+    panic::catch_unwind(install).unwrap_or_else(|_| Err(panicked(target)))
+}
+
+fn panicked(target: *const c_void) -> hook::HookError {
+    hook::HookError { address: target as usize, reason: "the engine panicked".to_owned() }
 }
 
 fn write_report(kind: Library, states: &HashMap<&str, String>) {
-    let Some(path) = std::env::var_os(REPORT_FILE).filter(|path| !path.is_empty()) else { return };
-    let mut text = String::new();
-    for hook in hooks::all().filter(|hook| hook.library == kind) {
+    let line = |hook: &hooks::Hook| {
         let state = states.get(hook.symbol).map_or("absent", String::as_str);
-        text.push_str(&format!("{}\t{}\t{state}\n", kind.soname(), hook.symbol));
-    }
-    let written = OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(&path)
-        .and_then(|mut file| file.write_all(text.as_bytes()));
-    if let Err(error) = written {
-        report::once(format_args!("{REPORT_FILE}={}: {error}", path.display()));
-    }
+        unpatched::line(kind.soname(), hook.symbol, state)
+    };
+    unpatched::write_report(|| {
+        hooks::all().filter(|hook| hook.library == kind).map(line).collect()
+    });
 }
 
 #[cfg(test)]

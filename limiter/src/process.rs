@@ -20,7 +20,7 @@ use limits::Limits;
 use session::{Page, directory};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How long the process's exit waits for the limiter's threads to leave the driver.
 const GOVERNORS_LEAVE: Duration = Duration::from_millis(100);
@@ -30,6 +30,8 @@ const RECONCILER_LEAVES: Duration = Duration::from_millis(500);
 pub(crate) struct Process {
     config: Result<Config, LimiterFailure>,
     on_failure: OnFailure,
+    /// Found out when something could not be patched.
+    is_limited: OnceLock<bool>,
     session_dir: Mutex<Option<PathBuf>>,
     known: Mutex<HashMap<GpuId, Result<Option<&'static Device>, LimiterFailure>>>,
     by_ordinal: [AtomicPtr<Device>; MAX_DEVICES],
@@ -117,7 +119,7 @@ impl Process {
         if let Ok(config) = &config {
             report::enable_log(config.log.tracing());
             for warning in &config.warnings {
-                report::once(format_args!("{warning}"));
+                report::each_once(format_args!("{warning}"));
             }
         }
         // If the configuration cannot be read, the slow path denies the launch.
@@ -127,6 +129,7 @@ impl Process {
         Self {
             config,
             on_failure,
+            is_limited: OnceLock::new(),
             session_dir: Mutex::new(None),
             known: Mutex::new(HashMap::new()),
             by_ordinal: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_DEVICES],
@@ -140,7 +143,7 @@ impl Process {
     pub(crate) fn cuda(&self) -> Verdict<()> {
         if let Some(failure) = unpatched::failure()
             && self.config.as_ref().is_ok_and(|config| {
-                config.limits_anything() || self.devices().any(|device| device.ledger.is_limited())
+                self.is_limited(config) || self.devices().any(|device| device.ledger.is_limited())
             })
         {
             return self.fail(&LimiterFailure(failure.to_owned()));
@@ -152,10 +155,15 @@ impl Process {
         }
     }
 
+    /// Whether any limit holds in this process: one of its own, or one of the session that it belongs to.
+    fn is_limited(&self, config: &Config) -> bool {
+        *self.is_limited.get_or_init(|| device::is_limited(config))
+    }
+
     /// Whether devices have a page. A process without limits, in which some function could not be patched, is
     /// left alone: a limit that it gets later could not be enforced.
     fn keeps_account(&self, config: &Config) -> bool {
-        config.keeps_account() && (config.limits_anything() || unpatched::failure().is_none())
+        config.keeps_account() && (unpatched::failure().is_none() || self.is_limited(config))
     }
 
     /// A device's time limit was set or lifted: decides anew whether launches are looked at.

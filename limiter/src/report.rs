@@ -4,30 +4,75 @@
 use core::fmt::{self, Write};
 use core::mem;
 use core::ptr;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+use limits::Shown;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use std::collections::HashSet;
-use std::sync::Mutex;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
 
 /// How long a line waits until standard error can take it.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+/// How many different lines a process writes.
+const MOST: usize = 128;
 
-/// Writes a line to standard error, unless this process has written it before.
+/// The kinds of lines that were written: their hashes, and zeros behind them. There is no lock that a forked
+/// child could find taken, or a second thread be kept from.
+static SAID: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+
+/// Writes a line to standard error, unless this process has written it before. Lines that differ only in a
+/// number are the same line: the numbers in a damaged page may be others at each look.
 pub(crate) fn once(message: fmt::Arguments<'_>) {
+    say(message, hash_without_numbers);
+}
+
+/// The same, but lines that differ only in a number are different lines.
+pub(crate) fn each_once(message: fmt::Arguments<'_>) {
+    say(message, hash);
+}
+
+fn say(message: fmt::Arguments<'_>, hash: fn(&str) -> u64) {
     let mut line = String::new();
-    if writeln!(line, "sluice: {message}").is_err() {
-        return;
-    }
-    // Twice is better than never: after a fork the lock may belong to a thread that does not exist.
-    let first =
-        SAID.try_lock().map_or(true, |mut said| said.get_or_insert_default().insert(line.clone()));
-    if first {
+    // Some of it may come from others: a path, a name, a value.
+    let message = message.to_string();
+    if writeln!(line, "sluice: {}", Shown(&message)).is_ok() && is_first(&SAID, hash(&line)) {
         write_error(line.as_bytes());
     }
+}
+
+/// Whether a hash is new; `false`, too, if there is no more room.
+fn is_first(said: &[AtomicU64], hash: u64) -> bool {
+    for cell in said {
+        let found = match cell.compare_exchange(0, hash, Relaxed, Relaxed) {
+            Ok(_) => return true,
+            Err(found) => found,
+        };
+        if found == hash {
+            return false;
+        }
+    }
+    false
+}
+
+/// Not zero.
+fn hash(line: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    line.hash(&mut hasher);
+    hasher.finish().max(1)
+}
+
+fn hash_without_numbers(line: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for word in line.split_ascii_whitespace() {
+        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+        let is_number =
+            !bare.is_empty() && bare.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        if is_number { "0" } else { word }.hash(&mut hasher);
+    }
+    hasher.finish().max(1)
 }
 
 /// Writes to standard error in one piece, by the bare system call: no lock, no cancellation point. A standard
@@ -92,7 +137,8 @@ struct Stderr;
 
 impl std::io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        write_error(bytes);
+        let text = String::from_utf8_lossy(bytes);
+        write_error(format!("{}\n", Shown(text.trim_end_matches('\n'))).as_bytes());
         Ok(bytes.len())
     }
 
@@ -113,5 +159,36 @@ pub(crate) fn enable_log(level: Option<Level>) {
             .finish();
         // This is the library's own copy of the dispatcher; the program's is not touched.
         let _ = tracing::subscriber::set_global_default(log);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_differ_in_a_number_are_one_line() {
+        let damaged =
+            |bytes: u64| format!("slot {bytes} gives back {bytes} bytes: [{bytes}, 0].\n");
+        assert_eq!(hash_without_numbers(&damaged(1)), hash_without_numbers(&damaged(20_000)));
+        assert_ne!(hash(&damaged(1)), hash(&damaged(20_000)));
+        // Parts of names are no numbers.
+        assert_ne!(hash_without_numbers("GPU-1-2: no"), hash_without_numbers("GPU-1-3: no"));
+    }
+
+    #[test]
+    fn what_is_said_by_many_threads_is_said_once() {
+        let said = [const { AtomicU64::new(0) }; 16];
+        let firsts = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for hash in (1..=16).chain(1..=40) {
+                        firsts.fetch_add(u64::from(is_first(&said, hash)), Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(firsts.into_inner(), 16);
     }
 }

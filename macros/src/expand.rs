@@ -21,6 +21,7 @@ pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
             items.extend(hook(function, symbol, *changes_memory));
             let name = symbol.to_string();
             let (mut entry, slot) = names(symbol);
+            let patch = patch(symbol);
             if let Some(passes) = &function.jumps {
                 items.extend(tail_jump(symbol, passes));
                 entry = format_ident!("jump_{symbol}");
@@ -32,6 +33,7 @@ pub(crate) fn expand(declarations: &Declarations) -> TokenStream {
                     doc: #doc,
                     entry: #entry as *const ::core::ffi::c_void,
                     slot: &#slot,
+                    patch: &#patch,
                 },
             });
         }
@@ -53,6 +55,11 @@ fn names(symbol: &Ident) -> (Ident, Ident) {
     (format_ident!("hook_{symbol}"), format_ident!("SLOT_{symbol}"))
 }
 
+/// Holds what the function was patched with.
+fn patch(symbol: &Ident) -> Ident {
+    format_ident!("PATCH_{symbol}")
+}
+
 fn alias(function: &Function, symbol: &Ident) -> TokenStream {
     let types = function.arguments.iter().map(|(_, ty)| ty);
     let result = &function.result;
@@ -69,6 +76,7 @@ fn is_per_thread(symbol: &str) -> bool {
 
 fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStream {
     let (entry, slot) = names(symbol);
+    let patch = patch(symbol);
     let name = symbol.to_string();
     let per_thread = is_per_thread(&name);
     let arguments = function.arguments.iter().map(|(name, ty)| quote!(#name: #ty));
@@ -79,6 +87,8 @@ fn hook(function: &Function, symbol: &Ident, changes_memory: bool) -> TokenStrea
     quote! {
         #[allow(non_upper_case_globals)]
         static #slot: ::hook::Slot = ::hook::Slot::new();
+        #[allow(non_upper_case_globals)]
+        static #patch: ::hook::PatchedEntry = ::hook::PatchedEntry::new();
 
         #[allow(non_snake_case, clippy::too_many_arguments)]
         unsafe extern "C-unwind" fn #entry(#(#arguments),*) -> #result {

@@ -22,7 +22,7 @@ use proc_macro::TokenStream;
 ///
 /// For each function it generates, in the module where it stands:
 /// * a type alias with the function's name, in the module `signature`: the C function pointer;
-/// * a `Slot` for the trampoline;
+/// * a `Slot` for the trampoline, and a `PatchedEntry` for what the function was patched with;
 /// * a hook that calls the handler with a `Call` followed by the arguments. The `Call` holds the
 ///   original, what the function's name implies, and the process's value, which is made at the first
 ///   call. The hook lets no panic out; only the end of a cancelled thread may pass through it;
@@ -38,7 +38,7 @@ use proc_macro::TokenStream;
 /// Alternatives after `|` are further symbols with the same signature and handler. `=
 /// handler(CONSTANT)` passes the handler constants between the `Call` and the arguments. The names
 /// `Call`, `Hook`, `Library`, `guard` and `tail_jump` are taken from `crate::hooks`, `get` from
-/// `crate::process`, and `Slot` from `hook`.
+/// `crate::process`, `Slot` and `PatchedEntry` from `hook`.
 #[proc_macro]
 pub fn hooks(input: TokenStream) -> TokenStream {
     match syn::parse::<declaration::Declarations>(input) {

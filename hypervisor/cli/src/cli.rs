@@ -2,12 +2,12 @@
 
 use std::ffi::OsString;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use limits::memory::Part;
 use limits::named::Names;
 use limits::request::MemoryRequest;
-use limits::units::{Amount, MAX_WEIGHT, parse_amount, parse_percent};
+use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
 use limits::{Named, Policy, Priority, Request};
 
 /// What the options are called in errors.
@@ -99,7 +99,7 @@ pub struct RunArgs {
 
     /// A device the program may see, by its index in nvidia-smi or its UUID; repeat for more.
     /// Without it the program sees every device, and the limits apply to each.
-    #[arg(long, value_name = "INDEX|UUID")]
+    #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
     pub device: Vec<String>,
 
     /// Run on GPUs simulated in software instead of real ones.
@@ -107,7 +107,7 @@ pub struct RunArgs {
     pub fake_gpu: bool,
 
     /// Unix socket of the daemon that shares the devices between sessions; 'none' for no daemon.
-    #[arg(long, value_name = "PATH|none")]
+    #[arg(long, value_name = "PATH|none", value_parser = daemon())]
     pub daemon: Option<OsString>,
 
     /// The program and its arguments, after '--'.
@@ -121,16 +121,17 @@ pub struct LimitArgs {
     /// Device memory on each device, the CUDA contexts included: bytes, or with a suffix as in
     /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000), or a part of the device as in
     /// 50%. Below 1 MiB the suffix is needed.
-    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount)]
+    // A hyphen is let in, here and below: its own error says more than "unexpected argument".
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
     pub mem: Option<Amount>,
 
     /// How much of --mem may be on the device itself; what is allocated beyond it is placed on the
     /// host. With it --mem may be more than the device has.
-    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount)]
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
     pub mem_real: Option<Amount>,
 
     /// Share of each device's time in percent, above 0 and up to 100: 30, 12.5 or 30%.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub compute: Option<u32>,
 
     /// How the share is meant: fixed = never above it; balance = guaranteed, and idle time on top;
@@ -139,12 +140,12 @@ pub struct LimitArgs {
     pub policy: Option<Policy>,
 
     /// Policy balance: the part of each device's time that is never exceeded, at least --compute.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
     pub soft: Option<u32>,
 
     /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
     /// [default: the share in percent]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WEIGHT)))]
+    #[arg(long, value_name = "N", value_parser = parse_weight, allow_hyphen_values = true)]
     pub weight: Option<u32>,
 
     /// low = runs in what sessions of high priority leave, apart from a small part that keeps it
@@ -206,7 +207,7 @@ pub struct LimitArguments {
     pub session: String,
 
     /// Change only this device, by its index in nvidia-smi or its UUID.
-    #[arg(long, value_name = "INDEX|UUID")]
+    #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
     pub device: Option<String>,
 
     /// The new limits; what is not named stays as it is.
@@ -228,6 +229,16 @@ impl LimitArguments {
         }
         request
     }
+}
+
+/// What `--daemon` takes. An empty value is a variable that was not set.
+fn daemon() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(|value| {
+        if value.is_empty() {
+            return Err("expected the path of a socket, or 'none' for no daemon");
+        }
+        Ok(value)
+    })
 }
 
 /// The words of `--policy`.

@@ -21,6 +21,9 @@ pub mod status;
 use std::io::Write;
 use std::process::ExitCode;
 
+use ::limits::Shown;
+use clap::Parser;
+
 pub use error::{Error, ExitStatus};
 
 /// Carries out a command line.
@@ -45,7 +48,26 @@ pub fn main(cli: cli::Cli) -> ExitCode {
     }
 }
 
-/// Prints one line to stderr. A closed stderr is no reason to stop.
+/// Prints one line to stderr. Names and paths in it may be those of others. A closed stderr is no
+/// reason to stop.
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "sluice: {line}");
+    let _ = writeln!(std::io::stderr(), "sluice: {}", Shown(line));
+}
+
+/// Reads the command line, and prints what it lacks.
+///
+/// # Errors
+/// The status to end with: the command line is wrong, or asked for help.
+pub fn command_line() -> Result<cli::Cli, ExitCode> {
+    cli::Cli::try_parse().map_err(|error| {
+        if !error.use_stderr() {
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        // The text repeats arguments as they were given.
+        for line in error.render().to_string().lines() {
+            let _ = writeln!(std::io::stderr(), "{}", Shown(line));
+        }
+        ExitCode::from(ExitStatus::Usage as u8)
+    })
 }

@@ -2,9 +2,10 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ::limits::gpu::GpuChoice;
-use ::limits::units::Size;
+use ::limits::units::{Size, parse_whole};
 use ::limits::{GpuId, Limits, RequestError};
 use session::Page;
 use session::directory::{self, Found};
@@ -14,6 +15,9 @@ use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
 use super::parts::{self, Parts};
 use super::{Error, limits, say};
+
+/// How long other changes of the same limits are waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Changes the limits of a session on all of its devices. If one of them cannot be changed, none
 /// is.
@@ -35,7 +39,16 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
     let session = choose(&listing.sessions, &arguments.session)?;
     let devices = known_devices(session);
     let mut changes = Vec::new();
+    let until = Instant::now() + PATIENCE;
     for page in chosen_pages(session, arguments.device.as_deref(), devices.as_deref())? {
+        // Until all pages are changed.
+        if !page.lock_limits(until) {
+            say(&format!(
+                "{}: another process has been changing the limits for {} s; not waiting for it",
+                page.device(),
+                PATIENCE.as_secs()
+            ));
+        }
         let (before, uuid) = (page.look()?.limits(), page.device());
         let device = devices.iter().flatten().find(|device| device.uuid == uuid);
         let name = device.map_or_else(|| uuid.to_string(), VisibleGpu::title);
@@ -62,7 +75,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     let begins = |session: &&Found| session.name.starts_with(wanted);
     let mut matching: Vec<&Found> = sessions.iter().filter(named).collect();
     if matching.is_empty()
-        && let Ok(pid) = wanted.parse()
+        && let Some(pid) = parse_whole(wanted)
     {
         matching = sessions.iter().filter(|session| has_process(session, pid)).collect();
     }
@@ -71,7 +84,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     }
     match matching.as_slice() {
         [session] => Ok(session),
-        [] if wanted.parse().is_ok_and(|pid| start_time(pid).is_some()) => {
+        [] if parse_whole(wanted).is_some_and(|pid| start_time(pid).is_some()) => {
             Err(Error::Usage(format!(
                 "process {wanted} is in no session that this user can change: what can be limited is \
                  what 'sluice run' starts, and what is started with the limiter preloaded and a \

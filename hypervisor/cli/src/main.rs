@@ -4,8 +4,9 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    sluice::main(sluice::cli::Cli::parse())
+    match sluice::command_line() {
+        Ok(cli) => sluice::main(cli),
+        Err(status) => status,
+    }
 }

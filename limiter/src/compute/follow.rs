@@ -43,7 +43,8 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
             apply(gate, &page.limits(), changed);
             followed = Some(count);
         }
-        match futex::wait(&page.limit_changes, futex::Flags::empty(), count, Some(&PERIOD)) {
+        let (changes, any) = (&page.limit_changes, futex::Flags::empty());
+        match own_thread::asleep(|| futex::wait(changes, any, count, Some(&PERIOD))) {
             Err(Errno::TIMEDOUT) => {}
             Ok(()) | Err(Errno::AGAIN | Errno::INTR) => clock::sleep(DEBOUNCE_NS),
             // No sleeping on this page.

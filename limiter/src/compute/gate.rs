@@ -6,6 +6,7 @@ use super::lane::Lane;
 use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
+use crate::own_thread;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
@@ -280,7 +281,8 @@ impl Gate {
     /// early.
     pub(super) fn await_demand(&self, rings: u32) {
         if !self.is_wanted() {
-            let _ = futex::wait(&self.bell, futex::Flags::PRIVATE, rings, None);
+            let private = futex::Flags::PRIVATE;
+            let _ = own_thread::asleep(|| futex::wait(&self.bell, private, rings, None));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use limits::RequestError;
+use limits::shown::Cut;
 
 /// Characters of a value that an error shows.
 const SHOWN: usize = 160;
@@ -61,17 +62,6 @@ pub(super) struct OneLine<'a>(pub(super) &'a str);
 
 impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (count, c) in self.0.chars().enumerate() {
-            if count == SHOWN {
-                return f.write_str("...");
-            }
-            // Format characters (text direction, for example) can garble a terminal as well.
-            if c.is_control() || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}') {
-                write!(f, "{}", c.escape_default())?;
-            } else {
-                write!(f, "{c}")?;
-            }
-        }
-        Ok(())
+        Cut(self.0, SHOWN).fmt(f)
     }
 }

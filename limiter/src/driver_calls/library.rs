@@ -2,12 +2,15 @@
 
 use core::ffi::c_void;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use hook::loader;
 
 /// The loader's handle; null once the library is kept. A static, because libraries come and go before the
 /// process's first call, and stay loaded in a forked child.
 static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether the driver stays loaded. A static for the same reason.
+static KEPT: AtomicBool = AtomicBool::new(false);
 
 /// The driver has been patched.
 pub(crate) fn loaded(handle: *const c_void) {
@@ -23,8 +26,18 @@ pub(crate) fn unloaded() {
 /// program that unloads it does not know of them. Must be called from a call into the driver, without a lock.
 pub(crate) fn keep() {
     let handle = DRIVER.swap(ptr::null_mut(), Ordering::AcqRel);
-    // SAFETY: null, or a library that stays loaded at least as long as it is being called.
-    if !handle.is_null() && !unsafe { loader::keep(handle) } {
+    if handle.is_null() {
+        return;
+    }
+    // SAFETY: a library that stays loaded at least as long as it is being called.
+    if unsafe { loader::keep(handle) } {
+        KEPT.store(true, Ordering::Release);
+    } else {
         tracing::warn!("the driver cannot be kept loaded");
     }
+}
+
+/// Whether the driver stays loaded, whatever the program does.
+pub(crate) fn is_kept() -> bool {
+    KEPT.load(Ordering::Acquire)
 }

@@ -4,7 +4,7 @@ use super::Call;
 use crate::device::Device as LimitedDevice;
 use crate::process::Process;
 use crate::verdict::Verdict;
-use crate::{compute, driver_calls};
+use crate::{compute, driver_calls, unpatched};
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
@@ -42,12 +42,21 @@ fn written(context: *mut Context) -> usize {
 }
 
 fn init(call: Call<signature::cuInit>, flags: c_uint) -> CuResult {
+    // SAFETY: the driver is being called.
+    unsafe { super::look_at_patches(super::Library::Cuda) };
     if let Verdict::Denied = call.process.cuda() {
         return CuResult::NOT_PERMITTED;
     }
     compute::driver_starts();
     // SAFETY: the program's own arguments.
-    unsafe { (call.original)(flags) }
+    let result = unsafe { (call.original)(flags) };
+    if result.is_ok() && !super::info::calls_arrive() {
+        unpatched::missed(super::Library::Cuda.soname(), "cuDriverGetVersion");
+        if let Verdict::Denied = call.process.cuda() {
+            return CuResult::NOT_PERMITTED;
+        }
+    }
+    result
 }
 
 /// Makes a context by `make`, under `Contexts::change`, if the device has a ledger; otherwise calls the
@@ -58,6 +67,8 @@ fn made_on(
     original: impl FnOnce() -> CuResult,
     make: impl FnOnce(&'static LimitedDevice) -> CuResult,
 ) -> CuResult {
+    // SAFETY: the driver is being called.
+    unsafe { super::look_at_patches(super::Library::Cuda) };
     match process.device(device) {
         Verdict::Limited(limited) => {
             process.memory.prepare_for_contexts();

@@ -4,7 +4,8 @@ use super::Call;
 use crate::memory::DeviceMemory;
 use crate::process::Process;
 use crate::verdict::Verdict;
-use core::ffi::c_uint;
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
 use driver::cuda::{CuResult, Device};
 
 macros::hooks! {
@@ -15,8 +16,37 @@ macros::hooks! {
     /// The 32-bit form of CUDA 3.1.
     fn cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) -> CuResult = mem_get_info_32;
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) -> CuResult = total_mem;
+    /// The limiter calls it once itself, to see that calls arrive.
+    fn cuDriverGetVersion(version: *mut c_int) -> CuResult = version;
     /// The 32-bit form of CUDA 3.1.
     fn cuDeviceTotalMem(bytes: *mut c_uint, device: Device) -> CuResult = total_mem_32;
+}
+
+/// Whether a call of `cuDriverGetVersion` has arrived here. A static, because the patched code is the same in a
+/// forked child.
+static ARRIVED: AtomicBool = AtomicBool::new(false);
+
+fn version(call: Call<signature::cuDriverGetVersion>, version: *mut c_int) -> CuResult {
+    ARRIVED.store(true, Ordering::Relaxed);
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(version) }
+}
+
+/// Whether a call into the driver arrives in its hook: makes one, unless it is known. True where the driver lacks
+/// the function. Must be called while the driver is being called, so that it stays loaded.
+pub(super) fn calls_arrive() -> bool {
+    let address = PATCH_cuDriverGetVersion.address();
+    if address.is_null() || ARRIVED.load(Ordering::Relaxed) {
+        return true;
+    }
+    let mut number = 0;
+    // SAFETY: the function of this name, of this signature.
+    let called = unsafe {
+        core::mem::transmute::<*const c_void, signature::cuDriverGetVersion>(address)(
+            &raw mut number,
+        )
+    };
+    called.is_ok() && ARRIVED.load(Ordering::Relaxed)
 }
 
 /// A size in an interface's width. A size that does not fit is reported as the largest that does.

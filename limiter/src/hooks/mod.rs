@@ -28,11 +28,12 @@ mod virtual_memory;
 mod waits;
 
 use crate::process::Process;
+use crate::unpatched;
 use core::ffi::c_void;
 use core::fmt;
 use driver::cuda::CuResult;
 use driver::nvml::NvmlReturn;
-use hook::Slot;
+use hook::{PatchedEntry, Slot};
 use std::panic::{self, AssertUnwindSafe};
 
 /// Which library a function belongs to.
@@ -67,6 +68,8 @@ pub(crate) struct Hook {
     pub(crate) entry: *const c_void,
     /// Holds the trampoline's address.
     pub(crate) slot: &'static Slot,
+    /// What it was patched with.
+    pub(crate) patch: &'static PatchedEntry,
 }
 
 // SAFETY: the entry is the address of a function.
@@ -121,6 +124,27 @@ fn caught<R: Outcome>(symbol: &'static str, handler: impl FnOnce() -> R) -> R {
         crate::report::once(format_args!("internal error in {symbol}; the call fails"));
         R::FAILED
     })
+}
+
+/// Looks whether the patches of a library are still there: anybody in the process can write over them. The first
+/// that is gone is noted. Costs a few microseconds.
+///
+/// # Safety
+/// The library must stay loaded during the call.
+pub(crate) unsafe fn look_at_patches(library: Library) {
+    if unpatched::failure().is_some() {
+        return;
+    }
+    let mut hooks = all().filter(|hook| hook.library == library);
+    // SAFETY: the caller's.
+    if let Some(lost) = hooks.find(|hook| !unsafe { hook.patch.is_intact() }) {
+        unpatched::note(format!(
+            "{}: its first instructions were changed after it was patched, so calls of it may not reach Sluice",
+            lost.symbol
+        ));
+        // From now on launches must be looked at even if no time limit is set.
+        crate::compute::set_gated(None);
+    }
 }
 
 /// Every function that is patched if it exists.

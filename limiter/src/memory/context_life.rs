@@ -1,27 +1,31 @@
 //! How contexts begin and end, and what they take of a device's memory.
 //!
-//! The driver does not say how much a context takes before it exists. The size measured for a first context
-//! of the session is reserved for the next one. What the context really took is read from NVML afterwards. A
-//! context that turns out not to fit is destroyed again.
+//! The driver does not say how much a context takes before it exists. So the session's first context is made
+//! alone, and the size measured for it is reserved for the next one. What a context really took is read from NVML
+//! afterwards. A context that turns out not to fit is destroyed again.
 
 use super::contexts::Green;
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
 use super::images::Images;
-use super::refusal::refused;
+use super::refusal::{Why, refused};
 use super::reserve::Reserve;
 use super::seen::Processes;
 use crate::ledger::DeviceLedger;
-use crate::report;
+use crate::{clock, report};
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::{self, CuResult};
+use session::First;
 use session::layout::MemoryKind;
 
 /// Assumed if NVML cannot be asked: what a context takes on current devices.
 const ASSUMED_BYTES: u64 = 512 << 20;
 /// A measured size outside these bounds is not that of a context.
-const LEAST_BYTES: u64 = 16 << 20;
+const LEAST_BYTES: u64 = 1 << 20;
 const MOST_BYTES: u64 = 4 << 30;
+/// How long the measurement of the session's first context is waited for. The driver takes 0.2 to 2 s.
+const PATIENCE_NS: u64 = 5_000_000_000;
+const STEP_NS: u64 = 1_000_000;
 
 /// Runs a call that makes a context. After success `handle` returns it; `undo` destroys it. Must be called
 /// under [`Contexts::change`](super::contexts::Contexts::change).
@@ -33,9 +37,9 @@ pub(super) fn create(
     undo: impl FnOnce(),
 ) -> CuResult {
     let ledger = device.ledger;
-    let known = ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
+    let (known, first) = size_or_turn(ledger);
     let Some(reservation) = reserve.reserve(device, MemoryKind::Context, known) else {
-        return too_small(ledger, known);
+        return too_small(ledger, Made::Context, known);
     };
     let before = MemoryReading::now(&reserve.holdings, device);
     let result = call();
@@ -54,12 +58,15 @@ pub(super) fn create(
             .context_bytes
             .fetch_update(Relaxed, Relaxed, |old| (old == 0 || measured < old).then_some(measured));
     }
+    // Not earlier: a context that does not fit is gone before the next one is made.
+    let _first = first;
+    let made = if took.is_some() || known > 0 { Made::Context } else { Made::Unmeasured };
     let took = took.unwrap_or(if known > 0 { known } else { ASSUMED_BYTES });
     if took > known {
-        let Some(rest) = reserve.reserve(device, MemoryKind::Context, took - known) else {
+        let Some(rest) = reserve.reserve_taken(device, MemoryKind::Context, took - known) else {
             undo();
             drop(reservation);
-            return too_small(ledger, took);
+            return too_small(ledger, made, took);
         };
         rest.keep();
     }
@@ -70,6 +77,30 @@ pub(super) fn create(
     device.contexts.set(handle(), took);
     tracing::debug!("device {}: a context took {took} bytes", ledger.uuid());
     result
+}
+
+/// The size of a context; zero while it is not known. Then this process may make the first one, alone, or has
+/// waited for another one in vain. Without NVML there is nothing to wait for.
+fn size_or_turn(ledger: &DeviceLedger) -> (u64, Option<First<'_>>) {
+    let size = || ledger.page().map_or(0, |page| page.context_bytes.load(Relaxed));
+    let known = size();
+    if known > 0 || Processes::now(ledger).is_none() {
+        return (known, None);
+    }
+    let until = clock::now().saturating_add(PATIENCE_NS);
+    while clock::now() < until {
+        let first = ledger.membership().go_first();
+        // The one before may have just come to its end.
+        let known = size();
+        if known > 0 || ledger.page().is_none() {
+            return (known, None);
+        }
+        if first.is_some() {
+            return (0, first);
+        }
+        clock::sleep(STEP_NS);
+    }
+    (0, None)
 }
 
 /// Runs a call that makes a green context in an existing primary context. It takes little memory. The size is
@@ -93,9 +124,9 @@ pub(super) fn create_green(
         .filter(|&took| took <= MOST_BYTES)
         .unwrap_or(0);
     if took > 0 {
-        let Some(reservation) = reserve.reserve(device, MemoryKind::Context, took) else {
+        let Some(reservation) = reserve.reserve_taken(device, MemoryKind::Context, took) else {
             undo();
-            return too_small(device.ledger, took);
+            return too_small(device.ledger, Made::Green, took);
         };
         reservation.keep();
     }
@@ -168,17 +199,29 @@ impl MemoryReading {
     }
 }
 
-fn too_small(device: &DeviceLedger, context: u64) -> CuResult {
-    let Some((limit, used)) = device.open().map(|opened| (opened.limit(), opened.used())) else {
-        return refused(device, context);
+/// What is about to be made, or was made and taken down again.
+#[derive(Clone, Copy)]
+enum Made {
+    Context,
+    /// NVML does not show what it takes.
+    Unmeasured,
+    Green,
+}
+
+fn too_small(device: &DeviceLedger, made: Made, bytes: u64) -> CuResult {
+    let Some(why) = device.open().map(|opened| Why::of(&opened, bytes)) else {
+        return refused(device, bytes);
+    };
+    let takes = match made {
+        Made::Context => "a CUDA context takes",
+        Made::Unmeasured => "NVML does not show what a CUDA context takes, which is assumed to be",
+        Made::Green => "a green context takes",
     };
     const MIB: u64 = 1 << 20;
     report::once(format_args!(
-        "device {}: a CUDA context takes {} MiB; the memory limit of {} MiB, of which {} MiB are in use, has no room for it",
+        "device {}: {takes} {} MiB; {why} for it",
         device.uuid(),
-        context.div_ceil(MIB),
-        limit / MIB,
-        used.div_ceil(MIB),
+        bytes.div_ceil(MIB),
     ));
     CuResult::OUT_OF_MEMORY
 }

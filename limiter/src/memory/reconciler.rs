@@ -12,7 +12,7 @@ use super::oversubscribe::HostPlaced;
 use super::reconcile::Reconciliations;
 use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
-use crate::report;
+use crate::{own_thread, report, unpatched};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Release};
 use core::time::Duration;
@@ -67,15 +67,18 @@ fn keep(visits: &Visits, charge: Charge) {
         wanted |= charge.bell.was_rung();
         let since = looked.map_or(PERIOD, |looked| looked.elapsed());
         if since >= PERIOD || (wanted && since >= DEBOUNCE) {
-            wanted = in_driver(visits, || charge.look());
+            wanted = in_driver(visits, || {
+                unpatched::check();
+                charge.look()
+            });
             looked = Some(Instant::now());
         }
         if in_driver(visits, || charge.placed.carry_out_frees(0)) {
-            std::thread::sleep(FREES);
+            own_thread::asleep(|| std::thread::sleep(FREES));
         } else if wanted {
-            std::thread::sleep(DEBOUNCE);
+            own_thread::asleep(|| std::thread::sleep(DEBOUNCE));
         } else {
-            charge.bell.sleep(PERIOD);
+            own_thread::asleep(|| charge.bell.sleep(PERIOD));
         }
     }
 }

@@ -1,13 +1,77 @@
-//! Refused allocations.
+//! Refused allocations, and the bound that each of them met.
 
 use crate::ledger::DeviceLedger;
 use crate::report;
+use core::fmt;
 use driver::cuda::CuResult;
-use session::ledger::Placement;
+use session::ledger::{Ledger, MemoryBound, MemoryRefused, Placement};
+
+const MIB: u64 = 1 << 20;
+
+/// Why bytes cannot be had on the device, in words.
+pub(super) enum Why {
+    /// A bound of the ledger.
+    Bound(MemoryRefused),
+    /// By the ledger they fit. NVML shows that processes of the session have more than it says.
+    Driver { limit: u64, used: u64 },
+}
+
+impl Why {
+    pub(super) fn of(opened: &Ledger<'_>, asked: u64) -> Self {
+        match opened.place(asked) {
+            Err(refused) => Self::Bound(refused),
+            Ok(Placement::Host) => Self::Bound(MemoryRefused {
+                asked,
+                used: opened.on_device(),
+                limit: opened.real_limit(),
+                bound: MemoryBound::Real,
+            }),
+            Ok(Placement::Device) => Self::Driver { limit: opened.limit(), used: opened.used() },
+        }
+    }
+
+    /// Whether the limit would have room, but not on the device itself.
+    const fn is_of_real_part(&self) -> bool {
+        matches!(self, Self::Bound(MemoryRefused { bound: MemoryBound::Real, .. }))
+    }
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (limit, used) = match self {
+            Self::Bound(MemoryRefused { limit, used, .. }) | Self::Driver { limit, used } => {
+                (limit / MIB, used.div_ceil(MIB))
+            }
+        };
+        match self {
+            Self::Bound(refused) if refused.bound == MemoryBound::Limit => {
+                write!(
+                    f,
+                    "the memory limit of {limit} MiB, of which {used} MiB are in use, has no room"
+                )
+            }
+            Self::Bound(_) => write!(
+                f,
+                "the part of the memory limit that may be on the device, {limit} MiB, of which {used} MiB are in use, has no room"
+            ),
+            Self::Driver { .. } => write!(
+                f,
+                "the memory limit of {limit} MiB, of which {used} MiB are in use and more is taken by the driver itself, has no room"
+            ),
+        }
+    }
+}
 
 /// Logs a refusal of memory that can only be on the device, and returns its error.
 pub(super) fn refused(device: &DeviceLedger, asked: u64) -> CuResult {
-    say_if_real_share_is_used_up(device, asked);
+    let why = device.open().map(|opened| Why::of(&opened, asked));
+    if let Some(why) = why.filter(Why::is_of_real_part) {
+        report::once(format_args!(
+            "device {}: {} MiB are refused: {why}, and memory of graphs, arrays or cuMemCreate cannot be placed on the host",
+            device.uuid(),
+            asked.div_ceil(MIB),
+        ));
+    }
     declined(device, asked)
 }
 
@@ -16,12 +80,9 @@ pub(super) fn declined(device: &DeviceLedger, asked: u64) -> CuResult {
     let Some(opened) = device.open() else {
         return if device.is_denied() { CuResult::NOT_PERMITTED } else { CuResult::OUT_OF_MEMORY };
     };
-    let (used, limit, real) = (opened.used(), opened.limit(), opened.real_limit());
+    let why = Why::of(&opened, asked);
     drop(opened);
-    tracing::debug!(
-        "device {}: {asked} bytes do not fit: {used} of {limit} bytes ({real} on the device itself) are in use",
-        device.uuid()
-    );
+    tracing::debug!("device {}: {asked} bytes are refused: {why}", device.uuid());
     CuResult::OUT_OF_MEMORY
 }
 
@@ -30,18 +91,4 @@ pub(super) fn is_over(device: &DeviceLedger) -> bool {
     device.open().is_some_and(|opened| {
         opened.used() > opened.limit() || opened.on_device() > opened.real_limit()
     })
-}
-
-/// Reports that an allocation would have fitted into the limit, but cannot be placed on the host.
-fn say_if_real_share_is_used_up(device: &DeviceLedger, bytes: u64) {
-    let Some(opened) = device.open() else { return };
-    let (place, real) = (opened.place(bytes), opened.real_limit());
-    drop(opened);
-    if matches!(place, Ok(Placement::Host)) {
-        report::once(format_args!(
-            "device {}: the {} MiB of the memory limit that may be on the device are used up, and memory of graphs, arrays or cuMemCreate cannot be placed on the host; such allocations fail",
-            device.uuid(),
-            real >> 20,
-        ));
-    }
 }

@@ -52,6 +52,21 @@ impl Reserve {
         self.by(&[Effort::Nothing], device, kind, bytes)
     }
 
+    /// Reserves for memory that the driver has taken already. NVML is not asked: it shows that memory, and so
+    /// it would count twice.
+    pub(super) fn reserve_taken(
+        &self,
+        device: &'static DeviceMemory,
+        kind: MemoryKind,
+        bytes: u64,
+    ) -> Option<Reservation> {
+        let reserve = || Reservation::new(device, kind, bytes).map(|(reservation, _)| reservation);
+        reserve().or_else(|| {
+            self.holdings.refresh(device, true);
+            reserve()
+        })
+    }
+
     /// Reserves again after something was given back.
     pub(super) fn reserve_again(
         &self,

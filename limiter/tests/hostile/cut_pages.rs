@@ -1,1 +1,27 @@
 //! Pages that are cut or zeroed while threads run.
+
+use crate::common::{COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Stage, UUIDS, first_device, outcome};
+
+/// Whatever becomes of the page, and however many threads notice it: it is said once.
+#[test]
+fn a_page_that_is_spoilt_while_threads_run_is_said_once() {
+    for how in ["cut", "half", "zero", "noise", "slots", "again", "middle"] {
+        let stage = Stage::new();
+        let program = stage.compile("spoil.c", "spoil", &[]);
+        let page = stage.session("session").join(format!("{}.page", UUIDS[0]));
+        let mut command = stage.limited(program);
+        command.arg(page).args([how, "24", "400"]);
+        command.env(MEMORY_LIMIT, first_device(2 * GIB)).env(COMPUTE_LIMIT, first_device(50));
+        let seen = outcome(&mut command);
+        let lines = seen.complaints();
+        println!(
+            "{how}: {} {} lines {:#?}",
+            seen.stdout,
+            lines.len(),
+            &lines[..lines.len().min(8)]
+        );
+        // Where only slots are zeroed, a release may find too little before the next look finds the damage.
+        let most = if how == "middle" { 2 } else { 1 };
+        assert!(seen.code() == 0 && (1..=most).contains(&lines.len()), "{how}: {seen:#?}");
+    }
+}

@@ -120,6 +120,21 @@ static void send(void) {
     }
 }
 
+/* The signal waits until the program lets it come. */
+static void hold_back(void) {
+    sigset_t only, pending;
+    sigemptyset(&only);
+    sigaddset(&only, SIGBUS);
+    pthread_sigmask(SIG_BLOCK, &only, NULL);
+    kill(getpid(), SIGBUS);
+    usleep(100000);
+    sigpending(&pending);
+    say("pending: %d\n", sigismember(&pending, SIGBUS));
+    if (sigsetjmp(again, 0) == 0)
+        pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+    pthread_sigmask(SIG_UNBLOCK, &only, NULL);
+}
+
 static pthread_t first_thread;
 static int ends[2];
 
@@ -177,6 +192,8 @@ static void happen(const char *event) {
         send();
     } else if (!strcmp(event, "sent-to-child")) {
         in_child(send);
+    } else if (!strcmp(event, "hold-back")) {
+        hold_back();
     } else if (!strcmp(event, "wait")) {
         wait_in_read();
     } else {

@@ -113,6 +113,11 @@ int main(int argc, char **argv) {
     } else if (!strcmp(how, "second-copy")) {
         use(open_driver(RTLD_NOW));
         try_copy(dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW));
+    } else if (!strcmp(how, "then")) {
+        use(open_driver(RTLD_NOW));
+        printf("loaded=%d\n", dlopen(argv[2], RTLD_NOW) != NULL);
+    } else if (!strcmp(how, "path")) {
+        use(dlopen(argv[2], RTLD_NOW));
     } else if (!strcmp(how, "second-path")) {
         use(open_driver(RTLD_NOW));
         try_copy(dlopen(argv[2], RTLD_NOW | RTLD_LOCAL));

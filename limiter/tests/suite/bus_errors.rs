@@ -81,7 +81,7 @@ fn a_handler_of_the_programs_own_sees_what_it_would_see() {
                 let seen = bus.as_native(handler, order, event).succeeded();
                 assert_eq!(seen.stdout.matches("recovered").count(), 2, "{seen:#?}");
             }
-            for event in ["sent", "sent-to-child", "wait"] {
+            for event in ["sent", "sent-to-child", "wait", "hold-back"] {
                 let seen = bus.as_native(handler, order, event).succeeded();
                 assert!(seen.stdout.contains("handler: 7"), "{seen:#?}");
             }

@@ -60,6 +60,11 @@ pub trait HookEngine {
     /// The engine's name in logs and reports.
     fn name(&self) -> &'static str;
 
+    /// Whether the jump may lead to code of the engine's own, which calls the detour.
+    fn goes_through_own_code(&self) -> bool {
+        false
+    }
+
     /// Redirects `target` to `detour` for the rest of the process and puts the trampoline into
     /// `slot`.
     ///

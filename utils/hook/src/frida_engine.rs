@@ -36,6 +36,11 @@ impl HookEngine for FridaEngine {
         "frida-gum"
     }
 
+    /// Where `replace` is used.
+    fn goes_through_own_code(&self) -> bool {
+        true
+    }
+
     unsafe fn install(
         &mut self,
         target: *const c_void,

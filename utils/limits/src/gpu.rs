@@ -204,7 +204,7 @@ impl FromStr for GpuChoice {
 
     fn from_str(text: &str) -> Result<Self, GpuKeyError> {
         let text = text.trim();
-        if let Ok(index) = text.parse() {
+        if let Some(index) = parse_whole(text) {
             return Ok(Self::Index(index));
         }
         match Kind::split(text) {

@@ -7,6 +7,7 @@
 //! * [`policy`]: what a compute share means, and which sessions make room for others
 //! * [`units`]: sizes, percentages and weights, as users write them
 //! * [`gpu`]: the identity of a GPU
+//! * [`shown`]: text that others have chosen, for a terminal
 //! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
 //! * [`session_name`]: the names of sessions' folders, and what of them may be printed
 //! * [`mod@env`]: the environment variables by which the parts find each other
@@ -23,6 +24,7 @@ pub mod named;
 pub mod policy;
 pub mod request;
 pub mod session_name;
+pub mod shown;
 pub mod units;
 
 pub use compute::ComputeLimit;
@@ -32,6 +34,7 @@ pub use memory::MemoryLimit;
 pub use named::Named;
 pub use policy::{Policy, Priority};
 pub use request::Request;
+pub use shown::Shown;
 
 /// What a session may take of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,5 +1,7 @@
 //! Sizes, percentages and weights as people write them.
 
+use crate::shown::Cut;
+
 /// One percent in parts per million, the unit in which shares are kept.
 pub const PPM_PER_PERCENT: u32 = 10_000;
 /// The whole, in parts per million.
@@ -19,20 +21,25 @@ pub const fn default_weight(share_ppm: u32) -> u32 {
     if percent == 0 { 1 } else { percent }
 }
 
+/// Characters of a text that an error shows.
+const SHOWN: usize = 160;
+
 /// A text that is not a size or a percentage.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
     /// Not a size.
     #[error(
-        "'{0}' is not a size: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB"
+        "'{}' is not a size: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB",
+        Cut(.0, SHOWN)
     )]
     Size(String),
     /// A size that does not fit into 64 bits.
-    #[error("'{0}' is too large: sizes go up to 16 EiB")]
+    #[error("'{}' is too large: sizes go up to 16 EiB", Cut(.0, SHOWN))]
     TooLarge(String),
     /// Neither a size above 0 nor a percentage.
     #[error(
-        "'{0}' is not a size above 0: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB, or a percentage of the device such as 50%"
+        "'{}' is not a size above 0: expected bytes or a number with a suffix, such as 1073741824, 512MiB, 8GiB, 1.5g or 2GB, or a percentage of the device such as 50%",
+        Cut(.0, SHOWN)
     )]
     Amount(String),
     /// A small number whose unit was forgotten.
@@ -48,11 +55,12 @@ pub enum UnitError {
         unit: &'static str,
     },
     /// Not a weight.
-    #[error("'{0}' is not a weight: expected a whole number from 1 to {MAX_WEIGHT}")]
+    #[error("'{}' is not a weight: expected a whole number from 1 to {MAX_WEIGHT}", Cut(.0, SHOWN))]
     Weight(String),
     /// Not a percentage.
     #[error(
-        "'{0}' is not a percentage: expected a number above 0 and up to 100, such as 25, 12.5 or 30%"
+        "'{}' is not a percentage: expected a number above 0 and up to 100, such as 25, 12.5 or 30%",
+        Cut(.0, SHOWN)
     )]
     Percent(String),
 }
@@ -114,17 +122,21 @@ impl core::fmt::Display for Percent {
     }
 }
 
-/// Splits off the number at the start and scales it. Exact for whole numbers; decimals are rounded
-/// down to a byte.
+/// The decimal places that count: a calculator gives more of them.
+const PLACES: usize = 9;
+
+/// Scales a number without sign, in digits and at most one point. Exact for whole numbers; others are
+/// rounded down.
 fn scale(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 9 {
+    if whole.is_empty() || !digits(whole) || !digits(fraction) {
         return None;
     }
     if number.contains('.') && fraction.is_empty() {
         return None;
     }
+    let fraction = fraction.get(..PLACES).unwrap_or(fraction);
     let whole: u128 = whole.parse().ok()?;
     let fraction_value: u128 = if fraction.is_empty() { 0 } else { fraction.parse().ok()? };
     let denominator = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
@@ -208,6 +220,9 @@ pub fn parse_whole(text: &str) -> Option<u32> {
     (digits && canonical).then(|| text.parse().ok())?
 }
 
+/// What a millionth is divided into while a percentage is read.
+const FINE: u128 = 10_u128.pow(9);
+
 /// Reads a share of a device in percent, `%` optional, and returns it in parts per million.
 ///
 /// # Errors
@@ -216,9 +231,10 @@ pub fn parse_percent(text: &str) -> Result<u32, UnitError> {
     let invalid = || UnitError::Percent(text.to_owned());
     let trimmed = text.trim();
     let number = trimmed.strip_suffix('%').unwrap_or(trimmed).trim_end();
-    let ppm = scale(number, u128::from(PPM_PER_PERCENT)).ok_or_else(invalid)?;
-    match u32::try_from(ppm) {
-        Ok(ppm @ 1..=PPM_ONE) => Ok(ppm),
+    // In billionths of a millionth: what is above 100 by however little is refused, not rounded.
+    let fine = scale(number, u128::from(PPM_PER_PERCENT) * FINE).ok_or_else(invalid)?;
+    match u32::try_from(fine / FINE) {
+        Ok(ppm @ 1..=PPM_ONE) if fine <= u128::from(PPM_ONE) * FINE => Ok(ppm),
         _ => Err(invalid()),
     }
 }
@@ -295,6 +311,34 @@ mod tests {
         assert_eq!(Amount::Ppm(125_000).to_string(), "12.5%");
         assert_eq!([0, 1, 10_000, 10_001, PPM_ONE].map(default_weight), [1, 1, 1, 2, 100]);
         assert_eq!(Size(1).to_string() + &Size(0).to_string(), "1B0B");
+    }
+
+    #[test]
+    fn a_calculators_decimals_are_accepted() {
+        assert_eq!(parse_percent("33.333333333333336"), Ok(333_333));
+        assert_eq!(parse_percent("0.30000000000000004%"), Ok(3_000));
+        assert_eq!(parse_size("1.3333333333333333GiB"), Ok(1_431_655_764));
+        for more in ["100.0000001", "100.000000001", "100.00001%"] {
+            assert!(parse_percent(more).is_err(), "{more}");
+        }
+    }
+
+    #[test]
+    fn errors_show_a_text_of_any_length_and_kind_on_one_line() {
+        let long = "9".repeat(100_000) + "\u{202e}\u{1b}[2J";
+        for text in [long.as_str(), "8\nGiB\u{202e}", "８GiB", "8\u{1b}[31m"] {
+            let errors = [
+                parse_size(text).unwrap_err(),
+                parse_amount(text).unwrap_err(),
+                parse_percent(text).unwrap_err(),
+                parse_weight(text).unwrap_err(),
+            ];
+            for error in errors.map(|error| error.to_string()) {
+                assert!(error.len() < 500, "{}", error.len());
+                let hidden = |c: char| c.is_control() || c == '\u{202e}';
+                assert!(!error.contains(hidden), "{error:?}");
+            }
+        }
     }
 
     #[test]

@@ -49,6 +49,14 @@ pub struct DeviceReport {
     pub compute: ComputeReport,
     /// Its processes.
     pub processes: Vec<ProcessReport>,
+    /// How many of these may have ended: that could not be told, or not in time.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unknown: usize,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+const fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// Memory of a session on one device, in bytes.

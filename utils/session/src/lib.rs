@@ -27,6 +27,9 @@ pub mod process;
 pub mod signals;
 mod summary;
 
-pub use membership::{LedgerGuard, Membership};
-pub use page::{Page, PageError, ProcessSummary, Summary, faults_are_caught};
+pub use membership::{First, LedgerGuard, Membership};
+pub use page::{
+    Names, OwnThread, Page, PageError, ProcessSummary, Summary, faults_are_caught,
+    faults_may_change,
+};
 pub use summary::SessionSummary;

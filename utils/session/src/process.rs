@@ -49,8 +49,11 @@ impl ProcessIdentity {
 /// yet to notice.
 #[must_use]
 pub fn start_time(pid: u32) -> Option<u64> {
+    started(&fs::read(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn started(stat: &[u8]) -> Option<u64> {
     // The name, field 2, may hold any bytes, with spaces and parentheses among them.
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let name_ends = stat.iter().rposition(|&byte| byte == b')')?;
     let mut fields = str::from_utf8(stat.get(name_ends + 1..)?).ok()?.split_ascii_whitespace();
     if matches!(fields.next()?, "Z" | "X" | "x") {
@@ -75,5 +78,32 @@ pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
         Ok(descriptor) => Ok(Some(descriptor)),
         Err(Errno::NOSYS | Errno::PERM) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_tell_a_start_or_none(stat: Vec<u8>) {
+            let _ = started(&stat);
+        }
+
+        /// A process gives itself any name, and cannot pretend another start.
+        #[test]
+        fn the_name_of_a_process_tells_nothing(
+            name in prop::collection::vec(any::<u8>(), 0..16),
+            start: u64,
+            dead: bool,
+        ) {
+            let mut stat = b"12 (".to_vec();
+            stat.extend(&name);
+            let state = if dead { "Z" } else { "S" };
+            stat.extend(format!(") {state} {} {start} 0 0\n", "1 ".repeat(18).trim_end()).bytes());
+            prop_assert_eq!(started(&stat), (!dead).then_some(start));
+        }
     }
 }

@@ -7,11 +7,12 @@ use protocol::sessions::{
 };
 use session::directory::{Found, told};
 use session::layout::MemoryKind;
-use session::{ProcessSummary, SessionSummary, Summary};
+use session::{Names, ProcessSummary, SessionSummary, Summary};
 
 /// Reads the pages of `sessions`; sessions without a process only with `all`.
 pub(super) fn report(sessions: &[Found], all: bool) -> StatusReport {
     let mut report = StatusReport { sessions: Vec::new(), damaged: Vec::new() };
+    let mut names = Names::default();
     for found in sessions {
         let summary = SessionSummary::of(found);
         let shown = all || found.owned || summary.is_in_use();
@@ -25,14 +26,14 @@ pub(super) fn report(sessions: &[Found], all: bool) -> StatusReport {
                 session: found.name.clone(),
                 uid: found.uid,
                 directory: told(&found.path),
-                devices: summary.devices.iter().map(device).collect(),
+                devices: summary.devices.iter().map(|found| device(found, &mut names)).collect(),
             });
         }
     }
     report
 }
 
-fn device((uuid, summary): &(GpuId, Summary)) -> DeviceReport {
+fn device((uuid, summary): &(GpuId, Summary), names: &mut Names) -> DeviceReport {
     let limit = summary.limits.compute;
     let densities = summary.processes.iter().filter_map(|process| process.density_ppm);
     DeviceReport {
@@ -46,15 +47,16 @@ fn device((uuid, summary): &(GpuId, Summary)) -> DeviceReport {
             priority: limit.priority,
             density_ppm: mean(densities),
         },
-        processes: summary.processes.iter().map(process).collect(),
+        processes: summary.processes.iter().map(|found| process(found, names)).collect(),
+        unknown: summary.unknown,
     }
 }
 
-fn process(process: &ProcessSummary) -> ProcessReport {
+fn process(process: &ProcessSummary, names: &mut Names) -> ProcessReport {
     ProcessReport {
         pid: process.pid,
         host_pid: process.host_pid,
-        name: process.name(),
+        name: names.of(process),
         bytes: process.total(),
         by_kind: by_kind(|kind| process.bytes(kind)),
         holding: process.holding,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use limits::units::{PPM_PER_PERCENT, Size};
-use limits::{ComputeLimit, Limits, MemoryLimit};
+use limits::{ComputeLimit, Limits, MemoryLimit, Shown};
 use protocol::sessions::{
     ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
 };
@@ -20,7 +20,7 @@ impl fmt::Display for View<'_, StatusReport> {
             View(session).fmt(f)?;
         }
         for damaged in &self.0.damaged {
-            writeln!(f, "DAMAGED {}: {}", shown(&damaged.session), shown(&damaged.problem))?;
+            writeln!(f, "DAMAGED {}: {}", Shown(&damaged.session), Shown(&damaged.problem))?;
         }
         Ok(())
     }
@@ -29,7 +29,7 @@ impl fmt::Display for View<'_, StatusReport> {
 impl fmt::Display for View<'_, SessionReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let session = self.0;
-        writeln!(f, "{} of user {}", shown(&session.session), session.uid)?;
+        writeln!(f, "{} of user {}", Shown(&session.session), session.uid)?;
         if session.devices.is_empty() {
             writeln!(f, "  has used no device yet")?;
         }
@@ -39,7 +39,7 @@ impl fmt::Display for View<'_, SessionReport> {
 
 impl fmt::Display for View<'_, DeviceReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeviceReport { uuid, memory, compute, processes } = self.0;
+        let DeviceReport { uuid, memory, compute, processes, unknown } = self.0;
         let limits = limits(memory, compute);
         writeln!(f, "  {uuid}")?;
         let limit = limits.memory.map_or("no limit".to_owned(), |limit| limit.to_string());
@@ -66,7 +66,11 @@ impl fmt::Display for View<'_, DeviceReport> {
         if processes.is_empty() {
             writeln!(f, "    no processes")?;
         }
-        processes.iter().try_for_each(|process| View(process).fmt(f))
+        processes.iter().try_for_each(|process| View(process).fmt(f))?;
+        if *unknown > 0 {
+            writeln!(f, "    {unknown} of these may have ended: that could not be told")?;
+        }
+        Ok(())
     }
 }
 
@@ -96,7 +100,7 @@ fn named(kinds: &ByKind) -> [(&'static str, u64); 8] {
 impl fmt::Display for View<'_, ProcessReport> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let process = self.0;
-        let name = process.name.as_deref().map_or_else(|| "?".to_owned(), shown);
+        let name = Shown(process.name.as_deref().unwrap_or("?")).to_string();
         write!(f, "    {:>8} {name:<16} {:>10}", process.pid, Rounded(process.bytes).to_string())?;
         if let Some(host) = process.host_pid.filter(|host| *host != process.pid) {
             write!(f, "  pid {host} on the host")?;
@@ -133,20 +137,6 @@ impl fmt::Display for Rounded {
     }
 }
 
-/// Escapes a name that another user has chosen, so that it cannot control the terminal.
-fn shown(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            let escaped: Box<dyn Iterator<Item = char>> = if c.is_control() {
-                Box::new(c.escape_default())
-            } else {
-                Box::new(std::iter::once(c))
-            };
-            escaped
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,10 +153,5 @@ mod tests {
         ] {
             assert_eq!(Rounded(bytes).to_string(), text);
         }
-    }
-
-    #[test]
-    fn names_cannot_play_with_the_terminal() {
-        assert_eq!(shown("a\u{1b}[2Jb c"), "a\\u{1b}[2Jb c");
     }
 }

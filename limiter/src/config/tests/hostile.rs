@@ -159,3 +159,38 @@ fn the_process_environment_is_read() {
     assert!(!ProcessEnvironment.is_not_text(name));
     assert_eq!(ProcessEnvironment.get("SLUICE_NO_SUCH_VARIABLE"), None);
 }
+
+/// A value in which numbers, units and JSON are mixed up.
+const MIXED: &str = r#"[{]?"?(GPU-|MIG-|[0-9a-f-]{0,3})"?:?[-+]?[0-9]{0,4}[.]?[0-9]{0,12}[eE]?[kKmMgGtTiIbB% ]{0,4}"?[}]?"#;
+
+fn stands(name: &str, value: &str) {
+    match Config::from_env(&FakeEnvironment::from([(name, value)])) {
+        Ok(config) => {
+            let device = device(UUID, 0, 0);
+            let limits = config.limits_for(&device);
+            if let Ok(session) = limits.session(Some(16 << 30)) {
+                assert!(session.memory.is_none_or(|memory| memory.limit != 0), "{name}={value}");
+                assert_eq!(session.compute.check(), Ok(()), "{name}={value}");
+            }
+            let line = config.effective_line(&[(device, limits)]);
+            assert!(!line.contains(char::is_control), "{line:?}");
+        }
+        Err(error) => {
+            let line = error.to_string();
+            assert!(line.len() < 3000 && !line.contains(char::is_control), "{line:?}");
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_variable_stands_any_text(row in 0..VARIABLES.len(), text: String, mixed in MIXED) {
+        for value in [&text, &mixed] {
+            stands(VARIABLES[row].name, value);
+            if VARIABLES[row].takes_suffix() {
+                stands(&format!("{}_0", VARIABLES[row].name), value);
+                stands(&format!("{}_{value}", VARIABLES[row].name), "1g");
+            }
+        }
+    }
+}

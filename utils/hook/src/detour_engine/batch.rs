@@ -7,10 +7,10 @@
 
 use super::code_memory::CodeMemory;
 use super::in_file;
-use super::mappings::Mappings;
 use super::prologue::{LONGEST, Prologue, Unfit};
 use crate::Slot;
 use crate::code::jump;
+use crate::code::mappings::Mappings;
 use crate::code::overwrite::overwrite;
 use core::ffi::{c_int, c_void};
 use core::ptr;

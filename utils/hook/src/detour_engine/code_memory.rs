@@ -1,7 +1,7 @@
 //! Memory for the small pieces of code that patched functions need near them.
 
-use super::mappings::Mappings;
 use crate::code::forced;
+use crate::code::mappings::Mappings;
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::ptr;

@@ -32,6 +32,16 @@ fn place(line: &[u8], address: usize) -> Option<(&[u8], u64)> {
     Some((path, offset.checked_add(within as u64)?))
 }
 
+/// Any bytes name a place or none.
+#[cfg(any(test, feature = "checks"))]
+pub(crate) fn check(list: &[u8]) {
+    for line in list.split(|&byte| byte == b'\n') {
+        for address in [0, 0x1000, 0x7f00_0000_1000, usize::MAX] {
+            let _ = place(line, address);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,11 +5,9 @@ mod batch;
 #[cfg(target_arch = "x86_64")]
 mod code_memory;
 #[cfg(target_arch = "x86_64")]
-mod in_file;
+pub(crate) mod in_file;
 #[cfg(target_arch = "x86_64")]
-mod mappings;
-#[cfg(target_arch = "x86_64")]
-mod prologue;
+pub(crate) mod prologue;
 
 use crate::{HookEngine, HookError, Slot};
 #[cfg(target_arch = "x86_64")]

@@ -8,11 +8,11 @@ use iced_x86::{
 };
 
 /// Longer than the longest prologue with the padding after it.
-pub(super) const LONGEST: usize = 64;
+pub(crate) const LONGEST: usize = 64;
 
 /// Why the first instructions of a function cannot be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unfit {
+pub(crate) enum Unfit {
     /// One of them is hidden by a breakpoint.
     Breakpoint,
     /// A plain copy would not do the same.
@@ -21,7 +21,7 @@ pub(super) enum Unfit {
 
 /// The instructions at a function's entry that a jump will overwrite.
 #[derive(Debug)]
-pub(super) struct Prologue {
+pub(crate) struct Prologue {
     instructions: Vec<Instruction>,
     /// Where the function goes on after them; `None`: it has returned or jumped away.
     rest: Option<u64>,
@@ -30,7 +30,7 @@ pub(super) struct Prologue {
 impl Prologue {
     /// Decodes `code`, the beginning of the function at `entry`. Fails if a plain copy elsewhere
     /// would not do the same: the function is too short, or refers to what is overwritten.
-    pub(super) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
+    pub(crate) fn decode(code: &[u8], entry: usize) -> Result<Self, Unfit> {
         let entry = entry as u64;
         let mut decoder = Decoder::with_ip(64, code, entry, DecoderOptions::NONE);
         let mut instructions = Vec::new();
@@ -78,7 +78,7 @@ impl Prologue {
 
     /// Code for the address `to` that does the same and continues with the rest of the function.
     /// `None` if an instruction cannot work from there.
-    pub(super) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
+    pub(crate) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
         let mut instructions = self.instructions.clone();
         if let Some(rest) = self.rest {
             instructions.push(Instruction::with_branch(Code::Jmp_rel32_64, rest).ok()?);
@@ -167,6 +167,18 @@ mod tests {
         assert!(prologue.relocate(ENTRY + (1 << 32)).is_none());
     }
 
+    proptest::proptest! {
+        /// Any code, at any address, is refused or can be put elsewhere.
+        #[test]
+        fn any_code_is_moved_or_refused(
+            code in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..LONGEST),
+            address: usize,
+        ) {
+            crate::checks::code(&code, ENTRY);
+            crate::checks::code(&code, address);
+        }
+    }
+
     /// The `detour` crate decodes and relocates the same instructions on its own.
     #[test]
     fn the_c_library_is_relocated_as_the_crate_does_it() {
@@ -175,7 +187,7 @@ mod tests {
         // not move it.
         unsafe {
             loader::libraries(&mut |library| {
-                if library.soname() == Some("libc.so.6") {
+                if library.soname().as_deref() == Some("libc.so.6") {
                     library.functions(&mut |function| {
                         functions.insert(function.address as usize);
                     });

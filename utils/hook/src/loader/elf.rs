@@ -1,7 +1,10 @@
 //! A loaded library's symbol table, read from its dynamic section without the loader's help.
+//!
+//! Anybody can make a library. Nothing that it says of itself is trusted: what is not mapped is not read, and
+//! numbers are bounded.
 
-use core::ffi::{CStr, c_char, c_void};
-use core::ptr;
+use crate::code::peek;
+use core::ffi::c_void;
 
 /// `Elf64_Dyn`
 #[repr(C)]
@@ -11,16 +14,9 @@ pub(super) struct Dyn {
     value: usize,
 }
 
-/// `Elf64_Sym`
-#[repr(C)]
-struct Sym {
-    name: u32,
-    info: u8,
-    other: u8,
-    section: u16,
-    value: usize,
-    size: usize,
-}
+const DYN: usize = size_of::<Dyn>();
+/// The size of `Elf64_Sym`: name, info, other, section, value, size.
+const SYM: usize = 24;
 
 const DT_NULL: i64 = 0;
 const DT_HASH: i64 = 4;
@@ -30,8 +26,17 @@ const DT_STRSZ: i64 = 10;
 const DT_SONAME: i64 = 14;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 
+const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const SHN_UNDEF: u16 = 0;
+
+/// Entries of a dynamic section that are read at once. It has about 40 of them.
+const ENTRIES_AT_ONCE: usize = 64;
+const MOST_ENTRIES: usize = 4096;
+/// The driver has less than 1,000 symbols.
+const MOST_SYMBOLS: usize = 1 << 18;
+const MOST_STRINGS: usize = 16 << 20;
+const LONGEST_SONAME: usize = 256;
 
 /// A function that a library defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,123 +47,314 @@ pub struct Symbol<'a> {
     pub address: *const c_void,
 }
 
+/// Memory of which some parts can be read.
+pub(super) trait Memory {
+    /// Reads from `address` on; returns how many bytes could be read.
+    fn read(&self, address: usize, into: &mut [u8]) -> usize;
+}
+
+/// That of this process.
+pub(super) struct Own;
+
+impl Memory for Own {
+    fn read(&self, address: usize, into: &mut [u8]) -> usize {
+        peek::read(address, into)
+    }
+}
+
+/// All of it, or nothing.
+fn bytes(memory: &impl Memory, address: usize, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    (memory.read(address, &mut bytes) == length).then_some(bytes)
+}
+
+fn word(bytes: &[u8]) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?))
+}
+
+fn long(bytes: &[u8]) -> Option<usize> {
+    Some(usize::from_le_bytes(bytes.get(..8)?.try_into().ok()?))
+}
+
 /// The parts of a dynamic section that name lookup needs.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Tables {
     base: usize,
-    symbols: *const Sym,
-    strings: *const c_char,
+    symbols: usize,
+    strings: usize,
     strings_size: usize,
     soname: Option<usize>,
-    count: usize,
+    hash: usize,
+    gnu_hash: usize,
 }
 
 impl Tables {
-    /// Reads the section of the library loaded at `base`; `None` where it has no symbols.
-    ///
-    /// # Safety
-    /// `dynamic` must be the dynamic section of a library that stays loaded while the result is
-    /// in use.
-    pub(super) unsafe fn read(base: usize, dynamic: *const Dyn) -> Option<Self> {
-        let (mut symbols, mut strings, mut size, mut soname) = (0, 0, 0, None);
-        let (mut hash, mut gnu_hash) = (0, 0);
-        if dynamic.is_null() {
-            return None;
-        }
-        let mut entry = dynamic;
-        loop {
-            // SAFETY: the section ends with DT_NULL.
-            let Dyn { tag, value } = unsafe { ptr::read(entry) };
-            match tag {
-                DT_NULL => break,
-                DT_HASH => hash = value,
-                DT_STRTAB => strings = value,
-                DT_SYMTAB => symbols = value,
-                DT_STRSZ => size = value,
-                DT_SONAME => soname = Some(value),
-                DT_GNU_HASH => gnu_hash = value,
-                _ => {}
+    /// Reads the section of the library loaded at `base`; `None` where it has no symbols, or no end.
+    pub(super) fn read(memory: &impl Memory, base: usize, dynamic: usize) -> Option<Self> {
+        let mut found = Self { base, ..Self::default() };
+        let mut chunk = [0; ENTRIES_AT_ONCE * DYN];
+        for first in (0..MOST_ENTRIES).step_by(ENTRIES_AT_ONCE) {
+            let read = memory.read(dynamic.checked_add(first * DYN)?, &mut chunk);
+            for entry in chunk.get(..read)?.chunks_exact(DYN) {
+                let value = long(entry.get(8..)?)?;
+                match i64::from_le_bytes(entry.get(..8)?.try_into().ok()?) {
+                    DT_NULL => return found.usable(),
+                    DT_HASH => found.hash = value,
+                    DT_STRTAB => found.strings = value,
+                    DT_SYMTAB => found.symbols = value,
+                    DT_STRSZ => found.strings_size = value,
+                    DT_SONAME => found.soname = Some(value),
+                    DT_GNU_HASH => found.gnu_hash = value,
+                    _ => {}
+                }
             }
-            // SAFETY: not past DT_NULL.
-            entry = unsafe { entry.add(1) };
+            if read < chunk.len() {
+                return None;
+            }
+        }
+        None
+    }
+
+    fn usable(mut self) -> Option<Self> {
+        if self.symbols == 0 || self.strings == 0 {
+            return None;
         }
         // Some loaders make the addresses in this section absolute, some do not (for the vDSO and
         // read-only sections).
-        let absolute = |value: usize| if value < base { base + value } else { value };
-        if symbols == 0 || strings == 0 {
-            return None;
-        }
-        // SAFETY: the hash tables of a loaded library are mapped.
-        let count = unsafe {
-            if hash != 0 {
-                // nchain is the number of symbols.
-                ptr::read((absolute(hash) as *const u32).add(1)) as usize
-            } else if gnu_hash != 0 {
-                count_by_gnu_hash(absolute(gnu_hash) as *const u32)
-            } else {
-                0
+        let base = self.base;
+        for address in [&mut self.symbols, &mut self.strings, &mut self.hash, &mut self.gnu_hash] {
+            if *address != 0 && *address < base {
+                *address = address.wrapping_add(base);
             }
-        };
-        Some(Self {
-            base,
-            symbols: absolute(symbols) as *const Sym,
-            strings: absolute(strings) as *const c_char,
-            strings_size: size,
-            soname,
-            count,
-        })
-    }
-
-    fn string(&self, offset: usize) -> Option<&str> {
-        if offset >= self.strings_size {
-            return None;
         }
-        // SAFETY: inside the string table, which ends with a zero byte.
-        unsafe { CStr::from_ptr(self.strings.add(offset)) }.to_str().ok()
+        Some(self)
     }
 
-    pub(super) fn soname<'a>(self) -> Option<&'a str> {
+    pub(super) fn soname(&self, memory: &impl Memory) -> Option<String> {
         let offset = self.soname.filter(|&offset| offset < self.strings_size)?;
-        // SAFETY: as in `string`; the table lives as long as the library.
-        unsafe { CStr::from_ptr(self.strings.add(offset)) }.to_str().ok()
+        let mut text = [0; LONGEST_SONAME];
+        let length = LONGEST_SONAME.min(self.strings_size - offset);
+        let read = memory.read(self.strings.checked_add(offset)?, &mut text[..length]);
+        string(text.get(..read)?).map(str::to_owned)
     }
 
-    pub(super) fn functions(&self, visit: &mut dyn FnMut(Symbol<'_>)) {
-        for index in 0..self.count {
-            // SAFETY: below the number of symbols.
-            let symbol = unsafe { &*self.symbols.add(index) };
-            if symbol.info & 0xf != STT_FUNC || symbol.section == SHN_UNDEF || symbol.value == 0 {
-                continue;
-            }
-            if let Some(name) = self.string(symbol.name as usize) {
-                visit(Symbol { name, address: (self.base + symbol.value) as *const c_void });
+    pub(super) fn functions(&self, memory: &impl Memory, visit: &mut dyn FnMut(Symbol<'_>)) {
+        let tables = self.count(memory).and_then(|count| {
+            let symbols = bytes(memory, self.symbols, count.min(MOST_SYMBOLS) * SYM)?;
+            let strings = bytes(memory, self.strings, self.strings_size.min(MOST_STRINGS))?;
+            Some((symbols, strings))
+        });
+        let Some((symbols, strings)) = tables else { return };
+        for symbol in symbols.chunks_exact(SYM) {
+            if let Some((name, value)) = function(symbol)
+                && let Some(name) = strings.get(name..).and_then(string)
+            {
+                visit(Symbol { name, address: self.base.wrapping_add(value) as *const c_void });
             }
         }
+    }
+
+    /// The number of symbols.
+    fn count(&self, memory: &impl Memory) -> Option<usize> {
+        if self.hash != 0 {
+            // nchain
+            return word(&bytes(memory, self.hash.checked_add(4)?, 4)?).map(|count| count as usize);
+        }
+        if self.gnu_hash == 0 {
+            return None;
+        }
+        self.count_by_gnu_hash(memory)
+    }
+
+    /// One past the highest symbol index that a `DT_GNU_HASH` table reaches: header of four words, bloom
+    /// filter of 64-bit words, buckets, chains.
+    fn count_by_gnu_hash(&self, memory: &impl Memory) -> Option<usize> {
+        const WORDS_AT_ONCE: usize = 64;
+        let head = bytes(memory, self.gnu_hash, 12)?;
+        let number = |index: usize| word(head.get(4 * index..)?).map(|word| word as usize);
+        let (buckets, first, bloom) = (number(0)?, number(1)?, number(2)?);
+        if buckets > MOST_SYMBOLS || bloom > MOST_SYMBOLS {
+            return None;
+        }
+        let bucket = self.gnu_hash.checked_add(16 + 8 * bloom)?;
+        let starts = bytes(memory, bucket, 4 * buckets)?;
+        let last = starts.chunks_exact(4).filter_map(word).max().unwrap_or(0) as usize;
+        if last < first {
+            return Some(first);
+        }
+        let chain = bucket.checked_add(4 * buckets)?;
+        let mut words = [0; 4 * WORDS_AT_ONCE];
+        let mut index = last - first;
+        while index < MOST_SYMBOLS {
+            let read = memory.read(chain.checked_add(4 * index)?, &mut words);
+            // The end of a chain is marked by its lowest bit.
+            let mut marks = words.get(..read)?.chunks_exact(4).map(|word| word[0] & 1 == 1);
+            match marks.position(|is_last| is_last) {
+                Some(more) => return Some(first + index + more + 1),
+                None if read < words.len() => return None,
+                None => index += WORDS_AT_ONCE,
+            }
+        }
+        None
     }
 }
 
-/// One past the highest symbol index that a `DT_GNU_HASH` table reaches.
-///
-/// # Safety
-/// `table` must be the hash table of a loaded library.
-unsafe fn count_by_gnu_hash(table: *const u32) -> usize {
-    // SAFETY: header of four words, bloom filter of 64-bit words, buckets, chains.
-    unsafe {
-        let buckets = ptr::read(table) as usize;
-        let first = ptr::read(table.add(1)) as usize;
-        let bloom = ptr::read(table.add(2)) as usize;
-        let bucket = table.add(4 + bloom * 2);
-        let chain = bucket.add(buckets);
-        let mut last = 0;
-        for index in 0..buckets {
-            last = last.max(ptr::read(bucket.add(index)) as usize);
+/// The offset of its name and the value of a symbol, if it is a function that is defined.
+fn function(symbol: &[u8]) -> Option<(usize, usize)> {
+    let (info, section) = (*symbol.get(4)?, u16::from_le_bytes([*symbol.get(6)?, *symbol.get(7)?]));
+    let (name, value) = (word(symbol)? as usize, long(symbol.get(8..)?)?);
+    // The loader lets a program call what has no type as well.
+    let callable = matches!(info & 0xf, STT_FUNC | STT_NOTYPE);
+    (callable && section != SHN_UNDEF && value != 0).then_some((name, value))
+}
+
+/// The text up to a zero byte.
+fn string(bytes: &[u8]) -> Option<&str> {
+    let end = bytes.iter().position(|&byte| byte == 0)?;
+    str::from_utf8(bytes.get(..end)?).ok()
+}
+
+/// What any bytes in the place of a library may do: nothing but take a little time.
+#[cfg(any(test, feature = "checks"))]
+pub mod checks {
+    use super::{ENTRIES_AT_ONCE, MOST_ENTRIES, MOST_SYMBOLS, Memory, Tables};
+    use core::cell::Cell;
+
+    /// Where the library lies.
+    pub(super) const BASE: usize = 0x7f00_0000_0000;
+
+    /// A library that is all that is mapped.
+    pub(super) struct Image<'a>(pub(super) &'a [u8], pub(super) Cell<usize>);
+
+    impl Memory for Image<'_> {
+        fn read(&self, address: usize, into: &mut [u8]) -> usize {
+            self.1.set(self.1.get() + 1);
+            let rest = address.checked_sub(BASE).and_then(|at| self.0.get(at..)).unwrap_or(&[]);
+            let length = rest.len().min(into.len());
+            into[..length].copy_from_slice(&rest[..length]);
+            length
         }
-        if last < first {
-            return first;
+    }
+
+    /// Reads `image` as a library whose dynamic section is at `dynamic`.
+    ///
+    /// # Panics
+    /// If a rule is broken.
+    pub fn library(image: &[u8], dynamic: usize) {
+        let memory = Image(image, Cell::new(0));
+        if let Some(tables) = Tables::read(&memory, BASE, BASE.wrapping_add(dynamic)) {
+            let name = tables.soname(&memory);
+            assert!(name.is_none_or(|name| name.len() < super::LONGEST_SONAME));
+            let mut functions = 0;
+            tables.functions(&memory, &mut |symbol| {
+                assert!(symbol.name.len() < image.len());
+                functions += 1;
+            });
+            assert!(functions <= image.len() / super::SYM);
         }
-        // The end of a chain is marked by its lowest bit.
-        while ptr::read(chain.add(last - first)) & 1 == 0 {
-            last += 1;
+        assert!(memory.1.get() < MOST_ENTRIES / ENTRIES_AT_ONCE + MOST_SYMBOLS / 64 + 10);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::checks::{BASE, Image, library};
+    use super::*;
+    use core::cell::Cell;
+    use proptest::prelude::*;
+
+    const STRINGS: &[u8] = b"\0libx.so.1\0first\0second\0data\0";
+    const TAGS: [i64; 8] =
+        [DT_HASH, DT_STRTAB, DT_SYMTAB, DT_STRSZ, DT_SONAME, DT_GNU_HASH, DT_NULL, 99];
+
+    fn entries(entries: &[(i64, usize)]) -> Vec<u8> {
+        let entry =
+            |&(tag, value): &(i64, usize)| [tag.to_le_bytes(), value.to_le_bytes()].concat();
+        entries.iter().flat_map(entry).collect()
+    }
+
+    fn symbol(name: u32, info: u8, section: u16, value: usize) -> Vec<u8> {
+        let (name, section) = (name.to_le_bytes(), section.to_le_bytes());
+        [&name[..], &[info, 0], &section, &value.to_le_bytes(), &[0; 8]].concat()
+    }
+
+    /// Dynamic section at 0, symbols at 128, strings at 256, a hash table at 320 or, of GNU's kind, at 336.
+    fn sound(hash: (i64, usize)) -> Vec<u8> {
+        let dynamic = entries(&[
+            (DT_SONAME, 1),
+            (DT_STRTAB, BASE + 256),
+            // As where the loader does not relocate the section.
+            (DT_SYMTAB, 128),
+            (DT_STRSZ, STRINGS.len()),
+            hash,
+            (DT_NULL, 0),
+        ]);
+        let symbols = [
+            symbol(0, 0, 0, 0),
+            symbol(11, 0x12, 7, 0x1000),
+            symbol(17, 0x10, 7, 0x2000),
+            symbol(24, 0x11, 7, 0x3000),
+            symbol(11, 0x12, 0, 0x4000),
+        ];
+        let mut image = vec![0; 512];
+        let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, &dynamic);
+        put(128, &symbols.concat());
+        put(256, STRINGS);
+        let words =
+            |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+        put(320, &words(&[1, 5]));
+        // Two buckets, symbols from 1, one word of bloom filter; chains end after 2 and 4.
+        put(336, &words(&[2, 1, 1, 0, 0, 0, 1, 3, 2, 3, 4, 5]));
+        image
+    }
+
+    #[test]
+    fn the_functions_of_a_library_are_found_by_either_table() {
+        for hash in [(DT_HASH, BASE + 320), (DT_GNU_HASH, 336)] {
+            let image = sound(hash);
+            let memory = Image(&image, Cell::new(0));
+            let tables = Tables::read(&memory, BASE, BASE).unwrap();
+            assert_eq!(tables.soname(&memory).as_deref(), Some("libx.so.1"));
+            assert_eq!(tables.count(&memory), Some(5));
+            let mut found = Vec::new();
+            tables.functions(&memory, &mut |symbol| {
+                found.push((symbol.name.to_owned(), symbol.address as usize - BASE));
+            });
+            assert_eq!(found, [("first".to_owned(), 0x1000), ("second".to_owned(), 0x2000)]);
         }
-        last + 1
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_as_a_library(image in prop::collection::vec(any::<u8>(), 0..2048), at: usize) {
+            library(&image, at);
+            library(&image, at % 64);
+        }
+
+        #[test]
+        fn a_library_that_was_changed_is_read(
+            gnu: bool,
+            changes in prop::collection::vec((0..512_usize, any::<u8>()), 1..8),
+        ) {
+            let mut image = sound(if gnu { (DT_GNU_HASH, 336) } else { (DT_HASH, 320) });
+            changes.iter().for_each(|&(at, byte)| image[at] = byte);
+            library(&image, 0);
+        }
+
+        #[test]
+        fn any_dynamic_section_is_read(
+            section in prop::collection::vec(
+                (0..TAGS.len(), prop_oneof![0..600_usize, BASE..BASE + 600, any::<usize>()]),
+                0..80,
+            ),
+            end: bool,
+        ) {
+            let section: Vec<_> =
+                section.into_iter().map(|(tag, value)| (TAGS[tag], value)).collect();
+            let mut image = entries(&section);
+            image.extend(if end { sound((DT_HASH, 320)) } else { Vec::new() });
+            library(&image, 0);
+        }
     }
 }

@@ -11,7 +11,10 @@ mod watch;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
 
+use elf::Own;
 pub use elf::Symbol;
+#[cfg(any(test, feature = "checks"))]
+pub use elf::checks;
 pub use watch::{WatchError, watch};
 
 /// `struct link_map`, the public part.
@@ -79,16 +82,14 @@ impl Library {
 
     /// Its `DT_SONAME`.
     #[must_use]
-    pub fn soname(&self) -> Option<&str> {
-        // SAFETY: the library is loaded, so its dynamic section is mapped.
-        unsafe { elf::Tables::read(self.base, self.dynamic) }?.soname()
+    pub fn soname(&self) -> Option<String> {
+        elf::Tables::read(&Own, self.base, self.dynamic as usize)?.soname(&Own)
     }
 
     /// Calls `visit` with each function that the library defines.
     pub fn functions(&self, visit: &mut dyn FnMut(Symbol<'_>)) {
-        // SAFETY: as in `soname`.
-        if let Some(tables) = unsafe { elf::Tables::read(self.base, self.dynamic) } {
-            tables.functions(visit);
+        if let Some(tables) = elf::Tables::read(&Own, self.base, self.dynamic as usize) {
+            tables.functions(&Own, visit);
         }
     }
 }
@@ -164,7 +165,7 @@ mod tests {
         // SAFETY: the test process loads nothing meanwhile.
         unsafe {
             libraries(&mut |library| {
-                if library.soname() == Some("libc.so.6") {
+                if library.soname().as_deref() == Some("libc.so.6") {
                     found = Some(library);
                 }
             });

@@ -57,13 +57,28 @@ pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) ->
         return false;
     }
     let read_execute = libc::PROT_READ | libc::PROT_EXEC;
-    // SAFETY: a `ret` that no thread executes, as the caller vouches, and padding, in mapped code.
-    unsafe { overwrite(function, &jump::far(target as usize), read_execute) }
+    let jump = jump::far(target as usize);
+    // SAFETY: a `ret` that no thread executes, as the caller vouches, and padding, in mapped code. It is read
+    // again: what was written may not last.
+    unsafe {
+        overwrite(function, &jump, read_execute)
+            && core::ptr::read_volatile(function.cast::<[u8; jump::FAR]>()) == jump
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn any_code_is_padding_up_to_its_end(mut code: Vec<u8>, returns: bool) {
+            if let (true, Some(first)) = (returns, code.first_mut()) {
+                *first = 0xc3;
+            }
+            assert!(span(&code) <= code.len());
+        }
+    }
 
     #[test]
     fn a_return_and_its_padding_are_recognised() {

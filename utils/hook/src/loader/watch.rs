@@ -1,7 +1,7 @@
 //! Watches the loader's list: a callback runs at every change, before a new library's constructors.
 
 use super::{notification, plain_return};
-use crate::{HookEngine, HookError, Slot};
+use crate::{HookEngine, HookError, PatchBatch, Slot};
 use core::ffi::c_void;
 use core::mem;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -55,7 +55,10 @@ pub unsafe fn watch(
         if plain_return::redirect(function, detour) {
             Ok(())
         } else {
-            engine().install(function, detour, &ORIGINAL)
+            let mut batch = PatchBatch::begin(engine);
+            let installed = batch.install(function, detour, &ORIGINAL);
+            let lost = batch.end().lost.into_iter().next();
+            installed.and(lost.map_or(Ok(()), |lost| Err(lost.error)))
         }
     };
     if let Err(error) = patched {

@@ -4,4 +4,5 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 
 mod conformance;
+mod doubles;
 mod patch;

@@ -136,6 +136,7 @@ pub(crate) fn sessions() -> StatusReport {
             density_ppm: Some(420_000),
         },
         processes: vec![process],
+        unknown: 0,
     };
     let directory = format!("/dev/shm/sluice-1000/{SESSION}");
     StatusReport {

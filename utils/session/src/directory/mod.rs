@@ -77,3 +77,47 @@ pub fn hold(path: &Path) {
         used::hold(&folder);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use place::user;
+    use proptest::prelude::*;
+
+    /// A directory that only looks like a user's is nobody's.
+    #[test]
+    fn a_user_has_one_name() {
+        for (name, uid) in [("sluice-0", Some(0)), ("sluice-4294967295", Some(u32::MAX))] {
+            assert_eq!(user(name), uid, "{name}");
+        }
+        for name in ["sluice-", "sluice-+5", "sluice-05", "sluice- 5", "sluice-4294967296", "5"] {
+            assert_eq!(user(name), None, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_is_that_of_one_user_or_of_none(name in "(sluice-)?\\PC{0,12}", uid: u32) {
+            if let Some(uid) = user(&name) {
+                let path = Path::new(ROOT).join(&name);
+                let is_a_place = place::all(Path::new(ROOT), uid).any(|place| place == path);
+                prop_assert!(is_a_place || uid == 0, "{}", name);
+            }
+            prop_assert_eq!(user(&format!("{PREFIX}{uid}")), Some(uid));
+        }
+
+        #[test]
+        fn any_name_is_that_of_one_owner_or_of_none(name in "[-+ 0-9a-f]{0,48}") {
+            if let Some(owner) = owner::of(Path::new(&name)) {
+                let start = format!("{}-{}-", owner.pid, owner.start_time);
+                prop_assert!(name.starts_with(&start), "{}", name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_name_of_an_owned_session_names_its_owner() {
+        let owner = owner::of(Path::new(&owner::new_name().unwrap())).unwrap();
+        assert_eq!(owner, crate::process::ProcessIdentity::own());
+    }
+}

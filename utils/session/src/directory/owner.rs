@@ -4,6 +4,7 @@ use super::DirectoryError;
 use crate::folder::{Folder, FolderError};
 use crate::process::ProcessIdentity;
 use limits::session_name::{SECRET, SECRET_DIGITS, without_secret};
+use limits::units::parse_whole;
 use rustix::fs::OFlags;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::fs::File;
@@ -31,7 +32,10 @@ pub(super) fn new_name() -> io::Result<String> {
 pub(super) fn of(path: &Path) -> Option<ProcessIdentity> {
     let name = path.file_name()?.to_str()?;
     let mut fields = without_secret(name).unwrap_or(name).split('-');
-    let (pid, start_time) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let (pid, start_time) = (parse_whole(fields.next()?)?, fields.next()?);
+    // One process has one name: without signs and zeros before a number.
+    let start_time: u64 =
+        start_time.parse().ok().filter(|start: &u64| start.to_string() == start_time)?;
     let random = fields.next()?;
     (random.len() == 16 && fields.next().is_none()).then_some(ProcessIdentity { pid, start_time })
 }

@@ -1,6 +1,6 @@
 //! Finding a slot.
 
-use crate::page::slot_lock;
+use crate::page::slot_lock::{self, Search, SlotLock};
 use crate::process::ProcessIdentity;
 use crate::{Page, PageError};
 
@@ -11,32 +11,31 @@ const FIRST_ROW: usize = 64;
 ///
 /// Processes that start together begin at different slots. While there are few processes, only low
 /// slots are used: every recount has to read all slots that were ever used.
-pub(super) fn find_slot(page: &Page, pid: u32) -> Result<usize, PageError> {
+pub(super) fn find_slot(page: &Page, me: ProcessIdentity) -> Result<(usize, SlotLock), PageError> {
     let layout = page.look()?;
     let count = layout.slots.len();
-    let lock = |slot| {
-        slot_lock::lock(page, slot)
-            .map_err(|source| PageError::Io { path: page.path().to_owned(), source })
-    };
+    let io = |source| PageError::Io { path: page.path().to_owned(), source };
     let owner = |slot: usize| {
         layout.slots.get(slot).map(slot_lock::process_of).filter(|process| process.pid != 0)
     };
+    let mut search = Search::new(page);
     let mut row = FIRST_ROW.min(count);
     loop {
         // First the free slots, then those of dead processes.
         for take_over in [false, true] {
-            for slot in (0..row).map(|offset| (pid as usize + offset) % row) {
-                if owner(slot).is_some() != take_over || !lock(slot)? {
+            for slot in (0..row).map(|offset| (me.pid as usize + offset) % row) {
+                if owner(slot).is_some() != take_over || !search.lock(slot).map_err(io)? {
                     continue;
                 }
-                let lives = |process: ProcessIdentity| {
-                    process.pid != std::process::id() && process.is_running()
-                };
-                if !owner(slot).is_some_and(lives) {
-                    return Ok(slot);
+                // The process may live, and have lost its lock.
+                let lives =
+                    |process: ProcessIdentity| process.pid != me.pid && process.is_running();
+                if !owner(slot).is_some_and(lives)
+                    && let Some(kept) = search.keep(slot).map_err(io)?
+                {
+                    return Ok((slot, kept));
                 }
-                // The process lives, but it has lost its lock.
-                slot_lock::unlock(page, slot);
+                search.unlock(slot);
             }
         }
         if row == count {

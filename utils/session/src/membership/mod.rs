@@ -5,7 +5,7 @@ mod claim;
 use crate::layout::{MemberSlot, MemoryKind, PageLayout, SLOTS};
 use crate::ledger::Ledger;
 use crate::lock::{Attempt, Step, StepResult, number};
-use crate::page::slot_lock;
+use crate::page::slot_lock::{self, SlotLock};
 use crate::process::ProcessIdentity;
 use crate::{Page, PageError, clock};
 use core::ops::{Deref, DerefMut};
@@ -38,6 +38,18 @@ pub struct Membership {
     /// another process.
     threads: Mutex<KnownHoldings>,
     owed: Owed,
+    /// Shows others that this process lives.
+    _lock: SlotLock,
+}
+
+/// The others wait while this process does something for the first time.
+#[derive(Debug)]
+pub struct First<'a>(&'a Page);
+
+impl Drop for First<'_> {
+    fn drop(&mut self) {
+        slot_lock::unlock(self.0, slot_lock::FIRST_CONTEXT);
+    }
 }
 
 /// Bytes to give back that could not be recorded yet, by kind.
@@ -100,9 +112,9 @@ impl Membership {
     /// [`Membership::ledger`].
     pub fn claim(page: Page) -> Result<Self, PageError> {
         let identity = ProcessIdentity::own();
-        let slot = claim::find_slot(&page, identity.pid)?;
+        let (slot, lock) = claim::find_slot(&page, identity)?;
         let threads = Mutex::default();
-        let membership = Self { page, slot, identity, threads, owed: Owed::default() };
+        let membership = Self { page, slot, identity, threads, owed: Owed::default(), _lock: lock };
         membership.enter(Purpose::Joining)?.enroll(slot, identity.pid, identity.start_time);
         Ok(membership)
     }
@@ -288,10 +300,7 @@ impl Membership {
     fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.page.layout().slots.get(slot) else { return false };
         let process = slot_lock::process_of(record);
-        if slot == self.slot || process == self.identity {
-            return slot == self.slot;
-        }
-        slot_lock::is_alive(&self.page, slot, process)
+        slot == self.slot || slot_lock::is_alive(&self.page, slot, process, Some(self.identity))
     }
 
     /// Records that this process is alive at `now_ns` on `CLOCK_MONOTONIC` and still waits for its
@@ -300,6 +309,14 @@ impl Membership {
         if let Some(slot) = self.look().ok().and_then(|layout| layout.slots.get(self.slot)) {
             slot.lease_end_ns.fetch_max(now_ns, Relaxed);
         }
+    }
+
+    /// Lets this process go first, until the result is dropped or the process ends. `None`: another
+    /// process of the session does, or nobody can be kept waiting.
+    #[must_use]
+    pub fn go_first(&self) -> Option<First<'_>> {
+        let locked = slot_lock::lock(&self.page, slot_lock::FIRST_CONTEXT);
+        matches!(locked, Ok(true)).then_some(First(&self.page))
     }
 
     /// Gives back what dead processes left, and returns how many there were.

@@ -1,26 +1,31 @@
 //! Makes, checks and maps a page's file.
 
-use super::PageError;
 use super::map::Map;
+use super::{PageError, slot_lock};
 use crate::folder::{Folder, FolderError};
 use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
+use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::session_name::told;
 use limits::{GpuId, Limits};
-use rustix::fs::{AtFlags, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
+use std::os::fd::IntoRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// A mapped page.
 #[derive(Debug)]
 pub struct Page {
     map: Map,
-    file: File,
+    /// It is opened again when the program has closed it.
+    file: Mutex<File>,
     device: GpuId,
     /// The file's device and inode.
     identity: (u64, u64),
@@ -28,6 +33,9 @@ pub struct Page {
     path: PathBuf,
     real_path: PathBuf,
 }
+
+/// A step of waiting for others who change the limits.
+const STEP: Duration = Duration::from_millis(1);
 
 /// The length of a page's file in bytes.
 const LENGTH: u64 = size_of::<PageLayout>() as u64;
@@ -70,7 +78,7 @@ impl Page {
     /// limits. Root may open any user's page.
     ///
     /// Not for a process that is a member by this page: closing any descriptor of the file drops
-    /// the slot's lock (`fcntl(2)`).
+    /// its record locks (`fcntl(2)`).
     ///
     /// # Errors
     /// As for [`Page::open`]; a missing page is a [`PageError::Io`].
@@ -116,7 +124,14 @@ impl Page {
         let file = out_of_the_way(file);
         let map = Map::new(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
-        let page = Self { map, file, device, identity, path: told.clone(), real_path: path };
+        let page = Self {
+            map,
+            file: Mutex::new(file),
+            device,
+            identity,
+            path: told.clone(),
+            real_path: path,
+        };
         header(page.layout()).map_err(foreign)?;
         let mut bytes = [0; 16];
         for (byte, cell) in bytes.iter_mut().zip(&page.layout().uuid) {
@@ -158,15 +173,12 @@ impl Page {
     /// Why the page is not whole, or why that cannot be known from its memory.
     #[cold]
     fn look_closer(&self, readable: Option<bool>) -> Result<(), String> {
-        let length = match rustix::fs::fstat(&self.file) {
-            Ok(found) if (found.st_dev, found.st_ino) == self.identity => Some(found.st_size),
-            // The descriptor stands for another file now: the page's is looked up by its name. If
-            // the name is gone as well, only processes that have the file open can change it.
-            _ => rustix::fs::stat(&self.real_path)
-                .ok()
-                .filter(|found| (found.st_dev, found.st_ino) == self.identity)
-                .map(|found| found.st_size),
-        };
+        // The descriptor may stand for another file by now: the page's is looked up by its name. If
+        // the name is gone as well, only processes that have the file open can change it.
+        let length = self
+            .stat_of(&self.lock_file())
+            .or_else(|| self.if_own(rustix::fs::stat(&self.real_path).ok()?))
+            .map(|found| found.st_size);
         match length.map(|length| u64::try_from(length).unwrap_or(0)) {
             Some(length) if length != LENGTH => Err(wrong_length(length)),
             // Damaged, even if the file has its old length again.
@@ -174,6 +186,24 @@ impl Page {
                 Err("it has been cut short".to_owned())
             }
             _ => header(self.layout()),
+        }
+    }
+
+    /// Keeps others who do the same from changing the limits, until this value is dropped. Waits for
+    /// them until a given time; `false`: in vain.
+    ///
+    /// Whoever may write to the page can keep others waiting in this way, and can change the limits
+    /// all the same.
+    #[must_use]
+    pub fn lock_limits(&self, until: Instant) -> bool {
+        loop {
+            if matches!(slot_lock::lock(self, slot_lock::LIMITS), Ok(true)) {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(STEP);
         }
     }
 
@@ -196,16 +226,37 @@ impl Page {
         self.map.layout()
     }
 
-    /// The file, for record locks.
-    pub(super) fn file(&self) -> &File {
-        &self.file
+    /// The file, for locks. A program may close descriptors that it does not know, and its next
+    /// file gets the same number: then the file is opened again. `None`: it is not to be found.
+    pub(super) fn file(&self) -> Option<MutexGuard<'_, File>> {
+        let mut file = self.lock_file();
+        if self.stat_of(&file).is_none() {
+            let closed = mem::replace(&mut *file, out_of_the_way(self.open_again()?));
+            // The number is the program's now.
+            let _ = closed.into_raw_fd();
+        }
+        Some(file)
     }
 
-    /// Whether the descriptor still stands for the page's file. A program may close descriptors
-    /// that it does not know, and its next file gets the same number.
-    pub(super) fn has_its_file(&self) -> bool {
-        rustix::fs::fstat(&self.file)
-            .is_ok_and(|found| (found.st_dev, found.st_ino) == self.identity)
+    /// The file, opened once more. When a descriptor of it is closed, this process's record locks
+    /// of the file are dropped.
+    pub(super) fn open_again(&self) -> Option<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(&self.real_path, flags, Mode::empty()).ok()?);
+        self.stat_of(&file).is_some().then_some(file)
+    }
+
+    fn lock_file(&self) -> MutexGuard<'_, File> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the system says of a descriptor, if it stands for the page's file.
+    fn stat_of(&self, file: &File) -> Option<Stat> {
+        self.if_own(rustix::fs::fstat(file).ok()?)
+    }
+
+    fn if_own(&self, found: Stat) -> Option<Stat> {
+        ((found.st_dev, found.st_ino) == self.identity).then_some(found)
     }
 
     /// The file's inode.

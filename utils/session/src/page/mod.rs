@@ -9,6 +9,6 @@ pub(crate) mod slot_lock;
 mod summary;
 
 pub use error::PageError;
-pub use fault::are_caught as faults_are_caught;
+pub use fault::{OwnThread, are_caught as faults_are_caught, forget as faults_may_change};
 pub use file::Page;
-pub use summary::{ProcessSummary, Summary};
+pub use summary::{Names, ProcessSummary, Summary};

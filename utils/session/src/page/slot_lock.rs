@@ -1,38 +1,124 @@
 //! Tells living processes from dead ones.
 //!
-//! Each process locks one byte of the page's file, which stands for its slot (`fcntl(2)`, record
-//! locks). The kernel drops the lock when the process ends, however it ends. No other process,
-//! child or namespace can hold it instead. But a program that closes descriptors it does not know
-//! drops the lock, too. So a slot without a lock is dead only if `/proc` agrees: the process is
-//! gone, or it has become another program (`execve(2)`) and no longer maps the page.
+//! Each process locks one byte of the page's file, which stands for its slot. The lock belongs to an
+//! open file description of its own (`F_OFD_SETLK`, `fcntl(2)`), and only a mapping keeps that
+//! description open. No descriptor leads to it, so a program that closes descriptors it does not
+//! know does not drop the lock. A forked child does not inherit the mapping (`MADV_DONTFORK`).
+//! The kernel removes the mapping, and with it the lock, when the process ends, however it ends, and
+//! when it becomes another program (`execve(2)`). Namespaces and a changed root play no part.
+//!
+//! Where the kernel or the file system cannot do that, the byte gets a record lock of the process
+//! (`F_SETLK`). A program can drop that one by closing descriptors. So a slot without a lock is dead
+//! only if `/proc` agrees: the process is gone, or it no longer maps the page.
 
 use super::Page;
-use crate::layout::MemberSlot;
-use crate::process::ProcessIdentity;
+use crate::layout::{MemberSlot, SLOTS};
+use crate::process::{ProcessIdentity, start_time};
+use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
-use std::fs;
-use std::io;
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::time::Instant;
 
-fn record(slot: usize) -> libc::flock {
+/// The length of the mapping that keeps a lock. It is never accessed.
+const MAPPED: usize = 4096;
+
+/// The byte that is locked by who changes the limits: the one behind those of the slots.
+pub(super) const LIMITS: usize = SLOTS;
+
+/// The byte that is locked by who makes the session's first context.
+pub(crate) const FIRST_CONTEXT: usize = SLOTS + 1;
+
+/// Keeps a slot locked.
+#[derive(Debug)]
+pub(crate) struct SlotLock {
+    /// `None`: the slot has a record lock.
+    map: Option<ManuallyDrop<MmapRaw>>,
+    /// A forked child has this value, too, but not the mapping.
+    process: u32,
+}
+
+impl Drop for SlotLock {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            self.map.take().map(ManuallyDrop::into_inner);
+        }
+    }
+}
+
+/// A search for a slot that can be locked.
+pub(crate) struct Search<'a> {
+    page: &'a Page,
+    /// A description of its own; `None`: record locks are used.
+    file: Option<File>,
+}
+
+impl<'a> Search<'a> {
+    pub(crate) fn new(page: &'a Page) -> Self {
+        Self { page, file: page.open_again() }
+    }
+
+    /// Locks a slot's byte; `false`: another process has it.
+    pub(crate) fn lock(&mut self, slot: usize) -> io::Result<bool> {
+        let Some(file) = &self.file else { return lock(self.page, slot) };
+        match set(file, libc::F_OFD_SETLK, libc::F_WRLCK, slot) {
+            // A kernel without such locks.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                self.file = None;
+                lock(self.page, slot)
+            }
+            other => other,
+        }
+    }
+
+    /// Unlocks it again.
+    pub(crate) fn unlock(&self, slot: usize) {
+        match &self.file {
+            Some(file) => {
+                let _ = set(file, libc::F_OFD_SETLK, libc::F_UNLCK, slot);
+            }
+            None => unlock(self.page, slot),
+        }
+    }
+
+    /// Keeps a locked slot for the rest of this process's life. `None`: another process took it.
+    pub(crate) fn keep(&mut self, slot: usize) -> io::Result<Option<SlotLock>> {
+        let process = std::process::id();
+        if let Some(file) = self.file.take() {
+            let map = MmapOptions::new().len(MAPPED).map_raw(&file);
+            let map = map.and_then(|map| map.advise(Advice::DontFork).map(|()| map)).ok();
+            drop(file);
+            // Some file systems map another file than the one that was opened.
+            if let Some(map) = map.filter(|_| is_locked(self.page, slot) == Some(true)) {
+                return Ok(Some(SlotLock { map: Some(ManuallyDrop::new(map)), process }));
+            }
+            if !lock(self.page, slot)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(SlotLock { map: None, process }))
+    }
+}
+
+fn record(kind: libc::c_int, slot: usize) -> libc::flock {
     libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
+        l_type: libc::c_short::try_from(kind).unwrap_or(0),
+        l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0),
         l_start: libc::off_t::try_from(slot).unwrap_or(libc::off_t::MAX),
         l_len: 1,
         l_pid: 0,
     }
 }
 
-/// Locks a slot's byte for the rest of this process's life; `false`: another process has it.
-pub(crate) fn lock(page: &Page, slot: usize) -> io::Result<bool> {
-    if !page.has_its_file() {
-        return Err(io::Error::other("the program has closed the page's descriptor"));
-    }
-    let file = page.file();
-    let lock = record(slot);
+/// Sets or drops a lock of one byte; `false`: somebody else has it.
+fn set(file: &File, command: libc::c_int, kind: libc::c_int, slot: usize) -> io::Result<bool> {
+    let lock = record(kind, slot);
     // SAFETY: a valid descriptor and a record that lives through the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) } == 0 {
+    if unsafe { libc::fcntl(file.as_raw_fd(), command, &raw const lock) } == 0 {
         return Ok(true);
     }
     match io::Error::last_os_error() {
@@ -41,38 +127,113 @@ pub(crate) fn lock(page: &Page, slot: usize) -> io::Result<bool> {
     }
 }
 
-/// Unlocks a slot's byte.
-pub(crate) fn unlock(page: &Page, slot: usize) {
-    if !page.has_its_file() {
-        return;
-    }
-    let file = page.file();
-    let mut lock = record(slot);
-    lock.l_type = libc::F_UNLCK as libc::c_short;
-    // SAFETY: as in `lock`. A failure leaves the byte locked, which is safe.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock) };
+/// Locks a slot's byte by a record lock of this process; `false`: another process has it.
+pub(crate) fn lock(page: &Page, slot: usize) -> io::Result<bool> {
+    let Some(file) = page.file() else {
+        return Err(io::Error::other("the program has closed the page's descriptor"));
+    };
+    set(&file, libc::F_SETLK, libc::F_WRLCK, slot)
 }
 
-/// Whether a slot's process lives. Not for the caller's own slot: the kernel does not report the
-/// asker's locks.
-pub(crate) fn is_alive(page: &Page, slot: usize, process: ProcessIdentity) -> bool {
-    if page.has_its_file() {
-        let mut lock = record(slot);
-        // SAFETY: as in `lock`.
-        let asked = unsafe { libc::fcntl(page.file().as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-        if asked == 0 && lock.l_type != libc::F_UNLCK as libc::c_short {
-            return true;
+/// Drops the record lock of a slot's byte.
+pub(crate) fn unlock(page: &Page, slot: usize) {
+    if let Some(file) = page.file() {
+        // A failure leaves the byte locked, which is safe.
+        let _ = set(&file, libc::F_SETLK, libc::F_UNLCK, slot);
+    }
+}
+
+/// Whether a slot's byte is locked; `None`: the page's file is out of reach. The kernel does not
+/// report record locks of the asker.
+fn is_locked(page: &Page, slot: usize) -> Option<bool> {
+    let file = page.file()?;
+    let mut lock = record(libc::F_WRLCK, slot);
+    // SAFETY: as in `set`.
+    let asked = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+    (asked == 0).then_some(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Whether a slot's process lives. Not for the caller's own slot. `me`: the caller, if it is a
+/// member. What cannot be told counts as alive.
+pub(crate) fn is_alive(
+    page: &Page,
+    slot: usize,
+    process: ProcessIdentity,
+    me: Option<ProcessIdentity>,
+) -> bool {
+    // Without a lock, a process like the caller is the caller before an `execve`.
+    is_locked(page, slot)
+        .is_none_or(|locked| locked || (Some(process) != me && still_maps(page, process)))
+}
+
+/// Whether `/proc` shows a process, with the page mapped.
+fn still_maps(page: &Page, process: ProcessIdentity) -> bool {
+    process.is_running() && maps(process.pid, page, None).unwrap_or(true)
+}
+
+/// Whether a process has a page mapped; `None` if that cannot be found out, or not in time.
+fn maps(pid: u32, page: &Page, until: Option<Instant>) -> Option<bool> {
+    let inode = page.inode().to_string();
+    let maps = BufReader::with_capacity(1 << 16, File::open(format!("/proc/{pid}/maps")).ok()?);
+    for line in maps.split(b'\n') {
+        let line = line.ok()?;
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return None;
+        }
+        // `proc_pid_maps(5)`: address, permissions, offset, device, inode, path.
+        let mut fields = line.split(|byte| *byte == b' ').filter(|field| !field.is_empty());
+        if fields.nth(4) == Some(inode.as_bytes()) {
+            return Some(true);
         }
     }
-    process.is_running() && maps(process.pid, page)
+    Some(false)
 }
 
-/// Whether a process has a page mapped; `true` if that cannot be found out.
-fn maps(pid: u32, page: &Page) -> bool {
-    let inode = page.inode().to_string();
-    let Ok(maps) = fs::read_to_string(format!("/proc/{pid}/maps")) else { return true };
-    // `proc_pid_maps(5)`: address, permissions, offset, device, inode, path.
-    maps.lines().any(|line| line.split_ascii_whitespace().nth(4) == Some(inode.as_str()))
+/// Finds out which processes of a page live, for somebody who only looks. Whatever the page says,
+/// `/proc` is asked once for each process, and only until a given time.
+pub(super) struct Onlooker<'a> {
+    page: &'a Page,
+    until: Instant,
+    seen: HashMap<u32, Seen>,
+    /// Of how many processes it cannot be told.
+    pub(super) unknown: usize,
+}
+
+/// What `/proc` shows under an id.
+struct Seen {
+    start_time: Option<u64>,
+    maps_page: Option<bool>,
+}
+
+impl<'a> Onlooker<'a> {
+    pub(super) fn new(page: &'a Page, until: Instant) -> Self {
+        Self { page, until, seen: HashMap::new(), unknown: 0 }
+    }
+
+    /// Whether a slot's process lives. What cannot be told counts as alive.
+    pub(super) fn is_alive(&mut self, slot: usize, process: ProcessIdentity) -> bool {
+        if is_locked(self.page, slot) == Some(true) {
+            return true;
+        }
+        let found = self.look(process);
+        self.unknown += usize::from(found.is_none());
+        found.unwrap_or(true)
+    }
+
+    fn look(&mut self, process: ProcessIdentity) -> Option<bool> {
+        let Self { page, until, .. } = *self;
+        let is_late = || Instant::now() >= until;
+        let seen = match self.seen.entry(process.pid) {
+            Entry::Occupied(seen) => seen.into_mut(),
+            Entry::Vacant(_) if is_late() => return None,
+            Entry::Vacant(place) => {
+                let start_time = start_time(process.pid);
+                let maps_page = start_time.and_then(|_| maps(process.pid, page, Some(until)));
+                place.insert(Seen { start_time, maps_page })
+            }
+        };
+        if seen.start_time == Some(process.start_time) { seen.maps_page } else { Some(false) }
+    }
 }
 
 /// The process that a slot names; id zero: none.

@@ -1,10 +1,17 @@
 //! What a page holds, for display.
 
-use super::{Page, PageError, slot_lock};
+use super::slot_lock::Onlooker;
+use super::{Page, PageError};
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use crate::process::ProcessIdentity;
 use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 use limits::Limits;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// How long the processes of one page are looked at.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A session on one device at a moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -16,6 +23,8 @@ pub struct Summary {
     pub used: u64,
     /// Its processes.
     pub processes: Vec<ProcessSummary>,
+    /// How many of these may have ended: that could not be told, or not in time.
+    pub unknown: usize,
 }
 
 /// A process of a session.
@@ -59,13 +68,24 @@ impl ProcessSummary {
     pub const fn identity(&self) -> ProcessIdentity {
         ProcessIdentity { pid: self.pid, start_time: self.start_time }
     }
+}
 
-    /// The name of its program, if the process can be seen from here.
+/// The names of processes' programs. Each process is looked at once.
+#[derive(Debug, Default)]
+pub struct Names(HashMap<u32, Option<(u64, String)>>);
+
+impl Names {
+    /// The name of a process's program, if the process can be seen from here.
     #[must_use]
-    pub fn name(&self) -> Option<String> {
-        let ids = [self.host_pid.unwrap_or(self.pid), self.pid];
-        let seen = ids.map(|pid| ProcessIdentity { pid, start_time: self.start_time });
-        seen.into_iter().find_map(ProcessIdentity::name)
+    pub fn of(&mut self, process: &ProcessSummary) -> Option<String> {
+        let look = |pid: u32| {
+            let found = ProcessIdentity::of(pid)?;
+            Some((found.start_time, found.name()?))
+        };
+        [process.host_pid.unwrap_or(process.pid), process.pid].into_iter().find_map(|pid| {
+            let (start_time, name) = self.0.entry(pid).or_insert_with(|| look(pid)).as_ref()?;
+            (*start_time == process.start_time).then(|| name.clone())
+        })
     }
 }
 
@@ -77,9 +97,9 @@ impl Page {
     /// [`PageError::Damaged`]
     pub fn summary(&self) -> Result<Summary, PageError> {
         let mut summary = Summary::of(self.look()?);
-        summary
-            .processes
-            .retain(|process| slot_lock::is_alive(self, process.slot, process.identity()));
+        let mut onlooker = Onlooker::new(self, Instant::now() + PATIENCE);
+        summary.processes.retain(|process| onlooker.is_alive(process.slot, process.identity()));
+        summary.unknown = onlooker.unknown;
         Ok(summary)
     }
 }
@@ -108,6 +128,7 @@ impl Summary {
             limits: layout.limits(),
             used: layout.used.load(Relaxed),
             processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
+            unknown: 0,
         }
     }
 

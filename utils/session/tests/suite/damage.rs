@@ -6,7 +6,7 @@ use core::time::Duration;
 use limits::{Limits, MemoryLimit};
 use session::layout::{MemoryKind, PageLayout, SLOTS};
 use session::ledger::MemoryBound;
-use session::process::start_time;
+use session::process::{ProcessIdentity, start_time};
 use session::{Membership, Page, PageError};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -236,6 +236,14 @@ fn who_is_alive_without_a_lock() {
     while !ready.exists() {
         std::thread::yield_now();
     }
+    assert_eq!(membership.reap().unwrap(), 0);
+    assert_eq!(membership.open().unwrap().used(), 140);
+    // In another pid namespace it may have the same id and start as this process.
+    let layout = membership.look().unwrap();
+    let child_slot = layout.slots.iter().find(|slot| slot.pid.load(Relaxed) == pid).unwrap();
+    let me = ProcessIdentity::own();
+    child_slot.pid.store(me.pid, Relaxed);
+    child_slot.start_time.store(me.start_time, Relaxed);
     assert_eq!(membership.reap().unwrap(), 0);
     assert_eq!(membership.open().unwrap().used(), 140);
     // SAFETY: our own child.

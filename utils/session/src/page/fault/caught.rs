@@ -23,6 +23,11 @@ pub fn are_caught() -> bool {
     })
 }
 
+/// Makes the calling thread ask again: its mask has changed.
+pub fn forget() {
+    ANSWER.set((0, false));
+}
+
 #[cold]
 fn ask(answer: &Cell<(u64, bool)>, now: u64) -> bool {
     let caught = is_installed() && !is_blocked();

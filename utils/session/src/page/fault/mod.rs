@@ -11,9 +11,11 @@
 
 mod caught;
 mod former;
+mod own_threads;
 mod ranges;
 
-pub use caught::are_caught;
+pub use caught::{are_caught, forget};
+pub use own_threads::OwnThread;
 pub(super) use ranges::Range;
 
 use super::probe;
@@ -76,6 +78,10 @@ unsafe extern "C-unwind" fn on_bus_error(
     // SAFETY: as the kernel gave them, or a handler that was installed after this one.
     unsafe {
         let cause = cause(info);
+        let is_sent = cause.is_some_and(|cause| cause.code <= 0);
+        if is_sent && own_threads::hand_over(signal, info, context) {
+            return;
+        }
         if !cause.is_some_and(is_of_page) {
             former::handle(signal, info, context, cause);
         }

@@ -15,17 +15,17 @@ struct Mapping {
 
 /// The mappings, by address.
 #[derive(Debug, Default)]
-pub(super) struct Mappings(Vec<Mapping>);
+pub(crate) struct Mappings(Vec<Mapping>);
 
 impl Mappings {
     /// The present mappings; `None` if the kernel does not tell them.
-    pub(super) fn now() -> Option<Self> {
+    pub(crate) fn now() -> Option<Self> {
         let mut list = Vec::with_capacity(64 * 1024);
         File::open("/proc/self/maps").ok()?.read_to_end(&mut list).ok()?;
         Self::parse(&list)
     }
 
-    fn parse(list: &[u8]) -> Option<Self> {
+    pub(crate) fn parse(list: &[u8]) -> Option<Self> {
         let mut mappings: Vec<Mapping> = Vec::new();
         // A path may hold any byte but a line break, which is escaped.
         for line in list.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
@@ -41,15 +41,29 @@ impl Mappings {
         Some(Self(mappings))
     }
 
+    /// The mappings are in order, and what is free is not mapped.
+    #[cfg(any(test, feature = "checks"))]
+    pub(crate) fn check(&self) {
+        let ranges: Vec<_> = self.0.iter().map(|mapping| mapping.range.clone()).collect();
+        assert!(ranges.iter().all(|range| range.start < range.end));
+        assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "{ranges:x?}");
+        for range in &ranges {
+            assert_eq!(self.at(range.start).map(|(_, left)| left), Some(range.len()));
+            for place in self.free(range.start, &(0..usize::MAX), 0x4000) {
+                assert!(self.at(place).is_none(), "{place:x}");
+            }
+        }
+    }
+
     /// Records that `range`, which was free, has been mapped.
-    pub(super) fn add(&mut self, range: Range<usize>, protection: c_int) {
+    pub(crate) fn add(&mut self, range: Range<usize>, protection: c_int) {
         let next = self.0.partition_point(|mapping| mapping.range.end <= range.start);
         self.0.insert(next, Mapping { range, protection });
     }
 
     /// The protection of the mapping that contains `address`, and how many bytes are left up to its
     /// end.
-    pub(super) fn at(&self, address: usize) -> Option<(c_int, usize)> {
+    pub(crate) fn at(&self, address: usize) -> Option<(c_int, usize)> {
         let next = self.0.partition_point(|mapping| mapping.range.end <= address);
         let mapping = self.0.get(next).filter(|mapping| mapping.range.contains(&address))?;
         Some((mapping.protection, mapping.range.end - address))
@@ -57,7 +71,7 @@ impl Mappings {
 
     /// Page starts in `within` from which `size` bytes are free: one for each gap, nearest to
     /// `origin` first.
-    pub(super) fn free(&self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
+    pub(crate) fn free(&self, origin: usize, within: &Range<usize>, size: usize) -> Vec<usize> {
         let ends = self.0.iter().map(|mapping| mapping.range.end);
         let starts = self.0.iter().map(|mapping| mapping.range.start);
         let gaps = core::iter::once(0).chain(ends).zip(starts.chain([usize::MAX]));
@@ -151,6 +165,20 @@ mod tests {
             b"1000-2000 r-xp 0\ng000-h000 r-xp 0",
         ] {
             assert!(Mappings::parse(list).is_none(), "{}", String::from_utf8_lossy(list));
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_list_in_order_or_none(list: Vec<u8>) {
+            crate::checks::mappings(&list);
+        }
+
+        #[test]
+        fn any_lines_are_a_list_in_order_or_none(
+            list in "([0-9a-f]{1,17}-[0-9a-f]{1,17} [-rwxp]{2,5} ([0-9a-f]{1,17} 0:0 1)? ?/?\\PC{0,9}\n){0,9}",
+        ) {
+            crate::checks::mappings(list.as_bytes());
         }
     }
 

@@ -1,0 +1,117 @@
+//! A function of our own that is patched in the same way as the others, and called: proof that the
+//! engine's patches redirect calls.
+
+use crate::code::{follow, forced};
+use crate::{HookEngine, HookError, Slot};
+use core::ffi::c_void;
+use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+const CODE: i32 = libc::PROT_READ | libc::PROT_EXEC;
+const LENGTH: usize = 4096;
+/// What the function adds to its argument.
+const ADDED: usize = 5;
+/// mov rax, rdi; add rax, 5; ret; int3 ...
+const FUNCTION: [u8; 16] = [
+    0x48,
+    0x89,
+    0xf8,
+    0x48,
+    0x83,
+    0xc0,
+    ADDED as u8,
+    0xc3,
+    0xcc,
+    0xcc,
+    0xcc,
+    0xcc,
+    0xcc,
+    0xcc,
+    0xcc,
+    0xcc,
+];
+
+type Function = extern "C" fn(&Call) -> usize;
+
+/// The argument of the call.
+struct Call {
+    slot: Slot,
+    arrived: AtomicBool,
+}
+
+/// Stays mapped: an engine may remember what it has patched.
+#[derive(Debug)]
+pub(crate) struct Canary(*const c_void);
+
+extern "C" fn hook(call: &Call) -> usize {
+    call.arrived.store(true, Ordering::Relaxed);
+    let original = call.slot.get();
+    if original.is_null() {
+        return 0;
+    }
+    // SAFETY: the trampoline of the function, of this signature.
+    let original: Function = unsafe { core::mem::transmute(original) };
+    original(call)
+}
+
+impl Canary {
+    /// Maps the function. To be called before the engine looks at what is mapped.
+    pub(crate) fn map() -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: anonymous memory of the kernel's choice.
+        let map = |rights| unsafe { libc::mmap(ptr::null_mut(), LENGTH, rights, flags, -1, 0) };
+        let start = map(libc::PROT_READ | libc::PROT_WRITE);
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        // SAFETY: a new page of our own that nothing executes yet.
+        unsafe {
+            ptr::copy_nonoverlapping(FUNCTION.as_ptr(), start.cast(), FUNCTION.len());
+            if libc::mprotect(start, LENGTH, CODE) == 0 {
+                return Some(Self(start));
+            }
+            // Memory that was writable may not become executable here.
+            libc::munmap(start, LENGTH);
+        }
+        let start = map(CODE);
+        // SAFETY: as above.
+        let written =
+            start != libc::MAP_FAILED && unsafe { forced::write(start as usize, &FUNCTION) };
+        written.then_some(Self(start))
+    }
+
+    /// Has it patched.
+    pub(crate) fn patch(&self, engine: &mut dyn HookEngine) -> Result<Patched, HookError> {
+        let call = Box::new(Call { slot: Slot::new(), arrived: AtomicBool::new(false) });
+        // SAFETY: a function that nothing else calls; the hook has its signature.
+        unsafe { engine.install(self.0, hook as *const c_void, &call.slot) }?;
+        Ok(Patched { address: self.0, call, through_own_code: engine.goes_through_own_code() })
+    }
+}
+
+/// The function after it was patched.
+pub(crate) struct Patched {
+    address: *const c_void,
+    call: Box<Call>,
+    through_own_code: bool,
+}
+
+impl Patched {
+    /// Calls it: does the call arrive, and does the trampoline lead back?
+    pub(crate) fn is_redirected(&self) -> bool {
+        let leads = follow::leads(self.address as usize, hook as *const () as usize);
+        let safe = match leads {
+            follow::Leads::Nowhere => false,
+            follow::Leads::To(place) => {
+                place == hook as *const () as usize || self.through_own_code
+            }
+        };
+        if !safe {
+            return false;
+        }
+        // SAFETY: the code above, or the hook; both have this signature.
+        let function: Function = unsafe { core::mem::transmute(self.address) };
+        let expected = ptr::from_ref(&*self.call) as usize + ADDED;
+        function(&self.call) == expected && self.call.arrived.load(Ordering::Relaxed)
+    }
+}

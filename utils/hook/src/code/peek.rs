@@ -1,0 +1,81 @@
+//! Reads memory that may not be mapped: what a library says of itself, or a jump leads to, is anybody's guess.
+
+use core::ptr;
+
+const PAGE: usize = 4096;
+
+/// Reads from `address` on; returns how many bytes could be read. Other threads must not unmap them meanwhile.
+pub(crate) fn read(address: usize, into: &mut [u8]) -> usize {
+    let mut read = 0;
+    while read < into.len() {
+        let Some(at) = address.checked_add(read).filter(|&at| is_readable(at)) else { break };
+        let length = (PAGE - at % PAGE).min(into.len() - read);
+        // SAFETY: a part of a page that can be read; the buffer is this function's caller's own.
+        unsafe {
+            ptr::copy_nonoverlapping(at as *const u8, into.as_mut_ptr().add(read), length);
+        }
+        read += length;
+    }
+    read
+}
+
+/// Whether the page of this address can be read. The kernel is asked by a call that reads eight bytes there and then
+/// fails, because of its first argument. Sandboxes that forbid nearly all calls allow this one.
+fn is_readable(address: usize) -> bool {
+    const NO_SUCH_OPERATION: usize = usize::MAX;
+    const SET_BYTES: usize = 8;
+    // A null pointer would not be read.
+    if address < PAGE {
+        return false;
+    }
+    // SAFETY: the call changes nothing; `errno` is as it was before, for code that looks at it after loading a library.
+    unsafe {
+        let errno = libc::__errno_location();
+        let before = *errno;
+        let aligned = address - address % SET_BYTES;
+        let nothing = ptr::null::<libc::sigset_t>();
+        let failed =
+            libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_OPERATION, aligned, nothing, SET_BYTES);
+        let readable = failed == 0 || *errno != libc::EFAULT;
+        *errno = before;
+        readable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mapped_is_read_and_nothing_else() {
+        let text = *b"sixteen bytes...";
+        // SAFETY: two new pages, of which the second cannot be read.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let start = libc::mmap(ptr::null_mut(), 2 * PAGE, rights, flags, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            let end = start.byte_add(PAGE);
+            assert_eq!(libc::mprotect(end, PAGE, libc::PROT_NONE), 0);
+            ptr::copy_nonoverlapping(text.as_ptr(), end.byte_sub(16).cast(), 16);
+            *libc::__errno_location() = 77;
+            start as usize
+        };
+        let at = |address| {
+            let mut bytes = [0; 8];
+            (read(address, &mut bytes), bytes)
+        };
+        let end = start + PAGE;
+        assert_eq!(at(end - 16), (8, *b"sixteen "));
+        assert_eq!(at(end - 3), (3, *b"...\0\0\0\0\0"));
+        for nothing in [end, 0, 1, PAGE, usize::MAX - 3, usize::MAX, 1 << 63, (1 << 47) - 4] {
+            assert_eq!(at(nothing).0, 0, "{nothing:#x}");
+        }
+        let mut long = vec![1; 2 * PAGE];
+        assert_eq!(read(start, &mut long), PAGE);
+        assert!(long[..16].iter().all(|&byte| byte == 0));
+        assert_eq!(read(long.as_ptr() as usize, &mut vec![0; 2 * PAGE]), 2 * PAGE);
+        // SAFETY: this thread's own.
+        assert_eq!(unsafe { *libc::__errno_location() }, 77);
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether a function is still patched.
+
+use crate::Patch;
+use core::ffi::c_void;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+
+/// What a debugger puts over the first byte of an instruction. It takes it away for the moment in which the
+/// instruction is executed.
+const BREAKPOINT: u8 = 0xcc;
+
+/// A patched function's address, and its first bytes as they were verified. Recorded and looked at without a
+/// lock.
+#[derive(Debug)]
+pub struct PatchedEntry {
+    address: AtomicPtr<u8>,
+    code: AtomicU64,
+    length: AtomicUsize,
+}
+
+impl PatchedEntry {
+    /// That of a function that is not patched.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            address: AtomicPtr::new(ptr::null_mut()),
+            code: AtomicU64::new(0),
+            length: AtomicUsize::new(0),
+        }
+    }
+
+    /// Records a patch.
+    pub fn record(&self, patch: &Patch) {
+        self.forget();
+        self.code.store(u64::from_le_bytes(patch.code), Ordering::Relaxed);
+        self.length.store(patch.length, Ordering::Relaxed);
+        self.address.store(patch.address as *mut u8, Ordering::Release);
+    }
+
+    /// The function is gone.
+    pub fn forget(&self) {
+        self.address.store(ptr::null_mut(), Ordering::Release);
+    }
+
+    /// The function's address; null: it is not patched.
+    #[must_use]
+    pub fn address(&self) -> *const c_void {
+        self.address.load(Ordering::Acquire).cast()
+    }
+
+    /// Whether the patch is there. True for a function that was not patched.
+    ///
+    /// # Safety
+    /// The function's library must stay loaded during the call.
+    #[must_use]
+    pub unsafe fn is_intact(&self) -> bool {
+        let address = self.address.load(Ordering::Acquire);
+        if address.is_null() {
+            return true;
+        }
+        let code = self.code.load(Ordering::Relaxed).to_le_bytes();
+        let length = self.length.load(Ordering::Relaxed).min(code.len());
+        code[..length].iter().enumerate().all(|(index, &byte)| {
+            // SAFETY: the first bytes of a loaded function, which were read when it was patched.
+            let now = unsafe { ptr::read_volatile(address.add(index)) };
+            now == byte || (index == 0 && now == BREAKPOINT)
+        })
+    }
+}
+
+impl Default for PatchedEntry {
+    fn default() -> Self {
+        Self::new()
+    }
+}

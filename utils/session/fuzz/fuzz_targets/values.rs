@@ -1,0 +1,9 @@
+//! Any text as a value of an option or a variable: a value, or one short line. See `scripts/fuzz.sh`.
+#![no_main]
+
+#[path = "../../../limits/tests/hostile/values.rs"]
+mod values;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| values::any_text(text));
