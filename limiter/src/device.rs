@@ -3,6 +3,7 @@
 use crate::compute::Gate;
 use crate::ledger::DeviceLedger;
 use crate::memory::DeviceMemory;
+use crate::report;
 use crate::verdict::LimiterFailure;
 use config::Config;
 use session::{Page, directory};
@@ -22,7 +23,14 @@ pub(crate) struct Device {
 pub(crate) fn session_dir(config: &Config) -> Result<PathBuf, LimiterFailure> {
     let dir = match &config.session_dir {
         Some(dir) => directory::check(dir).map(|()| dir.clone()),
-        None => directory::implicit(&(&config.identity, config.limits_fingerprint())),
+        None => {
+            directory::implicit(&(&config.identity, config.limits_fingerprint())).map(|found| {
+                if let Some(elsewhere) = found.elsewhere {
+                    report::once(format_args!("{elsewhere}"));
+                }
+                found.path
+            })
+        }
     };
     dir.map_err(|error| LimiterFailure(error.to_string()))
 }

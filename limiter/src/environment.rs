@@ -37,6 +37,28 @@ impl AtLoad {
     fn present() -> Self {
         AT_LOAD.get().cloned().unwrap_or_else(Self::take)
     }
+
+    /// The session that the variables name.
+    fn named_session(&self) -> Option<&Path> {
+        let named = self.variables.value(OsStr::new(SESSION_DIR)).map(Path::new);
+        named.filter(|path| path.is_absolute())
+    }
+
+    /// The session with an owner that this process belongs to. The name of the library comes first: a program changes
+    /// its variables easily. The names that it was to have show a session whose directory is gone.
+    fn owned_session(&self) -> Option<&Path> {
+        let loaded_from = self.loaded_as.as_deref().and_then(Path::parent);
+        loaded_from
+            .filter(|dir| dir.is_absolute() && settings::has_owner(dir))
+            .or_else(|| settings::preloaded_session(&self.preload))
+            .or_else(|| self.named_session().filter(|dir| settings::has_owner(dir)))
+    }
+}
+
+/// The session that this process was started in.
+pub(crate) fn session() -> Option<PathBuf> {
+    let at_load = AtLoad::present();
+    at_load.owned_session().or_else(|| at_load.named_session()).map(Path::to_owned)
 }
 
 /// Keeps the present environment. To be called once, from the constructor.
@@ -74,8 +96,6 @@ pub(crate) struct Decided {
     pub(crate) config: Config,
     /// The variables that decided.
     pub(crate) variables: Snapshot,
-    /// Whether a session's owner decided.
-    pub(crate) by_owner: bool,
     /// The only devices that the session may use, if its owner chose some.
     pub(crate) only: Option<Vec<GpuId>>,
     /// What the process's own environment asks for in vain, as lines.
@@ -87,24 +107,12 @@ pub(crate) struct Decided {
 /// # Errors
 /// [`Undecided`]: the limits are not known then.
 pub(crate) fn decided() -> Result<Decided, Undecided> {
-    let AtLoad { variables: own, loaded_as, preload } = AtLoad::present();
-    let named = own.value(OsStr::new(SESSION_DIR)).map(Path::new).filter(|path| path.is_absolute());
-    // The name of the library comes first: a program changes its variables easily. The names that it was to have show
-    // a session whose directory is gone.
-    let loaded_from = loaded_as.as_deref().and_then(Path::parent);
-    let loaded_from = loaded_from.filter(|dir| dir.is_absolute() && settings::has_owner(dir));
-    let Some(dir) = loaded_from
-        .or_else(|| settings::preloaded_session(&preload))
-        .or_else(|| named.filter(|dir| settings::has_owner(dir)))
-    else {
+    let at_load = AtLoad::present();
+    let (named, owned) = (at_load.named_session(), at_load.owned_session());
+    let own = at_load.variables.clone();
+    let Some(dir) = owned else {
         let config = Config::from_env(&own)?;
-        return Ok(Decided {
-            config,
-            variables: own,
-            by_owner: false,
-            only: None,
-            in_vain: Vec::new(),
-        });
+        return Ok(Decided { config, variables: own, only: None, in_vain: Vec::new() });
     };
     let OwnerSettings { variables, devices } = OwnerSettings::of(dir)?;
     let pairs = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
@@ -126,5 +134,5 @@ pub(crate) fn decided() -> Result<Decided, Undecided> {
     // How much a process says is its own matter.
     let variables = variables.with_log_of(&own);
     let config = Config::from_env(&variables)?;
-    Ok(Decided { config, variables, by_owner: true, only: devices, in_vain })
+    Ok(Decided { config, variables, only: devices, in_vain })
 }

@@ -38,6 +38,7 @@ fn failed(message: String) {
 /// To be called from a constructor.
 pub(crate) unsafe fn start() {
     crate::process::watch_forks();
+    not_cancelled(crate::process::hold_session);
     not_cancelled(|| {
         // SAFETY: the caller is a constructor.
         if let Err(error) = unsafe { loader::watch(hook::engine, on_change) } {

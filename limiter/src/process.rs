@@ -18,9 +18,9 @@ use core::time::Duration;
 use driver::cuda::{self, CuResult, Stream};
 use limits::GpuId;
 use limits::Limits;
-use session::Page;
+use session::{Page, directory};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// How long the process's exit waits for the limiter's threads to leave the driver.
@@ -33,8 +33,6 @@ pub(crate) struct Process {
     on_failure: OnFailure,
     /// The variables that decided.
     decided: Snapshot,
-    /// Whether the session's owner decided.
-    by_owner: bool,
     /// The only devices that the session may use, if its owner chose some.
     only: Option<Vec<GpuId>>,
     /// The variables that the driver saw when it was initialised.
@@ -96,6 +94,13 @@ extern "C" fn after_fork() {
     PROCESS.store(ptr::null_mut(), Ordering::Release);
 }
 
+/// Keeps this process's session from being removed while it runs its program.
+pub(crate) fn hold_session() {
+    if let Some(dir) = environment::session() {
+        directory::hold(&dir);
+    }
+}
+
 /// Registers `after_fork`. To be called once, from the constructor.
 pub(crate) fn watch_forks() {
     // SAFETY: the handler only stores to memory.
@@ -123,11 +128,9 @@ impl Process {
                 report::each_once(format_args!("{line}"));
             }
         }
-        let (config, decided, by_owner, only) = match read {
-            Ok(Decided { config, variables, by_owner, only, .. }) => {
-                (Ok(config), variables, by_owner, only)
-            }
-            Err(failure) => (Err(failure), Snapshot::default(), false, None),
+        let (config, decided, only) = match read {
+            Ok(Decided { config, variables, only, .. }) => (Ok(config), variables, only),
+            Err(failure) => (Err(failure), Snapshot::default(), None),
         };
         let on_failure = config.as_ref().map_or(OnFailure::Closed, |config| config.on_failure);
         // If the configuration cannot be read, the slow path denies the launch.
@@ -138,7 +141,6 @@ impl Process {
             config,
             on_failure,
             decided,
-            by_owner,
             only,
             seen_by_driver: Mutex::new(None),
             is_limited: OnceLock::new(),
@@ -326,6 +328,10 @@ impl Process {
             )));
         }
         let dir = self.make_session_dir(config);
+        if let (Some(_), Err(refused)) = (&config.session_dir, &dir) {
+            // Nobody knows what the limits of the session are.
+            return Err(refused.clone());
+        }
         let joined =
             dir.clone().and_then(|dir| DeviceLedger::join(uuid, limits, &dir, self.on_failure));
         match joined {
@@ -337,7 +343,9 @@ impl Process {
                 self.gates_changed();
                 Ok(Some(device))
             }
-            Err(refused) if !limits.limits_anything() && !self.may_be_limited(dir, uuid) => {
+            Err(refused)
+                if !limits.limits_anything() && !dir.is_ok_and(|dir| Page::exists(&dir, uuid)) =>
+            {
                 report::once(format_args!(
                     "{refused}; device {uuid} has no limit in this process and cannot be given one"
                 ));
@@ -345,11 +353,6 @@ impl Process {
             }
             Err(refused) => Err(refused),
         }
-    }
-
-    /// Whether a device that the variables do not limit can have got a limit in its page.
-    fn may_be_limited(&self, dir: Result<PathBuf, LimiterFailure>, uuid: GpuId) -> bool {
-        dir.map_or(self.by_owner, |dir| Page::exists(&dir, uuid))
     }
 
     fn compose(
@@ -443,7 +446,7 @@ impl Process {
         let dir = self.session_dir.lock().unwrap_or_else(PoisonError::into_inner);
         dir.as_ref()
             .and_then(|dir| dir.file_name())
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+            .map_or_else(String::new, |name| directory::shown_name(Path::new(name)))
     }
 }
 

@@ -6,12 +6,21 @@
 //! control, `sluice` stops with it, so that the shell takes over. When `sluice` is continued, so is
 //! the program.
 
-use std::fs;
+//!
+//! `sluice` is the parent of whatever the program leaves behind (a subreaper), and of all orphans
+//! where it is the first process of a container. It takes note of their ends. So it knows when the
+//! program has ended whether anything of it is left.
+
 use std::io;
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait,
+};
+use session::signals::{self, Inherited};
 use signal_hook::consts::signal::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
 };
@@ -24,18 +33,38 @@ use super::Error;
 const PASSED_ON: [i32; 9] =
     [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT, SIGTSTP];
 
-/// Runs `command` to its end and returns its exit status; 128 + n if signal n killed it.
+/// How long what the program started may take to end after it.
+const PATIENCE: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_millis(2);
+
+/// How a program ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit status; 128 + n if signal n killed it.
+    pub code: u8,
+    /// Whether processes that it started go on.
+    pub left_some: bool,
+}
+
+/// Runs `command` to its end.
 ///
 /// # Errors
 /// [`Error::Spawn`] if it cannot be started, [`Error::System`] if it cannot be waited for.
-pub fn run(mut command: Command) -> Result<u8, Error> {
-    let ignored = ignored_signals().unwrap_or(0);
+pub fn run(mut command: Command) -> Result<Ended, Error> {
+    let inherited = Inherited::read();
     // Signals that are ignored (nohup, a shell's background job) stay ignored, here and in the
     // program.
-    let watched =
-        PASSED_ON.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0).chain([SIGCHLD]);
-    let mut signals = SignalsInfo::<WithOrigin>::new(watched)
+    let watched: Vec<i32> = PASSED_ON
+        .into_iter()
+        .filter(|signal| !inherited.ignores(*signal))
+        .chain([SIGCHLD])
+        .collect();
+    let mut signals = SignalsInfo::<WithOrigin>::new(&watched)
         .map_err(|e| Error::system("cannot watch for signals", e))?;
+    signals::unblock(watched).map_err(|e| Error::system("cannot watch for signals", e))?;
+    inherited.give_to(&mut command);
+    // Without it orphans go to another process, and what is left is told by locks alone.
+    let _ = set_child_subreaper(Some(getpid()));
     let program = command.get_program().display().to_string();
     let child = command.spawn().map_err(|source| Error::Spawn { program, source })?;
     let pid = Pid::from_child(&child);
@@ -43,10 +72,34 @@ pub fn run(mut command: Command) -> Result<u8, Error> {
         if origin.signal != SIGCHLD {
             pass_on(&origin, pid);
         } else if let Some(code) = poll(pid)? {
-            return Ok(code);
+            return Ok(Ended { code, left_some: left_some() });
         }
     }
     Err(Error::system("cannot wait for the program", io::Error::other("the signals ended")))
+}
+
+/// Makes the ends of children known to a command that waits for them one by one, whoever started it
+/// with SIGCHLD ignored.
+///
+/// # Errors
+/// [`Error::System`]
+pub fn hear_of_ends() -> Result<(), Error> {
+    signal_hook::flag::register(SIGCHLD, std::sync::Arc::default())
+        .map(|_| ())
+        .map_err(|e| Error::system("cannot watch for signals", e))
+}
+
+/// Whether processes that the program started go on after it.
+fn left_some() -> bool {
+    let start = Instant::now();
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Err(Errno::CHILD) => return false,
+            Ok(None) if start.elapsed() < PATIENCE => sleep(NAP),
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            _ => return true,
+        }
+    }
 }
 
 fn pass_on(origin: &Origin, pid: Pid) {
@@ -58,19 +111,21 @@ fn pass_on(origin: &Origin, pid: Pid) {
     }
 }
 
-/// Collects what happened to the program. Returns its exit code if it has ended.
-fn poll(pid: Pid) -> Result<Option<u8>, Error> {
+/// Collects what happened to the program, and to orphans. Returns the program's exit code if it has
+/// ended.
+fn poll(program: Pid) -> Result<Option<u8>, Error> {
     loop {
-        match waitpid(Some(pid), WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+        match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             Err(Errno::INTR) => {}
             Err(e) => return Err(Error::system("cannot wait for the program", e)),
             Ok(None) => return Ok(None),
-            Ok(Some((_, status))) => {
+            Ok(Some((pid, status))) if pid == program => {
                 if let Some(code) = exit_code(status) {
                     return Ok(Some(code));
                 }
                 stop_along(status);
             }
+            Ok(Some(_)) => {}
         }
     }
 }
@@ -88,11 +143,4 @@ fn stop_along(status: WaitStatus) {
     if stopped_by.is_some_and(|signal| JOB_CONTROL.contains(&signal)) {
         let _ = kill_process(getpid(), Signal::STOP);
     }
-}
-
-/// The mask of ignored signals, bit n-1 for signal n (proc(5), `SigIgn`).
-fn ignored_signals() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
 }

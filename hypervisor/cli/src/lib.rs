@@ -34,8 +34,10 @@ pub fn main(cli: cli::Cli) -> ExitCode {
         cli::Command::Run(arguments) => run::run(&arguments),
         cli::Command::Status(arguments) => status::run(&arguments),
         cli::Command::Limit(arguments) => limit::run(&arguments),
-        cli::Command::Demo(arguments) => demo::run(&arguments),
-        cli::Command::Hooks(arguments) => hooks::run(&arguments),
+        cli::Command::Demo(arguments) => child::hear_of_ends().and_then(|()| demo::run(&arguments)),
+        cli::Command::Hooks(arguments) => {
+            child::hear_of_ends().and_then(|()| hooks::run(&arguments))
+        }
         cli::Command::LoadNvml => hooks::load_nvml(),
     };
     match outcome {

@@ -13,7 +13,8 @@ use session::process::start_time;
 
 use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
-use super::{Error, limits, parts, say};
+use super::parts::{self, Parts};
+use super::{Error, limits, say};
 
 /// How long other changes of the same limits are waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -33,8 +34,9 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
                 .to_owned(),
         ));
     }
-    let sessions = directory::list()?;
-    let session = choose(&sessions, &arguments.session)?;
+    let listing = directory::list()?;
+    listing.left_out.iter().for_each(|left_out| say(left_out));
+    let session = choose(&listing.sessions, &arguments.session)?;
     let devices = known_devices(session);
     let mut changes = Vec::new();
     let until = Instant::now() + PATIENCE;
@@ -66,6 +68,9 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
 
 /// The session that is meant by a name, the beginning of a name, or a process id.
 fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
+    // The name of its directory is taken for its name.
+    let name = directory::shown_name(Path::new(wanted));
+    let wanted = if wanted.is_empty() { wanted } else { name.as_str() };
     let named = |session: &&Found| session.name == wanted;
     let begins = |session: &&Found| session.name.starts_with(wanted);
     let mut matching: Vec<&Found> = sessions.iter().filter(named).collect();
@@ -108,7 +113,7 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
 /// the process that made the session.
 fn has_process(found: &Found, pid: u32) -> bool {
     let sits = |page: &PathBuf| {
-        let summary = Page::open_existing(page).and_then(|page| page.summary());
+        let summary = found.open(page).and_then(|page| page.summary());
         let is =
             |process: &session::ProcessSummary| process.host_pid == Some(pid) || process.pid == pid;
         summary.is_ok_and(|summary| summary.processes.iter().any(is))
@@ -117,10 +122,17 @@ fn has_process(found: &Found, pid: u32) -> bool {
 }
 
 /// The devices as NVML lists them, if it can. A session on the simulated driver has its own NVML.
+/// What a user's directory holds only says so: the library that is loaded is always that of this
+/// installation.
 fn known_devices(session: &Found) -> Option<Vec<VisibleGpu>> {
     // A session inside another one's directory shares that one's driver.
     let own = |folder: &Path| folder.join("fake-driver").join(parts::FAKE_NVML.1);
-    let simulated = session.path.ancestors().take(2).map(own).find(|path| path.exists());
+    let is_simulated =
+        session.path.ancestors().take(2).any(|path| own(path).symlink_metadata().is_ok());
+    let simulated = is_simulated
+        .then(|| Parts::locate(None).and_then(|parts| parts.find(parts::FAKE_NVML.0)))
+        .transpose()
+        .ok()?;
     devices::list(simulated.as_deref()).ok()
 }
 
@@ -137,7 +149,7 @@ fn chosen_pages(
             session.name
         )));
     }
-    let open = |path: &PathBuf| Page::open_existing(path).map_err(Error::from);
+    let open = |path: &PathBuf| session.open(path).map_err(Error::from);
     let Some(wanted) = device else { return session.pages.iter().map(open).collect() };
     // Found by their names, so that a damaged page does not stop the change of another.
     let used: Vec<(&PathBuf, GpuId)> = session

@@ -1,13 +1,11 @@
-//! Links in a session's directory: names under which the loader finds the limiter and the simulated
-//! driver.
+//! Links: names under which the loader finds the limiter and the simulated driver.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use session::directory::OwnedSession;
+use session::directory::{OwnedSession, told};
 
 use super::Error;
 use super::environment::loader_can_name;
@@ -29,12 +27,9 @@ pub fn preloadable(
     if loader_can_name(limiter) {
         return Ok([of_session, limiter.to_owned()]);
     }
-    let mut hasher = DefaultHasher::new();
-    limiter.hash(&mut hasher);
-    let base = session.path().parent().unwrap_or(Path::new("/"));
-    let stable = base.join(format!("limiter-{:016x}.so", hasher.finish()));
-    put_link(limiter, &stable)
-        .map_err(|e| Error::system(format!("cannot make {}", stable.display()), e))?;
+    // One that stays: a process that has lost its session must find the limiter, which then lets
+    // nothing pass.
+    let stable = session.lasting_link(limiter, parts::LIMITER)?;
     Ok([of_session, stable])
 }
 
@@ -66,6 +61,6 @@ pub fn fake_driver(session: &OwnedSession, parts: &Parts) -> Result<PathBuf, Err
 fn link(target: &Path, folder: &Path, name: &str) -> Result<PathBuf, Error> {
     let path = folder.join(name);
     put_link(target, &path)
-        .map_err(|e| Error::system(format!("cannot make {}", path.display()), e))?;
+        .map_err(|e| Error::system(format!("cannot make {}", told(&path).display()), e))?;
     Ok(path)
 }

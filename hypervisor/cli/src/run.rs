@@ -34,6 +34,9 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         &default_sockets(),
     )?;
     let session = OwnedSession::create()?;
+    if let Some(notice) = session.elsewhere() {
+        say(notice);
+    }
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
         limiter: links::preloadable(&session, session.path(), &limiter)?,
@@ -60,7 +63,11 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         devices::list(fake.as_deref()).unwrap_or_default()
     })?;
     environment.apply(&mut command, |name| var_os(name));
-    child::run(command)
+    let ended = child::run(command)?;
+    if ended.left_some {
+        session.leave();
+    }
+    Ok(ended.code)
 }
 
 /// Whether the members of the session will look for a daemon.

@@ -3,6 +3,7 @@
 use super::error::OneLine;
 use super::{Config, DaemonAddress, DeviceIdentity, DeviceSettings, OnFailure};
 use core::fmt;
+use limits::session_name::told;
 
 impl fmt::Display for DaemonAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -24,7 +25,7 @@ pub(super) fn line(config: &Config, devices: &[(DeviceIdentity, DeviceSettings)]
         None => "no daemon".to_owned(),
     });
     if let Some(dir) = &config.session_dir {
-        parts.push(format!("session {}", OneLine(&dir.to_string_lossy())));
+        parts.push(format!("session {}", OneLine(&told(dir).to_string_lossy())));
     }
     for (enabled, what) in [
         (config.cuda_hooks, "CUDA left alone"),

@@ -9,6 +9,7 @@
 //! * [`gpu`]: the identity of a GPU
 //! * [`shown`]: text that others have chosen, for a terminal
 //! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
+//! * [`session_name`]: the names of sessions' folders, and what of them may be printed
 //! * [`mod@env`]: the environment variables by which the parts find each other
 
 #![forbid(unsafe_code)]
@@ -22,6 +23,7 @@ pub mod memory;
 pub mod named;
 pub mod policy;
 pub mod request;
+pub mod session_name;
 pub mod shown;
 pub mod units;
 

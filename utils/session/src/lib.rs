@@ -6,15 +6,18 @@
 //!
 //! * [`clock`], [`process`]: time, and the identity of processes;
 //! * [`layout`]: the fields of a page, with the limits; [`work_mark`]: one of them;
+//! * `folder`: a folder that is used by its descriptor;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
 //! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
 //! * [`directory`]: where the pages of a session are, and which sessions exist;
 //! * [`settings`]: what a session's owner decided;
+//! * [`signals`]: what a process was started with, for the programs that it starts;
 //! * [`SessionSummary`]: what a session has and uses.
 
 pub mod clock;
 pub mod directory;
+mod folder;
 pub mod layout;
 pub mod ledger;
 mod limits;
@@ -23,6 +26,7 @@ mod membership;
 mod page;
 pub mod process;
 pub mod settings;
+pub mod signals;
 mod summary;
 pub mod work_mark;
 

@@ -3,13 +3,14 @@
 
 use crate::directory;
 use ::limits::GpuId;
+use ::limits::session_name::told;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// The file's name. It is looked for beside any limiter, so it must be nobody else's.
@@ -37,7 +38,7 @@ struct Written {
 
 /// Why a session's settings cannot be written or read.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {problem}", path.display())]
+#[error("{}: {problem}", told(path).display())]
 pub struct SettingsError {
     path: PathBuf,
     problem: Problem,
@@ -67,7 +68,10 @@ impl OwnerSettings {
                 // Who may enter the directory is a process of the session.
                 let mut options = OpenOptions::new();
                 options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
-                options.open(&path)?.write_all(&text)
+                let mut file = options.open(&path)?;
+                // The process's umask has taken rights away.
+                file.set_permissions(fs::Permissions::from_mode(0o644))?;
+                file.write_all(&text)
             });
         made.map_err(|error| SettingsError { path, problem: Problem::Write(error) })
     }

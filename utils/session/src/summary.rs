@@ -1,7 +1,7 @@
 //! What a session has and uses, on all of its devices.
 
 use crate::directory::Found;
-use crate::{Page, PageError, Summary};
+use crate::{PageError, Summary};
 use limits::GpuId;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl SessionSummary {
     pub fn of(session: &Found) -> Self {
         let mut summary = Self { devices: Vec::new(), damaged: Vec::new() };
         for path in &session.pages {
-            match read(path) {
+            match read(session, path) {
                 Ok(device) => summary.devices.push(device),
                 Err(PageError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {}
                 Err(error) => summary.damaged.push((path.clone(), error)),
@@ -37,7 +37,7 @@ impl SessionSummary {
     }
 }
 
-fn read(path: &Path) -> Result<(GpuId, Summary), PageError> {
-    let page = Page::open_existing(path)?;
+fn read(session: &Found, path: &Path) -> Result<(GpuId, Summary), PageError> {
+    let page = session.open(path)?;
     Ok((page.device(), page.summary()?))
 }

@@ -215,7 +215,8 @@ impl Stage {
     fn member(&self, name: &str, limits: &LimitArgs, uuid: GpuId) -> Result<Command, Error> {
         let path = self.session.path().join(name);
         let is_new = !path.is_dir();
-        let session = if is_new { self.session.subdirectory(name)? } else { path };
+        // The daemon's socket, which is in the session's directory, is listed for all users.
+        let session = if is_new { self.session.inner_session(name)? } else { path };
         let environment = MemberEnvironment {
             limiter: links::preloadable(&self.session, &session, &self.limiter)?,
             session,

@@ -7,8 +7,8 @@ use std::io::{self, Write};
 
 use session::directory;
 
-use super::Error;
 use super::cli::StatusArgs;
+use super::{Error, say};
 use view::View;
 
 /// Lists the sessions.
@@ -16,7 +16,9 @@ use view::View;
 /// # Errors
 /// [`Error::Directory`] if this user's sessions cannot be read.
 pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
-    let report = report::report(&directory::list()?, arguments.all, arguments.json);
+    let listing = directory::list()?;
+    listing.left_out.iter().for_each(|left_out| say(left_out));
+    let report = report::report(&listing.sessions, arguments.all, arguments.json);
     let text = if arguments.json {
         serde_json::to_string(&report)
             .map_err(|e| Error::system("cannot write JSON", io::Error::other(e)))?

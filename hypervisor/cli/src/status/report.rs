@@ -5,7 +5,7 @@ use protocol::sessions::{
     ByKind, ComputeReport, DamagedPage, DeviceReport, MemoryReport, ProcessReport, SessionReport,
     StatusReport,
 };
-use session::directory::Found;
+use session::directory::{Found, told};
 use session::layout::MemoryKind;
 use session::{Names, ProcessSummary, SessionSummary, Summary};
 
@@ -19,7 +19,7 @@ pub(super) fn report(sessions: &[Found], all: bool, unused: bool) -> StatusRepor
         let shown = all || found.owned || summary.is_in_use();
         report.damaged.extend(summary.damaged.into_iter().map(|(page, error)| DamagedPage {
             session: found.name.clone(),
-            page,
+            page: told(&page),
             problem: error.to_string(),
         }));
         // `sluice run` makes the pages of all devices that its limits are for.
@@ -30,7 +30,7 @@ pub(super) fn report(sessions: &[Found], all: bool, unused: bool) -> StatusRepor
             report.sessions.push(SessionReport {
                 session: found.name.clone(),
                 uid: found.uid,
-                directory: found.path.clone(),
+                directory: told(&found.path),
                 devices: summary.devices.iter().map(|found| device(found, &mut names)).collect(),
             });
         }

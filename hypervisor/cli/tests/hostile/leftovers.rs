@@ -1,1 +1,167 @@
 //! What a session leaves behind, and what is still in use.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::program::{DONE, Program, REFUSED};
+use crate::support::{Sluice, age, eventually, outcome, text};
+
+/// Starts another session, which removes what nobody uses; it looks as if nobody had begun to use
+/// `session` for long.
+fn clean(sluice: &Sluice, session: &Path) {
+    age(session);
+    let (code, _, stderr) = outcome(sluice.run(&[]).args(["--", "true"]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+}
+
+fn kill(pid: u32) {
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+}
+
+/// As a daemon that shows its state in its title: its environment reads as nothing, and it holds no
+/// descriptor that it did not open.
+#[test]
+fn a_program_that_hides_its_environment_keeps_its_session() {
+    let sluice = Sluice::new();
+    let mut program = Program::run(&sluice, &["--mem", "2GiB"]);
+    assert_eq!(program.tell("hide"), DONE);
+    kill(program.child.id());
+    program.child.wait().unwrap();
+    for _ in 0..3 {
+        clean(&sluice, &program.session);
+    }
+    assert_eq!(program.tell("take 1024"), DONE);
+    assert_eq!(program.tell("take 1024"), REFUSED);
+    assert!(program.session.is_dir());
+    let session = program.session.clone();
+    kill(program.pid);
+    drop(program);
+    eventually("the leftover is removed", || {
+        clean(&sluice, &session);
+        !session.exists()
+    });
+}
+
+/// What a program left behind when `sluice run` ended: without the limiter, without a variable, and
+/// with all descriptors closed.
+#[test]
+fn what_a_program_leaves_behind_keeps_its_session() {
+    let sluice = Sluice::new();
+    let pid_file = sluice.pid_file();
+    for close in
+        ["", "for f in /proc/self/fd/*; do f=${f##*/}; [ $f -gt 2 ] && eval \"exec $f>&-\"; done; "]
+    {
+        let script = format!(
+            "echo $SLUICE_SESSION_DIR; env -i PIDFILE=\"$PIDFILE\" bash -c '{close}echo $$ > \"$PIDFILE\"; exec sleep 60' > /dev/null 2>&1 &
+             while ! [ -s \"$PIDFILE\" ]; do sleep 0.01; done"
+        );
+        let (code, stdout, stderr) = outcome(sluice.run(&[]).args(["--", "bash", "-c", &script]));
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        let session = PathBuf::from(stdout.trim_end());
+        assert!(session.is_dir(), "{session:?} is gone");
+        if close.is_empty() {
+            // The lock that it inherited is all there is.
+            clean(&sluice, &session);
+            assert!(session.is_dir(), "{session:?} is gone");
+        }
+        let pid = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
+        fs::remove_file(&pid_file).unwrap();
+        kill(pid);
+        eventually("the leftover is removed", || {
+            clean(&sluice, &session);
+            !session.exists()
+        });
+    }
+}
+
+/// Where the loader cannot name the limiter's path, it is found by a link.
+#[test]
+fn without_its_session_nothing_is_unlimited() {
+    let mut sluice = Sluice::new();
+    let spaced = sluice.folder().join("a b");
+    fs::create_dir(&spaced).unwrap();
+    let library = spaced.join("libcuda_limiter.so");
+    fs::copy(sluice.built("libcuda_limiter.so", "cuda-limiter"), &library).unwrap();
+    // Where the loader finds the simulated driver without the session.
+    let driver = sluice.folder().join("driver");
+    fs::create_dir(&driver).unwrap();
+    for (file, package, name) in [
+        ("libfake_cuda.so", "fake-cuda", "libcuda.so.1"),
+        ("libfake_nvml.so", "fake-nvml", "libnvidia-ml.so.1"),
+    ] {
+        std::os::unix::fs::symlink(sluice.built(file, package), driver.join(name)).unwrap();
+    }
+    sluice.set("LD_LIBRARY_PATH", driver.to_str().unwrap());
+    let script = r#"rm -rf "$SLUICE_SESSION_DIR"; "$0" < /dev/null"#;
+    for with_space in [false, true] {
+        if with_space {
+            sluice.set("SLUICE_LIBRARY", library.to_str().unwrap());
+        }
+        for options in [&["--mem", "1GiB"][..], &[]] {
+            let mut command = sluice.run(&["--fake-gpu", "--device", "0"]);
+            command.args(options).args(["--", "sh", "-c", script]).arg(Program::compiled());
+            let (_, stdout, stderr) = outcome(&mut command);
+            assert_eq!(stdout, "ready 800\n", "{with_space} {options:?}: {stderr}");
+            let refused = "GPU calls of this process fail";
+            assert!(stderr.contains(refused), "{with_space} {options:?}: {stderr}");
+        }
+    }
+}
+
+/// The link to the limiter stays, and every session uses the same.
+#[test]
+fn the_link_to_the_limiter_outlives_its_session() {
+    let mut sluice = Sluice::new();
+    let spaced = sluice.folder().join("a b");
+    fs::create_dir(&spaced).unwrap();
+    let library = spaced.join("libcuda_limiter.so");
+    fs::copy(sluice.built("libcuda_limiter.so", "cuda-limiter"), &library).unwrap();
+    sluice.set("SLUICE_LIBRARY", library.to_str().unwrap());
+    let link = || {
+        let output = sluice.run(&[]).args(["--", "sh", "-c", "echo $LD_PRELOAD"]).output().unwrap();
+        let preloaded = text(&output.stdout);
+        preloaded.trim_end().rsplit(':').next().unwrap().to_owned()
+    };
+    let first = link();
+    assert_eq!(fs::read_link(&first).unwrap(), library);
+    assert_eq!(link(), first);
+    fs::remove_dir_all(Path::new(&first).parent().unwrap()).unwrap();
+}
+
+mod timed {
+    use super::*;
+    use std::process::{Child, Command};
+    use std::time::{Duration, Instant};
+
+    struct Foreign(Vec<Child>);
+
+    impl Drop for Foreign {
+        fn drop(&mut self) {
+            for child in &mut self.0 {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+
+    /// Other programs of the machine, with nothing in their environment.
+    #[test]
+    fn foreign_processes_cost_nothing() {
+        let sluice = Sluice::new();
+        let run = || {
+            let start = Instant::now();
+            assert_eq!(outcome(sluice.run(&[]).args(["--", "true"])).0, 0);
+            start.elapsed()
+        };
+        let fastest = || (0..5).map(|_| run()).min().unwrap();
+        let alone = fastest();
+        let start = || Command::new("sleep").arg("60").env_clear().spawn().unwrap();
+        let _foreign = Foreign((0..60).map(|_| start()).collect());
+        let beside = fastest();
+        println!("{alone:?} alone, {beside:?} beside 60 processes");
+        assert!(beside < alone + Duration::from_millis(50), "{alone:?}, {beside:?}");
+    }
+}

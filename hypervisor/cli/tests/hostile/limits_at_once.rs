@@ -1,17 +1,13 @@
 //! Two changes at the same time.
 
+use crate::program::{Program, device_of, limit};
 use crate::support::Sluice;
 use ::limits::{GpuId, Limits};
-use program::{Program, device_of, limit};
 use rustix::fs::FlockOperation;
 use session::{Page, directory};
 use std::fs::{self, OpenOptions};
 use std::thread;
 use std::time::{Duration, Instant};
-
-#[allow(dead_code, reason = "shared with the tests of `suite`")]
-#[path = "../suite/limit/program.rs"]
-mod program;
 
 /// One changes the memory and one the compute limit, again and again. Both changes hold each time.
 #[test]

@@ -17,3 +17,9 @@ mod upgrade;
 #[allow(dead_code, reason = "shared with the tests of `suite`")]
 #[path = "../suite/support.rs"]
 mod support;
+
+#[allow(dead_code, reason = "shared with the tests of `suite`")]
+#[path = "../suite/limit/program.rs"]
+mod program;
+
+mod other_users;

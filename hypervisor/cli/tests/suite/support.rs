@@ -103,3 +103,11 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         sleep(Duration::from_millis(20));
     }
 }
+
+/// Makes a session look as if nobody had begun to use it for long. Its directory may be gone.
+pub(crate) fn age(session: &Path) {
+    let long_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    if let Ok(used) = std::fs::File::open(session.join("used")) {
+        used.set_modified(long_ago).unwrap();
+    }
+}

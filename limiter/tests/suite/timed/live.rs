@@ -262,9 +262,9 @@ fn outside_of_a_session_nothing_is_accounted() {
 }
 
 /// A page that cannot be made holds no limit: a program without limits of its own goes on. A page that exists
-/// may hold a limit.
+/// may hold a limit, and so may the pages of a session that is gone.
 #[test]
-fn a_session_that_is_gone_stops_no_program_without_limits() {
+fn a_page_that_cannot_be_made_stops_no_program_without_limits() {
     let stage = Stage::new();
     stage.compile("steps.c", "steps", &[]);
     let program = || {
@@ -272,11 +272,15 @@ fn a_session_that_is_gone_stops_no_program_without_limits() {
         command.arg("alloc:1");
         command
     };
-    let gone = stage.folder().join("gone");
-    let outcome = start(program().env(SESSION_DIR, &gone)).end().succeeded();
+    // Nobody can make files there.
+    let outcome = start(program().env(SESSION_DIR, "/proc/sys/kernel")).end().succeeded();
     assert!(outcome.stdout.contains("alloc=0"), "{outcome:#?}");
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
     assert!(outcome.stderr.contains("has no limit in this process and cannot be given one"));
+    let gone = stage.folder().join("gone");
+    let outcome = start(program().env(SESSION_DIR, &gone)).end();
+    assert_ne!(outcome.code(), 0, "{outcome:#?}");
+    assert!(outcome.stderr.contains(SESSION_DIR), "{outcome:#?}");
     let mut limited = program();
     limited
         .env(SESSION_DIR, &gone)

@@ -1,23 +1,42 @@
 //! Sessions that no command made: processes with the same limits share one.
 
-use super::{DirectoryError, base, own_user, private};
+use super::{DirectoryError, own_user, place};
+use std::ffi::OsStr;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+
+/// The directory of a session that no command made.
+#[derive(Debug)]
+pub struct Implicit {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Why it is not in the usual place.
+    pub elsewhere: Option<String>,
+}
 
 /// The session directory of all processes of this user and pid namespace (container) that use the
 /// same `key`. Makes it if need be.
 ///
 /// # Errors
 /// [`DirectoryError`]
-pub fn implicit(key: &impl Hash) -> Result<PathBuf, DirectoryError> {
-    let user = own_user();
-    let base = base(user);
-    let path = base.join(format!("env-{:016x}", name(key)));
-    private::make_or_check(&base, user)?;
-    private::make_or_check(&path, user)?;
-    Ok(path)
+pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
+    /// Its name can be guessed.
+    const FOR_ONE_USER: u32 = 0o700;
+    let place = place::own(own_user())?;
+    let name = format!("env-{:016x}", name(key));
+    let name = OsStr::new(&name);
+    let folder = match place.folder.child(name) {
+        Err(error) if error.is_absent() => {
+            // Another process may make it at the same time.
+            let _ = place.folder.make(name, FOR_ONE_USER);
+            place.folder.child(name)?
+        }
+        found => found?,
+    };
+    place::check(&folder, own_user(), &[FOR_ONE_USER])?;
+    Ok(Implicit { path: folder.path().to_owned(), elsewhere: place.elsewhere })
 }
 
 fn name(key: &impl Hash) -> u64 {

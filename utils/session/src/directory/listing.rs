@@ -1,19 +1,25 @@
 //! Lists the sessions, found by their directories.
+//!
+//! Root looks into the directories of users who may mean harm. Each is entered by its descriptor,
+//! must belong to the user, and only so many entries of a user are read.
 
-use std::fs::{self, DirEntry};
-use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{DirectoryError, ROOT, own_user, owner, user};
-use crate::Page;
+use super::{DirectoryError, ROOT, own_user, owner, place, shown_name};
+use crate::folder::{Folder, FolderError};
+use crate::{Page, PageError};
+
+/// How many entries are read of what belongs to one user, and how many of them may be pages.
+const MOST_ENTRIES: usize = 16_384;
+const MOST_PAGES: usize = 1_024;
 
 /// A session's directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Found {
     /// Whose it is.
     pub uid: u32,
-    /// Its name: the path below the directory of the user's sessions.
+    /// Its name: the path below the directory of the user's sessions, without its secret.
     pub name: String,
     /// Where it is.
     pub path: PathBuf,
@@ -29,68 +35,138 @@ impl Found {
     pub fn owner(&self) -> Option<u32> {
         owner::of(&self.path).map(|owner| owner.pid)
     }
+
+    /// Opens one of its pages, if it is still this user's.
+    ///
+    /// # Errors
+    /// As for [`Page::open_existing`].
+    pub fn open(&self, page: &Path) -> Result<Page, PageError> {
+        Page::open_existing_of(page, Some(self.uid))
+    }
+}
+
+/// The sessions that were found.
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// In the order of their users and names.
+    pub sessions: Vec<Found>,
+    /// What was not looked into, and why.
+    pub left_out: Vec<String>,
 }
 
 /// The sessions of this user; of every user for root.
 ///
 /// # Errors
-/// [`DirectoryError::Io`] when a directory that belongs to this user cannot be read.
-pub fn list() -> Result<Vec<Found>, DirectoryError> {
+/// [`DirectoryError`] when a directory that belongs to this user cannot be read.
+pub fn list() -> Result<Listing, DirectoryError> {
     let user = own_user();
-    list_in(Path::new(ROOT), (user != 0).then_some(user))
+    let mut listing = list_in(Path::new(ROOT), (user != 0).then_some(user))?;
+    let mut users = vec![user];
+    if user == 0 {
+        let names = fs::read_dir("/run/user").into_iter().flatten().flatten();
+        users.extend(names.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()));
+    }
+    for uid in users {
+        listing.add_place(&place::last(uid), uid)?;
+    }
+    listing.sessions.sort();
+    Ok(listing)
 }
 
 /// The sessions below `root`, of one user or of all.
 ///
 /// # Errors
 /// As [`list`].
-pub fn list_in(root: &Path, only: Option<u32>) -> Result<Vec<Found>, DirectoryError> {
-    let mut found = Vec::new();
-    for base in directories(root)? {
-        let uid = user(&base.file_name().to_string_lossy());
-        let Some(uid) = uid.filter(|uid| only.is_none_or(|only| only == *uid)) else { continue };
-        // Anyone can make a directory there. One that bears another user's number is ignored.
-        if base.metadata().is_ok_and(|metadata| metadata.uid() == uid) {
-            let base = base.path();
-            for directory in directories(&base)? {
-                add(&mut found, &base, &directory.path(), uid)?;
-                // Sessions inside a session: those of a demo.
-                for inner in directories(&directory.path())? {
-                    add(&mut found, &base, &inner.path(), uid)?;
-                }
+pub fn list_in(root: &Path, only: Option<u32>) -> Result<Listing, DirectoryError> {
+    let mut listing = Listing::default();
+    if let Some(uid) = only {
+        for path in place::all(root, uid) {
+            listing.add_place(&path, uid)?;
+        }
+    } else {
+        let folder = match Folder::open(root) {
+            Err(error) if error.is_absent() => return Ok(listing),
+            other => other?,
+        };
+        for (name, _) in folder.names(usize::MAX)?.0 {
+            if let Some(uid) = name.to_str().and_then(place::user) {
+                listing.add_place(&root.join(name), uid)?;
             }
         }
     }
-    found.sort();
-    Ok(found)
+    listing.sessions.sort();
+    Ok(listing)
 }
 
-/// Takes a directory for a session if it has pages, or an owner.
-fn add(found: &mut Vec<Found>, base: &Path, path: &Path, uid: u32) -> Result<(), DirectoryError> {
-    let entries = entries(path)?;
-    let mut pages: Vec<PathBuf> =
-        entries.iter().map(DirEntry::path).filter(|path| Page::has_name_of_one(path)).collect();
-    pages.sort();
-    let owned = owner::of(path).is_some() && owner::lives(path);
-    if owned || !pages.is_empty() {
-        let name = path.strip_prefix(base).unwrap_or(path).to_string_lossy().into_owned();
-        found.push(Found { uid, name, path: path.to_owned(), pages, owned });
+/// What may still be read of one user.
+struct Rest {
+    entries: usize,
+    pages: usize,
+}
+
+impl Listing {
+    fn add_place(&mut self, path: &Path, uid: u32) -> Result<(), DirectoryError> {
+        let base = match Folder::open(path) {
+            // Anyone can make one there. One that bears another user's number is ignored.
+            Ok(base) if base.uid() == uid => base,
+            _ => return Ok(()),
+        };
+        let mut rest = Rest { entries: MOST_ENTRIES, pages: MOST_PAGES };
+        match self.add_below(&base, &base, uid, 2, &mut rest) {
+            Ok(true) => {}
+            Ok(false) => self.left_out.push(format!(
+                "{} has more than {MOST_ENTRIES} entries or {MOST_PAGES} pages: not all sessions of \
+                 user {uid} are listed",
+                path.display()
+            )),
+            Err(error) if uid == own_user() => return Err(error.into()),
+            Err(error) => self.left_out.push(error.to_string()),
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// The directories in `path`, without symbolic links.
-fn directories(path: &Path) -> Result<Vec<DirEntry>, DirectoryError> {
-    let mut entries = entries(path)?;
-    entries.retain(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    Ok(entries)
-}
-
-/// The entries of `path`; none if it has been removed meanwhile.
-fn entries(path: &Path) -> Result<Vec<DirEntry>, DirectoryError> {
-    let read = fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    match read {
-        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(vec![]),
-        other => other.map_err(DirectoryError::io("read", path)),
+    /// Adds the sessions in `folder`, and those inside of them: those of a demo. `false`: there are
+    /// too many.
+    fn add_below(
+        &mut self,
+        base: &Folder,
+        folder: &Folder,
+        uid: u32,
+        depth: usize,
+        rest: &mut Rest,
+    ) -> Result<bool, FolderError> {
+        let (names, more) = folder.names(rest.entries)?;
+        rest.entries = rest.entries.saturating_sub(names.len());
+        let path = |name| folder.path().join(name);
+        let mut pages: Vec<PathBuf> = names
+            .iter()
+            .map(|(name, _)| path(name))
+            .filter(|path| Page::has_name_of_one(path))
+            .collect();
+        let many = more || pages.len() > rest.pages;
+        pages.truncate(rest.pages);
+        rest.pages = rest.pages.saturating_sub(pages.len());
+        let owned = owner::of(folder.path()).is_some() && owner::lives(folder);
+        if folder.path() != base.path() && (owned || !pages.is_empty()) {
+            pages.sort();
+            let below = folder.path().strip_prefix(base.path()).unwrap_or(folder.path());
+            let name = shown_name(below);
+            self.sessions.push(Found { uid, name, path: folder.path().to_owned(), pages, owned });
+        }
+        let Some(deeper) = depth.checked_sub(1) else { return Ok(!many) };
+        let mut whole = !many;
+        for (name, kind) in names {
+            if !kind.is_dir() && kind != rustix::fs::FileType::Unknown {
+                continue;
+            }
+            // It may be gone, or be no directory any more.
+            let Ok(inner) = folder.child(&name) else { continue };
+            match self.add_below(base, &inner, uid, deeper, rest) {
+                Ok(all) => whole &= all,
+                Err(error) if error.is_absent() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(whole)
     }
 }

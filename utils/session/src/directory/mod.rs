@@ -1,26 +1,34 @@
-//! The directories of sessions: `/dev/shm/sluice-UID/NAME/`, each with one page for every device
-//! that the session has used. All of these directories have mode 0700 and belong to the user.
+//! The directories of sessions: `/dev/shm/sluice-UID/NAME/`, for root `/dev/shm/sluice-root/NAME/`, each with one page for every device
+//! that the session has used. All of them belong to the user, and nobody else can enter them, but
+//! for root's: see [`OwnedSession`]. Where another user has taken the name, there are [others](place).
 //!
-//! * [`OwnedSession`], `PID-START-RANDOM`: made by a command, which removes it when it ends. The
-//!   owner holds a lock on the file `owner` in the directory. The kernel drops the lock when the
-//!   owner ends, in any pid namespace. A session's directory may be inside another one's.
+//! * [`OwnedSession`], `PID-START-RANDOM.SECRET`: made by a command, which removes it when it ends.
+//!   The owner holds a lock on the file `owner` in the directory. The kernel drops the lock when the
+//!   owner ends, in any pid namespace. Who uses the session holds one on the file [`used`]. A
+//!   session's directory may be inside another one's. Programs that root starts may become other
+//!   users: root's directories can be entered by those who know the name, and 128 bits of it cannot
+//!   be guessed.
 //! * [`implicit`], `env-HASH`: shared by all processes with the same limits.
 
 mod error;
 mod implicit;
 mod leftovers;
+mod link;
 mod listing;
 mod owned;
 mod owner;
-mod private;
+mod place;
+mod used;
 
+pub use crate::folder::FolderError;
 pub use error::DirectoryError;
-pub use implicit::implicit;
-pub use listing::{Found, list, list_in};
+pub use implicit::{Implicit, implicit};
+pub use limits::session_name::{shown as shown_name, told};
+pub use listing::{Found, Listing, list, list_in};
 pub use owned::OwnedSession;
 
+use crate::folder::Folder;
 use crate::settings;
-use limits::units::parse_whole;
 use std::path::{Path, PathBuf};
 
 /// The parent directory of all users' sessions.
@@ -29,15 +37,10 @@ pub const ROOT: &str = "/dev/shm";
 /// The prefix of the name of a user's directory.
 const PREFIX: &str = "sluice-";
 
-/// The directory of a user's sessions.
+/// The usual place of a user's sessions.
 #[must_use]
 pub fn base(uid: u32) -> PathBuf {
-    Path::new(ROOT).join(format!("{PREFIX}{uid}"))
-}
-
-/// The user that a directory's name stands for.
-fn user(name: &str) -> Option<u32> {
-    parse_whole(name.strip_prefix(PREFIX)?)
+    place::all(Path::new(ROOT), uid).next().unwrap_or_else(|| PathBuf::from(ROOT))
 }
 
 /// The user that this process makes and finds sessions as.
@@ -64,12 +67,30 @@ pub(crate) fn is_named_by_owner(path: &Path) -> bool {
 /// # Errors
 /// [`DirectoryError::NotOne`]
 pub fn check(path: &Path) -> Result<(), DirectoryError> {
-    if path.is_dir() { Ok(()) } else { Err(DirectoryError::NotOne { path: path.to_owned() }) }
+    open(path).map(|_| ())
+}
+
+fn open(path: &Path) -> Result<Folder, DirectoryError> {
+    let refused = |reason| DirectoryError::NotOne { path: told(path), reason };
+    let folder = Folder::open(path).map_err(|error| {
+        refused(if error.is_absent() { "not a directory".to_owned() } else { error.to_string() })
+    })?;
+    folder.check_is_reliable().map_err(|error| refused(error.to_string()))?;
+    Ok(folder)
+}
+
+/// Keeps the session that this process was told to join from being removed while the process runs
+/// its program.
+pub fn hold(path: &Path) {
+    if let Ok(folder) = open(path) {
+        used::hold(&folder);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use place::user;
     use proptest::prelude::*;
 
     /// A directory that only looks like a user's is nobody's.
@@ -87,7 +108,9 @@ mod tests {
         #[test]
         fn any_name_is_that_of_one_user_or_of_none(name in "(sluice-)?\\PC{0,12}", uid: u32) {
             if let Some(uid) = user(&name) {
-                prop_assert_eq!(&base(uid), &Path::new(ROOT).join(&name));
+                let path = Path::new(ROOT).join(&name);
+                let is_a_place = place::all(Path::new(ROOT), uid).any(|place| place == path);
+                prop_assert!(is_a_place || uid == 0, "{}", name);
             }
             prop_assert_eq!(user(&format!("{PREFIX}{uid}")), Some(uid));
         }
@@ -103,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_name_of_an_owned_session_names_its_owner() {
-        let owner = owner::of(Path::new(&owner::new_name())).unwrap();
+        let owner = owner::of(Path::new(&owner::new_name().unwrap())).unwrap();
         assert_eq!(owner, crate::process::ProcessIdentity::own());
     }
 }

@@ -1,13 +1,20 @@
 //! A session that a command makes for its program.
 
-use super::{DirectoryError, base, leftovers, own_user, owner, private};
+use super::{DirectoryError, leftovers, own_user, owner, place, used};
+use crate::folder::{Folder, FolderError};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// A session's directory. It is removed on drop, unless a process of the session still runs.
 #[derive(Debug)]
 pub struct OwnedSession {
-    path: PathBuf,
+    base: Folder,
+    folder: Folder,
+    name: OsString,
+    elsewhere: Option<String>,
+    stays: bool,
+    used: Option<File>,
     _lock: File,
 }
 
@@ -18,7 +25,8 @@ impl OwnedSession {
     /// [`DirectoryError`]
     pub fn create() -> Result<Self, DirectoryError> {
         let uid = own_user();
-        Self::create_in(&base(uid), uid)
+        let place = place::own(uid)?;
+        Self::create_at(place.folder, uid, place.elsewhere)
     }
 
     /// As [`Self::create`], but below `base`, which must be private to the user `uid`.
@@ -26,34 +34,74 @@ impl OwnedSession {
     /// # Errors
     /// [`DirectoryError`]
     pub fn create_in(base: &Path, uid: u32) -> Result<Self, DirectoryError> {
-        private::make_or_check(base, uid)?;
-        leftovers::remove(base);
-        let path = base.join(owner::new_name());
-        private::make(&path)?;
-        let lock = path.join(owner::LOCK);
-        let lock = owner::lock(&lock).map_err(DirectoryError::io("lock", &lock))?;
-        Ok(Self { path, _lock: lock })
+        Self::create_at(place::make(base, uid)?, uid, None)
+    }
+
+    fn create_at(
+        base: Folder,
+        uid: u32,
+        elsewhere: Option<String>,
+    ) -> Result<Self, DirectoryError> {
+        leftovers::remove(&base);
+        let name = owner::new_name().map_err(FolderError::io("name a session in", base.path()))?;
+        let name = OsString::from(name);
+        let folder = base.make(&name, place::mode(uid))?;
+        let lock = owner::lock(&folder)?;
+        let used = used::make(&folder)?;
+        Ok(Self { base, folder, name, elsewhere, stays: false, used: Some(used), _lock: lock })
     }
 
     /// The directory.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
-    /// Makes a directory inside it.
+    /// Why it is not in the usual place, if it is not.
+    #[must_use]
+    pub fn elsewhere(&self) -> Option<&str> {
+        self.elsewhere.as_deref()
+    }
+
+    /// Makes a directory inside it, for whoever may enter it.
     ///
     /// # Errors
-    /// [`DirectoryError::Io`]
+    /// [`DirectoryError`]
     pub fn subdirectory(&self, name: &str) -> Result<PathBuf, DirectoryError> {
-        let path = self.path.join(name);
-        private::make(&path)?;
-        Ok(path)
+        let inner = self.folder.make(name.as_ref(), self.folder.mode())?;
+        Ok(inner.path().to_owned())
+    }
+
+    /// Makes a session inside it, for processes that stay this user's.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]
+    pub fn inner_session(&self, name: &str) -> Result<PathBuf, DirectoryError> {
+        let inner = self.folder.make(name.as_ref(), 0o700)?;
+        Ok(inner.path().to_owned())
+    }
+
+    /// A link to `target` that outlives the session: one for each target, under the file name
+    /// `name`. For what processes must find although their session is gone.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]
+    pub fn lasting_link(&self, target: &Path, name: &str) -> Result<PathBuf, DirectoryError> {
+        super::link::lasting(&self.base, target, OsStr::new(name))
+    }
+
+    /// Leaves the directory to processes that are known to outlive the owner.
+    pub fn leave(mut self) {
+        self.stays = true;
     }
 }
 
 impl Drop for OwnedSession {
     fn drop(&mut self) {
-        leftovers::remove_own(&self.path);
+        // What is still locked is locked by others.
+        self.used = None;
+        if !self.stays {
+            leftovers::remove_own(&self.base, &self.name);
+        }
     }
 }

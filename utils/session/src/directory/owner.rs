@@ -1,25 +1,37 @@
 //! The owner of a session's directory, known by the directory's name and by a lock inside it.
 
+use super::DirectoryError;
+use crate::folder::{Folder, FolderError};
 use crate::process::ProcessIdentity;
+use limits::session_name::{SECRET, SECRET_DIGITS, without_secret};
 use limits::units::parse_whole;
+use rustix::fs::OFlags;
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::Path;
 
 /// The file that the owner holds a lock on.
 pub(super) const LOCK: &str = "owner";
 
-/// A name for a directory that this process owns.
-pub(super) fn new_name() -> String {
+/// A name for a directory that this process owns: `PID-START-RANDOM.SECRET`. The secret keeps those
+/// out who may enter, but not read, the directory above. It is never shown.
+pub(super) fn new_name() -> io::Result<String> {
     let ProcessIdentity { pid, start_time } = ProcessIdentity::own();
     let random = RandomState::new().hash_one(pid);
-    format!("{pid}-{start_time}-{random:016x}")
+    let mut secret = [0; SECRET_DIGITS / 2];
+    if getrandom(&mut secret, GetRandomFlags::empty())? != secret.len() {
+        return Err(io::Error::other("the system gave too few random bytes"));
+    }
+    let secret = u128::from_ne_bytes(secret);
+    Ok(format!("{pid}-{start_time}-{random:016x}{SECRET}{secret:032x}"))
 }
 
 /// The owner, from a directory's name.
 pub(super) fn of(path: &Path) -> Option<ProcessIdentity> {
-    let mut fields = path.file_name()?.to_str()?.split('-');
+    let name = path.file_name()?.to_str()?;
+    let mut fields = without_secret(name).unwrap_or(name).split('-');
     let (pid, start_time) = (parse_whole(fields.next()?)?, fields.next()?);
     // One process has one name: without signs and zeros before a number.
     let start_time: u64 =
@@ -29,21 +41,20 @@ pub(super) fn of(path: &Path) -> Option<ProcessIdentity> {
 }
 
 /// Takes the lock for the rest of this process's life.
-pub(super) fn lock(path: &Path) -> io::Result<File> {
-    let file = File::create(path)?;
-    file.lock()?;
+pub(super) fn lock(folder: &Folder) -> Result<File, DirectoryError> {
+    let file = folder.make_file(LOCK.as_ref(), 0o600)?;
+    file.lock().map_err(FolderError::io("lock", &folder.path().join(LOCK)))?;
     Ok(file)
 }
 
-/// Whether the owner holds its lock, or is about to take it. True if the name names no owner: such
-/// a directory is not left over from one.
-pub(super) fn lives(path: &Path) -> bool {
-    let Some(owner) = of(path) else { return true };
-    if owner.is_running() {
+/// Whether the owner holds its lock. True if the name names no owner, or the lock cannot be looked
+/// at: such a directory is not left over from one.
+pub(super) fn lives(folder: &Folder) -> bool {
+    if of(folder.path()).is_none() {
         return true;
     }
-    match File::open(path.join(LOCK)) {
-        Ok(lock) => lock.try_lock().is_err(),
-        Err(error) => error.kind() != ErrorKind::NotFound,
+    match folder.file(LOCK.as_ref(), OFlags::RDONLY) {
+        Ok(lock) => lock.try_lock_shared().is_err(),
+        Err(error) => !error.is_absent(),
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::folder::FolderError;
 use crate::layout::SLOTS;
 
 /// Why a page cannot be used.
@@ -49,4 +50,15 @@ pub enum PageError {
         /// The file.
         path: PathBuf,
     },
+}
+
+impl PageError {
+    pub(crate) fn from_folder(error: FolderError) -> Self {
+        match error {
+            FolderError::Io { path, source, .. } => Self::Io { path, source },
+            FolderError::Unsafe { path, wanted, found } => {
+                Self::Foreign { path, reason: format!("it must be {wanted}, but is {found}") }
+            }
+        }
+    }
 }

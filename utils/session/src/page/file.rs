@@ -2,16 +2,20 @@
 
 use super::map::Map;
 use super::{PageError, slot_lock};
+use crate::folder::{Folder, FolderError};
 use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
+use limits::session_name::told;
 use limits::{GpuId, Limits};
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
 use rustix::thread::futex;
-use std::fs::{self, File, OpenOptions};
+use std::ffi::OsStr;
+use std::fs::File;
 use std::io;
 use std::os::fd::IntoRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,7 +29,9 @@ pub struct Page {
     device: GpuId,
     /// The file's device and inode.
     identity: (u64, u64),
+    /// As it may be printed.
     path: PathBuf,
+    real_path: PathBuf,
 }
 
 /// A step of waiting for others who change the limits.
@@ -42,21 +48,24 @@ impl Page {
     /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page
     /// of this version and user.
     pub fn open(dir: &Path, device: GpuId, limits: &Limits) -> Result<Self, PageError> {
-        let path = dir.join(file_name(device));
-        let found = match open_existing(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                create(&path, device, limits).and_then(|()| open_existing(&path))
-            }
+        let folder = Folder::open(dir).map_err(PageError::from_folder)?;
+        folder.check_is_reliable().map_err(PageError::from_folder)?;
+        let name = file_name(device);
+        let found = match folder.file(name.as_ref(), OFlags::RDWR) {
+            Err(error) if error.is_absent() => create(&folder, &name, device, limits)
+                .and_then(|()| folder.file(name.as_ref(), OFlags::RDWR)),
             other => other,
         };
-        let file = found.map_err(|source| PageError::Io { path: path.clone(), source })?;
-        Self::of_file(file, path, device, false)
+        let file = found.map_err(PageError::from_folder)?;
+        Self::of_file(file, dir.join(name), device)
     }
 
     /// Whether there is a file for the page of `device` in a session's directory.
     #[must_use]
     pub fn exists(dir: &Path, device: GpuId) -> bool {
-        dir.join(file_name(device)).exists()
+        let found = dir.join(file_name(device)).symlink_metadata();
+        // What cannot be looked at may be there.
+        !found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
     /// Whether a file in a session's directory is one of its pages, judged by its name.
@@ -74,40 +83,55 @@ impl Page {
     /// # Errors
     /// As for [`Page::open`]; a missing page is a [`PageError::Io`].
     pub fn open_existing(path: &Path) -> Result<Self, PageError> {
-        let named =
-            path.file_name().and_then(|name| name.to_str()?.strip_suffix(SUFFIX)?.parse().ok());
-        let Some(device) = named else {
-            let reason = format!("its name is not a GPU's UUID with '{SUFFIX}' after it");
-            return Err(PageError::Foreign { path: path.to_owned(), reason });
-        };
-        let file = open_existing(path)
-            .map_err(|source| PageError::Io { path: path.to_owned(), source })?;
-        let root = rustix::process::geteuid().is_root();
-        Self::of_file(file, path.to_owned(), device, root)
+        Self::open_existing_of(path, None)
     }
 
-    fn of_file(
-        file: File,
-        path: PathBuf,
-        device: GpuId,
-        of_anybody: bool,
-    ) -> Result<Self, PageError> {
-        let io = |source| PageError::Io { path: path.clone(), source };
-        let foreign = |reason: String| PageError::Foreign { path: path.clone(), reason };
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(foreign("it is not a regular file".to_owned()));
+    /// As [`Self::open_existing`], if the page's folder belongs to this user.
+    pub(crate) fn open_existing_of(path: &Path, uid: Option<u32>) -> Result<Self, PageError> {
+        let name = path.file_name().unwrap_or_default();
+        let named = name.to_str().and_then(|name| name.strip_suffix(SUFFIX)?.parse().ok());
+        let foreign = |reason: String| PageError::Foreign { path: told(path), reason };
+        let Some(device) = named else {
+            return Err(foreign(format!("its name is not a GPU's UUID with '{SUFFIX}' after it")));
+        };
+        let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
+        let folder =
+            Folder::open(folder.unwrap_or(Path::new("."))).map_err(PageError::from_folder)?;
+        if !rustix::process::geteuid().is_root() {
+            folder.check_is_reliable().map_err(PageError::from_folder)?;
         }
+        if let Some(uid) = uid.filter(|uid| *uid != folder.uid()) {
+            return Err(foreign(format!("its folder is user {}'s, not {uid}'s", folder.uid())));
+        }
+        let file = folder.file(name, OFlags::RDWR).map_err(PageError::from_folder)?;
+        Self::of_file(file, path.to_owned(), device)
+    }
+
+    fn of_file(file: File, path: PathBuf, device: GpuId) -> Result<Self, PageError> {
+        let told = told(&path);
+        let io = |source| PageError::Io { path: told.clone(), source };
+        let foreign = |reason: String| PageError::Foreign { path: told.clone(), reason };
+        let metadata = file.metadata().map_err(io)?;
         if metadata.len() != LENGTH {
             return Err(foreign(wrong_length(metadata.len())));
         }
-        if !of_anybody && metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(foreign(format!("it belongs to user {}", metadata.uid())));
+        // A page is made with its memory allocated. Reading a hole in another user's would
+        // allocate memory in the reader's name.
+        let is_own = metadata.uid() == rustix::process::geteuid().as_raw();
+        if !is_own && metadata.blocks().saturating_mul(512) < LENGTH {
+            return Err(foreign("it has holes".to_owned()));
         }
         let file = out_of_the_way(file);
         let map = Map::new(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
-        let page = Self { map, file: Mutex::new(file), device, identity, path: path.clone() };
+        let page = Self {
+            map,
+            file: Mutex::new(file),
+            device,
+            identity,
+            path: told.clone(),
+            real_path: path,
+        };
         header(page.layout()).map_err(foreign)?;
         let mut bytes = [0; 16];
         for (byte, cell) in bytes.iter_mut().zip(&page.layout().uuid) {
@@ -153,7 +177,7 @@ impl Page {
         // the name is gone as well, only processes that have the file open can change it.
         let length = self
             .stat_of(&self.lock_file())
-            .or_else(|| self.if_own(rustix::fs::stat(&self.path).ok()?))
+            .or_else(|| self.if_own(rustix::fs::stat(&self.real_path).ok()?))
             .map(|found| found.st_size);
         match length.map(|length| u64::try_from(length).unwrap_or(0)) {
             Some(length) if length != LENGTH => Err(wrong_length(length)),
@@ -218,7 +242,7 @@ impl Page {
     /// of the file are dropped.
     pub(super) fn open_again(&self) -> Option<File> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::open(&self.path, flags, Mode::empty()).ok()?);
+        let file = File::from(rustix::fs::open(&self.real_path, flags, Mode::empty()).ok()?);
         self.stat_of(&file).is_some().then_some(file)
     }
 
@@ -240,7 +264,7 @@ impl Page {
         self.identity.1
     }
 
-    /// Where the file is.
+    /// Where the file is, as it may be printed.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -302,50 +326,45 @@ fn out_of_the_way(file: File) -> File {
     }
 }
 
-fn open_existing(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)
-}
-
 /// Makes the file under a temporary name and renames it when it is whole. So no process sees a
 /// half-made page, and the first of two makers wins.
-fn create(path: &Path, device: GpuId, limits: &Limits) -> io::Result<()> {
+fn create(folder: &Folder, name: &str, device: GpuId, limits: &Limits) -> Result<(), FolderError> {
     static COUNTER: core::sync::atomic::AtomicU32 = core::sync::atomic::AtomicU32::new(0);
-    let draft = path.with_extension(format!(
-        "draft-{}-{}",
-        std::process::id(),
-        COUNTER.fetch_add(1, Relaxed)
-    ));
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(&draft)?;
-    let made = (|| {
-        // With its memory allocated: on a full tmpfs, a store to a page without memory would end
-        // the process.
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
-        let map = Map::new(&file)?;
-        let layout = map.layout();
-        layout.magic.store(MAGIC, Relaxed);
-        layout.end.iter().for_each(|cell| cell.store(MAGIC, Relaxed));
-        layout.version.store(VERSION, Relaxed);
-        layout.slot_count.store(u32::try_from(SLOTS).unwrap_or(u32::MAX), Relaxed);
-        for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {
-            cell.store(byte, Relaxed);
-        }
-        layout.set_limits(limits);
-        match fs::hard_link(&draft, path) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            other => other,
-        }
-    })();
-    fs::remove_file(&draft)?;
-    made
+    let draft = format!("{name}.draft-{}-{}", std::process::id(), COUNTER.fetch_add(1, Relaxed));
+    let draft = OsStr::new(&draft);
+    // What a process with the same id left behind.
+    let _ = rustix::fs::unlinkat(folder.descriptor(), draft, AtFlags::empty());
+    // Whoever may enter a folder whose name nobody can guess is a process of the session.
+    let mode = if folder.is_for_those_who_know() { 0o666 } else { 0o600 };
+    let file = folder.make_file(draft, mode)?;
+    let made = fill(&file, device, limits).and_then(|()| publish(folder, draft, name.as_ref()));
+    // It is gone if it was renamed.
+    let _ = rustix::fs::unlinkat(folder.descriptor(), draft, AtFlags::empty());
+    made.map_err(FolderError::io("make", &folder.path().join(name)))
+}
+
+fn fill(file: &File, device: GpuId, limits: &Limits) -> io::Result<()> {
+    // With its memory allocated: on a full tmpfs, a store to a page without memory would end
+    // the process.
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, LENGTH)?;
+    let map = Map::new(file)?;
+    let layout = map.layout();
+    layout.magic.store(MAGIC, Relaxed);
+    layout.end.iter().for_each(|cell| cell.store(MAGIC, Relaxed));
+    layout.version.store(VERSION, Relaxed);
+    layout.slot_count.store(u32::try_from(SLOTS).unwrap_or(u32::MAX), Relaxed);
+    for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {
+        cell.store(byte, Relaxed);
+    }
+    layout.set_limits(limits);
+    Ok(())
+}
+
+/// Gives the draft its name, unless there is a file of that name.
+fn publish(folder: &Folder, draft: &OsStr, name: &OsStr) -> io::Result<()> {
+    let dir = folder.descriptor();
+    match rustix::fs::renameat_with(&dir, draft, &dir, name, RenameFlags::NOREPLACE) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -1,13 +1,12 @@
 //! The directories of sessions: where they are, who may enter, and how leftovers are removed.
 
-use limits::env;
-use session::directory::{DirectoryError, OwnedSession, list_in};
+use session::directory::{DirectoryError, FolderError, OwnedSession, list_in};
 use std::fs::{self, File};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 fn base() -> (tempfile::TempDir, PathBuf, u32) {
     let root = tempfile::tempdir().unwrap();
@@ -15,15 +14,28 @@ fn base() -> (tempfile::TempDir, PathBuf, u32) {
     (root, base, rustix::process::getuid().as_raw())
 }
 
+/// The rights on the folders of a user: programs that root starts may become another user.
+fn mode(uid: u32) -> u32 {
+    if uid == 0 { 0o711 } else { 0o700 }
+}
+
+/// Makes a session look as if nobody had begun to use it for long.
+fn age(session: &Path) {
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    File::open(session.join("used")).unwrap().set_modified(long_ago).unwrap();
+}
+
 #[test]
 fn a_session_is_private_and_removed_at_its_end() {
     let (_root, base, uid) = base();
     let session = OwnedSession::create_in(&base, uid).unwrap();
     let path = session.path().to_owned();
-    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
-    assert_eq!(fs::metadata(&base).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, mode(uid));
+    assert_eq!(fs::metadata(&base).unwrap().permissions().mode() & 0o777, mode(uid));
     let name = path.file_name().unwrap().to_str().unwrap();
     assert!(name.starts_with(&format!("{}-", std::process::id())), "{name}");
+    let secret = name.split_once('.').unwrap().1;
+    assert!(secret.len() == 32 && u128::from_str_radix(secret, 16).is_ok(), "{name}");
     drop(session);
     assert!(!path.exists());
 }
@@ -39,7 +51,10 @@ fn a_base_that_others_can_write_to_is_refused() {
     assert!(message.contains(&format!("belongs to user {}", uid + 1)), "{message}");
     fs::remove_dir(&base).unwrap();
     symlink("/dev/shm", &base).unwrap();
-    assert!(matches!(OwnedSession::create_in(&base, uid), Err(DirectoryError::Unsafe { .. })));
+    assert!(matches!(
+        OwnedSession::create_in(&base, uid),
+        Err(DirectoryError::Folder(FolderError::Unsafe { .. }))
+    ));
 }
 
 #[test]
@@ -50,24 +65,30 @@ fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
     let dead = base.join(format!("{}-1-0123456789abcdef", std::process::id()));
     let used = base.join("4000000000-1-0123456789abcdef");
     let locked = base.join("4000000001-1-0123456789abcdef");
+    let recent = base.join("4000000002-1-0123456789abcdef");
     let foreign = base.join("notes");
-    for path in [&dead, &used, &locked, &foreign] {
+    for path in [&dead, &used, &locked, &recent, &foreign] {
         fs::create_dir(path).unwrap();
         fs::write(path.join("owner"), "").unwrap();
+        fs::write(path.join("used"), "").unwrap();
     }
-    let mut program = Command::new("sleep").arg("60").env(env::SESSION_DIR, &used).spawn().unwrap();
+    let user = File::open(used.join("used")).unwrap();
+    user.lock_shared().unwrap();
     let lock = File::open(locked.join("owner")).unwrap();
     lock.lock().unwrap();
+    let all_but_recent = [&dead, &used, &locked, &foreign];
+    all_but_recent.into_iter().for_each(|path| age(path));
     let next = OwnedSession::create_in(&base, uid).unwrap();
     assert!(!dead.exists());
     assert!(living.path().exists() && used.exists() && locked.exists() && foreign.exists());
+    assert!(recent.exists(), "a program may be about to start there");
     drop(next);
-    program.kill().unwrap();
-    program.wait().unwrap();
+    drop(user);
     drop(lock);
     // A test that runs beside this one may have forked while the lock was open here: its child
     // holds the lock until it ends.
     let cleaned = || {
+        [&used, &locked].into_iter().filter(|path| path.exists()).for_each(|path| age(path));
         let _last = OwnedSession::create_in(&base, uid).unwrap();
         !used.exists() && !locked.exists()
     };
@@ -76,7 +97,25 @@ fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
         assert!(start.elapsed() < Duration::from_secs(20), "leftovers stay");
         sleep(Duration::from_millis(20));
     }
-    assert!(living.path().exists() && foreign.exists());
+    assert!(living.path().exists() && foreign.exists() && recent.exists());
+}
+
+/// Whoever was in use when it was looked at is given time again.
+#[test]
+fn a_session_in_use_is_young_afterwards() {
+    let (_root, base, uid) = base();
+    let _living = OwnedSession::create_in(&base, uid).unwrap();
+    let used = base.join("4000000000-1-0123456789abcdef");
+    fs::create_dir(&used).unwrap();
+    fs::write(used.join("owner"), "").unwrap();
+    fs::write(used.join("used"), "").unwrap();
+    let user = File::open(used.join("used")).unwrap();
+    user.lock_shared().unwrap();
+    age(&used);
+    drop(OwnedSession::create_in(&base, uid).unwrap());
+    drop(user);
+    drop(OwnedSession::create_in(&base, uid).unwrap());
+    assert!(used.exists());
 }
 
 #[test]
@@ -95,11 +134,11 @@ fn sessions_are_directories_with_pages_or_an_owner() {
     symlink(base.join("env-1"), base.join("link")).unwrap();
     fs::create_dir_all(root.path().join(format!("sluice-{}/env-2", uid + 1))).unwrap();
     symlink(&base, root.path().join(format!("sluice-{}", uid + 3))).unwrap();
-    let found = list_in(root.path(), None).unwrap();
+    let found = list_in(root.path(), None).unwrap().sessions;
     let names: Vec<_> = found.iter().map(|found| found.name.clone()).collect();
     assert_eq!(names, [format!("{demo}/tenant-a"), "env-1".to_owned()]);
     let pages = ["a.page", "b.page"].map(|page| base.join("env-1").join(page));
     assert_eq!((found[1].pages.as_slice(), found[1].owned), (pages.as_slice(), false));
-    assert_eq!(list_in(root.path(), Some(uid + 2)).unwrap(), []);
-    assert_eq!(list_in(&root.path().join("absent"), None).unwrap(), []);
+    assert_eq!(list_in(root.path(), Some(uid + 2)).unwrap().sessions, []);
+    assert_eq!(list_in(&root.path().join("absent"), None).unwrap().sessions, []);
 }

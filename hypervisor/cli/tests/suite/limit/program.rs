@@ -34,7 +34,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// The compiled program; it is compiled once for all tests.
-    fn compiled() -> PathBuf {
+    pub(crate) fn compiled() -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/on_demand.c");
         let mut of = DefaultHasher::new();
         fs::read(&source).unwrap().hash(&mut of);
@@ -124,8 +124,10 @@ impl Program {
         self.line()
     }
 
+    /// The session's name: that of its directory, without the part that nobody may know.
     pub(crate) fn name(&self) -> String {
-        self.session.file_name().unwrap().to_string_lossy().into_owned()
+        let name = self.session.file_name().unwrap().to_string_lossy().into_owned();
+        name.split('.').next().unwrap().to_owned()
     }
 }
 

@@ -61,7 +61,8 @@ fn the_json_has_one_shape() {
     assert_eq!(keys(&status), ["damaged", "sessions"]);
     let session = session_of(&status, program.pid);
     assert_eq!(keys(&session), ["devices", "directory", "session", "uid"]);
-    assert_eq!(session["directory"], program.session.to_str().unwrap());
+    let directory = session::directory::told(&program.session);
+    assert_eq!(session["directory"], directory.to_str().unwrap());
     assert_eq!(session["uid"], rustix::process::getuid().as_raw());
     let device = &session["devices"][0];
     assert_eq!(keys(device), ["compute", "memory", "processes", "uuid"]);

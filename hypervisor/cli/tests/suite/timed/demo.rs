@@ -18,8 +18,8 @@ fn demo(sluice: &Sluice, seconds: &str) -> Command {
 
 /// Processes and directories of the session that process `pid` made.
 fn traces_of(pid: u32) -> Vec<String> {
-    let base = format!("/dev/shm/sluice-{}", rustix::process::getuid().as_raw());
-    let session = format!("{base}/{pid}-");
+    let base = session::directory::base(rustix::process::getuid().as_raw());
+    let session = format!("{}/{pid}-", base.display());
     let own = fs::read_dir(base).into_iter().flatten().flatten();
     let directories =
         own.map(|e| e.path().display().to_string()).filter(|path| path.starts_with(&session));

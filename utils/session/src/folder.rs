@@ -1,0 +1,393 @@
+//! A folder that is opened once and used by its descriptor. So what was looked at is what is used,
+//! whatever is renamed or linked meanwhile.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use limits::session_name::told;
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
+
+/// Why a folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// The system refused.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried: make, read or lock.
+        what: &'static str,
+        /// The folder or file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// Another user has a say in what is there.
+    #[error("{} must be {wanted}, but is {found}", path.display())]
+    Unsafe {
+        /// The folder or file.
+        path: PathBuf,
+        /// What would be accepted.
+        wanted: String,
+        /// What is there instead.
+        found: String,
+    },
+}
+
+impl FolderError {
+    pub(crate) fn io<E: Into<io::Error>>(
+        what: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(E) -> Self {
+        let path = told(path);
+        move |source| Self::Io { what, path, source: source.into() }
+    }
+
+    /// Whether there is nothing at that path.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Io { source, .. }
+            if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory))
+    }
+}
+
+/// An open folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    fd: OwnedFd,
+    path: PathBuf,
+    uid: u32,
+    mode: u32,
+}
+
+const LOOK: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// As many links as the kernel follows in one path.
+const MOST_LINKS: usize = 40;
+
+impl Folder {
+    /// Opens the folder at `path`, step by step.
+    ///
+    /// * From the first folder on that is not the system's, all belong to the same user.
+    /// * A link is followed only if nobody but the system and this user can have made it.
+    ///
+    /// # Errors
+    /// [`FolderError`]
+    pub(crate) fn open(path: &Path) -> Result<Self, FolderError> {
+        let io = |error: Errno| FolderError::io("open", path)(error);
+        let absolute = std::path::absolute(path).map_err(FolderError::io("open", path))?;
+        let mut ahead: VecDeque<OsString> = steps(&absolute).collect();
+        let root = || -> Result<Self, FolderError> {
+            let fd = fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(io)?;
+            Self::of(fd, PathBuf::from("/"))
+        };
+        let mut here = root()?;
+        let system = Owners { system: here.uid, own: own_user() };
+        let (mut owner, mut links) = (None, 0);
+        while let Some(name) = ahead.pop_front() {
+            let fd = fs::openat(&here.fd, &*name, LOOK, Mode::empty()).map_err(io)?;
+            let stat = fs::fstat(&fd).map_err(io)?;
+            let next = here.path.join(&name);
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
+                links += 1;
+                if links > MOST_LINKS {
+                    return Err(io(Errno::LOOP));
+                }
+                if !system.trusts(stat.st_uid) || !system.trusts(here.uid) || here.is_open_to_all()
+                {
+                    return Err(not_one(&next, &stat));
+                }
+                let target = fs::readlinkat(&fd, "", Vec::new()).map_err(io)?;
+                let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+                if target.is_absolute() {
+                    (here, owner) = (root()?, None);
+                }
+                steps(&target).collect::<Vec<_>>().into_iter().rev().for_each(|step| {
+                    ahead.push_front(step);
+                });
+                continue;
+            }
+            here = Self::of(fd, next)?;
+            if owner.is_some_and(|owner| owner != here.uid) {
+                return Err(not_one(&here.path, &stat));
+            }
+            if here.uid != system.system && here.uid != 0 {
+                owner = Some(here.uid);
+            }
+        }
+        Ok(Self { path: absolute, ..here })
+    }
+
+    fn of(fd: OwnedFd, path: PathBuf) -> Result<Self, FolderError> {
+        let stat = fs::fstat(&fd).map_err(FolderError::io("read", &path))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            return Err(FolderError::io("open", &path)(Errno::NOTDIR));
+        }
+        Ok(Self { fd, path, uid: stat.st_uid, mode: stat.st_mode & 0o7777 })
+    }
+
+    /// Opens a folder in this one, of the same user and no link.
+    ///
+    /// # Errors
+    /// [`FolderError`]
+    pub(crate) fn child(&self, name: &OsStr) -> Result<Self, FolderError> {
+        let path = self.path.join(name);
+        let fd = self.look_at(name).map_err(FolderError::io("open", &path))?;
+        let child = Self::of(fd, path)?;
+        if child.uid == self.uid {
+            return Ok(child);
+        }
+        Err(FolderError::Unsafe {
+            path: told(&child.path),
+            wanted: format!("a directory of user {}", self.uid),
+            found: format!("one of user {}", child.uid),
+        })
+    }
+
+    /// In a folder of another user's, nothing that is mounted there is entered: its file system
+    /// could keep the caller waiting for ever.
+    fn look_at(&self, name: &OsStr) -> Result<OwnedFd, Errno> {
+        if self.uid != own_user() {
+            let inside = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+            match fs::openat2(&self.fd, name, LOOK, Mode::empty(), inside) {
+                Err(Errno::NOSYS | Errno::PERM) => {}
+                other => return other,
+            }
+        }
+        fs::openat(&self.fd, name, LOOK, Mode::empty())
+    }
+
+    /// Makes a folder in this one and opens it, with just these rights.
+    ///
+    /// # Errors
+    /// [`FolderError`]
+    pub(crate) fn make(&self, name: &OsStr, mode: u32) -> Result<Self, FolderError> {
+        self.make_closed(name)?;
+        self.child(name)?.with_mode(mode)
+    }
+
+    /// Makes a folder in this one that only this process's user can enter.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`]
+    pub(crate) fn make_closed(&self, name: &OsStr) -> Result<(), FolderError> {
+        fs::mkdirat(&self.fd, name, Mode::RWXU)
+            .map_err(FolderError::io("make", &self.path.join(name)))
+    }
+
+    /// Sets the rights.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`]
+    pub(crate) fn with_mode(self, mode: u32) -> Result<Self, FolderError> {
+        if self.mode == mode {
+            return Ok(self);
+        }
+        self.readable()
+            .and_then(|fd| fs::fchmod(fd, Mode::from_raw_mode(mode)))
+            .map_err(FolderError::io("change", &self.path))?;
+        Ok(Self { mode, ..self })
+    }
+
+    fn readable(&self) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        fs::openat(&self.fd, ".", flags, Mode::empty())
+    }
+
+    /// Opens a file in this folder: a regular one, of the same user, with no other name. Never
+    /// waits.
+    ///
+    /// # Errors
+    /// [`FolderError`]
+    pub(crate) fn file(&self, name: &OsStr, access: OFlags) -> Result<File, FolderError> {
+        let path = self.path.join(name);
+        let flags = access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let opened = if self.uid == own_user() {
+            fs::openat(&self.fd, name, flags, Mode::empty())
+        } else {
+            let inside = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+            match fs::openat2(&self.fd, name, flags, Mode::empty(), inside) {
+                Err(Errno::NOSYS | Errno::PERM) => fs::openat(&self.fd, name, flags, Mode::empty()),
+                other => other,
+            }
+        };
+        let file = File::from(opened.map_err(FolderError::io("open", &path))?);
+        let stat = fs::fstat(&file).map_err(FolderError::io("read", &path))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::RegularFile && stat.st_uid == self.uid && stat.st_nlink <= 1 {
+            return Ok(file);
+        }
+        Err(FolderError::Unsafe {
+            path: told(&path),
+            wanted: format!("a regular file of user {} without a second name", self.uid),
+            found: format!("{} of user {} with {} names", called(kind), stat.st_uid, stat.st_nlink),
+        })
+    }
+
+    /// Makes a file in this folder. It must not exist.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`]
+    pub(crate) fn make_file(&self, name: &OsStr, mode: u32) -> Result<File, FolderError> {
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let path = self.path.join(name);
+        let made = fs::openat(&self.fd, name, flags, Mode::from_raw_mode(mode & 0o600))
+            .map_err(FolderError::io("make", &path))?;
+        // The process's umask has taken rights away.
+        fs::fchmod(&made, Mode::from_raw_mode(mode)).map_err(FolderError::io("change", &path))?;
+        Ok(File::from(made))
+    }
+
+    /// The names in it with their kinds, and whether there are more than `most`.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`]
+    pub(crate) fn names(
+        &self,
+        most: usize,
+    ) -> Result<(Vec<(OsString, FileType)>, bool), FolderError> {
+        let io = |error: Errno| FolderError::io("read", &self.path)(error);
+        let mut names = Vec::new();
+        for entry in Dir::new(self.readable().map_err(io)?).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            if names.len() == most {
+                return Ok((names, true));
+            }
+            names.push((OsStr::from_bytes(name).to_owned(), entry.file_type()));
+        }
+        Ok((names, false))
+    }
+
+    /// Removes what is in it, down to `depth` folders below it. What is deeper stays.
+    pub(crate) fn clear(&self, depth: usize) {
+        let Ok((names, _)) = self.names(usize::MAX) else { return };
+        for (name, kind) in names {
+            if kind == FileType::Directory {
+                self.remove_folder(&name, depth);
+            } else {
+                let _ = fs::unlinkat(&self.fd, &*name, AtFlags::empty());
+            }
+        }
+    }
+
+    /// Removes a folder in this one, with what is in it.
+    pub(crate) fn remove_folder(&self, name: &OsStr, depth: usize) {
+        if let Some(deeper) = depth.checked_sub(1)
+            && let Ok(inner) = self.child(name)
+        {
+            inner.clear(deeper);
+        }
+        let _ = fs::unlinkat(&self.fd, name, AtFlags::REMOVEDIR);
+    }
+
+    /// Its descriptor, good for the names in it.
+    pub(crate) fn descriptor(&self) -> impl AsFd + '_ {
+        self.fd.as_fd()
+    }
+
+    /// Where it was found.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whose it is.
+    pub(crate) const fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// When its entries last changed.
+    pub(crate) fn modified(&self) -> Option<SystemTime> {
+        let stat = fs::fstat(&self.fd).ok()?;
+        let seconds = u64::try_from(stat.st_mtime).ok()?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+    }
+
+    /// The rights on it.
+    pub(crate) const fn mode(&self) -> u32 {
+        self.mode
+    }
+
+    /// Whether anybody may replace names in it that are not their own.
+    const fn is_open_to_all(&self) -> bool {
+        const STICKY: u32 = 0o1000;
+        self.mode & 0o022 != 0 && self.mode & STICKY == 0
+    }
+
+    /// Whether this process may rely on it as its session's: it belongs to this process's user or
+    /// to the system's, and nobody else may change it.
+    ///
+    /// # Errors
+    /// [`FolderError::Unsafe`]
+    pub(crate) fn check_is_reliable(&self) -> Result<(), FolderError> {
+        let system = fs::stat("/").map_or(0, |root| root.st_uid);
+        let own = own_user();
+        if [own, 0, system].contains(&self.uid) && self.mode & 0o002 == 0 {
+            return Ok(());
+        }
+        Err(FolderError::Unsafe {
+            path: told(&self.path),
+            wanted: format!("a directory that only user {own} or root can write to"),
+            found: format!("one of user {} with mode {:04o}", self.uid, self.mode),
+        })
+    }
+
+    /// Whether other users may use what is in it, if they know its name.
+    pub(crate) const fn is_for_those_who_know(&self) -> bool {
+        self.mode & 0o077 == 0o011
+    }
+}
+
+/// The users whose links a path may go through.
+struct Owners {
+    system: u32,
+    own: u32,
+}
+
+impl Owners {
+    fn trusts(&self, uid: u32) -> bool {
+        [0, self.system, self.own].contains(&uid)
+    }
+}
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// The names on the way, from the root.
+fn steps(path: &Path) -> impl Iterator<Item = OsString> + '_ {
+    path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        _ => None,
+    })
+}
+
+fn not_one(path: &Path, stat: &Stat) -> FolderError {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    FolderError::Unsafe {
+        path: told(path),
+        wanted: "a directory of the user whose session it is".to_owned(),
+        found: format!("{} of user {}", called(kind), stat.st_uid),
+    }
+}
+
+fn called(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a link",
+        FileType::Fifo => "a pipe",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Unknown => "something",
+    }
+}
