@@ -139,7 +139,7 @@ pub(crate) unsafe fn look_at_patches(library: Library) {
     // SAFETY: the caller's.
     if let Some(lost) = hooks.find(|hook| !unsafe { hook.patch.is_intact() }) {
         unpatched::note(format!(
-            "{}: its first instructions were changed after it was patched, so calls of it may not reach Sluice",
+            "{}: its first instructions were changed after it was patched, by another tool or another copy of Sluice, so calls of it may not reach this one",
             lost.symbol
         ));
         // From now on launches must be looked at even if no time limit is set.
