@@ -13,6 +13,12 @@ use std::time::{Duration, SystemTime};
 use limits::session_name::told;
 use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use crate::layout::PageLayout;
+
+/// The longest file in a session's folder.
+const LONGEST: u64 = size_of::<PageLayout>() as u64;
 
 /// Why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -228,7 +234,7 @@ impl Folder {
         })
     }
 
-    /// Makes a file in this folder. It must not exist.
+    /// Makes a file in this folder, of at most [`LONGEST`] bytes. It must not exist.
     ///
     /// # Errors
     /// [`FolderError::Io`]
@@ -236,6 +242,11 @@ impl Folder {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let path = self.path.join(name);
+        // Who lets a file grow beyond this limit gets a signal that ends the process.
+        let most = getrlimit(Resource::Fsize).current;
+        if most.is_some_and(|most| most < LONGEST) {
+            return Err(FolderError::io("make", &path)(Errno::FBIG));
+        }
         let made = fs::openat(&self.fd, name, flags, Mode::from_raw_mode(mode & 0o600))
             .map_err(FolderError::io("make", &path))?;
         // The process's umask has taken rights away.

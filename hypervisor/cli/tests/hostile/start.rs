@@ -156,3 +156,19 @@ fn without_proc_the_error_says_what_is_missing() {
     assert_eq!(code, 70, "{stderr}");
     assert!(stderr.contains("cannot find this executable's own path"), "{stderr}");
 }
+
+/// A file that grows beyond the limit on file sizes ends its process by a signal. Neither `sluice` nor the program may
+/// end by it.
+#[test]
+fn no_file_is_made_that_may_not_be_as_long() {
+    let sluice = Sluice::new();
+    let mut command = sluice.command_of("prlimit");
+    command.args(["--fsize=0", SLUICE, "run", "--daemon", "none", "--", "true"]);
+    let (code, stdout, stderr) = outcome(&mut command);
+    assert_eq!((code, stdout.as_str()), (70, ""), "{stderr}");
+    assert!(stderr.contains("File too large"), "{stderr}");
+    // Within a session the files are there.
+    let mut command = sluice.command_of(SLUICE);
+    command.args(["run", "--daemon", "none", "--", "prlimit", "--fsize=0", "true"]);
+    assert_eq!(outcome(&mut command).0, 0);
+}
