@@ -36,6 +36,8 @@ pub(super) struct Untold {
 pub(super) struct Account {
     quota: ComputeLimit,
     guaranteed_ppm: u32,
+    /// The share by which it takes turns: see `oversubscribed`.
+    turns_ppm: u32,
     own: Bucket,
     ceiling: Option<(u32, Bucket)>,
     untold: Untold,
@@ -62,6 +64,7 @@ impl Account {
         Self {
             quota,
             guaranteed_ppm: quota.guaranteed_ppm(tuning.floor_ppm),
+            turns_ppm: quota.guaranteed_ppm(tuning.floor_ppm),
             own: Bucket::empty_at(now),
             ceiling: quota.ceiling_ppm().map(|ppm| (ppm, Bucket::empty_at(now))),
             untold: Untold::default(),
@@ -81,6 +84,17 @@ impl Account {
 
     pub(super) fn guaranteed_ppm(&self) -> u32 {
         self.guaranteed_ppm
+    }
+
+    pub(super) fn turns_ppm(&self) -> u32 {
+        self.turns_ppm
+    }
+
+    /// Takes turns by its share, or by a part of it: as (part, whole).
+    pub(super) fn take_turns_by(&mut self, part: Option<(u64, u64)>) {
+        let (part, whole) = part.unwrap_or((1, 1));
+        let ppm = u64::from(self.guaranteed_ppm) * part / whole.max(1);
+        self.turns_ppm = u32::try_from(ppm).unwrap_or(u32::MAX).max(1);
     }
 
     pub(super) fn charged_ns(&self) -> u64 {
@@ -112,7 +126,7 @@ impl Account {
         if paid == Paid::Spare {
             return self.spare_virtual_ns;
         }
-        let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
+        let turn = tuning.longest_turn_ns(self.turns_ppm);
         let shorter = self.virtually(turn - tuning.shortest_ns).min(self.virtually(turn) / 4 * 3);
         let earliest = self.virtual_ns.saturating_sub(shorter);
         self.next_place.clamp(earliest, self.virtual_ns + shorter / 3)
@@ -121,7 +135,7 @@ impl Account {
     /// How long the next turn should be.
     pub(super) fn next_turn_ns(&self, tuning: &Tuning) -> u64 {
         let rest = self.place_after_turn(tuning).saturating_sub(self.virtual_ns);
-        let length = rest * u128::from(self.guaranteed_ppm) / u128::from(PPM_ONE);
+        let length = rest * u128::from(self.turns_ppm) / u128::from(PPM_ONE);
         u64::try_from(length).unwrap_or(u64::MAX).clamp(tuning.shortest_ns, tuning.quantum_ns)
     }
 
@@ -140,13 +154,13 @@ impl Account {
     }
 
     fn place_after_turn(&self, tuning: &Tuning) -> u128 {
-        let turn = tuning.longest_turn_ns(self.guaranteed_ppm);
+        let turn = tuning.longest_turn_ns(self.turns_ppm);
         self.place(Paid::Own, tuning).saturating_add(self.virtually(turn))
     }
 
     /// A time in relation to the share.
     fn virtually(&self, ns: u64) -> u128 {
-        u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.guaranteed_ppm.max(1))
+        u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.turns_ppm.max(1))
     }
 
     /// Moves the session up to the present virtual time: idling earns no precedence.
@@ -226,7 +240,10 @@ impl Account {
     pub(super) fn set_quota(&mut self, quota: ComputeLimit, now: u64, tuning: &Tuning) {
         self.quota = quota;
         self.not_before = [0; 2];
+        let before = u64::from(self.guaranteed_ppm);
+        let turns = (u64::from(self.turns_ppm), before);
         self.guaranteed_ppm = quota.guaranteed_ppm(tuning.floor_ppm);
+        self.take_turns_by(Some(turns));
         let old = self.ceiling.map(|(_, bucket)| bucket);
         let empty = Bucket::empty_at(now);
         self.ceiling = quota.ceiling_ppm().map(|ppm| (ppm, old.unwrap_or(empty)));

@@ -14,6 +14,7 @@ impl Scheduler {
         self.end_overdue_probe(now);
         self.suspect_several(now);
         self.judge(now);
+        self.divide_among_owners(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
         // Guaranteed time goes first; spare time is what is left.
@@ -356,7 +357,8 @@ impl Scheduler {
 
     /// How much time a worker would use in a turn that it has to itself.
     pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
-        self.tuning.longest_turn_ns(self.guaranteed_ppm(worker))
+        let session = self.workers.get(&worker).and_then(|state| self.sessions.get(&state.session));
+        self.tuning.longest_turn_ns(session.map_or(0, |session| session.account.turns_ppm()))
     }
 
     /// The strongest claim among the dense workers that could have a turn if this dense worker let

@@ -35,6 +35,7 @@ mod account;
 mod audit;
 mod decision;
 mod density;
+mod oversubscribed;
 mod probe;
 mod reports;
 mod spare;
@@ -102,6 +103,8 @@ pub struct Scheduler {
     /// Time that may be kept from others and paid by word, as of `word_at`.
     word_ns: u64,
     word_at: u64,
+    /// When the device is divided among owners anew.
+    divide_at: u64,
 }
 
 impl Scheduler {
@@ -126,6 +129,7 @@ impl Scheduler {
             owners: BTreeMap::new(),
             word_ns: 0,
             word_at: 0,
+            divide_at: 0,
         }
     }
 

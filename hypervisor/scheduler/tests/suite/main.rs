@@ -6,6 +6,7 @@ mod any_tenants;
 mod calls;
 mod crowds;
 mod densities;
+mod greedy;
 mod hours;
 mod liars;
 mod losses;
