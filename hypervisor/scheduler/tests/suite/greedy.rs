@@ -9,8 +9,8 @@ use crate::tenants::{balance, go_on, near, sparse};
 /// Tenants with their owners, after they have run for a while: what each gets, in millionths.
 fn rates(tenants: &[(u64, Tenant)]) -> (Simulation, Vec<u64>) {
     let mut simulation = Simulation::empty(5);
-    for &(owner, ref tenant) in tenants {
-        let session = simulation.arrive(tenant.clone());
+    for &(owner, tenant) in tenants {
+        let session = simulation.arrive(tenant);
         simulation.scheduler.belongs_to(session, owner, simulation.now);
     }
     simulation.run_for(3 * SECOND);
@@ -23,7 +23,7 @@ fn who_says_more_takes_nothing_from_who_says_less() {
     for count in [1, 2, 20] {
         for greedy in [Tenant::busy(1_000_000), balance(1_000_000, 10_000)] {
             let mut tenants = vec![(1, Tenant::busy(500_000))];
-            tenants.extend((0..count).map(|_| (2, greedy.clone())));
+            tenants.extend((0..count).map(|_| (2, greedy)));
             let (simulation, rates) = rates(&tenants);
             assert!(near(rates[0], 500_000, 3), "{rates:?}");
             let longest = simulation.books[&SessionId(0)].waits.iter().max();
@@ -48,7 +48,7 @@ fn who_is_idle_counts_for_nothing() {
         let [one, other] = owners;
         let idle = sparse(1_000_000, 1);
         let mut tenants = vec![(one, Tenant::busy(300_000)), (other, Tenant::busy(700_000))];
-        tenants.extend((0..10).map(|_| (other, idle.clone())));
+        tenants.extend((0..10).map(|_| (other, idle)));
         rates(&tenants).1
     };
     let (of_one, of_two) = (with_owners([1, 1]), with_owners([1, 2]));
