@@ -14,7 +14,7 @@ pub enum ExitStatus {
     Usage = 2,
     /// There is no NVIDIA driver, or it knows no GPU.
     NoDriver = 3,
-    /// A file that belongs to Sluice is missing.
+    /// A file that belongs to Sluice is missing, or no program could load it.
     PartMissing = 4,
     /// The operating system refused something that Sluice needs.
     System = 70,
@@ -45,6 +45,22 @@ pub enum Error {
         name: &'static str,
         /// The paths that were tried, in order.
         looked_for: Vec<PathBuf>,
+    },
+    /// A file that the loader would leave out, so that the program ran without limits.
+    #[error("{} cannot be preloaded: {problem}", path.display())]
+    Unloadable {
+        /// Its path.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A library that only its owner can load, in a session whose programs may become other users.
+    #[error("other users cannot read {}, and no copy can be made for them: {problem}", path.display())]
+    NotForAll {
+        /// Its path.
+        path: PathBuf,
+        /// Why there is no copy.
+        problem: session::directory::DirectoryError,
     },
     /// A session's directory that cannot be used.
     #[error(transparent)]
@@ -100,8 +116,9 @@ impl Error {
             Self::Interrupted { signal } => return signal.saturating_add(128),
             Self::Usage(_) => ExitStatus::Usage,
             Self::NoDriver(_) | Self::NoDevice => ExitStatus::NoDriver,
-            Self::PartMissing { .. } => ExitStatus::PartMissing,
+            Self::PartMissing { .. } | Self::Unloadable { .. } => ExitStatus::PartMissing,
             Self::Directory(_)
+            | Self::NotForAll { .. }
             | Self::Page(_)
             | Self::Settings(_)
             | Self::System { .. }

@@ -11,6 +11,7 @@ pub mod devices;
 pub mod environment;
 pub mod error;
 pub mod hooks;
+pub mod library;
 pub mod limit;
 pub mod limits;
 pub mod links;

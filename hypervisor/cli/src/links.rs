@@ -7,22 +7,29 @@ use std::path::{Path, PathBuf};
 
 use session::directory::{OwnedSession, told};
 
-use super::Error;
 use super::environment::loader_can_name;
 use super::parts::{self, Parts};
+use super::{Error, library};
 
 /// The names under which the loader finds the limiter, in the order in which it is to try them. The first is a link
 /// in the session's directory `dir`: it tells the limiter to which session it belongs, whatever becomes of the
 /// environment. The second is for a time when that directory is gone: without the limiter nothing would be refused.
-/// Both are one file, which the loader loads once. `dir` is that of `session`, or one inside it.
+/// Both are one file, which the loader loads once. In a session whose programs may become other users, that file is one
+/// that all users can read: a copy, if need be. `dir` is that of `session`, or one inside it.
 ///
 /// # Errors
-/// [`Error::System`] if a link is needed and cannot be made.
+/// [`Error::System`] and [`Error::NotForAll`] if what is needed cannot be made.
 pub fn preloadable(
     session: &OwnedSession,
     dir: &Path,
     limiter: &Path,
 ) -> Result<[PathBuf; 2], Error> {
+    if session.is_for_other_users() && !library::is_for_all_users(limiter) {
+        let copy = session
+            .lasting_copy(limiter, parts::LIMITER)
+            .map_err(|problem| Error::NotForAll { path: limiter.to_owned(), problem })?;
+        return Ok([link(&copy, dir, parts::LIMITER)?, copy]);
+    }
     let of_session = link(limiter, dir, parts::LIMITER)?;
     if loader_can_name(limiter) {
         return Ok([of_session, limiter.to_owned()]);

@@ -1,9 +1,8 @@
 //! Finds the other parts of Sluice: beside this executable, or in `../lib` next to it.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::Error;
+use super::{Error, library};
 
 /// Path of the limiter, for installations that keep it elsewhere.
 pub const LIBRARY: &str = "SLUICE_LIBRARY";
@@ -60,8 +59,7 @@ impl Parts {
     ///
     /// # Errors
     /// [`Error::PartMissing`]; a wrong [`LIBRARY`] is not silently replaced by another file.
-    /// [`Error::System`] for a file that cannot be read: the loader would run the program without
-    /// it.
+    /// As for [`library::check`]: the loader would run the program without it.
     pub fn limiter(&self) -> Result<PathBuf, Error> {
         let path = match &self.limiter {
             None => self.find(LIMITER)?,
@@ -75,15 +73,14 @@ impl Parts {
                 }
             },
         };
-        match File::open(&path) {
-            Ok(_) => Ok(path),
-            Err(e) => Err(Error::system(format!("cannot read {}", path.display()), e)),
-        }
+        library::check(&path)?;
+        Ok(path)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::library::tests::library;
     use super::*;
     use std::fs;
 
@@ -97,9 +94,9 @@ mod tests {
         let missing = parts.limiter().unwrap_err().to_string();
         assert!(missing.contains("libcuda_limiter.so is missing"), "{missing}");
         assert!(missing.contains(&*lib.to_string_lossy()), "{missing}");
-        fs::write(lib.join(LIMITER), "").unwrap();
+        fs::write(lib.join(LIMITER), library()).unwrap();
         assert_eq!(parts.limiter().unwrap(), lib.join(LIMITER));
-        fs::write(bin.join(LIMITER), "").unwrap();
+        fs::write(bin.join(LIMITER), library()).unwrap();
         assert_eq!(parts.limiter().unwrap(), bin.join(LIMITER));
     }
 
@@ -110,7 +107,7 @@ mod tests {
         let elsewhere = root.path().join("other.so");
         let parts = Parts::new(root.path(), Some(elsewhere.clone()));
         assert!(parts.limiter().is_err());
-        fs::write(&elsewhere, "").unwrap();
+        fs::write(&elsewhere, library()).unwrap();
         assert_eq!(parts.limiter().unwrap(), elsewhere.canonicalize().unwrap());
     }
 }

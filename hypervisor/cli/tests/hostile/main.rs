@@ -9,6 +9,7 @@ mod arguments;
 mod folders;
 mod leftovers;
 mod limits_at_once;
+mod loading;
 mod ownership;
 mod start;
 mod status;

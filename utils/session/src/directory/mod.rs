@@ -10,6 +10,7 @@
 //!   be guessed.
 //! * [`implicit`], `env-HASH`: shared by all processes with the same limits.
 
+mod copy;
 mod error;
 mod implicit;
 mod leftovers;

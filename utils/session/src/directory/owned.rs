@@ -90,6 +90,21 @@ impl OwnedSession {
         super::link::lasting(&self.base, target, OsStr::new(name))
     }
 
+    /// Whether programs of other users may belong to it.
+    #[must_use]
+    pub const fn is_for_other_users(&self) -> bool {
+        self.folder.is_for_those_who_know()
+    }
+
+    /// A copy of `source` that outlives the session and that its programs can load, whoever they become: one for each
+    /// source, under the file name `name`.
+    ///
+    /// # Errors
+    /// [`DirectoryError`]
+    pub fn lasting_copy(&self, source: &Path, name: &str) -> Result<PathBuf, DirectoryError> {
+        super::copy::lasting(&self.base, source, OsStr::new(name))
+    }
+
     /// Leaves the directory to processes that are known to outlive the owner.
     pub fn leave(mut self) {
         self.stays = true;
