@@ -237,6 +237,9 @@ fn daemon() -> impl TypedValueParser<Value = OsString> {
         if value.is_empty() {
             return Err("expected the path of a socket, or 'none' for no daemon");
         }
+        if value.to_str().is_none() {
+            return Err("expected a path in UTF-8: the session's members are told it as text");
+        }
         Ok(value)
     })
 }

@@ -1,7 +1,7 @@
 //! What the owner of a session decides, before the session's first process starts. From then on no process of the
 //! session has a say.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use config::{Config, DeviceIdentity, Snapshot};
@@ -18,7 +18,7 @@ use super::devices::VisibleGpu;
 /// Settings that cannot be read are written down as they are: the limiter refuses them, and names them.
 ///
 /// # Errors
-/// [`Error::Settings`] and [`Error::Page`] if that cannot be written.
+/// [`Error::Usage`] for a value that is not UTF-8. [`Error::Settings`] and [`Error::Page`] if that cannot be written.
 pub fn decide(
     dir: &Path,
     variables: impl IntoIterator<Item = (OsString, OsString)>,
@@ -29,10 +29,8 @@ pub fn decide(
     let settings = OwnerSettings {
         variables: variables
             .iter()
-            .map(|(name, value)| {
-                (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
-            })
-            .collect(),
+            .map(|(name, value)| Ok((text(name, name)?, text(name, value)?)))
+            .collect::<Result<_, Error>>()?,
         devices: (!chosen.is_empty()).then(|| chosen.iter().map(|device| device.uuid).collect()),
     };
     if let Ok(config) = Config::from_env(&variables)
@@ -44,6 +42,14 @@ pub fn decide(
         }
     }
     Ok(settings.write(dir)?)
+}
+
+/// What can be written down just as it is.
+fn text(variable: &OsStr, value: &OsStr) -> Result<String, Error> {
+    value.to_str().map(ToOwned::to_owned).ok_or_else(|| {
+        let (variable, value) = (variable.display(), value.display());
+        Error::Usage(format!("{variable}={value}: not UTF-8, and so cannot be kept as it is"))
+    })
 }
 
 /// Makes a device's page. Where the limits cannot be told there is none, and the limiter says why.

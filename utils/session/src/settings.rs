@@ -65,6 +65,11 @@ impl OwnerSettings {
         let made = serde_json::to_vec(&Written { version: VERSION, variables, devices })
             .map_err(io::Error::other)
             .and_then(|text| {
+                if text.len() as u64 > MOST_BYTES {
+                    let reason =
+                        format!("they have {} bytes, {MOST_BYTES} at most are read", text.len());
+                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+                }
                 // Who may enter the directory is a process of the session.
                 let mut options = OpenOptions::new();
                 options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
@@ -151,6 +156,26 @@ mod tests {
         assert_eq!(OwnerSettings::of(dir.path()).unwrap(), settings());
         assert!(OwnerSettings::default().write(dir.path()).is_err());
         assert_eq!(OwnerSettings::of(dir.path()).unwrap(), settings());
+    }
+
+    #[test]
+    fn what_would_not_be_read_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let frame = serde_json::to_vec(&Written {
+            version: VERSION,
+            variables: [("A".to_owned(), String::new())].into(),
+            devices: None,
+        });
+        let room = usize::try_from(MOST_BYTES).unwrap() - frame.unwrap().len();
+        let of = |length| OwnerSettings {
+            variables: [("A".to_owned(), "x".repeat(length))].into(),
+            devices: None,
+        };
+        let problem = of(room + 1).write(dir.path()).unwrap_err().to_string();
+        assert!(problem.contains("1048577 bytes, 1048576 at most"), "{problem}");
+        assert!(!dir.path().join(FILE).exists());
+        of(room).write(dir.path()).unwrap();
+        assert_eq!(OwnerSettings::of(dir.path()).unwrap(), of(room));
     }
 
     #[test]

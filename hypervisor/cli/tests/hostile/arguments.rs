@@ -159,3 +159,17 @@ fn what_is_no_text_is_refused() {
         wrong(sluice.command().args(["run", option]).arg(bytes).args(["--", "true"]));
     }
 }
+
+/// What a session's members are told is what was said, or nothing runs.
+#[test]
+fn what_is_not_utf_8_is_not_altered() {
+    use std::os::unix::ffi::OsStrExt;
+    let sluice = Sluice::new();
+    let path = OsStr::from_bytes(b"/run/\xff.sock");
+    let said = wrong(sluice.command().args(["run", "--daemon"]).arg(path).args(["--", "true"]));
+    assert!(said.contains("expected a path in UTF-8"), "{said}");
+    for name in ["CUDA_MEM_LIMIT", "SLUICE_ON_FAILURE", "CUDA_VISIBLE_DEVICES"] {
+        let said = wrong(sluice.run(&[]).args(["--", "echo", "ran"]).env(name, path));
+        assert!(said.contains(name) && said.contains("not UTF-8"), "{said}");
+    }
+}
