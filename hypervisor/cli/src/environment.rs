@@ -101,6 +101,18 @@ impl MemberEnvironment {
     }
 }
 
+/// Puts libraries back at the front of `LD_PRELOAD`, unless the first of them is there.
+pub fn preload(command: &mut Command, libraries: &[PathBuf], current: Option<OsString>) {
+    let current = current.unwrap_or_default();
+    let entries: Vec<_> = current.as_bytes().split(|byte| b": ".contains(byte)).collect();
+    if libraries.first().is_some_and(|first| !entries.contains(&first.as_os_str().as_bytes())) {
+        let value = libraries
+            .iter()
+            .rfold(current, |rest, library| prepended(library.as_os_str(), Some(&rest)));
+        command.env("LD_PRELOAD", value);
+    }
+}
+
 /// `first:rest`. An empty `rest` adds no colon: an empty entry would mean the current directory.
 fn prepended(first: &OsStr, rest: Option<&OsStr>) -> OsString {
     let mut value = first.to_owned();

@@ -41,7 +41,7 @@ type Table = BTreeMap<(String, String), HookState>;
 /// # Errors
 /// [`Error`] if the report could not be made.
 pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
-    if directory::is_inside() {
+    if directory::inside()?.is_some() {
         return Err(Error::Usage("already inside a session: run it outside".to_owned()));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;

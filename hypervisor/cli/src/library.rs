@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
+use session::directory::told;
 
 use super::Error;
 
@@ -18,9 +19,9 @@ type Header = [u8; 64];
 /// [`Error::System`] for a file that cannot be read, [`Error::Unloadable`] for one that is no library, or that is on a
 /// file system whose files may not be executed.
 pub fn check(path: &Path) -> Result<(), Error> {
-    let unread = |e: io::Error| Error::system(format!("cannot read {}", path.display()), e);
+    let unread = |e: io::Error| Error::system(format!("cannot read {}", told(path).display()), e);
     let mut file = File::open(path).map_err(unread)?;
-    let refused = |problem| Err(Error::Unloadable { path: path.to_owned(), problem });
+    let refused = |problem| Err(Error::Unloadable { path: told(path), problem });
     let length = file.metadata().map_err(unread)?.len();
     let mut header: Header = [0; 64];
     match file.read_exact(&mut header) {

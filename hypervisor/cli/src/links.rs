@@ -40,6 +40,17 @@ pub fn preloadable(
     Ok([of_session, stable])
 }
 
+/// The same names in a session that another command made, as far as the loader can use them.
+///
+/// # Errors
+/// As for [`library::check`]: what the loader would leave out.
+pub fn of_session(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let of_session = dir.join(parts::LIMITER);
+    library::check(&of_session)?;
+    let target = fs::read_link(&of_session).ok().filter(|target| loader_can_name(target));
+    Ok([Some(of_session), target].into_iter().flatten().collect())
+}
+
 /// Makes a link, if it is not there.
 fn put_link(target: &Path, path: &Path) -> io::Result<()> {
     if fs::read_link(path).is_ok_and(|found| found == target) {

@@ -2,7 +2,7 @@
 
 use std::env::{var_os, vars_os};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ::limits::{Request, env};
@@ -13,7 +13,7 @@ use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
 use super::limits;
 use super::parts::{self, Parts};
-use super::{Error, child, daemon_link, devices, links, say};
+use super::{Error, child, daemon_link, devices, environment, links, say};
 
 /// Runs the program and returns its exit status.
 ///
@@ -21,8 +21,8 @@ use super::{Error, child, daemon_link, devices, links, say};
 /// [`Error`] if the program was not run.
 pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     let mut command = program(arguments)?;
-    if directory::is_inside() {
-        return Err(within_session(arguments, command));
+    if let Some(session) = directory::inside()? {
+        return Err(within_session(arguments, &session, command));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
@@ -88,14 +88,18 @@ fn program(arguments: &RunArgs) -> Result<Command, Error> {
 }
 
 /// Runs a program inside a session. With options, that is an error: limits within limits would need
-/// a session within a session. Without options, the program stays in its session.
-fn within_session(arguments: &RunArgs, mut command: Command) -> Error {
+/// a session within a session. Without options, the program stays in its session, with the limiter.
+fn within_session(arguments: &RunArgs, session: &Path, mut command: Command) -> Error {
     if arguments.any_option() {
         return Error::Usage(format!(
             "already inside a session ({} or LD_PRELOAD names it): its limits hold for every program in it, \
              and 'sluice run' within it takes no options",
             env::SESSION_DIR
         ));
+    }
+    match links::of_session(session) {
+        Ok(names) => environment::preload(&mut command, &names, var_os("LD_PRELOAD")),
+        Err(error) => return error,
     }
     let program = command.get_program().display().to_string();
     Error::Spawn { program, source: command.exec() }

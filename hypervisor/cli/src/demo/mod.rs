@@ -66,7 +66,7 @@ impl Guest {
 /// # Errors
 /// [`Error`] if it could not be run to its end; its processes are ended then, too.
 pub fn run(arguments: &DemoArgs) -> Result<u8, Error> {
-    if directory::is_inside() {
+    if directory::inside()?.is_some() {
         return Err(Error::Usage(
             "already inside a session: its limits would hold for the demo as well".to_owned(),
         ));

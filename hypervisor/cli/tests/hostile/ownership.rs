@@ -333,10 +333,53 @@ fn a_session_inside_a_session_is_seen_by_either_sign() {
         let script = format!("env -u {unset} $sluice run -- $take");
         let (code, stdout, stderr) = outcome(&mut session(&sluice, &["--mem", "1GiB"], &script));
         assert_eq!(code, 0, "{stderr}");
-        if unset != "LD_PRELOAD" {
-            assert_eq!(granted(&stdout), [GRANTED], "{stderr}");
+        assert_eq!(granted(&stdout), [GRANTED], "{stderr}");
+    }
+}
+
+/// Neither a program that is told to join nothing, nor one whose session is gone, runs without limits.
+#[test]
+fn what_is_no_session_is_not_joined() {
+    let sluice = Sluice::new();
+    let empty = sluice.folder().join("empty");
+    fs::create_dir(&empty).unwrap();
+    let gone = sluice.folder().join("4711-1-0123456789abcdef");
+    let library = gone.join("libcuda_limiter.so");
+    for (name, value, dir) in [
+        ("SLUICE_SESSION_DIR", "/nonexistent".as_ref(), "/nonexistent".as_ref()),
+        ("SLUICE_SESSION_DIR", empty.as_path(), empty.as_path()),
+        ("SLUICE_SESSION_DIR", gone.as_path(), gone.as_path()),
+        ("LD_PRELOAD", library.as_path(), gone.as_path()),
+    ] {
+        for options in [&[][..], &["--fake-gpu", "--mem", "1GiB"]] {
+            let mut command = sluice.run(options);
+            command.args(["--", "echo", "ran"]).env("CUDA_MEM_LIMIT", "1g").env(name, value);
+            let (code, stdout, stderr) = outcome(&mut command);
+            assert_eq!((code, stdout.as_str()), (70, ""), "{name} {value:?}: {stderr}");
+            let said = format!("{name}: {}: ", dir.display());
+            said_once(&stderr, &said);
         }
     }
+    let script = r#"rm "$SLUICE_SESSION_DIR/$0"; env -u LD_PRELOAD $sluice run -- echo ran"#;
+    for lost in ["sluice-session.json", "libcuda_limiter.so"] {
+        let (code, stdout, stderr) = outcome(session(&sluice, &[], script).arg(lost));
+        assert_eq!((code, stdout.as_str()), (70, ""), "{stderr}");
+        let said: Vec<_> = stderr.lines().filter(|line| line.starts_with("sluice: ")).collect();
+        // Without the secret in the folder's name.
+        assert!(matches!(said[..], [one] if one.contains(&format!(".*/{lost}"))), "{stderr}");
+    }
+}
+
+/// The limiter is put back in front of what the program preloads.
+#[test]
+fn within_a_session_other_preloads_stay() {
+    let sluice = Sluice::new();
+    let script = r#"before=$LD_PRELOAD; echo "$before"; LD_PRELOAD=libm.so.6 $sluice run -- sh -c 'echo $LD_PRELOAD'
+        $sluice run -- sh -c 'echo $LD_PRELOAD'"#;
+    let (code, stdout, stderr) = outcome(&mut session(&sluice, &[], script));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let lines: Vec<_> = stdout.lines().collect();
+    assert_eq!(lines, [lines[0], &format!("{}:libm.so.6", lines[0]), lines[0]]);
 }
 
 #[test]

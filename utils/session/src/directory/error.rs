@@ -1,7 +1,6 @@
 //! What can be wrong with a session's directory.
 
 use crate::folder::FolderError;
-use limits::env::SESSION_DIR;
 use std::path::PathBuf;
 
 /// Why a session's directory cannot be used.
@@ -12,9 +11,11 @@ pub enum DirectoryError {
     Folder(#[from] FolderError),
     /// The variable that names this process's session does not name a directory.
     #[error(
-        "{}={}: {reason}; it has to be the directory that `sluice run` made", SESSION_DIR, path.display()
+        "{variable}: {}: {reason}; it has to be the directory that `sluice run` made", path.display()
     )]
     NotOne {
+        /// The variable.
+        variable: &'static str,
         /// The path in the variable.
         path: PathBuf,
         /// What is wrong with it.

@@ -29,7 +29,8 @@ pub use listing::{Found, Listing, list, list_in};
 pub use owned::OwnedSession;
 
 use crate::folder::Folder;
-use crate::settings;
+use crate::settings::{self, OwnerSettings};
+use limits::env::SESSION_DIR;
 use std::path::{Path, PathBuf};
 
 /// The parent directory of all users' sessions.
@@ -49,13 +50,28 @@ fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether this process was started as a part of a session: a variable says so, or the limiter that is
-/// preloaded is a session's.
-#[must_use]
-pub fn is_inside() -> bool {
-    std::env::var_os(limits::env::SESSION_DIR).is_some_and(|value| !value.is_empty())
-        || std::env::var_os("LD_PRELOAD")
-            .is_some_and(|value| settings::preloaded_session(&value).is_some())
+/// The session that this process was started as a part of: the limiter that is preloaded is the session's, or a
+/// variable names it.
+///
+/// # Errors
+/// [`DirectoryError::NotOne`] if there is no session with an owner: it is gone, or the variable is wrong. Its limits are
+/// not known then.
+pub fn inside() -> Result<Option<PathBuf>, DirectoryError> {
+    const PRELOAD: &str = "LD_PRELOAD";
+    let preload = std::env::var_os(PRELOAD).unwrap_or_default();
+    let preloaded = settings::preloaded_session(&preload).map(|dir| (PRELOAD, dir.to_owned()));
+    let named = || {
+        let dir = std::env::var_os(SESSION_DIR).filter(|value| !value.is_empty())?;
+        Some((SESSION_DIR, PathBuf::from(dir)))
+    };
+    let Some((variable, dir)) = preloaded.or_else(named) else { return Ok(None) };
+    open_as(variable, &dir)?;
+    OwnerSettings::of(&dir).map_err(|error| DirectoryError::NotOne {
+        variable,
+        path: told(&dir),
+        reason: error.to_string(),
+    })?;
+    Ok(Some(dir))
 }
 
 /// Whether a directory has a name that an owner gives to its session.
@@ -72,7 +88,11 @@ pub fn check(path: &Path) -> Result<(), DirectoryError> {
 }
 
 fn open(path: &Path) -> Result<Folder, DirectoryError> {
-    let refused = |reason| DirectoryError::NotOne { path: told(path), reason };
+    open_as(SESSION_DIR, path)
+}
+
+fn open_as(variable: &'static str, path: &Path) -> Result<Folder, DirectoryError> {
+    let refused = |reason| DirectoryError::NotOne { variable, path: told(path), reason };
     let folder = Folder::open(path).map_err(|error| {
         refused(if error.is_absent() { "not a directory".to_owned() } else { error.to_string() })
     })?;
