@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait,
 };
+use session::directory::AtEnd;
 use session::signals::{self, Inherited};
 use signal_hook::consts::signal::{
     SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH,
@@ -42,8 +43,8 @@ const NAP: Duration = Duration::from_millis(2);
 pub struct Ended {
     /// Its exit status; 128 + n if signal n killed it.
     pub code: u8,
-    /// Whether processes that it started go on.
-    pub left_some: bool,
+    /// What processes that it started, and that go on, mean for the session.
+    pub left: AtEnd,
 }
 
 /// Runs `command` to its end.
@@ -65,6 +66,7 @@ pub fn run(mut command: Command) -> Result<Ended, Error> {
     inherited.give_to(&mut command);
     // Without it orphans go to another process, and what is left is told by locks alone.
     let _ = set_child_subreaper(Some(getpid()));
+    let others = has_children();
     let program = command.get_program().display().to_string();
     let child = command.spawn().map_err(|source| Error::Spawn { program, source })?;
     let pid = Pid::from_child(&child);
@@ -72,7 +74,7 @@ pub fn run(mut command: Command) -> Result<Ended, Error> {
         if origin.signal != SIGCHLD {
             pass_on(&origin, pid);
         } else if let Some(code) = poll(pid)? {
-            return Ok(Ended { code, left_some: left_some() });
+            return Ok(Ended { code, left: left(others) });
         }
     }
     Err(Error::system("cannot wait for the program", io::Error::other("the signals ended")))
@@ -89,15 +91,33 @@ pub fn hear_of_ends() -> Result<(), Error> {
         .map_err(|e| Error::system("cannot watch for signals", e))
 }
 
-/// Whether processes that the program started go on after it.
-fn left_some() -> bool {
+/// Whether this process has children already: whoever became `sluice` by execve(2) may have started some.
+fn has_children() -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            found => return found.is_ok(),
+        }
+    }
+}
+
+/// What goes on after the program. `others`: this process had children before, which cannot be told from what the
+/// program left.
+fn left(others: bool) -> AtEnd {
+    // The kernel ends all processes of a pid namespace with the first.
+    if getpid().is_init() {
+        return AtEnd::Remove;
+    }
+    if others {
+        return AtEnd::RemoveIfUnused;
+    }
     let start = Instant::now();
     loop {
         match wait(WaitOptions::NOHANG) {
-            Err(Errno::CHILD) => return false,
+            Err(Errno::CHILD) => return AtEnd::RemoveIfUnused,
             Ok(None) if start.elapsed() < PATIENCE => sleep(NAP),
             Ok(Some(_)) | Err(Errno::INTR) => {}
-            _ => return true,
+            _ => return AtEnd::Stay,
         }
     }
 }

@@ -64,9 +64,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     })?;
     environment.apply(&mut command, |name| var_os(name));
     let ended = child::run(command)?;
-    if ended.left_some {
-        session.leave();
-    }
+    session.end(ended.left);
     Ok(ended.code)
 }
 

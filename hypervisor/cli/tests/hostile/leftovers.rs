@@ -77,6 +77,60 @@ fn what_a_program_leaves_behind_keeps_its_session() {
     }
 }
 
+/// The session's folder, from what `sluice run` printed of it.
+#[track_caller]
+fn is_gone(stdout: &str) {
+    let session = PathBuf::from(stdout.lines().next().unwrap());
+    assert!(session.is_absolute() && !session.exists(), "{session:?} is left");
+}
+
+/// What became `sluice` by execve(2) had started something before.
+#[test]
+fn children_from_before_are_not_the_programs() {
+    let sluice = Sluice::new();
+    let script = r#"sleep 60 > /dev/null 2>&1 & echo $! > "$PIDFILE"; exec "$0" run --daemon none -- sh -c 'echo $SLUICE_SESSION_DIR'"#;
+    let mut command = sluice.command_of("sh");
+    let (code, stdout, stderr) =
+        outcome(command.args(["-c", script, env!("CARGO_BIN_EXE_sluice")]));
+    kill(fs::read_to_string(sluice.pid_file()).unwrap().trim().parse().unwrap());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    is_gone(&stdout);
+}
+
+/// The kernel ends what is left with it.
+#[test]
+fn the_first_process_of_a_namespace_leaves_no_folder() {
+    let sluice = Sluice::new();
+    let mut command = sluice.command_of("unshare");
+    command.args(["-pf", "--mount-proc", env!("CARGO_BIN_EXE_sluice"), "run", "--daemon", "none"]);
+    let script = "echo $SLUICE_SESSION_DIR; sleep 60 > /dev/null 2>&1 &";
+    let (code, stdout, stderr) = outcome(command.args(["--", "sh", "-c", script]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    is_gone(&stdout);
+}
+
+/// However few descriptors there are, and wherever that stops `sluice run`.
+#[test]
+fn a_start_that_fails_leaves_no_folder() {
+    let user = crate::other_users::User::new();
+    let sluice = Sluice::new();
+    let bin = crate::other_users::for_all_users(&sluice);
+    let mut ran = 0;
+    for most in 4..40 {
+        // As a user who has no other sessions.
+        let mut command = user.command(&sluice, "sh");
+        let script = format!(
+            "ulimit -n {most}; exec \"$0\" run --fake-gpu --mem 1GiB --daemon none -- true"
+        );
+        let (code, _, stderr) = outcome(command.args(["-c", &script]).arg(bin.join("sluice")));
+        assert!([0, 3, 70, 126, 127].contains(&code), "{most}: {code} {stderr}");
+        ran += u32::from(code == 0);
+        let left: Vec<_> = fs::read_dir(user.base()).into_iter().flatten().collect();
+        assert!(left.is_empty(), "{most}: {code} {stderr} {left:?}");
+    }
+    assert!(ran > 0);
+}
+
 /// Where the loader cannot name the limiter's path, it is found by a link.
 #[test]
 fn without_its_session_nothing_is_unlimited() {

@@ -1,8 +1,9 @@
 //! Removes what dead owners left behind.
 
 use super::{owner, used};
-use crate::folder::Folder;
+use crate::folder::{Folder, FolderError};
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// How deep the folders in a session's directory are: the simulated driver's, and the sessions of a
@@ -28,6 +29,28 @@ pub(super) fn remove(base: &Folder) {
 pub(super) fn remove_own(base: &Folder, name: &OsStr) {
     let Ok(session) = base.child(name) else { return };
     if let Some(_alone) = used::lock_alone(&session) {
-        base.remove_folder(name, DEPTH);
+        remove_now(base, name);
+    }
+}
+
+/// Removes the directory of a session that nobody uses.
+pub(super) fn remove_now(base: &Folder, name: &OsStr) {
+    base.remove_folder(name, DEPTH);
+}
+
+/// Descriptors that are kept for the removal: the process may have no others left by then.
+#[derive(Debug)]
+pub(super) struct Reserve {
+    _kept: Vec<OwnedFd>,
+}
+
+impl Reserve {
+    /// As many as [`remove_own`] opens at a time: the session's directory twice, its lock, and one of its folders twice.
+    const SIZE: usize = 5;
+
+    pub(super) fn take(base: &Folder) -> Result<Self, FolderError> {
+        let keep = |_| rustix::io::fcntl_dupfd_cloexec(base.descriptor(), 0);
+        let kept: Result<_, _> = (0..Self::SIZE).map(keep).collect();
+        Ok(Self { _kept: kept.map_err(FolderError::io("use", base.path()))? })
     }
 }

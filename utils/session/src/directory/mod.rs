@@ -26,7 +26,7 @@ pub use error::DirectoryError;
 pub use implicit::{Implicit, implicit};
 pub use limits::session_name::{shown as shown_name, told};
 pub use listing::{Found, Listing, list, list_in};
-pub use owned::OwnedSession;
+pub use owned::{AtEnd, OwnedSession};
 
 use crate::folder::Folder;
 use crate::settings::{self, OwnerSettings};

@@ -1,6 +1,7 @@
 //! A session that a command makes for its program.
 
-use super::{DirectoryError, leftovers, own_user, owner, place, used};
+use super::leftovers::{self, Reserve};
+use super::{DirectoryError, own_user, owner, place, used};
 use crate::folder::{Folder, FolderError};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -13,9 +14,21 @@ pub struct OwnedSession {
     folder: Folder,
     name: OsString,
     elsewhere: Option<String>,
-    stays: bool,
+    end: AtEnd,
     used: Option<File>,
+    reserve: Option<Reserve>,
     _lock: File,
+}
+
+/// What becomes of a session's directory when its owner ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtEnd {
+    /// It is removed if nobody holds the lock on it.
+    RemoveIfUnused,
+    /// It stays: there are processes that outlive the owner.
+    Stay,
+    /// It is removed: no process outlives the owner.
+    Remove,
 }
 
 impl OwnedSession {
@@ -45,10 +58,31 @@ impl OwnedSession {
         leftovers::remove(&base);
         let name = owner::new_name().map_err(FolderError::io("name a session in", base.path()))?;
         let name = OsString::from(name);
-        let folder = base.make(&name, place::mode(uid))?;
+        let reserve = Reserve::take(&base)?;
+        match Self::fill(&base, &name, uid) {
+            Ok((folder, lock, used)) => Ok(Self {
+                base,
+                folder,
+                name,
+                elsewhere,
+                end: AtEnd::RemoveIfUnused,
+                used: Some(used),
+                reserve: Some(reserve),
+                _lock: lock,
+            }),
+            Err(error) => {
+                drop(reserve);
+                leftovers::remove_now(&base, &name);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(base: &Folder, name: &OsStr, uid: u32) -> Result<(Folder, File, File), DirectoryError> {
+        let folder = base.make(name, place::mode(uid))?;
         let lock = owner::lock(&folder)?;
         let used = used::make(&folder)?;
-        Ok(Self { base, folder, name, elsewhere, stays: false, used: Some(used), _lock: lock })
+        Ok((folder, lock, used))
     }
 
     /// The directory.
@@ -105,9 +139,9 @@ impl OwnedSession {
         super::copy::lasting(&self.base, source, OsStr::new(name))
     }
 
-    /// Leaves the directory to processes that are known to outlive the owner.
-    pub fn leave(mut self) {
-        self.stays = true;
+    /// Ends it, by one who knows what runs on.
+    pub fn end(mut self, how: AtEnd) {
+        self.end = how;
     }
 }
 
@@ -115,8 +149,11 @@ impl Drop for OwnedSession {
     fn drop(&mut self) {
         // What is still locked is locked by others.
         self.used = None;
-        if !self.stays {
-            leftovers::remove_own(&self.base, &self.name);
+        self.reserve = None;
+        match self.end {
+            AtEnd::RemoveIfUnused => leftovers::remove_own(&self.base, &self.name),
+            AtEnd::Stay => {}
+            AtEnd::Remove => leftovers::remove_now(&self.base, &self.name),
         }
     }
 }
