@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use http_bidir_comm::server::{ApiError, ConnectionFilter, Peer};
 use rustix::process::{Resource, getrlimit};
 
-use super::limits::check_fair_part;
+use super::limits::{check_fair_part, most_of};
 use super::refused::CallRefused;
 
 /// Descriptors for all users together, even if the system allows more: each connection takes
@@ -24,6 +24,7 @@ const SAY_EVERY: Duration = Duration::from_secs(60);
 /// The descriptors that users may take.
 #[derive(Debug)]
 pub(super) struct ConnectionQuota {
+    /// Without what is kept for users who have next to nothing.
     most: usize,
     taken: Mutex<ConnectionCounts>,
 }
@@ -49,7 +50,7 @@ impl ConnectionQuota {
     pub(super) fn of_this_process() -> Arc<Self> {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let files = usize::try_from(files).unwrap_or(usize::MAX);
-        Self::new((files - RESERVE.min(files / 2)).min(MOST))
+        Self::new(most_of((files - RESERVE.min(files / 2)).min(MOST)))
     }
 
     fn new(most: usize) -> Arc<Self> {

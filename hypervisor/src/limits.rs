@@ -17,8 +17,25 @@ pub(super) const UNLISTED_DEVICES: usize = 256;
 pub(super) const QUOTAS: usize = 8192;
 const NAME_BYTES: usize = 253;
 
+/// What is kept beyond a bound for users who have next to nothing: as many users as like to act
+/// together could share out all the rest.
+const fn reserve(most: usize) -> usize {
+    most / 2
+}
+
+/// How many items a user may have of the reserve. A process takes two descriptors.
+const fn few(most: usize) -> usize {
+    let part = reserve(most) / 32;
+    if part < 2 { 2 } else { part }
+}
+
+/// The bound that, with its reserve, makes `all`.
+pub(super) const fn most_of(all: usize) -> usize {
+    all * 2 / 3
+}
+
 /// Whether a user that has `own` of the `all` present items, of at most `most`, may have one more.
-/// No user has more than are left for all others.
+/// No user has more than are left for all others. Who has few may also take of the reserve.
 pub(super) fn check_fair_part(
     what: &'static str,
     uid: u32,
@@ -37,8 +54,16 @@ pub(super) fn check_fair_parts(
     most: usize,
 ) -> Result<(), CallRefused> {
     let Some(others) = more.checked_sub(1) else { return Ok(()) };
-    let fits = own + others < most.saturating_sub(all + others);
-    if fits { Ok(()) } else { Err(CallRefused::TooMany { what, uid, own }) }
+    let few = few(most);
+    let is_fair = own + others < most.saturating_sub(all + others);
+    let is_little = own + more <= few && all + more <= most + reserve(most);
+    if is_fair || is_little {
+        Ok(())
+    } else if own > few {
+        Err(CallRefused::TooMany { what, uid, own })
+    } else {
+        Err(CallRefused::TakenByOthers { what, uid, own, more })
+    }
 }
 
 /// Checks a registration; returns its quotas by device.
@@ -86,6 +111,53 @@ mod tests {
             protocol: VERSION,
             session: "a".into(),
             devices: devices.iter().map(quota).collect(),
+        }
+    }
+
+    /// How many users get something, each of whom takes all that it can.
+    fn users_served(most: usize) -> usize {
+        let mut all = 0;
+        let got_something = |uid| {
+            let mut own = 0;
+            while check_fair_part("items", uid, (own, all), most).is_ok() {
+                (own, all) = (own + 1, all + 1);
+            }
+            own > 0
+        };
+        let served = (0..).map(got_something).take_while(|&served| served).count();
+        assert!(all <= most + reserve(most));
+        served
+    }
+
+    #[test]
+    fn users_who_act_together_leave_something_for_the_next() {
+        for most in [SESSIONS, WORKERS, UNLISTED_DEVICES, QUOTAS, most_of(16_384), most_of(192)] {
+            let served = users_served(most);
+            assert!(served >= 32, "{served} users of {most}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_who_has_taken_the_others() {
+        let refused =
+            |has, more| check_fair_parts("devices", 7, has, more, 256).unwrap_err().to_string();
+        assert_eq!(
+            refused((0, 384), 1),
+            "user 7 has 0 devices here and asks for 1 more: other users have taken the others"
+        );
+        assert_eq!(
+            refused((0, 256), 5),
+            "user 7 has 0 devices here and asks for 5 more: other users have taken the others"
+        );
+        assert!(check_fair_parts("devices", 7, (0, 256), 4, 256).is_ok());
+        assert!(refused((128, 128), 1).contains("as many as are left for everybody else"));
+    }
+
+    #[test]
+    fn the_reserve_is_part_of_what_the_system_allows() {
+        for all in 0..20_000 {
+            let most = most_of(all);
+            assert!(most + reserve(most) <= all && most <= all, "{all}");
         }
     }
 

@@ -38,7 +38,7 @@ pub(crate) fn lines_lost() -> u64 {
 pub fn start(level: LevelFilter) -> io::Result<()> {
     let (sender, lines) = sync_channel(QUEUE);
     let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
-    // What the system has closed can take no line.
+    // What cannot be copied can take no line. One that was closed at the start is `/dev/null` here.
     let stderr: Box<dyn Write + Send> = stderr.map_or(Box::new(Nowhere), |file| Box::new(file));
     thread::Builder::new().name("log".to_owned()).spawn(move || write(lines, stderr))?;
     let rate = Mutex::new(Rate { left: AT_ONCE, at: Instant::now() });

@@ -77,6 +77,20 @@ pub enum CallRefused {
         /// How many it has.
         own: usize,
     },
+    /// One user asks for items when nearly all belong to others.
+    #[error(
+        "user {uid} has {own} {what} here and asks for {more} more: other users have taken the others"
+    )]
+    TakenByOthers {
+        /// Which items.
+        what: &'static str,
+        /// The user.
+        uid: u32,
+        /// How many it has.
+        own: usize,
+        /// How many the call adds.
+        more: usize,
+    },
     /// The worker is not known: it never existed, it has ended, or the daemon was restarted.
     #[error("worker {0} is not known: register first")]
     UnknownWorker(u64),
@@ -114,7 +128,9 @@ impl CallRefused {
             | Self::DeviceCount(_)
             | Self::SessionDevices { .. }
             | Self::NoLimit(_) => StatusCode::BAD_REQUEST,
-            Self::TooMany { .. } | Self::StatusNotRead { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooMany { .. } | Self::TakenByOthers { .. } | Self::StatusNotRead { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Self::UnknownWorker(_) | Self::UnknownDevice(_) | Self::NoSuchDevice { .. } => {
                 StatusCode::NOT_FOUND
             }

@@ -12,6 +12,9 @@ const REPORT_FILE: &str = "SLUICE_HOOK_REPORT";
 /// before the process's first call. It holds in a forked child too, whose code is the same.
 static FAILURE: OnceLock<String> = OnceLock::new();
 
+/// The same, where it was patched and is no longer. Nothing can stand in for it then: it is in use.
+static UNDONE: OnceLock<String> = OnceLock::new();
+
 /// Looks whether the patches are still there. A static, because it is known where libraries are patched, and called
 /// by the reconciler.
 static CHECK: OnceLock<fn()> = OnceLock::new();
@@ -31,6 +34,17 @@ pub(crate) fn check() {
 /// A function is not patched.
 pub(crate) fn note(failure: String) {
     let _ = FAILURE.set(failure);
+}
+
+/// A function that was patched is so no longer: its calls neither arrive nor can be refused.
+pub(crate) fn note_undone(failure: String) {
+    let _ = UNDONE.set(failure.clone());
+    note(failure);
+}
+
+/// Whether a failure is that of a function that was patched and is no longer.
+pub(crate) fn is_undone(failure: &str) -> bool {
+    UNDONE.get().is_some_and(|undone| undone == failure)
 }
 
 /// A function's entry leads to its hook, and a call of it did not arrive there.

@@ -1,6 +1,6 @@
 //! What a call may do, and what happens to calls when the limiter fails.
 
-use crate::report;
+use crate::{report, unpatched};
 use config::OnFailure;
 
 /// Why the limiter cannot work. The program's CUDA calls then fail or pass, as configured.
@@ -42,6 +42,12 @@ impl LimiterFailure {
     /// Reports the reason, and returns the verdict that follows.
     pub(crate) fn verdict<T>(&self, on_failure: OnFailure) -> Verdict<T> {
         match on_failure {
+            OnFailure::Closed if unpatched::is_undone(&self.0) => {
+                report::once(format_args!(
+                    "{self}; calls of it are NOT limited, and cannot be refused; other GPU calls of this process fail"
+                ));
+                Verdict::Denied
+            }
             OnFailure::Closed => {
                 report::once(format_args!("{self}; GPU calls of this process fail"));
                 Verdict::Denied

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 
 use super::connection_filter::ConnectionFilter;
@@ -42,6 +43,15 @@ pub enum BindError {
     #[error("{path} exists and is not a socket of a server")]
     NotASocket {
         /// The path in question.
+        path: PathBuf,
+    },
+    /// Something where the lock should be is not this user's lock; it is left alone.
+    #[error(
+        "{path} exists and is not a lock of user {uid}: an empty file of that user's, with one name",
+        uid = geteuid().as_raw()
+    )]
+    NotALock {
+        /// The path of the lock.
         path: PathBuf,
     },
     /// The path names no file.
@@ -105,7 +115,7 @@ impl PeerListener {
         look(path)?;
         let lock = PathLock::take(path).map_err(|refused| match refused {
             LockRefused::Taken => BindError::InUse { path: path.to_owned() },
-            LockRefused::NotALock(lock) => BindError::NotASocket { path: lock },
+            LockRefused::NotALock(lock) => BindError::NotALock { path: lock },
             LockRefused::Io(source) => io(source),
         })?;
         // From here on nobody else who respects the lock changes what is there.

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, open};
+use rustix::process::geteuid;
 
 /// The lock file is locked while this lives, and removed when it is dropped.
 #[derive(Debug)]
@@ -52,8 +53,10 @@ impl PathLock {
                 Err(error) => return Err(io::Error::from(error).into()),
             };
             let opened = file.metadata()?;
-            // A lock is empty. Anything else is somebody's file, which must not be removed.
-            if !opened.is_file() || opened.len() > 0 {
+            // A lock is empty, and one's own. Anything else is somebody's file, which must not be
+            // removed. Another user could hold its lock for ever, or make it a second name.
+            let is_own = opened.uid() == geteuid().as_raw() && opened.nlink() <= 1;
+            if !opened.is_file() || opened.len() > 0 || !is_own {
                 return Err(LockRefused::NotALock(path));
             }
             match file.try_lock() {

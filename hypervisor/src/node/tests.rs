@@ -218,6 +218,21 @@ fn there_is_a_limit_to_devices_that_cannot_be_looked_up() {
 }
 
 #[test]
+fn users_who_act_together_shut_nobody_out_of_devices() {
+    let mut node = node();
+    for uid in 1..=20 {
+        for n in 0..UNLISTED_DEVICES as u32 {
+            let message = register(&(n / 64).to_string(), &devices(uid * 10_000 + n, 1));
+            if node.admit(&by(uid.cast_signed(), uid), &message, 0).is_err() {
+                break;
+            }
+        }
+    }
+    assert!(node.unlisted.len() >= UNLISTED_DEVICES, "{}", node.unlisted.len());
+    node.admit(&by(31_000, 31_000), &register("honest", &devices(5, 4)), 0).unwrap();
+}
+
+#[test]
 fn there_is_a_limit_to_quotas_of_all_sessions() {
     let mut node = node();
     let mut sessions = 0..;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,12 +35,55 @@ fn every_signal_that_ends_it_removes_the_socket() {
         Signal::POWER,
         Signal::XCPU,
         Signal::STKFLT,
+        Signal::TRAP,
+        Signal::SYS,
     ] {
         let (dir, socket) = place();
         let mut daemon = Daemon::start(&socket);
         register(&daemon.client(), "a", 1000).unwrap();
         assert_eq!(daemon.signal(signal), Some(0), "{signal:?}");
         assert_eq!(names(dir.path()), [""; 0], "{signal:?}");
+    }
+}
+
+/// Sends a signal by its number.
+fn send(daemon: &Daemon, signal: i32) {
+    let command = format!("kill -{signal} {}", daemon.process.id());
+    assert!(Command::new("bash").args(["-c", &command]).status().unwrap().success());
+}
+
+#[test]
+fn every_real_time_signal_ends_it_cleanly() {
+    for signal in 34..=64 {
+        let (dir, socket) = place();
+        let mut daemon = Daemon::start(&socket);
+        send(&daemon, signal);
+        assert_eq!(daemon.process.wait().unwrap().code(), Some(0), "{signal}");
+        assert_eq!(names(dir.path()), [""; 0], "{signal}");
+    }
+}
+
+/// A supervisor may block signals for itself, and forget that its children inherit that.
+#[test]
+fn signals_that_were_blocked_at_the_start_end_it_too() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let (dir, socket) = place();
+        let command = Daemon::command(&socket);
+        let mut blocking = Command::new("env");
+        blocking.arg("--block-signal").arg(command.get_program()).args(command.get_args());
+        let mut daemon = Daemon::start_by(&mut blocking, &socket);
+        kill_process(Pid::from_child(&daemon.process), Signal::HUP).unwrap();
+        register(&daemon.client(), "a", 1000).unwrap();
+        kill_process(Pid::from_child(&daemon.process), signal).unwrap();
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = daemon.process.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "{signal:?} does nothing");
+            thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!((status.code(), names(dir.path())), (Some(0), Vec::new()), "{signal:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, chown, symlink};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Command;
@@ -78,8 +78,18 @@ fn what_is_no_lock_is_left_alone() {
     fs::create_dir(at("b.lock")).unwrap();
     symlink("elsewhere", at("c.lock")).unwrap();
     mknodat(CWD, at("d.lock"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    for name in ["a", "b", "c", "d"] {
-        is_refused(folder, at(name), "lock exists and is not");
+    // Empty, and still somebody's: a file with two names, and another user's.
+    fs::write(at("precious"), "").unwrap();
+    fs::hard_link(at("precious"), at("e.lock")).unwrap();
+    let mut names = vec!["a", "b", "c", "d", "e"];
+    if rustix::process::geteuid().is_root() {
+        fs::write(at("f.lock"), "").unwrap();
+        chown(at("f.lock"), Some(12_345), None).unwrap();
+        names.push("f");
+    }
+    for name in names {
+        is_refused(folder, at(name), "lock exists and is not a lock of user");
+        assert!(at(&format!("{name}.lock")).symlink_metadata().is_ok(), "{name}");
     }
     assert_eq!(fs::read_to_string(at("a.lock")).unwrap(), "precious");
     assert!(!at("elsewhere").exists());

@@ -138,7 +138,7 @@ pub(crate) unsafe fn look_at_patches(library: Library) {
     let mut hooks = all().filter(|hook| hook.library == library);
     // SAFETY: the caller's.
     if let Some(lost) = hooks.find(|hook| !unsafe { hook.patch.is_intact() }) {
-        unpatched::note(format!(
+        unpatched::note_undone(format!(
             "{}: its first instructions were changed after it was patched, by another tool or another copy of Sluice, so calls of it may not reach this one",
             lost.symbol
         ));

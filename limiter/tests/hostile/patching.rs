@@ -167,6 +167,8 @@ fn a_patch_that_is_undone_is_noticed_within_seconds() {
     for outcome in [one, alloc] {
         assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
         assert!(outcome.stderr.contains("were changed after it was patched"), "{outcome:#?}");
+        let truth = "calls of it are NOT limited, and cannot be refused; other GPU calls of this process fail";
+        assert!(outcome.stderr.contains(truth), "{outcome:#?}");
     }
 }
 

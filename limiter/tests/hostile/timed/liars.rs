@@ -15,25 +15,31 @@ const LIAR: u32 = 1;
 /// In percentage points.
 const POINTS: f64 = 5.0;
 
-/// Sets a number of a JSON message to 0, and keeps the message's length.
-fn blank(message: &mut [u8], key: &str) {
+/// A number of a JSON message, and what stands there instead.
+type Lie = (&'static str, u32);
+
+/// What the daemon hears of the liar's share. The liar's own page allows the whole device, so nothing
+/// but the daemon holds it back.
+const TOLD_SHARE: Lie = ("share_ppm", LIAR * 10_000);
+
+/// Sets a number of a JSON message, and keeps the message's length.
+fn falsify(message: &mut [u8], (key, value): Lie) {
     let key = format!("\"{key}\":");
     let Some(at) = message.windows(key.len()).position(|there| there == key.as_bytes()) else {
         return;
     };
     let digits = message[at + key.len()..].iter_mut().take_while(|byte| byte.is_ascii_digit());
     let mut digits: Vec<&mut u8> = digits.collect();
-    digits.iter_mut().for_each(|digit| **digit = b' ');
-    if let Some(last) = digits.last_mut() {
-        **last = b'0';
-    }
+    let value = format!("{value:>length$}", length = digits.len());
+    assert_eq!(value.len(), digits.len(), "{key}{value}");
+    digits.iter_mut().zip(value.bytes()).for_each(|(digit, byte)| **digit = byte);
 }
 
-fn copy(mut from: UnixStream, mut to: UnixStream, keys: &[&str]) {
+fn copy(mut from: UnixStream, mut to: UnixStream, lies: &[Lie]) {
     let mut message = [0; 16384];
     while let Ok(length @ 1..) = from.read(&mut message) {
         let message = &mut message[..length];
-        keys.iter().for_each(|key| blank(message, key));
+        lies.iter().for_each(|&lie| falsify(message, lie));
         if to.write_all(message).is_err() {
             break;
         }
@@ -41,15 +47,15 @@ fn copy(mut from: UnixStream, mut to: UnixStream, keys: &[&str]) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// Stands between a limiter and the daemon, and sets these numbers of all reports to 0.
-fn lie(daemon: &Path, at: &Path, keys: &'static [&'static str]) {
+/// Stands between a limiter and the daemon, and falsifies these numbers of all reports.
+fn lie(daemon: &Path, at: &Path, lies: &'static [Lie]) {
     let listener = UnixListener::bind(at).unwrap();
     let daemon = daemon.to_owned();
     spawn(move || {
         for limiter in listener.incoming().flatten() {
             let Ok(daemon) = UnixStream::connect(&daemon) else { continue };
             let back = (daemon.try_clone().unwrap(), limiter.try_clone().unwrap());
-            spawn(move || copy(limiter, daemon, keys));
+            spawn(move || copy(limiter, daemon, lies));
             spawn(move || copy(back.0, back.1, &[]));
         }
     });
@@ -81,19 +87,19 @@ fn delivered(outcome: &Outcome, native: f64) -> f64 {
     (counts[44] - counts[4]) as f64 / 10.0 / native * 100.0
 }
 
-fn a_liar_beside_an_honest_one(keys: &'static [&'static str]) {
+fn a_liar_beside_an_honest_one(lies: &'static [Lie]) {
     let stage = Stage::new();
     let [socket, lying] = ["daemon.sock", "lying.sock"].map(|name| stage.folder().join(name));
     let mut command = stage.native(built("hypervisor"));
     command.args(["daemon", "--log", "warn", "--socket"]).arg(&socket);
     let daemon = start(command.stdout(Stdio::null()));
     eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
-    lie(&socket, &lying, keys);
+    lie(&socket, &lying, lies);
     let options = ["dense", "--kernel-us", "2000", "--seconds", "1"];
     let native = outcome(stage.native(built("tenant")).args(options)).silent().rate();
 
     let honest = start(&mut tenant(&stage, "honest", HONEST, &socket));
-    let liar = start(&mut tenant(&stage, "liar", LIAR, &lying));
+    let liar = start(&mut tenant(&stage, "liar", 100, &lying));
     let [honest, liar] = [honest, liar].map(|tenant| tenant.end().succeeded());
     daemon.kill();
     let _ = daemon.end();
@@ -101,7 +107,7 @@ fn a_liar_beside_an_honest_one(keys: &'static [&'static str]) {
     let counts = progress(&honest);
     let pause = counts.windows(2).take(44).filter(|pair| pair[0] == pair[1]).count();
     let [honest, liar] = [&honest, &liar].map(|outcome| delivered(outcome, native));
-    println!("{keys:?}: honest {honest:.1}, liar {liar:.1}, {pause} quarters without a kernel");
+    println!("{lies:?}: honest {honest:.1}, liar {liar:.1}, {pause} quarters without a kernel");
     assert!(honest >= f64::from(HONEST) - POINTS, "honest {honest:.1}");
     assert!(liar <= f64::from(LIAR) + POINTS, "liar {liar:.1}");
     assert_eq!(pause, 0, "{counts:?}");
@@ -109,10 +115,15 @@ fn a_liar_beside_an_honest_one(keys: &'static [&'static str]) {
 
 #[test]
 fn one_that_reports_nothing_at_all() {
-    a_liar_beside_an_honest_one(&["held_us", "estimated_us", "backlogged_us"]);
+    a_liar_beside_an_honest_one(&[
+        TOLD_SHARE,
+        ("held_us", 0),
+        ("estimated_us", 0),
+        ("backlogged_us", 0),
+    ]);
 }
 
 #[test]
 fn one_that_reports_that_it_used_nothing() {
-    a_liar_beside_an_honest_one(&["estimated_us", "backlogged_us"]);
+    a_liar_beside_an_honest_one(&[TOLD_SHARE, ("estimated_us", 0), ("backlogged_us", 0)]);
 }
