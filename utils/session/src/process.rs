@@ -27,7 +27,11 @@ impl ProcessIdentity {
     #[must_use]
     pub fn own() -> Self {
         let pid = std::process::id();
-        Self::of(pid).unwrap_or(Self { pid, start_time: 0 })
+        // In a new pid namespace, `/proc` may still be that of the one outside. There the id is
+        // another process's.
+        let shown = fs::read_link("/proc/self").ok();
+        let is_shown = shown.is_some_and(|shown| shown.as_os_str() == pid.to_string().as_str());
+        Self::of(pid).filter(|_| is_shown).unwrap_or(Self { pid, start_time: 0 })
     }
 
     /// Whether it runs.
