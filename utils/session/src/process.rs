@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -48,6 +49,15 @@ impl ProcessIdentity {
     }
 }
 
+/// Whether a session of this user can have the process that has this id now. What another user's page
+/// says may be a lie, so only processes of that user count. Root's pages are out of the reach of others,
+/// and its programs may become other users.
+#[must_use]
+pub fn may_be_of(pid: u32, uid: u32) -> bool {
+    // The folder belongs to the user that the process runs as, whatever is in it.
+    uid == 0 || fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
+}
+
 /// When a process of this pid namespace started, in clock ticks since boot: field 22 of
 /// `/proc/PID/stat` (proc_pid_stat(5)). `None`: there is none, or it has ended and its parent has
 /// yet to notice.
@@ -89,6 +99,13 @@ pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_process_is_of_its_user_or_of_a_session_of_roots() {
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        assert!(may_be_of(pid, uid) && may_be_of(pid, 0));
+        assert!(!may_be_of(pid, uid + 1) && !may_be_of(u32::MAX, uid + 1));
+    }
 
     proptest! {
         #[test]

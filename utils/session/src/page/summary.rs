@@ -3,7 +3,7 @@
 use super::slot_lock::{Onlooker, lock_is_kept, process_of};
 use super::{Page, PageError};
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
-use crate::process::ProcessIdentity;
+use crate::process::{ProcessIdentity, may_be_of};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::Limits;
@@ -79,14 +79,16 @@ impl ProcessSummary {
 pub struct Names(HashMap<u32, Option<(u64, String)>>);
 
 impl Names {
-    /// The name of a process's program, if the process can be seen from here.
+    /// The name of a process's program in a session of this user, if the process can be seen from here
+    /// and [may be](may_be_of) the session's.
     #[must_use]
-    pub fn of(&mut self, process: &ProcessSummary) -> Option<String> {
+    pub fn of(&mut self, process: &ProcessSummary, uid: u32) -> Option<String> {
         let look = |pid: u32| {
             let found = ProcessIdentity::of(pid)?;
             Some((found.start_time, found.name()?))
         };
-        [process.host_pid.unwrap_or(process.pid), process.pid].into_iter().find_map(|pid| {
+        let pids = [process.host_pid.unwrap_or(process.pid), process.pid];
+        pids.into_iter().filter(|&pid| may_be_of(pid, uid)).find_map(|pid| {
             let (start_time, name) = self.0.entry(pid).or_insert_with(|| look(pid)).as_ref()?;
             (*start_time == process.start_time).then(|| name.clone())
         })
