@@ -71,7 +71,7 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        let places = (1..8)
+        let places = (1..64)
             .map(|number| self.base().with_file_name(format!("sluice-{}-{number}", self.uid)));
         for place in places.chain([self.base()]) {
             let _ = fs::remove_dir_all(&place).or_else(|_| fs::remove_file(&place));
