@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64};
 use limits::Shown;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
@@ -41,7 +42,7 @@ fn say(message: fmt::Arguments<'_>, hash: fn(&str) -> u64) {
     // Some of it may come from others: a path, a name, a value.
     let message = message.to_string();
     if writeln!(line, "sluice: {}", Shown(&message)).is_ok() && is_first(&SAID, hash(&line)) {
-        write_error(line.as_bytes());
+        write_error(&line);
     }
 }
 
@@ -107,15 +108,31 @@ pub(crate) fn regained(message: fmt::Arguments<'_>) {
 }
 
 fn write_always(message: fmt::Arguments<'_>) {
-    write_error(format!("sluice: {}\n", Shown(&message.to_string())).as_bytes());
+    write_error(&format!("sluice: {}\n", Shown(&message.to_string())));
 }
 
 /// Standard error was full the last time. The next line does not wait for it.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// Writes to standard error in one piece, by the bare system call: no lock, no cancellation point. A standard
-/// error that is not read must neither block the program nor end it.
-fn write_error(bytes: &[u8]) {
+/// The longest line. A pipe that can take anything can take as many bytes at once (`PIPE_BUF`); a longer write
+/// could wait for a reader for ever.
+const LONGEST: usize = 4096;
+
+/// A line that is too long ends with this.
+const CUT: &str = "...\n";
+
+/// The line, or as much of it as is written.
+fn cut(line: &str) -> Cow<'_, str> {
+    if line.len() <= LONGEST {
+        return line.into();
+    }
+    let kept = &line[..line.floor_char_boundary(LONGEST - CUT.len())];
+    format!("{kept}{CUT}").into()
+}
+
+/// Writes a line to standard error in one piece, by the bare system call: no lock, no cancellation point. A
+/// standard error that is not read must neither block the program nor end it.
+fn write_error(line: &str) {
     let stderr = rustix::stdio::stderr();
     let mut room = [PollFd::new(&stderr, PollFlags::OUT)];
     let patience = if STUCK.load(Relaxed) { &AT_ONCE } else { &PATIENCE };
@@ -125,7 +142,7 @@ fn write_error(bytes: &[u8]) {
         return;
     }
     let no_signal = NoBrokenPipe::new();
-    let written = rustix::io::write(stderr, bytes);
+    let written = rustix::io::write(stderr, cut(line).as_bytes());
     no_signal.end(written == Err(Errno::PIPE));
 }
 
@@ -180,7 +197,7 @@ impl std::io::Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         // As all lines of the limiter: beside those of the program, the name tells whose it is.
         let text = String::from_utf8_lossy(bytes);
-        write_error(format!("sluice: {}\n", Shown(text.trim())).as_bytes());
+        write_error(&format!("sluice: {}\n", Shown(text.trim())));
         Ok(bytes.len())
     }
 
@@ -216,6 +233,17 @@ mod tests {
         assert_ne!(hash(&damaged(1)), hash(&damaged(20_000)));
         // Parts of names are no numbers.
         assert_ne!(hash_without_numbers("GPU-1-2: no"), hash_without_numbers("GPU-1-3: no"));
+    }
+
+    #[test]
+    fn no_line_is_longer_than_what_a_pipe_takes_at_once() {
+        let line = |letters: usize| format!("{}\n", "\u{e4}".repeat(letters));
+        assert_eq!(cut(&line(2047)), line(2047));
+        for letters in [2048, 2049, 100_000] {
+            let cut = cut(&line(letters)).into_owned();
+            assert!((LONGEST - 3..=LONGEST).contains(&cut.len()), "{}", cut.len());
+            assert!(cut.ends_with("\u{e4}...\n"), "{cut}");
+        }
     }
 
     #[test]

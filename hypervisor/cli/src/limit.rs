@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use ::limits::gpu::GpuChoice;
 use ::limits::units::{Size, parse_whole};
-use ::limits::{GpuId, Limits, RequestError};
+use ::limits::{GpuId, Limits, RequestError, Shown};
 use session::Page;
 use session::directory::{self, Found};
-use session::process::start_time;
+use session::process::{may_be_of, start_time};
 
 use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
@@ -56,7 +56,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
             .map_err(|error| refused(uuid, error))?;
         changes.push((page, before, after));
     }
-    let mut text = String::new();
+    let mut text = format!("{} of user {}\n", Shown(&session.name), session.uid);
     for (page, before, after) in &changes {
         page.change_limits(after)?;
         text += &told(page.device(), before, after, page.summary()?.total());
@@ -73,11 +73,13 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
     let wanted = if wanted.is_empty() { wanted } else { name.as_str() };
     let named = |session: &&Found| session.name == wanted;
     let begins = |session: &&Found| session.name.starts_with(wanted);
-    let mut matching: Vec<&Found> = sessions.iter().filter(named).collect();
-    if matching.is_empty()
-        && let Some(pid) = parse_whole(wanted)
-    {
+    let mut matching: Vec<&Found> = Vec::new();
+    // First, because any user can give a session the number of a process as its name.
+    if let Some(pid) = parse_whole(wanted) {
         matching = sessions.iter().filter(|session| has_process(session, pid)).collect();
+    }
+    if matching.is_empty() {
+        matching = sessions.iter().filter(named).collect();
     }
     if matching.is_empty() && !wanted.is_empty() {
         matching = sessions.iter().filter(begins).collect();
@@ -110,8 +112,11 @@ fn choose<'a>(sessions: &'a [Found], wanted: &str) -> Result<&'a Found, Error> {
 }
 
 /// Whether this id belongs to a living process of the session, here or in its own namespace, or to
-/// the process that made the session.
+/// the process that made the session. The session's user must run a process of that id here.
 fn has_process(found: &Found, pid: u32) -> bool {
+    if !may_be_of(pid, found.uid) {
+        return false;
+    }
     let sits = |page: &PathBuf| {
         let summary = found.open(page).and_then(|page| page.summary());
         let is =
@@ -228,18 +233,25 @@ mod tests {
 
     #[test]
     fn a_session_by_name_by_its_start_and_by_its_owner() {
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        let [own, longer] = [pid, pid * 10].map(|pid| format!("{pid}-1-0123456789abcdef"));
         let sessions = [
-            found("47-1-0123456789abcdef", 7),
-            found("4711-1-0123456789abcdef", 7),
+            found(&own, uid),
+            found(&longer, uid),
+            // A name is no proof of a process.
+            found(&pid.to_string(), uid + 1),
+            found(&own, uid + 1),
             found("env-ab12", 7),
             found("env-ab34", 7),
             found("env-ab34", 8),
         ];
-        let chosen = |wanted| choose(&sessions, wanted).map(|session| session.name.as_str());
-        assert_eq!(chosen("env-ab12").unwrap(), "env-ab12");
-        assert_eq!(chosen("env-ab1").unwrap(), "env-ab12");
-        assert_eq!(chosen("47").unwrap(), "47-1-0123456789abcdef");
-        assert_eq!(chosen("4711-").unwrap(), "4711-1-0123456789abcdef");
+        let chosen = |wanted: &str| {
+            choose(&sessions, wanted).map(|session| (session.name.as_str(), session.uid))
+        };
+        assert_eq!(chosen("env-ab12").unwrap(), ("env-ab12", 7));
+        assert_eq!(chosen("env-ab1").unwrap(), ("env-ab12", 7));
+        assert_eq!(chosen(&pid.to_string()).unwrap(), (own.as_str(), uid));
+        assert_eq!(chosen(&format!("{pid}0-")).unwrap(), (longer.as_str(), uid));
         for several in ["env", "env-ab34"] {
             let message = chosen(several).unwrap_err().to_string();
             assert!(message.contains("env-ab34 of user 8"), "{message}");

@@ -98,6 +98,19 @@ fn a_choice_of_devices_moves_no_limit_to_another_device() {
     assert_eq!(outcome(&mut command).succeeded().value("total"), 1024);
 }
 
+/// An empty list hides all devices. The program shows itself one that no index counts.
+#[test]
+fn a_device_that_was_hidden_with_all_others_is_refused() {
+    for how in ["visible", "visible-again"] {
+        let stage = Stage::new();
+        let mut command = program(&stage, &[how, "1"]);
+        command.env("CUDA_VISIBLE_DEVICES", "").env("CUDA_DEVICE_MEMORY_LIMIT_0", "1g");
+        let outcome = outcome(&mut command);
+        assert!(outcome.stderr.contains("its index is not known"), "{how}: {outcome:#?}");
+        assert!(!outcome.stdout.contains("total="), "{how}: {outcome:#?}");
+    }
+}
+
 /// What happens when the limiter fails is the choice of who starts the session, or the library.
 #[test]
 fn a_failure_that_the_program_brings_about_opens_nothing() {

@@ -31,6 +31,19 @@ fn a_holder_that_hides_is_alive_until_it_is_killed() {
     }
 }
 
+/// Under its id, `/proc` shows the first process of the machine, whose mappings the asker may not read.
+#[test]
+fn the_first_process_of_a_namespace_with_the_proc_outside_is_alive_until_it_is_killed() {
+    for holder in ["first", "first+fds", "first+child"] {
+        for asker in ["user", "no", "fds"] {
+            let Some(seen) = hide(holder, asker) else { continue };
+            println!("{holder}, {asker}: {}", seen.stdout);
+            assert_eq!((seen.value("alive"), seen.value("dead")), (2, 0), "{holder}, {asker}");
+            assert!(seen.value("ms") < 1000, "{holder}, {asker}: {seen:#?}");
+        }
+    }
+}
+
 /// It cannot reach the page's file any more, so it cannot ask who lives.
 #[test]
 fn who_cannot_tell_takes_nothing() {

@@ -1,7 +1,8 @@
 /* A process holds memory and hides; a sibling hides, too, and wants memory that is not left.
  *   hide HOLDER ASKER
  * Ways to hide: "no"; "fds", closes all descriptors; "pids", lives in a pid namespace with a /proc of its
- * own; "root", changes its root to an empty directory. They can be joined: "fds+root". A holder with
+ * own; "first", is the first process of a pid namespace and sees the /proc of the one outside; "user", gives
+ * up root after it has started; "root", changes its root to an empty directory. They can be joined: "fds+root". A holder with
  * "child" leaves a copy of itself behind that lives on.
  * Says what became of the allocation while the holder lived, and after how long it was granted when the
  * holder was killed. */
@@ -43,6 +44,28 @@ static void enter_pids(void) {
     go_on_as_child();
 }
 
+/* Goes on as the first process of a pid namespace, which only those outside can kill. */
+static void become_first(void) {
+    int status;
+    if (unshare(CLONE_NEWPID)) {
+        perror("unshare");
+        exit(77);
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        return;
+    }
+    while (!shared->die)
+        if (waitpid(child, &status, WNOHANG))
+            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+        else
+            usleep(500);
+    kill(child, SIGKILL);
+    waitpid(child, &status, 0);
+    _exit(0);
+}
+
 static void hide(const char *ways) {
     if (has(ways, "child") && fork() == 0) {
         while (!shared->left)
@@ -51,6 +74,10 @@ static void hide(const char *ways) {
     }
     if (has(ways, "fds"))
         syscall(SYS_close_range, 3u, ~0u, 0u);
+    if (has(ways, "user") && setresuid(65534, 65534, 65534)) {
+        perror("setresuid");
+        exit(77);
+    }
     if (has(ways, "root") && (chroot(getenv("EMPTY")) || chdir("/"))) {
         perror("chroot");
         exit(77);
@@ -61,6 +88,8 @@ static void hold(const char *ways) {
     CUdeviceptr memory;
     if (has(ways, "pids"))
         enter_pids();
+    if (has(ways, "first"))
+        become_first();
     start_driver(&d);
     ok(d.mem_alloc(&memory, 1024 * MIB));
     hide(ways);

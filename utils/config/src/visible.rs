@@ -18,8 +18,10 @@ pub fn index(
     decided: &Snapshot,
     present: &Snapshot,
 ) -> Option<u32> {
+    // An empty list hides all devices, and an empty order is none.
     let set = |of: &Snapshot, name: &str| {
-        of.value(OsStr::new(name)).filter(|value| !value.is_empty()).map(OsStr::to_owned)
+        let value = of.value(OsStr::new(name)).map(OsStr::to_owned);
+        value.filter(|value| name == VISIBLE_DEVICES || !value.is_empty())
     };
     let same =
         [VISIBLE_DEVICES, DEVICE_ORDER].iter().all(|name| set(decided, name) == set(present, name));
@@ -44,8 +46,10 @@ mod tests {
 
     const UUID: &str = "GPU-5a1ce000-0000-4000-8000-000000000001";
 
+    /// `-`: the variable is not set.
     fn seen(devices: &str) -> Snapshot {
-        [(OsString::from(VISIBLE_DEVICES), OsString::from(devices))].into_iter().collect()
+        let set = |devices| (OsString::from(VISIBLE_DEVICES), OsString::from(devices));
+        Some(devices).filter(|devices| *devices != "-").map(set).into_iter().collect()
     }
 
     #[test]
@@ -55,12 +59,16 @@ mod tests {
             index(device, ordinal, || Some(1), &seen(decided), &seen(present))
         };
         assert_eq!(count(Some(5), "1,0", "1,0"), Some(5), "the driver counted as was decided");
-        assert_eq!(count(Some(5), "", ""), Some(5));
-        for present in ["0,1", "1", UUID] {
-            assert_eq!(count(Some(5), "", present), Some(1), "all, in the host's order");
+        assert_eq!(count(Some(5), "-", "-"), Some(5));
+        for present in ["0,1", "1", "", UUID] {
+            assert_eq!(count(Some(5), "-", present), Some(1), "all, in the host's order");
             assert_eq!(count(Some(5), "3,2,1", present), Some(2));
             assert_eq!(count(None, "GPU-5a1ce000-0000-4000-8000-000000000001,3", present), Some(0));
             assert_eq!(count(Some(0), "0,2", present), None, "it was not to be seen");
+        }
+        // No device was to be seen, so none has a number.
+        for present in ["-", "0,1", "1", UUID] {
+            assert_eq!(count(Some(0), "", present), None, "{present}");
         }
     }
 }

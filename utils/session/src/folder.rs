@@ -341,7 +341,7 @@ impl Folder {
     pub(crate) fn check_is_reliable(&self) -> Result<(), FolderError> {
         let system = fs::stat("/").map_or(0, |root| root.st_uid);
         let own = own_user();
-        if [own, 0, system].contains(&self.uid) && self.mode & 0o002 == 0 {
+        if [own, 0, system].contains(&self.uid) && self.mode & 0o022 == 0 {
             return Ok(());
         }
         Err(FolderError::Unsafe {

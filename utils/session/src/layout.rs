@@ -12,6 +12,10 @@ pub const SLOTS: usize = 4096;
 /// A memory limit that limits nothing.
 pub const NO_LIMIT: u64 = u64::MAX;
 
+/// In [`MemberSlot::start_time`]: only the end of the process unlocks its slot. No start time has this
+/// bit, so for builds that do not know it, a process whose slot is unlocked has ended, too.
+pub const LOCK_IS_KEPT: u64 = 1 << 63;
+
 /// What bytes of device memory are used for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum MemoryKind {
@@ -56,7 +60,8 @@ pub struct MemberSlot {
     pub pid: AtomicU32,
     /// 1 while the process holds a compute lease of the session's own account.
     pub holding: AtomicU32,
-    /// Start time of the process, in clock ticks since boot (`/proc/PID/stat`, field 22).
+    /// Start time of the process, in clock ticks since boot (`/proc/PID/stat`, field 22); zero: not
+    /// known. With [`LOCK_IS_KEPT`].
     pub start_time: AtomicU64,
     /// Bytes of device memory, by [`MemoryKind`].
     pub bytes: [AtomicU64; 8],

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -27,7 +28,11 @@ impl ProcessIdentity {
     #[must_use]
     pub fn own() -> Self {
         let pid = std::process::id();
-        Self::of(pid).unwrap_or(Self { pid, start_time: 0 })
+        // In a new pid namespace, `/proc` may still be that of the one outside. There the id is
+        // another process's.
+        let shown = fs::read_link("/proc/self").ok();
+        let is_shown = shown.is_some_and(|shown| shown.as_os_str() == pid.to_string().as_str());
+        Self::of(pid).filter(|_| is_shown).unwrap_or(Self { pid, start_time: 0 })
     }
 
     /// Whether it runs.
@@ -42,6 +47,15 @@ impl ProcessIdentity {
         let name = fs::read_to_string(format!("/proc/{}/comm", self.pid)).ok()?;
         self.is_running().then(|| name.trim_end_matches('\n').to_owned())
     }
+}
+
+/// Whether a session of this user can have the process that has this id now. What another user's page
+/// says may be a lie, so only processes of that user count. Root's pages are out of the reach of others,
+/// and its programs may become other users.
+#[must_use]
+pub fn may_be_of(pid: u32, uid: u32) -> bool {
+    // The folder belongs to the user that the process runs as, whatever is in it.
+    uid == 0 || fs::metadata(format!("/proc/{pid}")).is_ok_and(|found| found.uid() == uid)
 }
 
 /// When a process of this pid namespace started, in clock ticks since boot: field 22 of
@@ -85,6 +99,13 @@ pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_process_is_of_its_user_or_of_a_session_of_roots() {
+        let (pid, uid) = (std::process::id(), rustix::process::geteuid().as_raw());
+        assert!(may_be_of(pid, uid) && may_be_of(pid, 0));
+        assert!(!may_be_of(pid, uid + 1) && !may_be_of(u32::MAX, uid + 1));
+    }
 
     proptest! {
         #[test]

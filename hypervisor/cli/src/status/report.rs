@@ -7,6 +7,7 @@ use protocol::sessions::{
 };
 use session::directory::{Found, told};
 use session::layout::MemoryKind;
+use session::process::may_be_of;
 use session::{Names, ProcessSummary, SessionSummary, Summary};
 
 /// Reads the pages of `sessions`; sessions without a process only with `all`. With `unused`, the devices that no
@@ -31,14 +32,18 @@ pub(super) fn report(sessions: &[Found], all: bool, unused: bool) -> StatusRepor
                 session: found.name.clone(),
                 uid: found.uid,
                 directory: told(&found.path),
-                devices: summary.devices.iter().map(|found| device(found, &mut names)).collect(),
+                devices: {
+                    let uid = found.uid;
+                    let of = |found| device(found, &mut names, uid);
+                    summary.devices.iter().map(of).collect()
+                },
             });
         }
     }
     report
 }
 
-fn device((uuid, summary): &(GpuId, Summary), names: &mut Names) -> DeviceReport {
+fn device((uuid, summary): &(GpuId, Summary), names: &mut Names, uid: u32) -> DeviceReport {
     let limit = summary.limits.compute;
     let densities = summary.processes.iter().filter_map(|process| process.density_ppm);
     DeviceReport {
@@ -52,16 +57,16 @@ fn device((uuid, summary): &(GpuId, Summary), names: &mut Names) -> DeviceReport
             priority: limit.priority,
             density_ppm: mean(densities),
         },
-        processes: summary.processes.iter().map(|found| process(found, names)).collect(),
+        processes: summary.processes.iter().map(|found| process(found, names, uid)).collect(),
         unknown: summary.unknown,
     }
 }
 
-fn process(process: &ProcessSummary, names: &mut Names) -> ProcessReport {
+fn process(process: &ProcessSummary, names: &mut Names, uid: u32) -> ProcessReport {
     ProcessReport {
         pid: process.pid,
-        host_pid: process.host_pid,
-        name: names.of(process),
+        host_pid: process.host_pid.filter(|&pid| may_be_of(pid, uid)),
+        name: names.of(process, uid),
         bytes: process.total(),
         by_kind: by_kind(|kind| process.bytes(kind)),
         holding: process.holding,

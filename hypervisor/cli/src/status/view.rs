@@ -108,6 +108,9 @@ impl fmt::Display for View<'_, ProcessReport> {
         if let Some(density) = process.density_ppm {
             write!(f, "  density {}%", density / PPM_PER_PERCENT)?;
         }
+        if process.name.is_none() {
+            f.write_str("  not seen here")?;
+        }
         if process.holding {
             f.write_str("  holding")?;
         }

@@ -192,6 +192,21 @@ fn a_user_whose_folders_name_is_taken_gets_another_one() {
     assert!(stdout.starts_with(&*place.to_string_lossy()), "{stdout}");
 }
 
+#[test]
+fn a_user_of_whose_folders_many_names_are_taken_gets_another_one() {
+    let (mut sluice, user) = (Sluice::new(), User::new());
+    let bin = for_all_users(&sluice);
+    sluice.set("SLUICE_DAEMON", "none");
+    let place = |number: u32| PathBuf::from(format!("{}-{number}", user.base().display()));
+    fs::create_dir(user.base()).unwrap();
+    (1..63).for_each(|number| fs::create_dir(place(number)).unwrap());
+    let mut command = user.command(&sluice, bin.join("sluice").to_str().unwrap());
+    command.args(["run", "--", "sh", "-c", r#"echo "$SLUICE_SESSION_DIR""#]);
+    let (code, stdout, stderr) = outcome(&mut command);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.starts_with(&*place(63).to_string_lossy()), "{stdout}");
+}
+
 /// With the library preloaded only.
 #[test]
 fn a_preloaded_program_says_once_that_its_folder_is_elsewhere() {

@@ -7,10 +7,12 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use limits::{GpuId, Limits, MemoryLimit};
+use rustix::fs::{FlockOperation, fcntl_lock};
 use session::Page;
+use session::process::ProcessIdentity;
 
-use crate::program::{DEVICE, Program};
-use crate::support::Sluice;
+use crate::program::{DEVICE, Program, limit};
+use crate::support::{Sluice, outcome};
 
 /// A user who does not exist otherwise. What it left in the folders of sessions is removed at the end.
 pub(crate) struct User {
@@ -69,12 +71,46 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        let places = (1..8)
+        let places = (1..64)
             .map(|number| self.base().with_file_name(format!("sluice-{}-{number}", self.uid)));
         for place in places.chain([self.base()]) {
             let _ = fs::remove_dir_all(&place).or_else(|_| fs::remove_file(&place));
         }
     }
+}
+
+/// A page's slots say what its user wants. This one names a process of another user.
+#[test]
+fn no_page_takes_another_users_process_for_its_own() {
+    let (sluice, hostile) = (Sluice::new(), User::new());
+    let program = Program::run(&sluice, &["--mem", "2GiB"]);
+    let victim = ProcessIdentity::of(program.pid).unwrap();
+    hostile.make_base();
+    let session = hostile.make_session("env-trap");
+    let page = Page::open_existing(&page_in(&session)).unwrap();
+    let slot = &page.look().unwrap().slots[0];
+    slot.start_time.store(victim.start_time, Ordering::Relaxed);
+    slot.pid.store(victim.pid, Ordering::Relaxed);
+    slot.host_pid.store(victim.pid, Ordering::Relaxed);
+    page.look().unwrap().high_water.store(1, Ordering::Relaxed);
+    // As the hostile user would, this process keeps the slot locked.
+    let locked = fs::File::options().write(true).open(page.path()).unwrap();
+    fcntl_lock(&locked, FlockOperation::NonBlockingLockExclusive).unwrap();
+    // Its name is another way.
+    hostile.make_session(&victim.pid.to_string());
+    let (code, stdout, _) = outcome(sluice.command().args(["status", "--all", "--json"]));
+    assert_eq!(code, 0);
+    let status: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    let of = |name: &str| {
+        let mut sessions = status["sessions"].as_array().unwrap().iter();
+        sessions.find(|found| found["session"] == name).unwrap()["devices"][0]["processes"].clone()
+    };
+    assert_eq!(of("env-trap")[0]["bytes"], 0);
+    assert!(of("env-trap")[0]["name"].is_null() && of("env-trap")[0]["host_pid"].is_null());
+    let (code, stdout, stderr) = limit(&sluice, &victim.pid.to_string(), &["--mem", "3GiB"]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert!(stdout.starts_with(&format!("{} of user 0\n", program.name())), "{stdout}");
+    assert_eq!(limit_of(&page_in(&session)), 2 << 30);
 }
 
 pub(crate) fn device() -> GpuId {

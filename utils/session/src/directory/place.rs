@@ -10,8 +10,9 @@ use rustix::io::Errno;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// How many names with a number follow the plain one.
-const SPARE: u32 = 7;
+/// How many names with a number follow the plain one. They are looked at only if those before them
+/// are no places of the user.
+const SPARE: u32 = 63;
 
 /// The folder of a user's sessions.
 pub(super) struct Place {
@@ -162,13 +163,13 @@ mod tests {
 
     #[test]
     fn only_names_that_processes_use_stand_for_a_user() {
-        for name in ["sluice-7", "sluice-7-1", "sluice-7-7"] {
+        for name in ["sluice-7", "sluice-7-1", "sluice-7-63"] {
             assert_eq!(user(name), Some(7), "{name}");
         }
         for name in ["sluice-root", "sluice-root-3", "sluice-0"] {
             assert_eq!(user(name), Some(0), "{name}");
         }
-        for name in ["sluice-", "sluice-07", "sluice-+7", "sluice-7-", "sluice-7-8", "sluice-7-01"]
+        for name in ["sluice-", "sluice-07", "sluice-+7", "sluice-7-", "sluice-7-64", "sluice-7-01"]
         {
             assert_eq!(user(name), None, "{name}");
         }

@@ -1,8 +1,10 @@
 //! Finding a slot.
 
+use crate::layout::MemberSlot;
 use crate::page::slot_lock::{self, Search, SlotLock};
 use crate::process::ProcessIdentity;
 use crate::{Page, PageError};
+use core::sync::atomic::Ordering::Relaxed;
 
 /// How many slots a session's first process searches for a free one.
 const FIRST_ROW: usize = 64;
@@ -15,22 +17,24 @@ pub(super) fn find_slot(page: &Page, me: ProcessIdentity) -> Result<(usize, Slot
     let layout = page.look()?;
     let count = layout.slots.len();
     let io = |source| PageError::Io { path: page.path().to_owned(), source };
-    let owner = |slot: usize| {
-        layout.slots.get(slot).map(slot_lock::process_of).filter(|process| process.pid != 0)
-    };
+    let has_owner =
+        |slot: usize| layout.slots.get(slot).is_some_and(|record| record.pid.load(Relaxed) != 0);
     let mut search = Search::new(page);
     let mut row = FIRST_ROW.min(count);
     loop {
         // First the free slots, then those of dead processes.
         for take_over in [false, true] {
             for slot in (0..row).map(|offset| (me.pid as usize + offset) % row) {
-                if owner(slot).is_some() != take_over || !search.lock(slot).map_err(io)? {
+                if has_owner(slot) != take_over || !search.lock(slot).map_err(io)? {
                     continue;
                 }
                 // The process may live, and have lost its lock.
-                let lives =
-                    |process: ProcessIdentity| process.pid != me.pid && process.is_running();
-                if !owner(slot).is_some_and(lives)
+                let lives = |record: &MemberSlot| {
+                    let process = slot_lock::process_of(record);
+                    let may_lack_lock = process.pid != 0 && !slot_lock::lock_is_kept(record);
+                    may_lack_lock && process.pid != me.pid && process.is_running()
+                };
+                if !layout.slots.get(slot).is_some_and(lives)
                     && let Some(kept) = search.keep(slot).map_err(io)?
                 {
                     return Ok((slot, kept));

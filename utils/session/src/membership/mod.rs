@@ -39,7 +39,7 @@ pub struct Membership {
     threads: Mutex<KnownHoldings>,
     owed: Owed,
     /// Shows others that this process lives.
-    _lock: SlotLock,
+    lock: SlotLock,
 }
 
 /// The others wait while this process does something for the first time.
@@ -114,14 +114,17 @@ impl Membership {
         let identity = ProcessIdentity::own();
         let (slot, lock) = claim::find_slot(&page, identity)?;
         let threads = Mutex::default();
-        let membership = Self { page, slot, identity, threads, owed: Owed::default(), _lock: lock };
-        membership.enter(Purpose::Joining)?.enroll(
-            slot,
-            identity.pid,
-            identity.start_time,
-            clock::now_ns(),
-        );
+        let membership = Self { page, slot, identity, threads, owed: Owed::default(), lock };
+        let mut ledger = membership.enter(Purpose::Joining)?;
+        membership.enroll(&mut ledger);
+        drop(ledger);
         Ok(membership)
+    }
+
+    /// Enters this process in its slot.
+    fn enroll(&self, ledger: &mut Ledger<'_>) {
+        let ProcessIdentity { pid, start_time } = self.identity;
+        ledger.enroll(self.slot, pid, self.lock.marked(start_time), clock::now_ns());
     }
 
     /// The slot's index.
@@ -240,7 +243,7 @@ impl Membership {
             ));
         }
         // Another process took this one for dead and gave its slot's contents back.
-        guard.enroll(self.slot, self.identity.pid, self.identity.start_time, clock::now_ns());
+        self.enroll(guard);
         for (cell, value) in slot.bytes.iter().zip(own) {
             cell.store(value, Relaxed);
         }
@@ -304,8 +307,7 @@ impl Membership {
     /// Whether a slot's process lives. This process before an `exec` does not count.
     fn is_alive(&self, slot: usize) -> bool {
         let Some(record) = self.page.layout().slots.get(slot) else { return false };
-        let process = slot_lock::process_of(record);
-        slot == self.slot || slot_lock::is_alive(&self.page, slot, process, Some(self.identity))
+        slot == self.slot || slot_lock::is_alive(&self.page, slot, record, self.identity)
     }
 
     /// Records that this process is alive at `now_ns` on `CLOCK_MONOTONIC` and still waits for its

@@ -8,11 +8,13 @@
 //! when it becomes another program (`execve(2)`). Namespaces and a changed root play no part.
 //!
 //! Where the kernel or the file system cannot do that, the byte gets a record lock of the process
-//! (`F_SETLK`). A program can drop that one by closing descriptors. So a slot without a lock is dead
-//! only if `/proc` agrees: the process is gone, or it no longer maps the page.
+//! (`F_SETLK`). A program can drop that one by closing descriptors. So such a slot without a lock is
+//! dead only if `/proc` agrees: the process is gone, or it no longer maps the page. A slot whose lock
+//! nothing but the end of the process drops says so ([`LOCK_IS_KEPT`]), and `/proc` is not asked: in
+//! another pid namespace it shows another process under the same id.
 
 use super::Page;
-use crate::layout::{MemberSlot, SLOTS};
+use crate::layout::{LOCK_IS_KEPT, MemberSlot, SLOTS};
 use crate::process::{ProcessIdentity, start_time};
 use core::mem::ManuallyDrop;
 use core::sync::atomic::Ordering::Relaxed;
@@ -40,6 +42,13 @@ pub(crate) struct SlotLock {
     map: Option<ManuallyDrop<MmapRaw>>,
     /// A forked child has this value, too, but not the mapping.
     process: u32,
+}
+
+impl SlotLock {
+    /// What the slot says as the start time of its process.
+    pub(crate) const fn marked(&self, start_time: u64) -> u64 {
+        if self.map.is_some() { start_time | LOCK_IS_KEPT } else { start_time & !LOCK_IS_KEPT }
+    }
 }
 
 impl Drop for SlotLock {
@@ -153,17 +162,14 @@ fn is_locked(page: &Page, slot: usize) -> Option<bool> {
     (asked == 0).then_some(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Whether a slot's process lives. Not for the caller's own slot. `me`: the caller, if it is a
-/// member. What cannot be told counts as alive.
-pub(crate) fn is_alive(
-    page: &Page,
-    slot: usize,
-    process: ProcessIdentity,
-    me: Option<ProcessIdentity>,
-) -> bool {
+/// Whether a slot's process lives. Not for the slot of the caller, `me`. What cannot be told counts as
+/// alive.
+pub(crate) fn is_alive(page: &Page, slot: usize, record: &MemberSlot, me: ProcessIdentity) -> bool {
+    // What the record says is read before its lock is looked at, which it was written after.
+    let (process, is_kept) = (process_of(record), lock_is_kept(record));
     // Without a lock, a process like the caller is the caller before an `execve`.
     is_locked(page, slot)
-        .is_none_or(|locked| locked || (Some(process) != me && still_maps(page, process)))
+        .is_none_or(|locked| locked || (!is_kept && process != me && still_maps(page, process)))
 }
 
 /// Whether `/proc` shows a process, with the page mapped.
@@ -211,9 +217,16 @@ impl<'a> Onlooker<'a> {
     }
 
     /// Whether a slot's process lives. What cannot be told counts as alive.
-    pub(super) fn is_alive(&mut self, slot: usize, process: ProcessIdentity) -> bool {
-        if is_locked(self.page, slot) == Some(true) {
-            return true;
+    pub(super) fn is_alive(
+        &mut self,
+        slot: usize,
+        process: ProcessIdentity,
+        lock_is_kept: bool,
+    ) -> bool {
+        match is_locked(self.page, slot) {
+            Some(true) => return true,
+            Some(false) if lock_is_kept => return false,
+            _ => {}
         }
         let found = self.look(process);
         self.unknown += usize::from(found.is_none());
@@ -239,5 +252,10 @@ impl<'a> Onlooker<'a> {
 /// The process that a slot names; id zero: none.
 pub(crate) fn process_of(slot: &MemberSlot) -> ProcessIdentity {
     let (pid, start_time) = (slot.pid.load(Relaxed), slot.start_time.load(Relaxed));
-    ProcessIdentity { pid, start_time }
+    ProcessIdentity { pid, start_time: start_time & !LOCK_IS_KEPT }
+}
+
+/// Whether a slot says that only the end of its process unlocks it.
+pub(crate) fn lock_is_kept(slot: &MemberSlot) -> bool {
+    slot.start_time.load(Relaxed) & LOCK_IS_KEPT != 0
 }

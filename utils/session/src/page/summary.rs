@@ -1,9 +1,9 @@
 //! What a page holds, for display.
 
-use super::slot_lock::Onlooker;
+use super::slot_lock::{Onlooker, lock_is_kept, process_of};
 use super::{Page, PageError};
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
-use crate::process::ProcessIdentity;
+use crate::process::{ProcessIdentity, may_be_of};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::Limits;
@@ -50,6 +50,8 @@ pub struct ProcessSummary {
     /// millionths. `None`: not known.
     pub density_ppm: Option<u32>,
     bytes: [u64; MemoryKind::ALL.len()],
+    /// Whether only its end unlocks its slot.
+    lock_is_kept: bool,
 }
 
 impl ProcessSummary {
@@ -77,14 +79,16 @@ impl ProcessSummary {
 pub struct Names(HashMap<u32, Option<(u64, String)>>);
 
 impl Names {
-    /// The name of a process's program, if the process can be seen from here.
+    /// The name of a process's program in a session of this user, if the process can be seen from here
+    /// and [may be](may_be_of) the session's.
     #[must_use]
-    pub fn of(&mut self, process: &ProcessSummary) -> Option<String> {
+    pub fn of(&mut self, process: &ProcessSummary, uid: u32) -> Option<String> {
         let look = |pid: u32| {
             let found = ProcessIdentity::of(pid)?;
             Some((found.start_time, found.name()?))
         };
-        [process.host_pid.unwrap_or(process.pid), process.pid].into_iter().find_map(|pid| {
+        let pids = [process.host_pid.unwrap_or(process.pid), process.pid];
+        pids.into_iter().filter(|&pid| may_be_of(pid, uid)).find_map(|pid| {
             let (start_time, name) = self.0.entry(pid).or_insert_with(|| look(pid)).as_ref()?;
             (*start_time == process.start_time).then(|| name.clone())
         })
@@ -100,7 +104,9 @@ impl Page {
     pub fn summary(&self) -> Result<Summary, PageError> {
         let mut summary = Summary::of(self.look()?);
         let mut onlooker = Onlooker::new(self, Instant::now() + PATIENCE);
-        summary.processes.retain(|process| onlooker.is_alive(process.slot, process.identity()));
+        summary.processes.retain(|process| {
+            onlooker.is_alive(process.slot, process.identity(), process.lock_is_kept)
+        });
         summary.unknown = onlooker.unknown;
         Ok(summary)
     }
@@ -113,12 +119,13 @@ impl Summary {
     pub fn of(layout: &PageLayout) -> Self {
         let end = layout.high_water.load(Relaxed) as usize;
         let process = |(slot, record): (usize, &MemberSlot)| {
-            let pid = record.pid.load(Relaxed);
+            let ProcessIdentity { pid, start_time } = process_of(record);
             (pid != 0).then(|| ProcessSummary {
                 slot,
                 pid,
+                start_time,
+                lock_is_kept: lock_is_kept(record),
                 host_pid: Some(record.host_pid.load(Relaxed)).filter(|&pid| pid != 0),
-                start_time: record.start_time.load(Relaxed),
                 holding: record.holding.load(Relaxed) == 1,
                 waiting: record.waiting_since_ns.load(Relaxed) != 0,
                 charged_ns: record.charged_ns.load(Relaxed),

@@ -57,6 +57,28 @@ fn a_base_that_others_can_write_to_is_refused() {
     ));
 }
 
+/// The directory that a program was told to join.
+#[test]
+fn a_session_that_others_can_write_to_is_not_joined() {
+    let root = tempfile::tempdir().unwrap();
+    // Others may make folders beside it, as in `/dev/shm`.
+    fs::set_permissions(root.path(), PermissionsExt::from_mode(0o1777)).unwrap();
+    let session = root.path().join("session");
+    fs::create_dir(&session).unwrap();
+    for (mode, is_joined) in [
+        (0o700, true),
+        (0o755, true),
+        (0o711, true),
+        (0o770, false),
+        (0o702, false),
+        (0o1777, false),
+    ] {
+        fs::set_permissions(&session, PermissionsExt::from_mode(mode)).unwrap();
+        let checked = session::directory::check(&session);
+        assert_eq!(checked.is_ok(), is_joined, "{mode:o}: {checked:?}");
+    }
+}
+
 #[test]
 fn leftovers_of_the_dead_go_and_those_of_the_living_stay() {
     let (_root, base, uid) = base();

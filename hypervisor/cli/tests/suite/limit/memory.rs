@@ -20,7 +20,12 @@ fn a_running_program_is_given_more_and_less() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     assert_eq!(
         stdout,
-        format!("{}: memory was 2GiB, is now 4GiB\n", DEVICE.to_lowercase().replace("gpu", "GPU"))
+        format!(
+            "{} of user {}\n{}: memory was 2GiB, is now 4GiB\n",
+            program.name(),
+            rustix::process::geteuid().as_raw(),
+            DEVICE.to_lowercase().replace("gpu", "GPU")
+        )
     );
     assert_eq!(program.tell("take 1024"), DONE, "the next allocation sees it");
     assert_eq!(program.tell("info"), "4096 1536");
