@@ -171,6 +171,8 @@ impl Tenure {
 
     fn look(&mut self, now: u64, busy: bool) {
         let gate = self.gate;
+        // Nobody else can use the device meanwhile.
+        let busy = busy || gate.stall().lasts(|| gate.progress());
         let used = gate.look(now, |totals| self.usage.until(now, totals, busy));
         self.used += used;
     }
@@ -179,6 +181,7 @@ impl Tenure {
     /// time, whatever the work was taken to need, unless all of it may have been waiting.
     fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
+        let waits = waits && !gate.stall().lasts(|| gate.progress());
         let used = gate.look(now, |totals| self.usage.until(now, totals, !waits));
         self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }

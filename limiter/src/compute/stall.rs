@@ -10,7 +10,7 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// How long a launch waits if another has waited in vain lately.
-const PATIENCE_AGAIN_NS: u64 = 50_000_000;
+const PATIENCE_AGAIN_NS: u64 = 20_000_000;
 const LATELY_NS: u64 = 2_000_000_000;
 /// Nothing stalls.
 const NONE: u64 = u64::MAX;
@@ -48,11 +48,16 @@ impl Stall {
         lasts
     }
 
+    /// Whether there was one lately.
+    fn was_lately(&self, now: u64) -> bool {
+        let at = self.at.load(Relaxed);
+        at != 0 && now.saturating_sub(at) <= LATELY_NS
+    }
+
     /// How long a launch into a stream with unfinished waits is to wait, where it would wait for `usual` and what is
     /// outstanding takes `outstanding`.
     pub(super) fn patience(&self, now: u64, usual: u64, outstanding: u64) -> u64 {
-        let at = self.at.load(Relaxed);
-        if at == 0 || now.saturating_sub(at) > LATELY_NS {
+        if !self.was_lately(now) {
             return usual;
         }
         // A long kernel is no wait.

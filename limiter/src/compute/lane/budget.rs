@@ -82,7 +82,7 @@ impl Lane {
         };
         if now.saturating_sub(patience.since) > longest {
             if waiting {
-                gate.stall().begin(gate.progress(), now);
+                self.waited_in_vain(gate, patience.since, now);
             }
             gate.lanes().iter().for_each(|lane| lane.give_all_back(budget));
             return;

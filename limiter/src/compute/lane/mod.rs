@@ -340,6 +340,14 @@ impl Lane {
         self.has_waits_since(self.done.load(Acquire) + 1)
     }
 
+    /// A launch has waited in vain behind an unfinished wait. Others could not use the device meanwhile, so that time
+    /// is charged. To be called by the lane's thread.
+    fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
+        let ns = self.backlogged_ns.load(Relaxed) + now.saturating_sub(begun);
+        self.backlogged_ns.store(ns, Release);
+        gate.stall().begin(gate.progress(), now);
+    }
+
     /// Whether the lane's work may wait for what its program launches next: see [`super::stall`].
     pub(super) fn is_stalled(&self, gate: &Gate) -> bool {
         self.has_unfinished_waits() && gate.stall().lasts(|| gate.progress())

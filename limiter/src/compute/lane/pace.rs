@@ -82,7 +82,7 @@ impl Lane {
                 // learnt from.
                 self.given_up.store(recorded, Relaxed);
                 if waiting && gate.progress() == progress {
-                    gate.stall().begin(progress, now);
+                    self.waited_in_vain(gate, begun, now);
                 }
                 self.mark_at(now);
                 if alone {
