@@ -127,10 +127,14 @@ impl Budget {
         self.helped.store(false, Release);
     }
 
+    /// What all lanes have taken.
+    pub(super) fn taken_ns(&self) -> u64 {
+        self.taken_ns.load(Relaxed)
+    }
+
     /// How long a launch may wait for what is taken now.
     pub(super) fn patience(&self) -> u64 {
-        let taken = self.taken_ns.load(Relaxed);
-        taken.saturating_mul(2).clamp(PATIENCE_NS, LONGEST_PATIENCE_NS)
+        self.taken_ns().saturating_mul(2).clamp(PATIENCE_NS, LONGEST_PATIENCE_NS)
     }
 }
 

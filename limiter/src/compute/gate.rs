@@ -4,6 +4,7 @@ use super::budget::Budget;
 use super::daemon::Source;
 use super::governor::{self, LONGEST_LOOK_NS};
 use super::lane::Lane;
+use super::stall::Stall;
 use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
@@ -47,6 +48,8 @@ pub(crate) struct Gate {
     inside: AtomicBool,
     /// What all lanes together may have outstanding.
     budget: Budget,
+    /// Whether streams wait for what the program does next.
+    stall: Stall,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What lanes that are gone had launched.
     retired: Mutex<Totals>,
@@ -100,6 +103,7 @@ impl Gate {
             failed: AtomicBool::new(false),
             inside: AtomicBool::new(false),
             budget: Budget::default(),
+            stall: Stall::new(),
             lanes: Mutex::new(Vec::new()),
             retired: Mutex::new(Totals {
                 launched_ns: 0,
@@ -128,6 +132,17 @@ impl Gate {
     /// What all lanes together may have outstanding.
     pub(super) const fn budget(&self) -> &Budget {
         &self.budget
+    }
+
+    /// Whether streams wait for what the program does next, as far as has been noticed.
+    pub(super) const fn stall(&self) -> &Stall {
+        &self.stall
+    }
+
+    /// A number that changes whenever something is seen to be done.
+    pub(super) fn progress(&self) -> u64 {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()))
     }
 
     /// The daemon, where one is to be used.

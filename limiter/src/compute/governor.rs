@@ -37,6 +37,8 @@ const STUCK_NS: u64 = 1_000_000_000;
 const STUCK_AGAIN_NS: u64 = 50_000_000;
 /// How long the gate is then opened at most.
 const GLIMPSE_NS: u64 = 5_000_000;
+/// The same, while the program goes on launching what has to wait.
+const LONGEST_GLIMPSE_NS: u64 = 100_000_000;
 /// So long before its work will be done the daemon is told that a lease is over: the next holder's first
 /// launch takes at least as long to come.
 const HANDOVER_NS: u64 = 300_000;
@@ -169,6 +171,8 @@ impl Tenure {
 
     fn look(&mut self, now: u64, busy: bool) {
         let gate = self.gate;
+        // Nobody else can use the device meanwhile.
+        let busy = busy || gate.stall().lasts(|| gate.progress());
         let used = gate.look(now, |totals| self.usage.until(now, totals, busy));
         self.used += used;
     }
@@ -177,6 +181,7 @@ impl Tenure {
     /// time, whatever the work was taken to need, unless all of it may have been waiting.
     fn look_at_the_rest(&mut self, now: u64, waits: bool) {
         let gate = self.gate;
+        let waits = waits && !gate.stall().lasts(|| gate.progress());
         let used = gate.look(now, |totals| self.usage.until(now, totals, !waits));
         self.used += if gate.is_shared() || waits { used } else { Used::busy(used.held_ns) };
     }
@@ -302,6 +307,9 @@ impl Tenure {
                 self.look(now, false);
             }
             let done = progress(&lanes);
+            if !was_stuck && gate.is_wanted() {
+                patience = self.patience(patience, &lanes);
+            }
             if done != done_before {
                 done_before = done;
                 since = now;
@@ -341,10 +349,24 @@ impl Tenure {
         self.remove_abandoned();
     }
 
-    /// Opens the gate until more has been done than before, or for a moment; tells which.
+    /// How long work may stand still: not long, if it may wait for more and has done so lately.
+    fn patience(&self, usual: u64, lanes: &[Arc<Lane>]) -> u64 {
+        if !lanes.iter().any(|lane| lane.has_unfinished_waits()) {
+            return usual;
+        }
+        let outstanding = lanes.iter().map(|lane| lane.totals().outstanding_ns);
+        let outstanding = outstanding.fold(0, u64::saturating_add);
+        self.gate.stall().patience(clock::now(), usual, outstanding)
+    }
+
+    /// Opens the gate until more has been done than before, or for a moment; tells which. Launches into streams that
+    /// wait make the moment longer.
     fn glimpse(&self, before: u64) -> bool {
         let gate = self.gate;
-        let until = clock::now().saturating_add(GLIMPSE_NS);
+        let begun = clock::now();
+        let mut until = begun.saturating_add(GLIMPSE_NS);
+        let mut launched = launches_into_waiting(&gate.lanes());
+        gate.stall().begin(before, begun);
         gate.open();
         let helped = loop {
             clock::sleep(DRAIN_POLL_NS);
@@ -354,6 +376,11 @@ impl Tenure {
             let all = gate.inside(&lanes).is_some_and(|_inside| drained(gate.governors(), &lanes));
             if all || progress(&lanes) != before {
                 break true;
+            }
+            let goes_on = launches_into_waiting(&lanes);
+            if goes_on != launched {
+                launched = goes_on;
+                until = (now + GLIMPSE_NS).min(begun + LONGEST_GLIMPSE_NS);
             }
             if now >= until {
                 break false;
@@ -409,6 +436,12 @@ fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
 fn only_waits(lanes: &[Arc<Lane>]) -> bool {
     let waits = |lane: &Arc<Lane>| lane.may_wait();
     lanes.iter().any(waits) && !lanes.iter().any(|lane| !waits(lane) && lane.under_way() > 0)
+}
+
+/// A number that changes whenever something is launched into a stream with unfinished waits.
+fn launches_into_waiting(lanes: &[Arc<Lane>]) -> u64 {
+    let waiting = lanes.iter().filter(|lane| lane.has_unfinished_waits());
+    waiting.fold(0, |sum: u64, lane| sum.wrapping_add(lane.activity()))
 }
 
 /// A number that changes whenever something is seen to be done.

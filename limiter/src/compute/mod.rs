@@ -21,6 +21,7 @@ mod lane;
 mod looks;
 mod rest;
 mod sampler;
+mod stall;
 mod unattended;
 mod usage;
 mod waits;

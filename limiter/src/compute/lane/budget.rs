@@ -39,7 +39,7 @@ impl Lane {
         }
         let budget = gate.budget();
         // What waits for something outside of the device does not keep it busy.
-        if self.may_wait() {
+        if self.may_wait() || self.is_stalled(gate) {
             let piece = self.piece(ns.unwrap_or(0), budget);
             self.count.most_ns.store(launched.saturating_add(piece).saturating_add(1), Relaxed);
             return true;
@@ -74,7 +74,16 @@ impl Lane {
         if patience.since == 0 || patience.rings != rings {
             *patience = Patience { since: now, rings };
         }
-        if now.saturating_sub(patience.since) > budget.patience() {
+        let waiting = self.has_unfinished_waits();
+        let longest = if waiting {
+            gate.stall().patience(now, budget.patience(), budget.taken_ns())
+        } else {
+            budget.patience()
+        };
+        if now.saturating_sub(patience.since) > longest {
+            if waiting {
+                self.waited_in_vain(gate, patience.since, now);
+            }
             gate.lanes().iter().for_each(|lane| lane.give_all_back(budget));
             return;
         }

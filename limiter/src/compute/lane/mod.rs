@@ -327,9 +327,30 @@ impl Lane {
 
     /// Whether there may have been such a wait in a batch that an event ends, or later.
     fn had_waits_since(&self, number: u64) -> bool {
-        !self.waits.hold_nothing_up()
-            && (self.waits.count() != self.waits_covered.load(Acquire)
-                || self.waits_until.load(Acquire) >= number)
+        !self.waits.hold_nothing_up() && self.has_waits_since(number)
+    }
+
+    fn has_waits_since(&self, number: u64) -> bool {
+        self.waits.count() != self.waits_covered.load(Acquire)
+            || self.waits_until.load(Acquire) >= number
+    }
+
+    /// Whether there is such a wait in what is under way, however short these have been.
+    pub(super) fn has_unfinished_waits(&self) -> bool {
+        self.has_waits_since(self.done.load(Acquire) + 1)
+    }
+
+    /// A launch has waited in vain behind an unfinished wait. Others could not use the device meanwhile, so that time
+    /// is charged. To be called by the lane's thread.
+    fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
+        let ns = self.backlogged_ns.load(Relaxed) + now.saturating_sub(begun);
+        self.backlogged_ns.store(ns, Release);
+        gate.stall().begin(gate.progress(), now);
+    }
+
+    /// Whether the lane's work may wait for what its program launches next: see [`super::stall`].
+    pub(super) fn is_stalled(&self, gate: &Gate) -> bool {
+        self.has_unfinished_waits() && gate.stall().lasts(|| gate.progress())
     }
 
     /// A call is about to have the stream wait: begins to measure that.
@@ -386,7 +407,7 @@ impl Lane {
         if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
             undisturbing(|| {
                 let covered = self.try_to_cover();
-                if covered || self.is_enough(gate.is_shared()) {
+                if covered || self.is_enough(gate) {
                     self.pace(count, gate);
                     // There may be an event now.
                     let _ = covered || self.try_to_cover();
@@ -474,11 +495,12 @@ impl Lane {
 
     /// Whether what is outstanding should be done before more is launched. Beside other sessions a little
     /// work waits for their turns, and should be ready, all of it, when its own comes; so should what waits for
-    /// something else.
-    fn is_enough(&self, shared: bool) -> bool {
-        !(shared || self.may_wait())
+    /// something else. Of what waits for the launches that come there is never enough.
+    fn is_enough(&self, gate: &Gate) -> bool {
+        let much = !(gate.is_shared() || self.may_wait())
             || self.outstanding_ns() >= MOST_OUTSTANDING_NS
-            || self.unknown_until.load(Relaxed) > self.done.load(Relaxed)
+            || self.unknown_until.load(Relaxed) > self.done.load(Relaxed);
+        much && !self.is_stalled(gate)
     }
 
     fn resize(&self, batch: u32) {

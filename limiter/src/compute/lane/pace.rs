@@ -61,18 +61,29 @@ impl Lane {
         let launch_ns = self.launch_ns.load(Relaxed);
         let alone = batch == 1 && launch_ns > LONG_NS;
         let awaited = if alone { recorded } else { recorded.saturating_sub(1) };
-        let patience = PATIENCE_NS.max(launch_ns.saturating_mul(2));
         let begun = clock::now();
+        let progress = gate.progress();
+        let waiting = self.has_unfinished_waits();
+        let usual = PATIENCE_NS.max(launch_ns.saturating_mul(2));
+        let patience = if waiting {
+            let outstanding = self.outstanding_ns().max(launch_ns);
+            gate.stall().patience(begun, usual, outstanding)
+        } else {
+            usual
+        };
         let (mut now, mut unfinished_at) = (begun, begun);
         let waits = self.had_waits_since(recorded.saturating_sub(1).max(1));
         let is_done = || awaited <= self.given_up.load(Relaxed) || self.is_done(awaited);
         let mut done = is_done();
         let was_queued = !done;
-        while !done && self.is_enough(gate.is_shared()) {
+        while !done && self.is_enough(gate) {
             if now.saturating_sub(begun) > patience {
                 // It may wait for what the program launches next: neither waited for again nor
                 // learnt from.
                 self.given_up.store(recorded, Relaxed);
+                if waiting && gate.progress() == progress {
+                    self.waited_in_vain(gate, begun, now);
+                }
                 self.mark_at(now);
                 if alone {
                     // It was waited for by itself, and in vain: longer waits would help no more.

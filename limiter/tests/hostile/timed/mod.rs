@@ -2,5 +2,6 @@
 
 mod deaths;
 mod device_time;
+mod held;
 mod liars;
 mod threads;
