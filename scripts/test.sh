@@ -242,9 +242,9 @@ if [ "${#names[@]}" -gt 0 ]; then
     tests 'tests' nextest "${names[@]}"
 else
     tier lints 60 lint_tier
-    tier tests 150 test_tier
+    tier tests 200 test_tier
     if [ "$mode" != quick ]; then
-        tier timed 180 timed_tier
+        tier timed 270 timed_tier
         tier other 60 other_tier
     fi
     # if [ "$mode" = all ]; then: suites that take long, a tier with its budget each.

@@ -153,7 +153,8 @@ impl Ledger<'_> {
     /// Charges a holder for `used_ns` of the time since its last charge, and asks for the lease to
     /// go on. [`Turn::In`]: the lease ends as planned.
     pub fn renew_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) -> Turn {
-        self.charge_use(slot, now_ns, used_ns);
+        let charged = self.charge_use(slot, now_ns, used_ns);
+        self.note_use(now_ns, charged);
         let bucket = self.settle(now_ns);
         if !self.slot(slot).is_some_and(is_holding) || self.others_want_the_turn(slot, now_ns) {
             return Turn::In(0);
@@ -186,7 +187,8 @@ impl Ledger<'_> {
 
     /// Ends a process's lease, and charges it for `used_ns` of the time since its last charge.
     pub fn end_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
-        self.charge_use(slot, now_ns, used_ns);
+        let charged = self.charge_use(slot, now_ns, used_ns);
+        self.note_use(now_ns, charged);
         if let Some(slot) = self.slot(slot) {
             slot.holding.store(0, Relaxed);
         }
@@ -194,7 +196,8 @@ impl Ledger<'_> {
     }
 
     /// Charges a dead process by the clock for all that the device may have done for it under its lease and that
-    /// it had not reported.
+    /// it had not reported. That is the most that it can have used, not what it has used for sure: it does not count
+    /// for [`Self::allowed_elsewhere`].
     pub(super) fn charge_death(&mut self, slot: usize, now_ns: u64) {
         let Some(record) = self.slot(slot).filter(|record| is_holding(record)) else { return };
         let from = record.charged_until_ns.load(Relaxed);
@@ -216,22 +219,22 @@ impl Ledger<'_> {
         Turn::Granted(length)
     }
 
-    fn charge_use(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
+    /// Returns what was charged.
+    fn charge_use(&mut self, slot: usize, now_ns: u64, used_ns: u64) -> u64 {
         let mut bucket = self.settle(now_ns);
-        let Some(record) = self.slot(slot) else { return };
+        let Some(record) = self.slot(slot) else { return 0 };
         let told_from = record.charged_until_ns.load(Relaxed).min(now_ns);
         let held = now_ns - told_from;
         let used = used_ns.min(held);
         let cursor = self.0.busy_until_ns.load(Relaxed).clamp(told_from, now_ns);
         let charge = used.min(now_ns - cursor);
         bucket.charge(charge);
-        self.note_use(now_ns, charge);
-        let Some(record) = self.slot(slot) else { return };
         record.charged_until_ns.store(now_ns, Relaxed);
         record.charged_ns.store(record.charged_ns.load(Relaxed).saturating_add(charge), Relaxed);
         record.density_ppm.store(smoothed(record.density_ppm.load(Relaxed), used, held), Relaxed);
         self.0.busy_until_ns.store(cursor + charge, Relaxed);
         self.keep(bucket);
+        charge
     }
 
     /// Whether this process has to wait: a sibling holds the device and must not share it with this
