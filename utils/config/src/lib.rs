@@ -25,7 +25,7 @@ pub use environment::Environment;
 pub use error::ConfigError;
 pub use limits::{DeviceIdentity, DeviceSettings, Overruled};
 pub use snapshot::{DEVICE_ORDER, Snapshot, VISIBLE_DEVICES};
-pub use value::{LogLevel, OnFailure};
+pub use value::{Gates, LogLevel, OnFailure};
 pub use visible::index as visible_index;
 
 use ::limits::env;
@@ -73,6 +73,8 @@ pub struct Config {
     pub policy: Policy,
     /// What happens to CUDA calls when the limiter itself fails.
     pub on_failure: OnFailure,
+    /// Where work waits while its session may not use the device.
+    pub gates: Gates,
     /// Whether CUDA's functions are handled.
     pub cuda_hooks: bool,
     /// Whether NVML's functions are handled.
@@ -152,6 +154,10 @@ impl Config {
             on_failure: match chooser.value(Meaning::OnFailure) {
                 Some(Value::OnFailure(on_failure)) => *on_failure,
                 _ => OnFailure::default(),
+            },
+            gates: match chooser.value(Meaning::Gates) {
+                Some(Value::Gates(gates)) => *gates,
+                _ => Gates::default(),
             },
             cuda_hooks: no_cuda.is_none(),
             nvml_hooks: no_nvml.is_none(),

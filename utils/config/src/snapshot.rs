@@ -98,6 +98,7 @@ const fn decides(meaning: Meaning) -> bool {
         | Meaning::Weight
         | Meaning::Priority
         | Meaning::OnFailure
+        | Meaning::Gates
         | Meaning::DaemonSocket
         | Meaning::DaemonHost
         | Meaning::DaemonPort

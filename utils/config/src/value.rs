@@ -22,6 +22,16 @@ pub enum OnFailure {
     Open,
 }
 
+/// Where work waits while its session may not use the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Gates {
+    /// The thread waits that launches it.
+    #[default]
+    Thread,
+    /// Its stream waits, where the driver can have it do so.
+    Stream,
+}
+
 /// How much the limiter logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LogLevel {
@@ -79,6 +89,7 @@ pub(super) enum Value {
     Weight(u32),
     Priority(Priority),
     OnFailure(OnFailure),
+    Gates(Gates),
     Level(LogLevel),
     Path(PathBuf),
     Port(u16),
@@ -110,6 +121,8 @@ pub(super) enum Format {
     UtilizationPolicy,
     /// closed or open.
     OnFailure,
+    /// thread or stream.
+    Gates,
     /// Names of levels.
     LogName,
     /// libvgpu's numbers, or names.
@@ -158,6 +171,7 @@ impl Format {
             Self::Policy => "fixed, balance or none",
             Self::UtilizationPolicy => "default, force or disable",
             Self::OnFailure => "closed or open",
+            Self::Gates => "thread or stream",
             Self::LogName => "off, error, warn, info, debug or trace",
             Self::LogLibvgpu => {
                 "a number from 0 (errors) to 9 (everything), or off, error, warn, info, debug or trace"
@@ -228,6 +242,11 @@ impl Format {
             Self::OnFailure => Value::OnFailure(match lower.as_str() {
                 "closed" => OnFailure::Closed,
                 "open" => OnFailure::Open,
+                _ => return None,
+            }),
+            Self::Gates => Value::Gates(match lower.as_str() {
+                "thread" => Gates::Thread,
+                "stream" => Gates::Stream,
                 _ => return None,
             }),
             Self::LogName => Value::Level(level_name(&lower)?),

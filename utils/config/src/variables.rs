@@ -43,6 +43,7 @@ pub(super) enum Meaning {
     Weight,
     Priority,
     OnFailure,
+    Gates,
     SessionDir,
     DaemonSocket,
     DaemonHost,
@@ -251,6 +252,14 @@ pub(super) static VARIABLES: &[Variable] = {
             F::OnFailure,
             I::None,
             "what happens to CUDA calls when the limiter itself fails: `closed` (default), they fail; `open`, they pass; what cannot be read is refused either way",
+        ),
+        row(
+            env::GATES,
+            S::Sluice,
+            M::Gates,
+            F::Gates,
+            I::None,
+            "where work waits while another session has the device: `thread` (default), the thread that launches it; `stream`, its stream, so that the program goes on launching",
         ),
         row(
             env::SESSION_DIR,

@@ -15,6 +15,8 @@ pub const WEIGHT: &str = "SLUICE_WEIGHT";
 pub const PRIORITY: &str = "SLUICE_PRIORITY";
 /// What happens to CUDA calls when the limiter itself fails: `closed` (default) or `open`.
 pub const ON_FAILURE: &str = "SLUICE_ON_FAILURE";
+/// Where work waits for a device: `thread` (default) or `stream`.
+pub const GATES: &str = "SLUICE_GATES";
 /// Log level of the limiter: `off` (default), `error`, `warn`, `info`, `debug`, `trace`.
 pub const LOG: &str = "SLUICE_LOG";
 /// JSON object, key = GPU UUID or device index, value = percent of GPU time.
