@@ -5,7 +5,7 @@
 //! simulated driver looks ([`Node::watch_values`]). Other processes see whether a value was there
 //! at the last look. A value is written when its process sees that the stream has come to it.
 //!
-//! The thread finds a store within 50 us. An H200 takes 8.4 us from a store until a kernel behind
+//! The thread finds a store within 50 us, or 100 us where nothing has changed for long. An H200 takes 8.4 us from a store until a kernel behind
 //! the wait has run.
 
 use std::sync::atomic::{
@@ -19,8 +19,12 @@ use crate::layout::{Op, State, StreamId};
 use crate::node::{Node, clock};
 use crate::queue::{LOOK_NS, QueueError};
 
-/// How often the thread looks while a stream waits. It costs about a twentieth of a core.
-const WATCH_NS: u64 = 35_000;
+/// How often the thread looks while a stream waits. A look costs 3 to 5 us.
+const WATCH_NS: u64 = 45_000;
+/// How often it looks when nothing has changed for [`QUIET_NS`]: a twentieth of a core.
+const WATCH_QUIET_NS: u64 = 95_000;
+/// So long a stream may wait in a turn of another process.
+const QUIET_NS: u64 = 20_000_000;
 /// The longest that it sleeps while a write is outstanding.
 const LONGEST_NS: u64 = 20_000_000;
 /// At most so many rounds of writes and waits that they end are carried out at one time. The others
@@ -309,23 +313,26 @@ impl Node {
     pub fn watch_values(&self) {
         // SAFETY: sets how late this thread's sleeps may end; other threads keep theirs.
         unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
-        // When a write is due at the earliest.
-        let mut due = 0;
-        loop {
-            let (waits, changed) = match self.glance() {
-                Some(seen) => seen,
-                None => return,
-            };
-            if changed || self.values.fresh.swap(false, Relaxed) || clock() >= due {
+        // When a write is due at the earliest, and when something last happened.
+        let (mut due, mut news) = (0, 0);
+        while let Some((waits, changed)) = self.glance() {
+            let mut now = clock();
+            if changed || self.values.fresh.swap(false, Relaxed) || now >= due {
                 let state = self.lock();
-                due = self.next_write(&state).map_or(u64::MAX, |ns| clock() + ns.max(LOOK_NS));
+                let next = self.next_write(&state);
+                (now, news) = (state.now, state.now);
+                due = next.map_or(u64::MAX, |ns| now + ns.max(LOOK_NS));
             }
-            let until_due = due.saturating_sub(clock()).min(LONGEST_NS);
-            let sleep = if waits { until_due.min(WATCH_NS) } else { until_due };
-            let pending = self.values.pending();
-            if !pending.is_empty() && !self.values.fresh.load(Relaxed) {
-                self.values.rests.store(sleep > WATCH_NS, Relaxed);
-                drop(self.values.more.wait_timeout(pending, Duration::from_nanos(sleep)));
+            let until_due = due.saturating_sub(now).min(LONGEST_NS);
+            if waits {
+                let watch = if now - news < QUIET_NS { WATCH_NS } else { WATCH_QUIET_NS };
+                std::thread::sleep(Duration::from_nanos(until_due.min(watch)));
+            } else {
+                let pending = self.values.pending();
+                if !pending.is_empty() && !self.values.fresh.load(Relaxed) {
+                    self.values.rests.store(true, Relaxed);
+                    drop(self.values.more.wait_timeout(pending, Duration::from_nanos(until_due)));
+                }
             }
         }
     }
