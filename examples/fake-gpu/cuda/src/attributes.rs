@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_uint};
 
-use fake_node::identity;
+use fake_node::{Config, identity};
 
 /// Streaming multiprocessors.
 pub(crate) const MULTIPROCESSORS: c_int = 132;
@@ -22,7 +22,7 @@ pub(crate) const COMPUTE_MINOR: c_int = 0;
 const END: c_uint = 149;
 
 /// The value of a `CUdevice_attribute`; `None` for an unknown number.
-pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
+pub(crate) fn device(attribute: c_uint, device: u32, config: &Config) -> Option<c_int> {
     Some(match attribute {
         0 => return None,
         1 => THREADS_PER_BLOCK,
@@ -61,9 +61,10 @@ pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
         111 => 1_024,
         126 => 4,
         134 | 131 => -1,
+        // Stream memory operations: those of CUDA 8 and of CUDA 11.7, of 64 bits, waits for NOR.
+        92..=94 | 122 | 123 => config.memory_ops as c_int,
         // Its capabilities: copies beside kernels, several kernels, host mapping, unified
-        // addresses, priorities, managed memory, stream memory operations of 32 bits, cooperative
-        // launches, virtual memory and its descriptors, sparse arrays, pools and their descriptors,
+        // addresses, priorities, managed memory, cooperative launches, virtual memory and its descriptors, sparse arrays, pools and their descriptors,
         // clusters, multicast.
         15
         | 19
@@ -73,8 +74,7 @@ pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
         | 79
         | 80
         | 83
-        | 89..=92
-        | 94
+        | 89..=91
         | 95
         | 96
         | 99
@@ -84,7 +84,6 @@ pub(crate) fn device(attribute: c_uint, device: u32) -> Option<c_int> {
         | 115
         | 119
         | 120
-        | 123
         | 132 => 1,
         other if other < END => 0,
         _ => return None,

@@ -119,7 +119,10 @@ pub(crate) extern "C" fn attribute(
         let driver = driver()?;
         value.required()?;
         let on_node = driver.device(device)?;
-        value.set(attributes::device(attribute, on_node).ok_or(CuResult::INVALID_VALUE)?);
+        value.set(
+            attributes::device(attribute, on_node, driver.node.config())
+                .ok_or(CuResult::INVALID_VALUE)?,
+        );
         Ok(())
     })
 }

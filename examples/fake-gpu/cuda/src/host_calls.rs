@@ -100,7 +100,7 @@ pub(crate) fn put(driver: &Driver, target: Target, function: Function) -> Api<u6
 
 /// Runs `body` with all signals blocked: a new thread inherits the mask, and the driver's thread
 /// must not handle the program's signals.
-fn without_signals<T>(body: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(body: impl FnOnce() -> T) -> T {
     // SAFETY: all-zero sets are valid memory for a mask; the old mask is restored on the same
     // thread.
     unsafe {

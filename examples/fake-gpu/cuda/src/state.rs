@@ -31,6 +31,7 @@ use crate::pool::Pool;
 use crate::sharing::Holds;
 use crate::sparse::Sparse;
 use crate::stream::Stream;
+use crate::stream_memory::Watch;
 use crate::stub::{LIFE, TAKEN_DOWN};
 use crate::vmm::Vmm;
 use crate::{ffi, thread};
@@ -107,6 +108,7 @@ pub(crate) struct Driver {
     pub(crate) visible: Vec<u32>,
     inner: Mutex<Inner>,
     pub(crate) host_calls: Calls,
+    pub(crate) watch: Watch,
 }
 
 static DRIVER: AtomicPtr<Driver> = AtomicPtr::new(null_mut());
@@ -201,7 +203,8 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
         let mut inner = Inner::default();
         inner.primaries.resize_with(visible.len(), Primary::default);
         let (inner, host_calls) = (Mutex::new(inner), Calls::default());
-        let driver = Box::new(Driver { node, process, visible, inner, host_calls });
+        let watch = Watch::default();
+        let driver = Box::new(Driver { node, process, visible, inner, host_calls, watch });
         DRIVER.store(Box::into_raw(driver), Release);
         Ok(())
     })

@@ -8,8 +8,8 @@ use crate::layout::MAX_DEVICES;
 pub struct Config {
     /// Number of devices, 1 to [`MAX_DEVICES`].
     pub devices: u32,
-    /// Keeps the layout free of padding.
-    pub reserved: u32,
+    /// Whether streams can wait for values in memory and write them (1 or 0).
+    pub memory_ops: u32,
     /// Memory of each device in bytes.
     pub memory: u64,
     /// Size of a context in bytes.
@@ -24,13 +24,17 @@ pub struct Config {
     pub event_ns: u64,
     /// Time between two queued kernels of a stream, in nanoseconds.
     pub gap_ns: u64,
+    /// By how much a wait for a value delays what follows it in its stream, in nanoseconds.
+    pub wait_ns: u64,
+    /// The same for a write of a value.
+    pub write_ns: u64,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
             devices: 2,
-            reserved: 0,
+            memory_ops: 1,
             memory: 16 << 30,
             context: 512 << 20,
             slice_ns: 2_000_000,
@@ -38,6 +42,8 @@ impl Default for Config {
             yield_ns: 20_000,
             event_ns: 0,
             gap_ns: 0,
+            wait_ns: 0,
+            write_ns: 0,
         }
     }
 }
@@ -56,7 +62,8 @@ pub struct ConfigError {
 
 impl Config {
     /// Reads `SLUICE_FAKE_DEVICES`, `_MEMORY`, `_CONTEXT`, `_SLICE_US`, `_SWITCH_US`,
-    /// `_YIELD_US`, `_EVENT_NS` and `_GAP_NS` through `lookup`.
+    /// `_YIELD_US`, `_EVENT_NS`, `_GAP_NS`, `_WAIT_NS`, `_WRITE_NS` and `_MEMORY_OPS` through
+    /// `lookup`.
     ///
     /// # Errors
     /// The first variable that cannot be parsed or is out of range.
@@ -94,6 +101,10 @@ impl Config {
         config.yield_ns = micros("SLUICE_FAKE_YIELD_US", 0, config.yield_ns)?;
         config.event_ns = number("SLUICE_FAKE_EVENT_NS", 0, 1_000_000, config.event_ns)?;
         config.gap_ns = number("SLUICE_FAKE_GAP_NS", 0, 1_000_000, config.gap_ns)?;
+        config.wait_ns = number("SLUICE_FAKE_WAIT_NS", 0, 1_000_000, config.wait_ns)?;
+        config.write_ns = number("SLUICE_FAKE_WRITE_NS", 0, 1_000_000, config.write_ns)?;
+        let memory_ops = number("SLUICE_FAKE_MEMORY_OPS", 0, 1, config.memory_ops.into())?;
+        config.memory_ops = memory_ops as u32;
         Ok(config)
     }
 
@@ -132,6 +143,8 @@ mod tests {
             ("SLUICE_FAKE_SLICE_US", "-1"),
             ("SLUICE_FAKE_EVENT_NS", "1000001"),
             ("SLUICE_FAKE_GAP_NS", "-1"),
+            ("SLUICE_FAKE_WAIT_NS", "2us"),
+            ("SLUICE_FAKE_MEMORY_OPS", "yes"),
         ] {
             let error = Config::from_lookup(|n| (n == name).then(|| value.to_owned())).unwrap_err();
             assert_eq!((error.variable, error.value.as_str()), (name, value));

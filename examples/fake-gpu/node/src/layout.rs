@@ -37,6 +37,8 @@ pub enum Kind {
     Wait = 4,
     /// Blocks its stream until its process has seen the value that it waits for.
     Value = 5,
+    /// Has its process store a value in its memory.
+    Write = 6,
 }
 
 /// One queued operation.
@@ -83,6 +85,12 @@ impl Op {
     pub fn value(there: bool) -> Self {
         let started = u32::from(there);
         Self { seq: 0, value: 0, kind: Kind::Value as u32, target: NONE, generation: 0, started }
+    }
+
+    /// A value that the process is to store in its memory.
+    #[must_use]
+    pub fn write() -> Self {
+        Self { kind: Kind::Write as u32, ..Self::value(false) }
     }
 
     /// Whether it holds the device.

@@ -2,7 +2,8 @@
 //!
 //! It is a discrete-event simulation that any process can advance. The queues of all processes are
 //! in the shared file. Each call first advances the simulation to the current time, under one
-//! robust lock. There is no thread and no server. Results depend on the clock alone, never on when
+//! robust lock. There is no server, and no thread but one in each process whose streams wait for
+//! values in its memory or write them: a store is not a call ([`values`]). Results depend on the clock alone, never on when
 //! a process called.
 //!
 //! * [`layout`] is the shared data, [`schedule`] and [`queue`] are the rules (pure: time is an

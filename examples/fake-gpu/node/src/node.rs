@@ -21,7 +21,7 @@ use crate::shared::sweep;
 use crate::values::Values;
 
 /// Changes whenever the layout does. Most differences show in the size; this shows the others.
-const MAGIC: u64 = 0x534c_5543_4500_0006;
+const MAGIC: u64 = 0x534c_5543_4500_0007;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 5_000_000;
 /// ... and in `/proc` this often.
@@ -271,8 +271,12 @@ impl Node {
             reap(&mut guard, now);
         }
         guard.advance(now);
-        if values.is_some_and(|mut values| values.tell(&mut guard)) {
-            guard.advance(now);
+        if let Some(mut values) = values {
+            // What is written may be what another stream waits for.
+            while values.tell(&mut guard) {
+                guard.advance(now);
+                values.look_again();
+            }
         }
         (guard, now)
     }
@@ -401,8 +405,15 @@ impl Node {
         }
     }
 
+    /// Whether this process is not registered.
+    pub(crate) fn is_left(&self) -> bool {
+        self.own.load(Relaxed) == NONE
+    }
+
     /// Drops a process that ends normally.
     pub fn detach(&self, process: u32) {
+        // The streams end because the process does, so nothing is stored for them.
+        self.values.close();
         let mut guard = self.lock();
         guard.drop_process(process);
         sweep(&mut guard);

@@ -9,7 +9,7 @@ use crate::layout::{
 /// Assumed for an operation that is not queued yet.
 const UNKNOWN_NS: u64 = 50_000;
 /// How often a waiting process checks a value that is not there yet.
-const LOOK_NS: u64 = 20_000;
+pub(crate) const LOOK_NS: u64 = 20_000;
 
 /// For so long a dead process's work goes on: on an H200 until 9 to 13 ms after the death, in the middle of a kernel.
 /// The death is noticed a little late.
@@ -357,6 +357,22 @@ impl State {
     #[must_use]
     pub fn least_time(&self, id: StreamId, position: u64) -> u64 {
         self.least_time_through(id, position, 3)
+    }
+
+    /// The least time until a stream reaches `position`, as [`State::least_time`], if no value in
+    /// its process's memory changes; `None` if a value has to change first.
+    #[must_use]
+    pub(crate) fn due_in(&self, id: StreamId, position: u64) -> Option<u64> {
+        if self.passed(id.slot, id.generation, position) {
+            return Some(0);
+        }
+        let stream = &self.streams[id.slot as usize];
+        let ops = &self.queues[id.slot as usize].ops;
+        let held = (stream.head..position.min(stream.tail)).any(|at| {
+            let op = &ops[(at % QUEUE_DEPTH) as usize];
+            op.kind == Kind::Value as u32 && op.started == 0
+        });
+        (!held).then(|| self.least_time(id, position))
     }
 
     fn least_time_through(&self, id: StreamId, position: u64, depth: u32) -> u64 {

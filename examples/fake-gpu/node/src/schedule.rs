@@ -13,7 +13,8 @@
 //!   more than the empty pair and the kernel. The process keeps the device meanwhile.
 //! * Work that follows a kernel in its stream begins `gap_ns` after the kernel's end, and the
 //!   process keeps the device meanwhile. An event between the two is reached before the gap.
-//! * A wait for a value ends when its process is seen to have stored it, not before.
+//! * A wait for a value ends when its process has seen the value in its memory, not before. A write
+//!   of a value ends at once; its process stores the value when it sees that.
 
 use crate::layout::{Kind, MAX_DEVICES, NONE, Op, Order, QUEUE_DEPTH, State};
 
@@ -131,6 +132,9 @@ impl State {
             if op.started == 0 {
                 return false;
             }
+            self.delay(slot, self.config.wait_ns);
+        } else if op.kind == Kind::Write as u32 {
+            self.delay(slot, self.config.write_ns);
         } else {
             let now = self.now;
             if now < self.begins_at(slot, &op) {
@@ -144,6 +148,13 @@ impl State {
         }
         self.pop(slot);
         true
+    }
+
+    /// What follows in a stream begins `ns` later.
+    fn delay(&mut self, slot: u32, ns: u64) {
+        let now = self.now;
+        let stream = &mut self.streams[slot as usize];
+        stream.open_at = stream.open_at.max(now) + ns;
     }
 
     /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` proceed.

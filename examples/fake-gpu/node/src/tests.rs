@@ -172,6 +172,36 @@ fn a_wait_for_a_value_holds_its_stream_alone() {
 }
 
 #[test]
+fn a_write_ends_in_stream_order_and_both_can_cost() {
+    let mut s = node();
+    let p = s.add_process(1, 1).unwrap();
+    let a = stream(&mut s, p, Order::NonBlocking);
+    for costs in [0, 1] {
+        (s.config.wait_ns, s.config.write_ns) = (costs * 2400, costs * 600);
+        let from = s.now;
+        let held = s.push(a, Op::value(false)).unwrap();
+        let begun = s.push(a, Op::write()).unwrap();
+        s.push(a, kernel(MS)).unwrap();
+        let done = s.push(a, Op::write()).unwrap();
+        s.push(a, kernel(MS)).unwrap();
+        let end = reached(&mut s, p, a);
+        s.advance(from + MS);
+        assert!(!s.passed(a.slot, a.generation, begun));
+        assert_eq!((s.due_in(a, begun), s.due_in(a, done)), (None, None));
+        s.tell(a, held, true);
+        s.advance(from + MS);
+        assert!(s.passed(a.slot, a.generation, begun));
+        assert_eq!(s.due_in(a, done), Some(MS));
+        s.advance(from + 2 * MS - 1 + costs * 3000);
+        assert!(!s.passed(a.slot, a.generation, done));
+        s.advance(from + 2 * MS + costs * 3000);
+        assert!(s.passed(a.slot, a.generation, done));
+        s.advance(from + 9 * MS);
+        assert_eq!(s.event_state(end), Ok(EventState::Reached(from + 3 * MS + costs * 3600)));
+    }
+}
+
+#[test]
 fn events_can_cost() {
     let mut s = node();
     s.config.event_ns = 1248;
@@ -360,6 +390,7 @@ enum Step {
     Push { process: usize, stream: usize, us: u64 },
     Wait { process: usize, from: usize, to: usize },
     Value { process: usize, stream: usize },
+    Write { process: usize, stream: usize },
     Store,
     Pass { us: u64 },
 }
@@ -371,6 +402,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..3_usize, 0..3_usize, 0..3_usize)
             .prop_map(|(process, from, to)| Step::Wait { process, from, to }),
         1 => (0..3_usize, 0..3_usize).prop_map(|(process, stream)| Step::Value { process, stream }),
+        1 => (0..3_usize, 0..3_usize).prop_map(|(process, stream)| Step::Write { process, stream }),
         1 => Just(Step::Store),
         3 => (1..3000_u64).prop_map(|us| Step::Pass { us }),
     ]
@@ -380,6 +412,7 @@ fn play(steps: &[Step], event_ns: u64, gap_ns: u64, chop: bool) -> (Vec<u64>, u6
     let mut s = node();
     s.config.event_ns = event_ns;
     s.config.gap_ns = gap_ns;
+    (s.config.wait_ns, s.config.write_ns) = (gap_ns, event_ns / 2);
     let orders = [Order::Legacy, Order::Blocking, Order::NonBlocking];
     let mut streams = Vec::new();
     for pid in 0..3 {
@@ -412,6 +445,9 @@ fn play(steps: &[Step], event_ns: u64, gap_ns: u64, chop: bool) -> (Vec<u64>, u6
             Step::Value { process, stream } => {
                 let on = streams[process].1[stream];
                 values.push((on, s.push(on, Op::value(false)).unwrap()));
+            }
+            Step::Write { process, stream } => {
+                s.push(streams[process].1[stream], Op::write()).unwrap();
             }
             Step::Store => store(&mut s, &mut values, now),
             Step::Pass { us } => {

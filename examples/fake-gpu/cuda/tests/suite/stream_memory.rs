@@ -1,4 +1,4 @@
-//! Streams that wait for a value in host memory.
+//! Streams that wait for values in host memory, and write them.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -170,9 +170,9 @@ fn what_cannot_be_waited_for_is_refused() {
             ok(cuDeviceGetAttribute(&mut value, attribute, gpu.device));
             value
         };
-        // Of 32 bits, NOR included; not of 64 bits, no flush.
-        assert_eq!([92, 94, 123].map(supported), [1, 1, 1]);
-        assert_eq!([93, 98, 122].map(supported), [0, 0, 0]);
+        // Of 32 and 64 bits, NOR included; no flush.
+        assert_eq!([92, 93, 94, 122, 123].map(supported), [1; 5]);
+        assert_eq!(supported(98), 0);
         let mut outside = Box::new(0_u32);
         let (mut linear, mut managed) = (0, 0);
         ok(cuMemAlloc_v2(&mut linear, 4096));
@@ -190,11 +190,29 @@ fn what_cannot_be_waited_for_is_refused() {
             assert_eq!(cuStreamWaitValue32_v2(on, address, 1, flags), code, "{address:x} {flags}");
         }
         assert_eq!(cuStreamWaitValue32_v2(0x998 as Ptr, address, 1, 0), INVALID_HANDLE);
+        for (address, flags, code) in [
+            (address + 4, 0, INVALID_VALUE),
+            (address + 4096, 0, INVALID_VALUE),
+            (managed, 0, INVALID_VALUE),
+            (linear, 0, NOT_SUPPORTED),
+            (address, 2, INVALID_VALUE),
+        ] {
+            assert_eq!(cuStreamWriteValue64_v2(on, address, 1, flags), code, "{address:x} {flags}");
+        }
+        // Nothing of a batch is done if something of it is wrong.
+        let batch = [[2, address, 9, 0, 0, 0], [1, address + 2, 1, 0, 0, 0]];
+        assert_eq!(cuStreamBatchMemOp_v2(on, 2, batch.as_ptr(), 0), INVALID_VALUE);
+        assert_eq!(cuStreamBatchMemOp_v2(on, 1, batch.as_ptr(), 1), INVALID_VALUE);
+        assert_eq!(cuStreamBatchMemOp_v2(on, 1, [[3, 0, 0, 0, 0, 0]].as_ptr(), 0), NOT_SUPPORTED);
+        assert_eq!(cuStreamBatchMemOp_v2(on, 1, [[7, 0, 0, 0, 0, 0]].as_ptr(), 0), INVALID_VALUE);
         ok(cuStreamQuery(on));
+        // SAFETY: memory of that size, which nothing frees.
+        assert_eq!(unsafe { AtomicU32::from_ptr(address as *mut u32) }.load(SeqCst), 0);
         // The capture itself goes on.
         let mut graph = null();
         ok(cuStreamBeginCapture_v2(on, 0));
         assert_eq!(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST), NOT_SUPPORTED);
+        assert_eq!(cuStreamWriteValue32_v2(on, address, 1, 0), NOT_SUPPORTED);
         gpu.launch(on, 10);
         ok(cuStreamEndCapture(on, &mut graph));
         let mut count = 0;
@@ -204,6 +222,167 @@ fn what_cannot_be_waited_for_is_refused() {
         ok(cuStreamWaitValue32_v2_ptsz(null(), address, 1, AT_LEAST));
         assert_eq!(cuStreamQuery(2 as Ptr), NOT_READY);
         ok(cuStreamQuery(on));
+    });
+}
+
+#[test]
+fn a_device_may_not_have_these_operations() {
+    isolated(&[("SLUICE_FAKE_MEMORY_OPS", "0")], || {
+        let gpu = Gpu::open();
+        let ((_, address), on) = (word(), stream());
+        for attribute in [92, 93, 94, 122, 123] {
+            let mut value = -1;
+            ok(cuDeviceGetAttribute(&mut value, attribute, gpu.device));
+            assert_eq!(value, 0);
+        }
+        assert_eq!(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST), NOT_SUPPORTED);
+        assert_eq!(cuStreamWriteValue32_v2(on, address, 1, 0), NOT_SUPPORTED);
+        let batch = [[6, 0, 0, 0, 0, 0]];
+        assert_eq!(cuStreamBatchMemOp_v2(on, 1, batch.as_ptr(), 0), NOT_SUPPORTED);
+        gpu.launch(on, 10);
+        ok(cuStreamSynchronize(on));
+    });
+}
+
+/// Waits for a value without a call of the driver.
+fn see(word: &AtomicU32, value: u32) {
+    let begin = Instant::now();
+    while word.load(SeqCst) != value {
+        assert!(begin.elapsed() < Duration::from_secs(10), "{} instead", word.load(SeqCst));
+        std::hint::spin_loop();
+    }
+}
+
+#[test]
+fn stores_open_and_writes_appear_without_a_call() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let (on, [gate, begun, done, wide]) = (stream(), [(); 4].map(|()| word()));
+        ok(cuStreamWaitValue32_v2(on, gate.1, 1, AND));
+        ok(cuStreamWriteValue32_v2(on, begun.1, 1, 0));
+        gpu.launch(on, 20_000);
+        ok(cuStreamWriteValue32_v2(on, done.1, 1, 1));
+        nap();
+        assert_eq!((begun.0.load(SeqCst), done.0.load(SeqCst)), (0, 0));
+        let begin = Instant::now();
+        gate.0.store(3, SeqCst);
+        see(begun.0, 1);
+        assert_eq!(done.0.load(SeqCst), 0);
+        see(done.0, 1);
+        assert!(begin.elapsed() >= Duration::from_millis(20), "{:?}", begin.elapsed());
+        // Of 64 bits, in a batch: what one writes ends the other's wait.
+        let other = stream();
+        let high = 5 << 32;
+        ok(cuStreamWaitValue64_v2(other, wide.1, high, EQUAL));
+        ok(cuStreamWriteValue32_v2(other, done.1, 2, 0));
+        let batch = [
+            [1, gate.1, 3, 1, 0, 0],
+            [6, 0, 0, 0, 0, 0],
+            [5, wide.1, high, 0, 0, 0],
+            [4, wide.1, high - 1, 0, 0, 0],
+            [2, begun.1, 2, 0, 0, 0],
+        ];
+        ok(cuStreamBatchMemOp_v2(on, 5, batch.as_ptr(), 0));
+        see(begun.0, 2);
+        see(done.0, 2);
+        // What a call has waited for is there when it returns.
+        for value in 10..200 {
+            gpu.launch(on, 5);
+            ok(cuStreamWriteValue32_v2(on, done.1, value, 0));
+            ok(cuStreamSynchronize(on));
+            assert_eq!(done.0.load(SeqCst), value);
+        }
+    });
+}
+
+#[test]
+fn another_process_opens_a_gate_in_shared_memory() {
+    isolated(&[], || {
+        if let Some(path) = part() {
+            let page = page(&path);
+            nap();
+            page.store(1, SeqCst);
+            return;
+        }
+        let gpu = Gpu::open();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let path = file.path().to_str().unwrap();
+        let gate = page(path);
+        let address = gate.as_ptr();
+        ok(cuMemHostRegister_v2(address.cast(), 4096, 0));
+        let ((done, told), on) = (word(), stream());
+        ok(cuStreamWaitValue32_v2(on, address as u64, 1, AND));
+        gpu.launch(on, 10);
+        ok(cuStreamWriteValue32_v2(on, told, 1, 0));
+        assert!(start_part(path).wait().unwrap().success());
+        see(done, 1);
+        ok(cuMemHostUnregister(address.cast()));
+    });
+}
+
+/// A word at the beginning of a file, which several processes map.
+fn page(path: &str) -> &'static AtomicU32 {
+    use std::os::fd::AsRawFd;
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+    let (size, access) = (4096, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: a new mapping of a file of this size, which is never unmapped.
+    unsafe {
+        let at = libc::mmap(null(), size, access, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        AtomicU32::from_ptr(at.cast())
+    }
+}
+
+#[test]
+fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let ((word, address), on) = (word(), stream());
+        ok(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST));
+        ok(cuStreamWriteValue32_v2(on, address + 8, 1, 0));
+        nap();
+        // SAFETY: the child calls the driver as any fresh process may, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let gpu = Gpu::open();
+            let (own, mine) = super::stream_memory::word();
+            let on = stream();
+            ok(cuStreamWaitValue32_v2(on, mine, 1, AT_LEAST));
+            gpu.launch(on, 10);
+            ok(cuStreamWriteValue32_v2(on, mine + 4, 1, 0));
+            own.store(1, SeqCst);
+            // SAFETY: the word behind it.
+            see(unsafe { AtomicU32::from_ptr((mine + 4) as *mut u32) }, 1);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the status of an own child.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+        word.store(1, SeqCst);
+        // SAFETY: two words further on.
+        see(unsafe { AtomicU32::from_ptr((address + 8) as *mut u32) }, 1);
+        // The process ends with a stream that is held and with a write under way.
+        ok(cuStreamWaitValue32_v2(on, address, 7, AT_LEAST));
+        let other = stream();
+        gpu.launch(other, 5_000);
+        ok(cuStreamWriteValue32_v2(other, address + 8, 9, 0));
+    });
+}
+
+#[test]
+fn what_is_to_be_written_to_freed_memory_is_not() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let (on, mut host) = (stream(), null());
+        ok(cuMemHostAlloc(&mut host, 4096, 0));
+        gpu.launch(on, 2000);
+        ok(cuStreamWriteValue32_v2(on, host as u64, 1, 0));
+        ok(cuMemFreeHost(host));
+        ok(cuStreamSynchronize(on));
+        nap();
     });
 }
 

@@ -110,6 +110,10 @@ driver! {
     cuStreamWaitValue32(stream: Ptr, address: u64, value: u32, flags: u32);
     cuStreamWaitValue32_v2(stream: Ptr, address: u64, value: u32, flags: u32);
     cuStreamWaitValue32_v2_ptsz(stream: Ptr, address: u64, value: u32, flags: u32);
+    cuStreamWaitValue64_v2(stream: Ptr, address: u64, value: u64, flags: u32);
+    cuStreamWriteValue32_v2(stream: Ptr, address: u64, value: u32, flags: u32);
+    cuStreamWriteValue64_v2(stream: Ptr, address: u64, value: u64, flags: u32);
+    cuStreamBatchMemOp_v2(stream: Ptr, count: u32, list: *const [u64; 6], flags: u32);
     cuStreamBeginCapture_v2(stream: Ptr, mode: u32);
     cuStreamEndCapture(stream: Ptr, graph: &mut Ptr);
     cuStreamIsCapturing(stream: Ptr, status: &mut u32);

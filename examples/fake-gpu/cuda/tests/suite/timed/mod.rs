@@ -1,3 +1,4 @@
 //! Tests that compare the simulated device's time with the machine's.
 
 mod time;
+mod words;
