@@ -9,6 +9,7 @@
 //! * `folder`: a folder that is used by its descriptor;
 //! * `lock`, [`ledger`]: decisions and arithmetic over a page's fields, without I/O;
 //! * [`Page`]: the file;
+//! * [`gate_page`]: what a process and the daemon share while the process's gates are in its streams;
 //! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
 //! * [`directory`]: where the pages of a session are, and which sessions exist;
 //! * [`settings`]: what a session's owner decided;
@@ -18,6 +19,7 @@
 pub mod clock;
 pub mod directory;
 mod folder;
+pub mod gate_page;
 pub mod layout;
 pub mod ledger;
 mod limits;

@@ -21,7 +21,7 @@ impl Map {
     pub(super) fn new(file: &File) -> io::Result<Self> {
         fault::install();
         let map = MmapOptions::new().len(size_of::<PageLayout>()).map_raw(file)?;
-        Ok(Self { range: Range::new(map.as_ptr().addr()), map })
+        Ok(Self { range: Range::new(map.as_ptr().addr(), size_of::<PageLayout>()), map })
     }
 
     /// The fields, unchecked.

@@ -1,10 +1,10 @@
 //! The shared page of a session on one device: a file that every process of the session maps.
 
 mod error;
-mod fault;
+pub(crate) mod fault;
 mod file;
 mod map;
-mod probe;
+pub(crate) mod probe;
 pub(crate) mod slot_lock;
 mod summary;
 

@@ -5,14 +5,14 @@
 use std::io;
 
 /// How many bytes one question covers.
-pub(super) const LENGTH: usize = size_of::<libc::itimerspec>();
+pub(crate) const LENGTH: usize = size_of::<libc::itimerspec>();
 
 /// Whether the [`LENGTH`] bytes at an address can be read. `None`: the kernel does not say.
 ///
 /// It costs half of asking for a file's size. The call changes nothing: the kernel reads a timer's
 /// new value from the address, and then finds that there is no such timer.
 #[inline]
-pub(super) fn is_readable<T>(address: *const T) -> Option<bool> {
+pub(crate) fn is_readable<T>(address: *const T) -> Option<bool> {
     const NO_TIMER: libc::c_int = -1;
     let nothing = core::ptr::null_mut::<libc::itimerspec>();
     // SAFETY: the kernel only reads the bytes, and checks itself whether they are there.

@@ -6,6 +6,7 @@ mod any_bytes;
 mod cut_short;
 mod damage;
 mod directory;
+mod gate_page;
 mod hostile;
 mod leases;
 mod page;

@@ -16,7 +16,7 @@ mod ranges;
 
 pub use caught::{are_caught, forget};
 pub use own_threads::OwnThread;
-pub(super) use ranges::Range;
+pub(crate) use ranges::Range;
 
 use super::probe;
 use core::ffi::{c_int, c_void};
@@ -27,7 +27,7 @@ use libc::siginfo_t;
 
 /// Installs the handler, once per process; forked children have it, too. If the program removes it,
 /// it is not installed again.
-pub(super) fn install() {
+pub(crate) fn install() {
     static TRIED: AtomicBool = AtomicBool::new(false);
     if TRIED.swap(true, Relaxed) {
         return;

@@ -1,39 +1,53 @@
 //! The addresses at which pages are mapped, for a signal handler: no lock, no allocation.
 
-use crate::layout::PageLayout;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// The length of a mapping in bytes.
-const LENGTH: usize = size_of::<PageLayout>();
 /// More mappings than a process has at a time. In a forked child, the parent's count, too.
-const MOST: usize = 512;
+const MOST: usize = 2048;
+/// In [`RangeEntry::start`]: the entry is about to be filled. No mapping is here.
+const RESERVED: usize = usize::MAX;
 
 #[derive(Debug)]
 struct RangeEntry {
     /// The address; zero if the entry is free.
     start: AtomicUsize,
+    /// In bytes; valid while `start` is an address.
+    length: AtomicUsize,
     /// Whether the file has been replaced by zeros.
     is_gone: AtomicBool,
 }
 
-static ENTRIES: [RangeEntry; MOST] =
-    [const { RangeEntry { start: AtomicUsize::new(0), is_gone: AtomicBool::new(false) } }; MOST];
+impl RangeEntry {
+    const fn free() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            length: AtomicUsize::new(0),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+}
+
+static ENTRIES: [RangeEntry; MOST] = [const { RangeEntry::free() }; MOST];
 
 /// A page's mapping that the handler knows. To be dropped before it is unmapped.
 #[derive(Debug)]
-pub(in super::super) struct Range(&'static RangeEntry);
+pub(crate) struct Range(&'static RangeEntry);
 
 impl Range {
     /// Makes a mapping known, if there is room.
-    pub(in super::super) fn new(start: usize) -> Option<Self> {
-        let free =
-            |entry: &&RangeEntry| entry.start.compare_exchange(0, start, AcqRel, Relaxed).is_ok();
-        ENTRIES.iter().find(free).map(Self)
+    pub(crate) fn new(start: usize, length: usize) -> Option<Self> {
+        let free = |entry: &&RangeEntry| {
+            entry.start.compare_exchange(0, RESERVED, AcqRel, Relaxed).is_ok()
+        };
+        let entry = ENTRIES.iter().find(free)?;
+        entry.length.store(length, Relaxed);
+        entry.start.store(start, Release);
+        Some(Self(entry))
     }
 
     /// Whether the mapping is not of the file any more.
-    pub(in super::super) fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.0.is_gone.load(Acquire)
     }
 }
@@ -53,16 +67,18 @@ impl Drop for Range {
 pub(super) fn put_zeros(address: usize) -> bool {
     let has_it = |entry: &'static RangeEntry| {
         let start = entry.start.load(Acquire);
-        (start != 0 && address.wrapping_sub(start) < LENGTH).then_some((entry, start))
+        let length = entry.length.load(Relaxed);
+        let is_here = start != 0 && start != RESERVED && address.wrapping_sub(start) < length;
+        is_here.then_some((entry, start, length))
     };
-    let Some((entry, start)) = ENTRIES.iter().find_map(has_it) else { return false };
+    let Some((entry, start, length)) = ENTRIES.iter().find_map(has_it) else { return false };
     // Stored first, so that a thread that sees zeros knows why.
     entry.is_gone.store(true, Release);
-    replace(start)
+    replace(start, length)
 }
 
 /// Maps zeros over one page.
-fn replace(start: usize) -> bool {
+fn replace(start: usize, length: usize) -> bool {
     const NO_FILE: libc::c_int = -1;
     const OFFSET: libc::off_t = 0;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -74,7 +90,7 @@ fn replace(start: usize) -> bool {
         let errno = libc::__errno_location();
         let before = *errno;
         let mapped =
-            libc::syscall(libc::SYS_mmap, start, LENGTH, protection, flags, NO_FILE, OFFSET);
+            libc::syscall(libc::SYS_mmap, start, length, protection, flags, NO_FILE, OFFSET);
         *errno = before;
         mapped != -1
     }

@@ -1,0 +1,134 @@
+//! The side of the process whose gates it is.
+
+use super::error::GatePageError;
+use super::layout::{BLOCKS, GateBlock, GatePageLayout, LENGTH, MAGIC, VERSION};
+use super::map::Map;
+use super::peer::{SEALS, check_seals};
+use core::mem::{ManuallyDrop, offset_of};
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use limits::GpuId;
+use rustix::fs::{MemfdFlags, Mode, fchmod, fcntl_add_seals, memfd_create};
+use rustix::io::{Errno, pwrite};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, PoisonError};
+
+/// This process's gate page.
+#[derive(Debug)]
+pub struct GatePage {
+    memory: OwnedFd,
+    map: Map,
+    /// The devices that have a block, in order.
+    devices: Mutex<Vec<GpuId>>,
+}
+
+/// A device's block in a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockNumber(usize);
+
+impl BlockNumber {
+    /// Where the word that streams wait for is, in bytes from the start of a [`Mapping`].
+    #[must_use]
+    pub const fn word_offset(self) -> usize {
+        offset_of!(GatePageLayout, blocks)
+            + self.0 * size_of::<GateBlock>()
+            + offset_of!(GateBlock, word)
+    }
+}
+
+impl GatePage {
+    /// Makes a page. A program that this one starts does not get the descriptor.
+    ///
+    /// # Errors
+    /// [`GatePageError::Io`]: the system has no such memory (before Linux 3.17, and in some
+    /// sandboxes), or no descriptor or memory is left.
+    pub fn create() -> Result<Self, GatePageError> {
+        const NAME: &str = "sluice-gates";
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // The third flag is newer than the system call. Some machines insist on it.
+        let memory = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
+            Err(Errno::INVAL) => memfd_create(NAME, flags),
+            other => other,
+        };
+        let memory = memory.map_err(GatePageError::io("making memory without a name"))?;
+        let fail = GatePageError::io("preparing the memory");
+        fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(GatePageError::io("its mode"))?;
+        // Written, so that the memory is there: a hole would be filled when it is touched, and who
+        // touches it cannot be told that there is no memory.
+        if pwrite(&memory, &[0; LENGTH], 0).map_err(fail)? != LENGTH {
+            return Err(GatePageError::io("preparing the memory")(Errno::NOMEM));
+        }
+        fcntl_add_seals(&memory, SEALS).map_err(GatePageError::io("sealing it"))?;
+        check_seals(memory.as_fd())?;
+        let map = Map::new(memory.as_fd())?;
+        let layout = map.layout();
+        layout.count.store(BLOCKS as u32, Relaxed);
+        layout.version.store(VERSION, Relaxed);
+        layout.magic.store(MAGIC, Release);
+        Ok(Self { memory, map, devices: Mutex::default() })
+    }
+
+    /// The descriptor, for the registration with the daemon.
+    #[must_use]
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+
+    /// The block of a device, which stays the same.
+    ///
+    /// # Errors
+    /// [`GatePageError::Full`].
+    pub fn block_of(&self, device: GpuId) -> Result<BlockNumber, GatePageError> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = devices.iter().position(|known| *known == device) {
+            return Ok(BlockNumber(known));
+        }
+        let number = devices.len();
+        let block = self.map.layout().blocks.get(number).ok_or(GatePageError::Full)?;
+        block.give_to(device);
+        devices.push(device);
+        Ok(BlockNumber(number))
+    }
+
+    /// A block of this page.
+    #[must_use]
+    pub fn block(&self, number: BlockNumber) -> &GateBlock {
+        // Numbers are below the count, whichever page made them.
+        &self.map.layout().blocks[number.0 % BLOCKS]
+    }
+
+    /// Maps the same memory at another address. A context registers a mapping of its own with the
+    /// driver: an address can be registered once.
+    ///
+    /// # Errors
+    /// [`GatePageError::Io`], [`GatePageError::TooMany`].
+    pub fn map_again(&self) -> Result<Mapping, GatePageError> {
+        Ok(Mapping(ManuallyDrop::new(Map::new(self.memory.as_fd())?)))
+    }
+}
+
+/// A mapping for the driver. It stays when this value is dropped: a device may look at it as long
+/// as its context lives, which nobody tells of in time.
+#[derive(Debug)]
+pub struct Mapping(ManuallyDrop<Map>);
+
+impl Mapping {
+    /// Its address, for the driver.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.start()
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub const fn length(&self) -> usize {
+        LENGTH
+    }
+
+    /// Takes it away.
+    ///
+    /// # Safety
+    /// The driver no longer knows the address, and no stream waits for a word in it.
+    pub unsafe fn unmap(self) {
+        drop(ManuallyDrop::into_inner(self.0));
+    }
+}

@@ -1,0 +1,82 @@
+//! The daemon's side: the page of a process that it does not trust.
+
+use super::error::GatePageError;
+use super::layout::{BLOCKS, GateBlock, LENGTH, MAGIC, VERSION};
+use super::map::Map;
+use super::reach;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use limits::GpuId;
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// What nobody can do to a page any more: make it shorter or longer, or seal it further.
+pub(super) const SEALS: SealFlags = SealFlags::SEAL.union(SealFlags::SHRINK).union(SealFlags::GROW);
+
+/// The page of another process. Any value in it is survived, also one that changes meanwhile: it
+/// is compared with a UUID, and written to.
+#[derive(Debug)]
+pub struct PeerGatePage(Map);
+
+impl PeerGatePage {
+    /// The page that a process has at one of its descriptors. `pid` and `uid` are the process and
+    /// its user as the kernel states them; a process that only has the same id now is not asked.
+    ///
+    /// Whatever the descriptor is of, nothing is done to it but a look at its kind: no other kind
+    /// of file is opened or closed here, either of which may take as long as somebody likes. What
+    /// is left is that the last one to let go of memory has to give it back, so a thread that others
+    /// wait for should not call this.
+    ///
+    /// # Errors
+    /// [`GatePageError`]: there is no page, or it cannot be used.
+    pub fn of_process(pid: u32, uid: u32, descriptor: i64) -> Result<Self, GatePageError> {
+        Self::map(reach::memory_of(pid, uid, descriptor)?.as_fd())
+    }
+
+    /// Maps a page. The descriptor is no longer needed then.
+    ///
+    /// # Errors
+    /// [`GatePageError`]: it is not one.
+    pub fn map(memory: BorrowedFd<'_>) -> Result<Self, GatePageError> {
+        check_seals(memory)?;
+        let found = fstat(memory).map_err(GatePageError::io("looking at it"))?.st_size;
+        if found != LENGTH as i64 {
+            return Err(GatePageError::Size { found: found.unsigned_abs() });
+        }
+        let page = Self(Map::new(memory)?);
+        if page.0.is_accessible() { page.checked() } else { Err(GatePageError::NotAMemfd) }
+    }
+
+    fn checked(self) -> Result<Self, GatePageError> {
+        let layout = self.0.layout();
+        let fields = [
+            ("magic", layout.magic.load(Acquire), MAGIC),
+            ("version", layout.version.load(Relaxed).into(), VERSION.into()),
+            ("count", layout.count.load(Relaxed).into(), BLOCKS as u64),
+        ];
+        match fields.into_iter().find(|(_, found, wanted)| found != wanted) {
+            Some((field, found, wanted)) => Err(GatePageError::Foreign { field, found, wanted }),
+            None => Ok(self),
+        }
+    }
+
+    /// Ends a lease on a device early: its gate closes now, and the process is woken. `false`: the
+    /// page has no block for the device, so the lease ends when it ends.
+    pub fn stop_early(&self, device: GpuId, lease: u64) -> bool {
+        if !self.0.is_accessible() {
+            return false;
+        }
+        let block = self.0.layout().blocks.iter().find(|block| block.is_of(device));
+        block.map(|block| GateBlock::stop_early(block, lease)).is_some()
+    }
+}
+
+/// Whether memory can neither be cut short nor kept from being written to.
+pub(super) fn check_seals(memory: BorrowedFd<'_>) -> Result<(), GatePageError> {
+    const FORBIDDEN: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
+    let seals = fcntl_get_seals(memory).map_err(|_| GatePageError::NotAMemfd)?;
+    if seals.contains(SEALS) && !seals.intersects(FORBIDDEN) {
+        Ok(())
+    } else {
+        Err(GatePageError::Seals { found: seals.bits() })
+    }
+}
