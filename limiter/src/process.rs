@@ -367,7 +367,7 @@ impl Process {
         Device {
             ledger,
             memory: self.memory.device(ledger),
-            gate: Gate::new(ledger, &self.guard, daemon, is_scheduled),
+            gate: Gate::new(ledger, &self.guard, daemon, config.gates, is_scheduled),
         }
     }
 

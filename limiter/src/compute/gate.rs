@@ -3,17 +3,19 @@
 use super::budget::Budget;
 use super::daemon::Source;
 use super::governor::{self, LONGEST_LOOK_NS};
-use super::lane::Lane;
+use super::lane::{Lane, MOST_LANES};
 use super::stall::Stall;
+use super::stream_gate::StreamGate;
 use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
 use crate::own_thread;
+use config::Gates;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
 use session::layout::MemberSlot;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Open or closed, and the lanes that lead through it.
 pub(crate) struct Gate {
@@ -34,6 +36,8 @@ pub(crate) struct Gate {
     /// Whether another session may be using the device at the same time.
     shared: AtomicBool,
     governed: AtomicBool,
+    /// The governor sleeps until somebody wants a lease.
+    asleep: AtomicBool,
     /// Whether a thread follows the session's limits.
     followed: AtomicBool,
     /// The limit cannot be enforced and need not be: nothing closes any more.
@@ -46,6 +50,9 @@ pub(crate) struct Gate {
     failed: AtomicBool,
     /// The governor is in the driver, or about to be.
     inside: AtomicBool,
+    /// The gate as streams see it, where they are to; made when the first lane is.
+    in_streams: bool,
+    stream_gate: OnceLock<Option<StreamGate>>,
     /// What all lanes together may have outstanding.
     budget: Budget,
     /// Whether streams wait for what the program does next.
@@ -84,6 +91,7 @@ impl Gate {
         ledger: &'static DeviceLedger,
         guard: &'static ExitGuard,
         daemon: Option<Source>,
+        gates: Gates,
         active: bool,
     ) -> Self {
         Self {
@@ -96,12 +104,15 @@ impl Gate {
             active: AtomicBool::new(active),
             shared: AtomicBool::new(false),
             governed: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
             followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
             unattended: AtomicBool::new(false),
             launches_unattended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             inside: AtomicBool::new(false),
+            in_streams: gates == Gates::Stream,
+            stream_gate: OnceLock::new(),
             budget: Budget::default(),
             stall: Stall::new(),
             lanes: Mutex::new(Vec::new()),
@@ -127,6 +138,46 @@ impl Gate {
     /// The governors' visits to the driver.
     pub(super) const fn governors(&self) -> &'static Visits {
         &self.guard.governors
+    }
+
+    /// The gate as streams see it, where any does.
+    pub(super) fn stream_gate(&self) -> Option<&StreamGate> {
+        self.stream_gate.get()?.as_ref()
+    }
+
+    /// The same, for one more lane; `None`: its gate is on the thread.
+    pub(super) fn stream_gate_for_one_more(&self) -> Option<&StreamGate> {
+        if !self.in_streams || self.lanes_in_stream() >= MOST_LANES {
+            return None;
+        }
+        let make = || {
+            let made = StreamGate::of(self.ledger.uuid())?;
+            // The governor opens and closes it from now on.
+            if self.lease().is_some() {
+                made.open(None);
+            }
+            Some(made)
+        };
+        self.stream_gate.get_or_init(make).as_ref()
+    }
+
+    /// How many lanes have their gate in the stream.
+    pub(super) fn lanes_in_stream(&self) -> u32 {
+        if self.stream_gate().is_none() {
+            return 0;
+        }
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.iter().map(|lane| u32::from(lane.is_in_stream())).sum()
+    }
+
+    /// Since when streams are held; `None`: they are not.
+    pub(super) fn stream_closed_at(&self) -> Option<u64> {
+        self.stream_gate().and_then(StreamGate::closed_at)
+    }
+
+    /// Whether work is held in a stream.
+    pub(super) fn holds_work(&self) -> bool {
+        self.stream_closed_at().is_some() && self.lanes().iter().any(|lane| lane.is_held(self))
     }
 
     /// What all lanes together may have outstanding.
@@ -191,18 +242,28 @@ impl Gate {
         is_open(word).then_some(word)
     }
 
+    /// The number of the present opening or closing.
+    pub(super) fn number(&self) -> u32 {
+        self.word.load(Ordering::SeqCst)
+    }
+
     /// Whether `lease` is under way.
     #[inline]
     pub(super) fn admits(&self, lease: u32) -> bool {
         self.word.load(Ordering::Acquire) == lease
     }
 
-    pub(super) fn open(&self) {
+    /// Opens for a lease of the daemon's, or one of the own account. `false`: it has ended already.
+    pub(super) fn open(&self, lease: Option<u64>) -> bool {
+        if self.stream_gate().is_some_and(|gate| !gate.open(lease)) {
+            return false;
+        }
         self.word.fetch_or(1, Ordering::SeqCst);
         if self.is_unattended() {
             self.shut();
         }
         let _ = futex::wake(&self.word, futex::Flags::PRIVATE, i32::MAX as u32);
+        true
     }
 
     /// Makes the word even. The governor and a thread that ends the process may do so at the same time.
@@ -214,8 +275,12 @@ impl Gate {
 
     pub(super) fn close(&self) {
         self.shut();
+        if let Some(gate) = self.stream_gate() {
+            gate.close();
+            self.lanes().iter().for_each(|lane| lane.gate_closed());
+        }
         if self.stands_open.load(Ordering::SeqCst) {
-            self.open();
+            self.open(None);
         }
     }
 
@@ -238,7 +303,7 @@ impl Gate {
     /// Opens for good.
     fn stand_open(&self) {
         self.stands_open.store(true, Ordering::SeqCst);
-        self.open();
+        self.open(None);
     }
 
     /// The process is ending: destructors that launch work must not wait at a gate that nobody will open. And
@@ -247,6 +312,10 @@ impl Gate {
         self.unattended.store(true, Ordering::SeqCst);
         if !self.stands_open.load(Ordering::SeqCst) {
             self.shut();
+        }
+        // What is queued in streams is let through: the program may wait for it.
+        if let Some(gate) = self.stream_gate() {
+            gate.open(None);
         }
         self.wake_all();
         self.lanes().iter().for_each(|lane| lane.let_go());
@@ -312,15 +381,27 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether a thread waits.
+    /// Whether a thread waits, or work does.
     pub(super) fn is_wanted(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0
+        self.waiting.load(Ordering::Acquire) > 0 || self.holds_work()
+    }
+
+    /// Whether there is a governor.
+    pub(super) fn is_governed(&self) -> bool {
+        self.governed.load(Ordering::Acquire)
     }
 
     /// Has the governor look around.
     pub(super) fn ring(&self) {
         self.bell.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
+    }
+
+    /// Has the governor see that work is held, if it has nothing to do.
+    pub(super) fn ring_for_work(&self) {
+        if self.asleep.load(Ordering::SeqCst) {
+            self.ring();
+        }
     }
 
     /// How often the governor has been rung for.
@@ -331,10 +412,12 @@ impl Gate {
     /// Sleeps until a thread waits or the governor is rung for once more than `rings` times; may wake
     /// early.
     pub(super) fn await_demand(&self, rings: u32) {
+        self.asleep.store(true, Ordering::SeqCst);
         if !self.is_wanted() {
             let private = futex::Flags::PRIVATE;
             let _ = own_thread::asleep(|| futex::wait(&self.bell, private, rings, None));
         }
+        self.asleep.store(false, Ordering::SeqCst);
     }
 
     /// Adds a lane.
@@ -354,7 +437,7 @@ impl Gate {
         lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
         gone.give_all_back(&self.budget);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.add(gone.totals());
+        retired.add(gone.totals(self));
         (retired.outstanding_ns, retired.unknown) = (0, false);
     }
 
@@ -388,7 +471,7 @@ impl Gate {
         let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let mut backlogged_ns = 0;
         for lane in lanes.iter() {
-            totals.add(lane.totals());
+            totals.add(lane.totals(self));
             backlogged_ns = backlogged_ns.max(lane.take_backlogged_ns());
         }
         // Queues of several lanes stand for the same time.

@@ -7,7 +7,6 @@ use super::rest::Rest;
 use super::usage::{Usage, Used};
 use super::work::SPREAD;
 use super::{clock, driver_calls};
-use crate::exit_guard::Visits;
 use std::io;
 use std::sync::Arc;
 
@@ -16,6 +15,9 @@ use std::sync::Arc;
 const LEAST_LOOK_NS: u64 = 3_000_000;
 const LOOK_SPREAD_NS: u64 = 2_000_000;
 pub(super) const LONGEST_LOOK_NS: u64 = LEAST_LOOK_NS + LOOK_SPREAD_NS;
+/// The same of a short lease, where looking costs next to nothing.
+const LOOKS_OF_SHORT: u64 = 4;
+const SHORTEST_LOOK_NS: u64 = 500_000;
 /// For how long a program may not use its lease, where that costs others nothing, and where it does.
 const PATIENCE_NS: u64 = 25_000_000;
 const IMPATIENCE_NS: u64 = 4_000_000;
@@ -71,8 +73,9 @@ fn govern(gate: &'static Gate) {
         gate.set_shared(neighbours.note(&lease));
         let left = handover.check_for_left_work(gate);
         let mut tenure = Tenure::new(gate, lease, left);
-        gate.open();
-        tenure.hold(&mut account, &mut density, &mut neighbours);
+        if gate.open(tenure.lease.id) {
+            tenure.hold(&mut account, &mut density, &mut neighbours);
+        }
         gate.close();
         tenure.drain(&mut account, &mut handover);
         density.add(tenure.used);
@@ -99,7 +102,7 @@ impl Handover {
         let now = clock::now();
         let Some(at) = self.ended.take() else { return false };
         let lanes = gate.lanes();
-        let done = gate.inside(&lanes).is_none_or(|_inside| drained(gate.governors(), &lanes));
+        let done = gate.inside(&lanes).is_none_or(|_inside| drained(gate, &lanes));
         if !done && now > at.saturating_add(HANDOVER_NS) {
             self.rest.begin(now);
         }
@@ -196,8 +199,11 @@ impl Tenure {
                 return;
             }
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
-            self.sleep(now.saturating_add(until_look(now)).min(next));
+            self.sleep(now.saturating_add(self.until_look(now)).min(next));
             let now = clock::now();
+            if self.is_stopped() {
+                return;
+            }
             let lanes = self.gate.lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
             let Some(inside) = self.gate.inside(&lanes) else {
@@ -216,12 +222,13 @@ impl Tenure {
                 idle_since = None;
                 let look = if shared { Lane::forget_looks } else { Lane::ask };
                 lanes.iter().for_each(|lane| look(lane));
-            } else if drained(self.gate.governors(), &lanes) {
+            } else if drained(self.gate, &lanes) {
                 self.usage.drained(self.gate.totals());
                 let since = *idle_since.get_or_insert(now);
                 // Holding on costs nothing: what is not used is not charged.
                 let cheap = self.lease.id.is_none() || self.lease.shared || density.is_sparse();
-                if now.saturating_sub(since) >= if cheap { PATIENCE_NS } else { IMPATIENCE_NS } {
+                let dear = if self.gate.stream_gate().is_some() { SHORTEST_LOOK_NS } else { IMPATIENCE_NS };
+                if now.saturating_sub(since) >= if cheap { PATIENCE_NS } else { dear } {
                     return;
                 }
             }
@@ -239,10 +246,23 @@ impl Tenure {
         }
     }
 
-    /// Sleeps until a moment. While threads wait for what others have taken of the budget, sees to it that what is
+    /// Whether the daemon has ended the lease early.
+    fn is_stopped(&self) -> bool {
+        let gate = self.gate.stream_gate();
+        self.lease.id.zip(gate).is_some_and(|(lease, gate)| gate.is_stopped(lease))
+    }
+
+    /// Sleeps until a moment, or until the lease is ended early. While threads wait for what others have taken of the budget, sees to it that what is
     /// done is given back.
     fn sleep(&self, until: u64) {
         let gate = self.gate;
+        if let Some(stream_gate) = gate.stream_gate() {
+            let rings = stream_gate.rings();
+            if !self.is_stopped() {
+                stream_gate.sleep(rings, until.saturating_sub(clock::now()).max(1));
+            }
+            return;
+        }
         loop {
             gate.budget().sleep_unless_wanted(until.saturating_sub(clock::now()).max(1));
             let left = until.saturating_sub(clock::now());
@@ -256,13 +276,20 @@ impl Tenure {
         }
     }
 
+    /// How long to wait for the next look. Where that needs no driver, a short lease is looked at a few times.
+    fn until_look(&self, now: u64) -> u64 {
+        let usual = until_look(now);
+        let short = self.lease.end.saturating_sub(now) / LOOKS_OF_SHORT;
+        if self.gate.stream_gate().is_some() { usual.min(short.max(SHORTEST_LOOK_NS)) } else { usual }
+    }
+
     /// What lanes have taken of the budget and do not need is given back.
     fn give_back_unneeded(&self) {
         let gate = self.gate;
         let lanes = gate.lanes();
         let Some(_inside) = gate.inside(&lanes) else { return };
         let Some(_pin) = gate.governors().try_enter() else { return };
-        lanes.iter().for_each(|lane| lane.give_back_unneeded(gate.budget()));
+        lanes.iter().for_each(|lane| lane.give_back_unneeded(gate));
     }
 
     /// Waits until the work launched under the lease is done.
@@ -280,7 +307,7 @@ impl Tenure {
             .lanes()
             .into_iter()
             .filter(|lane| !lane.may_wait())
-            .map(|lane| (lane.under_way(), lane.totals().outstanding_ns, lane))
+            .map(|lane| (lane.under_way(), lane.totals(gate).outstanding_ns, lane))
             .filter(|(launches, ..)| *launches > 0)
             .collect();
         let mut told = since;
@@ -294,7 +321,7 @@ impl Tenure {
             // A thread that was on its way when the gate closed may have made a lane since: look each
             // time.
             let lanes = gate.lanes();
-            if gate.inside(&lanes).is_some_and(|_inside| drained(gate.governors(), &lanes)) {
+            if gate.inside(&lanes).is_some_and(|_inside| drained(gate, &lanes)) {
                 break;
             }
             waited |= only_waits(&lanes);
@@ -314,7 +341,7 @@ impl Tenure {
                 done_before = done;
                 since = now;
                 let may_guess = self.lease.id.is_some() && handover.rest.is_over(now);
-                done_at = if may_guess { expected_end(now, &lanes) } else { None };
+                done_at = if may_guess { expected_end(now, gate, &lanes) } else { None };
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 was_stuck = true;
                 handover.dependent = self.glimpse(done);
@@ -354,7 +381,7 @@ impl Tenure {
         if !lanes.iter().any(|lane| lane.has_unfinished_waits()) {
             return usual;
         }
-        let outstanding = lanes.iter().map(|lane| lane.totals().outstanding_ns);
+        let outstanding = lanes.iter().map(|lane| lane.totals(self.gate).outstanding_ns);
         let outstanding = outstanding.fold(0, u64::saturating_add);
         self.gate.stall().patience(clock::now(), usual, outstanding)
     }
@@ -367,13 +394,13 @@ impl Tenure {
         let mut until = begun.saturating_add(GLIMPSE_NS);
         let mut launched = launches_into_waiting(&gate.lanes());
         gate.stall().begin(before, begun);
-        gate.open();
+        let _ = gate.open(None);
         let helped = loop {
             clock::sleep(DRAIN_POLL_NS);
             let now = clock::now();
             let lanes = gate.lanes();
             lanes.iter().for_each(|lane| lane.release_overdue(now));
-            let all = gate.inside(&lanes).is_some_and(|_inside| drained(gate.governors(), &lanes));
+            let all = gate.inside(&lanes).is_some_and(|_inside| drained(gate, &lanes));
             if all || progress(&lanes) != before {
                 break true;
             }
@@ -398,7 +425,7 @@ impl Tenure {
         let Some(_inside) = gate.inside(&lanes) else { return };
         let governors = gate.governors();
         let Some(_pin) = governors.try_enter().filter(|_| !gone.is_empty()) else { return };
-        for lane in gone.iter().filter(|lane| lane.is_drained()) {
+        for lane in gone.iter().filter(|lane| lane.is_drained(gate)) {
             gate.retire(lane);
             lane.destroy_events();
         }
@@ -419,11 +446,11 @@ fn until_look(now: u64) -> u64 {
 
 /// When everything launched will be done, if something has just been seen to be done; `None`: not known,
 /// or not soon.
-fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
+fn expected_end(now: u64, gate: &Gate, lanes: &[Arc<Lane>]) -> Option<u64> {
     const SOON_NS: u64 = 5_000_000;
     let mut left_ns = 0_u64;
     for lane in lanes {
-        let totals = lane.totals();
+        let totals = lane.totals(gate);
         if totals.unknown || lane.may_wait() {
             return None;
         }
@@ -449,8 +476,8 @@ fn progress(lanes: &[Arc<Lane>]) -> u64 {
     lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()))
 }
 
-fn drained(governors: &Visits, lanes: &[Arc<Lane>]) -> bool {
-    let _pin = governors.enter();
+fn drained(gate: &Gate, lanes: &[Arc<Lane>]) -> bool {
+    let _pin = gate.governors().enter();
     // Each is asked, so that each one's progress is seen.
-    lanes.iter().filter(|lane| !lane.is_drained()).count() == 0
+    lanes.iter().filter(|lane| !lane.is_drained(gate)).count() == 0
 }

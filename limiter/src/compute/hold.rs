@@ -12,22 +12,15 @@
 
 use super::gate::Gate;
 use super::rest::Rest;
-use super::{clock, driver_calls};
+use super::{clock, driver_calls, words};
 use crate::driver_calls::current_context;
-use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
-use driver::cuda::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP, STREAM_WAIT_VALUE_GEQ, Stream};
-use std::sync::{Mutex, PoisonError};
-
-use crate::per_process::PerProcess;
+use driver::cuda::{STREAM_WAIT_VALUE_GEQ, Stream};
 
 /// The longest that a stream is held back if its thread does not let go.
 const LONGEST_NS: u64 = 2_000_000;
-/// Words of a context, each in a cache line of its own.
-const WORDS: usize = 64;
-const LINE: usize = 64;
 
 /// Whether the driver was told to wait for the work of each launch.
 static LAUNCHES_WAIT: AtomicBool = AtomicBool::new(false);
@@ -36,6 +29,11 @@ static HAS_TOOL: AtomicBool = AtomicBool::new(false);
 
 /// In it no stream of the process is held back.
 static REST: Rest = Rest::none();
+
+/// In a forked child nothing is held back.
+pub(super) fn after_fork() {
+    REST.end();
+}
 
 /// Looks at what the driver looks at when it is initialised.
 pub(crate) fn driver_starts() {
@@ -51,6 +49,11 @@ pub(crate) fn driver_starts() {
 /// Whether a launch is known to return when its work is done.
 pub(super) fn launches_wait() -> bool {
     LAUNCHES_WAIT.load(Relaxed)
+}
+
+/// Whether holding streams back would gain nothing, or hold the program's threads up.
+pub(super) fn is_useless() -> bool {
+    launches_wait() || HAS_TOOL.load(Relaxed)
 }
 
 /// A lane's way to hold its stream back.
@@ -77,8 +80,7 @@ impl Hold {
     /// Holds the stream back; `None` where that cannot be done. To be called by the lane's thread.
     pub(super) fn hold(&self, stream: Stream, context: usize, gate: &Gate) -> Option<HeldBack<'_>> {
         let now = clock::now();
-        let useless = launches_wait() || HAS_TOOL.load(Relaxed) || self.denied.load(Relaxed);
-        if useless || !REST.is_over(now) {
+        if is_useless() || self.denied.load(Relaxed) || !REST.is_over(now) {
             return None;
         }
         if self.word.load(Relaxed).is_null() {
@@ -86,7 +88,7 @@ impl Hold {
             if current_context() != context {
                 return None;
             }
-            let Some((word, at)) = take_word(context) else {
+            let Some((word, at)) = words::take(context) else {
                 self.denied.store(true, Relaxed);
                 return None;
             };
@@ -152,7 +154,7 @@ impl Hold {
     pub(super) fn give_back(&self) {
         let word = self.word.swap(ptr::null_mut(), Relaxed);
         self.denied.store(true, Relaxed);
-        give_word_back(word);
+        words::give_back(word);
     }
 }
 
@@ -173,93 +175,6 @@ impl HeldBack<'_> {
 impl Drop for HeldBack<'_> {
     fn drop(&mut self) {
         self.hold.release();
-    }
-}
-
-/// A page of words that a context sees.
-struct Words {
-    context: usize,
-    host: *const u8,
-    device: DevicePtr,
-    taken: u64,
-}
-
-// SAFETY: the pointer is only compared and offset; the words are atomics.
-unsafe impl Send for Words {}
-
-#[derive(Default)]
-struct Pages(Mutex<Vec<Words>>);
-
-static PAGES: PerProcess<Pages> = PerProcess::new();
-
-/// In a forked child: nothing is visible to a device.
-pub(super) fn after_fork() {
-    PAGES.forget();
-    REST.end();
-}
-
-/// A context has ended: its handle may come again.
-pub(super) fn context_ends(context: usize) {
-    let mut pages = PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner);
-    // The memory stays: a thread may be about to store into it.
-    pages.retain(|words| words.context != context);
-}
-
-fn take_word(context: usize) -> Option<(&'static AtomicU32, DevicePtr)> {
-    let free = {
-        let mut pages = PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner);
-        pages.iter_mut().filter(|words| words.context == context).find_map(Words::take)
-    };
-    if free.is_some() {
-        return free;
-    }
-    // No lock is held across the driver's calls. Two threads at once make two pages, which does no harm.
-    let mut words = Words::visible_to(context)?;
-    let taken = words.take();
-    PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner).push(words);
-    taken
-}
-
-fn give_word_back(word: *const AtomicU32) {
-    let mut pages = PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner);
-    for words in pages.iter_mut() {
-        let offset = (word as usize).wrapping_sub(words.host as usize);
-        if offset < WORDS * LINE {
-            words.taken &= !(1 << (offset / LINE));
-        }
-    }
-}
-
-impl Words {
-    /// A new page. Shared, so that a fork does not part the process from what the device sees.
-    fn visible_to(context: usize) -> Option<Self> {
-        const BYTES: usize = WORDS * LINE;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let host = unsafe { libc::mmap(ptr::null_mut(), BYTES, access, kind, -1, 0) };
-        if host == libc::MAP_FAILED {
-            return None;
-        }
-        let mut device = 0;
-        let visible = driver_calls::mem_host_register(host, BYTES, MEMHOSTREGISTER_DEVICEMAP)
-            .is_ok()
-            && driver_calls::mem_host_device_pointer(&raw mut device, host, 0).is_ok();
-        if !visible {
-            // SAFETY: nobody has been told of the mapping.
-            unsafe { libc::munmap(host, BYTES) };
-            return None;
-        }
-        Some(Self { context, host: host.cast_const().cast::<u8>(), device, taken: 0 })
-    }
-
-    fn take(&mut self) -> Option<(&'static AtomicU32, DevicePtr)> {
-        let index = usize::try_from(self.taken.trailing_ones()).ok().filter(|&at| at < WORDS)?;
-        self.taken |= 1 << index;
-        let word = self.host.wrapping_add(index * LINE).cast::<c_void>().cast::<AtomicU32>();
-        // SAFETY: within the page, aligned, and never unmapped.
-        let word = unsafe { &*word };
-        Some((word, self.device + (index * LINE) as DevicePtr))
     }
 }
 

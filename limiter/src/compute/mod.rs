@@ -22,9 +22,11 @@ mod looks;
 mod rest;
 mod sampler;
 mod stall;
+mod stream_gate;
 mod unattended;
 mod usage;
 mod waits;
+mod words;
 mod work;
 
 pub(crate) use captures::{capture_begins, capture_ends};
@@ -34,6 +36,7 @@ use fast_path::FAST_PATH;
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
+use lane::Ahead;
 pub(crate) use hold::driver_starts;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
@@ -89,6 +92,8 @@ pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
     captures::after_fork();
     estimate::after_fork();
     hold::after_fork();
+    words::after_fork();
+    stream_gate::after_fork();
 }
 
 /// Runs a call that gives work to a stream, when the device's time is there for it. `current` tells the gate of
@@ -161,16 +166,35 @@ fn launch_slowly(
     let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
     let expected = known.or(guess.map(|guess| guess.ns));
     let mut patience = lane::Patience::default();
+    let mut in_vain = None;
     let launching = loop {
         if gate.is_unattended() {
             return unattended::launch(gate, stream, call);
         }
         // Said before the gate is looked at.
         let launching = lane.as_deref().map(lane::Lane::launch_begins);
-        if lane::enter(gate, stream, lane.as_ref()) {
+        let is_open = lane::enter(gate, stream, lane.as_ref());
+        // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
+        // the driver waits with that for streams that are held, and other threads for the driver.
+        let may_be_held = expected.is_some() && !work.may_block() && gate.is_governed();
+        if let Some(lane) = lane.as_deref().filter(|_| is_open || may_be_held) {
+            if FAST_PATH.has_captures() && is_capturing(stream) {
+                break launching;
+            }
+            match lane.goes_ahead(gate, work.may_block()) {
+                Ahead::Go => break launching,
+                Ahead::Full if is_open => {
+                    drop(launching);
+                    lane.nap_for_room(&mut in_vain);
+                    continue;
+                }
+                Ahead::Full | Ahead::OnThread => {}
+            }
+        }
+        if is_open {
             let Some(lane) = lane.as_deref() else { break launching };
             let rings = gate.budget().rings();
-            if (FAST_PATH.has_captures() && is_capturing(stream)) || lane.take(expected, gate) {
+            if lane.take(expected, gate) {
                 break launching;
             }
             drop(launching);
@@ -228,6 +252,9 @@ fn launch_slowly(
     // Counted: the governor sees it by itself.
     drop(launching);
     lane.go_on(count, ns, gate);
+    if lane.is_in_stream() && gate.lease().is_none() {
+        gate.ring_for_work();
+    }
     result
 }
 
@@ -285,6 +312,16 @@ pub(crate) fn context_ends(gate: &Gate, context: usize) {
         for lane in gate.lanes() {
             lane.context_ends(context);
         }
-        hold::context_ends(context);
+        words::context_ends(context);
+    }
+}
+
+/// It has ended.
+pub(crate) fn context_ended(gate: &Gate, context: usize) {
+    if context != 0 && has_lanes() {
+        for lane in gate.lanes() {
+            lane.context_ended(context);
+        }
+        stream_gate::context_ended(context);
     }
 }

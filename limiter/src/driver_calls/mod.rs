@@ -98,6 +98,8 @@ driver_calls! {
     "cuStreamSynchronize" => fn stream_synchronize(stream: Stream) -> CuResult else NOT_FOUND;
     /// Has a stream wait for a word in memory.
     "cuStreamWaitValue32_v2" => fn stream_wait_value(stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult else NOT_FOUND;
+    /// Has a stream write a word in memory.
+    "cuStreamWriteValue32_v2" => fn stream_write_value(stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Makes host memory visible to the device.
     "cuMemHostRegister_v2" => fn mem_host_register(memory: *mut c_void, bytes: usize, flags: c_uint) -> CuResult else NOT_FOUND;
     /// Where the device sees host memory.

@@ -178,6 +178,7 @@ fn end_primary(
         return result;
     }
     if result.is_ok() && !primary_is_active(device) {
+        contexts.iter().for_each(|&context| compute::context_ended(&limited.gate, context));
         process.memory.primary_context_ended(&limited.memory, handle);
     } else {
         contexts.iter().for_each(|&context| compute::context_stays(&limited.gate, context));
@@ -318,6 +319,7 @@ fn destroy_green(call: Call<signature::cuGreenCtxDestroy>, green: GreenContext) 
     compute::context_ends(&limited.gate, green.context);
     let result = release_primary(call.process, device, limited, original);
     if result.is_ok() {
+        compute::context_ended(&limited.gate, green.context);
         process.memory.green_context_ended(&limited.memory, green);
     } else {
         limited.memory.contexts.green_stays(handle, green);
@@ -342,6 +344,7 @@ fn destroy(call: Call<signature::cuCtxDestroy>, context: Context) -> CuResult {
     let result = unsafe { (call.original)(context) };
     if let Some(device) = device {
         if result.is_ok() {
+            compute::context_ended(&device.gate, handle);
             process.memory.context_ended(&device.memory, handle);
         } else {
             compute::context_stays(&device.gate, handle);

@@ -126,7 +126,8 @@ impl Lane {
 
     /// Gives back what is not needed any more, also where the thread is busy elsewhere. To be called by the
     /// governor, pinned.
-    pub(in crate::compute) fn give_back_unneeded(&self, budget: &Budget) {
+    pub(in crate::compute) fn give_back_unneeded(&self, gate: &Gate) {
+        let budget = gate.budget();
         if !self.taken.is_any() {
             return;
         }
@@ -136,7 +137,7 @@ impl Lane {
             if !self.is_launching() {
                 // It may go on at any moment, and then takes a piece anew.
                 self.count.most_ns.store(0, Relaxed);
-                if self.is_drained() && self.activity() == activity {
+                if self.is_drained(gate) && self.activity() == activity {
                     budget.keep_of(&self.taken, had, 0);
                     return;
                 }

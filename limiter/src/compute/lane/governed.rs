@@ -3,6 +3,7 @@
 use super::super::usage::Totals;
 use super::super::{driver_calls, is_capturing, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
+use super::super::Gate;
 use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
@@ -12,6 +13,10 @@ impl Lane {
     /// that was launched before then is not done yet. To be asked by the governor.
     pub(in crate::compute) fn take_busy(&self, governors: &Visits) -> bool {
         let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
+        if let Some(own) = self.in_stream() {
+            let awaited = before > self.see_done(own) && !self.lost.load(Acquire);
+            return awaited && !self.may_wait();
+        }
         let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
         let may_look = |_: &_| awaited && !self.lost.load(Acquire);
         let Some(_pin) = governors.try_enter().filter(may_look) else { return false };
@@ -46,10 +51,15 @@ impl Lane {
     }
 
     /// What the lane has launched.
-    pub(in crate::compute) fn totals(&self) -> Totals {
+    pub(in crate::compute) fn totals(&self, gate: &Gate) -> Totals {
+        // What is held is launched when it passes the gate.
+        let (launched_ns, outstanding_ns) = match self.in_stream() {
+            Some(own) => self.passed_ns(own, gate),
+            None => (self.count.launched_ns.load(Relaxed), self.outstanding_ns()),
+        };
         Totals {
-            launched_ns: self.count.launched_ns.load(Relaxed),
-            outstanding_ns: self.outstanding_ns(),
+            launched_ns,
+            outstanding_ns,
             backlogged_ns: 0,
             unknown: !self.lost.load(Relaxed)
                 && (self.unknown_until.load(Acquire) > self.done.load(Acquire)
@@ -59,6 +69,9 @@ impl Lane {
 
     /// How many launches may not have been done yet, about.
     pub(in crate::compute) fn under_way(&self) -> u64 {
+        if self.is_in_stream() {
+            return 0;
+        }
         let batches = self.recorded.load(Acquire).saturating_sub(self.done.load(Acquire));
         let batch = u64::from(self.batch.load(Relaxed).max(1));
         u64::from(self.count.uncovered.load(Acquire)).saturating_add(batches.saturating_mul(batch))
@@ -93,9 +106,12 @@ impl Lane {
 
     /// Whether everything launched has been done. Launches that no event covers yet, because their
     /// thread is busy elsewhere, get the governor's event. To be called by the governor, pinned.
-    pub(in crate::compute) fn is_drained(&self) -> bool {
+    pub(in crate::compute) fn is_drained(&self, gate: &Gate) -> bool {
         if self.lost.load(Acquire) {
             return true;
+        }
+        if let Some(own) = self.in_stream() {
+            return self.is_drained_in_stream(own, gate);
         }
         if self.calling_since.load(Acquire) != 0 || self.is_launching() {
             return false;
@@ -150,6 +166,17 @@ impl Lane {
     pub(in crate::compute) fn context_ends(&self, context: usize) {
         if self.context == context {
             self.close();
+            self.ending.store(true, Release);
+            // What is held has to be let through first: the call waits for it.
+            if !self.is_in_stream() {
+                self.lost.store(true, Release);
+            }
+        }
+    }
+
+    /// It has gone.
+    pub(in crate::compute) fn context_ended(&self, context: usize) {
+        if self.context == context {
             self.lost.store(true, Release);
         }
     }
@@ -158,6 +185,7 @@ impl Lane {
     pub(in crate::compute) fn context_stays(&self, context: usize) {
         if self.context == context {
             self.lost.store(false, Release);
+            self.ending.store(false, Release);
         }
     }
 
@@ -176,7 +204,10 @@ impl Lane {
     /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
     pub(in crate::compute) fn destroy_events(&self) {
         self.hold.give_back();
-        if !self.lost.load(Acquire) {
+        if let Some(own) = &self.in_stream {
+            own.give_back();
+        }
+        if !self.lost.load(Acquire) && !self.ending.load(Acquire) {
             for event in &self.events {
                 let _ = within(self.context, || driver_calls::event_destroy(event.load(Relaxed)));
             }

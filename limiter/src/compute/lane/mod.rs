@@ -10,6 +10,7 @@
 
 mod budget;
 mod governed;
+mod in_stream;
 mod pace;
 mod thread;
 
@@ -26,10 +27,12 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use crossbeam::utils::CachePadded;
 use driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
+use in_stream::{BATCHES, InStream};
 use pace::Span;
 use std::sync::Mutex;
 
 pub(super) use budget::Patience;
+pub(super) use in_stream::{Ahead, MOST_LANES};
 pub(super) use thread::{
     context_of, enter, estimate_of, gate_of, is_default, known, known_way, of_this_thread, pass,
 };
@@ -63,6 +66,16 @@ const AT_ONCE: u32 = 0;
 /// Nothing has been covered by the governor.
 const NEVER: u64 = u64::MAX;
 
+/// What is known of a batch.
+#[derive(Default)]
+struct Batch {
+    /// Estimated nanoseconds of all launches up to its end, and how many these are.
+    covered_ns: AtomicU64,
+    launches: AtomicU64,
+    /// When its wait for the gate was put into the stream.
+    begun_at: AtomicU64,
+}
+
 /// What each launch counts.
 #[derive(Default)]
 struct Count {
@@ -90,8 +103,10 @@ pub(crate) struct Lane {
     /// Where the thread has to look up next, unless it is asked to do so at once.
     planned: AtomicU32,
     looks: Looks,
-    /// How many of the launched nanoseconds the latest events cover, by their numbers.
-    covered_ns: [AtomicU64; 4],
+    /// The latest ones, by their numbers.
+    latest: Box<[Batch]>,
+    /// Its gate in the stream, where that can be.
+    in_stream: Option<InStream>,
     /// Time for which work was always queued, as far as can be told.
     backlogged_ns: AtomicU64,
     backlogged_told_ns: AtomicU64,
@@ -118,7 +133,8 @@ pub(crate) struct Lane {
     sample_at: AtomicU64,
     /// The earliest time for the next sample of work that is only guessed.
     learn_at: AtomicU64,
-    /// The context is gone, and the events with it.
+    /// The context is about to go, or is gone, and the events with it.
+    ending: AtomicBool,
     lost: AtomicBool,
     /// The thread's two events, and the governor's.
     events: [AtomicPtr<core::ffi::c_void>; 3],
@@ -149,7 +165,10 @@ impl Drop for Launching<'_> {
 }
 
 impl Lane {
-    fn new(stream: usize, context: usize) -> Option<Self> {
+    /// Of a stream of the current context.
+    fn new(stream: usize, context: usize, gate: &Gate) -> Option<Self> {
+        let in_stream = undisturbing(|| gate.stream_gate_for_one_more().and_then(|own| InStream::new(own, context)));
+        let batches = if in_stream.is_some() { BATCHES } else { 4 };
         let mut events: [Event; 3] = [ptr::null_mut(); 3];
         let made = undisturbing(|| {
             events.iter_mut().all(|event| {
@@ -165,7 +184,8 @@ impl Lane {
             batch: AtomicU32::new(1),
             planned: AtomicU32::new(1),
             looks: Looks::default(),
-            covered_ns: [const { AtomicU64::new(0) }; 4],
+            latest: core::iter::repeat_with(Batch::default).take(batches).collect(),
+            in_stream,
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
             looked_at: AtomicU64::new(0),
@@ -182,6 +202,7 @@ impl Lane {
             skipped: AtomicU32::new(0),
             sample_at: AtomicU64::new(0),
             learn_at: AtomicU64::new(0),
+            ending: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
@@ -303,20 +324,24 @@ impl Lane {
         (self.batches.load(Relaxed).wrapping_mul(0x9E37_79B9) >> 8).is_multiple_of(SAMPLE_EVERY)
     }
 
-    fn covered_cell(&self, number: u64) -> &AtomicU64 {
-        &self.covered_ns[usize::try_from(number % 4).unwrap_or(0)]
+    fn batch(&self, number: u64) -> &Batch {
+        &self.latest[number as usize % self.latest.len()]
     }
 
     /// Estimated nanoseconds of all launches up to an event, one of the latest.
     #[inline]
     fn covered_by(&self, number: u64) -> u64 {
-        self.covered_cell(number).load(Relaxed)
+        self.batch(number).covered_ns.load(Relaxed)
     }
 
     /// Estimated nanoseconds of the launches that may not have been done yet.
     fn outstanding_ns(&self) -> u64 {
         let recorded = self.recorded.load(Acquire);
-        let done = self.done.load(Acquire).max(recorded.saturating_sub(2));
+        let done = if let Some(own) = self.in_stream() {
+            self.see_done(own)
+        } else {
+            self.done.load(Acquire).max(recorded.saturating_sub(2))
+        };
         self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
     }
 
@@ -404,6 +429,18 @@ impl Lane {
         let launched = self.count.launched_ns.load(Relaxed);
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
+        if self.is_in_stream() {
+            if count >= batch || uncovered_ns >= self.batch_ns(gate) || ns.is_none() {
+                undisturbing(|| {
+                    if self.try_to_cover() {
+                        self.pace_in_stream(count, gate);
+                    }
+                });
+            } else if count >= self.count.stop.load(Relaxed) {
+                self.stop_at(batch);
+            }
+            return;
+        }
         if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
             undisturbing(|| {
                 let covered = self.try_to_cover();
@@ -437,7 +474,9 @@ impl Lane {
 
     fn stop_at(&self, count: u32) {
         self.planned.store(count, Relaxed);
-        self.count.stop.store(count, Relaxed);
+        // A batch begins with a wait.
+        let at_once = self.in_stream.as_ref().is_some_and(InStream::needs_wait);
+        self.count.stop.store(if at_once { AT_ONCE } else { count }, Relaxed);
         // Another thread may have closed the lane meanwhile.
         if self.batch.load(Relaxed) == CLOSED {
             self.count.stop.store(CLOSED, Relaxed);
@@ -455,16 +494,28 @@ impl Lane {
             return true;
         }
         let recorded = self.recorded.load(Relaxed);
-        // The event of two batches ago is needed again. If it has not happened yet, the batch goes
-        // on, and the governor covers it when the lease ends.
-        if !self.is_done(recorded.saturating_sub(1)) {
-            return false;
-        }
         let number = recorded + 1;
         let waits = self.waits.count();
-        if driver_calls::event_record(self.event(number), self.stream as Stream).is_ok() {
+        let marked = if let Some(own) = self.in_stream() {
+            let marked = self.mark(own, number);
+            if !marked {
+                return false;
+            }
+            marked
+        } else {
+            // The event of two batches ago is needed again. If it has not happened yet, the batch goes
+            // on, and the governor covers it when the lease ends.
+            if !self.is_done(recorded.saturating_sub(1)) {
+                return false;
+            }
+            driver_calls::event_record(self.event(number), self.stream as Stream).is_ok()
+        };
+        if marked {
             let launched = self.count.launched_ns.load(Relaxed);
-            self.covered_cell(number).store(launched, Relaxed);
+            let before = self.batch(recorded).launches.load(Relaxed);
+            let batch = self.batch(number);
+            batch.covered_ns.store(launched, Relaxed);
+            batch.launches.store(before + u64::from(self.count.uncovered.load(Relaxed)), Relaxed);
             if waits != self.waits_covered.load(Relaxed) {
                 // In this order: who sees the second sees the first.
                 self.waits_until.store(number, Release);
@@ -485,6 +536,9 @@ impl Lane {
     fn is_done(&self, number: u64) -> bool {
         if self.done.load(Acquire) >= number {
             return true;
+        }
+        if let Some(own) = self.in_stream() {
+            return self.see_done(own) >= number;
         }
         let done = driver_calls::event_query(self.event(number)) != CuResult::NOT_READY;
         if done {

@@ -130,6 +130,30 @@ impl Lane {
         self.plan_sample(now);
     }
 
+    /// The same where the gate is in the stream: nobody waits, and only what was queued while the gate was open
+    /// counts.
+    pub(super) fn pace_in_stream(&self, batch: u32, gate: &Gate) {
+        let recorded = self.recorded.load(Relaxed);
+        let queued = !self.is_done(recorded.saturating_sub(1));
+        let waits = self.had_waits_since(recorded.saturating_sub(1).max(1));
+        let now = clock::now();
+        let (took, used) = self.mark_at(now);
+        let queue = match queued {
+            _ if gate.is_shared() => Queue::Idle,
+            true => Queue::Full,
+            false if used / 5 > took / 4 => Queue::Full,
+            false if used < took / 2 => Queue::Empty,
+            false => Queue::Idle,
+        };
+        let is_open = gate.lease() == Some(self.entered.load(Relaxed));
+        if is_open && queued && !waits {
+            self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
+        }
+        let fitting = u64::from(batch) * 2 * self.span.after(queue) / took;
+        self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(batch.saturating_mul(2)));
+        self.plan_sample(now);
+    }
+
     /// A batch ends: the time since the one before did, and the estimated nanoseconds launched in it.
     fn mark_at(&self, now: u64) -> (u64, u64) {
         let launched = self.count.launched_ns.load(Relaxed);

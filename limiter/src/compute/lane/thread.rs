@@ -233,7 +233,7 @@ pub(in crate::compute) fn of_this_thread(gate: &'static Gate, stream: usize) -> 
             if let Some((_, lane)) = known {
                 return Some(Arc::clone(lane));
             }
-            let lane = Arc::new(within(context, || Lane::new(stream, context))??);
+            let lane = Arc::new(within(context, || Lane::new(stream, context, gate))??);
             gate.add(Arc::clone(&lane));
             lanes.0.push((ptr::from_ref(gate), Arc::clone(&lane)));
             Some(lane)

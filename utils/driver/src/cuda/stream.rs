@@ -11,6 +11,8 @@ pub const STREAM_LEGACY: usize = 1;
 pub const STREAM_PER_THREAD: usize = 2;
 /// `CU_STREAM_WAIT_VALUE_GEQ`: until the word has reached the value, in cyclic order.
 pub const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
+/// `CU_STREAM_WAIT_VALUE_AND`: until the word has one of the value's bits.
+pub const STREAM_WAIT_VALUE_AND: c_uint = 2;
 /// `CU_EVENT_DEFAULT`
 pub const EVENT_DEFAULT: c_uint = 0;
 /// `CU_EVENT_DISABLE_TIMING`

@@ -1,0 +1,326 @@
+//! A lane whose gate is in its stream.
+//!
+//! Before each batch the stream waits for the gate's word; behind it, it writes the batch's number to a word of the
+//! lane. So the thread need not wait at a closed gate: it goes on launching, up to a bound. And whoever wants to know
+//! how far the stream is reads memory, and never needs the driver.
+//!
+//! A batch that was begun before the gate closed may have passed it; later ones have not. What has passed, the device
+//! does. The rest is held.
+
+use super::super::stream_gate::StreamGate;
+use super::super::{Gate, clock, driver_calls, is_capturing, undisturbing, within, words};
+use super::{CLOSED, Lane};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use driver::cuda::{CuResult, DevicePtr, STREAM_PER_THREAD, STREAM_WAIT_VALUE_AND, Stream};
+use session::gate_page::layout::OPEN;
+
+/// Lanes of a process and device whose gate is in the stream: beyond so many held streams, submitting blocks on
+/// devices with few hardware queues.
+pub(in crate::compute) const MOST_LANES: u32 = 8;
+/// Batches of a lane that may not be done, and a few.
+pub(super) const BATCHES: usize = 128;
+/// What may be queued ahead of the device: estimated time of a lane, and entries of the driver's queue in all lanes.
+/// An H200 blocks the thread at 1,020 entries, and then every other thread, too.
+const AHEAD_NS: u64 = 100_000_000;
+const MOST_ENTRIES: u64 = 900;
+/// A batch's wait and its mark take an entry each.
+const ENTRIES_OF_BATCH: u64 = 2;
+/// Estimated time of a batch: beside other sessions, which wait for it at a handover, and alone. A wait and a mark cost
+/// the device 4 us.
+const SHARED_BATCH_NS: u64 = 1_000_000;
+const BATCH_NS: u64 = 2_000_000;
+/// A batch that was begun so shortly before the gate closed may be held or not. So much longer than it should take it
+/// is taken to run.
+const UNSURE_NS: u64 = 50_000;
+const UNSURE_PATIENCE_NS: u64 = 2_000_000;
+/// How much longer than its estimates the work takes that no mark covers yet.
+const TAIL_MARGIN_NS: u64 = 100_000;
+/// How often a thread looks whether there is room, and for how long it does.
+const NAP_NS: u64 = 200_000;
+const PATIENCE_NS: u64 = 200_000_000;
+/// Nobody has run out of patience.
+const NEVER: u64 = u64::MAX;
+
+/// Streams of this process do not do what they are told.
+static USELESS: AtomicBool = AtomicBool::new(false);
+
+/// See the module.
+pub(super) struct InStream {
+    /// Where the device sees the gate's word, and the lane's own.
+    gate_at: DevicePtr,
+    done_at: DevicePtr,
+    done: &'static AtomicU32,
+    /// The wait of the present batch is in the stream: put there while the gate had this number.
+    begun: AtomicBool,
+    lease: AtomicU32,
+    /// A mark was seen: the operations do what they should.
+    proven: AtomicBool,
+    /// The operations cannot be had.
+    denied: AtomicBool,
+    /// What was done when the gate closed last.
+    done_at_close: AtomicU64,
+    /// What was done when a thread had waited for room in vain.
+    stuck_at: AtomicU64,
+}
+
+impl InStream {
+    /// Of a stream of the current context.
+    pub(super) fn new(gate: &StreamGate, context: usize) -> Option<Self> {
+        if USELESS.load(Relaxed) {
+            return None;
+        }
+        let gate_at = gate.word_for(context)?;
+        let (done, done_at) = words::take(context)?;
+        // Lanes before this one have left their last number in it.
+        done.store(0, SeqCst);
+        Some(Self {
+            gate_at,
+            done_at,
+            done,
+            begun: AtomicBool::new(false),
+            lease: AtomicU32::new(0),
+            proven: AtomicBool::new(false),
+            denied: AtomicBool::new(false),
+            done_at_close: AtomicU64::new(0),
+            stuck_at: AtomicU64::new(NEVER),
+        })
+    }
+
+    /// The lane is no more, and its last mark was seen or never comes.
+    pub(super) fn give_back(&self) {
+        words::give_back(self.done);
+    }
+
+    /// Whether the next launch has to put a wait into the stream first.
+    pub(super) fn needs_wait(&self) -> bool {
+        !self.denied.load(Relaxed) && !self.begun.load(Relaxed)
+    }
+}
+
+/// What a launch is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::compute) enum Ahead {
+    /// Go on: its stream waits for the gate, if need be.
+    Go,
+    /// Too much is queued.
+    Full,
+    /// Its gate is on the thread.
+    OnThread,
+}
+
+impl Lane {
+    /// The lane's gate in its stream, if it has one.
+    pub(super) fn in_stream(&self) -> Option<&InStream> {
+        self.in_stream.as_ref().filter(|own| !own.denied.load(Relaxed))
+    }
+
+    /// Whether its gate is in the stream.
+    pub(in crate::compute) fn is_in_stream(&self) -> bool {
+        self.in_stream().is_some()
+    }
+
+    /// Sees how far the stream is.
+    pub(super) fn see_done(&self, own: &InStream) -> u64 {
+        let recorded = self.recorded.load(Acquire);
+        let ahead = own.done.load(Acquire).wrapping_sub(recorded as u32).cast_signed();
+        let done = recorded.saturating_add_signed(ahead.into());
+        if done > self.done.load(Relaxed) {
+            self.done.fetch_max(done, Release);
+        }
+        done
+    }
+
+    /// Prepares a launch: has the stream wait for the gate before a batch. To be called by the lane's thread, which has
+    /// said that it launches. `waits`: the call itself may wait for its work, so it must not be held.
+    pub(in crate::compute) fn goes_ahead(&self, gate: &Gate, waits: bool) -> Ahead {
+        let Some(own) = self.in_stream() else { return Ahead::OnThread };
+        if waits {
+            return if gate.lease().is_some() { Ahead::Go } else { Ahead::Full };
+        }
+        if !self.has_room(own, gate) {
+            return Ahead::Full;
+        }
+        let lease = gate.number();
+        if own.begun.load(Relaxed) && own.lease.load(Relaxed) == lease {
+            return Ahead::Go;
+        }
+        undisturbing(|| self.begin_batch(own, gate, lease))
+    }
+
+    fn begin_batch(&self, own: &InStream, gate: &Gate, lease: u32) -> Ahead {
+        // One of another lease ends here, so that it is known to be held or to have passed.
+        if !self.try_to_cover() {
+            return Ahead::Full;
+        }
+        let number = self.recorded.load(Relaxed) + 1;
+        // Before the wait is there: what was begun after the gate closed is held.
+        self.batch(number).begun_at.store(clock::now(), SeqCst);
+        let stream = self.stream as Stream;
+        let waits = driver_calls::stream_wait_value(stream, own.gate_at, OPEN, STREAM_WAIT_VALUE_AND);
+        if !waits.is_ok() {
+            self.deny(own);
+            return Ahead::OnThread;
+        }
+        own.lease.store(lease, Relaxed);
+        own.begun.store(true, Relaxed);
+        let launched = self.count.launched_ns.load(Relaxed);
+        self.count.most_ns.store(launched.saturating_add(self.batch_ns(gate)), Relaxed);
+        self.stop_at(self.planned.load(Relaxed));
+        Ahead::Go
+    }
+
+    /// Ends a batch with a mark; `false`: too many are under way.
+    pub(super) fn mark(&self, own: &InStream, number: u64) -> bool {
+        if number.saturating_sub(self.see_done(own)) + 2 > BATCHES as u64 {
+            return false;
+        }
+        // Numbers are compared as they are counted, modulo 2^32.
+        let written = driver_calls::stream_write_value(self.stream as Stream, own.done_at, number as u32, 0);
+        if written.is_ok() {
+            own.begun.store(false, Relaxed);
+        }
+        written.is_ok()
+    }
+
+    /// The estimated time of a batch.
+    pub(super) fn batch_ns(&self, gate: &Gate) -> u64 {
+        if gate.is_shared() { SHARED_BATCH_NS } else { BATCH_NS }
+    }
+
+    fn has_room(&self, own: &InStream, gate: &Gate) -> bool {
+        let (recorded, done) = (self.recorded.load(Relaxed), self.see_done(own));
+        if done == own.stuck_at.load(Relaxed) {
+            return true;
+        }
+        if !own.proven.load(Relaxed) {
+            if recorded > 0 && done == 0 {
+                return false;
+            }
+            own.proven.store(done > 0, Relaxed);
+        }
+        let launches = self.batch(recorded).launches.load(Relaxed)
+            + u64::from(self.count.uncovered.load(Relaxed))
+            - self.batch(done).launches.load(Relaxed);
+        let entries = launches + (recorded - done) * ENTRIES_OF_BATCH;
+        let ahead_ns = self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done));
+        entries < MOST_ENTRIES / u64::from(gate.lanes_in_stream().max(1))
+            && ahead_ns < AHEAD_NS
+            && recorded - done + 4 < BATCHES as u64
+    }
+
+    /// Waits a moment for room at an open gate. `since`: when that began, and what was done then. In vain for long, it
+    /// waits no more: what is queued may wait for what comes.
+    pub(in crate::compute) fn nap_for_room(&self, since: &mut Option<(u64, u64)>) {
+        let Some(own) = self.in_stream() else { return };
+        let (now, done) = (clock::now(), self.see_done(own));
+        let (begun, before) = *since.get_or_insert((now, done));
+        if before != done {
+            *since = Some((now, done));
+        } else if now.saturating_sub(begun) > PATIENCE_NS {
+            let empty = || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
+            if !own.proven.load(Relaxed) && undisturbing(empty) && self.see_done(own) == done {
+                // All is done, and no mark came.
+                USELESS.store(true, Relaxed);
+                self.deny(own);
+                return;
+            }
+            own.stuck_at.store(done, Relaxed);
+            return;
+        }
+        clock::sleep(NAP_NS);
+    }
+
+    /// From now on its gate is on the thread.
+    fn deny(&self, own: &InStream) {
+        own.denied.store(true, Relaxed);
+        self.done.fetch_max(self.recorded.load(Relaxed), Release);
+        self.count.most_ns.store(0, Relaxed);
+        tracing::info!("a stream cannot wait for its gate: its thread does");
+    }
+
+    /// The gate has closed. To be called by the governor.
+    pub(in crate::compute) fn gate_closed(&self) {
+        if let Some(own) = self.in_stream() {
+            own.done_at_close.store(self.see_done(own), Release);
+        }
+    }
+
+    /// Number of the batch that no mark covers yet, or of the last one.
+    fn last(&self) -> u64 {
+        self.recorded.load(Acquire) + u64::from(self.count.uncovered.load(Acquire) > 0)
+    }
+
+    /// The last batch that may have passed a gate that closed at some moment.
+    fn passed(&self, own: &InStream, closed_at: u64, now: u64) -> u64 {
+        let done = own.done_at_close.load(Acquire);
+        let next = done + 1;
+        let begun_at = self.batch(next).begun_at.load(SeqCst);
+        if next > self.last() || begun_at > closed_at {
+            return done;
+        }
+        // At about the same time: then the clock tells.
+        let late = || now > closed_at + self.launched_by(next).saturating_sub(self.covered_by(done)) + UNSURE_PATIENCE_NS;
+        if begun_at + UNSURE_NS > closed_at && self.see_done(own) < next && late() { done } else { next }
+    }
+
+    /// Estimated nanoseconds of all launches up to a batch's end.
+    fn launched_by(&self, number: u64) -> u64 {
+        if number <= self.recorded.load(Acquire) {
+            self.covered_by(number)
+        } else {
+            self.count.launched_ns.load(Relaxed)
+        }
+    }
+
+    /// Whether work is held at a closed gate.
+    pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
+        let (Some(own), Some(closed_at)) = (self.in_stream(), gate.stream_closed_at()) else { return false };
+        let done = self.see_done(own);
+        !self.lost.load(Acquire) && self.last() > done.max(self.passed(own, closed_at, clock::now()))
+    }
+
+    /// Whether all that has passed the gate is done. To be called by the governor, pinned.
+    pub(super) fn is_drained_in_stream(&self, own: &InStream, gate: &Gate) -> bool {
+        if self.is_launching() {
+            return false;
+        }
+        let (done, recorded) = (self.see_done(own), self.recorded.load(Acquire));
+        let waits = self.calling_since.load(Acquire) != 0;
+        let tail = self.count.uncovered.load(Acquire) > 0;
+        let Some(closed_at) = gate.stream_closed_at() else {
+            return done >= recorded && !waits && (!tail || self.is_tail_done());
+        };
+        let now = clock::now();
+        let passed = self.passed(own, closed_at, now);
+        if waits && self.last() <= passed && !gate.holds_work() {
+            return false;
+        }
+        if passed <= recorded {
+            return done >= passed;
+        }
+        let tail_ns = self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
+        done >= recorded && (!tail || now > closed_at + tail_ns + TAIL_MARGIN_NS)
+    }
+
+    /// Asks the driver, while the gate is open: nobody waits in there for a stream that is held.
+    fn is_tail_done(&self) -> bool {
+        // The calling thread cannot name another thread's default stream.
+        if self.batch.load(Relaxed) == CLOSED || self.stream == STREAM_PER_THREAD {
+            return true;
+        }
+        let done = || is_capturing(self.stream) || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
+        within(self.context, done).unwrap_or(true)
+    }
+
+    /// Estimated nanoseconds of the launches that have passed the gate, and of those of them that are not done.
+    pub(super) fn passed_ns(&self, own: &InStream, gate: &Gate) -> (u64, u64) {
+        let done = self.see_done(own);
+        let passed = match gate.stream_closed_at() {
+            None => done + 1,
+            Some(closed_at) => self.passed(own, closed_at, clock::now()).max(done),
+        };
+        let (launched, before) = (self.launched_by(passed), self.covered_by(done));
+        (launched, launched.saturating_sub(before))
+    }
+}
