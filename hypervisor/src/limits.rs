@@ -111,6 +111,7 @@ mod tests {
             protocol: VERSION,
             session: "a".into(),
             devices: devices.iter().map(quota).collect(),
+            gates: None,
         }
     }
 

@@ -31,7 +31,7 @@ fn by(pid: i32, uid: u32) -> Caller {
 fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
     let quota = |&(uuid, share_ppm): &(GpuId, u32)| DeviceQuota::fixed(uuid, share_ppm);
     let devices = devices.iter().map(quota).collect();
-    Register { protocol: VERSION, session: session.to_owned(), devices }
+    Register { protocol: VERSION, session: session.to_owned(), devices, gates: None }
 }
 
 #[test]
