@@ -35,8 +35,12 @@ impl Tenant {
     fn register(socket: &Path, session: &str) -> Self {
         let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
         let quota = DeviceQuota::fixed(GPU_ID, 1_000_000);
-        let register =
-            Register { protocol: VERSION, session: session.into(), devices: vec![quota] };
+        let register = Register {
+            protocol: VERSION,
+            session: session.into(),
+            devices: vec![quota],
+            gates: None,
+        };
         let start = Instant::now();
         loop {
             match client.post::<_, Registered>(path::REGISTER, &register, PATIENCE) {

@@ -13,6 +13,7 @@ mod connection_quota;
 mod core;
 mod devices;
 mod end;
+mod gate_pages;
 mod identity;
 mod limits;
 pub mod log;

@@ -15,6 +15,8 @@ pub(super) const WORKERS: usize = 4096;
 pub(super) const UNLISTED_DEVICES: usize = 256;
 /// How many quotas are kept: each session has one for each device that it named.
 pub(super) const QUOTAS: usize = 8192;
+/// How many gate pages are kept: each process may have one. With the reserve fewer than can be mapped.
+pub(super) const GATE_PAGES: usize = 1024;
 const NAME_BYTES: usize = 253;
 
 /// What is kept beyond a bound for users who have next to nothing: as many users as like to act
@@ -111,6 +113,7 @@ mod tests {
             protocol: VERSION,
             session: "a".into(),
             devices: devices.iter().map(quota).collect(),
+            gates: None,
         }
     }
 
@@ -131,7 +134,9 @@ mod tests {
 
     #[test]
     fn users_who_act_together_leave_something_for_the_next() {
-        for most in [SESSIONS, WORKERS, UNLISTED_DEVICES, QUOTAS, most_of(16_384), most_of(192)] {
+        for most in
+            [SESSIONS, WORKERS, UNLISTED_DEVICES, QUOTAS, GATE_PAGES, most_of(16_384), most_of(192)]
+        {
             let served = users_served(most);
             assert!(served >= 32, "{served} users of {most}");
         }

@@ -28,7 +28,7 @@ async fn register(
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Registered>> {
     let caller = core.caller(peer)?;
-    Ok(Answer(core.register(&caller, &body.0).map_err(ApiError::from)?))
+    Ok(Answer(core.register(&caller, &body.0).await.map_err(ApiError::from)?))
 }
 
 #[handler]

@@ -15,6 +15,7 @@ impl Scheduler {
         self.suspect_several(now);
         self.judge(now);
         self.divide_among_owners(now);
+        self.stop_turns(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
         // Guaranteed time goes first; spare time is what is left.
@@ -34,7 +35,7 @@ impl Scheduler {
         self.end_overdue_probe(now);
         self.suspect_several(now);
         let session = self.session_of(worker).ok()?;
-        let held = self.held(worker).filter(|held| held.lease == lease && !held.revoked)?;
+        let held = self.held(worker).filter(|held| held.lease == lease && held.counts())?;
         if !self.fits(worker) {
             return None;
         }
@@ -42,11 +43,15 @@ impl Scheduler {
         let (paid, length) = [Paid::Own, Paid::Spare]
             .into_iter()
             .find_map(|paid| Some((paid, self.length(worker, paid, true)?)))?;
-        if paid == Paid::Spare && !self.may_have_spare(session) {
+        if paid == Paid::Spare && !self.may_have_spare(session, now) {
             return None;
         }
         // A probe keeps the other workers waiting.
-        let waiting = self.probe.is_none().then(|| self.strongest_waiting(worker, now)).flatten();
+        let waiting = self
+            .probe
+            .is_none()
+            .then(|| self.strongest_waiting(worker, self.tuning.linger_ns, now))
+            .flatten();
         let turn_ends_at = match (waiting, paid) {
             // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
@@ -90,7 +95,7 @@ impl Scheduler {
             };
             later(Paid::Own).into_iter().chain(later(Paid::Spare)).min()
         });
-        let times = overdue.chain(ready).chain(self.probe_ends_at());
+        let times = overdue.chain(ready).chain(self.probe_ends_at()).chain(self.turn_ends_at(now));
         times.filter(|&at| at > now).min()
     }
 
@@ -98,7 +103,7 @@ impl Scheduler {
     fn worth_a_look(&self, now: u64) -> Vec<(WorkerId, SessionId)> {
         let holds_dense = |id: &WorkerId| {
             self.workers.get(id).is_some_and(|worker| {
-                worker.density.is_dense() && worker.held.is_some_and(|held| !held.revoked)
+                worker.density.is_dense() && worker.held.is_some_and(|held| held.counts())
             })
         };
         let taken = self.holding.iter().any(holds_dense);
@@ -168,7 +173,7 @@ impl Scheduler {
     /// Grants a candidate its lease, unless an earlier grant excludes it.
     fn grant(&mut self, worker: WorkerId, paid: Paid, now: u64) -> Option<Grant> {
         let session = self.session_of(worker).ok()?;
-        if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session) {
+        if !self.fits(worker) || paid == Paid::Spare && !self.may_have_spare(session, now) {
             return None;
         }
         let length_ns = self.length(worker, paid, false)?;
@@ -194,6 +199,7 @@ impl Scheduler {
             turn_ends_at: ends_at,
             company,
             revoked: false,
+            stopped: false,
             keeps_since: None,
             kept_ns: 0,
         });
@@ -246,7 +252,9 @@ impl Scheduler {
             if let Some(other) = self.workers.get_mut(id)
                 && let Some(held) = &mut other.held
             {
-                held.company.add(&density);
+                if held.counts() {
+                    held.company.add(&density);
+                }
                 held.company.shared |= other.session != session;
             }
         }
@@ -273,7 +281,7 @@ impl Scheduler {
         let account = &self.sessions.get(&session)?.account;
         // Beside a member that holds, a sparse worker may start before it can pay for a whole turn.
         let joins = !self.is_dense(worker)
-            && self.members(session).any(|(_, other)| other.held.is_some_and(|held| !held.revoked));
+            && self.members(session).any(|(_, other)| other.held.is_some_and(|held| held.counts()));
         let kept_ns = match paid {
             Paid::Own => self.kept_for_a_turn(worker, session),
             Paid::Spare => 0,
@@ -362,13 +370,18 @@ impl Scheduler {
     }
 
     /// The strongest claim among the dense workers that could have a turn if this dense worker let
-    /// go of the device. A worker between two polls counts as asking.
-    fn strongest_waiting(&self, worker: WorkerId, now: u64) -> Option<Paid> {
+    /// go of the device. A worker whose poll ended within `linger_ns` counts as asking.
+    pub(super) fn strongest_waiting(
+        &self,
+        worker: WorkerId,
+        linger_ns: u64,
+        now: u64,
+    ) -> Option<Paid> {
         if !self.is_dense(worker) {
             return None;
         }
         let lingers = |other: &super::worker::Worker| {
-            other.held.is_none() && other.was_active_within(self.tuning.linger_ns, now)
+            other.held.is_none() && other.was_active_within(linger_ns, now)
         };
         let waiting = self.workers.iter().filter(|&(&id, other)| {
             id != worker

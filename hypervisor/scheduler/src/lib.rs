@@ -36,6 +36,7 @@ mod audit;
 mod decision;
 mod density;
 mod oversubscribed;
+mod preempt;
 mod probe;
 mod reports;
 mod spare;
@@ -57,7 +58,7 @@ pub use density::Class;
 use probe::Probe;
 use trust::Doubt;
 pub use tuning::Tuning;
-pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
+pub use types::{Grant, Handover, LeaseId, ScheduleError, SessionId, Told, WorkerId};
 pub use view::{DeviceView, LeaseView, SessionView};
 use worker::{Company, Held, Worker};
 
@@ -92,6 +93,8 @@ pub struct Scheduler {
     own_now: u128,
     spare_now: u128,
     leases: u64,
+    /// Leases that were ended early, of which the caller does not know yet.
+    stops: Vec<(WorkerId, LeaseId)>,
     audit: Audit,
     /// A session that was found out before shares the device again. The next one has to wait until
     /// then.
@@ -123,6 +126,7 @@ impl Scheduler {
             own_now: 0,
             spare_now: 0,
             leases: 0,
+            stops: Vec::new(),
             audit: Audit::default(),
             watched_until: 0,
             shares_at: u64::MAX,
@@ -276,12 +280,12 @@ impl Scheduler {
         }
     }
 
-    /// The workers that hold a lease that is not revoked, and whether each fills the device by
-    /// itself.
+    /// The workers that hold a lease that is neither revoked nor stopped, and whether each fills the
+    /// device by itself.
     pub fn holders(&self) -> impl Iterator<Item = (WorkerId, Class)> {
         self.holding.iter().filter_map(|id| {
             let worker = self.workers.get(id)?;
-            worker.held.filter(|held| !held.revoked)?;
+            worker.held.filter(Held::counts)?;
             let dense = worker.density.is_dense();
             Some((*id, if dense { Class::Dense } else { Class::Sparse }))
         })
@@ -328,6 +332,23 @@ impl Scheduler {
         last.clamp(self.own_now.saturating_sub(self.tuning.longest_lag_ns.into()), self.own_now)
     }
 
+    /// The virtual time of those that take turns: the mean of what they have used in relation to
+    /// their shares, weighted by the shares.
+    fn mean_virtual_time(&self) -> u128 {
+        let (mut sum, mut weights) = (0u128, 0u128);
+        let taking_turns = self.asking.iter().chain(&self.holding);
+        for worker in taking_turns.filter_map(|id| self.workers.get(id)) {
+            if let Some(session) = self.sessions.get(&worker.session)
+                && worker.density.is_dense()
+            {
+                let weight = u128::from(session.account.turns_ppm());
+                sum += session.account.virtual_time(Paid::Own).saturating_mul(weight);
+                weights += weight;
+            }
+        }
+        sum.checked_div(weights).unwrap_or(self.own_now)
+    }
+
     /// Whether the session wants the device, or did so just now.
     fn is_active(&self, session: SessionId, now: u64) -> bool {
         self.members(session).any(|(id, worker)| {
@@ -359,11 +380,11 @@ impl Scheduler {
         self.workers.get(&worker).and_then(|worker| worker.held)
     }
 
-    /// The workers other than `except` that hold a lease that is not revoked.
+    /// The workers other than `except` that hold a lease that others wait for.
     fn present(&self, except: WorkerId) -> impl Iterator<Item = (WorkerId, &Worker, Held)> {
         self.holding.iter().filter(move |&&id| id != except).filter_map(|&id| {
             let worker = self.workers.get(&id)?;
-            let held = worker.held.filter(|held| !held.revoked)?;
+            let held = worker.held.filter(Held::counts)?;
             Some((id, worker, held))
         })
     }

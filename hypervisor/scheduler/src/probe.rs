@@ -36,7 +36,7 @@ impl Scheduler {
         let keeps = |id: &WorkerId| {
             let suspected = self.workers.get(id).filter(|other| other.density.is_suspected());
             suspected.is_some_and(|other| match other.held {
-                Some(held) => !held.revoked,
+                Some(held) => held.counts(),
                 // Suspected workers do not keep each other away: they take ordinary turns.
                 None => !is_suspected && self.can_begin(other),
             })

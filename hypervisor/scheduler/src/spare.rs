@@ -21,8 +21,8 @@ const FILLING_PPM: u64 = 400_000;
 
 impl Scheduler {
     /// Whether the other sessions leave spare time for a worker of this session.
-    pub(super) fn may_have_spare(&self, session: SessionId) -> bool {
-        if self.priority(session) == Priority::Low && self.high_wants(session) {
+    pub(super) fn may_have_spare(&self, session: SessionId, now: u64) -> bool {
+        if self.priority(session) == Priority::Low && self.high_wants(session, now) {
             return false;
         }
         if self.wrongs_a_dense_one(session) {
@@ -38,7 +38,7 @@ impl Scheduler {
         for id in self.asking.iter().chain(&self.holding) {
             let Some(worker) = self.workers.get(id) else { continue };
             let waits = worker.held.is_none();
-            if worker.held.is_none_or(|held| !held.revoked)
+            if worker.held.is_none_or(|held| held.counts())
                 && self.misses_its_share(worker.session, waits)
             {
                 missing.push(worker.session);
@@ -60,7 +60,7 @@ impl Scheduler {
         self.holding.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
             worker.session != session
                 && worker.density.is_dense()
-                && worker.held.is_some_and(|held| !held.revoked)
+                && worker.held.is_some_and(|held| held.counts())
                 && self.is_kept_from_its_share(worker.session)
         })
     }
@@ -92,12 +92,12 @@ impl Scheduler {
     /// Whether another session of high priority holds, or asks for time that it could have now. A
     /// session that has used up its share, and may have no more, leaves the rest to those of low
     /// priority.
-    fn high_wants(&self, except: SessionId) -> bool {
+    pub(super) fn high_wants(&self, except: SessionId, now: u64) -> bool {
         let high =
             |session: SessionId| session != except && self.priority(session) == Priority::High;
         let holds = self.holding.iter().any(|id| {
             self.workers.get(id).is_some_and(|worker| {
-                high(worker.session) && worker.held.is_some_and(|held| !held.revoked)
+                high(worker.session) && worker.held.is_some_and(|held| held.counts())
             })
         });
         holds
@@ -106,11 +106,30 @@ impl Scheduler {
                 session.filter(|&session| high(session)).is_some_and(|session| {
                     self.sessions.get(&session).is_some_and(|session| {
                         let account = &session.account;
-                        account.can_pay(Paid::Own, false, 0, &self.tuning)
-                            || account.can_pay(Paid::Spare, false, 0, &self.tuning)
+                        [Paid::Own, Paid::Spare].iter().any(|&paid| {
+                            account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
+                        })
                     })
                 })
             })
+    }
+
+    /// Whether a session of high priority waits for guaranteed time and has used less of its own
+    /// than others have. One that has just had a turn is not behind.
+    pub(super) fn high_is_behind(&self, low: SessionId, now: u64) -> bool {
+        let mean = self.mean_virtual_time();
+        self.asking.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
+            let other = worker.session;
+            let behind = |session: &super::Session| {
+                let account = &session.account;
+                account.ready_at(Paid::Own, &self.tuning).is_some_and(|at| at <= now)
+                    && account.virtual_time(Paid::Own) <= mean
+            };
+            other != low
+                && worker.density.is_dense()
+                && self.priority(other) == Priority::High
+                && self.sessions.get(&other).is_some_and(behind)
+        })
     }
 
     /// Whether a session gets less than its share: a worker waits while the account fills up, or a

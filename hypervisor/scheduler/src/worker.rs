@@ -4,7 +4,7 @@ use super::account::Paid;
 use super::density::Density;
 use super::trust::Seen;
 use super::tuning::Tuning;
-use super::{LeaseId, SessionId};
+use super::{Handover, LeaseId, SessionId};
 
 /// A lease that is held.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Held {
     pub(super) company: Company,
     /// Others no longer wait for it.
     pub(super) revoked: bool,
+    /// It was ended before its time. Others no longer wait for it, but its report is awaited.
+    pub(super) stopped: bool,
     /// Since when it keeps others away who could pay for a turn, and for how long it did so before,
     /// since `told_at`.
     pub(super) keeps_since: Option<u64>,
@@ -28,6 +30,11 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// Whether others have to wait for it, or hold beside it.
+    pub(super) fn counts(&self) -> bool {
+        !(self.revoked || self.stopped)
+    }
+
     /// It keeps others away from now on, or does not.
     pub(super) fn keeps_away(&mut self, keeps: bool, now: u64) {
         if !keeps {
@@ -75,6 +82,7 @@ impl Company {
 pub(super) struct Worker {
     pub(super) session: SessionId,
     pub(super) density: Density,
+    pub(super) handover: Handover,
     pub(super) held: Option<Held>,
     /// All that it was charged.
     pub(super) charged_ns: u64,
@@ -96,6 +104,7 @@ impl Worker {
         Self {
             session,
             density,
+            handover: Handover::default(),
             held: None,
             charged_ns: 0,
             seen: None,

@@ -16,7 +16,7 @@ use crate::identity::{Caller, Owner};
 use crate::limits::{self, QUOTAS, SESSIONS, UNLISTED_DEVICES, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
-use scheduler::{Grant, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
+use scheduler::{Grant, Handover, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
 
 /// Idle sessions are looked for, where there is no place left, after so many processes have left:
 /// looking takes a millisecond, in which nobody else is served.
@@ -39,6 +39,8 @@ struct SessionQuotas {
 struct RegisteredProcess {
     pid: i32,
     session: SessionKey,
+    /// The devices on which its gates are in its streams.
+    in_stream: BTreeSet<GpuId>,
 }
 
 /// The result of a registration.
@@ -255,6 +257,24 @@ impl Node {
         if let Some(device) = self.devices.get_mut(&uuid) {
             // Cannot fail: the session has been added.
             let _ = device.join(worker, session);
+            let member = self.members.get(&worker);
+            if member.is_some_and(|member| member.in_stream.contains(&uuid)) {
+                let _ = device.set_handover(worker, Handover::InStream);
+            }
+        }
+    }
+
+    /// Says how a worker's gates on a device work, also if it has no limit there yet.
+    pub(crate) fn set_handover(&mut self, worker: WorkerId, uuid: GpuId, handover: Handover) {
+        if let Some(member) = self.members.get_mut(&worker) {
+            match handover {
+                Handover::InStream => _ = member.in_stream.insert(uuid),
+                Handover::OnThread => _ = member.in_stream.remove(&uuid),
+            }
+        }
+        if let Some(device) = self.devices.get_mut(&uuid) {
+            // A worker without a limit has not joined.
+            let _ = device.set_handover(worker, handover);
         }
     }
 
@@ -276,7 +296,10 @@ impl Node {
     fn new_worker(&mut self, pid: i32, key: &SessionKey) -> WorkerId {
         self.last_worker += 1;
         let worker = WorkerId(self.last_worker);
-        self.members.insert(worker, RegisteredProcess { pid, session: key.clone() });
+        self.members.insert(
+            worker,
+            RegisteredProcess { pid, session: key.clone(), in_stream: BTreeSet::new() },
+        );
         worker
     }
 
@@ -356,6 +379,11 @@ impl Node {
 
     pub(crate) fn decide(&mut self, uuid: GpuId, now: u64) -> Vec<Grant> {
         self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
+    }
+
+    /// The leases that end early from now on. Each is named once.
+    pub(crate) fn stopped(&mut self, uuid: GpuId, now: u64) -> Vec<(WorkerId, LeaseId)> {
+        self.devices.get_mut(&uuid).map(|device| device.to_stop(now)).unwrap_or_default()
     }
 
     /// Takes back a grant that could not be delivered.

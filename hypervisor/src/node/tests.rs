@@ -31,7 +31,7 @@ fn by(pid: i32, uid: u32) -> Caller {
 fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
     let quota = |&(uuid, share_ppm): &(GpuId, u32)| DeviceQuota::fixed(uuid, share_ppm);
     let devices = devices.iter().map(quota).collect();
-    Register { protocol: VERSION, session: session.to_owned(), devices }
+    Register { protocol: VERSION, session: session.to_owned(), devices, gates: None }
 }
 
 #[test]
@@ -265,4 +265,59 @@ fn sessions_that_are_gone_and_owe_keep_nobody_out() {
     }
     assert_eq!(most, SESSIONS / 2);
     node.admit(&by(8, 0), &register("a", &[(GPUS[0], 1)]), now).unwrap();
+}
+
+/// Whether a dense process of low priority is ever stopped for one of high priority that wants the device
+/// now and then. The first has no limit when it registers.
+fn is_stopped(handover: Option<Handover>) -> bool {
+    let mut node = node();
+    let mut message = register("low", &[(GPUS[0], 0)]);
+    message.devices[0].limit.policy = Policy::None;
+    let low = node.admit(&by(7, 0), &message, 0).unwrap().worker;
+    let high = node.admit(&by(8, 0), &register("high", &[(GPUS[0], 500_000)]), 0).unwrap().worker;
+    if let Some(handover) = handover {
+        node.set_handover(low, GPUS[0], handover);
+    }
+    let priority = ::limits::Priority::Low;
+    let limit = ComputeLimit { priority, ..ComputeLimit::balance(300_000, 1) };
+    node.change(low, 7, GPUS[0], limit, 0).unwrap();
+    let mut held = BTreeMap::new();
+    let mut was_stopped = false;
+    for now in (0..3_000).map(|ms| ms * MS) {
+        for (worker, pid, from, length) in [(low, 7, 0, 20), (high, 8, 30 * MS, 3)] {
+            let device = node.device(worker, pid, GPUS[0]).unwrap();
+            match held.get(&worker) {
+                Some(&(lease, since)) if now >= since + length * MS => {
+                    let used = now - since;
+                    let told = scheduler::Told {
+                        held_ns: used,
+                        estimated_ns: used,
+                        backlogged_ns: used,
+                        done: true,
+                    };
+                    device.report(worker, lease, told, now).unwrap();
+                    held.remove(&worker);
+                }
+                Some(_) => {}
+                None if now % (50 * MS) >= from => device.ask(worker, now).unwrap(),
+                None => device.withdraw(worker, now),
+            }
+        }
+        for grant in node.decide(GPUS[0], now) {
+            held.insert(grant.worker, (grant.lease, now));
+        }
+        for (worker, lease) in node.stopped(GPUS[0], now) {
+            assert_eq!((worker, held[&worker].0), (low, lease));
+            was_stopped = true;
+            held.insert(worker, (lease, now.saturating_sub(20 * MS)));
+        }
+    }
+    was_stopped
+}
+
+#[test]
+fn how_gates_work_is_known_when_a_limit_comes_later() {
+    assert!(is_stopped(Some(Handover::InStream)));
+    assert!(!is_stopped(Some(Handover::OnThread)));
+    assert!(!is_stopped(None));
 }

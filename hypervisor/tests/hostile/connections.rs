@@ -142,6 +142,7 @@ fn devices_that_nobody_uses_cost_no_time() {
                 protocol: VERSION,
                 session: session.to_string(),
                 devices: (0..DEVICES).map(|n| DeviceQuota::fixed(uuid(n), 1000)).collect(),
+                gates: None,
             };
             let _: Registered = client.post(path::REGISTER, &registration, PATIENCE).unwrap();
             let late = start.elapsed() > Duration::from_secs(10);

@@ -32,7 +32,8 @@ fn devices(first: u32, count: u32) -> Vec<DeviceQuota> {
 
 fn named(client: &BlockingHttpClient, session: &str, first: u32) -> Result<u64, ClientError> {
     let session = session.to_owned();
-    let registration = Register { protocol: VERSION, session, devices: devices(first, 64) };
+    let registration =
+        Register { protocol: VERSION, session, devices: devices(first, 64), gates: None };
     let registered: Registered = client.post(path::REGISTER, &registration, PATIENCE)?;
     Ok(registered.worker)
 }

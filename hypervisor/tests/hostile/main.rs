@@ -6,6 +6,7 @@
 mod calls;
 mod connections;
 mod flood;
+mod gates;
 mod log;
 mod signals;
 mod sockets;

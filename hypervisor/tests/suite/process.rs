@@ -92,6 +92,7 @@ pub(crate) fn registration(session: &str, share_ppm: u32) -> Register {
         protocol: VERSION,
         session: session.to_owned(),
         devices: vec![DeviceQuota::fixed(GPU_ID, share_ppm)],
+        gates: None,
     }
 }
 

@@ -62,7 +62,7 @@ fn helper_that_goes_on() {
     let (socket, session, quota, density, length): (PathBuf, String, DeviceQuota, f64, u64) =
         serde_json::from_str(&arguments).unwrap();
     let client = BlockingHttpClient::new(Endpoint::Unix(socket));
-    let register = Register { protocol: VERSION, session, devices: vec![quota] };
+    let register = Register { protocol: VERSION, session, devices: vec![quota], gates: None };
     let registered: Registered = client.post(path::REGISTER, &register, PATIENCE).unwrap();
     let worker = registered.worker;
     let mut seen = Seen { held: Vec::new(), renewed: 0, refused: 0, shared: 0 };

@@ -1,6 +1,7 @@
 //! Another source of identity and of quotas: a program that serves pods with the daemon's library.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -14,9 +15,10 @@ use hypervisor::{
 };
 use limits::ComputeLimit;
 use protocol::status::{NodeStatus, SessionStatus};
-use protocol::{Admission, Decision, DeviceQuota, path};
+use protocol::{Admission, Decision, DeviceQuota, GatesInStream, Register, Registered, path};
+use session::gate_page::GatePage;
 
-use crate::process::{GPU_ID, PATIENCE, place, register};
+use crate::process::{GPU_ID, PATIENCE, place, register, registration};
 
 /// The owner that the test speaks for: a pod, its user, or none that is known.
 #[derive(Clone, Debug, Default)]
@@ -98,6 +100,35 @@ fn pods_of_one_user_are_apart() {
     let refused = register(&client, "main", 1).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { status: 403, .. }), "{refused}");
     assert!(refused.to_string().contains("its cgroup is of no pod"), "{refused}");
+}
+
+/// The kernel's word on the caller may be out of date: the process has ended, and another user's has its
+/// id. That process is not asked for its page.
+#[test]
+fn a_process_of_another_user_is_not_asked_for_its_page() {
+    #[derive(Debug)]
+    struct Late(u32);
+    impl Identity for Late {
+        fn caller(&self, peer: Peer) -> Result<Caller, Unidentified> {
+            Ok(Caller { pid: peer.pid, owner: Owner::user(peer.uid + self.0) })
+        }
+    }
+    let page = GatePage::create().unwrap();
+    page.block_of(GPU_ID).unwrap();
+    let descriptor = page.as_fd().as_raw_fd().into();
+    let register =
+        Register { gates: Some(GatesInStream { descriptor }), ..registration("main", 300_000) };
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("sluice-gates")).count()
+    };
+    assert_eq!(mapped(), 1);
+    for (user, pages) in [(1, 1), (0, 2)] {
+        let (_dir, client) =
+            serve(Sources { identity: Arc::new(Late(user)), ..Sources::default() });
+        let _: Registered = client.post(path::REGISTER, &register, PATIENCE).unwrap();
+        assert_eq!(mapped(), pages, "{user}");
+    }
 }
 
 #[test]

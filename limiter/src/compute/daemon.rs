@@ -202,6 +202,8 @@ impl Daemon {
             protocol: protocol::VERSION,
             session: self.session.clone(),
             devices: quota(ledger).into_iter().collect(),
+            // The descriptor of the process's gate page, once this device's gates are in its streams.
+            gates: None,
         };
         let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", ledger.uuid(), self.client.endpoint());

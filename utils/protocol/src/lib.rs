@@ -49,6 +49,17 @@ pub struct Register {
     pub session: String,
     /// What the session may take, per device that has a limit.
     pub devices: Vec<DeviceQuota>,
+    /// The process's gates on these devices are in its streams. `None`: they are on its threads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gates: Option<GatesInStream>,
+}
+
+/// Gates that the daemon can close, by memory that the process shares with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GatesInStream {
+    /// The number of the gate page's descriptor in the calling process. Any number is read: one
+    /// that leads to no page counts as none.
+    pub descriptor: i64,
 }
 
 /// The compute quota of a session on one device.

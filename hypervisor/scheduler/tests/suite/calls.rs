@@ -1,9 +1,9 @@
 //! Single calls: renewals, overlaps, lost and late messages, nonsense.
 
 use limits::ComputeLimit;
-use limits::Policy;
+use limits::{Policy, Priority};
 use scheduler::{
-    Class, Grant, LeaseId, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
+    Class, Grant, Handover, LeaseId, ScheduleError, Scheduler, SessionId, Told, Tuning, WorkerId,
 };
 
 use crate::simulation::MS;
@@ -208,6 +208,33 @@ fn after_a_silence_of_the_caller_all_start_anew() {
     assert_eq!(scheduler.renew(LONE.1, grant.lease, 109 * MS), None);
     assert!(granted(&mut scheduler, OTHER.1, 109 * MS).is_some());
     assert_eq!(scheduler.view(200 * MS).sessions[0].charged_ns, 8 * MS);
+}
+
+#[test]
+fn a_low_holder_with_gates_in_its_streams_is_stopped_for_a_high_one() {
+    for handover in [Handover::InStream, Handover::OnThread] {
+        let mut scheduler = scheduler(&[(LONE, 500_000), (OTHER, 500_000)]);
+        let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::balance(500_000, 1) };
+        scheduler.set_session(LONE.0, low, 0).unwrap();
+        scheduler.set_handover(LONE.1, handover).unwrap();
+        let grant = granted(&mut scheduler, LONE.1, 100 * MS).unwrap();
+        assert!(scheduler.to_stop(101 * MS).is_empty());
+        let other = granted(&mut scheduler, OTHER.1, 102 * MS);
+        if handover == Handover::OnThread {
+            assert!(other.is_none() && scheduler.to_stop(102 * MS).is_empty());
+            continue;
+        }
+        // Each is named once, and the other one begins beside what still runs.
+        assert!(other.is_some_and(|other| other.shared));
+        assert_eq!(scheduler.to_stop(102 * MS), [(LONE.1, grant.lease)]);
+        assert!(scheduler.to_stop(102 * MS).is_empty());
+        assert_eq!(scheduler.renew(LONE.1, grant.lease, 102 * MS), None);
+        // What is reported late is charged.
+        assert!(scheduler.report(LONE.1, grant.lease, told(3, 3, true), 103 * MS).unwrap());
+        assert_eq!(scheduler.view(103 * MS).sessions[0].charged_ns, 3 * MS);
+    }
+    let mut scheduler = Scheduler::new(Tuning::default());
+    assert!(scheduler.set_handover(LONE.1, Handover::InStream).is_err());
 }
 
 #[test]

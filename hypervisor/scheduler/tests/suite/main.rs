@@ -8,6 +8,7 @@ mod crowds;
 mod densities;
 mod greedy;
 mod hours;
+mod in_stream;
 mod liars;
 mod losses;
 mod priorities;

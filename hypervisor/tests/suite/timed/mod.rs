@@ -1,5 +1,6 @@
 //! How long sessions hold the device, and how soon they get it back.
 
+mod gates;
 mod interruptions;
 mod limits;
 mod turns;

@@ -6,7 +6,9 @@ use protocol::sessions::{
     StatusReport,
 };
 use protocol::status::{Class, DeviceStatus, LeaseStatus, NodeStatus, SessionStatus};
-use protocol::{Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered};
+use protocol::{
+    Admission, Decision, DeviceQuota, GatesInStream, Lease, LeaseReport, Register, Registered,
+};
 
 /// The UUID as it is written.
 pub(crate) const GPU: &str = "GPU-5a1ce000-0000-4000-8000-000000000000";
@@ -28,7 +30,12 @@ pub(crate) fn balanced() -> DeviceQuota {
 pub(crate) fn register() -> Register {
     let fixed =
         DeviceQuota::fixed(GPU.replace("-000000000000", "-000000000001").parse().unwrap(), 500_000);
-    Register { protocol: 2, session: SESSION.to_owned(), devices: vec![balanced(), fixed] }
+    Register {
+        protocol: 2,
+        session: SESSION.to_owned(),
+        devices: vec![balanced(), fixed],
+        gates: Some(GatesInStream { descriptor: 9 }),
+    }
 }
 
 pub(crate) fn registered() -> Registered {

@@ -59,14 +59,23 @@ impl PeerGatePage {
         }
     }
 
+    /// Whether the page has a block for a device.
+    #[must_use]
+    pub fn has_block(&self, device: GpuId) -> bool {
+        self.block(device).is_some()
+    }
+
     /// Ends a lease on a device early: its gate closes now, and the process is woken. `false`: the
     /// page has no block for the device, so the lease ends when it ends.
     pub fn stop_early(&self, device: GpuId, lease: u64) -> bool {
+        self.block(device).map(|block| block.stop_early(lease)).is_some()
+    }
+
+    fn block(&self, device: GpuId) -> Option<&GateBlock> {
         if !self.0.is_accessible() {
-            return false;
+            return None;
         }
-        let block = self.0.layout().blocks.iter().find(|block| block.is_of(device));
-        block.map(|block| GateBlock::stop_early(block, lease)).is_some()
+        self.0.layout().blocks.iter().find(|block| block.is_of(device))
     }
 }
 

@@ -8,6 +8,12 @@ impl Dice {
         Self(seed)
     }
 
+    /// The time until something happens that happens once in `mean` at random.
+    pub(crate) fn random_time(&mut self, mean: u64) -> u64 {
+        let chance = (self.up_to(1 << 40) + 1) as f64 / (1u64 << 40) as f64;
+        (-chance.ln() * mean as f64) as u64
+    }
+
     /// A number from 0 to `most`.
     pub(crate) fn up_to(&mut self, most: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -9,11 +9,11 @@ mod dice;
 mod tenant;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 pub(crate) use dice::Dice;
 use limits::ComputeLimit;
-use scheduler::{Class, Grant, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
+use scheduler::{Class, Grant, Handover, LeaseId, Scheduler, SessionId, Told, Tuning, WorkerId};
 
 pub(crate) use tenant::{Books, Tenant, Words};
 
@@ -30,6 +30,10 @@ enum Event {
     Stop(WorkerId, LeaseId),
     /// The daemon gets the report of that.
     Report(WorkerId, LeaseId),
+    /// A request arrives.
+    Arrive(WorkerId),
+    /// A request may be done.
+    Finish(WorkerId, LeaseId),
 }
 
 /// A lease as its worker sees it.
@@ -45,8 +49,17 @@ struct Use {
     backlogged_ns: u64,
     stopped_at: Option<u64>,
     dense: bool,
+    /// Its last report was planned, or its lease was ended early.
+    ends: bool,
     /// No report on it was sent yet.
     first: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    arrived_at: u64,
+    /// In millionths of nanoseconds.
+    left: u64,
 }
 
 pub(crate) struct Simulation {
@@ -60,6 +73,8 @@ pub(crate) struct Simulation {
     workers: BTreeMap<WorkerId, SessionId>,
     asked_at: BTreeMap<WorkerId, u64>,
     held: BTreeMap<WorkerId, Use>,
+    /// The requests that wait or are being served, of each worker that serves requests.
+    requests: BTreeMap<WorkerId, VecDeque<Request>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     dice: Dice,
@@ -85,6 +100,7 @@ impl Simulation {
             workers: BTreeMap::new(),
             asked_at: BTreeMap::new(),
             held: BTreeMap::new(),
+            requests: BTreeMap::new(),
             events: BinaryHeap::new(),
             sequence: 0,
             dice: Dice::new(seed),
@@ -109,8 +125,10 @@ impl Simulation {
         for number in 0..tenant.workers {
             let worker = WorkerId(session.0 * 1000 + number);
             self.scheduler.join(worker, session).unwrap();
+            self.scheduler.set_handover(worker, tenant.handover).unwrap();
             self.workers.insert(worker, session);
-            self.schedule(self.now, Event::Ask(worker));
+            let first = if tenant.requests.is_some() { Event::Arrive } else { Event::Ask };
+            self.schedule(self.now, first(worker));
         }
         self.tenants.insert(session, tenant);
         self.books.insert(session, Books::default());
@@ -188,7 +206,11 @@ impl Simulation {
     }
 
     fn decide(&mut self) {
-        for grant in self.scheduler.decide(self.now) {
+        let grants = self.scheduler.decide(self.now);
+        for (worker, lease) in self.scheduler.to_stop(self.now) {
+            self.stop_early(worker, lease);
+        }
+        for grant in grants {
             self.granted(grant);
         }
         self.share_out();
@@ -200,7 +222,9 @@ impl Simulation {
             Event::Tell(worker, lease) => self.tell(worker, lease),
             Event::Stop(worker, lease) => {
                 let now = self.now;
-                if let Some(mine) = self.mine(worker, lease) {
+                if let Some(mine) =
+                    self.mine(worker, lease).filter(|mine| mine.stopped_at.is_none())
+                {
                     mine.stopped_at = Some(now);
                     let way = self.tenants[&self.workers[&worker]].way_ns;
                     let way = self.up_to(way);
@@ -214,13 +238,62 @@ impl Simulation {
                 // A second report of the same lease changes nothing.
                 assert!(!self.scheduler.report(worker, lease, Told::UNUSED, self.now).unwrap());
                 let think = self.tenants[&session].think_ns;
-                if think == 0 {
+                if self.requests.get(&worker).is_some_and(VecDeque::is_empty) {
+                    // It asks when the next one arrives.
+                } else if think == 0 {
                     self.ask(worker);
                 } else {
                     let think = self.up_to(think);
                     self.schedule(self.now + think, Event::Ask(worker));
                 }
             }
+            Event::Arrive(worker) => self.request(worker),
+            Event::Finish(worker, lease) => self.finish(worker, lease),
+        }
+    }
+
+    fn request(&mut self, worker: WorkerId) {
+        let Some(session) = self.workers.get(&worker) else { return };
+        let Some((every, length)) = self.tenants[session].requests else { return };
+        let next = self.dice.random_time(every);
+        self.schedule(self.now + next, Event::Arrive(worker));
+        let idle = self.requests.get(&worker).is_none_or(VecDeque::is_empty);
+        let request = Request { arrived_at: self.now, left: length * WHOLE };
+        self.requests.entry(worker).or_default().push_back(request);
+        if idle && !self.held.contains_key(&worker) {
+            self.ask(worker);
+        }
+    }
+
+    /// The worker's present request is done, unless something has slowed it down.
+    fn finish(&mut self, worker: WorkerId, lease: LeaseId) {
+        let now = self.now;
+        let Some(mine) = self.mine(worker, lease) else { return };
+        if mine.stopped_at.is_some() {
+            return;
+        }
+        let Some(requests) = self.requests.get_mut(&worker) else { return };
+        let Some(request) = requests.pop_front_if(|request| request.left == 0) else { return };
+        let is_last = requests.is_empty();
+        let session = self.workers[&worker];
+        let books = self.books.get_mut(&session).unwrap();
+        books.latencies.push(now - request.arrived_at);
+        if is_last && let Some(mine) = self.mine(worker, lease) {
+            (mine.ends, mine.ends_at) = (true, now);
+            self.schedule(now, Event::Stop(worker, lease));
+        }
+    }
+
+    /// The scheduler ends a lease.
+    fn stop_early(&mut self, worker: WorkerId, lease: LeaseId) {
+        let now = self.now;
+        let session = self.workers[&worker];
+        let overrun = self.tenants[&session].overrun_ns;
+        let overrun = overrun / 2 + self.up_to(overrun / 2);
+        if let Some(mine) = self.mine(worker, lease) {
+            (mine.ends, mine.ends_at) = (true, now);
+            self.books.get_mut(&session).unwrap().stopped += 1;
+            self.schedule(now + overrun, Event::Stop(worker, lease));
         }
     }
 
@@ -241,6 +314,9 @@ impl Simulation {
     }
 
     fn tell(&mut self, worker: WorkerId, lease: LeaseId) {
+        if self.mine(worker, lease).is_none_or(|mine| mine.ends) && self.is_in_stream(worker) {
+            return;
+        }
         let Some(session) = self.report(worker, lease, false) else { return };
         let ends_at = self.held[&worker].ends_at;
         if ends_at <= self.now {
@@ -265,6 +341,11 @@ impl Simulation {
                 self.wind_up(worker, if wants { ends_at } else { self.now });
             }
         }
+    }
+
+    fn is_in_stream(&self, worker: WorkerId) -> bool {
+        let session = self.workers.get(&worker);
+        session.is_some_and(|session| self.tenants[session].handover == Handover::InStream)
     }
 
     /// Plans the worker's next report on its lease, in time to go on without a gap.
@@ -364,6 +445,7 @@ impl Simulation {
             backlogged_ns: 0,
             stopped_at: None,
             dense: false,
+            ends: false,
             first: true,
         };
         self.held.insert(grant.worker, mine);
@@ -405,12 +487,15 @@ impl Simulation {
     fn pass_until(&mut self, then: u64) {
         let passed = then - self.now;
         self.now = then;
-        for mine in self.held.values_mut() {
+        for (worker, mine) in &mut self.held {
             if mine.stopped_at.is_none() {
                 mine.used += passed * mine.rate;
                 self.worked += u128::from(passed * mine.rate);
                 if mine.dense {
                     mine.backlogged_ns += passed;
+                }
+                if let Some(request) = self.requests.get_mut(worker).and_then(VecDeque::front_mut) {
+                    request.left = request.left.saturating_sub(passed * mine.rate);
                 }
             }
         }
@@ -443,6 +528,11 @@ impl Simulation {
             let mine = self.held.get_mut(&worker).unwrap();
             mine.rate = rate;
             mine.dense = want > 950_000 || rate < want;
+            let lease = mine.lease;
+            if let Some(request) = self.requests.get(&worker).and_then(VecDeque::front) {
+                let done = self.now + request.left.div_ceil(rate.max(1));
+                self.schedule(done, Event::Finish(worker, lease));
+            }
         }
     }
 

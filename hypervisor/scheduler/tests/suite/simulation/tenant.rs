@@ -3,7 +3,7 @@
 use limits::ComputeLimit;
 
 use super::{Dice, MS, WHOLE};
-use scheduler::Told;
+use scheduler::{Handover, Told};
 
 /// What a session's reports say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,9 @@ pub(crate) struct Tenant {
     pub(crate) way_ns: u64,
     /// Wants the device for `.0`, then idles for `.1`, again and again. (0, 0): always busy.
     pub(crate) phases: (u64, u64),
+    pub(crate) handover: Handover,
+    /// It serves requests: one in so many nanoseconds on average, each of so many.
+    pub(crate) requests: Option<(u64, u64)>,
     /// How often it reports on its lease.
     pub(crate) tell_ns: u64,
     /// From its next report on, it holds and sends nothing.
@@ -89,12 +92,25 @@ impl Tenant {
             overrun_ns: 0,
             way_ns: 0,
             phases: (0, 0),
+            handover: Handover::OnThread,
+            requests: None,
             tell_ns: 10 * MS,
             frozen: false,
             rough: false,
             words: Words::True,
             lies: (0, 0),
         }
+    }
+
+    /// With gates in its streams: batches of a millisecond at most run past a turn's end.
+    pub(crate) fn in_stream(self) -> Self {
+        let (way_ns, think_ns) = (100_000, 50_000);
+        Self { handover: Handover::InStream, way_ns, think_ns, ..self }
+    }
+
+    /// Serves requests that arrive at random, one in `every_ns` on average.
+    pub(crate) fn serves(self, every_ns: u64, length_ns: u64) -> Self {
+        Self { requests: Some((every_ns, length_ns)), ..self }
     }
 
     pub(crate) fn busy(share_ppm: u32) -> Self {
@@ -114,6 +130,10 @@ pub(crate) struct Books {
     pub(crate) waits: Vec<u64>,
     /// How often a lease ended although the worker wanted to go on.
     pub(crate) stops: u64,
+    /// How often its lease was ended early.
+    pub(crate) stopped: u64,
+    /// From each request's arrival until it was done.
+    pub(crate) latencies: Vec<u64>,
     pub(super) open: u32,
 }
 

@@ -1,5 +1,7 @@
 //! The daemon's only state, and the calls that wait on it.
 
+mod pending_poll;
+
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,18 +14,21 @@ use protocol::{Admission, Decision, LONGEST_LEASE_US, Lease, LeaseReport, Regist
 use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
-use super::Sources;
-use super::clock::Clock;
-use super::connection_quota::ConnectionQuota;
-use super::devices::{Devices, Existence};
-use super::identity::{Caller, Identity};
-use super::limits::check_quota;
-use super::log;
-use super::node::Node;
-use super::process_exit::ProcessExit;
-use super::refused::CallRefused;
-use super::status_quota::{StatusPermit, StatusQuota};
-use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
+use crate::Sources;
+use crate::clock::Clock;
+use crate::connection_quota::ConnectionQuota;
+use crate::devices::{Devices, Existence};
+use crate::gate_pages::{self, GatePages};
+use crate::identity::{Caller, Identity};
+use crate::limits::check_quota;
+use crate::log;
+use crate::node::Node;
+use crate::process_exit::ProcessExit;
+use crate::refused::CallRefused;
+use crate::status_quota::{StatusPermit, StatusQuota};
+use pending_poll::PendingPoll;
+use scheduler::{Grant, Handover, LeaseId, Told, Tuning, WorkerId};
+use session::gate_page::PeerGatePage;
 use session::ledger::TAKEN_OFF_NS;
 
 /// The longest that a call may wait for a lease.
@@ -56,18 +61,24 @@ struct DaemonState {
     clock: Clock,
     waiting: HashMap<(WorkerId, GpuId), Waiter>,
     watches: HashMap<WorkerId, AbortHandle>,
+    gates: GatePages,
     tickets: u64,
     /// When the timer will run next, on the schedulers' clock.
     alarm: u64,
 }
 
 impl DaemonState {
-    /// Hands out the leases that can be granted on a device. A grant that no call takes is given
+    /// Ends leases early and hands out those that can be granted on a device. A grant that no call takes is given
     /// back, and the scheduler decides again. Each round has one waiting worker less, so this ends.
     fn hand_out(&mut self, uuid: GpuId, now: u64) {
         loop {
             let mut refused = false;
-            for grant in self.node.decide(uuid, now) {
+            let grants = self.node.decide(uuid, now);
+            // First, so that what is granted begins with a device that is about to be free.
+            for (worker, lease) in self.node.stopped(uuid, now) {
+                self.gates.stop(worker, uuid, lease);
+            }
+            for grant in grants {
                 let waiter = self.waiting.remove(&(grant.worker, uuid));
                 let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
                 if !taken {
@@ -81,12 +92,29 @@ impl DaemonState {
         }
     }
 
+    /// From now on a worker's gates on the devices of a registration are as that says.
+    fn take_gates(
+        &mut self,
+        worker: WorkerId,
+        caller: &Caller,
+        register: &Register,
+        page: Option<PeerGatePage>,
+    ) {
+        let is_kept = page.is_some_and(|page| self.gates.keep(worker, caller, page));
+        for device in &register.devices {
+            let in_stream = is_kept && self.gates.has_gate(worker, device.uuid);
+            let handover = if in_stream { Handover::InStream } else { Handover::OnThread };
+            self.node.set_handover(worker, device.uuid, handover);
+        }
+    }
+
     /// Removes a worker that has ended.
     fn forget(&mut self, worker: WorkerId) {
         if let Some(watch) = self.watches.remove(&worker) {
             watch.abort();
         }
         self.waiting.retain(|(waiting, _), _| *waiting != worker);
+        self.gates.forget(worker);
     }
 }
 
@@ -111,6 +139,7 @@ impl Core {
             clock: Clock::default(),
             waiting: HashMap::new(),
             watches: HashMap::new(),
+            gates: GatePages::default(),
             tickets: 0,
             alarm: FORGET_EVERY_NS,
         };
@@ -125,7 +154,7 @@ impl Core {
     }
 
     /// Registers a process.
-    pub(super) fn register(
+    pub(super) async fn register(
         self: &Arc<Self>,
         caller: &Caller,
         register: &Register,
@@ -140,6 +169,7 @@ impl Core {
         };
         let watch = ProcessExit::start(pid)
             .map_err(|error| CallRefused::Unwatchable { pid, reason: error.to_string() })?;
+        let page = gate_pages::named(caller, register).await;
         let mut state = self.state();
         let now = self.now(&mut state);
         let admitted = state.node.register(caller, register, &unlisted, now)?;
@@ -147,6 +177,7 @@ impl Core {
         if let Some(former) = admitted.former {
             state.forget(former);
         }
+        state.take_gates(worker, caller, register, page);
         if admitted.new {
             let core = Arc::clone(self);
             let watching = tokio::spawn(async move {
@@ -397,51 +428,6 @@ impl Core {
         let mut state = self.state();
         let now = self.now(&mut state);
         state.clock.has_just_resumed(now)
-    }
-}
-
-/// A call that waits for a grant. If it is dropped, because its caller has gone, it stops asking,
-/// and a grant on its way is given back.
-struct PendingPoll {
-    core: Arc<Core>,
-    key: (WorkerId, GpuId),
-    ticket: u64,
-    answer: oneshot::Receiver<Grant>,
-    settled: bool,
-}
-
-impl PendingPoll {
-    /// The call stops waiting. Grants are sent under the lock, so from here on the answer is final.
-    fn give_up(&mut self) -> Option<Grant> {
-        self.settled = true;
-        let core = Arc::clone(&self.core);
-        let mut state = core.state();
-        self.stop_asking(&mut state);
-        self.answer.try_recv().ok()
-    }
-
-    fn stop_asking(&self, state: &mut DaemonState) {
-        // A later call of the same worker may wait in its place.
-        if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
-            let now = self.core.now(state);
-            state.waiting.remove(&self.key);
-            state.node.withdraw(self.key.1, self.key.0, now);
-        }
-    }
-}
-
-impl Drop for PendingPoll {
-    fn drop(&mut self) {
-        if self.settled {
-            return;
-        }
-        if let Some(grant) = self.give_up() {
-            let core = Arc::clone(&self.core);
-            let mut state = core.state();
-            let now = core.now(&mut state);
-            state.node.give_back(self.key.1, self.key.0, grant.lease, now);
-            core.decide(&mut state, self.key.1, now);
-        }
     }
 }
 

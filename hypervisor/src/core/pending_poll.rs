@@ -1,0 +1,54 @@
+//! A call that waits for a lease.
+
+use std::sync::Arc;
+
+use limits::GpuId;
+use scheduler::{Grant, WorkerId};
+use tokio::sync::oneshot;
+
+use super::{Core, DaemonState};
+
+/// A call that waits for a grant. If it is dropped, because its caller has gone, it stops asking,
+/// and a grant on its way is given back.
+pub(super) struct PendingPoll {
+    pub(super) core: Arc<Core>,
+    pub(super) key: (WorkerId, GpuId),
+    pub(super) ticket: u64,
+    pub(super) answer: oneshot::Receiver<Grant>,
+    pub(super) settled: bool,
+}
+
+impl PendingPoll {
+    /// The call stops waiting. Grants are sent under the lock, so from here on the answer is final.
+    pub(super) fn give_up(&mut self) -> Option<Grant> {
+        self.settled = true;
+        let core = Arc::clone(&self.core);
+        let mut state = core.state();
+        self.stop_asking(&mut state);
+        self.answer.try_recv().ok()
+    }
+
+    fn stop_asking(&self, state: &mut DaemonState) {
+        // A later call of the same worker may wait in its place.
+        if state.waiting.get(&self.key).is_some_and(|waiter| waiter.ticket == self.ticket) {
+            let now = self.core.now(state);
+            state.waiting.remove(&self.key);
+            state.node.withdraw(self.key.1, self.key.0, now);
+        }
+    }
+}
+
+impl Drop for PendingPoll {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        if let Some(grant) = self.give_up() {
+            let core = Arc::clone(&self.core);
+            let mut state = core.state();
+            let now = core.now(&mut state);
+            state.node.give_back(self.key.1, self.key.0, grant.lease, now);
+            core.decide(&mut state, self.key.1, now);
+        }
+    }
+}
