@@ -144,6 +144,10 @@ pub struct Stream {
     pub settled_at: u64,
     /// When the gap after its last kernel has passed. No work begins before.
     pub work_at: u64,
+    /// Its hardware queue.
+    pub queue: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
 }
 
 /// A stream's operations, at position modulo [`QUEUE_DEPTH`].
@@ -204,6 +208,10 @@ pub struct Client {
     pub dirty: u32,
     /// Whether an event's cost delays something that it would run.
     pub held: u32,
+    /// Streams made so far.
+    pub streams: u32,
+    /// Whether a stream has come to a wait for a value that is not there.
+    pub waiting: u32,
     /// Keeps the layout free of padding.
     pub reserved: u32,
     /// When `choice` has to be found anew even if nothing else happens.
@@ -226,6 +234,10 @@ pub struct Process {
     pub start: u64,
     /// Dead: when its work is taken off the device.
     pub gone_at: u64,
+    /// Hardware queues on each device.
+    pub queues: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
     /// Per device.
     pub clients: [Client; MAX_DEVICES],
 }

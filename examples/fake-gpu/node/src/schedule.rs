@@ -13,6 +13,8 @@
 //!   more than the empty pair and the kernel. The process keeps the device meanwhile.
 //! * Work that follows a kernel in its stream begins `gap_ns` after the kernel's end, and the
 //!   process keeps the device meanwhile. An event between the two is reached before the gap.
+//! * What is behind another stream's wait for a value in their hardware queue does not begin
+//!   ([`crate::held`]).
 //! * A wait for a value ends when its process has seen the value in its memory, not before. A write
 //!   of a value ends at once; its process stores the value when it sees that.
 
@@ -60,7 +62,7 @@ impl State {
         }
     }
 
-    fn head(&self, slot: u32) -> Option<&Op> {
+    pub(crate) fn head(&self, slot: u32) -> Option<&Op> {
         let stream = self.streams.get(slot as usize)?;
         (stream.head < stream.tail)
             .then(|| &self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize])
@@ -98,6 +100,7 @@ impl State {
     /// True if an operation ended (others may have waited for it).
     fn settle_client(&mut self, process: u32, device: usize) -> bool {
         self.processes[process as usize].clients[device].dirty = 0;
+        self.note_waiting(process, device);
         let mut ended = false;
         let mut slot = self.processes[process as usize].clients[device].first;
         while slot != NONE {
@@ -130,6 +133,9 @@ impl State {
             }
         } else if op.kind == Kind::Value as u32 {
             if op.started == 0 {
+                let stream = &self.streams[slot as usize];
+                let (process, device) = (stream.process as usize, stream.device as usize);
+                self.processes[process].clients[device].waiting = 1;
                 return false;
             }
             self.delay(slot, self.config.wait_ns);
@@ -157,8 +163,12 @@ impl State {
         stream.open_at = stream.open_at.max(now) + ns;
     }
 
-    /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` proceed.
+    /// Whether the legacy stream's rule and the hardware queue let the operation `seq` at the head of
+    /// `slot` proceed.
     fn in_turn(&self, slot: u32, seq: u64) -> bool {
+        if self.held_back(slot, seq) {
+            return false;
+        }
         let stream = &self.streams[slot as usize];
         if stream.order == Order::NonBlocking as u32 {
             return true;

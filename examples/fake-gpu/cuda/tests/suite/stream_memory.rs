@@ -372,6 +372,76 @@ fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
     });
 }
 
+/// Holds `count` streams on their own thread, each with a kernel behind. How many of them have got
+/// it after a while; and then, opened, all of them finish.
+fn hold_streams(count: usize) -> usize {
+    let gpu = Gpu::open();
+    let ((gate, address), context) = (word(), gpu.context as usize);
+    let warm = stream();
+    gpu.launch(warm, 1);
+    ok(cuStreamSynchronize(warm));
+    ok(cuStreamDestroy_v2(warm));
+    let submitted: &'static AtomicU32 = Box::leak(Box::default());
+    let spin = gpu.spin as usize;
+    let held = std::thread::spawn(move || {
+        ok(cuCtxSetCurrent(context as Ptr));
+        let gpu = Gpu { device: 0, context: context as Ptr, module: null(), spin: spin as Ptr };
+        let streams: Vec<_> = (0..count).map(|_| stream()).collect();
+        for &on in &streams {
+            ok(cuStreamWaitValue32_v2(on, address, 1, AND));
+            gpu.launch(on, 10);
+            submitted.fetch_add(1, SeqCst);
+        }
+        streams.iter().for_each(|&on| ok(cuStreamSynchronize(on)));
+    });
+    let all = || submitted.load(SeqCst) as usize;
+    let begin = Instant::now();
+    while all() < count && begin.elapsed() < Duration::from_millis(300) {
+        nap();
+    }
+    let before = all();
+    gate.store(1, SeqCst);
+    held.join().unwrap();
+    assert_eq!(all(), count);
+    before
+}
+
+#[test]
+fn as_many_streams_can_be_held_as_there_are_hardware_queues() {
+    isolated(&[], || assert_eq!(hold_streams(8), 8));
+}
+
+#[test]
+fn submitting_blocks_where_more_streams_are_held() {
+    isolated(&[], || assert_eq!(hold_streams(64), 8));
+}
+
+#[test]
+fn a_program_can_have_more_hardware_queues() {
+    isolated(&[("CUDA_DEVICE_MAX_CONNECTIONS", "32")], || assert_eq!(hold_streams(20), 20));
+}
+
+#[test]
+fn a_launch_into_a_full_queue_waits_for_a_store() {
+    isolated(&[], || {
+        let gpu = Gpu::open();
+        let ((gate, address), on) = (word(), stream());
+        gpu.launch(on, 1);
+        ok(cuStreamWaitValue32_v2(on, address, 1, AND));
+        let opener = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            gate.store(1, SeqCst);
+        });
+        let begin = Instant::now();
+        for _ in 0..1100 {
+            gpu.launch(on, 1);
+        }
+        assert!(begin.elapsed() >= Duration::from_millis(90), "{:?}", begin.elapsed());
+        ok(cuStreamSynchronize(on));
+        opener.join().unwrap();
+    });
+}
+
 #[test]
 fn what_is_to_be_written_to_freed_memory_is_not() {
     isolated(&[], || {
