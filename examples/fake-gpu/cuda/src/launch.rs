@@ -121,6 +121,7 @@ fn start<const P: bool>(
             shape.fits_at_once()?;
         }
         crate::module::load_code(driver, inner, module, target.context)?;
+        crate::loading::launched(driver, inner, function, target.context)?;
         if capture::add(inner, target, |_, _| Ok(Work::Kernel(ns)))? {
             return Ok(());
         }

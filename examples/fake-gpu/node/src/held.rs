@@ -6,7 +6,7 @@
 //! streams can be held, each with a kernel behind its wait. With 64, submitting blocks until one
 //! goes on. The limit lies in between. Here it is the number of queues.
 
-use crate::layout::{Kind, State, StreamId};
+use crate::layout::{Kind, MAX_DEVICES, State, StreamId};
 
 /// Queues of a process on a device.
 pub const QUEUES: u32 = 8;
@@ -89,9 +89,13 @@ impl State {
                 || self.head(id.slot).is_some_and(|op| self.held_back(id.slot, op.seq)))
     }
 
-    /// Whether a stream of this context of a process is held by a wait for a value.
+    /// The contexts of a process that have a stream which is held by a wait for a value.
     #[must_use]
-    pub fn holds_context(&self, process: u32, device: u32, context: u64) -> bool {
-        self.waiting(process, device).any(|slot| self.streams[slot as usize].context == context)
+    pub fn held_contexts(&self, process: u32) -> Vec<u64> {
+        let clients = &self.processes[process as usize].clients;
+        let held = (0..MAX_DEVICES).filter(|&device| clients[device].waiting != 0);
+        held.flat_map(|device| self.waiting(process, device as u32))
+            .map(|slot| self.streams[slot as usize].context)
+            .collect()
     }
 }

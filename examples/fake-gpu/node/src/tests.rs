@@ -220,11 +220,12 @@ fn what_is_behind_a_held_stream_in_its_hardware_queue_is_held() {
     assert_eq!(s.event_state(apart), Ok(EventState::Reached(2 * MS)));
     assert_eq!(s.event_state(behind), Ok(EventState::Pending));
     assert_eq!([a, b, c].map(|on| s.is_held(on)), [true, false, true]);
-    assert!(s.holds_context(p, 0, 1) && !s.holds_context(p, 0, 2) && !s.holds_context(p, 1, 1));
+    assert_eq!(s.held_contexts(p), [1]);
     s.tell(a, held, true);
     s.advance(20 * MS);
     assert_eq!(s.event_state(behind), Ok(EventState::Reached(12 * MS)));
     assert_eq!([a, b, c].map(|on| s.is_held(on)), [false; 3]);
+    assert_eq!(s.held_contexts(p), [0_u64; 0]);
     // A wait in a queue holds nothing that was submitted before it.
     s.push(c, kernel(MS)).unwrap();
     let first = reached(&mut s, p, c);
