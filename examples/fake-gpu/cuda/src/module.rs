@@ -41,6 +41,7 @@ pub(crate) struct Function {
     pub(crate) context: u64,
     pub(crate) module: u64,
     pub(crate) timed: bool,
+    pub(crate) collective: Option<[usize; 2]>,
     pub(crate) params: Vec<(usize, usize)>,
     pub(crate) max_dynamic_shared: c_int,
     /// The contexts in which it has been launched.
@@ -216,6 +217,7 @@ fn function(inner: &mut Inner, module: cuda::Module, name: Text, library: bool) 
             context,
             module: key,
             timed: entry.timed,
+            collective: entry.collective,
             params: entry.params,
             max_dynamic_shared: 49_152,
             placed: Vec::new(),

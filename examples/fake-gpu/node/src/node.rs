@@ -21,7 +21,7 @@ use crate::shared::sweep;
 use crate::values::Values;
 
 /// Changes whenever the layout does. Most differences show in the size; this shows the others.
-const MAGIC: u64 = 0x534c_5543_4500_0007;
+const MAGIC: u64 = 0x534c_5543_4500_0008;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 5_000_000;
 /// ... and in `/proc` this often.
@@ -137,7 +137,7 @@ fn pause(ns: u64) {
 }
 
 /// Waits for work that has at least `left` to go, at most `most`. Nobody knows (`None`) when a value
-/// is stored: then all of the wait is sleep.
+/// is stored or a kernel's group is complete: then all of the wait is sleep.
 fn pause_until(left: Option<u64>, most: u64) {
     match left {
         Some(ns) => pause(ns.clamp(5_000, most)),
@@ -411,7 +411,8 @@ impl Node {
                 if guard.passed(stream.slot, stream.generation, position) {
                     return;
                 }
-                (!guard.is_held(stream)).then(|| guard.least_time(stream, position))
+                let unknown = guard.is_held(stream) || guard.spins(stream);
+                (!unknown).then(|| guard.least_time(stream, position))
             };
             pause_until(left, 20_000_000);
         }

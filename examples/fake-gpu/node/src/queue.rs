@@ -402,6 +402,9 @@ impl State {
             let op = &self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize];
             if op.is_work() {
                 work = work.saturating_add(op.value);
+                if self.lacks_members(op) {
+                    blocked = blocked.max(UNKNOWN_NS);
+                }
             } else if op.kind == Kind::Wait as u32 && depth > 0 {
                 let other = StreamId { slot: op.target, generation: op.generation };
                 blocked = blocked.max(self.least_time_through(other, op.value, depth - 1));

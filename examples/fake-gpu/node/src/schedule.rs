@@ -13,6 +13,8 @@
 //!   more than the empty pair and the kernel. The process keeps the device meanwhile.
 //! * Work that follows a kernel in its stream begins `gap_ns` after the kernel's end, and the
 //!   process keeps the device meanwhile. An event between the two is reached before the gap.
+//! * A collective kernel runs for its time from when all members of its group have begun
+//!   ([`crate::groups`]).
 //! * What is behind another stream's wait for a value in their hardware queue does not begin
 //!   ([`crate::held`]).
 //! * A wait for a value ends when its process has seen the value in its memory, not before. A write
@@ -41,6 +43,11 @@ impl State {
             for device in 0..devices {
                 if self.devices[device].queued > 0 {
                     self.dispatch(device);
+                    self.begin(device);
+                }
+            }
+            for device in 0..devices {
+                if self.devices[device].queued > 0 {
                     next = next.min(self.next_event(device)).min(self.next_wake(device));
                 }
             }
@@ -68,7 +75,7 @@ impl State {
             .then(|| &self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize])
     }
 
-    fn head_mut(&mut self, slot: u32) -> &mut Op {
+    pub(crate) fn head_mut(&mut self, slot: u32) -> &mut Op {
         let stream = &self.streams[slot as usize];
         &mut self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize]
     }
@@ -323,12 +330,31 @@ impl State {
         }
         let choice = self.choice(device, current);
         // What an event delays does not end before the client chooses again.
-        let left = self.head(choice).map_or(u64::MAX, |op| op.value);
+        let left = self.head(choice).map_or(u64::MAX, |op| self.left(op));
         let end = self.now.max(ready_at).saturating_add(left);
         if slice_end < end && self.next_runnable(device, current) != NONE {
             slice_end.max(self.now)
         } else {
             end
+        }
+    }
+
+    /// A collective kernel that has got the device begins, which may be what others wait for.
+    fn begin(&mut self, device: usize) {
+        let Device { current, ready_at, .. } = Device::of(self, device);
+        let choice = self.choice(device, current);
+        if choice != NONE && self.now >= ready_at {
+            self.begin_collective(choice);
+        }
+    }
+
+    /// How long work that has the device will at least hold it.
+    fn left(&self, op: &Op) -> u64 {
+        match self.lacks_members(op) {
+            // Its beginning matters to others.
+            true if op.started == 0 => 0,
+            true => u64::MAX,
+            false => op.value,
         }
     }
 
@@ -340,10 +366,13 @@ impl State {
         if choice == NONE || to <= from {
             return;
         }
+        let spins = self.head(choice).is_some_and(|op| self.lacks_members(op));
         let op = self.head_mut(choice);
-        op.value = op.value.saturating_sub(to - from);
+        if !spins {
+            op.value = op.value.saturating_sub(to - from);
+        }
         op.started = 1;
-        let counts = op.kind == Kind::Kernel as u32;
+        let counts = op.is_kernel();
         self.devices[device].worked_ns += to - from;
         self.processes[current as usize].clients[device].worked_ns += to - from;
         if counts {
@@ -359,7 +388,8 @@ impl State {
             return;
         }
         if let Some(&op) = self.head(choice).filter(|op| op.value == 0) {
-            let gap = if op.kind == Kind::Kernel as u32 { self.config.gap_ns } else { 0 };
+            self.end_collective(&op);
+            let gap = if op.is_kernel() { self.config.gap_ns } else { 0 };
             let stream = &mut self.streams[choice as usize];
             stream.settled_at = self.now + (self.config.event_ns * 7 / 8).min(DEAREST_LAUNCH_NS);
             stream.work_at = self.now + gap;
