@@ -3,6 +3,7 @@
 use core::ffi::{c_char, c_int, c_uint};
 
 use driver::cuda::{CuResult, Device, Uuid};
+use fake_node::held::{MOST_QUEUES, QUEUES};
 use fake_node::identity;
 
 use crate::attributes;
@@ -20,6 +21,12 @@ pub(crate) fn visible(devices: u32) -> Vec<u32> {
         Ok(list) => select(&list, devices),
         Err(_) => (0..devices).collect(),
     }
+}
+
+/// Hardware queues of this process on each device.
+pub(crate) fn queues() -> u32 {
+    let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|n| n.parse().ok());
+    set.map_or(QUEUES, |queues: u32| queues.clamp(1, MOST_QUEUES))
 }
 
 fn select(list: &str, devices: u32) -> Vec<u32> {

@@ -228,6 +228,8 @@ fn kernel_work(inner: &Inner, params: &KernelNodeParams) -> Api<Work> {
         params: In::from_address(params.kernel_params as u64),
         extra: In::from_address(params.extra as u64),
     };
+    let found = inner.functions.get(&(function as u64)).ok_or(CuResult::INVALID_HANDLE)?;
+    ensure(found.collective.is_none(), CuResult::NOT_SUPPORTED)?;
     launch::duration(inner, function as u64, &shape, &arguments).map(Work::Kernel)
 }
 

@@ -1,5 +1,6 @@
 //! Kernel launches. A kernel occupies its device for the time in its first parameter, a 64-bit
-//! number of nanoseconds.
+//! number of nanoseconds. A collective kernel, which has parameters `group` and `members` as well, holds
+//! it longer: until those of all members have begun.
 
 use core::ffi::{c_int, c_uint, c_void};
 use std::sync::LazyLock;
@@ -63,11 +64,11 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The first argument, a 64-bit number.
-    fn first(&self) -> Api<u64> {
+    /// Argument `index`, a 64-bit number at `offset`.
+    fn number(&self, index: usize, offset: usize) -> Api<u64> {
         ensure(self.params.is_null() || self.extra.is_null(), CuResult::INVALID_VALUE)?;
         if self.extra.is_null() {
-            return self.params.get()?.get();
+            return self.params.at(index)?.get();
         }
         let (mut buffer, mut size) = (0, 0);
         for index in (0..16).step_by(2) {
@@ -77,8 +78,8 @@ impl Arguments {
                 _ => break,
             }
         }
-        ensure(size >= 8, CuResult::INVALID_VALUE)?;
-        In::<u64>::from_address(buffer).get()
+        ensure(size >= offset + 8, CuResult::INVALID_VALUE)?;
+        In::<u64>::from_address(buffer + offset as u64).get()
     }
 }
 
@@ -93,12 +94,22 @@ pub(crate) fn duration(
     shape.check()?;
     ensure(shape.shared <= found.max_dynamic_shared as u32, CuResult::INVALID_VALUE)?;
     if found.timed {
-        Ok(arguments.first()?.max(SHORTEST_NS))
+        Ok(arguments.number(0, 0)?.max(SHORTEST_NS))
     } else {
         let given = !arguments.params.is_null() || !arguments.extra.is_null();
         ensure(given || found.params.is_empty(), CuResult::INVALID_VALUE)?;
         Ok(SHORTEST_NS)
     }
+}
+
+/// The group of a launch of a collective kernel, and how many members it has.
+fn group(inner: &Inner, function: u64, arguments: &Arguments) -> Api<Option<(u64, u32)>> {
+    let found = inner.functions.get(&function).ok_or(CuResult::INVALID_HANDLE)?;
+    let Some(at) = found.collective else { return Ok(None) };
+    let number = |index: usize| arguments.number(index, found.params[index].0);
+    let members = u32::try_from(number(at[1])?).map_err(|_| CuResult::INVALID_VALUE)?;
+    ensure(members > 0, CuResult::INVALID_VALUE)?;
+    Ok(Some((number(at[0])?, members)))
 }
 
 fn start<const P: bool>(
@@ -109,10 +120,11 @@ fn start<const P: bool>(
     arguments: &Arguments,
 ) -> Api {
     let driver = driver()?;
-    let (id, ns) = {
+    let (id, ns, group) = {
         let inner = &mut *driver.inner();
         let target = stream::target::<P>(driver, inner, stream)?;
         let ns = duration(inner, function as u64, shape, arguments)?;
+        let group = group(inner, function as u64, arguments)?;
         let found = inner.functions.get(&(function as u64));
         let (of, module) = found.map_or((0, 0), |found| (found.context, found.module));
         let whole = crate::context::whole(inner, target.context);
@@ -121,13 +133,23 @@ fn start<const P: bool>(
             shape.fits_at_once()?;
         }
         crate::module::load_code(driver, inner, module, target.context)?;
-        if capture::add(inner, target, |_, _| Ok(Work::Kernel(ns)))? {
+        crate::loading::launched(driver, inner, function, target.context)?;
+        // A graph is one operation of the node, which belongs to no group.
+        let add = |_: &mut Inner, _| {
+            ensure(group.is_none(), CuResult::NOT_SUPPORTED)?;
+            Ok(Work::Kernel(ns))
+        };
+        if capture::add(inner, target, add)? {
             return Ok(());
         }
-        (target.id, ns)
+        (target.id, ns, group)
     };
     spend(*LAUNCH_TAKES);
-    let position = driver.node.submit(id, Op::work(Kind::Kernel, ns)).map_err(queue_error)?;
+    let position = driver.node.retry_while_full(id, |state| match group {
+        Some((number, members)) => state.push_collective(id, ns, number, members),
+        None => state.push(id, Op::work(Kind::Kernel, ns)),
+    });
+    let position = position.map_err(queue_error)?;
     if launches_wait() {
         driver.node.wait_for(id, position);
     }

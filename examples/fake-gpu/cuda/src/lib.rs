@@ -26,6 +26,7 @@ mod green;
 mod host;
 mod host_calls;
 mod launch;
+mod loading;
 mod managed;
 mod memory;
 mod module;

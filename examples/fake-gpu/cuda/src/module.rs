@@ -11,6 +11,7 @@ use driver::cuda::{self, CuResult, Device};
 
 use crate::attributes;
 use crate::ffi::{Api, In, Out, Text, api, ensure, handle};
+use crate::loading::{self, eager};
 use crate::ptx::{self, Entry};
 use crate::state::{Driver, Inner, driver, with, with_context};
 use crate::{capture, context, memory};
@@ -40,8 +41,11 @@ pub(crate) struct Function {
     pub(crate) context: u64,
     pub(crate) module: u64,
     pub(crate) timed: bool,
+    pub(crate) collective: Option<[usize; 2]>,
     pub(crate) params: Vec<(usize, usize)>,
     pub(crate) max_dynamic_shared: c_int,
+    /// The contexts in which it has been launched.
+    pub(crate) placed: Vec<u64>,
     name: CString,
     /// Set by the functions of CUDA 2 (`cuFuncSetBlockShape`, `cuParamSet*`).
     pub(crate) block: [c_uint; 3],
@@ -69,11 +73,6 @@ fn load(driver: &Driver, inner: &mut Inner, image: Text, context: u64) -> Api<u6
     let made = Module { context, entries, functions, library, device, taken, code, loaded };
     inner.modules.insert(key, made);
     Ok(key)
-}
-
-/// Whether modules are loaded at once, not when something in them is first asked for.
-fn eager() -> bool {
-    std::env::var("CUDA_MODULE_LOADING").is_ok_and(|value| value == "EAGER")
 }
 
 /// Loads a module's code into a context if it is not there yet.
@@ -152,6 +151,7 @@ pub(crate) extern "C" fn load_data(module: Out<cuda::Module>, image: Text) -> Cu
         with_context(|driver, inner, context| {
             module.required()?;
             capture::unsafe_call(inner)?;
+            loading::wait(driver, inner, context);
             let key = load(driver, inner, image, context::whole(inner, context))?;
             if eager()
                 && let Err(error) = load_code(driver, inner, key, context)
@@ -217,8 +217,10 @@ fn function(inner: &mut Inner, module: cuda::Module, name: Text, library: bool) 
             context,
             module: key,
             timed: entry.timed,
+            collective: entry.collective,
             params: entry.params,
             max_dynamic_shared: 49_152,
+            placed: Vec::new(),
             name: CString::new(entry.name).unwrap_or_default(),
             block: [1; 3],
             shared: 0,
@@ -298,6 +300,7 @@ pub(crate) extern "C" fn load_library(
     api(|| {
         with(|driver, inner| {
             library.required()?;
+            loading::wait(driver, inner, 0);
             library.set(handle(load(driver, inner, image, 0)?));
             Ok(())
         })

@@ -6,6 +6,9 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// Whether its first parameter is a 64-bit integer: the time that it takes, in nanoseconds.
     pub(crate) timed: bool,
+    /// The parameters, by index, of which the names end in `group` and `members`: a collective
+    /// kernel's.
+    pub(crate) collective: Option<[usize; 2]>,
     /// Sizes and offsets of its parameters in bytes.
     pub(crate) params: Vec<(usize, usize)>,
 }
@@ -38,7 +41,11 @@ pub(crate) fn entries(text: &str) -> Option<Vec<Entry>> {
             first.split_whitespace().any(|word| matches!(word, ".u64" | ".b64" | ".s64"))
                 && !first.contains('[')
         });
-        found.push(Entry { name: name.to_owned(), timed, params });
+        let named = |end: &str| declared.split(',').position(|one| one.trim().ends_with(end));
+        let collective =
+            named("group").zip(named("members")).map(|(group, members)| [group, members]);
+        let collective = collective.filter(|at| timed && at.iter().all(|&i| params[i].1 == 8));
+        found.push(Entry { name: name.to_owned(), timed, collective, params });
     }
     Some(found)
 }
@@ -152,6 +159,15 @@ mod tests {
         assert_eq!(found[0].params, [(0, 8), (8, 4)]);
         assert_eq!(found[1].params, [(0, 4), (8, 24)]);
         assert!(found[2].params.is_empty());
+    }
+
+    #[test]
+    fn a_collective_kernel_is_known_by_its_parameters() {
+        let text = ".version 7.0\n.entry a(.param .u64 ns, .param .u64 a_group, .param .u64 a_members) {}\n\
+            .entry b(.param .u64 ns, .param .u64 b_group) {}\n\
+            .entry c(.param .u64 ns, .param .u32 c_group, .param .u64 c_members) {}";
+        let found: Vec<_> = entries(text).unwrap().iter().map(|e| e.collective).collect();
+        assert_eq!(found, [Some([1, 2]), None, None]);
     }
 
     #[test]

@@ -176,7 +176,7 @@ pub(crate) fn current(inner: &Inner) -> Api<u64> {
 pub(crate) fn queue_error(error: QueueError) -> CuResult {
     match error {
         QueueError::NoSlot => CuResult::OUT_OF_MEMORY,
-        QueueError::Gone | QueueError::Full => CuResult::INVALID_HANDLE,
+        QueueError::Gone | QueueError::Full | QueueError::Held => CuResult::INVALID_HANDLE,
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) extern "C" fn init(flags: u32) -> CuResult {
         })?;
         let visible = device::visible(node.config().devices);
         ensure(!visible.is_empty(), CuResult::NO_DEVICE)?;
-        let process = node.attach().map_err(queue_error)?;
+        let process = node.attach(device::queues()).map_err(queue_error)?;
         AT_FORK.call_once(|| {
             // SAFETY: registers a function of this library, which is never unloaded: programs that
             // link it keep drivers loaded until the process ends (see their build scripts).

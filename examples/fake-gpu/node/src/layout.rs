@@ -5,6 +5,7 @@
 
 use crate::blocks::{Block, MAX_BLOCKS};
 use crate::config::Config;
+use crate::groups::{Group, MAX_GROUPS};
 
 /// Devices that a node can have.
 pub const MAX_DEVICES: usize = 16;
@@ -39,6 +40,9 @@ pub enum Kind {
     Value = 5,
     /// Has its process store a value in its memory.
     Write = 6,
+    /// Holds the device until all members of its group have begun, and then for its time. Counts as
+    /// utilisation.
+    Collective = 7,
 }
 
 /// One queued operation.
@@ -47,15 +51,15 @@ pub enum Kind {
 pub struct Op {
     /// Order of submission over all streams.
     pub seq: u64,
-    /// Kernel, copy: nanoseconds left. Record: the event's record number. Wait: the position.
+    /// Kernel, copy, collective: nanoseconds left. Record: the event's record number. Wait: the position.
     pub value: u64,
     /// [`Kind`] as a number.
     pub kind: u32,
-    /// Record: event slot. Wait: stream slot.
+    /// Record: event slot. Wait: stream slot. Collective: group slot.
     pub target: u32,
     /// Generation of `target`.
     pub generation: u32,
-    /// Kernel, copy: whether it has begun to run. Value: whether the value was there when its
+    /// Kernel, copy, collective: whether it has begun to run. Value: whether the value was there when its
     /// process last checked.
     pub started: u32,
 }
@@ -96,7 +100,13 @@ impl Op {
     /// Whether it holds the device.
     #[must_use]
     pub fn is_work(&self) -> bool {
-        self.kind == Kind::Kernel as u32 || self.kind == Kind::Copy as u32
+        self.kind == Kind::Copy as u32 || self.is_kernel()
+    }
+
+    /// Whether it counts as utilisation.
+    #[must_use]
+    pub fn is_kernel(&self) -> bool {
+        self.kind == Kind::Kernel as u32 || self.kind == Kind::Collective as u32
     }
 }
 
@@ -144,6 +154,10 @@ pub struct Stream {
     pub settled_at: u64,
     /// When the gap after its last kernel has passed. No work begins before.
     pub work_at: u64,
+    /// Its hardware queue.
+    pub queue: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
 }
 
 /// A stream's operations, at position modulo [`QUEUE_DEPTH`].
@@ -204,6 +218,10 @@ pub struct Client {
     pub dirty: u32,
     /// Whether an event's cost delays something that it would run.
     pub held: u32,
+    /// Streams made so far.
+    pub streams: u32,
+    /// Whether a stream has come to a wait for a value that is not there.
+    pub waiting: u32,
     /// Keeps the layout free of padding.
     pub reserved: u32,
     /// When `choice` has to be found anew even if nothing else happens.
@@ -226,6 +244,10 @@ pub struct Process {
     pub start: u64,
     /// Dead: when its work is taken off the device.
     pub gone_at: u64,
+    /// Hardware queues on each device.
+    pub queues: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
     /// Per device.
     pub clients: [Client; MAX_DEVICES],
 }
@@ -279,6 +301,12 @@ pub struct State {
     pub process_mark: u32,
     /// Block slots that were ever used.
     pub block_mark: u32,
+    /// Group slots that were ever used.
+    pub group_mark: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
+    /// Groups of collective kernels.
+    pub groups: [Group; MAX_GROUPS],
     /// Devices.
     pub devices: [Device; MAX_DEVICES],
     /// Processes.
@@ -370,6 +398,7 @@ impl State {
             stream.next = self.free_streams;
             self.free_streams = slot as u32;
         }
+        self.rebuild_groups();
         for device in &mut self.devices {
             let current = device.current as usize;
             if current >= MAX_PROCESSES || self.processes[current].state == 0 {

@@ -6,14 +6,16 @@
 //! values in its memory or write them: a store is not a call ([`values`]). Results depend on the clock alone, never on when
 //! a process called.
 //!
-//! * [`layout`] is the shared data, [`schedule`] and [`queue`] are the rules (pure: time is an
-//!   argument), [`memory`] and [`usage`] the accounts.
+//! * [`layout`] is the shared data, [`schedule`], [`queue`], [`held`] and [`groups`] are the rules
+//!   (pure: time is an argument), [`memory`] and [`usage`] the accounts.
 //! * [`blocks`] are memory that several processes hold, [`shared`] has its contents.
 //! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
 //!   process's memory. These modules need `unsafe`.
 
 pub mod blocks;
 pub mod config;
+pub mod groups;
+pub mod held;
 pub mod identity;
 pub mod layout;
 pub mod memory;

@@ -16,12 +16,12 @@ use crate::config::{Config, ConfigError};
 use crate::layout::{NONE, Op, QUEUE_DEPTH, State, StreamId};
 use crate::memory::OutOfMemory;
 use crate::process::start_time;
-use crate::queue::QueueError;
+use crate::queue::{LOOK_NS, QueueError};
 use crate::shared::sweep;
 use crate::values::Values;
 
 /// Changes whenever the layout does. Most differences show in the size; this shows the others.
-const MAGIC: u64 = 0x534c_5543_4500_0007;
+const MAGIC: u64 = 0x534c_5543_4500_0008;
 /// Dead processes are looked for this often.
 const REAP_NS: u64 = 5_000_000;
 /// ... and in `/proc` this often.
@@ -133,6 +133,15 @@ fn pause(ns: u64) {
     }
     while clock() < until {
         std::thread::yield_now();
+    }
+}
+
+/// Waits for work that has at least `left` to go, at most `most`. Nobody knows (`None`) when a value
+/// is stored or a kernel's group is complete: then all of the wait is sleep.
+fn pause_until(left: Option<u64>, most: u64) {
+    match left {
+        Some(ns) => pause(ns.clamp(5_000, most)),
+        None => std::thread::sleep(Duration::from_nanos(LOOK_NS)),
     }
 }
 
@@ -297,15 +306,16 @@ impl Node {
         guard
     }
 
-    /// Registers this process and returns its slot.
+    /// Registers this process, with so many hardware queues on each device, and returns its slot.
     ///
     /// # Errors
     /// [`QueueError::NoSlot`].
-    pub fn attach(&self) -> Result<u32, QueueError> {
+    pub fn attach(&self, queues: u32) -> Result<u32, QueueError> {
         let pid = std::process::id();
         let start = start_time(pid).unwrap_or(0);
         let mut guard = self.lock_reaped();
         let slot = guard.add_process(pid, start)?;
+        guard.set_queues(slot, queues);
         self.own.store(slot, Relaxed);
         self.life_lock(libc::F_OFD_SETLK, slot, libc::F_WRLCK);
         Ok(slot)
@@ -357,7 +367,7 @@ impl Node {
         self.lock().remove_context(process, device);
     }
 
-    /// Queues work. While the queue is full, waits asleep and without the lock.
+    /// Queues work. While there is no room for it, waits asleep and without the lock.
     ///
     /// # Errors
     /// [`QueueError::Gone`].
@@ -365,10 +375,10 @@ impl Node {
         self.retry_while_full(stream, |state| state.push(stream, op))
     }
 
-    /// Runs an action that may find the queue of `stream` full, and repeats it when there is space.
+    /// Runs an action that may find no room for more work of `stream`, and repeats it when there is.
     ///
     /// # Errors
-    /// What `action` returns, except for [`QueueError::Full`].
+    /// What `action` returns, except for [`QueueError::Full`] and [`QueueError::Held`].
     pub fn retry_while_full<T>(
         &self,
         stream: StreamId,
@@ -378,16 +388,18 @@ impl Node {
             let pause_ns = {
                 let mut guard = self.lock();
                 match action(&mut guard) {
+                    Err(QueueError::Held) => None,
+                    Err(QueueError::Full) if guard.is_held(stream) => None,
                     Err(QueueError::Full) => {
                         let head = guard.end_of(stream)? - QUEUE_DEPTH;
                         let one = guard.least_time(stream, head + 1);
                         let more = guard.least_time(stream, head + REFILL);
-                        one.max(more.min(1_000_000))
+                        Some(one.max(more.min(1_000_000)))
                     }
                     outcome => return outcome,
                 }
             };
-            pause(pause_ns.clamp(5_000, 10_000_000));
+            pause_until(pause_ns, 10_000_000);
         }
     }
 
@@ -399,9 +411,10 @@ impl Node {
                 if guard.passed(stream.slot, stream.generation, position) {
                     return;
                 }
-                guard.least_time(stream, position)
+                let unknown = guard.is_held(stream) || guard.spins(stream);
+                (!unknown).then(|| guard.least_time(stream, position))
             };
-            pause(left.clamp(5_000, 20_000_000));
+            pause_until(left, 20_000_000);
         }
     }
 

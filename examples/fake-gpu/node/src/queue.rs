@@ -1,6 +1,7 @@
 //! Streams, events, and their operations. Every function expects the present state: the caller
 //! advances it to the current time first.
 
+use crate::held::QUEUES;
 use crate::layout::{
     Event, EventId, Kind, MAX_EVENTS, MAX_PROCESSES, MAX_STREAMS, NONE, Op, Order, Process,
     QUEUE_DEPTH, State, StreamId,
@@ -21,6 +22,9 @@ pub enum QueueError {
     /// The stream has [`QUEUE_DEPTH`] operations outstanding.
     #[error("the stream's queue is full")]
     Full,
+    /// The stream is held, and so many others are that no hardware queue is left for its work.
+    #[error("streams are held in all hardware queues")]
+    Held,
     /// The stream or event does not exist (any more).
     #[error("no such stream or event")]
     Gone,
@@ -51,6 +55,7 @@ impl State {
         let process: &mut Process = &mut self.processes[slot];
         process.pid = pid;
         process.start = start;
+        process.queues = QUEUES;
         for client in &mut process.clients {
             client.memory = 0;
             client.contexts = 0;
@@ -58,6 +63,8 @@ impl State {
             client.choice = NONE;
             client.dirty = 0;
             client.held = 0;
+            client.streams = 0;
+            client.waiting = 0;
             client.wake = u64::MAX;
             client.worked_ns = 0;
             for sample in &mut client.samples {
@@ -125,7 +132,9 @@ impl State {
                 slot
             }
         };
+        let queue = self.next_queue(process, device);
         let stream = &mut self.streams[slot as usize];
+        stream.queue = queue;
         stream.process = process;
         stream.device = device;
         stream.context = context;
@@ -230,14 +239,18 @@ impl State {
     /// Queues an operation and returns the stream's position after it.
     ///
     /// # Errors
-    /// [`QueueError::Full`] or [`QueueError::Gone`].
+    /// [`QueueError::Full`], [`QueueError::Held`] or [`QueueError::Gone`].
     pub fn push(&mut self, id: StreamId, op: Op) -> Result<u64, QueueError> {
         self.find_stream(id)?;
         let seq = self.seq + 1;
-        let stream = &mut self.streams[id.slot as usize];
+        let stream = &self.streams[id.slot as usize];
         if stream.tail - stream.head >= QUEUE_DEPTH {
             return Err(QueueError::Full);
         }
+        if op.is_work() && self.lacks_queue(id.slot) {
+            return Err(QueueError::Held);
+        }
+        let stream = &mut self.streams[id.slot as usize];
         self.seq = seq;
         self.queues[id.slot as usize].ops[(stream.tail % QUEUE_DEPTH) as usize] = Op { seq, ..op };
         stream.tail += 1;
@@ -372,6 +385,7 @@ impl State {
             let op = &ops[(at % QUEUE_DEPTH) as usize];
             op.kind == Kind::Value as u32 && op.started == 0
         });
+        let held = held || self.is_held(id);
         (!held).then(|| self.least_time(id, position))
     }
 
@@ -388,6 +402,9 @@ impl State {
             let op = &self.queues[id.slot as usize].ops[(at % QUEUE_DEPTH) as usize];
             if op.is_work() {
                 work = work.saturating_add(op.value);
+                if self.lacks_members(op) {
+                    blocked = blocked.max(UNKNOWN_NS);
+                }
             } else if op.kind == Kind::Wait as u32 && depth > 0 {
                 let other = StreamId { slot: op.target, generation: op.generation };
                 blocked = blocked.max(self.least_time_through(other, op.value, depth - 1));

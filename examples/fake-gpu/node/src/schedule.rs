@@ -13,6 +13,10 @@
 //!   more than the empty pair and the kernel. The process keeps the device meanwhile.
 //! * Work that follows a kernel in its stream begins `gap_ns` after the kernel's end, and the
 //!   process keeps the device meanwhile. An event between the two is reached before the gap.
+//! * A collective kernel runs for its time from when all members of its group have begun
+//!   ([`crate::groups`]).
+//! * What is behind another stream's wait for a value in their hardware queue does not begin
+//!   ([`crate::held`]).
 //! * A wait for a value ends when its process has seen the value in its memory, not before. A write
 //!   of a value ends at once; its process stores the value when it sees that.
 
@@ -39,6 +43,11 @@ impl State {
             for device in 0..devices {
                 if self.devices[device].queued > 0 {
                     self.dispatch(device);
+                    self.begin(device);
+                }
+            }
+            for device in 0..devices {
+                if self.devices[device].queued > 0 {
                     next = next.min(self.next_event(device)).min(self.next_wake(device));
                 }
             }
@@ -60,13 +69,13 @@ impl State {
         }
     }
 
-    fn head(&self, slot: u32) -> Option<&Op> {
+    pub(crate) fn head(&self, slot: u32) -> Option<&Op> {
         let stream = self.streams.get(slot as usize)?;
         (stream.head < stream.tail)
             .then(|| &self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize])
     }
 
-    fn head_mut(&mut self, slot: u32) -> &mut Op {
+    pub(crate) fn head_mut(&mut self, slot: u32) -> &mut Op {
         let stream = &self.streams[slot as usize];
         &mut self.queues[slot as usize].ops[(stream.head % QUEUE_DEPTH) as usize]
     }
@@ -98,6 +107,7 @@ impl State {
     /// True if an operation ended (others may have waited for it).
     fn settle_client(&mut self, process: u32, device: usize) -> bool {
         self.processes[process as usize].clients[device].dirty = 0;
+        self.note_waiting(process, device);
         let mut ended = false;
         let mut slot = self.processes[process as usize].clients[device].first;
         while slot != NONE {
@@ -130,6 +140,9 @@ impl State {
             }
         } else if op.kind == Kind::Value as u32 {
             if op.started == 0 {
+                let stream = &self.streams[slot as usize];
+                let (process, device) = (stream.process as usize, stream.device as usize);
+                self.processes[process].clients[device].waiting = 1;
                 return false;
             }
             self.delay(slot, self.config.wait_ns);
@@ -157,8 +170,12 @@ impl State {
         stream.open_at = stream.open_at.max(now) + ns;
     }
 
-    /// Whether the legacy stream's rule lets the operation `seq` at the head of `slot` proceed.
+    /// Whether the legacy stream's rule and the hardware queue let the operation `seq` at the head of
+    /// `slot` proceed.
     fn in_turn(&self, slot: u32, seq: u64) -> bool {
+        if self.held_back(slot, seq) {
+            return false;
+        }
         let stream = &self.streams[slot as usize];
         if stream.order == Order::NonBlocking as u32 {
             return true;
@@ -313,12 +330,31 @@ impl State {
         }
         let choice = self.choice(device, current);
         // What an event delays does not end before the client chooses again.
-        let left = self.head(choice).map_or(u64::MAX, |op| op.value);
+        let left = self.head(choice).map_or(u64::MAX, |op| self.left(op));
         let end = self.now.max(ready_at).saturating_add(left);
         if slice_end < end && self.next_runnable(device, current) != NONE {
             slice_end.max(self.now)
         } else {
             end
+        }
+    }
+
+    /// A collective kernel that has got the device begins, which may be what others wait for.
+    fn begin(&mut self, device: usize) {
+        let Device { current, ready_at, .. } = Device::of(self, device);
+        let choice = self.choice(device, current);
+        if choice != NONE && self.now >= ready_at {
+            self.begin_collective(choice);
+        }
+    }
+
+    /// How long work that has the device will at least hold it.
+    fn left(&self, op: &Op) -> u64 {
+        match self.lacks_members(op) {
+            // Its beginning matters to others.
+            true if op.started == 0 => 0,
+            true => u64::MAX,
+            false => op.value,
         }
     }
 
@@ -330,10 +366,13 @@ impl State {
         if choice == NONE || to <= from {
             return;
         }
+        let spins = self.head(choice).is_some_and(|op| self.lacks_members(op));
         let op = self.head_mut(choice);
-        op.value = op.value.saturating_sub(to - from);
+        if !spins {
+            op.value = op.value.saturating_sub(to - from);
+        }
         op.started = 1;
-        let counts = op.kind == Kind::Kernel as u32;
+        let counts = op.is_kernel();
         self.devices[device].worked_ns += to - from;
         self.processes[current as usize].clients[device].worked_ns += to - from;
         if counts {
@@ -349,7 +388,8 @@ impl State {
             return;
         }
         if let Some(&op) = self.head(choice).filter(|op| op.value == 0) {
-            let gap = if op.kind == Kind::Kernel as u32 { self.config.gap_ns } else { 0 };
+            self.end_collective(&op);
+            let gap = if op.is_kernel() { self.config.gap_ns } else { 0 };
             let stream = &mut self.streams[choice as usize];
             stream.settled_at = self.now + (self.config.event_ns * 7 / 8).min(DEAREST_LAUNCH_NS);
             stream.work_at = self.now + gap;

@@ -8,6 +8,7 @@
 )]
 
 mod capture;
+mod collectives;
 mod copies;
 mod driver_memory;
 mod graph_memory;

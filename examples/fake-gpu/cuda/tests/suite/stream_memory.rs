@@ -34,7 +34,7 @@ fn nap() {
 #[test]
 fn nothing_runs_before_the_store_and_everything_after_it() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let ((word, address), on) = (word(), stream());
         let (before, after, end) = (event(), event(), event());
         gpu.launch(on, 1000);
@@ -65,7 +65,7 @@ fn nothing_runs_before_the_store_and_everything_after_it() {
 #[test]
 fn an_idle_streams_kernel_is_measured_whatever_the_host_does() {
     isolated(&[("SLUICE_FAKE_EVENT_NS", "1248")], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let on = stream();
         let mut memory = Box::new([0_u32; 4]);
         let (host, mut address) = (memory.as_mut_ptr(), 0);
@@ -105,7 +105,7 @@ fn an_idle_streams_kernel_is_measured_whatever_the_host_does() {
 #[test]
 fn other_streams_and_processes_go_on_meanwhile() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let (held, free) = (stream(), stream());
         if part().is_some() {
             gpu.launch(free, 2000);
@@ -163,7 +163,7 @@ fn conditions_are_those_of_the_driver() {
 #[test]
 fn what_cannot_be_waited_for_is_refused() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let ((_, address), on) = (word(), stream());
         let supported = |attribute| {
             let mut value = -1;
@@ -228,7 +228,7 @@ fn what_cannot_be_waited_for_is_refused() {
 #[test]
 fn a_device_may_not_have_these_operations() {
     isolated(&[("SLUICE_FAKE_MEMORY_OPS", "0")], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let ((_, address), on) = (word(), stream());
         for attribute in [92, 93, 94, 122, 123] {
             let mut value = -1;
@@ -256,7 +256,7 @@ fn see(word: &AtomicU32, value: u32) {
 #[test]
 fn stores_open_and_writes_appear_without_a_call() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let (on, [gate, begun, done, wide]) = (stream(), [(); 4].map(|()| word()));
         ok(cuStreamWaitValue32_v2(on, gate.1, 1, AND));
         ok(cuStreamWriteValue32_v2(on, begun.1, 1, 0));
@@ -304,7 +304,7 @@ fn another_process_opens_a_gate_in_shared_memory() {
             page.store(1, SeqCst);
             return;
         }
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
         let path = file.path().to_str().unwrap();
@@ -337,7 +337,7 @@ fn page(path: &str) -> &'static AtomicU32 {
 #[test]
 fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let ((word, address), on) = (word(), stream());
         ok(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST));
         ok(cuStreamWriteValue32_v2(on, address + 8, 1, 0));
@@ -345,7 +345,7 @@ fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
         // SAFETY: the child calls the driver as any fresh process may, and leaves by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let gpu = Gpu::open();
+            let gpu = Gpu::warm();
             let (own, mine) = super::stream_memory::word();
             let on = stream();
             ok(cuStreamWaitValue32_v2(on, mine, 1, AT_LEAST));
@@ -372,10 +372,138 @@ fn a_forked_child_and_the_end_of_a_process_with_work_outstanding() {
     });
 }
 
+/// Holds `count` streams on their own thread, each with a kernel behind. How many of them have got
+/// it after a while; and then, opened, all of them finish.
+fn hold_streams(count: usize) -> usize {
+    let gpu = Gpu::warm();
+    let ((gate, address), context) = (word(), gpu.context as usize);
+    let submitted: &'static AtomicU32 = Box::leak(Box::default());
+    let spin = gpu.spin as usize;
+    let held = std::thread::spawn(move || {
+        ok(cuCtxSetCurrent(context as Ptr));
+        let gpu = Gpu { device: 0, context: context as Ptr, module: null(), spin: spin as Ptr };
+        let streams: Vec<_> = (0..count).map(|_| stream()).collect();
+        for &on in &streams {
+            ok(cuStreamWaitValue32_v2(on, address, 1, AND));
+            gpu.launch(on, 10);
+            submitted.fetch_add(1, SeqCst);
+        }
+        streams.iter().for_each(|&on| ok(cuStreamSynchronize(on)));
+    });
+    let all = || submitted.load(SeqCst) as usize;
+    let begin = Instant::now();
+    while all() < count && begin.elapsed() < Duration::from_millis(300) {
+        nap();
+    }
+    let before = all();
+    gate.store(1, SeqCst);
+    held.join().unwrap();
+    assert_eq!(all(), count);
+    before
+}
+
+#[test]
+fn as_many_streams_can_be_held_as_there_are_hardware_queues() {
+    isolated(&[], || assert_eq!(hold_streams(8), 8));
+}
+
+#[test]
+fn submitting_blocks_where_more_streams_are_held() {
+    isolated(&[], || assert_eq!(hold_streams(64), 8));
+}
+
+#[test]
+fn a_program_can_have_more_hardware_queues() {
+    isolated(&[("CUDA_DEVICE_MAX_CONNECTIONS", "32")], || assert_eq!(hold_streams(20), 20));
+}
+
+#[test]
+fn a_launch_into_a_full_queue_waits_for_a_store() {
+    isolated(&[], || {
+        let gpu = Gpu::warm();
+        let ((gate, address), on) = (word(), stream());
+        gpu.launch(on, 1);
+        ok(cuStreamWaitValue32_v2(on, address, 1, AND));
+        let opener = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            gate.store(1, SeqCst);
+        });
+        let begin = Instant::now();
+        for _ in 0..1100 {
+            gpu.launch(on, 1);
+        }
+        assert!(begin.elapsed() >= Duration::from_millis(90), "{:?}", begin.elapsed());
+        ok(cuStreamSynchronize(on));
+        opener.join().unwrap();
+    });
+}
+
+/// What a call does while a stream is held: how long it takes, and whether another thread's call
+/// returned meanwhile. The stream is opened after 100 ms.
+fn beside_a_held_stream(call: impl FnOnce(&Gpu, Ptr)) -> (bool, bool) {
+    let gpu = Gpu::warm();
+    let ((gate, address), on, free) = (word(), stream(), stream());
+    ok(cuStreamWaitValue32_v2(on, address, 1, AND));
+    gpu.launch(on, 1);
+    let returned: &'static AtomicU32 = Box::leak(Box::default());
+    let context = gpu.context as usize;
+    let other = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        ok(cuCtxSetCurrent(context as Ptr));
+        let mut made = null();
+        ok(cuStreamCreate(&mut made, 1));
+        returned.store(1, SeqCst);
+    });
+    let opener = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        let early = returned.load(SeqCst) == 1;
+        gate.store(1, SeqCst);
+        early
+    });
+    let begin = Instant::now();
+    call(&gpu, free);
+    let waited = begin.elapsed() >= Duration::from_millis(95);
+    other.join().unwrap();
+    ok(cuCtxSynchronize());
+    (waited, opener.join().unwrap())
+}
+
+fn first_launch(gpu: &Gpu, on: Ptr) {
+    let mut kernel = null();
+    ok(cuModuleGetFunction(&mut kernel, gpu.module, c"empty".as_ptr()));
+    let none = std::ptr::null_mut();
+    ok(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, on, none, none));
+}
+
+#[test]
+fn loading_a_module_waits_for_held_streams_and_keeps_the_drivers_lock() {
+    isolated(&[], || {
+        assert_eq!(beside_a_held_stream(|_, _| _ = load()), (true, false));
+    });
+}
+
+#[test]
+fn so_does_the_first_launch_of_a_kernel_and_no_other() {
+    isolated(&[], || {
+        assert_eq!(beside_a_held_stream(first_launch), (true, false));
+        let launch = |gpu: &Gpu, on| gpu.launch(on, 1);
+        assert_eq!(beside_a_held_stream(launch), (false, true));
+        let allocate = |_: &Gpu, _| ok(cuMemAlloc_v2(&mut 0, 4096));
+        assert_eq!(beside_a_held_stream(allocate), (false, true));
+    });
+}
+
+#[test]
+fn with_eager_loading_no_launch_does() {
+    isolated(&[("CUDA_MODULE_LOADING", "EAGER")], || {
+        assert_eq!(beside_a_held_stream(first_launch), (false, true));
+    });
+}
+
 #[test]
 fn what_is_to_be_written_to_freed_memory_is_not() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let (on, mut host) = (stream(), null());
         ok(cuMemHostAlloc(&mut host, 4096, 0));
         gpu.launch(on, 2000);
@@ -389,7 +517,7 @@ fn what_is_to_be_written_to_freed_memory_is_not() {
 #[test]
 fn memory_and_streams_can_go_away_under_a_wait() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let (on, free, seen) = (stream(), stream(), event());
         let mut host = null();
         ok(cuMemHostAlloc(&mut host, 4096, 0));
@@ -421,7 +549,7 @@ fn memory_and_streams_can_go_away_under_a_wait() {
 fn a_process_that_dies_waiting_is_dropped() {
     isolated(&[], || {
         if part().is_some() {
-            let gpu = Gpu::open();
+            let gpu = Gpu::warm();
             let ((_, address), on) = (word(), stream());
             gpu.launch(on, 100);
             ok(cuStreamWaitValue32_v2(on, address, 1, AT_LEAST));
@@ -430,7 +558,7 @@ fn a_process_that_dies_waiting_is_dropped() {
             ok(cuStreamSynchronize(on));
             return;
         }
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let before = free_memory();
         let mut child = start_part("holder");
         let (out, mut text) = (child.stdout.as_mut().unwrap(), String::new());

@@ -298,6 +298,14 @@ impl Gpu {
         Self { device, context, module, spin }
     }
 
+    /// The same with the kernel loaded: its first launch waits for streams that are held.
+    pub(crate) fn warm() -> Self {
+        let gpu = Self::open();
+        gpu.launch(null(), 1);
+        ok(cuCtxSynchronize());
+        gpu
+    }
+
     /// Launches a kernel of `us` microseconds.
     #[track_caller]
     pub(crate) fn launch(&self, stream: Ptr, us: u64) {

@@ -27,7 +27,7 @@ fn used() -> Duration {
 #[test]
 fn a_store_is_seen_and_a_write_appears_soon() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let (on, (gate, done, address)) = (stream(), words());
         let mut took: Vec<_> = (1..=300)
             .map(|round| {
@@ -52,7 +52,7 @@ fn a_store_is_seen_and_a_write_appears_soon() {
 #[test]
 fn looking_costs_little_while_held_and_nothing_otherwise() {
     isolated(&[], || {
-        let gpu = Gpu::open();
+        let gpu = Gpu::warm();
         let (on, (gate, done, address)) = (stream(), words());
         let cost = |held: bool| {
             let before = used();

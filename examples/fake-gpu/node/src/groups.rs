@@ -1,0 +1,125 @@
+//! Collective kernels: each of a group holds its device until the kernels of all members have
+//! begun, and runs for its time from then, as those of a communication library do.
+//!
+//! Members name the group by a number; they may be on several devices and in several processes. A
+//! kernel that spins is work like any other: it is charged, and a process that is time-sliced spins
+//! in its slices. A member that dies before its kernel has begun leaves the others spinning until
+//! their processes end, as on real devices, where only a time-out of the library's ends them. One
+//! that dies later has begun, and the others go on.
+
+use crate::layout::{Kind, NONE, Op, QUEUE_DEPTH, State, StreamId};
+use crate::queue::QueueError;
+
+/// Groups whose kernels are queued or run, of all processes together.
+pub const MAX_GROUPS: usize = 1024;
+
+/// A group.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Group {
+    /// How the members name it.
+    pub number: u64,
+    /// 0 free, 1 in use.
+    pub state: u32,
+    /// Kernels that it has.
+    pub members: u32,
+    /// Kernels that were queued so far.
+    pub joined: u32,
+    /// Kernels that have begun.
+    pub begun: u32,
+    /// Kernels that have ended.
+    pub ended: u32,
+    /// Keeps the layout free of padding.
+    pub reserved: u32,
+}
+
+impl State {
+    /// Queues a kernel that waits on its device for the other `members` of a group, and then takes
+    /// `ns`. Returns the stream's position after it.
+    ///
+    /// # Errors
+    /// As [`State::push`], and [`QueueError::NoSlot`].
+    pub fn push_collective(
+        &mut self,
+        id: StreamId,
+        ns: u64,
+        number: u64,
+        members: u32,
+    ) -> Result<u64, QueueError> {
+        let used = &self.groups[..self.group_mark as usize];
+        let open = used.iter().position(|group| {
+            group.state == 1 && group.number == number && group.joined < group.members
+        });
+        let slot = open
+            .or_else(|| self.groups.iter().position(|group| group.state == 0))
+            .ok_or(QueueError::NoSlot)?;
+        let op = Op { target: slot as u32, ..Op::work(Kind::Collective, ns.max(1)) };
+        let position = self.push(id, op)?;
+        self.group_mark = self.group_mark.max(slot as u32 + 1);
+        let group = &mut self.groups[slot];
+        if open.is_none() {
+            let members = members.max(1);
+            *group =
+                Group { number, state: 1, members, joined: 0, begun: 0, ended: 0, reserved: 0 };
+        }
+        group.joined += 1;
+        Ok(position)
+    }
+
+    /// Whether this is a collective kernel of which not all members have begun.
+    pub(crate) fn lacks_members(&self, op: &Op) -> bool {
+        op.kind == Kind::Collective as u32
+            && self.groups.get(op.target as usize).is_some_and(|group| group.begun < group.members)
+    }
+
+    /// Whether a stream has come to such a kernel.
+    #[must_use]
+    pub fn spins(&self, id: StreamId) -> bool {
+        let stream = self.streams.get(id.slot as usize);
+        stream.is_some_and(|stream| stream.generation == id.generation && stream.state != 0)
+            && self.head(id.slot).is_some_and(|op| self.lacks_members(op))
+    }
+
+    /// A collective kernel that has got its device begins.
+    pub(crate) fn begin_collective(&mut self, slot: u32) {
+        let Some(&op) = self.head(slot) else { return };
+        if op.kind == Kind::Collective as u32 && op.started == 0 {
+            self.head_mut(slot).started = 1;
+            if let Some(group) = self.groups.get_mut(op.target as usize) {
+                group.begun += 1;
+            }
+        }
+    }
+
+    pub(crate) fn end_collective(&mut self, op: &Op) {
+        let collective = op.kind == Kind::Collective as u32;
+        if let Some(group) = self.groups.get_mut(op.target as usize).filter(|_| collective) {
+            group.ended += 1;
+            if group.ended >= group.members {
+                group.state = 0;
+            }
+        }
+    }
+
+    /// Part of [`State::rebuild`]: ends the groups of which no kernel is left.
+    pub(crate) fn rebuild_groups(&mut self) {
+        let mut found = [false; MAX_GROUPS];
+        for slot in 0..self.stream_mark {
+            let stream = &self.streams[slot as usize];
+            if stream.state == 0 || stream.listed == 0 {
+                continue;
+            }
+            for at in stream.head..stream.tail {
+                let op = &self.queues[slot as usize].ops[(at % QUEUE_DEPTH) as usize];
+                if op.kind == Kind::Collective as u32 && op.target != NONE {
+                    found[op.target as usize % MAX_GROUPS] = true;
+                }
+            }
+        }
+        for (group, found) in self.groups.iter_mut().zip(found) {
+            if !found {
+                group.state = 0;
+            }
+        }
+    }
+}

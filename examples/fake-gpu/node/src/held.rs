@@ -1,0 +1,101 @@
+//! Streams that are held by a wait for a value, and what else is held with them.
+//!
+//! A process has a few hardware queues on each device (8, or `CUDA_DEVICE_MAX_CONNECTIONS`), and
+//! its streams use them in turn. A queue is in order: what is submitted through it behind a wait
+//! that has not ended is held, whichever stream it is of. Measured on an H200 with 8 queues: 8
+//! streams can be held, each with a kernel behind its wait. With 64, submitting blocks until one
+//! goes on. The limit lies in between. Here it is the number of queues.
+
+use crate::layout::{Kind, MAX_DEVICES, State, StreamId};
+
+/// Queues of a process on a device.
+pub const QUEUES: u32 = 8;
+/// The most of them.
+pub const MOST_QUEUES: u32 = 32;
+
+impl State {
+    /// Sets how many queues a process has on each device, before it makes streams.
+    pub fn set_queues(&mut self, process: u32, queues: u32) {
+        self.processes[process as usize].queues = queues.clamp(1, MOST_QUEUES);
+    }
+
+    /// The queue of the next stream that a process makes.
+    pub(crate) fn next_queue(&mut self, process: u32, device: u32) -> u32 {
+        let process = &mut self.processes[process as usize];
+        let client = &mut process.clients[device as usize];
+        client.streams = client.streams.wrapping_add(1);
+        (client.streams - 1) % process.queues.max(1)
+    }
+
+    /// Whether a stream has come to a wait whose value is not there.
+    pub(crate) fn waits(&self, slot: u32) -> bool {
+        self.head(slot).is_some_and(|op| op.kind == Kind::Value as u32 && op.started == 0)
+    }
+
+    /// The streams of a process on a device that have come to such a wait.
+    fn waiting(&self, process: u32, device: u32) -> impl Iterator<Item = u32> + '_ {
+        let mut slot = self.processes[process as usize].clients[device as usize].first;
+        core::iter::from_fn(move || {
+            let this = slot;
+            slot = self.streams.get(this as usize)?.next;
+            Some(this)
+        })
+        .filter(|&slot| self.waits(slot))
+    }
+
+    /// Notes whether any stream of the client waits, so that other clients need no search.
+    pub(crate) fn note_waiting(&mut self, process: u32, device: usize) {
+        let waiting = self.waiting(process, device as u32).next().is_some();
+        self.processes[process as usize].clients[device].waiting = waiting.into();
+    }
+
+    /// Whether what was submitted to a stream as number `seq` is behind another stream's wait in
+    /// their queue.
+    pub(crate) fn held_back(&self, slot: u32, seq: u64) -> bool {
+        let stream = &self.streams[slot as usize];
+        if self.processes[stream.process as usize].clients[stream.device as usize].waiting == 0 {
+            return false;
+        }
+        self.waiting(stream.process, stream.device).any(|other| {
+            other != slot
+                && self.streams[other as usize].queue == stream.queue
+                && self.head(other).is_some_and(|op| op.seq < seq)
+        })
+    }
+
+    /// Whether work for a stream that is held finds no queue, because so many others have work
+    /// behind their waits.
+    pub(crate) fn lacks_queue(&self, slot: u32) -> bool {
+        if !self.waits(slot) {
+            return false;
+        }
+        let stream = &self.streams[slot as usize];
+        let others = self.waiting(stream.process, stream.device).filter(|&other| {
+            let other_stream = &self.streams[other as usize];
+            other != slot && other_stream.tail - other_stream.head > 1
+        });
+        others.count() >= self.processes[stream.process as usize].queues as usize
+    }
+
+    /// Whether a stream goes on only when a value changes.
+    #[must_use]
+    pub fn is_held(&self, id: StreamId) -> bool {
+        let alive = self
+            .streams
+            .get(id.slot as usize)
+            .is_some_and(|stream| stream.generation == id.generation && stream.state != 0);
+        alive
+            && (self.waits(id.slot)
+                || self.head(id.slot).is_some_and(|op| self.held_back(id.slot, op.seq)))
+    }
+
+    /// The contexts of a process that have a stream which is held by a wait for a value.
+    #[must_use]
+    pub fn held_contexts(&self, process: u32) -> Vec<u64> {
+        let clients = &self.processes[process as usize].clients;
+        let held = (0..MAX_DEVICES).filter(|&device| clients[device].waiting != 0);
+        held.flat_map(|device| self.waiting(process, device as u32))
+            .map(|slot| self.streams[slot as usize].context)
+            .collect()
+    }
+}
