@@ -1,8 +1,8 @@
 //! Leases from the daemon.
 
 use super::account::Lease;
-use super::clock;
 use super::usage::Used;
+use super::{clock, stream_gate};
 use crate::ledger::DeviceLedger;
 use crate::report;
 use config::DaemonAddress;
@@ -202,9 +202,9 @@ impl Daemon {
             protocol: protocol::VERSION,
             session: self.session.clone(),
             devices: quota(ledger).into_iter().collect(),
-            // The descriptor of the process's gate page, once this device's gates are in its streams.
-            gates: None,
+            gates: stream_gate::descriptor(),
         };
+        stream_gate::forget_stops(ledger.uuid());
         let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", ledger.uuid(), self.client.endpoint());
         self.report = None;

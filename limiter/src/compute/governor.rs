@@ -227,7 +227,11 @@ impl Tenure {
                 let since = *idle_since.get_or_insert(now);
                 // Holding on costs nothing: what is not used is not charged.
                 let cheap = self.lease.id.is_none() || self.lease.shared || density.is_sparse();
-                let dear = if self.gate.stream_gate().is_some() { SHORTEST_LOOK_NS } else { IMPATIENCE_NS };
+                let dear = if self.gate.stream_gate().is_some() {
+                    SHORTEST_LOOK_NS
+                } else {
+                    IMPATIENCE_NS
+                };
                 if now.saturating_sub(since) >= if cheap { PATIENCE_NS } else { dear } {
                     return;
                 }
@@ -280,7 +284,11 @@ impl Tenure {
     fn until_look(&self, now: u64) -> u64 {
         let usual = until_look(now);
         let short = self.lease.end.saturating_sub(now) / LOOKS_OF_SHORT;
-        if self.gate.stream_gate().is_some() { usual.min(short.max(SHORTEST_LOOK_NS)) } else { usual }
+        if self.gate.stream_gate().is_some() {
+            usual.min(short.max(SHORTEST_LOOK_NS))
+        } else {
+            usual
+        }
     }
 
     /// What lanes have taken of the budget and do not need is given back.

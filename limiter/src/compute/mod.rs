@@ -36,8 +36,8 @@ use fast_path::FAST_PATH;
 pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
-use lane::Ahead;
 pub(crate) use hold::driver_starts;
+use lane::Ahead;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
 };

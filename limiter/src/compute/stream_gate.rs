@@ -9,6 +9,7 @@ use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
 use driver::cuda::DevicePtr;
 use limits::GpuId;
+use protocol::GatesInStream;
 use session::gate_page::{BlockNumber, GateBlock, GatePage, Mapping, Opened};
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -32,11 +33,18 @@ pub(super) fn after_fork() {
     PAGES.forget();
 }
 
-/// The descriptor of the process's page, if it has one.
-#[allow(dead_code)]
-pub(super) fn descriptor() -> Option<i32> {
+/// The process's page, for the registration with the daemon.
+pub(super) fn descriptor() -> Option<GatesInStream> {
     let page = PAGES.get().page.get()?.as_ref()?;
-    Some(page.as_fd().as_raw_fd())
+    Some(GatesInStream { descriptor: page.as_fd().as_raw_fd().into() })
+}
+
+/// The process registers anew: what the daemon ended before does not count.
+pub(super) fn forget_stops(device: GpuId) {
+    let page = PAGES.get().page.get().and_then(Option::as_ref);
+    if let Some((page, number)) = page.and_then(|page| Some((page, page.block_of(device).ok()?))) {
+        page.block(number).forget_stops();
+    }
 }
 
 /// See the module.
@@ -88,12 +96,6 @@ impl StreamGate {
     /// Whether the daemon has ended a lease early.
     pub(super) fn is_stopped(&self, lease: u64) -> bool {
         self.block().is_stopped(lease)
-    }
-
-    /// The process registers anew with the daemon.
-    #[allow(dead_code)]
-    pub(super) fn forget_stops(&self) {
-        self.block().forget_stops();
     }
 
     /// How often the daemon has rung, for [`Self::sleep`].

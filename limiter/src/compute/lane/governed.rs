@@ -1,9 +1,9 @@
 //! A lane as the governor sees it: how much has been launched, and whether it is done.
 
+use super::super::Gate;
 use super::super::usage::Totals;
 use super::super::{driver_calls, is_capturing, within};
 use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
-use super::super::Gate;
 use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};

@@ -157,7 +157,8 @@ impl Lane {
         // Before the wait is there: what was begun after the gate closed is held.
         self.batch(number).begun_at.store(clock::now(), SeqCst);
         let stream = self.stream as Stream;
-        let waits = driver_calls::stream_wait_value(stream, own.gate_at, OPEN, STREAM_WAIT_VALUE_AND);
+        let waits =
+            driver_calls::stream_wait_value(stream, own.gate_at, OPEN, STREAM_WAIT_VALUE_AND);
         if !waits.is_ok() {
             self.deny(own);
             return Ahead::OnThread;
@@ -176,7 +177,8 @@ impl Lane {
             return false;
         }
         // Numbers are compared as they are counted, modulo 2^32.
-        let written = driver_calls::stream_write_value(self.stream as Stream, own.done_at, number as u32, 0);
+        let written =
+            driver_calls::stream_write_value(self.stream as Stream, own.done_at, number as u32, 0);
         if written.is_ok() {
             own.begun.store(false, Relaxed);
         }
@@ -260,8 +262,16 @@ impl Lane {
             return done;
         }
         // At about the same time: then the clock tells.
-        let late = || now > closed_at + self.launched_by(next).saturating_sub(self.covered_by(done)) + UNSURE_PATIENCE_NS;
-        if begun_at + UNSURE_NS > closed_at && self.see_done(own) < next && late() { done } else { next }
+        let late = || {
+            now > closed_at
+                + self.launched_by(next).saturating_sub(self.covered_by(done))
+                + UNSURE_PATIENCE_NS
+        };
+        if begun_at + UNSURE_NS > closed_at && self.see_done(own) < next && late() {
+            done
+        } else {
+            next
+        }
     }
 
     /// Estimated nanoseconds of all launches up to a batch's end.
@@ -275,9 +285,12 @@ impl Lane {
 
     /// Whether work is held at a closed gate.
     pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
-        let (Some(own), Some(closed_at)) = (self.in_stream(), gate.stream_closed_at()) else { return false };
+        let (Some(own), Some(closed_at)) = (self.in_stream(), gate.stream_closed_at()) else {
+            return false;
+        };
         let done = self.see_done(own);
-        !self.lost.load(Acquire) && self.last() > done.max(self.passed(own, closed_at, clock::now()))
+        !self.lost.load(Acquire)
+            && self.last() > done.max(self.passed(own, closed_at, clock::now()))
     }
 
     /// Whether all that has passed the gate is done. To be called by the governor, pinned.
@@ -299,7 +312,8 @@ impl Lane {
         if passed <= recorded {
             return done >= passed;
         }
-        let tail_ns = self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
+        let tail_ns =
+            self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
         done >= recorded && (!tail || now > closed_at + tail_ns + TAIL_MARGIN_NS)
     }
 
@@ -309,7 +323,10 @@ impl Lane {
         if self.batch.load(Relaxed) == CLOSED || self.stream == STREAM_PER_THREAD {
             return true;
         }
-        let done = || is_capturing(self.stream) || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
+        let done = || {
+            is_capturing(self.stream)
+                || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY
+        };
         within(self.context, done).unwrap_or(true)
     }
 

@@ -167,7 +167,9 @@ impl Drop for Launching<'_> {
 impl Lane {
     /// Of a stream of the current context.
     fn new(stream: usize, context: usize, gate: &Gate) -> Option<Self> {
-        let in_stream = undisturbing(|| gate.stream_gate_for_one_more().and_then(|own| InStream::new(own, context)));
+        let in_stream = undisturbing(|| {
+            gate.stream_gate_for_one_more().and_then(|own| InStream::new(own, context))
+        });
         let batches = if in_stream.is_some() { BATCHES } else { 4 };
         let mut events: [Event; 3] = [ptr::null_mut(); 3];
         let made = undisturbing(|| {
