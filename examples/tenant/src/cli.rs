@@ -16,6 +16,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Launch kernels that fill the device, back to back, and report how many were completed
     Dense(Dense),
+    /// Launch far ahead of the device and wait once, at the end; report how far the host got ahead
+    Ahead(Ahead),
+    /// Serve requests that come at random times, each a burst of kernels, and report how long they took
+    Requests(Requests),
     /// Copy or fill memory, back to back, and report how many copies were completed
     Copy(Copy),
     /// Allocate until refused, and report how much was granted
@@ -90,6 +94,45 @@ pub(crate) enum Pattern {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Ahead {
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us)]
+    pub(crate) kernel_us: f64,
+    /// How long to launch, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) seconds: f64,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Requests {
+    /// How long the kernels of one request take together, in milliseconds
+    #[arg(long, value_name = "MS", value_parser = burst_ms)]
+    pub(crate) burst_ms: f64,
+    /// Requests a second, at times from half to one and a half times the mean apart
+    #[arg(long, value_name = "R", value_parser = rate)]
+    pub(crate) rate: f64,
+    /// How long to serve, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) seconds: f64,
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
+    pub(crate) kernel_us: f64,
+    /// Selects the times at which requests come
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Copy {
     /// Which call copies
     #[arg(long, value_enum)]
@@ -156,6 +199,14 @@ fn size(text: &str) -> Result<u64, String> {
 
 fn kernel_us(text: &str) -> Result<f64, String> {
     number(text, 1e7)
+}
+
+fn burst_ms(text: &str) -> Result<f64, String> {
+    number(text, 1e4)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    number(text, 1e5)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -6,6 +6,7 @@
 //! on stderr if it could not, 2 for wrong usage.
 #![deny(unsafe_code)]
 
+mod ahead;
 mod calibrate;
 mod cli;
 mod clock;
@@ -16,6 +17,7 @@ mod dense;
 mod driver;
 mod mem;
 mod report;
+mod requests;
 mod stats;
 
 use std::process::ExitCode;
@@ -49,6 +51,8 @@ enum Failure {
 fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
         cli::Command::Dense(options) => dense::run(&options),
+        cli::Command::Ahead(options) => ahead::run(&options),
+        cli::Command::Requests(options) => requests::run(&options),
         cli::Command::Copy(options) => copy::run(&options),
         cli::Command::Mem(options) => mem::run(&options),
         cli::Command::LaunchCost(options) => costs::launches(&options),

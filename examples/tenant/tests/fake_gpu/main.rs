@@ -3,7 +3,9 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod ahead;
 mod copy;
 mod dense;
 mod mem;
 mod node;
+mod server;
