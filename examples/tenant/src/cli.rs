@@ -20,6 +20,8 @@ pub(crate) enum Command {
     Ahead(Ahead),
     /// Serve requests that come at random times, each a burst of kernels, and report how long they took
     Requests(Requests),
+    /// Run data-parallel steps: kernels, then one that waits for those of all other members
+    Collective(Collective),
     /// Copy or fill memory, back to back, and report how many copies were completed
     Copy(Copy),
     /// Allocate until refused, and report how much was granted
@@ -125,6 +127,45 @@ pub(crate) struct Requests {
     /// Selects the times at which requests come
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Collective {
+    /// How many steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) steps: u64,
+    /// Members in this process: its first D devices, from --device on
+    #[arg(long, value_name = "D", default_value_t = 1, conflicts_with = "rank", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) devices: u32,
+    /// Be member I of several processes; all of them need the same --ranks, --page, --group and --steps
+    #[arg(long, value_name = "I", requires = "ranks", requires = "page")]
+    pub(crate) rank: Option<u64>,
+    /// Members of all processes together
+    #[arg(long, value_name = "N", requires = "rank", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) ranks: Option<u64>,
+    /// A file that the members share: a new one for each run
+    #[arg(long, value_name = "PATH")]
+    pub(crate) page: Option<std::path::PathBuf>,
+    /// Tells this run from others on the software GPU
+    #[arg(long, value_name = "N", default_value_t = std::process::id().into(), value_parser = clap::value_parser!(u64).range(..1 << 32))]
+    pub(crate) group: u64,
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us)]
+    pub(crate) kernel_us: f64,
+    /// Kernels of a step
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) kernels: u64,
+    /// How long the collective takes when all members have begun it, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
+    pub(crate) collective_us: f64,
+    /// Wait for the device after each Nth step
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) wait_every: u64,
     /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 mod ahead;
+mod collective;
 mod copy;
 mod dense;
 mod mem;
