@@ -36,6 +36,22 @@ pub(crate) fn warm_up(kernels: &Kernels<'_>, stream: &Stream<'_>) -> Result<(), 
     Ok(())
 }
 
+/// A kernel of `us` microseconds on a device with risen clocks: of that many iterations, if they are
+/// known from an earlier run, or else as measured.
+pub(crate) fn prepare(
+    context: &Context,
+    kernels: &Kernels<'_>,
+    us: f64,
+    iterations: Option<u64>,
+) -> Result<Calibrated, DriverError> {
+    let stream = Stream::default_of(context);
+    warm_up(kernels, &stream)?;
+    match iterations {
+        Some(iterations) => Ok(Calibrated { spin: spin(us, iterations as f64), measured_us: us }),
+        None => calibrate(context, kernels, &stream, us),
+    }
+}
+
 /// Finds the number of iterations for kernels of `us` microseconds. It times single kernels between
 /// two events and takes the shortest of several, so that waiting (for a neighbour's time slice or a
 /// compute limit) does not count. If the length does not depend on the iterations, as on the

@@ -16,6 +16,12 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Launch kernels that fill the device, back to back, and report how many were completed
     Dense(Dense),
+    /// Launch far ahead of the device and wait once, at the end; report how far the host got ahead
+    Ahead(Ahead),
+    /// Serve requests that come at random times, each a burst of kernels, and report how long they took
+    Requests(Requests),
+    /// Run data-parallel steps: kernels, then one that waits for those of all other members
+    Collective(Collective),
     /// Copy or fill memory, back to back, and report how many copies were completed
     Copy(Copy),
     /// Allocate until refused, and report how much was granted
@@ -90,6 +96,84 @@ pub(crate) enum Pattern {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct Ahead {
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us)]
+    pub(crate) kernel_us: f64,
+    /// How long to launch, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) seconds: f64,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Requests {
+    /// How long the kernels of one request take together, in milliseconds
+    #[arg(long, value_name = "MS", value_parser = burst_ms)]
+    pub(crate) burst_ms: f64,
+    /// Requests a second, at times from half to one and a half times the mean apart
+    #[arg(long, value_name = "R", value_parser = rate)]
+    pub(crate) rate: f64,
+    /// How long to serve, in seconds
+    #[arg(long, value_name = "S", value_parser = seconds)]
+    pub(crate) seconds: f64,
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
+    pub(crate) kernel_us: f64,
+    /// Selects the times at which requests come
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Collective {
+    /// How many steps
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) steps: u64,
+    /// Members in this process: its first D devices, from --device on
+    #[arg(long, value_name = "D", default_value_t = 1, conflicts_with = "rank", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) devices: u32,
+    /// Be member I of several processes; all of them need the same --ranks, --page, --group and --steps
+    #[arg(long, value_name = "I", requires = "ranks", requires = "page")]
+    pub(crate) rank: Option<u64>,
+    /// Members of all processes together
+    #[arg(long, value_name = "N", requires = "rank", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) ranks: Option<u64>,
+    /// A file that the members share: a new one for each run
+    #[arg(long, value_name = "PATH")]
+    pub(crate) page: Option<std::path::PathBuf>,
+    /// Tells this run from others on the software GPU
+    #[arg(long, value_name = "N", default_value_t = std::process::id().into(), value_parser = clap::value_parser!(u64).range(..1 << 32))]
+    pub(crate) group: u64,
+    /// How long one kernel takes, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us)]
+    pub(crate) kernel_us: f64,
+    /// Kernels of a step
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(crate) kernels: u64,
+    /// How long the collective takes when all members have begun it, in microseconds
+    #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
+    pub(crate) collective_us: f64,
+    /// Wait for the device after each Nth step
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) wait_every: u64,
+    /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) iterations: Option<u64>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct Copy {
     /// Which call copies
     #[arg(long, value_enum)]
@@ -156,6 +240,14 @@ fn size(text: &str) -> Result<u64, String> {
 
 fn kernel_us(text: &str) -> Result<f64, String> {
     number(text, 1e7)
+}
+
+fn burst_ms(text: &str) -> Result<f64, String> {
+    number(text, 1e4)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    number(text, 1e5)
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

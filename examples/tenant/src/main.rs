@@ -6,9 +6,11 @@
 //! on stderr if it could not, 2 for wrong usage.
 #![deny(unsafe_code)]
 
+mod ahead;
 mod calibrate;
 mod cli;
 mod clock;
+mod collective;
 mod copy;
 mod costs;
 mod dense;
@@ -16,12 +18,13 @@ mod dense;
 mod driver;
 mod mem;
 mod report;
+mod requests;
 mod stats;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use driver::DriverError;
+use driver::{DriverError, PageError};
 
 /// Why a run failed.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +32,12 @@ enum Failure {
     /// The driver or the device failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The members' page can not be had.
+    #[error("cannot share a page: {0}")]
+    Page(#[from] PageError),
+    /// Every member has a place of its own.
+    #[error("rank {rank} of {ranks}: expected at most {most} ranks, and a rank below their number")]
+    Ranks { rank: u64, ranks: u64, most: u64 },
     /// Stdout is gone.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
@@ -49,6 +58,9 @@ enum Failure {
 fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
         cli::Command::Dense(options) => dense::run(&options),
+        cli::Command::Ahead(options) => ahead::run(&options),
+        cli::Command::Requests(options) => requests::run(&options),
+        cli::Command::Collective(options) => collective::run(&options),
         cli::Command::Copy(options) => copy::run(&options),
         cli::Command::Mem(options) => mem::run(&options),
         cli::Command::LaunchCost(options) => costs::launches(&options),

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::calibrate::{self, Calibrated};
 use crate::cli::{Dense, Pattern};
-use crate::driver::{Context, DriverError, Kernels, Spin, Stream};
+use crate::driver::{Context, DriverError, Kernels, Spin};
 use crate::stats::Samples;
 use crate::{Failure, clock, report};
 use commands::{Commands, Said};
@@ -109,7 +109,9 @@ impl<'c> Loaded<'c> {
     fn new(options: &Dense, context: &'c Context) -> Result<Self, DriverError> {
         context.make_current()?;
         let kernels = Kernels::load(context)?;
-        let (spin, kernel_us) = prepare(options, context, &kernels)?;
+        let Calibrated { spin, measured_us } =
+            calibrate::prepare(context, &kernels, options.kernel_us, options.iterations)?;
+        let kernel_us = options.iterations.is_none().then_some(measured_us);
         Ok(Self { context, kernels, spin, kernel_us })
     }
 }
@@ -197,23 +199,6 @@ fn launch_on(devices: &[Loaded<'_>], options: &Dense) -> Result<Vec<Vec<Work>>, 
         let of_device = |_| works.by_ref().take(plan.threads).collect::<Result<Vec<_>, _>>();
         Ok(devices.iter().map(of_device).collect::<Result<_, _>>()?)
     })
-}
-
-/// The kernel to launch, and its length in microseconds if it was measured.
-fn prepare(
-    options: &Dense,
-    context: &Context,
-    kernels: &Kernels<'_>,
-) -> Result<(Spin, Option<f64>), DriverError> {
-    let stream = Stream::default_of(context);
-    calibrate::warm_up(kernels, &stream)?;
-    if let Some(iterations) = options.iterations {
-        let ns = ((options.kernel_us * 1000.0).round() as u64).max(1);
-        return Ok((Spin { ns, iterations }, None));
-    }
-    let Calibrated { spin, measured_us } =
-        calibrate::calibrate(context, kernels, &stream, options.kernel_us)?;
-    Ok((spin, Some(measured_us)))
 }
 
 /// Launches into the lanes in turn until `length` is over or the command is to end, with pauses if

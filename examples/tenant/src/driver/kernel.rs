@@ -31,12 +31,26 @@ pub(crate) struct Spin {
     pub(crate) iterations: u64,
 }
 
+/// One member's part in a collective.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    /// Where the members' slots are, for the device.
+    pub(crate) slots: u64,
+    pub(crate) rank: u64,
+    /// Counts up from 1.
+    pub(crate) step: u64,
+    /// On the software GPU: what the members have in common in this step.
+    pub(crate) group: u64,
+    pub(crate) members: u64,
+}
+
 /// The loaded module. Its grid fills every multiprocessor exactly once.
 pub(crate) struct Kernels<'c> {
     context: &'c Context,
     module: Module,
     spin: Function,
     empty: Function,
+    collective: Function,
     blocks: c_uint,
 }
 
@@ -50,13 +64,18 @@ impl<'c> Kernels<'c> {
     /// [`DriverError::Call`]
     pub(crate) fn load(context: &'c Context) -> Result<Self, DriverError> {
         let null = core::ptr::null_mut();
-        let mut kernels = Self { context, module: null, spin: null, empty: null, blocks: 0 };
+        let (spin, empty, collective) = (null, null, null);
+        let mut kernels = Self { context, module: null, spin, empty, collective, blocks: 0 };
         let mut per_multiprocessor = 0;
         // SAFETY: the image and the names are NUL-terminated; results go to live variables; the
         // functions are looked up in the module that was just loaded.
         unsafe {
             context.table.cuModuleLoadData(&mut kernels.module, IMAGE.as_ptr().cast())?;
-            for (function, name) in [(&mut kernels.spin, c"spin"), (&mut kernels.empty, c"empty")] {
+            for (function, name) in [
+                (&mut kernels.spin, c"spin"),
+                (&mut kernels.empty, c"empty"),
+                (&mut kernels.collective, c"collective"),
+            ] {
                 context.table.cuModuleGetFunction(function, kernels.module, name.as_ptr())?;
             }
             context.table.cuOccupancyMaxActiveBlocksPerMultiprocessor(
@@ -106,25 +125,37 @@ impl<'c> Kernels<'c> {
         self.launch(LaunchCall::Kernel, self.empty, 1, [0; 3], stream)
     }
 
-    fn launch(
+    /// Launches this member's part of a collective: one block, as communication libraries launch few.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`]
+    pub(crate) fn launch_collective(
+        &self,
+        spin: Spin,
+        part: &Part,
+        stream: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        let Part { slots, rank, step, group, members } = *part;
+        let arguments = [spin.ns, spin.iterations, slots, rank, step, group, members];
+        self.launch(LaunchCall::Kernel, self.collective, 1, arguments, stream)
+    }
+
+    fn launch<const N: usize>(
         &self,
         call: LaunchCall,
         function: Function,
         blocks: c_uint,
-        mut arguments: [u64; 3],
+        mut arguments: [u64; N],
         stream: &Stream<'_>,
     ) -> Result<(), DriverError> {
-        let [ns, iterations, sink] = &mut arguments;
-        let mut params: [*mut c_void; 3] = [
-            core::ptr::from_mut(ns).cast(),
-            core::ptr::from_mut(iterations).cast(),
-            core::ptr::from_mut(sink).cast(),
-        ];
+        let mut params =
+            arguments.each_mut().map(|argument| core::ptr::from_mut(argument).cast::<c_void>());
         let (params, table) = (params.as_mut_ptr(), &self.context.table);
         let extra = core::ptr::null_mut();
-        // SAFETY: both kernels take at most these three 64-bit arguments, which the driver copies
-        // during the call; neither writes to memory (`sink` is unused by construction, see
-        // kernels.ptx); function and stream belong to the current context.
+        // SAFETY: each kernel takes at most as many 64-bit arguments as its caller passes, which the
+        // driver copies during the call; `spin` and `empty` write to no memory (`sink` is unused by
+        // construction, see kernels.ptx), `collective` to its slot in a page that outlives the
+        // stream's work; function and stream belong to the current context.
         unsafe {
             match call {
                 LaunchCall::Kernel => table.cuLaunchKernel(

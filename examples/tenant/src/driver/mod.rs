@@ -5,14 +5,16 @@ mod copy;
 mod graph;
 mod kernel;
 mod memory;
+mod page;
 mod stream;
 mod table;
 
 pub(crate) use context::Context;
 pub(crate) use copy::{Copies, CopyApi};
 pub(crate) use graph::Graph;
-pub(crate) use kernel::{Kernels, LaunchCall, Spin};
+pub(crate) use kernel::{Kernels, LaunchCall, Part, Spin};
 pub(crate) use memory::{ARRAY_ROW, Allocator, MemoryApi};
+pub(crate) use page::{Page, PageError, SLOTS, Trace};
 pub(crate) use stream::{Event, Stream};
 
 use driver::cuda::CuResult;

@@ -135,6 +135,8 @@ functions! {
     cuMemFree(address: DevicePtr);
     cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint);
     cuMemFreeHost(address: *mut c_void);
+    cuMemHostRegister(address: *mut c_void, bytes: usize, flags: c_uint);
+    cuMemHostGetDevicePointer(to: *mut DevicePtr, address: *mut c_void, flags: c_uint);
     cuMemcpyAsync(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Stream);
     cuMemcpyHtoD(to: DevicePtr, from: *const c_void, bytes: usize);
     cuMemcpyHtoDAsync(to: DevicePtr, from: *const c_void, bytes: usize, stream: Stream);

@@ -3,7 +3,10 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+mod ahead;
+mod collective;
 mod copy;
 mod dense;
 mod mem;
 mod node;
+mod server;
