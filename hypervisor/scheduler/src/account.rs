@@ -50,8 +50,10 @@ pub(super) struct Account {
     /// Guaranteed time used in relation to the share, in nanoseconds at a whole share. The session
     /// with the least goes next.
     virtual_ns: u128,
-    /// The virtual time at which its next turn begins, if that is near enough to `virtual_ns`.
-    next_place: u128,
+    /// The virtual time until which its last turn was to last.
+    deadline: u128,
+    /// In this time, each session that takes turns gets its share once.
+    round_ns: u64,
     /// Spare time used in relation to the weight.
     spare_virtual_ns: u128,
     /// No turn can start before these moments, of guaranteed and of spare time. They are computed
@@ -72,7 +74,8 @@ impl Account {
             charged_ns: 0,
             spare_ns: 0,
             virtual_ns: 0,
-            next_place: 0,
+            deadline: 0,
+            round_ns: tuning.period_ns,
             spare_virtual_ns: 0,
             not_before: [0; 2],
         }
@@ -118,66 +121,59 @@ impl Account {
         }
     }
 
-    /// The session with the least of it goes next. For spare time it is the virtual time. For those
-    /// that take turns it is what the virtual time would be if each turn had been as long as it
-    /// should be. A turn that was too long makes the next one shorter instead of later, as far as a
-    /// turn can be shorter.
-    pub(super) fn place(&self, paid: Paid, tuning: &Tuning) -> u128 {
-        if paid == Paid::Spare {
-            return self.spare_virtual_ns;
-        }
-        let turn = tuning.longest_turn_ns(self.turns_ppm);
-        let shorter = self.virtually(turn - tuning.shortest_ns).min(self.virtually(turn) / 4 * 3);
-        let earliest = self.virtual_ns.saturating_sub(shorter);
-        self.next_place.clamp(earliest, self.virtual_ns + shorter / 3)
+    /// The guaranteed time with which a turn may start.
+    pub(super) fn entry_ns(&self, tuning: &Tuning) -> u64 {
+        tuning.entry_ns(self.guaranteed_ppm, self.round_ns)
+    }
+
+    /// How long its turn should be.
+    pub(super) fn full_turn_ns(&self, tuning: &Tuning) -> u64 {
+        tuning.turn_ns(self.turns_ppm, self.round_ns)
+    }
+
+    /// The virtual time until which its next turn is to last. A turn that was longer or shorter than
+    /// it should be changes the length of the next one and not its time, as far as a turn can be
+    /// changed.
+    pub(super) fn next_deadline(&self, tuning: &Tuning) -> u128 {
+        let turn = self.virtually(self.full_turn_ns(tuning));
+        let least = self.virtually(tuning.shortest_ns).max(turn / 4);
+        (self.deadline + turn).clamp(self.virtual_ns + least, self.virtual_ns + turn / 4 * 5)
     }
 
     /// How long the next turn should be.
     pub(super) fn next_turn_ns(&self, tuning: &Tuning) -> u64 {
-        let rest = self.place_after_turn(tuning).saturating_sub(self.virtual_ns);
+        let rest = self.next_deadline(tuning).saturating_sub(self.virtual_ns);
         let length = rest * u128::from(self.turns_ppm) / u128::from(PPM_ONE);
-        u64::try_from(length).unwrap_or(u64::MAX).clamp(tuning.shortest_ns, tuning.quantum_ns)
+        u64::try_from(length).unwrap_or(u64::MAX)
     }
 
     pub(super) fn turn_begins(&mut self, tuning: &Tuning) {
-        self.next_place = self.place_after_turn(tuning);
+        self.deadline = self.next_deadline(tuning);
     }
 
-    /// How much more it would have used, in virtual time, if all its turns had been as long as they
-    /// should be.
-    pub(super) fn short_of_its_place(&self) -> u128 {
-        self.next_place.saturating_sub(self.virtual_ns)
+    /// Joins those that take turns: it lags behind them by a round at most, and is not ahead.
+    pub(super) fn join_turns(&mut self, virtual_now: u128) {
+        let earliest = virtual_now.saturating_sub(self.round_ns.into());
+        self.virtual_ns = self.virtual_ns.clamp(earliest, virtual_now);
+        self.deadline = self.virtual_ns;
     }
 
-    pub(super) fn move_place_back(&mut self, virtual_ns: u128) {
-        self.next_place = self.next_place.saturating_sub(virtual_ns);
+    /// Joins those that use spare time: idling earns no precedence.
+    pub(super) fn join_spare(&mut self, virtual_now: u128) {
+        self.spare_virtual_ns = self.spare_virtual_ns.max(virtual_now);
     }
 
-    fn place_after_turn(&self, tuning: &Tuning) -> u128 {
-        let turn = tuning.longest_turn_ns(self.turns_ppm);
-        self.place(Paid::Own, tuning).saturating_add(self.virtually(turn))
+    /// Takes part in rounds of this length from now on.
+    pub(super) fn set_round(&mut self, round_ns: u64) {
+        if self.round_ns != round_ns {
+            self.round_ns = round_ns;
+            self.not_before = [0; 2];
+        }
     }
 
     /// A time in relation to the share.
     fn virtually(&self, ns: u64) -> u128 {
         u128::from(ns) * u128::from(PPM_ONE) / u128::from(self.turns_ppm.max(1))
-    }
-
-    /// Moves the session up to the present virtual time: idling earns no precedence.
-    pub(super) fn catch_up(&mut self, paid: Paid, virtual_now: u128) {
-        let mine = match paid {
-            Paid::Own => &mut self.virtual_ns,
-            Paid::Spare => &mut self.spare_virtual_ns,
-        };
-        *mine = virtual_now.max(*mine);
-        if paid == Paid::Own {
-            self.next_place = virtual_now.max(self.next_place);
-        }
-    }
-
-    /// Limits what counts as used when turns are given out.
-    pub(super) fn count_at_most(&mut self, virtual_ns: u128) {
-        self.virtual_ns = virtual_ns.min(self.virtual_ns);
     }
 
     /// Guaranteed time that is left, as of the last settlement. Negative: owed.
@@ -208,16 +204,16 @@ impl Account {
         self.untold = untold;
     }
 
-    /// Charges for time that one of the workers used. To be called after [`Self::settle`].
-    pub(super) fn charge(&mut self, used_ns: u64, paid: Paid) {
+    /// Charges for time that one of the workers used, in a turn or not. To be called after [`Self::settle`].
+    pub(super) fn charge(&mut self, used_ns: u64, paid: Paid, turn: bool) {
         let charge = used_ns.min(self.held_ns);
         self.held_ns -= charge;
-        self.charge_more(charge, paid);
+        self.charge_more(charge, paid, turn);
     }
 
     /// Charges for time that was reported before, and was used although no report said so. To be
     /// called after [`Self::settle`].
-    pub(super) fn charge_more(&mut self, charge: u64, paid: Paid) {
+    pub(super) fn charge_more(&mut self, charge: u64, paid: Paid, turn: bool) {
         self.charged_ns = self.charged_ns.saturating_add(charge);
         if let Some((_, bucket)) = &mut self.ceiling {
             bucket.charge(charge);
@@ -225,7 +221,9 @@ impl Account {
         match paid {
             Paid::Own => {
                 self.own.charge(charge);
-                self.virtual_ns += self.virtually(charge);
+                if turn {
+                    self.virtual_ns += self.virtually(charge);
+                }
             }
             Paid::Spare => {
                 self.spare_ns = self.spare_ns.saturating_add(charge);
@@ -271,7 +269,7 @@ impl Account {
         kept_ns: u64,
         tuning: &Tuning,
     ) -> bool {
-        let entry = |share_ppm| tuning.entry_ns(share_ppm);
+        let entry = |share_ppm| tuning.entry_ns(share_ppm, self.round_ns);
         let least = |share_ppm| if going_on { entry(share_ppm).min(1) } else { entry(share_ppm) };
         let holds =
             |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
@@ -297,11 +295,13 @@ impl Account {
         };
         match paid {
             Paid::Own => {
-                let least = tuning.entry_ns(self.guaranteed_ppm);
+                let least = self.entry_ns(tuning);
                 let least = least.saturating_add(self.untold.own_ns);
                 Some(reach(&self.own, least, self.guaranteed_ppm)?.max(ceiling(&|_| 0)?))
             }
-            Paid::Spare if self.quota.takes_spare() => ceiling(&|ppm| tuning.entry_ns(ppm)),
+            Paid::Spare if self.quota.takes_spare() => {
+                ceiling(&|ppm| tuning.entry_ns(ppm, self.round_ns))
+            }
             Paid::Spare => None,
         }
     }
@@ -363,21 +363,21 @@ mod tests {
         let tuning = Tuning::default();
         let mut account = Account::new(ComputeLimit::fixed(500_000), 0, &tuning);
         account.settle(20 * MS, untold(20 * MS), &tuning);
-        account.charge(15 * MS, Paid::Own);
-        account.charge(15 * MS, Paid::Own);
+        account.charge(15 * MS, Paid::Own, true);
+        account.charge(15 * MS, Paid::Own, true);
         assert_eq!(account.charged_ns(), 20 * MS);
         // Two workers that use a third each are both charged, however far apart their reports are.
         account.settle(40 * MS, untold(20 * MS), &tuning);
-        account.charge(6 * MS, Paid::Own);
+        account.charge(6 * MS, Paid::Own, true);
         account.settle(50 * MS, untold(30 * MS), &tuning);
-        account.charge(9 * MS, Paid::Own);
+        account.charge(9 * MS, Paid::Own, true);
         assert_eq!(account.charged_ns(), 35 * MS);
         account.settle(60 * MS, untold(10 * MS), &tuning);
-        account.charge(u64::MAX, Paid::Own);
+        account.charge(u64::MAX, Paid::Own, true);
         assert_eq!(account.charged_ns(), 45 * MS);
         // No worker holds: there is nothing to charge for.
         account.settle(90 * MS, Untold::default(), &tuning);
-        account.charge(10 * MS, Paid::Own);
+        account.charge(10 * MS, Paid::Own, true);
         assert_eq!(account.charged_ns(), 45 * MS);
     }
 
@@ -387,7 +387,7 @@ mod tests {
         let mut account = Account::new(ComputeLimit::fixed(250_000), 0, &tuning);
         let long = 4_000 * MS;
         account.settle(long, untold(long), &tuning);
-        account.charge(long, Paid::Own);
+        account.charge(long, Paid::Own, true);
         account.settle(long, Untold::default(), &tuning);
         assert_eq!(account.balance_ns(), -3_000_000_000);
     }
@@ -398,13 +398,13 @@ mod tests {
         let quota = ComputeLimit { soft_ppm: Some(500_000), ..ComputeLimit::balance(200_000, 2) };
         let mut account = Account::new(quota, 0, &tuning);
         account.settle(100 * MS, untold(100 * MS), &tuning);
-        account.charge(30 * MS, Paid::Spare);
+        account.charge(30 * MS, Paid::Spare, true);
         account.settle(100 * MS, Untold::default(), &tuning);
         assert_eq!((account.balance_ns(), account.headroom_ns()), (20_000_000, 20_000_000));
         assert_eq!((account.spare_ns(), account.charged_ns()), (30 * MS, 30 * MS));
         assert_eq!(account.virtual_time(Paid::Own), 0);
         account.settle(180 * MS, untold(80 * MS), &tuning);
-        account.charge(80 * MS, Paid::Spare);
+        account.charge(80 * MS, Paid::Spare, true);
         account.settle(180 * MS, Untold::default(), &tuning);
         assert!(!account.can_pay(Paid::Own, true, 0, &tuning));
         let at = account.ready_at(Paid::Spare, &tuning).unwrap();

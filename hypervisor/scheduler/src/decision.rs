@@ -4,7 +4,7 @@ use limits::units::PPM_ONE;
 
 use super::account::Paid;
 use super::worker::{Company, Held};
-use super::{Grant, LeaseId, Scheduler, SessionId, WorkerId};
+use super::{Grant, Handover, LeaseId, Scheduler, SessionId, WorkerId};
 
 impl Scheduler {
     /// Grants what can be granted now. To be called after every change and when
@@ -15,6 +15,7 @@ impl Scheduler {
         self.suspect_several(now);
         self.judge(now);
         self.divide_among_owners(now);
+        self.set_rounds(now);
         self.stop_turns(now);
         let mut grants = Vec::new();
         let asking = self.worth_a_look(now);
@@ -34,6 +35,7 @@ impl Scheduler {
         self.revoke_overdue(now);
         self.end_overdue_probe(now);
         self.suspect_several(now);
+        self.set_rounds(now);
         let session = self.session_of(worker).ok()?;
         let held = self.held(worker).filter(|held| held.lease == lease && held.counts())?;
         if !self.fits(worker) {
@@ -63,13 +65,23 @@ impl Scheduler {
             (Some(_), _) if paid == held.paid => held.turn_ends_at,
             (Some(_), _) => return None,
         };
-        let length_ns = length.min(turn_ends_at.saturating_sub(now));
+        let length_ns = if waiting.is_none() && self.is_free(worker, now) {
+            length
+        } else {
+            length.min(turn_ends_at.saturating_sub(now))
+        };
         if length_ns < self.tuning.shortest_rest_ns {
             return None;
         }
-        self.reach(worker, session, paid);
+        if paid == Paid::Spare {
+            self.reach_spare(session);
+        }
         let ends_at = now.saturating_add(length_ns);
+        let mean = self.mean_virtual_time();
         let state = self.workers.get_mut(&worker)?;
+        if state.density.is_dense() && !state.takes_turns {
+            self.sessions.get_mut(&session)?.account.join_turns(mean);
+        }
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         self.consider_probe(worker, now);
@@ -129,8 +141,7 @@ impl Scheduler {
         now: u64,
     ) -> Vec<WorkerId> {
         let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
-        let most = u128::from(self.tuning.longest_lag_ns);
-        let last = self.own_now.saturating_sub(most);
+        let now_virtual = self.mean_virtual_time();
         for &(worker, session) in asking {
             if !self.asking.contains(&worker) {
                 continue;
@@ -147,17 +158,15 @@ impl Scheduler {
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             let account = &mut state.account;
             if fits {
-                // Sparse workers take no turns and may use their share faster than dense ones. A
-                // worker that begins to take turns joins at the end of the queue, however much its
-                // session has used. One that takes turns while its siblings do not falls back by
-                // `longest_lag_ns` at most.
-                if asks.density.is_dense() {
-                    account.count_at_most(self.own_now + if asks.takes_turns { most } else { 0 });
+                // Sparse workers take no turns and may use their share faster than dense ones.
+                if asks.density.is_dense() && !asks.takes_turns {
+                    account.join_turns(now_virtual);
                 }
-                // A session that could not be given its share for long has no claim on what it
-                // missed.
-                account.catch_up(Paid::Own, last);
-                candidates.push((account.place(paid, &self.tuning), served_at, session, worker));
+                let order = match paid {
+                    Paid::Own => account.next_deadline(&self.tuning),
+                    Paid::Spare => account.virtual_time(Paid::Spare),
+                };
+                candidates.push((order, served_at, session, worker));
             } else if !account.can_pay(paid, false, 0, &self.tuning) {
                 account.remember_wait(paid, &self.tuning);
             }
@@ -177,11 +186,15 @@ impl Scheduler {
             return None;
         }
         let length_ns = self.length(worker, paid, false)?;
+        let turn_ns = self.longest_turn(worker, paid);
+        let length_ns = if self.is_free(worker, now) { length_ns } else { length_ns.min(turn_ns) };
         if paid == Paid::Own && self.is_dense(worker) {
-            self.level_places();
+            self.virtual_now = self.mean_virtual_time();
             self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
         }
-        self.reach(worker, session, paid);
+        if paid == Paid::Spare {
+            self.reach_spare(session);
+        }
         self.leases += 1;
         let lease = LeaseId(self.leases);
         let company = self.company(worker);
@@ -196,7 +209,7 @@ impl Scheduler {
             granted_at: now,
             told_at: now,
             ends_at,
-            turn_ends_at: ends_at,
+            turn_ends_at: now.saturating_add(turn_ns),
             company,
             revoked: false,
             stopped: false,
@@ -208,32 +221,10 @@ impl Scheduler {
         Some(self.granted(worker, lease, length_ns, company))
     }
 
-    /// Moves all places back by the smallest shortfall, so that their order stays. All turns are
-    /// shorter than they should be if handovers take time, or if the shares add up to more than the
-    /// device.
-    fn level_places(&mut self) {
-        let waiting = |id: &WorkerId| {
-            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
-            Some(self.sessions.get(&worker.session)?.account.short_of_its_place())
-        };
-        let least = self.asking.iter().filter_map(waiting).min().unwrap_or(0);
-        if least > 0 {
-            for session in self.sessions.values_mut() {
-                session.account.move_place_back(least);
-            }
-        }
-    }
-
-    /// Moves the virtual time up to that of the session that is granted time.
-    fn reach(&mut self, worker: WorkerId, session: SessionId, paid: Paid) {
+    /// Moves the virtual time of spare time up to that of the session that is granted some.
+    fn reach_spare(&mut self, session: SessionId) {
         let Some(state) = self.sessions.get(&session) else { return };
-        let reached = state.account.virtual_time(paid);
-        match paid {
-            // A sparse worker takes no turn.
-            Paid::Own if !self.is_dense(worker) => {}
-            Paid::Own => self.own_now = reached.max(self.own_now),
-            Paid::Spare => self.spare_now = reached.max(self.spare_now),
-        }
+        self.spare_now = self.spare_now.max(state.account.virtual_time(Paid::Spare));
     }
 
     fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
@@ -274,6 +265,16 @@ impl Scheduler {
         self.workers.get(&worker).is_some_and(|worker| worker.density.is_dense())
     }
 
+    /// Whether a lease may be longer than its worker's turn: nobody waits, and who comes to wait need
+    /// not do so for longer than the turn.
+    fn is_free(&self, worker: WorkerId, now: u64) -> bool {
+        let Some(state) = self.workers.get(&worker) else { return false };
+        state.handover == Handover::InStream
+            && state.density.is_dense()
+            && !state.density.is_suspected()
+            && self.strongest_waiting(worker, self.tuning.linger_ns, now).is_none()
+    }
+
     /// How long a lease the worker can pay for, as of the last settlement. `None`: it cannot pay
     /// for long enough to start a lease, or to go on with one.
     fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
@@ -290,7 +291,7 @@ impl Scheduler {
             return None;
         }
         let length = account.affordable_ns(paid, self.drain_ppm(worker, session), kept_ns);
-        let length = length.min(self.longest_turn(worker, paid));
+        let length = length.min(self.tuning.lease_ns);
         (length >= self.tuning.shortest_rest_ns).then_some(length)
     }
 
@@ -306,7 +307,8 @@ impl Scheduler {
         let waits = self.members(session).any(|(id, other)| {
             other.density.is_dense() && self.asking.contains(&id) && other.served_at < since
         });
-        if waits { self.tuning.entry_ns(self.guaranteed_ppm(worker)) } else { 0 }
+        let account = self.sessions.get(&session).map(|session| &session.account);
+        account.filter(|_| waits).map_or(0, |account| account.entry_ns(&self.tuning))
     }
 
     /// What the session will use of a lease's time, if this worker and the session's present
@@ -335,7 +337,7 @@ impl Scheduler {
                 self.own_turn(worker).min(self.tuning.probe_ns)
             }
             Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
-            Paid::Own => self.tuning.quantum_ns,
+            Paid::Own => self.tuning.lease_ns,
         }
     }
 
@@ -347,7 +349,7 @@ impl Scheduler {
         let alone = self.present(worker).next().is_none();
         let rate = if alone { PPM_ONE.into() } else { state.density.crowded_ppm().max(1) };
         let stretched = turn.saturating_mul(PPM_ONE.into()) / rate;
-        let turn = stretched.clamp(turn, self.tuning.quantum_ns.max(turn));
+        let turn = stretched.clamp(turn, self.tuning.lease_ns.max(turn));
         self.tuning.turn_before_ns(turn, state.overrun_ns)
     }
 
@@ -366,7 +368,7 @@ impl Scheduler {
     /// How much time a worker would use in a turn that it has to itself.
     pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
         let session = self.workers.get(&worker).and_then(|state| self.sessions.get(&state.session));
-        self.tuning.longest_turn_ns(session.map_or(0, |session| session.account.turns_ppm()))
+        session.map_or(0, |session| session.account.full_turn_ns(&self.tuning))
     }
 
     /// The strongest claim among the dense workers that could have a turn if this dense worker let

@@ -88,9 +88,8 @@ pub struct Scheduler {
     trusts_until: u64,
     /// No probe starts before this.
     probe_after: u64,
-    /// The virtual time that turns and spare time have reached. A session that returns from idling
-    /// starts there.
-    own_now: u128,
+    /// The virtual time that turns and spare time have reached.
+    virtual_now: u128,
     spare_now: u128,
     leases: u64,
     /// Leases that were ended early, of which the caller does not know yet.
@@ -123,7 +122,7 @@ impl Scheduler {
             suspects_since: None,
             trusts_until: 0,
             probe_after: 0,
-            own_now: 0,
+            virtual_now: 0,
             spare_now: 0,
             leases: 0,
             stops: Vec::new(),
@@ -155,13 +154,13 @@ impl Scheduler {
             return Err(ScheduleError::NoShare);
         }
         self.settle(session, now);
-        let own = self.queue_starts_at();
+        let virtual_now = self.mean_virtual_time();
         match self.sessions.get_mut(&session) {
             Some(present) => present.account.set_quota(quota, now, &self.tuning),
             None => {
                 let mut account = Account::new(quota, now, &self.tuning);
-                account.catch_up(Paid::Own, own);
-                account.catch_up(Paid::Spare, self.spare_now);
+                account.join_turns(virtual_now);
+                account.join_spare(self.spare_now);
                 self.sessions.insert(
                     session,
                     Session { account, members: Vec::new(), doubt: Doubt::default(), owner: None },
@@ -259,13 +258,12 @@ impl Scheduler {
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
         self.stop(worker, now);
-        // A session that was idle comes first by one period at most: that is what it may save up.
-        let own = self.queue_starts_at().saturating_sub(self.tuning.period_ns.into());
+        let virtual_now = self.mean_virtual_time();
         if !self.is_active(session, now)
             && let Some(session) = self.sessions.get_mut(&session)
         {
-            session.account.catch_up(Paid::Own, own);
-            session.account.catch_up(Paid::Spare, self.spare_now);
+            session.account.join_turns(virtual_now);
+            session.account.join_spare(self.spare_now);
         }
         self.asking.insert(worker);
         Ok(())
@@ -320,18 +318,6 @@ impl Scheduler {
         untold
     }
 
-    /// The virtual time at which a session joins those that take turns. It joins behind none of
-    /// them: otherwise it would wait until the sessions that get less than their share have caught
-    /// up with it.
-    fn queue_starts_at(&self) -> u128 {
-        let taking_turns = self.asking.iter().chain(&self.holding).filter_map(|id| {
-            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
-            Some(self.sessions.get(&worker.session)?.account.virtual_time(Paid::Own))
-        });
-        let last = taking_turns.min().unwrap_or(self.own_now);
-        last.clamp(self.own_now.saturating_sub(self.tuning.longest_lag_ns.into()), self.own_now)
-    }
-
     /// The virtual time of those that take turns: the mean of what they have used in relation to
     /// their shares, weighted by the shares.
     fn mean_virtual_time(&self) -> u128 {
@@ -340,13 +326,14 @@ impl Scheduler {
         for worker in taking_turns.filter_map(|id| self.workers.get(id)) {
             if let Some(session) = self.sessions.get(&worker.session)
                 && worker.density.is_dense()
+                && worker.takes_turns
             {
                 let weight = u128::from(session.account.turns_ppm());
                 sum += session.account.virtual_time(Paid::Own).saturating_mul(weight);
                 weights += weight;
             }
         }
-        sum.checked_div(weights).unwrap_or(self.own_now)
+        sum.checked_div(weights).unwrap_or(self.virtual_now)
     }
 
     /// Whether the session wants the device, or did so just now.
@@ -363,12 +350,6 @@ impl Scheduler {
             .get(&worker)
             .map(|worker| worker.session)
             .ok_or(ScheduleError::UnknownWorker(worker))
-    }
-
-    /// The guaranteed share of a worker's session, in millionths.
-    fn guaranteed_ppm(&self, worker: WorkerId) -> u32 {
-        let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
-        session.map_or(0, |session| session.account.guaranteed_ppm())
     }
 
     fn members(&self, session: SessionId) -> impl Iterator<Item = (WorkerId, &Worker)> {
@@ -424,10 +405,10 @@ mod tests {
         scheduler.join(WorkerId(2), SessionId(2)).unwrap();
         let virtual_time =
             |scheduler: &Scheduler| scheduler.sessions[&session].account.virtual_time(Paid::Own);
-        scheduler.own_now = 1_000_000_000_000;
+        scheduler.virtual_now = 1_000_000_000_000;
         scheduler.ask(worker, 10 * MS).unwrap();
         let place = virtual_time(&scheduler);
-        scheduler.own_now = 2_000_000_000_000;
+        scheduler.virtual_now = 2_000_000_000_000;
         for poll in 0..50 {
             scheduler.withdraw(worker, (30 + poll * 20) * MS);
             scheduler.ask(worker, (31 + poll * 20) * MS).unwrap();

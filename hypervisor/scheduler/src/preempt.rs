@@ -3,6 +3,8 @@
 //! Only a worker whose gates are in its streams can be stopped: its device goes on with what runs
 //! and no further. For the others a lease ends when it is not prolonged.
 
+use std::collections::BTreeSet;
+
 use limits::Priority;
 
 use super::account::Paid;
@@ -30,6 +32,29 @@ impl Scheduler {
     pub fn to_stop(&mut self, now: u64) -> Vec<(WorkerId, LeaseId)> {
         self.stop_turns(now);
         core::mem::take(&mut self.stops)
+    }
+
+    /// Sets the length of a round.
+    pub(super) fn set_rounds(&mut self, now: u64) {
+        let mut sessions = BTreeSet::new();
+        let mut handover = Handover::InStream;
+        for (id, worker) in &self.workers {
+            let takes_part = worker.held.is_some()
+                || self.asking.contains(id)
+                || worker.was_active_within(self.tuning.repeat_ns, now);
+            if takes_part && worker.density.is_dense() {
+                sessions.insert(worker.session);
+                if worker.handover == Handover::OnThread {
+                    handover = Handover::OnThread;
+                }
+            }
+        }
+        let shares = sessions.iter().filter_map(|session| self.sessions.get(session));
+        let sum_ppm = shares.map(|session| u64::from(session.account.turns_ppm())).sum();
+        let round_ns = self.tuning.round_ns(sessions.len() as u64, sum_ppm, handover);
+        for session in self.sessions.values_mut() {
+            session.account.set_round(round_ns);
+        }
     }
 
     /// Ends the leases that others should not wait for.

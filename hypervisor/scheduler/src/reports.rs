@@ -42,6 +42,7 @@ impl Scheduler {
             _ => said.saturating_add(silent),
         };
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
+        let turn = state.takes_turns;
         let wanted = share_of(told.backlogged_ns, state.density.assumed_ppm(&tuning));
         let claim = Claim {
             held_ns: measured,
@@ -62,7 +63,7 @@ impl Scheduler {
             state.density.observe(seen, now, &tuning);
         }
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.account.charge(used, held.paid);
+            session.account.charge(used, held.paid, turn);
         }
         if let Some(state) = self.workers.get_mut(&worker) {
             state.charged_ns = state.charged_ns.saturating_add(used);
@@ -76,7 +77,7 @@ impl Scheduler {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
             {
-                state.ran_past(past.min(tuning.quantum_ns));
+                state.ran_past(past.min(tuning.lease_ns));
             }
             self.release(worker, now);
         }
@@ -105,13 +106,13 @@ impl Scheduler {
     /// Ends the worker's lease and its ask. The lease's unreported time is charged as used.
     pub(super) fn stop(&mut self, worker: WorkerId, now: u64) {
         let Some(state) = self.workers.get(&worker) else { return };
-        let (session, held) = (state.session, state.held);
+        let (session, held, turn) = (state.session, state.held, state.takes_turns);
         self.asking.remove(&worker);
         let Some(held) = held else { return };
         self.settle(session, now);
         let measured = now.saturating_sub(held.told_at);
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.account.charge(measured, held.paid);
+            session.account.charge(measured, held.paid, turn);
         }
         if let Some(state) = self.workers.get_mut(&worker) {
             state.charged_ns = state.charged_ns.saturating_add(measured);

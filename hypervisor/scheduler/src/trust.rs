@@ -115,12 +115,13 @@ impl Scheduler {
         let charged = charged.saturating_add(unreported_ns).saturating_sub(then.unreported_ns);
         let more_ns = busy_ns.saturating_sub(charged);
         let paid = state.held.map_or(Paid::Own, |held| held.paid);
+        let turn = state.takes_turns;
         state.charged_ns = state.charged_ns.saturating_add(more_ns);
         if let Some(seen) = &mut state.seen {
             seen.charged_ns = state.charged_ns;
         }
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.account.charge_more(more_ns, paid);
+            session.account.charge_more(more_ns, paid, turn);
         }
         Ok(())
     }
@@ -171,7 +172,7 @@ impl Scheduler {
         }
         let Some(state) = self.sessions.get_mut(&session) else { return };
         if more_ns > 0 {
-            state.account.charge_more(more_ns, paid);
+            state.account.charge_more(more_ns, paid, took_turn);
         }
         if let Some(until) = state.doubt.learn(missing_ns, now) {
             self.shares_at = until.min(self.shares_at);

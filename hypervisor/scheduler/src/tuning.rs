@@ -1,6 +1,9 @@
 //! The scheduler's constants: times in nanoseconds, bounds in millionths.
 
 use limits::bucket;
+use limits::units::PPM_ONE;
+
+use super::Handover;
 
 const MS: u64 = 1_000_000;
 
@@ -10,12 +13,18 @@ pub struct Tuning {
     /// A share is kept over this time. A session may save up what it earns in one period, and a
     /// turn is at most as long as that.
     pub period_ns: u64,
-    /// The longest turn. Longer turns would make others wait; shorter ones would drain more often.
-    pub quantum_ns: u64,
+    /// The longest lease. One that may go on is prolonged.
+    pub lease_ns: u64,
+    /// A round lasts for so long for each session that takes turns, if one of them has its gates on
+    /// its threads, ...
+    pub on_thread_ns: u64,
+    /// ... and if all have them in their streams. A turn costs a handover, so a round is the longer
+    /// the more take turns, up to a period.
+    pub in_stream_ns: u64,
     /// The shortest turn. Below it, starting and draining outweigh the work.
     pub shortest_ns: u64,
     /// A session that has used up its time starts its next turn when it can afford this much. If
-    /// half of what it earns in a period is less, that is enough, but never less than
+    /// half of what it earns in a round is less, that is enough, but never less than
     /// `shortest_ns`.
     pub comfortable_ns: u64,
     /// The longest turn in spare time: a session that is owed its share waits no longer than this.
@@ -34,8 +43,6 @@ pub struct Tuning {
     pub repeat_ns: u64,
     /// For this long after its poll, a worker is assumed to be about to send the next one.
     pub linger_ns: u64,
-    /// How far a worker that takes turns may lag behind others at most, in virtual time.
-    pub longest_lag_ns: u64,
     /// The guaranteed share of a session of low priority is at most this, in millionths.
     pub floor_ppm: u32,
     /// A worker is dense from this utilization up, ...
@@ -76,8 +83,10 @@ impl Default for Tuning {
     fn default() -> Self {
         Self {
             period_ns: 100 * MS,
-            quantum_ns: 30 * MS,
-            shortest_ns: 2 * MS,
+            lease_ns: 30 * MS,
+            on_thread_ns: 30 * MS,
+            in_stream_ns: 5 * MS,
+            shortest_ns: MS,
             comfortable_ns: 10 * MS,
             spare_turn_ns: 10 * MS,
             shortest_rest_ns: MS / 2,
@@ -86,7 +95,6 @@ impl Default for Tuning {
             longest_drain_ns: 2_000 * MS,
             repeat_ns: 100 * MS,
             linger_ns: 2 * MS,
-            longest_lag_ns: 1_000 * MS,
             floor_ppm: 50_000,
             dense_ppm: 900_000,
             sparse_ppm: 800_000,
@@ -117,21 +125,35 @@ impl Tuning {
         if period < 2 * turn { period + turn } else { period }
     }
 
-    /// The longest turn of a session.
-    pub fn longest_turn_ns(&self, share_ppm: u32) -> u64 {
-        bucket::earned(self.period_ns, share_ppm).clamp(self.shortest_ns, self.quantum_ns)
+    /// In which time each of so many sessions gets its share once. Where their shares are more than
+    /// the device, or would be if another one came that is like the only one, all get less.
+    pub(super) fn round_ns(&self, sessions: u64, sum_ppm: u64, handover: Handover) -> u64 {
+        let each = match handover {
+            Handover::InStream => self.in_stream_ns,
+            Handover::OnThread => self.on_thread_ns,
+        };
+        let (sessions, sum_ppm) =
+            if sessions < 2 { (2, sum_ppm.saturating_mul(2)) } else { (sessions, sum_ppm) };
+        let round_ns = each.saturating_mul(sessions).min(self.period_ns);
+        round_ns.saturating_mul(PPM_ONE.into()) / sum_ppm.max(PPM_ONE.into())
+    }
+
+    /// How long a turn is: what the share is of a round.
+    pub fn turn_ns(&self, share_ppm: u32, round_ns: u64) -> u64 {
+        bucket::earned(round_ns, share_ppm).max(self.shortest_ns)
     }
 
     /// The length of a turn's lease, if work usually runs `overrun_ns` past its end. The lease is
     /// shortened so that it and the overrun together are at most an eighth longer than the turn,
     /// but not below the shortest turn.
     pub(super) fn turn_before_ns(&self, turn_ns: u64, overrun_ns: u64) -> u64 {
-        (turn_ns + turn_ns / 8).saturating_sub(overrun_ns).clamp(self.shortest_ns, turn_ns)
+        let lease = (turn_ns + turn_ns / 8).saturating_sub(overrun_ns);
+        lease.max(self.shortest_ns).min(turn_ns)
     }
 
     /// The balance at which a session may start a turn.
-    pub(super) fn entry_ns(&self, share_ppm: u32) -> u64 {
-        let half = bucket::earned(self.period_ns, share_ppm) / 2;
+    pub(super) fn entry_ns(&self, share_ppm: u32, round_ns: u64) -> u64 {
+        let half = bucket::earned(round_ns, share_ppm) / 2;
         let turn = half.clamp(self.shortest_ns, self.comfortable_ns);
         bucket::balance_for(turn, share_ppm)
     }
@@ -145,8 +167,8 @@ mod tests {
     fn every_share_can_reach_its_entry() {
         let tuning = Tuning::default();
         for share in 1..=limits::units::PPM_ONE {
-            assert!(tuning.entry_ns(share) <= tuning.burst_ns(share), "{share}");
-            assert!(tuning.shortest_ns <= tuning.longest_turn_ns(share), "{share}");
+            let entry = tuning.entry_ns(share, tuning.period_ns);
+            assert!(entry <= tuning.burst_ns(share), "{share}");
         }
     }
 }

@@ -93,7 +93,7 @@ proptest! {
         for (index, tenant) in tenants.iter().enumerate() {
             let (got, share) = (rates[index], u64::from(tenant.quota.share_ppm));
             // One turn more or less falls into the window.
-            let turn = Tuning::default().longest_turn_ns(tenant.quota.share_ppm) / 60_000;
+            let turn = Tuning::default().turn_ns(tenant.quota.share_ppm, 100 * MS) / 60_000;
             prop_assert!(
                 got.abs_diff(share) <= share / 100 + turn, "{:?}: {} for {}", weights, got, share
             );
