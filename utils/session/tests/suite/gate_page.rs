@@ -352,3 +352,42 @@ proptest! {
         }
     }
 }
+
+/// As on an old kernel, or in a sandbox: there is no page, and that is said.
+#[test]
+fn where_the_system_has_no_such_memory_there_is_no_page() {
+    let made = thread::spawn(|| {
+        forbid_memfd();
+        GatePage::create().map(drop)
+    });
+    let error = made.join().unwrap().unwrap_err();
+    let GatePageError::Io { what, source } = &error else { panic!("{error}") };
+    assert_eq!(
+        (*what, source.raw_os_error()),
+        ("making memory without a name", Some(libc::ENOSYS))
+    );
+}
+
+/// From now on memfd_create(2) fails in this thread as one that does not exist.
+fn forbid_memfd() {
+    let [load, equal, answer] = [
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    ]
+    .map(|code| code as u16);
+    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
+    let mut steps = [
+        step(load, 0, 0),
+        step(equal, 1, libc::SYS_memfd_create as u32),
+        step(answer, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(answer, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: steps.as_mut_ptr() };
+    // SAFETY: the program is whole, and copied by the kernel.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let filter = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, filter, &raw const program), 0);
+    }
+}

@@ -1,6 +1,6 @@
 //! Sessions from outside: directories, pages under every kind of damage, leases, processes.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 
 mod any_bytes;
 mod cut_short;
