@@ -48,6 +48,7 @@ mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use limits::turns;
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, Policy};
 
@@ -55,10 +56,11 @@ pub use account::Paid;
 use account::{Account, Untold};
 use audit::Audit;
 pub use density::Class;
+pub use limits::turns::Handover;
 use probe::Probe;
 use trust::Doubt;
 pub use tuning::Tuning;
-pub use types::{Grant, Handover, LeaseId, ScheduleError, SessionId, Told, WorkerId};
+pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
 pub use view::{DeviceView, LeaseView, SessionView};
 use worker::{Company, Held, Worker};
 
@@ -105,6 +107,8 @@ pub struct Scheduler {
     /// Time that may be kept from others and paid by word, as of `word_at`.
     word_ns: u64,
     word_at: u64,
+    /// When the length of a round is looked at again.
+    rounds_at: u64,
     /// When the device is divided among owners anew.
     divide_at: u64,
 }
@@ -132,6 +136,7 @@ impl Scheduler {
             owners: BTreeMap::new(),
             word_ns: 0,
             word_at: 0,
+            rounds_at: 0,
             divide_at: 0,
         }
     }
@@ -156,9 +161,9 @@ impl Scheduler {
         self.settle(session, now);
         let virtual_now = self.mean_virtual_time();
         match self.sessions.get_mut(&session) {
-            Some(present) => present.account.set_quota(quota, now, &self.tuning),
+            Some(present) => present.account.set_quota(quota, now),
             None => {
-                let mut account = Account::new(quota, now, &self.tuning);
+                let mut account = Account::new(quota, now);
                 account.join_turns(virtual_now);
                 account.join_spare(self.spare_now);
                 self.sessions.insert(
@@ -210,7 +215,7 @@ impl Scheduler {
         let mut gone = Vec::new();
         for (&id, session) in &mut self.sessions {
             if session.members.is_empty() {
-                session.account.settle(now, Untold::default(), &self.tuning);
+                session.account.settle(now, Untold::default());
                 if session.account.balance_ns() >= 0 && session.account.headroom_ns() >= 0 {
                     gone.push(id);
                 }
@@ -293,7 +298,7 @@ impl Scheduler {
     fn settle(&mut self, session: SessionId, now: u64) {
         let untold = self.untold(session, now);
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.account.settle(now, untold, &self.tuning);
+            session.account.settle(now, untold);
         }
     }
 
@@ -341,7 +346,7 @@ impl Scheduler {
         self.members(session).any(|(id, worker)| {
             worker.held.is_some()
                 || self.asking.contains(&id)
-                || worker.was_active_within(self.tuning.repeat_ns, now)
+                || worker.was_active_within(turns::PERIOD_NS, now)
         })
     }
 

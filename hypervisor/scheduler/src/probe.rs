@@ -51,7 +51,7 @@ impl Scheduler {
     fn can_begin(&self, worker: &Worker) -> bool {
         self.sessions
             .get(&worker.session)
-            .is_some_and(|session| session.account.can_pay(Paid::Own, false, 0, &self.tuning))
+            .is_some_and(|session| session.account.can_pay(Paid::Own, false, 0))
     }
 
     /// Takes workers that may have begun to fill the device for dense, if there are several. To be

@@ -57,7 +57,7 @@ impl Scheduler {
             let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
             let busy = backlogged_ns / 9 >= held_ns / 10;
             if company.others == 0 && !company.shared && busy {
-                state.density.calibrate(held_ns, told.estimated_ns, &tuning);
+                state.density.calibrate(held_ns, told.estimated_ns);
             }
             let seen = Interval { held_ns, worked_ns, backlogged_ns, company };
             state.density.observe(seen, now, &tuning);
@@ -77,7 +77,7 @@ impl Scheduler {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
             {
-                state.ran_past(past.min(tuning.lease_ns));
+                state.ran_past(past.min(limits::turns::LONGEST_LEASE_NS));
             }
             self.release(worker, now);
         }
