@@ -12,8 +12,7 @@ impl Scheduler {
     /// [`Self::next_deadline`] is reached.
     pub fn decide(&mut self, now: u64) -> Vec<Grant> {
         self.revoke_overdue(now);
-        self.end_overdue_probe(now);
-        self.suspect_several(now);
+        self.suspect(now);
         self.judge(now);
         self.divide_among_owners(now);
         self.set_rounds(now);
@@ -34,8 +33,7 @@ impl Scheduler {
     /// when the lease ends, drain, report and ask anew.
     pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
         self.revoke_overdue(now);
-        self.end_overdue_probe(now);
-        self.suspect_several(now);
+        self.suspect(now);
         self.set_rounds(now);
         let session = self.session_of(worker).ok()?;
         let held = self.held(worker).filter(|held| held.lease == lease && held.counts())?;
@@ -49,12 +47,7 @@ impl Scheduler {
         if paid == Paid::Spare && !self.may_have_spare(session, now) {
             return None;
         }
-        // A probe keeps the other workers waiting.
-        let waiting = self
-            .probe
-            .is_none()
-            .then(|| self.strongest_waiting(worker, self.tuning.linger_ns, now))
-            .flatten();
+        let waiting = self.strongest_waiting(worker, self.tuning.linger_ns, now);
         let turn_ends_at = match (waiting, paid) {
             // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
@@ -85,12 +78,11 @@ impl Scheduler {
         }
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
-        self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, self.company(worker)))
     }
 
     /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
-    /// or a lease or a probe that others wait for is over. `None`: only an event can change
+    /// or a lease that others wait for is over. `None`: only an event can change
     /// something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         if self.asking.is_empty() {
@@ -108,7 +100,8 @@ impl Scheduler {
             };
             later(Paid::Own).into_iter().chain(later(Paid::Spare)).min()
         });
-        let times = overdue.chain(ready).chain(self.probe_ends_at()).chain(self.turn_ends_at(now));
+        let times =
+            overdue.chain(ready).chain(self.suspicion_ends_at()).chain(self.turn_ends_at(now));
         times.filter(|&at| at > now).min()
     }
 
@@ -219,7 +212,6 @@ impl Scheduler {
             kept_ns: 0,
         });
         self.tell_company(worker, session);
-        self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, company))
     }
 
@@ -231,9 +223,8 @@ impl Scheduler {
 
     fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
         let alone = company.others == 0 && !company.shared;
-        let stays =
-            self.is_suspected(worker) || self.probe.is_some_and(|probe| probe.worker == worker);
-        Grant { worker, lease, length_ns, shared: company.shared, exclusive: alone && stays }
+        let exclusive = alone && self.is_suspected(worker);
+        Grant { worker, lease, length_ns, shared: company.shared, exclusive }
     }
 
     /// Adds the newcomer to the co-holders of those that hold already.
@@ -335,9 +326,7 @@ impl Scheduler {
     fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
         match paid {
             Paid::Spare => turns::COMFORTABLE_TURN_NS,
-            Paid::Own if self.is_suspected(worker) => {
-                self.own_turn(worker).min(self.tuning.probe_ns)
-            }
+            Paid::Own if self.is_suspected(worker) => self.turn_alone_ns(worker),
             Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
             Paid::Own => turns::LONGEST_LEASE_NS,
         }

@@ -31,15 +31,15 @@ pub(super) struct Density {
     /// The same, while others held as well.
     crowded: Mean,
     crowded_backlog: Mean,
-    /// Rate and backlog at the last probe.
-    at_probe: Option<(u64, u64)>,
+    /// Rate and backlog before its last turn alone.
+    then: Option<(u64, u64)>,
     /// Set while it is taken for dense without a measurement.
     suspected: Option<Suspicion>,
     /// It is not suspected before this.
     trusted_until: u64,
     /// Whether the last report says little about its utilization.
     in_doubt: bool,
-    probe_every_ns: u64,
+    alone_every_ns: u64,
     /// Estimates are multiplied by this, in millionths.
     calibration: Mean,
 }
@@ -79,11 +79,11 @@ impl Density {
             backlog: Mean::default(),
             crowded: Mean::default(),
             crowded_backlog: Mean::default(),
-            at_probe: None,
+            then: None,
             suspected: None,
             trusted_until: 0,
             in_doubt: false,
-            probe_every_ns: tuning.probe_every_ns,
+            alone_every_ns: tuning.alone_every_ns,
             calibration: Mean { ppm: PPM_ONE.into(), weight_ns: 0 },
         }
     }
@@ -196,8 +196,8 @@ impl Density {
         }
     }
 
-    /// Whether only a probe can show its utilization, and a probe is due.
-    pub(super) fn wants_probe(&self, now: u64, tuning: &Tuning) -> bool {
+    /// Whether only a turn alone can show its utilization, and one is due.
+    pub(super) fn wants_turn_alone(&self, now: u64, tuning: &Tuning) -> bool {
         // Busier co-holders lower a worker's use and raise its backlog. A program that now does
         // something else changes both in the same direction.
         let changed = |(rate, backlog): (u64, u64)| {
@@ -210,9 +210,9 @@ impl Density {
             let less = (differs(self.rate.ppm, rate), differs(self.backlog.ppm, backlog));
             [more, less].iter().any(|((a, not_a), (b, not_b))| (*a || *b) && !(*not_a || *not_b))
         };
-        let every = match self.at_probe {
-            Some(then) if !changed(then) => self.probe_every_ns,
-            _ => tuning.probe_every_ns,
+        let every = match self.then {
+            Some(before) if !changed(before) => self.alone_every_ns,
+            _ => tuning.alone_every_ns,
         };
         let never = self.known_ppm(tuning).is_none();
         self.in_doubt && (never || now.saturating_sub(self.measured_at) >= every)
@@ -223,24 +223,19 @@ impl Density {
         self.measured_at
     }
 
-    /// A probe begins. Present values are kept, to be compared with later ones.
-    pub(super) fn probe_begins(&mut self) -> Class {
-        self.at_probe = Some((self.rate.ppm, self.backlog.ppm));
+    /// A turn alone begins. Present values are kept, to be compared with later ones.
+    pub(super) fn begin_turn_alone(&mut self) -> Class {
+        self.then = Some((self.rate.ppm, self.backlog.ppm));
         self.class
     }
 
     /// Whether it may have begun to fill the device: it did not, and now always has work queued.
     pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
-        let (_, before) = self.at_probe.unwrap_or_default();
+        let (_, before) = self.then.unwrap_or_default();
         let comes = before < turns::DENSE_PPM && self.is_backlogged();
         let lasts = now.saturating_sub(self.measured_at) >= tuning.stale_ns;
         let may_be = !self.is_dense() || self.known_ppm(tuning).is_none();
         may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
-    }
-
-    /// Whether it may fill the device, as far as is known, and a probe is due.
-    pub(super) fn is_unsure(&self, now: u64, tuning: &Tuning) -> bool {
-        !self.is_dense() && self.is_backlogged() && self.wants_probe(now, tuning)
     }
 
     /// Whether it has work queued nearly always.
@@ -248,9 +243,8 @@ impl Density {
         self.backlog.ppm >= turns::DENSE_PPM
     }
 
-    /// Whether it has work queued more often than not.
-    pub(super) fn is_often_backlogged(&self) -> bool {
-        self.backlog.ppm >= u64::from(PPM_ONE) / 2
+    pub(super) fn suspected_until(&self) -> Option<u64> {
+        self.suspected.map(|suspicion| suspicion.until)
     }
 
     pub(super) fn is_suspected(&self) -> bool {
@@ -260,7 +254,7 @@ impl Density {
     /// Takes it for dense until it was measured for `wanted_ns` of an exclusive turn, or until
     /// `until`.
     pub(super) fn suspect(&mut self, wanted_ns: u64, until: u64) {
-        let before = self.probe_begins();
+        let before = self.begin_turn_alone();
         self.suspected = Some(Suspicion { before, until, wanted_ns, alone_ns: 0 });
         self.class = Class::Dense;
     }
@@ -276,22 +270,22 @@ impl Density {
         let Some(Suspicion { before, .. }) = self.suspected.take() else { return };
         self.class = before;
         self.classify(tuning);
-        self.probe_ends(before, now, tuning);
-        self.trusted_until = now.saturating_add(self.probe_every_ns);
+        self.end_turn_alone(before, now, tuning);
+        self.trusted_until = now.saturating_add(self.alone_every_ns);
     }
 
-    /// A probe is over. If it showed nothing new, the next one can wait longer.
-    pub(super) fn probe_ends(&mut self, before: Class, now: u64, tuning: &Tuning) {
+    /// A turn alone is over. If it showed nothing new, the next one can wait longer.
+    pub(super) fn end_turn_alone(&mut self, before: Class, now: u64, tuning: &Tuning) {
         self.measured_at = now;
         // A program's first second is not typical: it loads and warms up.
-        let begins = now.saturating_sub(self.began_at) < tuning.probe_every_ns;
-        self.probe_every_ns = if self.class == before && !begins {
-            self.probe_every_ns.saturating_mul(2).min(tuning.probe_rest_ns)
+        let begins = now.saturating_sub(self.began_at) < tuning.alone_every_ns;
+        self.alone_every_ns = if self.class == before && !begins {
+            self.alone_every_ns.saturating_mul(2).min(tuning.alone_rest_ns)
         } else {
-            tuning.probe_every_ns
+            tuning.alone_every_ns
         };
-        // The probe's own rates are not those beside co-holders.
-        if let Some((rate, backlog)) = self.at_probe {
+        // The rates of a turn alone are not those beside co-holders.
+        if let Some((rate, backlog)) = self.then {
             self.rate.ppm = rate;
             self.backlog.ppm = backlog;
         }
@@ -365,29 +359,29 @@ mod tests {
         assert!(observe(&mut density, 3, Some(300_000), 60) < 330_000);
         // 300 + 700: does not count, unless it is more than was known.
         assert!(observe(&mut density, 3, Some(700_000), 60) < 330_000);
-        assert!(!density.wants_probe(density.measured_at + 999 * MS, &tuning));
-        assert!(density.wants_probe(density.measured_at + 1_000 * MS, &tuning));
+        assert!(!density.wants_turn_alone(density.measured_at + 999 * MS, &tuning));
+        assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS, &tuning));
         assert!(observe(&mut density, 7, Some(700_000), 60) > 650_000);
     }
 
     #[test]
-    fn probes_become_rare_while_nothing_changes() {
+    fn turns_alone_become_rare_while_nothing_changes() {
         let tuning = Tuning::default();
         let mut density = Density::unknown(&tuning);
         observe(&mut density, 5, None, 20);
         observe(&mut density, 4, Some(600_000), 20);
         for every in [2, 4, 8, 8] {
-            let before = density.probe_begins();
+            let before = density.begin_turn_alone();
             density.observe(interval(5, None), density.measured_at + 1_000 * MS, &tuning);
-            density.probe_ends(before, density.measured_at, &tuning);
+            density.end_turn_alone(before, density.measured_at, &tuning);
             observe(&mut density, 4, Some(600_000), 1);
             let at = density.measured_at;
-            assert!(!density.wants_probe(at + (every * 1_000 - 1) * MS, &tuning));
-            assert!(density.wants_probe(at + every * 1_000 * MS, &tuning));
+            assert!(!density.wants_turn_alone(at + (every * 1_000 - 1) * MS, &tuning));
+            assert!(density.wants_turn_alone(at + every * 1_000 * MS, &tuning));
         }
-        // It does something else now: a probe is due at once.
+        // It does something else now: one is due at once.
         observe(&mut density, 7, Some(600_000), 10);
-        assert!(density.wants_probe(density.measured_at + 1_000 * MS, &tuning));
+        assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS, &tuning));
     }
 
     #[test]

@@ -32,12 +32,12 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod alone;
 mod audit;
 mod decision;
 mod density;
 mod oversubscribed;
 mod preempt;
-mod probe;
 mod reports;
 mod spare;
 mod trust;
@@ -57,7 +57,6 @@ use account::{Account, Untold};
 use audit::Audit;
 pub use density::Class;
 pub use limits::turns::Handover;
-use probe::Probe;
 use trust::Doubt;
 pub use tuning::Tuning;
 pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
@@ -83,13 +82,12 @@ pub struct Scheduler {
     asking: BTreeSet<WorkerId>,
     /// The workers that hold, with a revoked lease, too.
     holding: BTreeSet<WorkerId>,
-    probe: Option<Probe>,
     /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
     /// No group of workers is suspected before this.
     trusts_until: u64,
-    /// No probe starts before this.
-    probe_after: u64,
+    /// No worker is suspected before this, only to make sure of what is known.
+    sure_until: u64,
     /// The virtual time that turns and spare time have reached.
     virtual_now: u128,
     spare_now: u128,
@@ -122,10 +120,9 @@ impl Scheduler {
             workers: BTreeMap::new(),
             asking: BTreeSet::new(),
             holding: BTreeSet::new(),
-            probe: None,
             suspects_since: None,
             trusts_until: 0,
-            probe_after: 0,
+            sure_until: 0,
             virtual_now: 0,
             spare_now: 0,
             leases: 0,

@@ -64,7 +64,7 @@ impl Scheduler {
 
     /// Ends the leases that others should not wait for.
     pub(super) fn stop_turns(&mut self, now: u64) {
-        if self.asking.is_empty() || self.probe.is_some() {
+        if self.asking.is_empty() {
             return;
         }
         for id in self.holding.clone() {

@@ -72,7 +72,6 @@ impl Scheduler {
             self.claim(worker, held, claim, now);
         }
         self.told(worker, now);
-        self.probe_told(worker, told.held_ns, company.others == 0, done, now);
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
@@ -121,7 +120,6 @@ impl Scheduler {
             let all = Claim { held_ns: measured, said_ns: measured, ..Claim::default() };
             self.claim(worker, held, Claim { charged_ns: measured, ..all }, now);
         }
-        self.probe_told(worker, 0, false, true, now);
         self.release(worker, now);
         self.settle(session, now);
     }

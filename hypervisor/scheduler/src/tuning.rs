@@ -22,20 +22,18 @@ pub struct Tuning {
     pub stale_ns: u64,
     /// How much held time a first measurement takes.
     pub known_ns: u64,
-    /// How long a probe gives the device to one worker alone.
-    pub probe_ns: u64,
-    /// The longest time that a probe keeps others away.
-    pub probe_limit_ns: u64,
-    /// The shortest time between probes of one worker. It doubles, up to `probe_rest_ns`, while
-    /// probes show nothing new.
-    pub probe_every_ns: u64,
-    /// When the last suspicion has ended, none begins for this many times the time that suspicions
-    /// lasted.
-    pub trust_times: u64,
-    /// The longest time between probes of a worker that stays in doubt.
-    pub probe_rest_ns: u64,
-    /// After a probe, none starts on the device for this many times its length.
-    pub probe_spacing: u64,
+    /// How long a turn alone is at most.
+    pub alone_ns: u64,
+    /// How long a turn alone may keep others away beyond its length.
+    pub alone_limit_ns: u64,
+    /// The shortest time between a worker's turns alone. It doubles, up to `alone_rest_ns`, while
+    /// they show nothing new.
+    pub alone_every_ns: u64,
+    /// The longest time between turns alone of a worker that stays in doubt.
+    pub alone_rest_ns: u64,
+    /// After a turn alone, none is given on the device for this many times its length, only to make
+    /// sure.
+    pub alone_spacing: u64,
 }
 
 impl Default for Tuning {
@@ -49,12 +47,11 @@ impl Default for Tuning {
             waiting_ppm: 100_000,
             stale_ns: 500 * MS,
             known_ns: 10 * MS,
-            probe_ns: 15 * MS,
-            probe_limit_ns: 100 * MS,
-            probe_every_ns: 1_000 * MS,
-            trust_times: 2,
-            probe_rest_ns: 8_000 * MS,
-            probe_spacing: 20,
+            alone_ns: 15 * MS,
+            alone_limit_ns: 100 * MS,
+            alone_every_ns: 1_000 * MS,
+            alone_rest_ns: 8_000 * MS,
+            alone_spacing: 20,
         }
     }
 }
