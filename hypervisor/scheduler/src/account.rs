@@ -9,9 +9,9 @@
 //! that no worker gains by not reporting.
 
 use limits::bucket::Bucket;
+use limits::turns;
 use limits::units::PPM_ONE;
 
-use super::tuning::Tuning;
 use limits::ComputeLimit;
 
 /// What a lease is paid from.
@@ -62,11 +62,11 @@ pub(super) struct Account {
 }
 
 impl Account {
-    pub(super) fn new(quota: ComputeLimit, now: u64, tuning: &Tuning) -> Self {
+    pub(super) fn new(quota: ComputeLimit, now: u64) -> Self {
         Self {
             quota,
-            guaranteed_ppm: quota.guaranteed_ppm(tuning.floor_ppm),
-            turns_ppm: quota.guaranteed_ppm(tuning.floor_ppm),
+            guaranteed_ppm: quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM),
+            turns_ppm: quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM),
             own: Bucket::empty_at(now),
             ceiling: quota.ceiling_ppm().map(|ppm| (ppm, Bucket::empty_at(now))),
             untold: Untold::default(),
@@ -75,7 +75,7 @@ impl Account {
             spare_ns: 0,
             virtual_ns: 0,
             deadline: 0,
-            round_ns: tuning.period_ns,
+            round_ns: turns::PERIOD_NS,
             spare_virtual_ns: 0,
             not_before: [0; 2],
         }
@@ -122,33 +122,33 @@ impl Account {
     }
 
     /// The guaranteed time with which a turn may start.
-    pub(super) fn entry_ns(&self, tuning: &Tuning) -> u64 {
-        tuning.entry_ns(self.guaranteed_ppm, self.round_ns)
+    pub(super) fn entry_ns(&self) -> u64 {
+        turns::entry_ns(self.guaranteed_ppm, self.round_ns)
     }
 
     /// How long its turn should be.
-    pub(super) fn full_turn_ns(&self, tuning: &Tuning) -> u64 {
-        tuning.turn_ns(self.turns_ppm, self.round_ns)
+    pub(super) fn full_turn_ns(&self) -> u64 {
+        turns::turn_ns(self.turns_ppm, self.round_ns)
     }
 
     /// The virtual time until which its next turn is to last. A turn that was longer or shorter than
     /// it should be changes the length of the next one and not its time, as far as a turn can be
     /// changed.
-    pub(super) fn next_deadline(&self, tuning: &Tuning) -> u128 {
-        let turn = self.virtually(self.full_turn_ns(tuning));
-        let least = self.virtually(tuning.shortest_ns).max(turn / 4);
+    pub(super) fn next_deadline(&self) -> u128 {
+        let turn = self.virtually(self.full_turn_ns());
+        let least = self.virtually(turns::SHORTEST_TURN_NS).max(turn / 4);
         (self.deadline + turn).clamp(self.virtual_ns + least, self.virtual_ns + turn / 4 * 5)
     }
 
     /// How long the next turn should be.
-    pub(super) fn next_turn_ns(&self, tuning: &Tuning) -> u64 {
-        let rest = self.next_deadline(tuning).saturating_sub(self.virtual_ns);
+    pub(super) fn next_turn_ns(&self) -> u64 {
+        let rest = self.next_deadline().saturating_sub(self.virtual_ns);
         let length = rest * u128::from(self.turns_ppm) / u128::from(PPM_ONE);
         u64::try_from(length).unwrap_or(u64::MAX)
     }
 
-    pub(super) fn turn_begins(&mut self, tuning: &Tuning) {
-        self.deadline = self.next_deadline(tuning);
+    pub(super) fn turn_begins(&mut self) {
+        self.deadline = self.next_deadline();
     }
 
     /// Joins those that take turns: it lags behind them by a round at most, and is not ahead.
@@ -186,7 +186,7 @@ impl Account {
         self.ceiling.map_or(i64::MAX, |(_, bucket)| less(bucket.balance_ns, self.untold.all_ns))
     }
 
-    pub(super) fn settle(&mut self, now: u64, untold: Untold, tuning: &Tuning) {
+    pub(super) fn settle(&mut self, now: u64, untold: Untold) {
         let passed = now.saturating_sub(self.own.settled_at_ns);
         self.held_ns = self.held_ns.saturating_add(passed).min(untold.longest_ns);
         let untold = Untold {
@@ -195,10 +195,10 @@ impl Account {
             ..untold
         };
         // Unreported time will be taken off later. Until then the bucket may hold that much more.
-        let burst = tuning.burst_ns(self.guaranteed_ppm).saturating_add(untold.own_ns);
+        let burst = turns::burst_ns(self.guaranteed_ppm).saturating_add(untold.own_ns);
         self.own.settle(now, self.guaranteed_ppm, burst, false);
         if let Some((ppm, bucket)) = &mut self.ceiling {
-            let burst = tuning.burst_ns(*ppm).saturating_add(untold.all_ns);
+            let burst = turns::burst_ns(*ppm).saturating_add(untold.all_ns);
             bucket.settle(now, *ppm, burst, false);
         }
         self.untold = untold;
@@ -235,12 +235,12 @@ impl Account {
 
     /// Changes the quota from now on. What was earned and what is owed stay. To be called after
     /// [`Self::settle`].
-    pub(super) fn set_quota(&mut self, quota: ComputeLimit, now: u64, tuning: &Tuning) {
+    pub(super) fn set_quota(&mut self, quota: ComputeLimit, now: u64) {
         self.quota = quota;
         self.not_before = [0; 2];
         let before = u64::from(self.guaranteed_ppm);
         let turns = (u64::from(self.turns_ppm), before);
-        self.guaranteed_ppm = quota.guaranteed_ppm(tuning.floor_ppm);
+        self.guaranteed_ppm = quota.guaranteed_ppm(turns::LOW_PRIORITY_PPM);
         self.take_turns_by(Some(turns));
         let old = self.ceiling.map(|(_, bucket)| bucket);
         let empty = Bucket::empty_at(now);
@@ -255,21 +255,15 @@ impl Account {
     }
 
     /// How much of the most that can be saved up has been saved up, in millionths.
-    pub(super) fn fullness_ppm(&self, tuning: &Tuning) -> u64 {
+    pub(super) fn fullness_ppm(&self) -> u64 {
         let balance = u64::try_from(self.balance_ns()).unwrap_or(0);
-        super::density::ratio_ppm(balance, tuning.burst_ns(self.guaranteed_ppm))
+        turns::ratio_ppm(balance, turns::burst_ns(self.guaranteed_ppm))
     }
 
     /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last
     /// settlement; `kept_ns` of the guaranteed time must not be used.
-    pub(super) fn can_pay(
-        &self,
-        paid: Paid,
-        going_on: bool,
-        kept_ns: u64,
-        tuning: &Tuning,
-    ) -> bool {
-        let entry = |share_ppm| tuning.entry_ns(share_ppm, self.round_ns);
+    pub(super) fn can_pay(&self, paid: Paid, going_on: bool, kept_ns: u64) -> bool {
+        let entry = |share_ppm| turns::entry_ns(share_ppm, self.round_ns);
         let least = |share_ppm| if going_on { entry(share_ppm).min(1) } else { entry(share_ppm) };
         let holds =
             |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
@@ -286,7 +280,7 @@ impl Account {
     }
 
     /// When [`Self::can_pay`] holds for a new turn, if nothing is used until then.
-    pub(super) fn ready_at(&self, paid: Paid, tuning: &Tuning) -> Option<u64> {
+    pub(super) fn ready_at(&self, paid: Paid) -> Option<u64> {
         let ceiling = |least: &dyn Fn(u32) -> u64| match &self.ceiling {
             None => Some(0),
             Some((ppm, bucket)) => {
@@ -295,12 +289,12 @@ impl Account {
         };
         match paid {
             Paid::Own => {
-                let least = self.entry_ns(tuning);
+                let least = self.entry_ns();
                 let least = least.saturating_add(self.untold.own_ns);
                 Some(reach(&self.own, least, self.guaranteed_ppm)?.max(ceiling(&|_| 0)?))
             }
             Paid::Spare if self.quota.takes_spare() => {
-                ceiling(&|ppm| tuning.entry_ns(ppm, self.round_ns))
+                ceiling(&|ppm| turns::entry_ns(ppm, self.round_ns))
             }
             Paid::Spare => None,
         }
@@ -312,8 +306,8 @@ impl Account {
     }
 
     /// Remembers until when no turn can start. To be called when none can start now.
-    pub(super) fn remember_wait(&mut self, paid: Paid, tuning: &Tuning) {
-        self.not_before[paid as usize] = self.ready_at(paid, tuning).unwrap_or(u64::MAX);
+    pub(super) fn remember_wait(&mut self, paid: Paid) {
+        self.not_before[paid as usize] = self.ready_at(paid).unwrap_or(u64::MAX);
     }
 
     /// How long a lease that starts now can be held by workers that use `density_ppm` of the time.
@@ -360,56 +354,53 @@ mod tests {
 
     #[test]
     fn workers_that_hold_at_once_are_charged_at_most_the_time_that_passed() {
-        let tuning = Tuning::default();
-        let mut account = Account::new(ComputeLimit::fixed(500_000), 0, &tuning);
-        account.settle(20 * MS, untold(20 * MS), &tuning);
+        let mut account = Account::new(ComputeLimit::fixed(500_000), 0);
+        account.settle(20 * MS, untold(20 * MS));
         account.charge(15 * MS, Paid::Own, true);
         account.charge(15 * MS, Paid::Own, true);
         assert_eq!(account.charged_ns(), 20 * MS);
         // Two workers that use a third each are both charged, however far apart their reports are.
-        account.settle(40 * MS, untold(20 * MS), &tuning);
+        account.settle(40 * MS, untold(20 * MS));
         account.charge(6 * MS, Paid::Own, true);
-        account.settle(50 * MS, untold(30 * MS), &tuning);
+        account.settle(50 * MS, untold(30 * MS));
         account.charge(9 * MS, Paid::Own, true);
         assert_eq!(account.charged_ns(), 35 * MS);
-        account.settle(60 * MS, untold(10 * MS), &tuning);
+        account.settle(60 * MS, untold(10 * MS));
         account.charge(u64::MAX, Paid::Own, true);
         assert_eq!(account.charged_ns(), 45 * MS);
         // No worker holds: there is nothing to charge for.
-        account.settle(90 * MS, Untold::default(), &tuning);
+        account.settle(90 * MS, Untold::default());
         account.charge(10 * MS, Paid::Own, true);
         assert_eq!(account.charged_ns(), 45 * MS);
     }
 
     #[test]
     fn what_is_earned_during_a_long_silence_is_not_lost() {
-        let tuning = Tuning::default();
-        let mut account = Account::new(ComputeLimit::fixed(250_000), 0, &tuning);
+        let mut account = Account::new(ComputeLimit::fixed(250_000), 0);
         let long = 4_000 * MS;
-        account.settle(long, untold(long), &tuning);
+        account.settle(long, untold(long));
         account.charge(long, Paid::Own, true);
-        account.settle(long, Untold::default(), &tuning);
+        account.settle(long, Untold::default());
         assert_eq!(account.balance_ns(), -3_000_000_000);
     }
 
     #[test]
     fn spare_time_is_charged_to_the_ceiling_only() {
-        let tuning = Tuning::default();
         let quota = ComputeLimit { soft_ppm: Some(500_000), ..ComputeLimit::balance(200_000, 2) };
-        let mut account = Account::new(quota, 0, &tuning);
-        account.settle(100 * MS, untold(100 * MS), &tuning);
+        let mut account = Account::new(quota, 0);
+        account.settle(100 * MS, untold(100 * MS));
         account.charge(30 * MS, Paid::Spare, true);
-        account.settle(100 * MS, Untold::default(), &tuning);
+        account.settle(100 * MS, Untold::default());
         assert_eq!((account.balance_ns(), account.headroom_ns()), (20_000_000, 20_000_000));
         assert_eq!((account.spare_ns(), account.charged_ns()), (30 * MS, 30 * MS));
         assert_eq!(account.virtual_time(Paid::Own), 0);
-        account.settle(180 * MS, untold(80 * MS), &tuning);
+        account.settle(180 * MS, untold(80 * MS));
         account.charge(80 * MS, Paid::Spare, true);
-        account.settle(180 * MS, Untold::default(), &tuning);
-        assert!(!account.can_pay(Paid::Own, true, 0, &tuning));
-        let at = account.ready_at(Paid::Spare, &tuning).unwrap();
-        account.settle(at, Untold::default(), &tuning);
-        assert!(account.can_pay(Paid::Spare, false, 0, &tuning));
+        account.settle(180 * MS, Untold::default());
+        assert!(!account.can_pay(Paid::Own, true, 0));
+        let at = account.ready_at(Paid::Spare).unwrap();
+        account.settle(at, Untold::default());
+        assert!(account.can_pay(Paid::Spare, false, 0));
     }
 
     #[test]

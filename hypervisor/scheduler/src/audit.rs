@@ -190,7 +190,7 @@ impl Sums {
     fn of(span: &Span) -> Self {
         let claims = || span.values().map(|(claim, _)| claim);
         let held = claims().map(|claim| claim.held_ns).sum();
-        let holders_ppm = super::density::ratio_ppm(held, SPAN_NS);
+        let holders_ppm = limits::turns::ratio_ppm(held, SPAN_NS);
         let mut sums = Self { holders_ppm, ..Self::default() };
         for claim in claims() {
             let credible = claim.credible_ns(holders_ppm);

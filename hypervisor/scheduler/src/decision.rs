@@ -1,5 +1,6 @@
 //! Grants leases and prolongs them.
 
+use limits::turns;
 use limits::units::PPM_ONE;
 
 use super::account::Paid;
@@ -11,8 +12,7 @@ impl Scheduler {
     /// [`Self::next_deadline`] is reached.
     pub fn decide(&mut self, now: u64) -> Vec<Grant> {
         self.revoke_overdue(now);
-        self.end_overdue_probe(now);
-        self.suspect_several(now);
+        self.suspect(now);
         self.judge(now);
         self.divide_among_owners(now);
         self.set_rounds(now);
@@ -33,8 +33,7 @@ impl Scheduler {
     /// when the lease ends, drain, report and ask anew.
     pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
         self.revoke_overdue(now);
-        self.end_overdue_probe(now);
-        self.suspect_several(now);
+        self.suspect(now);
         self.set_rounds(now);
         let session = self.session_of(worker).ok()?;
         let held = self.held(worker).filter(|held| held.lease == lease && held.counts())?;
@@ -48,12 +47,7 @@ impl Scheduler {
         if paid == Paid::Spare && !self.may_have_spare(session, now) {
             return None;
         }
-        // A probe keeps the other workers waiting.
-        let waiting = self
-            .probe
-            .is_none()
-            .then(|| self.strongest_waiting(worker, self.tuning.linger_ns, now))
-            .flatten();
+        let waiting = self.strongest_waiting(worker, self.tuning.linger_ns, now);
         let turn_ends_at = match (waiting, paid) {
             // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
@@ -84,12 +78,11 @@ impl Scheduler {
         }
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
-        self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, self.company(worker)))
     }
 
     /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
-    /// or a lease or a probe that others wait for is over. `None`: only an event can change
+    /// or a lease that others wait for is over. `None`: only an event can change
     /// something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         if self.asking.is_empty() {
@@ -102,12 +95,13 @@ impl Scheduler {
             let session = self.sessions.get(&self.workers.get(id)?.session)?;
             let later = |paid| {
                 let known = Some(session.account.not_before(paid)).filter(|&at| at > now);
-                let ready = || session.account.ready_at(paid, &self.tuning);
+                let ready = || session.account.ready_at(paid);
                 known.or_else(ready).filter(|&at| at > now && at < u64::MAX)
             };
             later(Paid::Own).into_iter().chain(later(Paid::Spare)).min()
         });
-        let times = overdue.chain(ready).chain(self.probe_ends_at()).chain(self.turn_ends_at(now));
+        let times =
+            overdue.chain(ready).chain(self.suspicion_ends_at()).chain(self.turn_ends_at(now));
         times.filter(|&at| at > now).min()
     }
 
@@ -153,7 +147,7 @@ impl Scheduler {
             }
             self.settle(session, now);
             let fits = self.length(worker, paid, false).is_some();
-            let Some(asks) = self.workers.get(&worker) else { continue };
+            let Some(asks) = self.workers.get_mut(&worker) else { continue };
             let served_at = asks.served_at;
             let Some(state) = self.sessions.get_mut(&session) else { continue };
             let account = &mut state.account;
@@ -161,14 +155,15 @@ impl Scheduler {
                 // Sparse workers take no turns and may use their share faster than dense ones.
                 if asks.density.is_dense() && !asks.takes_turns {
                     account.join_turns(now_virtual);
+                    asks.takes_turns = true;
                 }
                 let order = match paid {
-                    Paid::Own => account.next_deadline(&self.tuning),
+                    Paid::Own => account.next_deadline(),
                     Paid::Spare => account.virtual_time(Paid::Spare),
                 };
                 candidates.push((order, served_at, session, worker));
-            } else if !account.can_pay(paid, false, 0, &self.tuning) {
-                account.remember_wait(paid, &self.tuning);
+            } else if !account.can_pay(paid, false, 0) {
+                account.remember_wait(paid);
             }
         }
         if paid == Paid::Spare && !candidates.is_empty() {
@@ -190,7 +185,7 @@ impl Scheduler {
         let length_ns = if self.is_free(worker, now) { length_ns } else { length_ns.min(turn_ns) };
         if paid == Paid::Own && self.is_dense(worker) {
             self.virtual_now = self.mean_virtual_time();
-            self.sessions.get_mut(&session)?.account.turn_begins(&self.tuning);
+            self.sessions.get_mut(&session)?.account.turn_begins();
         }
         if paid == Paid::Spare {
             self.reach_spare(session);
@@ -217,7 +212,6 @@ impl Scheduler {
             kept_ns: 0,
         });
         self.tell_company(worker, session);
-        self.consider_probe(worker, now);
         Some(self.granted(worker, lease, length_ns, company))
     }
 
@@ -229,9 +223,8 @@ impl Scheduler {
 
     fn granted(&self, worker: WorkerId, lease: LeaseId, length_ns: u64, company: Company) -> Grant {
         let alone = company.others == 0 && !company.shared;
-        let stays =
-            self.is_suspected(worker) || self.probe.is_some_and(|probe| probe.worker == worker);
-        Grant { worker, lease, length_ns, shared: company.shared, exclusive: alone && stays }
+        let exclusive = alone && self.is_suspected(worker);
+        Grant { worker, lease, length_ns, shared: company.shared, exclusive }
     }
 
     /// Adds the newcomer to the co-holders of those that hold already.
@@ -287,11 +280,11 @@ impl Scheduler {
             Paid::Own => self.kept_for_a_turn(worker, session),
             Paid::Spare => 0,
         };
-        if !account.can_pay(paid, going_on || joins, kept_ns, &self.tuning) {
+        if !account.can_pay(paid, going_on || joins, kept_ns) {
             return None;
         }
         let length = account.affordable_ns(paid, self.drain_ppm(worker, session), kept_ns);
-        let length = length.min(self.tuning.lease_ns);
+        let length = length.min(turns::LONGEST_LEASE_NS);
         (length >= self.tuning.shortest_rest_ns).then_some(length)
     }
 
@@ -308,7 +301,7 @@ impl Scheduler {
             other.density.is_dense() && self.asking.contains(&id) && other.served_at < since
         });
         let account = self.sessions.get(&session).map(|session| &session.account);
-        account.filter(|_| waits).map_or(0, |account| account.entry_ns(&self.tuning))
+        account.filter(|_| waits).map_or(0, |account| account.entry_ns())
     }
 
     /// What the session will use of a lease's time, if this worker and the session's present
@@ -332,12 +325,10 @@ impl Scheduler {
     /// maximum: others may have to wait for its end if the worker turns out to be dense.
     fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
         match paid {
-            Paid::Spare => self.tuning.spare_turn_ns,
-            Paid::Own if self.is_suspected(worker) => {
-                self.own_turn(worker).min(self.tuning.probe_ns)
-            }
+            Paid::Spare => turns::COMFORTABLE_TURN_NS,
+            Paid::Own if self.is_suspected(worker) => self.turn_alone_ns(worker),
             Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
-            Paid::Own => self.tuning.lease_ns,
+            Paid::Own => turns::LONGEST_LEASE_NS,
         }
     }
 
@@ -349,8 +340,10 @@ impl Scheduler {
         let alone = self.present(worker).next().is_none();
         let rate = if alone { PPM_ONE.into() } else { state.density.crowded_ppm().max(1) };
         let stretched = turn.saturating_mul(PPM_ONE.into()) / rate;
-        let turn = stretched.clamp(turn, self.tuning.lease_ns.max(turn));
-        self.tuning.turn_before_ns(turn, state.overrun_ns)
+        let turn = stretched.clamp(turn, turns::LONGEST_LEASE_NS.max(turn));
+        // With the work that runs past the lease, an eighth more than the turn.
+        let lease = (turn + turn / 8).saturating_sub(state.overrun_ns);
+        lease.max(turns::SHORTEST_TURN_NS).min(turn)
     }
 
     /// How much time a worker is to use in its turn. A worker that holds is not at the beginning of
@@ -358,9 +351,7 @@ impl Scheduler {
     fn turn(&self, worker: WorkerId) -> u64 {
         let session = self.session_of(worker).ok().and_then(|session| self.sessions.get(&session));
         match session {
-            Some(session) if self.held(worker).is_none() => {
-                session.account.next_turn_ns(&self.tuning)
-            }
+            Some(session) if self.held(worker).is_none() => session.account.next_turn_ns(),
             _ => self.own_turn(worker),
         }
     }
@@ -368,7 +359,7 @@ impl Scheduler {
     /// How much time a worker would use in a turn that it has to itself.
     pub(super) fn own_turn(&self, worker: WorkerId) -> u64 {
         let session = self.workers.get(&worker).and_then(|state| self.sessions.get(&state.session));
-        session.map_or(0, |session| session.account.full_turn_ns(&self.tuning))
+        session.map_or(0, |session| session.account.full_turn_ns())
     }
 
     /// The strongest claim among the dense workers that could have a turn if this dense worker let
@@ -394,7 +385,7 @@ impl Scheduler {
             let account = &self.sessions.get(&other.session)?.account;
             let ready = |paid| {
                 account.not_before(paid) <= now
-                    && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
+                    && account.ready_at(paid).is_some_and(|at| at <= now)
             };
             let spare = || ready(Paid::Spare) && !self.yields_to(other.session, worker);
             if ready(Paid::Own) { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }

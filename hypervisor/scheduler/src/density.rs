@@ -1,5 +1,6 @@
 //! Utilization: how much of the time that a worker holds the device it really uses.
 
+use limits::turns::{self, Mean, ratio_ppm};
 use limits::units::PPM_ONE;
 
 use super::tuning::Tuning;
@@ -12,39 +13,6 @@ pub enum Class {
     Dense,
     /// It leaves the device idle part of the time, and others can use that time.
     Sparse,
-}
-
-/// `part` in millionths of `whole`; 0 of nothing.
-pub(super) fn ratio_ppm(part: u64, whole: u64) -> u64 {
-    let ppm = (u128::from(part) * u128::from(PPM_ONE)).checked_div(u128::from(whole));
-    u64::try_from(ppm.unwrap_or(0)).unwrap_or(u64::MAX)
-}
-
-/// A mean over the last nanoseconds (how many, each call says), of values in millionths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Mean {
-    ppm: u64,
-    weight_ns: u64,
-}
-
-impl Mean {
-    fn add(&mut self, ppm: u64, for_ns: u64, memory_ns: u64) {
-        let kept = u128::from(self.weight_ns.min(memory_ns.saturating_sub(for_ns)));
-        let sum = u128::from(self.ppm) * kept + u128::from(ppm) * u128::from(for_ns);
-        let mean = sum.checked_div(kept + u128::from(for_ns)).unwrap_or(self.ppm.into());
-        self.ppm = u64::try_from(mean).unwrap_or(u64::MAX);
-        self.weight_ns = self.weight_ns.saturating_add(for_ns).min(memory_ns);
-    }
-
-    /// Like [`Self::add`], but the earlier mean hardly counts. A mean that was known stays known.
-    fn renew(&mut self, ppm: u64, for_ns: u64, known_ns: u64) {
-        let known = self.weight_ns >= known_ns;
-        self.weight_ns = self.weight_ns.min(for_ns / 8);
-        self.add(ppm, for_ns, u64::MAX);
-        if known {
-            self.weight_ns = self.weight_ns.max(known_ns);
-        }
-    }
 }
 
 /// The utilization of one worker while no other slows it down: time used in relation to time held.
@@ -63,15 +31,15 @@ pub(super) struct Density {
     /// The same, while others held as well.
     crowded: Mean,
     crowded_backlog: Mean,
-    /// Rate and backlog at the last probe.
-    at_probe: Option<(u64, u64)>,
+    /// Rate and backlog before its last turn alone.
+    then: Option<(u64, u64)>,
     /// Set while it is taken for dense without a measurement.
     suspected: Option<Suspicion>,
     /// It is not suspected before this.
     trusted_until: u64,
     /// Whether the last report says little about its utilization.
     in_doubt: bool,
-    probe_every_ns: u64,
+    alone_every_ns: u64,
     /// Estimates are multiplied by this, in millionths.
     calibration: Mean,
 }
@@ -111,11 +79,11 @@ impl Density {
             backlog: Mean::default(),
             crowded: Mean::default(),
             crowded_backlog: Mean::default(),
-            at_probe: None,
+            then: None,
             suspected: None,
             trusted_until: 0,
             in_doubt: false,
-            probe_every_ns: tuning.probe_every_ns,
+            alone_every_ns: tuning.alone_every_ns,
             calibration: Mean { ppm: PPM_ONE.into(), weight_ns: 0 },
         }
     }
@@ -157,13 +125,13 @@ impl Density {
 
     /// Learns the error of this worker's estimates. The worker had the device to itself and kept it
     /// busy, so the right value is known.
-    pub(super) fn calibrate(&mut self, held_ns: u64, estimated_ns: u64, tuning: &Tuning) {
+    pub(super) fn calibrate(&mut self, held_ns: u64, estimated_ns: u64) {
         const LEAST_NS: u64 = 500_000;
         // A large difference is no estimation error: the device had other work, or work that was
         // not reported.
         if held_ns >= LEAST_NS && estimated_ns >= held_ns / 2 {
             let ratio = ratio_ppm(held_ns, estimated_ns).clamp(800_000, 1_500_000);
-            self.calibration.add(ratio, held_ns, tuning.memory_ns);
+            self.calibration.add(ratio, held_ns, turns::MEMORY_NS);
         }
     }
 
@@ -177,18 +145,18 @@ impl Density {
         }
         let used = ratio_ppm(seen.worked_ns, seen.held_ns).min(PPM_ONE.into());
         let backlog = ratio_ppm(seen.backlogged_ns, seen.held_ns);
-        self.rate.add(used, seen.held_ns, tuning.memory_ns / 2);
-        self.backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
+        self.rate.add(used, seen.held_ns, turns::MEMORY_NS / 2);
+        self.backlog.add(backlog, seen.held_ns, turns::MEMORY_NS / 2);
         let company = seen.company;
         if company.others > 0 {
-            self.crowded.add(used, seen.held_ns, tuning.memory_ns / 2);
-            self.crowded_backlog.add(backlog, seen.held_ns, tuning.memory_ns / 2);
+            self.crowded.add(used, seen.held_ns, turns::MEMORY_NS / 2);
+            self.crowded_backlog.add(backlog, seen.held_ns, turns::MEMORY_NS / 2);
         }
         // Beside co-holders a worker behaves as it would alone if none had to wait for the others:
         // together they left the device idle at times, and queued work was being executed. A single
         // interval is too little evidence, so the last ones count, too.
         let alike = |used: u64, backlog: u64| {
-            company.rates_ppm.saturating_add(used) < tuning.saturated_ppm
+            company.rates_ppm.saturating_add(used) < turns::DENSE_PPM
                 && backlog < used.saturating_add(tuning.waiting_ppm)
         };
         let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
@@ -205,14 +173,14 @@ impl Density {
         let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
         // A very short interval says too little to replace what was known.
-        let counts = undisturbed && (!stale || seen.held_ns >= tuning.shortest_ns);
+        let counts = undisturbed && (!stale || seen.held_ns >= turns::SHORTEST_TURN_NS);
         if counts && stale {
-            self.alone.renew(used, seen.held_ns, tuning.known_ns);
+            renew(&mut self.alone, used, seen.held_ns, tuning.known_ns);
         } else if counts {
-            self.alone.add(used, seen.held_ns, tuning.memory_ns);
+            self.alone.add(used, seen.held_ns, turns::MEMORY_NS);
         } else if self.crowded_ppm() > self.alone.ppm && self.known_ppm(tuning).is_some() {
             // A worker that is slowed down can only look sparser than it is.
-            self.alone.add(self.crowded_ppm(), seen.held_ns, tuning.memory_ns);
+            self.alone.add(self.crowded_ppm(), seen.held_ns, turns::MEMORY_NS);
         }
         if counts {
             self.measured_at = now;
@@ -228,8 +196,8 @@ impl Density {
         }
     }
 
-    /// Whether only a probe can show its utilization, and a probe is due.
-    pub(super) fn wants_probe(&self, now: u64, tuning: &Tuning) -> bool {
+    /// Whether only a turn alone can show its utilization, and one is due.
+    pub(super) fn wants_turn_alone(&self, now: u64, tuning: &Tuning) -> bool {
         // Busier co-holders lower a worker's use and raise its backlog. A program that now does
         // something else changes both in the same direction.
         let changed = |(rate, backlog): (u64, u64)| {
@@ -242,9 +210,9 @@ impl Density {
             let less = (differs(self.rate.ppm, rate), differs(self.backlog.ppm, backlog));
             [more, less].iter().any(|((a, not_a), (b, not_b))| (*a || *b) && !(*not_a || *not_b))
         };
-        let every = match self.at_probe {
-            Some(then) if !changed(then) => self.probe_every_ns,
-            _ => tuning.probe_every_ns,
+        let every = match self.then {
+            Some(before) if !changed(before) => self.alone_every_ns,
+            _ => tuning.alone_every_ns,
         };
         let never = self.known_ppm(tuning).is_none();
         self.in_doubt && (never || now.saturating_sub(self.measured_at) >= every)
@@ -255,34 +223,28 @@ impl Density {
         self.measured_at
     }
 
-    /// A probe begins. Present values are kept, to be compared with later ones.
-    pub(super) fn probe_begins(&mut self) -> Class {
-        self.at_probe = Some((self.rate.ppm, self.backlog.ppm));
+    /// A turn alone begins. Present values are kept, to be compared with later ones.
+    pub(super) fn begin_turn_alone(&mut self) -> Class {
+        self.then = Some((self.rate.ppm, self.backlog.ppm));
         self.class
     }
 
     /// Whether it may have begun to fill the device: it did not, and now always has work queued.
     pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
-        let (_, before) = self.at_probe.unwrap_or_default();
-        let comes = before < tuning.sparse_ppm && self.is_backlogged(tuning);
-        let lasts = now.saturating_sub(self.measured_at) >= tuning.suspicion_ns;
+        let (_, before) = self.then.unwrap_or_default();
+        let comes = before < turns::DENSE_PPM && self.is_backlogged();
+        let lasts = now.saturating_sub(self.measured_at) >= tuning.stale_ns;
         let may_be = !self.is_dense() || self.known_ppm(tuning).is_none();
         may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
     }
 
-    /// Whether it may fill the device, as far as is known, and a probe is due.
-    pub(super) fn is_unsure(&self, now: u64, tuning: &Tuning) -> bool {
-        !self.is_dense() && self.is_backlogged(tuning) && self.wants_probe(now, tuning)
-    }
-
     /// Whether it has work queued nearly always.
-    pub(super) fn is_backlogged(&self, tuning: &Tuning) -> bool {
-        self.backlog.ppm >= tuning.dense_ppm
+    pub(super) fn is_backlogged(&self) -> bool {
+        self.backlog.ppm >= turns::DENSE_PPM
     }
 
-    /// Whether it has work queued more often than not.
-    pub(super) fn is_often_backlogged(&self) -> bool {
-        self.backlog.ppm >= u64::from(PPM_ONE) / 2
+    pub(super) fn suspected_until(&self) -> Option<u64> {
+        self.suspected.map(|suspicion| suspicion.until)
     }
 
     pub(super) fn is_suspected(&self) -> bool {
@@ -292,7 +254,7 @@ impl Density {
     /// Takes it for dense until it was measured for `wanted_ns` of an exclusive turn, or until
     /// `until`.
     pub(super) fn suspect(&mut self, wanted_ns: u64, until: u64) {
-        let before = self.probe_begins();
+        let before = self.begin_turn_alone();
         self.suspected = Some(Suspicion { before, until, wanted_ns, alone_ns: 0 });
         self.class = Class::Dense;
     }
@@ -308,22 +270,22 @@ impl Density {
         let Some(Suspicion { before, .. }) = self.suspected.take() else { return };
         self.class = before;
         self.classify(tuning);
-        self.probe_ends(before, now, tuning);
-        self.trusted_until = now.saturating_add(self.probe_every_ns);
+        self.end_turn_alone(before, now, tuning);
+        self.trusted_until = now.saturating_add(self.alone_every_ns);
     }
 
-    /// A probe is over. If it showed nothing new, the next one can wait longer.
-    pub(super) fn probe_ends(&mut self, before: Class, now: u64, tuning: &Tuning) {
+    /// A turn alone is over. If it showed nothing new, the next one can wait longer.
+    pub(super) fn end_turn_alone(&mut self, before: Class, now: u64, tuning: &Tuning) {
         self.measured_at = now;
         // A program's first second is not typical: it loads and warms up.
-        let begins = now.saturating_sub(self.began_at) < tuning.beginning_ns;
-        self.probe_every_ns = if self.class == before && !begins {
-            self.probe_every_ns.saturating_mul(2).min(tuning.probe_rest_ns)
+        let begins = now.saturating_sub(self.began_at) < tuning.alone_every_ns;
+        self.alone_every_ns = if self.class == before && !begins {
+            self.alone_every_ns.saturating_mul(2).min(tuning.alone_rest_ns)
         } else {
-            tuning.probe_every_ns
+            tuning.alone_every_ns
         };
-        // The probe's own rates are not those beside co-holders.
-        if let Some((rate, backlog)) = self.at_probe {
+        // The rates of a turn alone are not those beside co-holders.
+        if let Some((rate, backlog)) = self.then {
             self.rate.ppm = rate;
             self.backlog.ppm = backlog;
         }
@@ -333,12 +295,19 @@ impl Density {
         if self.suspected.is_some() {
             return;
         }
-        match self.known_ppm(tuning) {
-            None => {}
-            Some(ppm) if ppm >= tuning.dense_ppm => self.class = Class::Dense,
-            Some(ppm) if ppm < tuning.sparse_ppm => self.class = Class::Sparse,
-            Some(_) => {}
+        if let Some(ppm) = self.known_ppm(tuning) {
+            self.class = if turns::is_dense(Some(ppm)) { Class::Dense } else { Class::Sparse };
         }
+    }
+}
+
+/// Adds a value to a mean, so that the earlier mean hardly counts. A mean that was known stays known.
+fn renew(mean: &mut Mean, ppm: u64, for_ns: u64, known_ns: u64) {
+    let known = mean.weight_ns >= known_ns;
+    mean.weight_ns = mean.weight_ns.min(for_ns / 8);
+    mean.add(ppm, for_ns, u64::MAX);
+    if known {
+        mean.weight_ns = mean.weight_ns.max(known_ns);
     }
 }
 
@@ -366,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_is_dense_and_a_class_has_hysteresis() {
+    fn unknown_is_dense_and_the_mean_decides() {
         let tuning = Tuning::default();
         let mut density = Density::unknown(&tuning);
         assert!(density.is_dense() && density.known_ppm(&tuning).is_none());
@@ -377,9 +346,7 @@ mod tests {
         assert!(!density.is_dense());
         observe(&mut density, 10, None, 40);
         assert!(density.is_dense());
-        assert!(observe(&mut density, 8, None, 60) > 800_000);
-        assert!(density.is_dense());
-        observe(&mut density, 3, None, 40);
+        observe(&mut density, 8, None, 60);
         assert!(!density.is_dense());
     }
 
@@ -392,29 +359,29 @@ mod tests {
         assert!(observe(&mut density, 3, Some(300_000), 60) < 330_000);
         // 300 + 700: does not count, unless it is more than was known.
         assert!(observe(&mut density, 3, Some(700_000), 60) < 330_000);
-        assert!(!density.wants_probe(density.measured_at + 999 * MS, &tuning));
-        assert!(density.wants_probe(density.measured_at + 1_000 * MS, &tuning));
+        assert!(!density.wants_turn_alone(density.measured_at + 999 * MS, &tuning));
+        assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS, &tuning));
         assert!(observe(&mut density, 7, Some(700_000), 60) > 650_000);
     }
 
     #[test]
-    fn probes_become_rare_while_nothing_changes() {
-        let tuning = Tuning { beginning_ns: 0, ..Tuning::default() };
+    fn turns_alone_become_rare_while_nothing_changes() {
+        let tuning = Tuning::default();
         let mut density = Density::unknown(&tuning);
         observe(&mut density, 5, None, 20);
         observe(&mut density, 4, Some(600_000), 20);
         for every in [2, 4, 8, 8] {
-            let before = density.probe_begins();
+            let before = density.begin_turn_alone();
             density.observe(interval(5, None), density.measured_at + 1_000 * MS, &tuning);
-            density.probe_ends(before, density.measured_at, &tuning);
+            density.end_turn_alone(before, density.measured_at, &tuning);
             observe(&mut density, 4, Some(600_000), 1);
             let at = density.measured_at;
-            assert!(!density.wants_probe(at + (every * 1_000 - 1) * MS, &tuning));
-            assert!(density.wants_probe(at + every * 1_000 * MS, &tuning));
+            assert!(!density.wants_turn_alone(at + (every * 1_000 - 1) * MS, &tuning));
+            assert!(density.wants_turn_alone(at + every * 1_000 * MS, &tuning));
         }
-        // It does something else now: a probe is due at once.
+        // It does something else now: one is due at once.
         observe(&mut density, 7, Some(600_000), 10);
-        assert!(density.wants_probe(density.measured_at + 1_000 * MS, &tuning));
+        assert!(density.wants_turn_alone(density.measured_at + 1_000 * MS, &tuning));
     }
 
     #[test]
@@ -422,15 +389,15 @@ mod tests {
         let tuning = Tuning::default();
         let mut density = Density::unknown(&tuning);
         assert_eq!(density.calibrated(100), 100);
-        density.calibrate(10 * MS, 8 * MS, &tuning);
+        density.calibrate(10 * MS, 8 * MS);
         assert_eq!(density.calibrated(100), 125);
         for _ in 0..200 {
-            density.calibrate(10 * MS, 5 * MS, &tuning);
-            density.calibrate(10 * MS, 4 * MS, &tuning);
+            density.calibrate(10 * MS, 5 * MS);
+            density.calibrate(10 * MS, 4 * MS);
         }
         assert!((149..=150).contains(&density.calibrated(100)));
         for _ in 0..200 {
-            density.calibrate(10 * MS, u64::MAX, &tuning);
+            density.calibrate(10 * MS, u64::MAX);
         }
         assert!((80..=81).contains(&density.calibrated(100)));
     }

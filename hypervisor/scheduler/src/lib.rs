@@ -32,12 +32,12 @@
 #![forbid(unsafe_code)]
 
 mod account;
+mod alone;
 mod audit;
 mod decision;
 mod density;
 mod oversubscribed;
 mod preempt;
-mod probe;
 mod reports;
 mod spare;
 mod trust;
@@ -48,6 +48,7 @@ mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use limits::turns;
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, Policy};
 
@@ -55,10 +56,10 @@ pub use account::Paid;
 use account::{Account, Untold};
 use audit::Audit;
 pub use density::Class;
-use probe::Probe;
+pub use limits::turns::Handover;
 use trust::Doubt;
 pub use tuning::Tuning;
-pub use types::{Grant, Handover, LeaseId, ScheduleError, SessionId, Told, WorkerId};
+pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
 pub use view::{DeviceView, LeaseView, SessionView};
 use worker::{Company, Held, Worker};
 
@@ -81,13 +82,12 @@ pub struct Scheduler {
     asking: BTreeSet<WorkerId>,
     /// The workers that hold, with a revoked lease, too.
     holding: BTreeSet<WorkerId>,
-    probe: Option<Probe>,
     /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
     /// No group of workers is suspected before this.
     trusts_until: u64,
-    /// No probe starts before this.
-    probe_after: u64,
+    /// No worker is suspected before this, only to make sure of what is known.
+    sure_until: u64,
     /// The virtual time that turns and spare time have reached.
     virtual_now: u128,
     spare_now: u128,
@@ -105,6 +105,8 @@ pub struct Scheduler {
     /// Time that may be kept from others and paid by word, as of `word_at`.
     word_ns: u64,
     word_at: u64,
+    /// When the length of a round is looked at again.
+    rounds_at: u64,
     /// When the device is divided among owners anew.
     divide_at: u64,
 }
@@ -118,10 +120,9 @@ impl Scheduler {
             workers: BTreeMap::new(),
             asking: BTreeSet::new(),
             holding: BTreeSet::new(),
-            probe: None,
             suspects_since: None,
             trusts_until: 0,
-            probe_after: 0,
+            sure_until: 0,
             virtual_now: 0,
             spare_now: 0,
             leases: 0,
@@ -132,6 +133,7 @@ impl Scheduler {
             owners: BTreeMap::new(),
             word_ns: 0,
             word_at: 0,
+            rounds_at: 0,
             divide_at: 0,
         }
     }
@@ -156,9 +158,9 @@ impl Scheduler {
         self.settle(session, now);
         let virtual_now = self.mean_virtual_time();
         match self.sessions.get_mut(&session) {
-            Some(present) => present.account.set_quota(quota, now, &self.tuning),
+            Some(present) => present.account.set_quota(quota, now),
             None => {
-                let mut account = Account::new(quota, now, &self.tuning);
+                let mut account = Account::new(quota, now);
                 account.join_turns(virtual_now);
                 account.join_spare(self.spare_now);
                 self.sessions.insert(
@@ -210,7 +212,7 @@ impl Scheduler {
         let mut gone = Vec::new();
         for (&id, session) in &mut self.sessions {
             if session.members.is_empty() {
-                session.account.settle(now, Untold::default(), &self.tuning);
+                session.account.settle(now, Untold::default());
                 if session.account.balance_ns() >= 0 && session.account.headroom_ns() >= 0 {
                     gone.push(id);
                 }
@@ -293,7 +295,7 @@ impl Scheduler {
     fn settle(&mut self, session: SessionId, now: u64) {
         let untold = self.untold(session, now);
         if let Some(session) = self.sessions.get_mut(&session) {
-            session.account.settle(now, untold, &self.tuning);
+            session.account.settle(now, untold);
         }
     }
 
@@ -341,7 +343,7 @@ impl Scheduler {
         self.members(session).any(|(id, worker)| {
             worker.held.is_some()
                 || self.asking.contains(&id)
-                || worker.was_active_within(self.tuning.repeat_ns, now)
+                || worker.was_active_within(turns::PERIOD_NS, now)
         })
     }
 

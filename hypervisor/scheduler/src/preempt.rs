@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use limits::Priority;
+use limits::turns;
 
 use super::account::Paid;
 use super::worker::Held;
@@ -36,12 +37,16 @@ impl Scheduler {
 
     /// Sets the length of a round.
     pub(super) fn set_rounds(&mut self, now: u64) {
+        if now < self.rounds_at {
+            return;
+        }
+        self.rounds_at = now.saturating_add(turns::SHORTEST_TURN_NS);
         let mut sessions = BTreeSet::new();
         let mut handover = Handover::InStream;
         for (id, worker) in &self.workers {
             let takes_part = worker.held.is_some()
                 || self.asking.contains(id)
-                || worker.was_active_within(self.tuning.repeat_ns, now);
+                || worker.was_active_within(turns::PERIOD_NS, now);
             if takes_part && worker.density.is_dense() {
                 sessions.insert(worker.session);
                 if worker.handover == Handover::OnThread {
@@ -51,7 +56,7 @@ impl Scheduler {
         }
         let shares = sessions.iter().filter_map(|session| self.sessions.get(session));
         let sum_ppm = shares.map(|session| u64::from(session.account.turns_ppm())).sum();
-        let round_ns = self.tuning.round_ns(sessions.len() as u64, sum_ppm, handover);
+        let round_ns = turns::round_ns(sessions.len() as u64, sum_ppm, handover);
         for session in self.sessions.values_mut() {
             session.account.set_round(round_ns);
         }
@@ -59,7 +64,7 @@ impl Scheduler {
 
     /// Ends the leases that others should not wait for.
     pub(super) fn stop_turns(&mut self, now: u64) {
-        if self.asking.is_empty() || self.probe.is_some() {
+        if self.asking.is_empty() {
             return;
         }
         for id in self.holding.clone() {

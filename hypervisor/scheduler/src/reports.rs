@@ -57,7 +57,7 @@ impl Scheduler {
             let (held_ns, backlogged_ns) = (told.held_ns, told.backlogged_ns);
             let busy = backlogged_ns / 9 >= held_ns / 10;
             if company.others == 0 && !company.shared && busy {
-                state.density.calibrate(held_ns, told.estimated_ns, &tuning);
+                state.density.calibrate(held_ns, told.estimated_ns);
             }
             let seen = Interval { held_ns, worked_ns, backlogged_ns, company };
             state.density.observe(seen, now, &tuning);
@@ -72,12 +72,11 @@ impl Scheduler {
             self.claim(worker, held, claim, now);
         }
         self.told(worker, now);
-        self.probe_told(worker, told.held_ns, company.others == 0, done, now);
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
                 && let Some(state) = self.workers.get_mut(&worker)
             {
-                state.ran_past(past.min(tuning.lease_ns));
+                state.ran_past(past.min(limits::turns::LONGEST_LEASE_NS));
             }
             self.release(worker, now);
         }
@@ -121,7 +120,6 @@ impl Scheduler {
             let all = Claim { held_ns: measured, said_ns: measured, ..Claim::default() };
             self.claim(worker, held, Claim { charged_ns: measured, ..all }, now);
         }
-        self.probe_told(worker, 0, false, true, now);
         self.release(worker, now);
         self.settle(session, now);
     }

@@ -73,7 +73,7 @@ impl Scheduler {
         };
         let holders = self.members(session).filter(|(_, worker)| worker.held.is_some());
         let rate: u64 = holders.map(|(_, worker)| worker.density.crowded_ppm()).sum();
-        account.fullness_ppm(&self.tuning) >= FILLING_PPM && rate < account.guaranteed_ppm().into()
+        account.fullness_ppm() >= FILLING_PPM && rate < account.guaranteed_ppm().into()
     }
 
     pub(super) fn priority(&self, session: SessionId) -> Priority {
@@ -106,9 +106,9 @@ impl Scheduler {
                 session.filter(|&session| high(session)).is_some_and(|session| {
                     self.sessions.get(&session).is_some_and(|session| {
                         let account = &session.account;
-                        [Paid::Own, Paid::Spare].iter().any(|&paid| {
-                            account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
-                        })
+                        [Paid::Own, Paid::Spare]
+                            .iter()
+                            .any(|&paid| account.ready_at(paid).is_some_and(|at| at <= now))
                     })
                 })
             })
@@ -122,7 +122,7 @@ impl Scheduler {
             let other = worker.session;
             let behind = |session: &super::Session| {
                 let account = &session.account;
-                account.ready_at(Paid::Own, &self.tuning).is_some_and(|at| at <= now)
+                account.ready_at(Paid::Own).is_some_and(|at| at <= now)
                     && account.virtual_time(Paid::Own) <= mean
             };
             other != low
@@ -139,7 +139,7 @@ impl Scheduler {
         let Some(account) = self.sessions.get(&session).map(|session| &session.account) else {
             return false;
         };
-        if account.fullness_ppm(&self.tuning) < FULL_PPM {
+        if account.fullness_ppm() < FULL_PPM {
             return false;
         }
         if waits {

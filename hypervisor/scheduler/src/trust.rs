@@ -249,7 +249,7 @@ impl Scheduler {
             let account = &self.sessions.get(&worker.session)?.account;
             let able = |paid| {
                 account.not_before(paid) <= now
-                    && account.ready_at(paid, &self.tuning).is_some_and(|at| at <= now)
+                    && account.ready_at(paid).is_some_and(|at| at <= now)
             };
             let able = able(Paid::Own) || able(Paid::Spare);
             able.then_some(worker.session)

@@ -12,17 +12,6 @@ pub struct WorkerId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub u64);
 
-/// How a worker's gates work. What a handover costs follows from it, and so the length of turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Handover {
-    /// Its streams wait at the gate: it can be stopped at once, and a handover costs some 50 us.
-    InStream,
-    /// Its threads wait at the gate. When a lease ends, what was launched has to run out: some
-    /// 350 us.
-    #[default]
-    OnThread,
-}
-
 /// A worker may use the device from now on, or may go on using it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {

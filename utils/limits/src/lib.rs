@@ -9,6 +9,7 @@
 //! * [`gpu`]: the identity of a GPU
 //! * [`shown`]: text that others have chosen, for a terminal
 //! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
+//! * [`turns`]: how a device's time is dealt out, for the daemon and for a session's own account
 //! * [`session_name`]: the names of sessions' folders, and what of them may be printed
 //! * [`mod@env`]: the environment variables by which the parts find each other
 
@@ -25,6 +26,7 @@ pub mod policy;
 pub mod request;
 pub mod session_name;
 pub mod shown;
+pub mod turns;
 pub mod units;
 
 pub use compute::ComputeLimit;

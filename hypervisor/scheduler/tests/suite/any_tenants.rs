@@ -3,7 +3,7 @@
 use limits::ComputeLimit;
 use limits::{Policy, Priority};
 use proptest::prelude::*;
-use scheduler::{SessionId, Tuning, WorkerId};
+use scheduler::{SessionId, WorkerId};
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{check_windows, go_on};
@@ -93,7 +93,7 @@ proptest! {
         for (index, tenant) in tenants.iter().enumerate() {
             let (got, share) = (rates[index], u64::from(tenant.quota.share_ppm));
             // One turn more or less falls into the window.
-            let turn = Tuning::default().turn_ns(tenant.quota.share_ppm, 100 * MS) / 60_000;
+            let turn = limits::turns::turn_ns(tenant.quota.share_ppm, 100 * MS) / 60_000;
             prop_assert!(
                 got.abs_diff(share) <= share / 100 + turn, "{:?}: {} for {}", weights, got, share
             );

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use limits::ComputeLimit;
 use limits::{Policy, Priority};
-use scheduler::{SessionId, Tuning};
+use scheduler::SessionId;
 
 use crate::simulation::{Dice, MS, SECOND, Simulation, Tenant};
 
@@ -62,7 +62,7 @@ impl Stay {
         let quota = &self.tenant.quota;
         let density = self.tenant.density_ppm;
         let case = || format!("{rate} for {quota:?}, density {density}, among {count}");
-        let share = u64::from(quota.guaranteed_ppm(Tuning::default().floor_ppm));
+        let share = u64::from(quota.guaranteed_ppm(limits::turns::LOW_PRIORITY_PPM));
         // A tenant that needs less than its share may be slowed down a little.
         let due = share.min(density * self.tenant.workers * 85 / 100);
         // When it returns, it has to be given time first.

@@ -15,10 +15,7 @@ mod properties;
 mod time;
 
 pub use memory::{Damaged, MemoryBound, MemoryRefused, Placement};
-pub use time::{
-    ASK_AGAIN_NS, BURST_PERIOD_NS, DENSE_PPM, LONGEST_LEASE_NS, OVERDUE_NS, SHORTEST_LEASE_NS,
-    TAKEN_OFF_NS, TURN_NS, Turn,
-};
+pub use time::{ASK_AGAIN_NS, OVERDUE_NS, TAKEN_OFF_NS, Turn};
 
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use core::sync::atomic::Ordering::Relaxed;

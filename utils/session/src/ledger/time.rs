@@ -12,22 +12,12 @@
 use super::Ledger;
 use crate::layout::MemberSlot;
 use core::sync::atomic::Ordering::Relaxed;
-use limits::bucket::{Bucket, balance_for, earned};
+use limits::bucket::{Bucket, balance_for};
+use limits::turns::{self, Mean, ratio_ppm};
 use limits::units::PPM_ONE;
 
-/// The largest balance that an idle session saves up: 100 ms of its share.
-pub const BURST_PERIOD_NS: u64 = 100_000_000;
-/// The shortest lease worth opening a gate for.
-pub const SHORTEST_LEASE_NS: u64 = 10_000_000;
 /// The shortest lease for a process that joins a sibling's.
 const SHORTEST_JOIN_NS: u64 = 2_000_000;
-/// The longest lease. A process that may go on renews its lease.
-pub const LONGEST_LEASE_NS: u64 = 50_000_000;
-/// The longest lease while another process of the session waits for its turn.
-pub const TURN_NS: u64 = 20_000_000;
-/// A process is dense if it keeps the device busy for this part of the time that it holds it.
-pub const DENSE_PPM: u32 = 850_000;
-
 /// How long past the end of its lease a process may keep its siblings waiting. One that is stopped,
 /// or has become another program, never reports that it is done.
 pub const OVERDUE_NS: u64 = 2_000_000_000;
@@ -37,9 +27,6 @@ pub const TAKEN_OFF_NS: u64 = 13_000_000;
 pub const ASK_AGAIN_NS: u64 = 100_000_000;
 /// A process that waits beside a sibling's lease asks again this soon.
 const LOOK_AGAIN_NS: u64 = 1_000_000;
-/// Held time over which a process's utilization is averaged.
-const DENSITY_OVER_NS: u64 = 200_000_000;
-
 /// When the session may next use the device's time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
@@ -66,8 +53,8 @@ fn waiting_since(slot: &MemberSlot, now_ns: u64) -> Option<u64> {
 
 /// Whether a process is dense, as far as is known.
 fn is_dense(slot: &MemberSlot) -> bool {
-    let density = slot.density_ppm.load(Relaxed);
-    density == 0 || density >= DENSE_PPM
+    let utilization = slot.density_ppm.load(Relaxed);
+    turns::is_dense((utilization > 0).then_some(utilization.into()))
 }
 
 impl Ledger<'_> {
@@ -78,7 +65,7 @@ impl Ledger<'_> {
     }
 
     fn burst(&self) -> u64 {
-        earned(BURST_PERIOD_NS, self.share())
+        turns::burst_ns(self.share())
     }
 
     /// Adds what the share has earned until `now_ns`.
@@ -106,8 +93,7 @@ impl Ledger<'_> {
         let bucket = self.settle(now_ns);
         self.end_overdue_leases(now_ns);
         let share = self.share();
-        // Half a burst at most: otherwise a small share could never save enough for one lease.
-        let wanted = balance_for(SHORTEST_LEASE_NS, share).min(self.burst() / 2);
+        let wanted = turns::entry_ns(share, turns::PERIOD_NS);
         let joining = self.0.holders.load(Relaxed) > 0;
         // A dense process does not take the rest of a sibling's lease: with such a rest as its turn
         // each time, it would get next to nothing.
@@ -210,9 +196,7 @@ impl Ledger<'_> {
     }
 
     fn open(&self, slot: usize, affordable: u64, now_ns: u64) -> Turn {
-        let longest =
-            if self.others_want_the_turn(slot, now_ns) { TURN_NS } else { LONGEST_LEASE_NS };
-        let length = affordable.min(longest);
+        let length = affordable.min(turns::LONGEST_LEASE_NS);
         if let Some(slot) = self.slot(slot) {
             slot.lease_end_ns.store(now_ns.saturating_add(length), Relaxed);
         }
@@ -302,12 +286,8 @@ fn smoothed(density: u32, used: u64, held: u64) -> u32 {
     if held == 0 {
         return density;
     }
-    let part = |of: u64, whole: u64| {
-        u64::try_from(u128::from(of) * u128::from(PPM_ONE) / u128::from(whole.max(1))).unwrap_or(0)
-    };
-    let latest = part(used, held);
-    let old = if density == 0 { latest } else { u64::from(density) };
-    let weight = part(held, held.saturating_add(DENSITY_OVER_NS));
-    let mixed = (old * (u64::from(PPM_ONE) - weight) + latest * weight) / u64::from(PPM_ONE);
-    u32::try_from(mixed.clamp(1, u64::from(PPM_ONE))).unwrap_or(PPM_ONE)
+    let weight_ns = if density == 0 { 0 } else { turns::MEMORY_NS };
+    let mut mean = Mean { ppm: density.into(), weight_ns };
+    mean.add(ratio_ppm(used, held), held, turns::MEMORY_NS);
+    u32::try_from(mean.ppm.clamp(1, PPM_ONE.into())).unwrap_or(PPM_ONE)
 }

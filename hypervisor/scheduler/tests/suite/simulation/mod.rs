@@ -454,7 +454,7 @@ impl Simulation {
 
     fn check_length(&self, grant: &Grant) {
         assert!(grant.length_ns >= self.tuning.shortest_rest_ns, "{grant:?}");
-        assert!(grant.length_ns <= self.tuning.lease_ns, "{grant:?}");
+        assert!(grant.length_ns <= limits::turns::LONGEST_LEASE_NS, "{grant:?}");
     }
 
     /// Checks that no two workers that the scheduler takes for dense hold at once.

@@ -1,0 +1,123 @@
+//! Turns alone: giving the device to a worker alone, to see what it does when no other slows it down.
+//!
+//! A worker whose class is in doubt is taken for dense until it had such a turn. Its present
+//! co-holders are not prolonged, and it keeps others away while it holds or could. So it gets the
+//! device, pays as in any turn, and its use of that time is its utilization.
+//!
+//! Workers that become backlogged, as programs do that begin to work, are all taken for dense at
+//! once. To make sure of what was known, one is asked after the other.
+
+use super::account::Paid;
+use super::worker::Worker;
+use super::{Scheduler, WorkerId};
+
+/// When the last suspicion has ended, none begins for this many times the time that it lasted.
+const TRUST_TIMES: u64 = 2;
+
+impl Scheduler {
+    /// Whether the turn alone of another worker keeps this one away.
+    pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
+        if self.suspects_since.is_none() {
+            return false;
+        }
+        let is_suspected = self.is_suspected(worker);
+        let keeps = |id: &WorkerId| {
+            let suspected = self.workers.get(id).filter(|other| other.density.is_suspected());
+            suspected.is_some_and(|other| match other.held {
+                Some(held) => held.counts(),
+                // Suspected workers do not keep each other away: they take ordinary turns.
+                None => !is_suspected && self.can_begin(other),
+            })
+        };
+        self.holding.iter().chain(&self.asking).any(|id| *id != worker && keeps(id))
+    }
+
+    pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|state| state.density.is_suspected())
+    }
+
+    fn can_begin(&self, worker: &Worker) -> bool {
+        self.sessions
+            .get(&worker.session)
+            .is_some_and(|session| session.account.can_pay(Paid::Own, false, 0))
+    }
+
+    /// Takes workers for dense whose class is in doubt. To be called before anything is granted, so
+    /// that none of the present holders is prolonged beside them.
+    pub(super) fn suspect(&mut self, now: u64) {
+        let tuning = self.tuning;
+        if let Some(since) = self.suspects_since {
+            let mut left = false;
+            for state in self.workers.values_mut() {
+                state.density.end_overdue_suspicion(now, &tuning);
+                left |= state.density.is_suspected();
+            }
+            if left {
+                return;
+            }
+            // All other workers were kept away during this time.
+            let took = now.saturating_sub(since);
+            self.suspects_since = None;
+            self.trusts_until = now.saturating_add(took.saturating_mul(TRUST_TIMES));
+            self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
+        }
+        if now < self.trusts_until {
+            return;
+        }
+        let begin = |id: &&WorkerId| {
+            self.workers.get(id).is_some_and(|state| state.density.is_suspect(now, &tuning))
+        };
+        let mut suspects: Vec<WorkerId> = self.holding.iter().filter(begin).copied().collect();
+        if suspects.is_empty() && now >= self.sure_until {
+            let in_doubt = self.holding.iter().filter(|&&id| self.is_in_doubt(id, now));
+            let measured_at = |id: &&WorkerId| {
+                (self.workers.get(id).map(|state| state.density.measured_at()), **id)
+            };
+            suspects.extend(in_doubt.min_by_key(measured_at));
+        }
+        if suspects.is_empty() {
+            return;
+        }
+        let turns: u64 = suspects.iter().map(|&id| self.turn_alone_ns(id)).sum();
+        let until = now.saturating_add(turns).saturating_add(tuning.alone_limit_ns);
+        self.suspects_since = Some(now);
+        for id in suspects {
+            // With a small share, a turn is shorter than the time wanted for a measurement: then one
+            // turn has to be enough.
+            let wanted_ns = self.turn_alone_ns(id).min(tuning.known_ns);
+            if let Some(state) = self.workers.get_mut(&id) {
+                state.density.suspect(wanted_ns, until);
+            }
+        }
+    }
+
+    /// How long a turn alone is at most.
+    pub(super) fn turn_alone_ns(&self, worker: WorkerId) -> u64 {
+        self.own_turn(worker).min(self.tuning.alone_ns)
+    }
+
+    /// Whether the worker's class should be known better. Whether a dense worker is really dense
+    /// matters only to other dense workers.
+    fn is_in_doubt(&self, worker: WorkerId, now: u64) -> bool {
+        let Some(density) = self.workers.get(&worker).map(|state| &state.density) else {
+            return false;
+        };
+        let is_other_dense = |id: &WorkerId| {
+            *id != worker && self.workers.get(id).is_some_and(|other| other.density.is_dense())
+        };
+        // A worker that has never been alone does not know how long its work takes either.
+        let matters = || {
+            !density.is_dense()
+                || density.known_ppm(&self.tuning).is_none()
+                || self.asking.iter().chain(&self.holding).any(is_other_dense)
+        };
+        density.wants_turn_alone(now, &self.tuning) && matters()
+    }
+
+    /// When the present suspicion is over at the latest.
+    pub(super) fn suspicion_ends_at(&self) -> Option<u64> {
+        self.suspects_since?;
+        let ends = self.workers.values().filter_map(|state| state.density.suspected_until());
+        ends.min()
+    }
+}

@@ -1,0 +1,147 @@
+//! How a device's time is dealt out: the arithmetic that a daemon's scheduler and a session's own
+//! account share.
+//!
+//! * A session earns its share all the time ([`crate::bucket`]), and may save up what it earns in a
+//!   [period](PERIOD_NS).
+//! * One that fills the device takes turns with others that do. In a round each gets its share once,
+//!   so a turn is the share of a round.
+//! * A turn starts when its session has saved up enough for it to be worth a handover
+//!   ([`entry_ns`]).
+
+use crate::bucket;
+use crate::units::PPM_ONE;
+
+const MS: u64 = 1_000_000;
+
+/// A share is kept over this time, and rounds are no longer.
+pub const PERIOD_NS: u64 = 100 * MS;
+/// The longest lease. One that may go on is prolonged.
+pub const LONGEST_LEASE_NS: u64 = 30 * MS;
+/// The shortest turn. Below it, the handover outweighs the work.
+pub const SHORTEST_TURN_NS: u64 = MS;
+/// A turn may start with this much, even if a longer one could be had by waiting.
+pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
+/// The guaranteed share of a session of low priority is at most this, in millionths.
+pub const LOW_PRIORITY_PPM: u32 = 50_000;
+/// From this utilization up a process fills the device: it is dense. Others leave it idle part of
+/// the time.
+pub const DENSE_PPM: u64 = 850_000;
+/// Utilization is averaged over this much held time.
+pub const MEMORY_NS: u64 = 200 * MS;
+
+/// How a process's gates work. What a handover costs follows from it, and so the length of turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Handover {
+    /// Its streams wait at the gate: it can be stopped at once, and a handover costs some 50 us.
+    InStream,
+    /// Its threads wait at the gate. When a lease ends, what was launched has to run out: some
+    /// 350 us.
+    #[default]
+    OnThread,
+}
+
+impl Handover {
+    /// How long a round is for each session that takes turns. A turn costs a handover, so a round is
+    /// the longer, the more take turns.
+    fn round_for_each_ns(self) -> u64 {
+        match self {
+            Self::InStream => 5 * MS,
+            Self::OnThread => 30 * MS,
+        }
+    }
+}
+
+/// The most that a session may save up: one period's earnings. If that is hardly one turn, one turn
+/// is added. Without it, a small share would stop earning each time it has to wait for others.
+pub fn burst_ns(share_ppm: u32) -> u64 {
+    let period = bucket::earned(PERIOD_NS, share_ppm);
+    let turn = bucket::balance_for(SHORTEST_TURN_NS, share_ppm);
+    if period < 2 * turn { period + turn } else { period }
+}
+
+/// In which time each of so many sessions gets its share once. Where their shares are more than the
+/// device, or would be if another one came that is like the only one, all get less.
+pub fn round_ns(sessions: u64, sum_ppm: u64, handover: Handover) -> u64 {
+    let (sessions, sum_ppm) =
+        if sessions < 2 { (2, sum_ppm.saturating_mul(2)) } else { (sessions, sum_ppm) };
+    let round = handover.round_for_each_ns().saturating_mul(sessions).min(PERIOD_NS);
+    round.saturating_mul(PPM_ONE.into()) / sum_ppm.max(PPM_ONE.into())
+}
+
+/// How long a turn is: the share of a round.
+pub fn turn_ns(share_ppm: u32, round_ns: u64) -> u64 {
+    bucket::earned(round_ns, share_ppm).max(SHORTEST_TURN_NS)
+}
+
+/// The balance at which a session may start a turn: half of a turn, or a comfortable one.
+pub fn entry_ns(share_ppm: u32, round_ns: u64) -> u64 {
+    let half = bucket::earned(round_ns, share_ppm) / 2;
+    let turn = half.clamp(SHORTEST_TURN_NS, COMFORTABLE_TURN_NS);
+    bucket::balance_for(turn, share_ppm)
+}
+
+/// Whether a process fills the device, as far as is known. One that is not known may.
+pub fn is_dense(utilization_ppm: Option<u64>) -> bool {
+    utilization_ppm.is_none_or(|ppm| ppm >= DENSE_PPM)
+}
+
+/// `part` in millionths of `whole`; 0 of nothing.
+pub fn ratio_ppm(part: u64, whole: u64) -> u64 {
+    let ppm = (u128::from(part) * u128::from(PPM_ONE)).checked_div(u128::from(whole));
+    u64::try_from(ppm.unwrap_or(0)).unwrap_or(u64::MAX)
+}
+
+/// A mean over the last nanoseconds (how many, each call says), of values in millionths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mean {
+    /// The mean.
+    pub ppm: u64,
+    /// Over how much time it is the mean; 0: nothing is known.
+    pub weight_ns: u64,
+}
+
+impl Mean {
+    /// Adds a value that held for a while.
+    pub fn add(&mut self, ppm: u64, for_ns: u64, memory_ns: u64) {
+        let kept = u128::from(self.weight_ns.min(memory_ns.saturating_sub(for_ns)));
+        let sum = u128::from(self.ppm) * kept + u128::from(ppm) * u128::from(for_ns);
+        let mean = sum.checked_div(kept + u128::from(for_ns)).unwrap_or(self.ppm.into());
+        self.ppm = u64::try_from(mean).unwrap_or(u64::MAX);
+        self.weight_ns = self.weight_ns.saturating_add(for_ns).min(memory_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_share_can_reach_its_entry() {
+        for share in 1..=PPM_ONE {
+            assert!(entry_ns(share, PERIOD_NS) <= burst_ns(share), "{share}");
+        }
+    }
+
+    #[test]
+    fn a_round_is_short_for_two_and_a_period_for_many() {
+        let round = |sessions, sum, handover| round_ns(sessions, sum, handover) / MS;
+        assert_eq!(round(2, 1_000_000, Handover::InStream), 10);
+        assert_eq!(round(2, 2_000_000, Handover::InStream), 5);
+        assert_eq!(round(8, 1_000_000, Handover::InStream), 40);
+        assert_eq!(round(2, 500_000, Handover::OnThread), 60);
+        assert_eq!(round(40, 1_000_000, Handover::InStream), 100);
+        assert_eq!(round(1, 500_000, Handover::InStream), 10);
+        assert_eq!(round(1, 1_000_000, Handover::OnThread), 30);
+    }
+
+    #[test]
+    fn a_mean_forgets() {
+        let mut mean = Mean::default();
+        mean.add(500_000, MS, MEMORY_NS);
+        assert_eq!(mean.ppm, 500_000);
+        mean.add(1_000_000, MEMORY_NS, MEMORY_NS);
+        assert_eq!(mean, Mean { ppm: 1_000_000, weight_ns: MEMORY_NS });
+        mean.add(7, 0, 0);
+        assert_eq!(mean.ppm, 1_000_000);
+    }
+}
