@@ -15,6 +15,7 @@ from steps import (
     live,
     many,
     memory,
+    open_gate,
     oversubscribe,
     patterns,
     resize,
@@ -48,5 +49,6 @@ ALL = [
     ("patterns", patterns.seconds, patterns.run),
     ("estimate", 90, estimate.run),
     ("sharing", sharing.seconds, sharing.run),
+    ("open-gate", open_gate.seconds, open_gate.run),
     ("hostile", hostile.seconds, hostile.run),
 ]

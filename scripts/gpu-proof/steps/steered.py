@@ -34,12 +34,14 @@ class Steered(listener.Listener):
     """A program that obeys `pause`, `go` and `end`, and tells its progress with the time on the machine's clock."""
 
     def __init__(self, proof, command, env=None):
-        self.lines, self.result, self.windows = [], None, None
+        self.lines, self.result, self.windows, self.took, self.told_to_die = [], None, None, [], False
         super().__init__(proof, command, env, stdin=subprocess.PIPE)
 
     def heard(self, said):
         if "at" in said:
             self.lines.append((said["at"], said["kernels"]))
+            # When steps ended and how many milliseconds they took, where the program tells it.
+            self.took += said.get("took", [])
         else:
             self.windows = said.pop("windows", None)
             self.result = said
@@ -81,12 +83,15 @@ class Steered(listener.Listener):
         try:
             self.process.wait(max(timeout, 0.1))
         except subprocess.TimeoutExpired:
-            self.proof.log("  a program did not end when it was told")
+            self.proof.show("  a program did not end when it was told")
+            self.told_to_die = True
         kill_group(self.process)
         status = self.process.wait()
         for reader in self.readers:
             reader.join(5)
         text = "".join(self.errors).strip()
+        if status != 0 and not self.told_to_die:
+            self.proof.show(f"  status {status}: {' '.join(map(str, self.process.args))}\n{text[-2500:]}")
         self.proof.log(f"  status {status}, {len(self.lines)} progress lines; {json.dumps(self.result)}; err: {text[-1500:]}")
         return self.result
 
