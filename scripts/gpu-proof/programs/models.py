@@ -3,27 +3,14 @@
 Each function makes a `Work`: what one step is, whether each one waits for its result, and what it was made with.
 """
 
-import dataclasses
 import math
-import typing
 
 import torch
 from torch import nn
 from torch.nn import functional
+from work import Work
 
 torch.manual_seed(7)
-
-
-@dataclasses.dataclass
-class Work:
-    """One step, and whether the program waits for each one as a service does."""
-
-    step: typing.Callable
-    waits: bool = False
-    made_with: str = "torch"
-    unit: str = "steps"
-    # What tells when steps ended; without it PyTorch's events do.
-    clock: typing.Callable = None
 
 
 # --- training

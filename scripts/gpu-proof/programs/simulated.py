@@ -1,9 +1,9 @@
 """Kernels that stand for the PyTorch programs on the simulated GPU, by the driver's own calls."""
 
 import time
-import types
 
 import gpu
+from work import Work
 
 
 class Clock:
@@ -42,4 +42,4 @@ def make(name):
         for _ in range(int(count)):
             spin.launch()
 
-    return types.SimpleNamespace(step=step, waits=bool(waits), made_with="the driver's calls", unit="steps"), Clock(driver)
+    return Work(step, waits=bool(waits), made_with="the driver's calls"), Clock(driver)

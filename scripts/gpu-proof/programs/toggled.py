@@ -116,9 +116,10 @@ def free_running(work, clock, commands, until, every):
     return steps
 
 
-def timed(work, clock, commands, until, arrivals):
-    """One step after the other, each waited for; `arrivals` gives the pause to the next request, or is none."""
-    teller, steps, due = Teller(), 0, None
+def timed(work, clock, commands, until, begin):
+    """One step after the other, each waited for; `begin` makes what gives the pause to the next request, or is none.
+    After a pause the same requests come again."""
+    teller, steps, due, pause = Teller(), 0, None, None
     while time.monotonic() < until:
         commands.listen()
         if commands.said == "end":
@@ -128,21 +129,27 @@ def timed(work, clock, commands, until, arrivals):
             commands.listen(until - time.monotonic())
             continue
         now = time.monotonic()
-        if arrivals is not None:
+        if begin is not None:
             if due is None:
-                due = now + arrivals()
+                pause = begin()
+                due = now + pause()
             if due > now:
                 # A command may come meanwhile.
                 commands.listen(due - now) if commands.heeded else time.sleep(due - now)
                 continue
-            now, due = due, due + arrivals()
-        work.step()
-        clock.synchronize()
+            now, due = due, due + pause()
+        clock.wait(clock.mark(work.step()))
         done = time.monotonic()
         steps += 1
         teller.took.append([round(done, 6), round(1e3 * (done - now), 4)])
         teller.tell(steps, done, done)
     return steps
+
+
+def arrivals(rate, seed):
+    """What gives the pause to the next of requests that come at random, so many a second."""
+    chance = random.Random(seed)
+    return lambda: chance.expovariate(rate)
 
 
 def make(name):
@@ -151,7 +158,8 @@ def make(name):
         import simulated
 
         return simulated.make(name)
-    for module in ("models", "judged"):
+    # The second imports PyTorch, which not all of the first may have beside them.
+    for module in ("judged", "models"):
         works = importlib.import_module(module)
         if name in works.WORKS:
             work = works.WORKS[name]()
@@ -176,8 +184,7 @@ def main():
     # The first line says what is run.
     print(json.dumps({"work": given.work, "made_with": work.made_with, "step_ms": 1e3 * each}), flush=True)
     if given.took or given.rate:
-        chance = random.Random(given.seed)
-        steps = timed(work, clock, commands, until, (lambda: chance.expovariate(given.rate)) if given.rate else None)
+        steps = timed(work, clock, commands, until, (lambda: arrivals(given.rate, given.seed)) if given.rate else None)
     else:
         steps = free_running(work, clock, commands, until, 1 if work.waits and each > MARK_EVERY else max(1, round(MARK_EVERY / each)))
     seconds = time.monotonic() - begun

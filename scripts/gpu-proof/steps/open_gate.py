@@ -80,7 +80,7 @@ def toggled(proof, row, socket):
         ratios = beside_neighbours(rates, limit)
         row["toggled"]["ratios"][limit] = ratios
         if value is None:
-            proof.check(f"{name} at its need: one process", None, "not measured: it was charged for nothing", "a ratio")
+            proof.check(f"{name} at its need: one process", None, "not measured: nothing is charged to it here (the daemon keeps the account)", "a ratio")
             continue
         at = f"{value:g} %" + (f" (need {row['need']:.1f} + {POINTS_MORE})" if limit == "need" else "")
         judge(proof, f"{name} at {at}: one process in turns", limit, ratios, f"; like beside like {medians.shown(medians.median_and_interval(idle))}; {row['made_with']}" if idle else "")
