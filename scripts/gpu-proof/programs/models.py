@@ -31,11 +31,12 @@ class Transformer(nn.Module):
         return self.out(self.layers(self.words(text) + self.places(places)))
 
 
-def language_training(layers, width, batch, length, words=8192, device="cuda"):
+def language_training(layers, width, batch, length, words=8192, wrap=lambda model: model):
     """Mixed precision, AdamW over all tensors at once; nothing in a step waits for the device."""
-    model = Transformer(layers, width, max(width // 64, 1), words, length).to(device)
+    model = Transformer(layers, width, max(width // 64, 1), words, length).cuda()
+    model = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-    text = torch.randint(0, words, (batch, length + 1), device=device)
+    text = torch.randint(0, words, (batch, length + 1), device="cuda")
 
     def step():
         with torch.autocast("cuda", dtype=torch.bfloat16):

@@ -3,6 +3,7 @@
 from steps import (
     alloc_cost,
     allocators,
+    attached,
     ceiling,
     cost,
     daemon_loss,
@@ -21,6 +22,7 @@ from steps import (
     patterns,
     resize,
     shared_memory,
+    several_gpus,
     sharing,
     smoke,
     turns,
@@ -55,6 +57,8 @@ ALL = [
     ("open-gate", open_gate.seconds, open_gate.run),
     ("turns", turns.seconds, turns.run),
     ("latency", latency.seconds, latency.run),
+    ("several-gpus", several_gpus.seconds, several_gpus.run),
+    ("attached", attached.seconds, attached.run),
     ("smoke", smoke.seconds, smoke.run),
     ("hostile", hostile.seconds, hostile.run),
 ]

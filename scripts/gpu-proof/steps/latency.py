@@ -120,7 +120,7 @@ class Front:
         row.update({f"p{percent}": percentile(took, percent) for percent in (50, 95, 99)})
         row["rate_of_alone"] = row["rate"] / self.alone["rate"] if self.alone else None
         if back:
-            row["training"] = progress(back, begin, end)
+            row["training"] = back.progress(begin, end)
             row["training_of_alone"] = row["training"] / self.back_alone if self.back_alone else None
         self.rows.append(row)
         return row
@@ -165,15 +165,6 @@ class Front:
         if points and self.alone:
             title = f"{self.name} beside {self.settings.back} ({self.proof.gates()} gates)"
             (self.proof.out / f"latency-{self.name}.svg").write_text(picture.scatter(title, points, self.alone["p99"]), encoding="utf-8")
-
-
-def progress(program, begin, end):
-    """Steps a second; less than a step in all of the time is none."""
-    within = [line for line in list(program.lines) if begin <= line[0] <= end]
-    if len(within) < 2:
-        return 0.0
-    (t0, k0), (t1, k1) = within[0], within[-1]
-    return (k1 - k0) / (t1 - t0)
 
 
 def part(value):

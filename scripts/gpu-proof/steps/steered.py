@@ -74,6 +74,14 @@ class Steered(listener.Listener):
         (t0, k0), (t1, k1) = within[0], within[-1]
         return (k1 - k0) / (t1 - t0)
 
+    def progress(self, begin, end):
+        """As `rate`, for a program that may not get on at all: then it is 0."""
+        within = [line for line in list(self.lines) if begin <= line[0] <= end]
+        if len(within) < 2:
+            return 0.0
+        (t0, k0), (t1, k1) = within[0], within[-1]
+        return (k1 - k0) / (t1 - t0)
+
     def end(self, timeout=15):
         """Tells it to end; what it said at last. It is killed where it does not."""
         try:
@@ -148,6 +156,20 @@ def rates(proof, programs, settle, seconds):
     for program in programs:
         program.say("pause")
     return [program.rate(begin, end) for program in programs]
+
+
+def slow_rates(proof, programs, settle, seconds):
+    """As `rates`, for programs that may not get on at all."""
+    if proof.left() < settle + seconds:
+        raise StepFailed("no time left")
+    for program in programs:
+        program.say("go")
+    begin = time.monotonic() + settle
+    time.sleep(settle + seconds)
+    end = time.monotonic()
+    for program in programs:
+        program.say("pause")
+    return [program.progress(begin, end) for program in programs]
 
 
 class Loads:
