@@ -36,7 +36,13 @@ def arguments():
     parser.add_argument("--only", metavar="STEPS", help=f"comma list of the steps to run: {names}")
     parser.add_argument("--fake", action="store_true", help="on the GPU simulated in software; the Python frameworks are left out")
     parser.add_argument("--budget", type=float, default=530, metavar="SECONDS", help="steps that do not fit any more are not run (default: 530)")
-    parser.add_argument("--set", metavar="STEP.NAME=VALUE", action="append", default=[], help="change a setting of a step, lists with commas; --plan shows them. Without STEP.: tune (default) or judge, which programs are run")
+    parser.add_argument(
+        "--set",
+        metavar="STEP.NAME=VALUE",
+        action="append",
+        default=[],
+        help="change a setting of a step, lists with commas; --plan shows them. Without STEP.: tune (default) or judge, which programs are run",
+    )
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for the programs and the library under test, such as SLUICE_GATES=stream")
     parser.add_argument("--smoke", action="store_true", help="only the step smoke: each program for two seconds")
     parser.add_argument("--full", action="store_true", help="the whole tables of the steps that have a shorter one")
@@ -114,7 +120,15 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     proof = Harness(given.binaries, out, given.fake, given.budget, given.env)
     version = proof.run([proof.tool("sluice"), "--version"], timeout=10).out.strip()
-    result = {"date": datetime.date.today().isoformat(), "sluice": version, "machine": machine(given.fake), "gates": proof.gates(), "programs": "judge" if given.judge else "tune", "env": given.env, "steps": {}}
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "sluice": version,
+        "machine": machine(given.fake),
+        "gates": proof.gates(),
+        "programs": "judge" if given.judge else "tune",
+        "env": given.env,
+        "steps": {},
+    }
     for name, values, about, step in given.plan_rows:
         proof.step, proof.settings = name, values
         begun = time.monotonic()

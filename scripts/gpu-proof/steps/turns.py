@@ -65,8 +65,6 @@ def kernels(proof, rows, kernel_us, socket):
 
 
 def measure(proof, kernel_us, shares, native, commands):
-
-
     with steered.running(proof, commands) as programs:
         for program in programs:
             program.say("go")
