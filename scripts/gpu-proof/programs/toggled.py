@@ -138,10 +138,12 @@ def timed(work, clock, commands, until, begin):
                 commands.listen(due - now) if commands.heeded else time.sleep(due - now)
                 continue
             now, due = due, due + pause()
+        served = time.monotonic()
         clock.wait(clock.mark(work.step()))
         done = time.monotonic()
         steps += 1
-        teller.took.append([round(done, 6), round(1e3 * (done - now), 4)])
+        # When it ended, and the milliseconds since it came and since it was begun.
+        teller.took.append([round(done, 6), round(1e3 * (done - now), 4), round(1e3 * (done - served), 4)])
         teller.tell(steps, done, done)
     return steps
 
