@@ -1,6 +1,6 @@
 """Programs on several devices at once, in a loop: it tells its progress, obeys `pause`, `go` and `end`, and ends with stdin.
 
-    ranks.py KIND [--world N] [--start torchrun|processes] [--seconds S] [--commands] [--allow-one] [--kill-after S]
+    ranks.py KIND [--world N] [--launcher torchrun|processes] [--seconds S] [--commands] [--allow-one] [--kill-after S]
 
 `ddp`: data-parallel training. `tensor`: words through a model of which each rank has a part, with two sums over all
 ranks in each layer. `pipeline`: each rank has some layers, and sends what it found to the next. `collectives`:
@@ -36,7 +36,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["ddp", "tensor", "pipeline", "collectives", "threads", "peer"])
     parser.add_argument("--world", type=int, default=0, help="0: all devices")
-    parser.add_argument("--start", choices=["torchrun", "processes"], default="torchrun")
+    parser.add_argument("--launcher", choices=["torchrun", "processes"], default="torchrun")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--commands", action="store_true")
     parser.add_argument("--allow-one", action="store_true")
@@ -63,7 +63,7 @@ def start(given):
         {"threads": threads, "peer": peer}[given.kind](given, world)
         return
     command = [os.path.abspath(__file__), *sys.argv[1:]]
-    if given.start == "torchrun":
+    if given.launcher == "torchrun":
         line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), *command]
         os.execv(sys.executable, line)
     with socket.socket() as free:

@@ -90,7 +90,7 @@ def devices(proof):
 
 
 def job(kind, world, start="torchrun", *options):
-    return watched.program("ranks.py", kind, "--world", world, "--start", start, *(options or ["--commands", "--seconds", steered.LONGEST]))
+    return watched.program("ranks.py", kind, "--world", world, "--launcher", start, *(options or ["--commands", "--seconds", steered.LONGEST]))
 
 
 def tell(proof, program, options):
