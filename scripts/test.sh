@@ -222,6 +222,11 @@ other_tier() {
     else
         skip 'frida engine' 'libclang is missing; install it with: apt-get install libclang-dev (as root)'
     fi
+    if command -v python3 >/dev/null; then
+        check 'what the proof computes' python3 -m unittest discover -s scripts/gpu-proof
+    else
+        skip 'what the proof computes' 'python3 is missing; install it with: apt-get install python3 (as root)'
+    fi
     if get_shellcheck; then
         check 'shell scripts' shellcheck --external-sources scripts/*.sh .ci/run
     else

@@ -56,7 +56,7 @@ class Finished:
 class Harness:
     """The binaries, the time that is left, and the criteria that were checked."""
 
-    def __init__(self, binaries, out, fake, budget):
+    def __init__(self, binaries, out, fake, budget, given=None):
         self.binaries = binaries
         self.out = out
         self.fake = fake
@@ -68,7 +68,11 @@ class Harness:
         self.settings = None
         out.mkdir(parents=True, exist_ok=True)
         self.log_file = open(out / "gpu-proof.log", "w", encoding="utf-8")
-        self.environment = self._environment()
+        self.environment = {**self._environment(), **(given or {})}
+
+    def gates(self):
+        """Where the library under test has its gates."""
+        return self.environment.get("SLUICE_GATES", "thread")
 
     def _environment(self):
         environment = dict(os.environ)
@@ -180,6 +184,11 @@ class Harness:
             yield
         except StepFailed as failure:
             self.check(what, False, str(failure), wanted)
+
+    def show(self, text):
+        """What whoever runs the proof should see at once, such as why a program failed."""
+        print(text, flush=True)
+        self.log(text)
 
     def log(self, text):
         self.log_file.write(f"[{self.elapsed():7.2f}] {text}\n")

@@ -19,6 +19,12 @@ def median_and_interval(values, confidence=0.95):
     return statistics.median(ordered), ordered[low], ordered[count - 1 - low]
 
 
+def percentile(values, percent):
+    """The smallest value that so many of a hundred do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)]
+
+
 def shown(found, digits=4):
     """A median with its interval as text."""
     median, low, high = (f"{value:.{digits}f}" for value in found)

@@ -36,10 +36,26 @@ def arguments():
     parser.add_argument("--only", metavar="STEPS", help=f"comma list of the steps to run: {names}")
     parser.add_argument("--fake", action="store_true", help="on the GPU simulated in software; the Python frameworks are left out")
     parser.add_argument("--budget", type=float, default=530, metavar="SECONDS", help="steps that do not fit any more are not run (default: 530)")
-    parser.add_argument("--set", metavar="STEP.NAME=VALUE", action="append", default=[], help="change a setting of a step, lists with commas; --plan shows them")
+    parser.add_argument(
+        "--set",
+        metavar="STEP.NAME=VALUE",
+        action="append",
+        default=[],
+        help="change a setting of a step, lists with commas; --plan shows them. Without STEP.: tune (default) or judge, which programs are run",
+    )
+    parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for the programs and the library under test, such as SLUICE_GATES=stream")
+    parser.add_argument("--smoke", action="store_true", help="only the step smoke: each program for two seconds")
     parser.add_argument("--full", action="store_true", help="the whole tables of the steps that have a shorter one")
     parser.add_argument("--plan", action="store_true", help="print the steps with their settings and about how long they take, and run nothing")
     given = parser.parse_args()
+    given.judge = "judge" in given.set
+    given.set = [one for one in given.set if one not in ("tune", "judge")]
+    for one in given.env:
+        if "=" not in one:
+            parser.error(f"--env {one}: expected NAME=VALUE")
+    given.env = dict(one.split("=", 1) for one in given.env)
+    if given.smoke:
+        given.only = "smoke"
     known = [name for name, _, _ in steps.ALL]
     chosen = given.only.split(",") if given.only else known
     for name in chosen:
@@ -63,12 +79,12 @@ def plan(parser, given, chosen):
     """Each chosen step's name, settings, seconds and function."""
     for one in given.set:
         if "=" not in one:
-            parser.error(f"--set {one}: expected STEP.NAME=VALUE")
+            parser.error(f"--set {one}: expected STEP.NAME=VALUE, tune or judge")
     changed = dict(one.split("=", 1) for one in given.set)
     rows = []
     try:
         for name, seconds, step in steps.ALL:
-            values = settings.resolve(name, step, given.full, changed)
+            values = settings.resolve(name, step, given.full, given.judge, changed)
             if name in chosen:
                 rows.append((name, values, settings.about(seconds, values), step))
     except settings.WrongSetting as wrong:
@@ -102,9 +118,17 @@ def main():
     out = pathlib.Path(os.environ.get("OUT") or "gpu-proof-out")
     # Told to end, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    proof = Harness(given.binaries, out, given.fake, given.budget)
+    proof = Harness(given.binaries, out, given.fake, given.budget, given.env)
     version = proof.run([proof.tool("sluice"), "--version"], timeout=10).out.strip()
-    result = {"date": datetime.date.today().isoformat(), "sluice": version, "machine": machine(given.fake), "steps": {}}
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "sluice": version,
+        "machine": machine(given.fake),
+        "gates": proof.gates(),
+        "programs": "judge" if given.judge else "tune",
+        "env": given.env,
+        "steps": {},
+    }
     for name, values, about, step in given.plan_rows:
         proof.step, proof.settings = name, values
         begun = time.monotonic()
@@ -117,7 +141,7 @@ def main():
         except StepFailed as failure:
             proof.check(f"{name}: ran to the end", False, str(failure), "no failure")
         except Exception as error:  # one broken step must not hide what the others found
-            proof.log(traceback.format_exc())
+            proof.show(traceback.format_exc())
             proof.check(f"{name}: ran to the end", False, f"{type(error).__name__}: {error}", "no failure")
         result["steps"][name] = {"seconds": time.monotonic() - begun, "about": about, "settings": vars(values)}
         result.update(seconds=proof.elapsed(), criteria=proof.criteria, data=proof.data)

@@ -70,6 +70,7 @@ def text(result):
     lines = [
         f"Sluice GPU proof, {result['date']}",
         f"{machine['device']}, driver {machine['driver']}, {machine['cpus']} CPUs, {machine['kernel']}, {result['seconds']:.0f} s",
+        f"gates: {result['gates']}; programs: {result['programs']}",
         "",
         *windows_table(result["data"]),
         *many_table(result["data"]),

@@ -1,6 +1,7 @@
-"""What a step can be told: how long, how often, which kernels. Defaults are small, `FULL` is the whole table.
+"""What a step can be told: how long, how often, which kernels. Defaults are small, `FULL` is the whole table, and
+`JUDGE` names the programs that nobody looks at while tuning.
 
-A step's module has `SETTINGS`, and may have `FULL`; the caller changes single ones by `--set STEP.NAME=VALUE`.
+A step's module has `SETTINGS`, and may have the others; the caller changes single ones by `--set STEP.NAME=VALUE`.
 """
 
 import sys
@@ -16,10 +17,12 @@ def module(step):
     return sys.modules[step.__module__]
 
 
-def resolve(name, step, full, given):
+def resolve(name, step, full, judge, given):
     """A step's settings, as a namespace. `given` maps `STEP.NAME` to text; what is used is taken out of it."""
     known = getattr(module(step), "SETTINGS", {})
-    values = {**known, **(getattr(module(step), "FULL", {}) if full else {})}
+    values = dict(known)
+    for chosen, table in [(full, "FULL"), (judge, "JUDGE")]:
+        values.update(getattr(module(step), table, {}) if chosen else {})
     for key in [key for key in given if key.startswith(f"{name}.")]:
         setting = key.removeprefix(f"{name}.")
         if setting not in known:

@@ -34,12 +34,14 @@ class Steered(listener.Listener):
     """A program that obeys `pause`, `go` and `end`, and tells its progress with the time on the machine's clock."""
 
     def __init__(self, proof, command, env=None):
-        self.lines, self.result, self.windows = [], None, None
+        self.lines, self.result, self.windows, self.took, self.told_to_die = [], None, None, [], False
         super().__init__(proof, command, env, stdin=subprocess.PIPE)
 
     def heard(self, said):
         if "at" in said:
             self.lines.append((said["at"], said["kernels"]))
+            # When steps ended and how many milliseconds they took, where the program tells it.
+            self.took += said.get("took", [])
         else:
             self.windows = said.pop("windows", None)
             self.result = said
@@ -72,6 +74,14 @@ class Steered(listener.Listener):
         (t0, k0), (t1, k1) = within[0], within[-1]
         return (k1 - k0) / (t1 - t0)
 
+    def progress(self, begin, end):
+        """As `rate`, for a program that may not get on at all: then it is 0."""
+        within = [line for line in list(self.lines) if begin <= line[0] <= end]
+        if len(within) < 2:
+            return 0.0
+        (t0, k0), (t1, k1) = within[0], within[-1]
+        return (k1 - k0) / (t1 - t0)
+
     def end(self, timeout=15):
         """Tells it to end; what it said at last. It is killed where it does not."""
         try:
@@ -81,12 +91,15 @@ class Steered(listener.Listener):
         try:
             self.process.wait(max(timeout, 0.1))
         except subprocess.TimeoutExpired:
-            self.proof.log("  a program did not end when it was told")
+            self.proof.show("  a program did not end when it was told")
+            self.told_to_die = True
         kill_group(self.process)
         status = self.process.wait()
         for reader in self.readers:
             reader.join(5)
         text = "".join(self.errors).strip()
+        if status != 0 and not self.told_to_die:
+            self.proof.show(f"  status {status}: {' '.join(map(str, self.process.args))}\n{text[-2500:]}")
         self.proof.log(f"  status {status}, {len(self.lines)} progress lines; {json.dumps(self.result)}; err: {text[-1500:]}")
         return self.result
 
@@ -143,6 +156,20 @@ def rates(proof, programs, settle, seconds):
     for program in programs:
         program.say("pause")
     return [program.rate(begin, end) for program in programs]
+
+
+def slow_rates(proof, programs, settle, seconds):
+    """As `rates`, for programs that may not get on at all."""
+    if proof.left() < settle + seconds:
+        raise StepFailed("no time left")
+    for program in programs:
+        program.say("go")
+    begin = time.monotonic() + settle
+    time.sleep(settle + seconds)
+    end = time.monotonic()
+    for program in programs:
+        program.say("pause")
+    return [program.progress(begin, end) for program in programs]
 
 
 class Loads:

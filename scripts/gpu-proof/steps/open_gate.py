@@ -1,0 +1,192 @@
+"""What an open gate costs real programs: at 100 %, at 99 %, and at the share that they need and 5 points more.
+
+Processes of one program differ by up to a tenth. So one process is limited and not limited in turns, without a pause
+(`sluice limit`), and each limited stretch is compared with those before and after it, which were not. Beside it, as
+changes of a live process may not switch everything off: a native process and one that was limited from its start, in
+turns while the other pauses, pair after pair of processes.
+
+The need of a program is what it is charged for, as `sluice status` tells it, while it may have all of the device.
+"""
+
+import json
+import math
+import time
+
+import medians
+from harness import StepFailed
+from steps import daemon, real, steered
+
+SETTINGS = {
+    "programs": real.TUNED,
+    # Percent, or `need` for what the program needs and 5 points more.
+    "limits": ["100", "99"],
+    "toggles": 10,
+    "slice": 1.0,
+    # Of a stretch: what was launched before a change is not taken back.
+    "discard": 0.25,
+    # Pairs of processes, how often each of a pair runs, and how long.
+    "pairs": 1,
+    "turns": 6,
+    "turn": 1.2,
+    # 1: under a daemon; 0: with the session's own account.
+    "daemon": 0,
+}
+FULL = {"limits": ["100", "99", "need"], "toggles": 30, "pairs": 4, "turns": 8}
+JUDGE = {"programs": real.JUDGED}
+LEAST = {"100": 0.99, "99": 0.98, "need": 0.98}
+POINTS_MORE = 5
+
+
+def seconds(settings):
+    """About how long it takes."""
+    toggled = settings.toggles * len(settings.limits) * 2 * (settings.slice + 0.03) + settings.slice
+    if "need" in settings.limits:
+        toggled += 2.5
+    pairs = settings.pairs * (1.5 * real.START + settings.turns * 2 * settings.turn)
+    return len(settings.programs) * (real.START * (settings.toggles > 0) + toggled * (settings.toggles > 0) + pairs)
+
+
+def run(proof):
+    rows = proof.data["open_gate"] = []
+    with daemon.socket() as socket:
+        for name in proof.settings.programs:
+            row = {"name": name, "gates": proof.gates()}
+            rows.append(row)
+            forms = [toggled] if proof.settings.toggles else []
+            forms += [pairs] if proof.settings.pairs else []
+            for form in forms:
+                with proof.guard(f"{name}: {form.__name__}", "rates"):
+                    if not proof.settings.daemon:
+                        form(proof, row, None)
+                        continue
+                    with daemon.Daemon(proof, socket):
+                        form(proof, row, socket)
+
+
+# --- one process, limited and not limited in turns
+
+
+def toggled(proof, row, socket):
+    name = row["name"]
+    command = proof.limited([], real.command(proof, name), daemon=socket)
+    with steered.running(proof, [(command, None)]) as (program,):
+        percents = {limit: percent(proof, program, limit, row) for limit in proof.settings.limits}
+        stretches = in_turns(proof, program, percents)
+    row["made_with"] = real.made_with(program)
+    rates = [(what, program.rate(begin, end)) for what, begin, end in stretches]
+    row["toggled"] = {"percents": percents, "rates": rates, "ratios": {}}
+    idle = of_like(rates)
+    for limit, value in percents.items():
+        ratios = beside_neighbours(rates, limit)
+        row["toggled"]["ratios"][limit] = ratios
+        if value is None:
+            proof.check(f"{name} at its need: one process", None, "not measured: nothing is charged to it here (the daemon keeps the account)", "a ratio")
+            continue
+        at = f"{value:g} %" + (f" (need {row['need']:.1f} + {POINTS_MORE})" if limit == "need" else "")
+        judge(proof, f"{name} at {at}: one process in turns", limit, ratios, f"; like beside like {medians.shown(medians.median_and_interval(idle))}; {row['made_with']}" if idle else "")
+
+
+def in_turns(proof, program, percents):
+    """Not limited, limited, not limited, ...: which it was, and from when until when it is looked at."""
+    order = [limit for limit, value in percents.items() if value is not None]
+    stretches = []
+    if not order:
+        raise StepFailed("no limit to compare with")
+    program.say("go")
+    time.sleep(0.3)
+    for number in range(2 * len(order) * proof.settings.toggles + 1):
+        what = None if number % 2 == 0 else order[number // 2 % len(order)]
+        apply(proof, program, percents.get(what))
+        begin = time.monotonic() + proof.settings.discard * proof.settings.slice
+        time.sleep(proof.settings.slice)
+        stretches.append((what, begin, time.monotonic()))
+        if proof.left() < 5:
+            raise StepFailed("no time left")
+    program.say("pause")
+    return stretches
+
+
+def apply(proof, program, value):
+    """`value`: percent, or none for no limit."""
+    options = ["--policy", "none"] if value is None else ["--policy", "fixed", "--compute", f"{value:g}%"]
+    refused = steered.limit(proof, program, *options)
+    if refused:
+        raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
+
+
+def beside_neighbours(rates, limit):
+    """Each stretch under a limit, relative to the mean of the two beside it without one."""
+    return [2 * rate / (rates[i - 1][1] + rates[i + 1][1]) for i, (what, rate) in enumerate(rates) if what == limit and 0 < i < len(rates) - 1]
+
+
+def of_like(rates):
+    """The same between stretches that are alike: what the method finds where there is nothing."""
+    native = [rate for what, rate in rates if what is None]
+    return [2 * native[i] / (native[i - 1] + native[i + 1]) for i in range(1, len(native) - 1)]
+
+
+def percent(proof, program, limit, row):
+    """The limit in percent; none where a need is not known."""
+    if limit != "need":
+        return float(limit)
+    apply(proof, program, 100.0)
+    program.say("go")
+    time.sleep(0.7)
+    before, begun = charged(proof, program), time.monotonic()
+    time.sleep(1.6)
+    after, ended = charged(proof, program), time.monotonic()
+    program.say("pause")
+    row["need"] = 100 * (after - before) / 1e6 / (ended - begun)
+    return min(float(math.ceil(row["need"] + POINTS_MORE)), 100.0) if row["need"] > 0 else None
+
+
+def charged(proof, program):
+    """Microseconds of device time that the program's session was charged for, on the device that it uses most."""
+    finished = proof.run([proof.tool("sluice"), "status", "--json"], timeout=10)
+    sessions = json.loads(finished.out)["sessions"] if finished.ok else []
+    for session in sessions:
+        # A session is named by the process of `sluice run`, and numbers further.
+        if session["session"].startswith(f"{program.process.pid}-"):
+            return max(sum(one["charged_us"] or 0 for one in device["processes"]) for device in session["devices"])
+    raise StepFailed(f"sluice status knows no session of process {program.process.pid}")
+
+
+# --- pairs of processes
+
+
+def pairs(proof, row, socket):
+    """A native process and a limited one, each in its turn; the next pair is of new processes."""
+    name, found = row["name"], []
+    row["pairs"] = found
+    native = real.command(proof, name)
+    limited = proof.limited(["--compute", "100%"], native, daemon=socket)
+    try:
+        for number in range(proof.settings.pairs):
+            with steered.running(proof, [(native, None), (limited, None)]) as both:
+                found.append([turn(proof, both, number + one) for one in range(proof.settings.turns)])
+    finally:
+        # What whole pairs tell is not lost.
+        if found:
+            ratios = [turn["limited"] / turn["native"] for turns in found for turn in turns]
+            means = [medians.median_and_interval([turn["limited"] / turn["native"] for turn in turns])[0] for turns in found]
+            each = f"; by pair {' '.join(f'{one:.4f}' for one in means)}"
+            judge(proof, f"{name} at 100 %: pairs of processes", None, ratios, each)
+
+
+def turn(proof, both, number):
+    """The rates of the two; every other time the limited one comes first."""
+    order = ["native", "limited"] if number % 2 == 0 else ["limited", "native"]
+    by_way = dict(zip(["native", "limited"], both))
+    settle = proof.settings.discard * proof.settings.turn
+    return {way: steered.rates(proof, [by_way[way]], settle, proof.settings.turn - settle)[0] for way in order}
+
+
+def judge(proof, what, limit, ratios, further):
+    """`limit` is none for what is only reported: processes differ more than the limit does."""
+    if not ratios:
+        proof.check(what, None, "no whole turn", "a ratio")
+        return
+    ratio = medians.median_and_interval(ratios)
+    least = LEAST.get(limit, LEAST["99"]) if limit else None
+    ok = None if proof.fake or least is None else ratio[0] >= least
+    proof.check(what, ok, f"{medians.shown(ratio)}, {len(ratios)} ratios{further}", f"at least {least}" if least else "reported")
