@@ -1,10 +1,10 @@
 /* Allocates and frees over and over, with so many MiB left of the limit:
- *   near WHAT LEFT_MIB MS THREADS [hidden]
+ *   near WHAT LEFT_MIB MS THREADS [PLACED_MIB]
  * WHAT: "linear", "pool", "physical"; or "mixed", linear memory of sizes and lifetimes at random.
  * Says how often in so many milliseconds, what an allocation and a free took in the mean, and how often NVML and
  * cuMemGetInfo were asked meanwhile (SLUICE_FAKE_ASKED names the file of the questions).
- * "hidden": in the middle of this the driver takes half of what is left by itself; says after how many milliseconds
- * an allocation that this leaves no room for was refused, and how often one was granted after that. */
+ * PLACED_MIB: in the middle of this the driver takes so much by itself, which leaves no room. Says after how many
+ * microseconds an allocation was refused. */
 #include "any.h"
 #include <pthread.h>
 #include <sys/stat.h>
@@ -16,6 +16,9 @@ static struct driver d;
 static CUcontext context;
 static const char *what;
 static double until;
+static CUfunction kernel;
+/* When the driver takes memory by itself, and when that was noticed. */
+static volatile double placed, noticed;
 static int (*alloc_async)(CUdeviceptr *, size_t, CUstream), (*free_async)(CUdeviceptr, CUstream);
 
 struct sum {
@@ -77,8 +80,14 @@ static void *churn(void *argument) {
         CUdeviceptr *at = &held[mixed ? rand_r(&sum->seed) % HELD : 0];
         size_t bytes = mixed ? (1 + (size_t)rand_r(&sum->seed) % 8) * MIB : CHUNK;
         double begun = now();
-        if (!*at)
-            ok(take(sum, at, bytes));
+        if (!*at) {
+            CUresult result = take(sum, at, bytes);
+            if (placed && result == OUT_OF_MEMORY) {
+                noticed = noticed ? noticed : now();
+                break;
+            }
+            ok(result);
+        }
         double allocated = now();
         if (!mixed || round % 2) {
             drop(sum, *at, bytes);
@@ -91,6 +100,15 @@ static void *churn(void *argument) {
     for (int i = 0; i < HELD; i++)
         if (held[i])
             drop(sum, held[i], CHUNK);
+    return NULL;
+}
+
+/* Code is placed when a kernel is first launched, and no call says how much. */
+static void *place(void *ms) {
+    usleep((useconds_t)(size_t)ms * 1000);
+    ok(d.ctx_set(context));
+    placed = now();
+    ok(d.launch(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
     return NULL;
 }
 
@@ -111,6 +129,13 @@ int main(int argc, char **argv) {
         ok(d.stream_create(&sums[i].stream, 1));
         must("cuMemAddressReserve", &sums[i].range, CHUNK, (size_t)0, (CUdeviceptr)0, 0ull);
     }
+    if (argc > 5) {
+        char image[200];
+        void *module;
+        sprintf(image, ".version 7.0\n.target sm_70\n.address_size 64\n// placed: %zu\n.visible .entry k() { ret; }\n", (size_t)atoi(argv[5]) * MIB);
+        must("cuLibraryLoadData", &module, image, NULL, NULL, 0u, NULL, NULL, 0u);
+        must("cuLibraryGetKernel", &kernel, module, "k");
+    }
     CUdeviceptr at;
     while (left() > (size_t)atoi(argv[2]) * MIB + CHUNK)
         ok(d.mem_alloc(&at, CHUNK));
@@ -119,6 +144,9 @@ int main(int argc, char **argv) {
     asked(&lists, &infos);
     double begun = now();
     until = begun + atoi(argv[3]) / 1000.0;
+    pthread_t placing;
+    if (kernel)
+        pthread_create(&placing, NULL, place, (void *)(size_t)(atoi(argv[3]) / 2));
     for (int i = 0; i < threads; i++)
         pthread_create(&running[i], NULL, churn, &sums[i]);
     for (int i = 0; i < threads; i++) {
@@ -128,6 +156,13 @@ int main(int argc, char **argv) {
         all.frees += sums[i].frees;
     }
     asked(&lists_now, &infos_now);
+    if (kernel) {
+        pthread_join(placing, NULL);
+        if (!noticed)
+            return 3;
+        printf("noticed_us=%.0f\n", (noticed - placed) * 1e6);
+        return 0;
+    }
     printf("rounds=%zu alloc_ns=%.0f free_ns=%.0f lists=%zu infos=%zu\n", all.rounds, all.allocs * 1e9 / (double)all.rounds,
            all.frees * 1e9 / (double)all.rounds, lists_now - lists, infos_now - infos);
     return 0;
