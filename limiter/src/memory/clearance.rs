@@ -1,9 +1,9 @@
 //! Clearance: what a check has found to fit fits a moment later, too.
 //!
 //! Close to the limit a check comes before each allocation. But a program that frees and allocates there over and
-//! over does not need more each time: its own calls are accounted for. So a check clears the session to be charged as
-//! much as it was then, for a while. Only the driver itself can take more in this time. It ends at once where a call
-//! may have made the driver do so, and soon in any case: code is placed without a call that says so.
+//! over does not need more each time: its own calls are accounted for. So a check clears the session to be charged
+//! what it was charged a moment ago, for a while. Only the driver itself can take more in this time. It ends at once
+//! where a call may have made the driver do so, and soon in any case: code is placed without a call that says so.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -13,6 +13,9 @@ use session::ledger::Ledger;
 pub(super) const PART: u64 = 50;
 /// The clearance by a check lasts at least this long.
 const LEAST_NS: u64 = 1_000_000;
+
+/// Each check takes this part (1/64) off what is cleared beyond the present charges.
+const FADES: u64 = 64;
 
 /// How much the session may be charged on a device without a check, and until when. Written while the ledger is open.
 #[derive(Default)]
@@ -41,15 +44,20 @@ impl Charged {
 }
 
 impl Clearance {
-    /// A check that took from `begun` to `ended` has found that these charges fit.
-    pub(super) fn give(&self, charged: Charged, begun: u64, ended: u64) {
-        self.give_until(charged, begun.saturating_add(paid_by(begun, ended).max(LEAST_NS)));
+    /// A check that took from `begun` to `ended` has found that these charges fit, and `spare` bytes more. So much of
+    /// that is cleared as was cleared before, and a little less each time.
+    pub(super) fn give(&self, charged: Charged, spare: u64, begun: u64, ended: u64) {
+        let keep = |level: &AtomicU64, now: u64| {
+            let more = level.load(Relaxed).saturating_sub(now);
+            level.store(now.saturating_add((more - more / FADES).min(spare)), Relaxed);
+        };
+        keep(&self.used, charged.used);
+        keep(&self.on_device, charged.on_device);
+        self.extend(begun.saturating_add(paid_by(begun, ended).max(LEAST_NS)));
     }
 
-    /// These charges need no check until then.
-    pub(super) fn give_until(&self, charged: Charged, until: u64) {
-        self.used.store(charged.used, Relaxed);
-        self.on_device.store(charged.on_device, Relaxed);
+    /// What was cleared needs no check until then.
+    pub(super) fn extend(&self, until: u64) {
         self.until.store(until, Relaxed);
     }
 
@@ -83,7 +91,7 @@ mod tests {
     fn it_is_for_as_much_and_no_more() {
         let clearance = Clearance::default();
         assert!(!clearance.covers(charged(0, 0), 0));
-        clearance.give(charged(100, 80), 5 * MS, 5 * MS);
+        clearance.give(charged(100, 80), 0, 5 * MS, 5 * MS);
         assert!(clearance.covers(charged(100, 80), 5 * MS));
         assert!(clearance.covers(charged(90, 10), 5 * MS));
         assert!(!clearance.covers(charged(101, 80), 5 * MS));
@@ -94,7 +102,7 @@ mod tests {
     fn it_lasts_for_fifty_times_what_the_check_took_and_a_millisecond_at_least() {
         let clearance = Clearance::default();
         let lasts = |took: u64, ns: u64| {
-            clearance.give(charged(1, 1), 7 * MS, 7 * MS + took);
+            clearance.give(charged(1, 1), 0, 7 * MS, 7 * MS + took);
             let covers = |now| clearance.covers(charged(1, 1), now);
             covers(7 * MS + ns - 1) && !covers(7 * MS + ns)
         };
@@ -103,9 +111,26 @@ mod tests {
     }
 
     #[test]
+    fn what_was_cleared_a_moment_ago_is_cleared_as_far_as_there_is_room() {
+        let clearance = Clearance::default();
+        clearance.give(charged(1000, 1000), 0, 0, 0);
+        clearance.give(charged(200, 200), 800, MS, MS);
+        assert!(clearance.covers(charged(988, 988), MS));
+        assert!(!clearance.covers(charged(989, 0), MS));
+        clearance.give(charged(200, 200), 30, MS, MS);
+        assert!(clearance.covers(charged(230, 230), MS));
+        assert!(!clearance.covers(charged(231, 0), MS));
+        // It fades.
+        for _ in 0..400 {
+            clearance.give(charged(200, 200), 800, MS, MS);
+        }
+        assert!(!clearance.covers(charged(264, 0), MS));
+    }
+
+    #[test]
     fn it_ends_when_the_driver_may_have_taken_something() {
         let clearance = Clearance::default();
-        clearance.give(charged(100, 100), 5 * MS, 5 * MS);
+        clearance.give(charged(100, 100), 0, 5 * MS, 5 * MS);
         clearance.end();
         assert!(!clearance.covers(charged(1, 1), 5 * MS));
         assert!(clearance.is_as_much(charged(100, 100)));

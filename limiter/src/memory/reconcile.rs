@@ -201,7 +201,8 @@ impl Reconciliations {
             if let Some((begun, ended)) = record.looked {
                 // With a reference, a quick check is next.
                 let begun = if record.reference.is_some() { ended } else { begun };
-                device.clearance.give(Charged::of(&opened), begun, ended);
+                let spare = left(&opened).saturating_sub(record.others);
+                device.clearance.give(Charged::of(&opened), spare, begun, ended);
             }
             return Some(reservation);
         }
@@ -256,7 +257,7 @@ impl Record {
         let charged = Charged::of(&opened);
         let saves = clock::now() < until && device.clearance.is_as_much(charged);
         if saves {
-            device.clearance.give_until(charged, until);
+            device.clearance.extend(until);
         }
         saves
     }
@@ -310,11 +311,12 @@ impl Record {
         if fits && missing == 0 {
             known(device, &opened);
         }
-        let room = left(&opened).saturating_add(opened.has(slot, MemoryKind::Headroom));
-        let fits =
-            fits && self.others <= left(&opened) && missing.saturating_add(self.others) <= room;
+        let (left, taken) = (left(&opened), missing.saturating_add(self.others));
+        let room = left.saturating_add(opened.has(slot, MemoryKind::Headroom));
+        let fits = fits && self.others <= left && taken <= room;
         if fits {
-            device.clearance.give(Charged::of(&opened), begun, clock::now());
+            let spare = left.min(room.saturating_sub(taken));
+            device.clearance.give(Charged::of(&opened), spare, begun, clock::now());
         }
         Some(fits)
     }
