@@ -16,7 +16,7 @@
 //! ([`Clearance`](super::clearance::Clearance)).
 
 use super::changes::CallInProgress;
-use super::clearance::{Charged, paid_by};
+use super::clearance::{Charged, Spent};
 use super::device::DeviceMemory;
 use super::estimate::{DriverMemory, Sight};
 use super::headroom::Wanted;
@@ -60,8 +60,8 @@ struct Record {
     over: u32,
     /// When a call last checked by NVML: from and to.
     looked: Option<(u64, u64)>,
-    /// Until when these checks took their part of the time.
-    paid_until: u64,
+    /// The time that these checks have taken.
+    spent: Spent,
     /// The result of an allocation's last exact check.
     reference: Option<Reference>,
     /// What the driver had taken then for other processes, and they had not yet charged.
@@ -198,11 +198,10 @@ impl Reconciliations {
         let wanted = Wanted::by(device);
         let Some(mut opened) = device.ledger.open() else { return Some(reservation) };
         if record.write(&wanted, device, own, &mut opened) || own.bytes == 0 {
-            if let Some((begun, ended)) = record.looked {
-                // With a reference, a quick check is next.
-                let begun = if record.reference.is_some() { ended } else { begun };
+            if let Some(took) = record.looked {
                 let spare = left(&opened).saturating_sub(record.others);
-                device.clearance.give(Charged::of(&opened), spare, begun, ended);
+                let quick = record.reference.is_some();
+                device.clearance.give(Charged::of(&opened), spare, took, quick);
             }
             return Some(reservation);
         }
@@ -249,10 +248,9 @@ impl Record {
     }
 
     /// Whether NVML is not asked for a reservation that needs no more than was cleared last, because it was asked
-    /// too much already. One time too often is allowed: a change is to be seen at once.
+    /// too much already.
     fn saves(&self, device: &DeviceMemory) -> bool {
-        let Some((begun, ended)) = self.looked else { return false };
-        let until = self.paid_until.saturating_sub(paid_by(begun, ended));
+        let until = self.spent.until();
         let Some(opened) = device.ledger.open() else { return false };
         let charged = Charged::of(&opened);
         let saves = clock::now() < until && device.clearance.is_as_much(charged);
@@ -276,7 +274,7 @@ impl Record {
         let found = look(holdings, device, own);
         let ended = clock::now();
         self.looked = Some((begun, ended));
-        self.paid_until = self.paid_until.max(begun).saturating_add(paid_by(begun, ended));
+        self.spent.add(begun, ended);
         let Some((sight, reference)) = found else {
             self.unknown_until = Some(Instant::now() + UNKNOWN);
             return false;
@@ -316,7 +314,7 @@ impl Record {
         let fits = fits && self.others <= left && taken <= room;
         if fits {
             let spare = left.min(room.saturating_sub(taken));
-            device.clearance.give(Charged::of(&opened), spare, begun, clock::now());
+            device.clearance.give(Charged::of(&opened), spare, (begun, clock::now()), true);
         }
         Some(fits)
     }
