@@ -15,7 +15,7 @@ pub(super) const PART: u64 = 50;
 /// last one: a check may have been held up.
 const LEAST_NS: u64 = 1_000_000;
 const QUICK_NS: u64 = 10_000_000;
-const LONGEST_NS: u64 = 100_000_000;
+const LONGEST_NS: u64 = 50_000_000;
 
 /// Each check takes this part (1/64) off what is cleared beyond the present charges.
 const FADES: u64 = 64;
@@ -44,23 +44,23 @@ const fn paid_by(begun: u64, ended: u64) -> u64 {
 #[derive(Default)]
 pub(super) struct Spent {
     /// Until when they have taken more than their part.
-    until: u64,
+    sum: u64,
     /// The same without the last one.
-    but_one: u64,
+    until: u64,
 }
 
 impl Spent {
     /// A check took from `begun` to `ended`. Whatever was before it, twice its own time is paid at most.
     pub(super) fn add(&mut self, begun: u64, ended: u64) {
         let paid = paid_by(begun, ended).min(LONGEST_NS);
-        let sum = self.until.max(begun).saturating_add(paid);
-        self.until = sum.min(ended.saturating_add(paid.saturating_mul(2)));
-        self.but_one = self.until.saturating_sub(paid);
+        let sum = self.sum.max(begun).saturating_add(paid);
+        self.sum = sum.min(ended.saturating_add(paid.saturating_mul(2)));
+        self.until = self.sum.saturating_sub(paid);
     }
 
     /// Until when there should be no other check. One too many is allowed: what has changed is to be seen at once.
     pub(super) const fn until(&self) -> u64 {
-        self.but_one
+        self.until
     }
 }
 
@@ -145,7 +145,7 @@ mod tests {
         assert!(lasts(MS / 10, true, 5 * MS));
         assert!(lasts(MS, true, 10 * MS));
         assert!(lasts(MS, false, 50 * MS));
-        assert!(lasts(20 * MS, false, 100 * MS));
+        assert!(lasts(20 * MS, false, 50 * MS));
     }
 
     #[test]

@@ -158,8 +158,11 @@ int main(int argc, char **argv) {
     asked(&lists_now, &infos_now);
     if (kernel) {
         pthread_join(placing, NULL);
-        if (!noticed)
+        if (!noticed) {
+            fprintf(stderr, "not noticed after %.0f ms: %zu rounds, %zu and %zu questions, %zu MiB left\n", (now() - placed) * 1e3,
+                    all.rounds, lists_now - lists, infos_now - infos, left() / MIB);
             return 3;
+        }
         printf("noticed_us=%.0f\n", (noticed - placed) * 1e6);
         return 0;
     }

@@ -120,7 +120,7 @@ fn nor_beside_another_session_that_allocates_all_the_time() {
 fn what_the_driver_takes_meanwhile_is_noticed_in_time() {
     for what in ["linear", "mixed", "pool", "physical"] {
         let stage = Stage::new();
-        let running = start(&mut near(&stage, "session", &[what, "80", "600", "1", "128"]));
+        let running = start(&mut near(&stage, "session", &[what, "80", "1000", "1", "128"]));
         let outcome = running.end().succeeded();
         println!("{what}: {}", outcome.stdout);
         assert!(outcome.value("noticed_us") < 120_000, "{outcome:#?}");
