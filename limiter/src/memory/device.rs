@@ -2,6 +2,7 @@
 
 use super::bell::Bell;
 use super::changes::Changes;
+use super::clearance::Clearance;
 use super::contexts::Contexts;
 use super::tracker::{Allocation, Handle, Tracker};
 use crate::device_list::DeviceList;
@@ -35,6 +36,8 @@ pub(crate) struct DeviceMemory {
     pub(super) images: AtomicU64,
     /// What was left of the limit at this process's last reconciliation.
     pub(super) left_when_seen: AtomicU64,
+    /// What needs no check close to the limit.
+    pub(super) clearance: Clearance,
     /// The program's ordinal of the device; negative while unknown.
     ordinal: AtomicI32,
 }
@@ -48,6 +51,7 @@ impl DeviceMemory {
             contexts: Contexts::default(),
             images: AtomicU64::new(0),
             left_when_seen: AtomicU64::new(0),
+            clearance: Clearance::default(),
             ordinal: AtomicI32::new(-1),
         }
     }

@@ -2,12 +2,11 @@
 //!
 //! Each layer uses only those below it:
 //!
-//! * [`Memory`]: all of it, as the hooks see it
 //! * [`Memory`]: the whole, as the hooks use it
 //! * `allocate`, `pool_allocation`, `graph_launch`, `context_life`, `images`, `oversubscribe`: calls that
 //!   take memory and calls that give it back; `reconciler`: the thread for changes that no call reports
 //! * `reserve`: whether an allocation fits; `reconcile`, `quick_check`, `estimate`: what the driver has taken
-//!   by itself
+//!   by itself; `clearance`: which allocations need no check
 //! * `holdings` (`pools`, `graphs`, `physical`, `imports`): memory that is not one allocation with one handle
 //! * `reservation`, `headroom`, `refusal`, `seen`: one device's bytes in the session's ledger, and NVML's
 //!   view of them
@@ -17,6 +16,7 @@
 mod allocate;
 mod bell;
 mod changes;
+mod clearance;
 mod context_life;
 mod contexts;
 mod device;

@@ -6,12 +6,11 @@
 //! reconciliation is a valid reference only for a while.
 
 use super::changes::{CallInProgress, Standing};
+use super::clearance::PART;
 use super::device::DeviceMemory;
 use crate::driver_calls::{self, undisturbing};
 use std::time::Instant;
 
-/// A reference is valid for this many times the duration of its reconciliation.
-const LASTS: u32 = 16;
 /// How long running calls are waited for, in steps.
 const PATIENCE: u32 = 10;
 /// Charges may exceed what the driver takes by this much: small allocations share pages.
@@ -27,10 +26,11 @@ pub(super) struct Reference {
 }
 
 impl Reference {
-    /// From a reconciliation that was quiet from `begun` on, with `free` bytes free at that time.
+    /// From a reconciliation that was quiet from `begun` on, with `free` bytes free at that time. It is valid
+    /// for [`PART`] times as long as the reconciliation took.
     pub(super) fn new(free: u64, standing: &Standing, begun: Instant) -> Self {
         let now = Instant::now();
-        Self { free, taken: standing.taken, until: now + (now - begun) * LASTS }
+        Self { free, taken: standing.taken, until: now + (now - begun) * PART as u32 }
     }
 
     /// By how much less is free than expected. The driver has taken at most this much by itself since.

@@ -12,9 +12,11 @@
 //! counts at once. Its moment is quiet as soon as the running calls are done: new calls wait
 //! ([`Changes::pause`](super::changes::Changes::pause)), and the allocation itself and those that wait for
 //! their turn are left out. If a [quick check](super::quick_check) shows that nothing relevant can have
-//! changed, the last result is used.
+//! changed, the last result is used. While the session needs no more than it had, a check is made now and then
+//! ([`Clearance`](super::clearance::Clearance)).
 
 use super::changes::CallInProgress;
+use super::clearance::{Charged, Spent};
 use super::device::DeviceMemory;
 use super::estimate::{DriverMemory, Sight};
 use super::headroom::Wanted;
@@ -37,7 +39,7 @@ use std::time::Instant;
 const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(2);
 /// Between two checks that are not urgent lies at least this many times the duration of a check.
-const SPARING: u32 = 4;
+const SPARING: u64 = 4;
 /// How long an allocation waits for another thread's check, in steps.
 const TURNS: u32 = 20_000;
 const TURN_NS: u64 = 50_000;
@@ -56,8 +58,10 @@ struct Record {
     /// How many times in a row the session was over its limit. Once proves nothing: another process may have
     /// reserved bytes that it is about to give back.
     over: u32,
-    /// When a call last checked, and how long that took.
-    looked: Option<(Instant, Duration)>,
+    /// When a call last checked by NVML: from and to.
+    looked: Option<(u64, u64)>,
+    /// The time that these checks have taken.
+    spent: Spent,
     /// The result of an allocation's last exact check.
     reference: Option<Reference>,
     /// What the driver had taken then for other processes, and they had not yet charged.
@@ -177,17 +181,28 @@ impl Reconciliations {
         let Some(mut records) = self.records_in_turn(device, own.bytes) else {
             return Some(reservation);
         };
+        // Pools and graphs give memory back without a call that says so; and another thread may have checked.
+        holdings.refresh(device, false);
+        let charged = device.ledger.open().map(|opened| Charged::of(&opened));
+        if charged.is_none_or(|charged| device.clearance.covers(charged, clock::now())) {
+            return Some(reservation);
+        }
         let record = record_of(&mut records, device);
         let done = match record.fits(device, own) {
             Some(fits) => fits,
             None => !is_last && record.has_looked(SPARING),
         };
-        if done || !record.look(holdings, device, own) {
+        if done || record.saves(device) || !record.look(holdings, device, own) {
             return Some(reservation);
         }
         let wanted = Wanted::by(device);
         let Some(mut opened) = device.ledger.open() else { return Some(reservation) };
         if record.write(&wanted, device, own, &mut opened) || own.bytes == 0 {
+            if let Some(took) = record.looked {
+                let spare = left(&opened).saturating_sub(record.others);
+                let quick = record.reference.is_some();
+                device.clearance.give(Charged::of(&opened), spare, took, quick);
+            }
             return Some(reservation);
         }
         let released = reservation.give_back_in(&mut opened);
@@ -225,8 +240,24 @@ impl Reconciliations {
 
 impl Record {
     /// Whether a call checked recently: less than `pause` times the duration of that check ago.
-    fn has_looked(&self, pause: u32) -> bool {
-        self.looked.is_some_and(|(at, took)| at.elapsed() < took * pause)
+    fn has_looked(&self, pause: u64) -> bool {
+        let recent = |(begun, ended): (u64, u64)| {
+            clock::now().saturating_sub(ended) < ended.saturating_sub(begun).saturating_mul(pause)
+        };
+        self.looked.is_some_and(recent)
+    }
+
+    /// Whether NVML is not asked for a reservation that needs no more than was cleared last, because it was asked
+    /// too much already.
+    fn saves(&self, device: &DeviceMemory) -> bool {
+        let until = self.spent.until();
+        let Some(opened) = device.ledger.open() else { return false };
+        let charged = Charged::of(&opened);
+        let saves = clock::now() < until && device.clearance.is_as_much(charged);
+        if saves {
+            device.clearance.extend(until);
+        }
+        saves
     }
 
     /// Checks in the middle of a call, and takes the result in. `false`: there was none.
@@ -236,12 +267,14 @@ impl Record {
         device: &'static DeviceMemory,
         own: CallInProgress,
     ) -> bool {
-        let begun = Instant::now();
-        if self.unknown_until.is_some_and(|until| begun < until) {
+        if self.unknown_until.is_some_and(|until| Instant::now() < until) {
             return false;
         }
+        let begun = clock::now();
         let found = look(holdings, device, own);
-        self.looked = Some((Instant::now(), begun.elapsed()));
+        let ended = clock::now();
+        self.looked = Some((begun, ended));
+        self.spent.add(begun, ended);
         let Some((sight, reference)) = found else {
             self.unknown_until = Some(Instant::now() + UNKNOWN);
             return false;
@@ -268,6 +301,7 @@ impl Record {
     /// Whether an allocation and its reservation fit, whatever the driver may have taken by itself since the
     /// last check; `None`: only a check can tell.
     fn fits(&self, device: &'static DeviceMemory, own: CallInProgress) -> Option<bool> {
+        let begun = clock::now();
         let missing = self.reference.as_ref()?.missing(device, own)?;
         let (wanted, slot) = (Wanted::by(device), device.ledger.membership().slot());
         let mut opened = device.ledger.open()?;
@@ -275,8 +309,14 @@ impl Record {
         if fits && missing == 0 {
             known(device, &opened);
         }
-        let room = left(&opened).saturating_add(opened.has(slot, MemoryKind::Headroom));
-        Some(fits && self.others <= left(&opened) && missing.saturating_add(self.others) <= room)
+        let (left, taken) = (left(&opened), missing.saturating_add(self.others));
+        let room = left.saturating_add(opened.has(slot, MemoryKind::Headroom));
+        let fits = fits && self.others <= left && taken <= room;
+        if fits {
+            let spare = left.min(room.saturating_sub(taken));
+            device.clearance.give(Charged::of(&opened), spare, (begun, clock::now()), true);
+        }
+        Some(fits)
     }
 }
 

@@ -1,9 +1,11 @@
 //! Bytes reserved in the session's ledger, until the driver has taken them or the call has failed.
 
+use super::clearance::Charged;
 use super::device::DeviceMemory;
 use super::headroom;
 use super::size::PAGE;
 use super::tracker::{Allocation, Handle};
+use crate::clock;
 use crate::ledger::left;
 use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
@@ -31,6 +33,13 @@ pub(super) enum Left {
 }
 
 impl Left {
+    /// Of a new reservation: what a check has cleared needs no other one.
+    fn of_new(opened: &Ledger<'_>, device: &DeviceMemory) -> Self {
+        let left = Self::of(opened, device);
+        let is_cleared = || device.clearance.covers(Charged::of(opened), clock::now());
+        if left != Self::Plenty && is_cleared() { Self::Plenty } else { left }
+    }
+
     /// The fraction of a limit (1/16) that counts as little, and that is much to allocate without a check.
     const LITTLE: u64 = 16;
     /// Code is expected to take at most this fraction of a limit (1/2).
@@ -77,7 +86,7 @@ impl Reservation {
                 };
                 fits.then(|| {
                     let reservation = Self::charged(device, kind, bytes, &mut opened);
-                    (reservation, Left::of(&opened, device))
+                    (reservation, Left::of_new(&opened, device))
                 })
             }
             // The page is not usable, but failures are configured to pass.

@@ -106,6 +106,7 @@ impl Reserve {
     /// left. Otherwise the reconciler charges it.
     pub(super) fn driver_may_have_taken(&self, device: &'static DeviceMemory, much: Much) {
         let urgent = much == Much::Surely;
+        device.clearance.end();
         if left_on(device).is_some_and(|left| urgent || left == Left::Little) {
             self.looks.look_during(&self.holdings, device, Caller::Other { urgent });
         }

@@ -41,7 +41,7 @@ ALL = [
     ("oversubscribe", 14, oversubscribe.run),
     ("hidden-memory", 8, hidden_memory.run),
     ("resize", 10, resize.run),
-    ("alloc-cost", 60, alloc_cost.run),
+    ("alloc-cost", alloc_cost.seconds, alloc_cost.run),
     ("windows", windows.seconds, windows.run),
     ("many", many.seconds, many.run),
     ("waiting", waiting.seconds, waiting.run),

@@ -297,6 +297,7 @@ pub(crate) extern "C" fn free_v1(address: c_uint) -> CuResult {
 }
 
 fn info_now() -> Api<(u64, u64)> {
+    fake_node::asked::note(fake_node::asked::FREE_MEMORY);
     with_context(|driver, inner, context| {
         let (_, device) = device_of(inner, context)?;
         let free = driver.node.lock_reaped().free_memory(device);

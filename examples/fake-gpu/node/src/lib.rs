@@ -12,6 +12,7 @@
 //! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
 //!   process's memory. These modules need `unsafe`.
 
+pub mod asked;
 pub mod blocks;
 pub mod config;
 pub mod groups;

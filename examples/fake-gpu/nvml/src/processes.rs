@@ -6,6 +6,7 @@ use driver::nvml::{
     NvmlDevice, NvmlReturn, PROCESS_DETAIL_LIST_VERSION, ProcessDetail, ProcessDetailList,
     ProcessInfoV1, ProcessInfoV2,
 };
+use fake_node::asked;
 use fake_node::layout::Process;
 
 use crate::device::known;
@@ -35,6 +36,7 @@ fn fill<T>(count: Out<c_uint>, to: Out<T>, found: &[(u32, u64)], one: fn(u32, u6
 /// The processes with a context on the device, and the memory of each.
 fn with_context(device: NvmlDevice) -> Api<Vec<(u32, u64)>> {
     let index = known(device)? as usize;
+    asked::note(asked::PROCESSES);
     pass_half()?;
     let found = {
         let state = node()?.lock_reaped();

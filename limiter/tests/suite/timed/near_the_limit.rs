@@ -1,8 +1,11 @@
 //! Close to the memory limit: the speed of a program, and how soon a change is seen.
 
-use crate::common::{MEMORY_LIMIT, MIB, Outcome, Stage, UUIDS, eventually, first_device, start};
+use crate::common::{
+    MEMORY_LIMIT, MIB, Outcome, SESSION_DIR, Stage, UUIDS, eventually, first_device, start,
+};
 use session::layout::MemoryKind;
 use session::{Page, Summary};
+use std::process::Command;
 
 const LIMIT: u64 = 2048 * MIB;
 
@@ -66,4 +69,60 @@ fn headroom_is_shown_and_given_back() {
     assert_eq!(free[..3], [1536 - 16, 1536 - 16 - 8, 1536 - 64 - 8], "{outcome:#?}");
     assert!(outcome.stdout.contains("alloc=2 alloc=0"), "{outcome:#?}");
     assert_eq!(free[3], 1536 - 1464, "{outcome:#?}");
+}
+
+/// A program that allocates and frees with so many MiB left, in a session of its own. NVML takes 1 ms.
+fn near(stage: &Stage, session: &str, arguments: &[&str]) -> Command {
+    let mut command = stage.limited(stage.compile("near.c", &format!("near-{session}"), &[]));
+    command
+        .args(arguments)
+        .env(SESSION_DIR, stage.session(session))
+        .env(MEMORY_LIMIT, first_device(LIMIT))
+        .env("SLUICE_FAKE_LIST_US", "1000")
+        .env("SLUICE_FAKE_ASKED", stage.folder().join(format!("asked-{session}")));
+    command
+}
+
+/// NVML and the driver were asked for figures so often as fits into a part of the second, however often the
+/// program allocated.
+#[track_caller]
+fn is_asked_now_and_then(outcome: &Outcome) {
+    println!("{}", outcome.stdout);
+    let value = |name| outcome.value(name);
+    assert!(value("lists") < 100, "{outcome:#?}");
+    assert!(value("infos") * 4 < value("rounds"), "{outcome:#?}");
+}
+
+#[test]
+fn what_is_freed_and_allocated_again_needs_no_check_each_time() {
+    for what in ["linear", "mixed", "pool", "physical"] {
+        let stage = Stage::new();
+        let running = start(&mut near(&stage, "session", &[what, "80", "1000", "1"]));
+        is_asked_now_and_then(&running.end().succeeded());
+    }
+}
+
+#[test]
+fn nor_beside_another_session_that_allocates_all_the_time() {
+    for what in ["linear", "mixed"] {
+        let stage = Stage::new();
+        let arguments = [what, "80", "1000", "1"];
+        let begin = |session| start(&mut near(&stage, session, &arguments));
+        for running in [begin("session"), begin("other")] {
+            is_asked_now_and_then(&running.end().succeeded());
+        }
+    }
+}
+
+/// The driver takes more than what is left, in the midst of this, and no call says so. In most cases it is noticed
+/// within 2 ms.
+#[test]
+fn what_the_driver_takes_meanwhile_is_noticed_in_time() {
+    for what in ["linear", "mixed", "pool", "physical"] {
+        let stage = Stage::new();
+        let running = start(&mut near(&stage, "session", &[what, "80", "1000", "1", "128"]));
+        let outcome = running.end().succeeded();
+        println!("{what}: {}", outcome.stdout);
+        assert!(outcome.value("noticed_us") < 120_000, "{outcome:#?}");
+    }
 }
