@@ -277,7 +277,6 @@ impl Gate {
         self.shut();
         if let Some(gate) = self.stream_gate() {
             gate.close();
-            self.lanes().iter().for_each(|lane| lane.gate_closed());
         }
         if self.stands_open.load(Ordering::SeqCst) {
             self.open(None);
@@ -437,7 +436,7 @@ impl Gate {
         lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
         gone.give_all_back(&self.budget);
         let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.add(gone.totals(self));
+        retired.add(gone.totals());
         (retired.outstanding_ns, retired.unknown) = (0, false);
     }
 
@@ -471,7 +470,7 @@ impl Gate {
         let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let mut backlogged_ns = 0;
         for lane in lanes.iter() {
-            totals.add(lane.totals(self));
+            totals.add(lane.totals());
             backlogged_ns = backlogged_ns.max(lane.take_backlogged_ns());
         }
         // Queues of several lanes stand for the same time.

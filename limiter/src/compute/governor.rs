@@ -315,7 +315,7 @@ impl Tenure {
             .lanes()
             .into_iter()
             .filter(|lane| !lane.may_wait())
-            .map(|lane| (lane.under_way(), lane.totals(gate).outstanding_ns, lane))
+            .map(|lane| (lane.under_way(), lane.totals().outstanding_ns, lane))
             .filter(|(launches, ..)| *launches > 0)
             .collect();
         let mut told = since;
@@ -349,7 +349,7 @@ impl Tenure {
                 done_before = done;
                 since = now;
                 let may_guess = self.lease.id.is_some() && handover.rest.is_over(now);
-                done_at = if may_guess { expected_end(now, gate, &lanes) } else { None };
+                done_at = if may_guess { expected_end(now, &lanes) } else { None };
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 was_stuck = true;
                 handover.dependent = self.glimpse(done);
@@ -389,7 +389,7 @@ impl Tenure {
         if !lanes.iter().any(|lane| lane.has_unfinished_waits()) {
             return usual;
         }
-        let outstanding = lanes.iter().map(|lane| lane.totals(self.gate).outstanding_ns);
+        let outstanding = lanes.iter().map(|lane| lane.totals().outstanding_ns);
         let outstanding = outstanding.fold(0, u64::saturating_add);
         self.gate.stall().patience(clock::now(), usual, outstanding)
     }
@@ -454,11 +454,11 @@ fn until_look(now: u64) -> u64 {
 
 /// When everything launched will be done, if something has just been seen to be done; `None`: not known,
 /// or not soon.
-fn expected_end(now: u64, gate: &Gate, lanes: &[Arc<Lane>]) -> Option<u64> {
+fn expected_end(now: u64, lanes: &[Arc<Lane>]) -> Option<u64> {
     const SOON_NS: u64 = 5_000_000;
     let mut left_ns = 0_u64;
     for lane in lanes {
-        let totals = lane.totals(gate);
+        let totals = lane.totals();
         if totals.unknown || lane.may_wait() {
             return None;
         }

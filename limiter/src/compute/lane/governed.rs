@@ -51,10 +51,10 @@ impl Lane {
     }
 
     /// What the lane has launched.
-    pub(in crate::compute) fn totals(&self, gate: &Gate) -> Totals {
-        // What is held is launched when it passes the gate.
+    pub(in crate::compute) fn totals(&self) -> Totals {
+        // What is held counts as launched when it begins.
         let (launched_ns, outstanding_ns) = match self.in_stream() {
-            Some(own) => self.passed_ns(own, gate),
+            Some(own) => self.begun_ns(own),
             None => (self.count.launched_ns.load(Relaxed), self.outstanding_ns()),
         };
         Totals {

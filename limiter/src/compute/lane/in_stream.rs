@@ -1,11 +1,12 @@
 //! A lane whose gate is in its stream.
 //!
-//! Before each batch the stream waits for the gate's word; behind it, it writes the batch's number to a word of the
-//! lane. So the thread need not wait at a closed gate: it goes on launching, up to a bound. And whoever wants to know
-//! how far the stream is reads memory, and never needs the driver.
+//! Before each batch the stream waits for the gate's word. Then it writes the batch's number to a word of the lane, and
+//! behind the batch to another. So the thread need not wait at a closed gate: it goes on launching, up to a bound. And
+//! whoever wants to know how far the stream is reads memory, and never needs the driver.
 //!
-//! A batch that was begun before the gate closed may have passed it; later ones have not. What has passed, the device
-//! does. The rest is held.
+//! What has begun, the device does. The rest is held while the gate is closed. Only the device can tell which is
+//! which: it looks at the gate when it comes to the wait, and that may be long after the wait was put there, or after
+//! the batch before was done.
 
 use super::super::stream_gate::StreamGate;
 use super::super::{Gate, clock, driver_calls, is_capturing, undisturbing, within, words};
@@ -30,10 +31,6 @@ const ENTRIES_OF_BATCH: u64 = 2;
 /// the device 4 us.
 const SHARED_BATCH_NS: u64 = 1_000_000;
 const BATCH_NS: u64 = 2_000_000;
-/// A batch that was begun so shortly before the gate closed may be held or not. So much longer than it should take it
-/// is taken to run.
-const UNSURE_NS: u64 = 50_000;
-const UNSURE_PATIENCE_NS: u64 = 2_000_000;
 /// How much longer than its estimates the work takes that no mark covers yet.
 const TAIL_MARGIN_NS: u64 = 100_000;
 /// How often a thread looks whether there is room, and for how long it does.
@@ -47,19 +44,18 @@ static USELESS: AtomicBool = AtomicBool::new(false);
 
 /// See the module.
 pub(super) struct InStream {
-    /// Where the device sees the gate's word, and the lane's own.
+    /// Where the device sees the gate's word.
     gate_at: DevicePtr,
-    done_at: DevicePtr,
-    done: &'static AtomicU32,
+    /// The last batch that has begun, and that is done.
+    begun: Word,
+    done: Word,
     /// The wait of the present batch is in the stream: put there while the gate had this number.
-    begun: AtomicBool,
+    waits: AtomicBool,
     lease: AtomicU32,
     /// A mark was seen: the operations do what they should.
     proven: AtomicBool,
     /// The operations cannot be had.
     denied: AtomicBool,
-    /// What was done when the gate closed last.
-    done_at_close: AtomicU64,
     /// What was done when a thread had waited for room in vain.
     stuck_at: AtomicU64,
 }
@@ -71,30 +67,57 @@ impl InStream {
             return None;
         }
         let gate_at = gate.word_for(context)?;
-        let (done, done_at) = words::take(context)?;
-        // Lanes before this one have left their last number in it.
-        done.store(0, SeqCst);
+        let begun = words::take(context)?;
+        let Some(done) = words::take(context) else {
+            words::give_back(begun.0);
+            return None;
+        };
+        let [begun, done] = [begun, done].map(|(word, at)| {
+            // Lanes before this one have left their last number in it.
+            word.store(0, SeqCst);
+            Word { word, at }
+        });
         Some(Self {
             gate_at,
-            done_at,
+            begun,
             done,
-            begun: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
             lease: AtomicU32::new(0),
             proven: AtomicBool::new(false),
             denied: AtomicBool::new(false),
-            done_at_close: AtomicU64::new(0),
             stuck_at: AtomicU64::new(NEVER),
         })
     }
 
     /// The lane is no more, and its last mark was seen or never comes.
     pub(super) fn give_back(&self) {
-        words::give_back(self.done);
+        words::give_back(self.begun.word);
+        words::give_back(self.done.word);
     }
 
     /// Whether the next launch has to put a wait into the stream first.
     pub(super) fn needs_wait(&self) -> bool {
-        !self.denied.load(Relaxed) && !self.begun.load(Relaxed)
+        !self.denied.load(Relaxed) && !self.waits.load(Relaxed)
+    }
+}
+
+/// A word that the stream writes.
+struct Word {
+    word: &'static AtomicU32,
+    at: DevicePtr,
+}
+
+impl Word {
+    /// Has the stream write the number of a batch. Numbers are compared as they are counted, modulo 2^32.
+    fn write(&self, stream: usize, number: u64) -> bool {
+        driver_calls::stream_write_value(stream as Stream, self.at, number as u32, 0).is_ok()
+    }
+
+    /// The batch, which is near to another.
+    fn number(&self, near: u64) -> u64 {
+        near.saturating_add_signed(
+            self.word.load(Acquire).wrapping_sub(near as u32).cast_signed().into(),
+        )
     }
 }
 
@@ -122,9 +145,7 @@ impl Lane {
 
     /// Sees how far the stream is.
     pub(super) fn see_done(&self, own: &InStream) -> u64 {
-        let recorded = self.recorded.load(Acquire);
-        let ahead = own.done.load(Acquire).wrapping_sub(recorded as u32).cast_signed();
-        let done = recorded.saturating_add_signed(ahead.into());
+        let done = own.done.number(self.recorded.load(Acquire));
         if done > self.done.load(Relaxed) {
             self.done.fetch_max(done, Release);
         }
@@ -142,7 +163,7 @@ impl Lane {
             return Ahead::Full;
         }
         let lease = gate.number();
-        if own.begun.load(Relaxed) && own.lease.load(Relaxed) == lease {
+        if own.waits.load(Relaxed) && own.lease.load(Relaxed) == lease {
             return Ahead::Go;
         }
         undisturbing(|| self.begin_batch(own, gate, lease))
@@ -154,17 +175,15 @@ impl Lane {
             return Ahead::Full;
         }
         let number = self.recorded.load(Relaxed) + 1;
-        // Before the wait is there: what was begun after the gate closed is held.
-        self.batch(number).begun_at.store(clock::now(), SeqCst);
         let stream = self.stream as Stream;
         let waits =
             driver_calls::stream_wait_value(stream, own.gate_at, OPEN, STREAM_WAIT_VALUE_AND);
-        if !waits.is_ok() {
+        if !waits.is_ok() || !own.begun.write(self.stream, number) {
             self.deny(own);
             return Ahead::OnThread;
         }
         own.lease.store(lease, Relaxed);
-        own.begun.store(true, Relaxed);
+        own.waits.store(true, Relaxed);
         let launched = self.count.launched_ns.load(Relaxed);
         self.count.most_ns.store(launched.saturating_add(self.batch_ns(gate)), Relaxed);
         self.stop_at(self.planned.load(Relaxed));
@@ -176,13 +195,11 @@ impl Lane {
         if number.saturating_sub(self.see_done(own)) + 2 > BATCHES as u64 {
             return false;
         }
-        // Numbers are compared as they are counted, modulo 2^32.
-        let written =
-            driver_calls::stream_write_value(self.stream as Stream, own.done_at, number as u32, 0);
-        if written.is_ok() {
-            own.begun.store(false, Relaxed);
+        let written = own.done.write(self.stream, number);
+        if written {
+            own.waits.store(false, Relaxed);
         }
-        written.is_ok()
+        written
     }
 
     /// The estimated time of a batch.
@@ -241,37 +258,14 @@ impl Lane {
         tracing::info!("a stream cannot wait for its gate: its thread does");
     }
 
-    /// The gate has closed. To be called by the governor.
-    pub(in crate::compute) fn gate_closed(&self) {
-        if let Some(own) = self.in_stream() {
-            own.done_at_close.store(self.see_done(own), Release);
-        }
-    }
-
     /// Number of the batch that no mark covers yet, or of the last one.
     fn last(&self) -> u64 {
         self.recorded.load(Acquire) + u64::from(self.count.uncovered.load(Acquire) > 0)
     }
 
-    /// The last batch that may have passed a gate that closed at some moment.
-    fn passed(&self, own: &InStream, closed_at: u64, now: u64) -> u64 {
-        let done = own.done_at_close.load(Acquire);
-        let next = done + 1;
-        let begun_at = self.batch(next).begun_at.load(SeqCst);
-        if next > self.last() || begun_at > closed_at {
-            return done;
-        }
-        // At about the same time: then the clock tells.
-        let late = || {
-            now > closed_at
-                + self.launched_by(next).saturating_sub(self.covered_by(done))
-                + UNSURE_PATIENCE_NS
-        };
-        if begun_at + UNSURE_NS > closed_at && self.see_done(own) < next && late() {
-            done
-        } else {
-            next
-        }
+    /// The last batch that has begun.
+    fn begun(&self, own: &InStream) -> u64 {
+        own.begun.number(self.recorded.load(Acquire))
     }
 
     /// Estimated nanoseconds of all launches up to a batch's end.
@@ -285,36 +279,34 @@ impl Lane {
 
     /// Whether work is held at a closed gate.
     pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
-        let (Some(own), Some(closed_at)) = (self.in_stream(), gate.stream_closed_at()) else {
+        let Some(own) = self.in_stream().filter(|_| gate.stream_closed_at().is_some()) else {
             return false;
         };
-        let done = self.see_done(own);
-        !self.lost.load(Acquire)
-            && self.last() > done.max(self.passed(own, closed_at, clock::now()))
+        !self.lost.load(Acquire) && self.last() > self.begun(own)
     }
 
-    /// Whether all that has passed the gate is done. To be called by the governor, pinned.
+    /// Whether all that has begun is done; at an open gate, whether all is. To be called by the governor, pinned.
     pub(super) fn is_drained_in_stream(&self, own: &InStream, gate: &Gate) -> bool {
         if self.is_launching() {
             return false;
         }
-        let (done, recorded) = (self.see_done(own), self.recorded.load(Acquire));
+        let (begun, done, recorded) =
+            (self.begun(own), self.see_done(own), self.recorded.load(Acquire));
         let waits = self.calling_since.load(Acquire) != 0;
         let tail = self.count.uncovered.load(Acquire) > 0;
         let Some(closed_at) = gate.stream_closed_at() else {
             return done >= recorded && !waits && (!tail || self.is_tail_done());
         };
-        let now = clock::now();
-        let passed = self.passed(own, closed_at, now);
-        if waits && self.last() <= passed && !gate.holds_work() {
+        if waits && self.last() <= begun && !gate.holds_work() {
             return false;
         }
-        if passed <= recorded {
-            return done >= passed;
+        if begun <= recorded {
+            return done >= begun;
         }
+        // No mark says when what the last one does not cover is done.
         let tail_ns =
             self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
-        done >= recorded && (!tail || now > closed_at + tail_ns + TAIL_MARGIN_NS)
+        done >= recorded && (!tail || clock::now() > closed_at + tail_ns + TAIL_MARGIN_NS)
     }
 
     /// Asks the driver, while the gate is open: nobody waits in there for a stream that is held.
@@ -330,14 +322,10 @@ impl Lane {
         within(self.context, done).unwrap_or(true)
     }
 
-    /// Estimated nanoseconds of the launches that have passed the gate, and of those of them that are not done.
-    pub(super) fn passed_ns(&self, own: &InStream, gate: &Gate) -> (u64, u64) {
+    /// Estimated nanoseconds of the launches that have begun, and of those of them that are not done.
+    pub(super) fn begun_ns(&self, own: &InStream) -> (u64, u64) {
         let done = self.see_done(own);
-        let passed = match gate.stream_closed_at() {
-            None => done + 1,
-            Some(closed_at) => self.passed(own, closed_at, clock::now()).max(done),
-        };
-        let (launched, before) = (self.launched_by(passed), self.covered_by(done));
-        (launched, launched.saturating_sub(before))
+        let launched = self.launched_by(self.begun(own).max(done));
+        (launched, launched.saturating_sub(self.covered_by(done)))
     }
 }

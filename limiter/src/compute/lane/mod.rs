@@ -72,8 +72,6 @@ struct Batch {
     /// Estimated nanoseconds of all launches up to its end, and how many these are.
     covered_ns: AtomicU64,
     launches: AtomicU64,
-    /// When its wait for the gate was put into the stream.
-    begun_at: AtomicU64,
 }
 
 /// What each launch counts.
