@@ -7,12 +7,11 @@
 //! Workers that become backlogged, as programs do that begin to work, are all taken for dense at
 //! once. To make sure of what was known, one is asked after the other.
 
+use limits::turns;
+
 use super::account::Paid;
 use super::worker::Worker;
 use super::{Scheduler, WorkerId};
-
-/// When the last suspicion has ended, none begins for this many times the time that it lasted.
-const TRUST_TIMES: u64 = 2;
 
 impl Scheduler {
     /// Whether the turn alone of another worker keeps this one away.
@@ -58,11 +57,7 @@ impl Scheduler {
             // All other workers were kept away during this time.
             let took = now.saturating_sub(since);
             self.suspects_since = None;
-            self.trusts_until = now.saturating_add(took.saturating_mul(TRUST_TIMES));
             self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
-        }
-        if now < self.trusts_until {
-            return;
         }
         let begin = |id: &&WorkerId| {
             self.workers.get(id).is_some_and(|state| state.density.is_suspect(now, &tuning))
@@ -78,22 +73,17 @@ impl Scheduler {
         if suspects.is_empty() {
             return;
         }
-        let turns: u64 = suspects.iter().map(|&id| self.turn_alone_ns(id)).sum();
-        let until = now.saturating_add(turns).saturating_add(tuning.alone_limit_ns);
+        let all: u64 = suspects.iter().map(|&id| self.own_turn(id)).sum();
+        let until = now.saturating_add(all).saturating_add(turns::PERIOD_NS);
         self.suspects_since = Some(now);
         for id in suspects {
             // With a small share, a turn is shorter than the time wanted for a measurement: then one
             // turn has to be enough.
-            let wanted_ns = self.turn_alone_ns(id).min(tuning.known_ns);
+            let wanted_ns = self.own_turn(id).min(tuning.known_ns);
             if let Some(state) = self.workers.get_mut(&id) {
                 state.density.suspect(wanted_ns, until);
             }
         }
-    }
-
-    /// How long a turn alone is at most.
-    pub(super) fn turn_alone_ns(&self, worker: WorkerId) -> u64 {
-        self.own_turn(worker).min(self.tuning.alone_ns)
     }
 
     /// Whether the worker's class should be known better. Whether a dense worker is really dense

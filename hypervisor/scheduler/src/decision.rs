@@ -7,6 +7,9 @@ use super::account::Paid;
 use super::worker::{Company, Held};
 use super::{Grant, Handover, LeaseId, Scheduler, SessionId, WorkerId};
 
+/// The shortest lease, and the shortest prolongation of one.
+const SHORTEST_REST_NS: u64 = turns::SHORTEST_TURN_NS / 2;
+
 impl Scheduler {
     /// Grants what can be granted now. To be called after every change and when
     /// [`Self::next_deadline`] is reached.
@@ -47,7 +50,7 @@ impl Scheduler {
         if paid == Paid::Spare && !self.may_have_spare(session, now) {
             return None;
         }
-        let waiting = self.strongest_waiting(worker, self.tuning.linger_ns, now);
+        let waiting = self.strongest_waiting(worker, self.tuning.message_ns, now);
         let turn_ends_at = match (waiting, paid) {
             // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
@@ -64,7 +67,7 @@ impl Scheduler {
         } else {
             length.min(turn_ends_at.saturating_sub(now))
         };
-        if length_ns < self.tuning.shortest_rest_ns {
+        if length_ns < SHORTEST_REST_NS {
             return None;
         }
         if paid == Paid::Spare {
@@ -265,7 +268,7 @@ impl Scheduler {
         state.handover == Handover::InStream
             && state.density.is_dense()
             && !state.density.is_suspected()
-            && self.strongest_waiting(worker, self.tuning.linger_ns, now).is_none()
+            && self.strongest_waiting(worker, self.tuning.message_ns, now).is_none()
     }
 
     /// How long a lease the worker can pay for, as of the last settlement. `None`: it cannot pay
@@ -285,7 +288,7 @@ impl Scheduler {
         }
         let length = account.affordable_ns(paid, self.drain_ppm(worker, session), kept_ns);
         let length = length.min(turns::LONGEST_LEASE_NS);
-        (length >= self.tuning.shortest_rest_ns).then_some(length)
+        (length >= SHORTEST_REST_NS).then_some(length)
     }
 
     /// Guaranteed time that a sparse worker must not use. It is kept for the turn of a dense worker
@@ -326,7 +329,7 @@ impl Scheduler {
     fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
         match paid {
             Paid::Spare => turns::COMFORTABLE_TURN_NS,
-            Paid::Own if self.is_suspected(worker) => self.turn_alone_ns(worker),
+            Paid::Own if self.is_suspected(worker) => self.own_turn(worker),
             Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
             Paid::Own => turns::LONGEST_LEASE_NS,
         }

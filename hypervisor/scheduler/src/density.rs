@@ -15,6 +15,11 @@ pub enum Class {
     Sparse,
 }
 
+/// A utilization that was last measured this long ago gives way to the next measurement.
+const STALE_NS: u64 = turns::MEMORY_NS;
+/// How much longer the time between turns alone becomes at most.
+const LONGEST_REST: u64 = 8;
+
 /// The utilization of one worker while no other slows it down: time used in relation to time held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Density {
@@ -157,7 +162,7 @@ impl Density {
         // interval is too little evidence, so the last ones count, too.
         let alike = |used: u64, backlog: u64| {
             company.rates_ppm.saturating_add(used) < turns::DENSE_PPM
-                && backlog < used.saturating_add(tuning.waiting_ppm)
+                && backlog < used.saturating_add(u64::from(PPM_ONE) - turns::DENSE_PPM)
         };
         let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
         // The time slices of a dense co-holder delay every single launch.
@@ -170,7 +175,7 @@ impl Density {
             && self.crowded_backlog.ppm < u64::from(PPM_ONE) / 2
             && self.known_ppm(tuning).is_some_and(|known| known < self.crowded.ppm * 2);
         self.in_doubt = !(undisturbed || wants_less);
-        let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
+        let stale = now.saturating_sub(self.measured_at) >= STALE_NS
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
         // A very short interval says too little to replace what was known.
         let counts = undisturbed && (!stale || seen.held_ns >= turns::SHORTEST_TURN_NS);
@@ -233,7 +238,7 @@ impl Density {
     pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
         let (_, before) = self.then.unwrap_or_default();
         let comes = before < turns::DENSE_PPM && self.is_backlogged();
-        let lasts = now.saturating_sub(self.measured_at) >= tuning.stale_ns;
+        let lasts = now.saturating_sub(self.measured_at) >= STALE_NS;
         let may_be = !self.is_dense() || self.known_ppm(tuning).is_none();
         may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
     }
@@ -280,7 +285,7 @@ impl Density {
         // A program's first second is not typical: it loads and warms up.
         let begins = now.saturating_sub(self.began_at) < tuning.alone_every_ns;
         self.alone_every_ns = if self.class == before && !begins {
-            self.alone_every_ns.saturating_mul(2).min(tuning.alone_rest_ns)
+            self.alone_every_ns.saturating_mul(2).min(tuning.alone_every_ns * LONGEST_REST)
         } else {
             tuning.alone_every_ns
         };
