@@ -4,7 +4,7 @@ use limits::turns;
 use limits::units::PPM_ONE;
 
 use super::account::Paid;
-use super::worker::{Company, Held};
+use super::worker::{Company, Held, Worker};
 use super::{Grant, Handover, LeaseId, Scheduler, SessionId, WorkerId};
 
 /// The shortest lease, and the shortest prolongation of one.
@@ -74,11 +74,11 @@ impl Scheduler {
             self.reach_spare(session);
         }
         let ends_at = now.saturating_add(length_ns);
-        let mean = self.mean_virtual_time();
-        let state = self.workers.get_mut(&worker)?;
-        if state.density.is_dense() && !state.takes_turns {
+        if self.workers.get(&worker).is_some_and(Worker::joins_turns) {
+            let mean = self.mean_virtual_time();
             self.sessions.get_mut(&session)?.account.join_turns(mean);
         }
+        let state = self.workers.get_mut(&worker)?;
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         Some(self.granted(worker, lease, length_ns, self.company(worker)))
@@ -138,7 +138,9 @@ impl Scheduler {
         now: u64,
     ) -> Vec<WorkerId> {
         let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
-        let now_virtual = self.mean_virtual_time();
+        let joins = |id: &WorkerId| self.workers.get(id).is_some_and(Worker::joins_turns);
+        let mean =
+            if asking.iter().any(|(id, _)| joins(id)) { self.mean_virtual_time() } else { 0 };
         for &(worker, session) in asking {
             if !self.asking.contains(&worker) {
                 continue;
@@ -156,8 +158,8 @@ impl Scheduler {
             let account = &mut state.account;
             if fits {
                 // Sparse workers take no turns and may use their share faster than dense ones.
-                if asks.density.is_dense() && !asks.takes_turns {
-                    account.join_turns(now_virtual);
+                if asks.joins_turns() {
+                    account.join_turns(mean);
                     asks.takes_turns = true;
                 }
                 let order = match paid {
@@ -187,8 +189,9 @@ impl Scheduler {
         let turn_ns = self.longest_turn(worker, paid);
         let length_ns = if self.is_free(worker, now) { length_ns } else { length_ns.min(turn_ns) };
         if paid == Paid::Own && self.is_dense(worker) {
-            self.virtual_now = self.mean_virtual_time();
-            self.sessions.get_mut(&session)?.account.turn_begins();
+            let account = &mut self.sessions.get_mut(&session)?.account;
+            self.virtual_now = account.virtual_time(Paid::Own);
+            account.turn_begins();
         }
         if paid == Paid::Spare {
             self.reach_spare(session);
@@ -376,15 +379,14 @@ impl Scheduler {
         if !self.is_dense(worker) {
             return None;
         }
-        let lingers = |other: &super::worker::Worker| {
-            other.held.is_none() && other.was_active_within(linger_ns, now)
-        };
+        let lingers =
+            |other: &Worker| other.held.is_none() && other.was_active_within(linger_ns, now);
         let waiting = self.workers.iter().filter(|&(&id, other)| {
             id != worker
                 && other.density.is_dense()
                 && (self.asking.contains(&id) || lingers(other))
         });
-        let claim = |(_, other): (&WorkerId, &super::worker::Worker)| {
+        let claim = |(_, other): (&WorkerId, &Worker)| {
             let account = &self.sessions.get(&other.session)?.account;
             let ready = |paid| {
                 account.not_before(paid) <= now

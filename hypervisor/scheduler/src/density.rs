@@ -203,6 +203,9 @@ impl Density {
 
     /// Whether only a turn alone can show its utilization, and one is due.
     pub(super) fn wants_turn_alone(&self, now: u64, tuning: &Tuning) -> bool {
+        if !self.in_doubt {
+            return false;
+        }
         // Busier co-holders lower a worker's use and raise its backlog. A program that now does
         // something else changes both in the same direction.
         let changed = |(rate, backlog): (u64, u64)| {
@@ -220,7 +223,7 @@ impl Density {
             _ => tuning.alone_every_ns,
         };
         let never = self.known_ppm(tuning).is_none();
-        self.in_doubt && (never || now.saturating_sub(self.measured_at) >= every)
+        never || now.saturating_sub(self.measured_at) >= every
     }
 
     /// When its utilization was last known for certain.

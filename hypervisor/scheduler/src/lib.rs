@@ -257,12 +257,12 @@ impl Scheduler {
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
         self.stop(worker, now);
-        let virtual_now = self.mean_virtual_time();
-        if !self.is_active(session, now)
-            && let Some(session) = self.sessions.get_mut(&session)
-        {
-            session.account.join_turns(virtual_now);
-            session.account.join_spare(self.spare_now);
+        if !self.is_active(session, now) {
+            let mean = self.mean_virtual_time();
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.account.join_turns(mean);
+                session.account.join_spare(self.spare_now);
+            }
         }
         self.asking.insert(worker);
         Ok(())
