@@ -60,7 +60,7 @@ impl Scheduler {
             self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
         }
         let begin = |id: &&WorkerId| {
-            self.workers.get(id).is_some_and(|state| state.density.is_suspect(now, &tuning))
+            self.workers.get(id).is_some_and(|state| state.density.is_suspect(now))
         };
         let mut suspects: Vec<WorkerId> = self.holding.iter().filter(begin).copied().collect();
         if suspects.is_empty() && now >= self.sure_until {
@@ -79,7 +79,7 @@ impl Scheduler {
         for id in suspects {
             // With a small share, a turn is shorter than the time wanted for a measurement: then one
             // turn has to be enough.
-            let wanted_ns = self.own_turn(id).min(tuning.known_ns);
+            let wanted_ns = self.own_turn(id).min(turns::COMFORTABLE_TURN_NS);
             if let Some(state) = self.workers.get_mut(&id) {
                 state.density.suspect(wanted_ns, until);
             }
@@ -98,7 +98,7 @@ impl Scheduler {
         // A worker that has never been alone does not know how long its work takes either.
         let matters = || {
             !density.is_dense()
-                || density.known_ppm(&self.tuning).is_none()
+                || density.known_ppm().is_none()
                 || self.asking.iter().chain(&self.holding).any(is_other_dense)
         };
         density.wants_turn_alone(now, &self.tuning) && matters()

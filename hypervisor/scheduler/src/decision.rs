@@ -85,8 +85,7 @@ impl Scheduler {
     }
 
     /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
-    /// or a lease that others wait for is over. `None`: only an event can change
-    /// something.
+    /// or a lease that others wait for is over. `None`: only an event can change something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         if self.asking.is_empty() {
             return None;
@@ -319,7 +318,7 @@ impl Scheduler {
                 let density = if member.density.is_dense() {
                     PPM_ONE.into()
                 } else {
-                    member.density.assumed_ppm(&self.tuning)
+                    member.density.assumed_ppm()
                 };
                 sum = sum.saturating_add(density);
             }

@@ -145,9 +145,9 @@ impl Scheduler {
             claim.sparse_ns = claim.held_ns;
         }
         // After a lease was stopped, the time is others' to claim.
-        let until = if held.stopped { held.ends_at.clamp(held.told_at, now) } else { now };
+        let until = if held.stopped { held.ends_at.min(now) } else { now };
         let whole = now.saturating_sub(held.told_at);
-        let claim = claim.portion(until - held.told_at, whole);
+        let claim = claim.portion(until.saturating_sub(held.told_at), whole);
         self.audit.claim(state.session, held.paid, held.told_at, until, claim);
     }
 

@@ -13,8 +13,6 @@ pub struct Tuning {
     /// For how long after its end a lease keeps others waiting at most, whatever is reported.
     /// Longer work is left to the hardware's own slicing.
     pub longest_drain_ns: u64,
-    /// How much held time a first measurement takes.
-    pub known_ns: u64,
     /// The shortest time between a worker's turns alone. It doubles, up to eight times, while
     /// they show nothing new.
     pub alone_every_ns: u64,
@@ -29,7 +27,6 @@ impl Default for Tuning {
             message_ns: 2 * MS,
             grace_ns: 250 * MS,
             longest_drain_ns: 2_000 * MS,
-            known_ns: 10 * MS,
             alone_every_ns: 1_000 * MS,
             alone_spacing: 20,
         }

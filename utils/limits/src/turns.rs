@@ -19,7 +19,8 @@ pub const PERIOD_NS: u64 = 100 * MS;
 pub const LONGEST_LEASE_NS: u64 = 30 * MS;
 /// The shortest turn. Below it, the handover outweighs the work.
 pub const SHORTEST_TURN_NS: u64 = MS;
-/// A turn may start with this much, even if a longer one could be had by waiting.
+/// A turn may start with this much, even if a longer one could be had by waiting. It is enough to
+/// measure a utilization.
 pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
 /// The guaranteed share of a session of low priority is at most this, in millionths.
 pub const LOW_PRIORITY_PPM: u32 = 50_000;
