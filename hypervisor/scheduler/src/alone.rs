@@ -13,6 +13,9 @@ use super::account::Paid;
 use super::worker::Worker;
 use super::{Scheduler, WorkerId};
 
+/// When a suspicion has ended, none begins for this many times the time that it kept others away.
+const TRUST_TIMES: u64 = 2;
+
 impl Scheduler {
     /// Whether the turn alone of another worker keeps this one away.
     pub(super) fn is_kept_away(&self, worker: WorkerId) -> bool {
@@ -57,7 +60,11 @@ impl Scheduler {
             // All other workers were kept away during this time.
             let took = now.saturating_sub(since);
             self.suspects_since = None;
+            self.trusts_until = now.saturating_add(took.saturating_mul(TRUST_TIMES));
             self.sure_until = now.saturating_add(took.saturating_mul(tuning.alone_spacing));
+        }
+        if now < self.trusts_until {
+            return;
         }
         let begin = |id: &&WorkerId| {
             self.workers.get(id).is_some_and(|state| state.density.is_suspect(now))

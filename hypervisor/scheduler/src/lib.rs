@@ -88,6 +88,8 @@ pub struct Scheduler {
     holding: BTreeSet<WorkerId>,
     /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
+    /// No worker is suspected before this.
+    trusts_until: u64,
     /// No worker is suspected before this, only to make sure of what is known.
     sure_until: u64,
     /// The virtual time that turns and spare time have reached.
@@ -123,6 +125,7 @@ impl Scheduler {
             asking: BTreeSet::new(),
             holding: BTreeSet::new(),
             suspects_since: None,
+            trusts_until: 0,
             sure_until: 0,
             virtual_now: 0,
             spare_now: 0,
