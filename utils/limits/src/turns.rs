@@ -52,13 +52,13 @@ impl Handover {
     }
 }
 
-/// The most that a session may save up: one period's earnings. If that is hardly more than two of the
-/// shortest turns, these are added. Without them, a small share would stop earning each time it has
-/// to wait for others.
+/// The most that a session may save up: one period's earnings. If that is hardly one of the
+/// shortest turns, one is added. Without it, a small share would stop earning each time it has to
+/// wait for others.
 pub fn burst_ns(share_ppm: u32) -> u64 {
     let period = bucket::earned(PERIOD_NS, share_ppm);
-    let turns = 2 * bucket::balance_for(SHORTEST_TURN_NS, share_ppm);
-    if period < 2 * turns { period + turns } else { period }
+    let turn = bucket::balance_for(SHORTEST_TURN_NS, share_ppm);
+    if period < 2 * turn { period + turn } else { period }
 }
 
 /// In which time each of so many sessions gets its share once. Where their shares are more than the
