@@ -204,7 +204,8 @@ impl Account {
         self.untold = untold;
     }
 
-    /// Charges for time that one of the workers used, in a turn or not. To be called after [`Self::settle`].
+    /// Charges for time that one of the workers used, in a turn or not. To be called after
+    /// [`Self::settle`].
     pub(super) fn charge(&mut self, used_ns: u64, paid: Paid, turn: bool) {
         let charge = used_ns.min(self.held_ns);
         self.held_ns -= charge;

@@ -7,11 +7,13 @@
 //! Workers that become backlogged, as programs do that begin to work, are all taken for dense at
 //! once. To make sure of what was known, one is asked after the other.
 
+use limits::turns;
+
 use super::account::Paid;
 use super::worker::Worker;
 use super::{Scheduler, WorkerId};
 
-/// When the last suspicion has ended, none begins for this many times the time that it lasted.
+/// When a suspicion has ended, none begins for this many times the time that it kept others away.
 const TRUST_TIMES: u64 = 2;
 
 impl Scheduler {
@@ -65,7 +67,7 @@ impl Scheduler {
             return;
         }
         let begin = |id: &&WorkerId| {
-            self.workers.get(id).is_some_and(|state| state.density.is_suspect(now, &tuning))
+            self.workers.get(id).is_some_and(|state| state.density.is_suspect(now))
         };
         let mut suspects: Vec<WorkerId> = self.holding.iter().filter(begin).copied().collect();
         if suspects.is_empty() && now >= self.sure_until {
@@ -78,22 +80,17 @@ impl Scheduler {
         if suspects.is_empty() {
             return;
         }
-        let turns: u64 = suspects.iter().map(|&id| self.turn_alone_ns(id)).sum();
-        let until = now.saturating_add(turns).saturating_add(tuning.alone_limit_ns);
+        let all: u64 = suspects.iter().map(|&id| self.own_turn(id)).sum();
+        let until = now.saturating_add(all).saturating_add(turns::PERIOD_NS);
         self.suspects_since = Some(now);
         for id in suspects {
             // With a small share, a turn is shorter than the time wanted for a measurement: then one
             // turn has to be enough.
-            let wanted_ns = self.turn_alone_ns(id).min(tuning.known_ns);
+            let wanted_ns = self.own_turn(id).min(turns::COMFORTABLE_TURN_NS);
             if let Some(state) = self.workers.get_mut(&id) {
                 state.density.suspect(wanted_ns, until);
             }
         }
-    }
-
-    /// How long a turn alone is at most.
-    pub(super) fn turn_alone_ns(&self, worker: WorkerId) -> u64 {
-        self.own_turn(worker).min(self.tuning.alone_ns)
     }
 
     /// Whether the worker's class should be known better. Whether a dense worker is really dense
@@ -108,7 +105,7 @@ impl Scheduler {
         // A worker that has never been alone does not know how long its work takes either.
         let matters = || {
             !density.is_dense()
-                || density.known_ppm(&self.tuning).is_none()
+                || density.known_ppm().is_none()
                 || self.asking.iter().chain(&self.holding).any(is_other_dense)
         };
         density.wants_turn_alone(now, &self.tuning) && matters()

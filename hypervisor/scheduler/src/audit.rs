@@ -57,7 +57,7 @@ pub(super) struct Claim {
 
 impl Claim {
     /// The part of the claim that falls into `part` of `whole` nanoseconds.
-    fn portion(self, part: u64, whole: u64) -> Self {
+    pub(super) fn portion(self, part: u64, whole: u64) -> Self {
         let of = |ns: u64| {
             let portion = (u128::from(ns) * u128::from(part)).checked_div(u128::from(whole));
             u64::try_from(portion.unwrap_or(0)).unwrap_or(u64::MAX)

@@ -4,8 +4,11 @@ use limits::turns;
 use limits::units::PPM_ONE;
 
 use super::account::Paid;
-use super::worker::{Company, Held};
+use super::worker::{Company, Held, Worker};
 use super::{Grant, Handover, LeaseId, Scheduler, SessionId, WorkerId};
+
+/// The shortest lease, and the shortest prolongation of one.
+const SHORTEST_REST_NS: u64 = turns::SHORTEST_TURN_NS / 2;
 
 impl Scheduler {
     /// Grants what can be granted now. To be called after every change and when
@@ -47,7 +50,7 @@ impl Scheduler {
         if paid == Paid::Spare && !self.may_have_spare(session, now) {
             return None;
         }
-        let waiting = self.strongest_waiting(worker, self.tuning.linger_ns, now);
+        let waiting = self.strongest_waiting(worker, self.tuning.message_ns, now);
         let turn_ends_at = match (waiting, paid) {
             // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
@@ -64,26 +67,25 @@ impl Scheduler {
         } else {
             length.min(turn_ends_at.saturating_sub(now))
         };
-        if length_ns < self.tuning.shortest_rest_ns {
+        if length_ns < SHORTEST_REST_NS {
             return None;
         }
         if paid == Paid::Spare {
             self.reach_spare(session);
         }
         let ends_at = now.saturating_add(length_ns);
-        let mean = self.mean_virtual_time();
-        let state = self.workers.get_mut(&worker)?;
-        if state.density.is_dense() && !state.takes_turns {
+        if self.workers.get(&worker).is_some_and(Worker::joins_turns) {
+            let mean = self.mean_virtual_time();
             self.sessions.get_mut(&session)?.account.join_turns(mean);
         }
+        let state = self.workers.get_mut(&worker)?;
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
         Some(self.granted(worker, lease, length_ns, self.company(worker)))
     }
 
     /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
-    /// or a lease that others wait for is over. `None`: only an event can change
-    /// something.
+    /// or a lease that others wait for is over. `None`: only an event can change something.
     pub fn next_deadline(&self, now: u64) -> Option<u64> {
         if self.asking.is_empty() {
             return None;
@@ -135,7 +137,9 @@ impl Scheduler {
         now: u64,
     ) -> Vec<WorkerId> {
         let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
-        let now_virtual = self.mean_virtual_time();
+        let joins = |id: &WorkerId| self.workers.get(id).is_some_and(Worker::joins_turns);
+        let mean =
+            if asking.iter().any(|(id, _)| joins(id)) { self.mean_virtual_time() } else { 0 };
         for &(worker, session) in asking {
             if !self.asking.contains(&worker) {
                 continue;
@@ -153,8 +157,8 @@ impl Scheduler {
             let account = &mut state.account;
             if fits {
                 // Sparse workers take no turns and may use their share faster than dense ones.
-                if asks.density.is_dense() && !asks.takes_turns {
-                    account.join_turns(now_virtual);
+                if asks.joins_turns() {
+                    account.join_turns(mean);
                     asks.takes_turns = true;
                 }
                 let order = match paid {
@@ -184,8 +188,9 @@ impl Scheduler {
         let turn_ns = self.longest_turn(worker, paid);
         let length_ns = if self.is_free(worker, now) { length_ns } else { length_ns.min(turn_ns) };
         if paid == Paid::Own && self.is_dense(worker) {
-            self.virtual_now = self.mean_virtual_time();
-            self.sessions.get_mut(&session)?.account.turn_begins();
+            let account = &mut self.sessions.get_mut(&session)?.account;
+            self.virtual_now = account.virtual_time(Paid::Own);
+            account.turn_begins();
         }
         if paid == Paid::Spare {
             self.reach_spare(session);
@@ -265,7 +270,7 @@ impl Scheduler {
         state.handover == Handover::InStream
             && state.density.is_dense()
             && !state.density.is_suspected()
-            && self.strongest_waiting(worker, self.tuning.linger_ns, now).is_none()
+            && self.strongest_waiting(worker, self.tuning.message_ns, now).is_none()
     }
 
     /// How long a lease the worker can pay for, as of the last settlement. `None`: it cannot pay
@@ -285,7 +290,7 @@ impl Scheduler {
         }
         let length = account.affordable_ns(paid, self.drain_ppm(worker, session), kept_ns);
         let length = length.min(turns::LONGEST_LEASE_NS);
-        (length >= self.tuning.shortest_rest_ns).then_some(length)
+        (length >= SHORTEST_REST_NS).then_some(length)
     }
 
     /// Guaranteed time that a sparse worker must not use. It is kept for the turn of a dense worker
@@ -313,7 +318,7 @@ impl Scheduler {
                 let density = if member.density.is_dense() {
                     PPM_ONE.into()
                 } else {
-                    member.density.assumed_ppm(&self.tuning)
+                    member.density.assumed_ppm()
                 };
                 sum = sum.saturating_add(density);
             }
@@ -326,7 +331,7 @@ impl Scheduler {
     fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
         match paid {
             Paid::Spare => turns::COMFORTABLE_TURN_NS,
-            Paid::Own if self.is_suspected(worker) => self.turn_alone_ns(worker),
+            Paid::Own if self.is_suspected(worker) => self.own_turn(worker),
             Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
             Paid::Own => turns::LONGEST_LEASE_NS,
         }
@@ -373,15 +378,14 @@ impl Scheduler {
         if !self.is_dense(worker) {
             return None;
         }
-        let lingers = |other: &super::worker::Worker| {
-            other.held.is_none() && other.was_active_within(linger_ns, now)
-        };
+        let lingers =
+            |other: &Worker| other.held.is_none() && other.was_active_within(linger_ns, now);
         let waiting = self.workers.iter().filter(|&(&id, other)| {
             id != worker
                 && other.density.is_dense()
                 && (self.asking.contains(&id) || lingers(other))
         });
-        let claim = |(_, other): (&WorkerId, &super::worker::Worker)| {
+        let claim = |(_, other): (&WorkerId, &Worker)| {
             let account = &self.sessions.get(&other.session)?.account;
             let ready = |paid| {
                 account.not_before(paid) <= now

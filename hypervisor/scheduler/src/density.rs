@@ -15,6 +15,11 @@ pub enum Class {
     Sparse,
 }
 
+/// A utilization that was last measured this long ago gives way to the next measurement.
+const STALE_NS: u64 = turns::MEMORY_NS;
+/// How much longer the time between turns alone becomes at most.
+const LONGEST_REST: u64 = 8;
+
 /// The utilization of one worker while no other slows it down: time used in relation to time held.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Density {
@@ -98,13 +103,13 @@ impl Density {
     }
 
     /// The utilization, if it is known.
-    pub(super) fn known_ppm(&self, tuning: &Tuning) -> Option<u64> {
-        (self.alone.weight_ns >= tuning.known_ns).then_some(self.alone.ppm)
+    pub(super) fn known_ppm(&self) -> Option<u64> {
+        (self.alone.weight_ns >= turns::COMFORTABLE_TURN_NS).then_some(self.alone.ppm)
     }
 
     /// The utilization, or what is assumed until it is known.
-    pub(super) fn assumed_ppm(&self, tuning: &Tuning) -> u64 {
-        self.known_ppm(tuning).unwrap_or(PPM_ONE.into()).min(PPM_ONE.into())
+    pub(super) fn assumed_ppm(&self) -> u64 {
+        self.known_ppm().unwrap_or(PPM_ONE.into()).min(PPM_ONE.into())
     }
 
     /// What part of the time held it has used lately.
@@ -157,7 +162,7 @@ impl Density {
         // interval is too little evidence, so the last ones count, too.
         let alike = |used: u64, backlog: u64| {
             company.rates_ppm.saturating_add(used) < turns::DENSE_PPM
-                && backlog < used.saturating_add(tuning.waiting_ppm)
+                && backlog < used.saturating_add(u64::from(PPM_ONE) - turns::DENSE_PPM)
         };
         let lately = || alike(self.crowded.ppm, self.crowded_backlog.ppm);
         // The time slices of a dense co-holder delay every single launch.
@@ -168,24 +173,24 @@ impl Density {
         let slice = u64::from(PPM_ONE) / (company.others + 1);
         let wants_less = self.crowded.ppm < slice / 5 * 3
             && self.crowded_backlog.ppm < u64::from(PPM_ONE) / 2
-            && self.known_ppm(tuning).is_some_and(|known| known < self.crowded.ppm * 2);
+            && self.known_ppm().is_some_and(|known| known < self.crowded.ppm * 2);
         self.in_doubt = !(undisturbed || wants_less);
-        let stale = now.saturating_sub(self.measured_at) >= tuning.stale_ns
+        let stale = now.saturating_sub(self.measured_at) >= STALE_NS
             || self.suspected.is_some_and(|suspicion| suspicion.alone_ns == 0);
         // A very short interval says too little to replace what was known.
         let counts = undisturbed && (!stale || seen.held_ns >= turns::SHORTEST_TURN_NS);
         if counts && stale {
-            renew(&mut self.alone, used, seen.held_ns, tuning.known_ns);
+            renew(&mut self.alone, used, seen.held_ns, turns::COMFORTABLE_TURN_NS);
         } else if counts {
             self.alone.add(used, seen.held_ns, turns::MEMORY_NS);
-        } else if self.crowded_ppm() > self.alone.ppm && self.known_ppm(tuning).is_some() {
+        } else if self.crowded_ppm() > self.alone.ppm && self.known_ppm().is_some() {
             // A worker that is slowed down can only look sparser than it is.
             self.alone.add(self.crowded_ppm(), seen.held_ns, turns::MEMORY_NS);
         }
         if counts {
             self.measured_at = now;
         }
-        self.classify(tuning);
+        self.classify();
         if company.others == 0
             && let Some(suspicion) = &mut self.suspected
         {
@@ -198,6 +203,9 @@ impl Density {
 
     /// Whether only a turn alone can show its utilization, and one is due.
     pub(super) fn wants_turn_alone(&self, now: u64, tuning: &Tuning) -> bool {
+        if !self.in_doubt {
+            return false;
+        }
         // Busier co-holders lower a worker's use and raise its backlog. A program that now does
         // something else changes both in the same direction.
         let changed = |(rate, backlog): (u64, u64)| {
@@ -214,8 +222,8 @@ impl Density {
             Some(before) if !changed(before) => self.alone_every_ns,
             _ => tuning.alone_every_ns,
         };
-        let never = self.known_ppm(tuning).is_none();
-        self.in_doubt && (never || now.saturating_sub(self.measured_at) >= every)
+        let never = self.known_ppm().is_none();
+        never || now.saturating_sub(self.measured_at) >= every
     }
 
     /// When its utilization was last known for certain.
@@ -230,11 +238,11 @@ impl Density {
     }
 
     /// Whether it may have begun to fill the device: it did not, and now always has work queued.
-    pub(super) fn is_suspect(&self, now: u64, tuning: &Tuning) -> bool {
+    pub(super) fn is_suspect(&self, now: u64) -> bool {
         let (_, before) = self.then.unwrap_or_default();
         let comes = before < turns::DENSE_PPM && self.is_backlogged();
-        let lasts = now.saturating_sub(self.measured_at) >= tuning.stale_ns;
-        let may_be = !self.is_dense() || self.known_ppm(tuning).is_none();
+        let lasts = now.saturating_sub(self.measured_at) >= STALE_NS;
+        let may_be = !self.is_dense() || self.known_ppm().is_none();
         may_be && self.in_doubt && comes && lasts && now >= self.trusted_until
     }
 
@@ -269,7 +277,7 @@ impl Density {
     fn end_suspicion(&mut self, now: u64, tuning: &Tuning) {
         let Some(Suspicion { before, .. }) = self.suspected.take() else { return };
         self.class = before;
-        self.classify(tuning);
+        self.classify();
         self.end_turn_alone(before, now, tuning);
         self.trusted_until = now.saturating_add(self.alone_every_ns);
     }
@@ -280,7 +288,7 @@ impl Density {
         // A program's first second is not typical: it loads and warms up.
         let begins = now.saturating_sub(self.began_at) < tuning.alone_every_ns;
         self.alone_every_ns = if self.class == before && !begins {
-            self.alone_every_ns.saturating_mul(2).min(tuning.alone_rest_ns)
+            self.alone_every_ns.saturating_mul(2).min(tuning.alone_every_ns * LONGEST_REST)
         } else {
             tuning.alone_every_ns
         };
@@ -291,11 +299,11 @@ impl Density {
         }
     }
 
-    fn classify(&mut self, tuning: &Tuning) {
+    fn classify(&mut self) {
         if self.suspected.is_some() {
             return;
         }
-        if let Some(ppm) = self.known_ppm(tuning) {
+        if let Some(ppm) = self.known_ppm() {
             self.class = if turns::is_dense(Some(ppm)) { Class::Dense } else { Class::Sparse };
         }
     }
@@ -338,7 +346,7 @@ mod tests {
     fn unknown_is_dense_and_the_mean_decides() {
         let tuning = Tuning::default();
         let mut density = Density::unknown(&tuning);
-        assert!(density.is_dense() && density.known_ppm(&tuning).is_none());
+        assert!(density.is_dense() && density.known_ppm().is_none());
         assert_eq!(observe(&mut density, 5, None, 1), 500_000);
         assert!(!density.is_dense());
         // 200 ms of held time are enough to forget most of it.

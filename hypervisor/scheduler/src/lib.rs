@@ -13,9 +13,13 @@
 //!   **sparse** (`density`). Dense workers exclude each other, because the hardware loses a tenth
 //!   of the device when it slices two of them. Sparse workers may hold beside any other worker:
 //!   slicing serves them well.
-//! * Of the workers that ask and have earned enough, the next is the one whose session has used the
-//!   least in relation to its share. Time that would then be idle is **spare**: it goes to sessions
-//!   that may have more than their share (`spare`).
+//! * Of the workers that ask and have earned enough, the next is the one with the earliest **virtual
+//!   deadline**: when its session will have had its next turn, in relation to its share (`account`,
+//!   `limits::turns`). Time that would then be idle is **spare**: it goes to sessions that may have
+//!   more than their share (`spare`).
+//! * A lease can end early where a worker's gates are in its streams, because another is to have the
+//!   device now (`preempt`).
+//! * A worker whose class is in doubt gets a **turn alone** (`alone`).
 //! * A worker that does not report does not stop others for long. A while after its lease has
 //!   ended, the lease is **revoked** and others go on. Its session goes on paying until the report
 //!   comes or the worker leaves.
@@ -84,7 +88,7 @@ pub struct Scheduler {
     holding: BTreeSet<WorkerId>,
     /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
-    /// No group of workers is suspected before this.
+    /// No worker is suspected before this.
     trusts_until: u64,
     /// No worker is suspected before this, only to make sure of what is known.
     sure_until: u64,
@@ -260,12 +264,12 @@ impl Scheduler {
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
         self.stop(worker, now);
-        let virtual_now = self.mean_virtual_time();
-        if !self.is_active(session, now)
-            && let Some(session) = self.sessions.get_mut(&session)
-        {
-            session.account.join_turns(virtual_now);
-            session.account.join_spare(self.spare_now);
+        if !self.is_active(session, now) {
+            let mean = self.mean_virtual_time();
+            if let Some(session) = self.sessions.get_mut(&session) {
+                session.account.join_turns(mean);
+                session.account.join_spare(self.spare_now);
+            }
         }
         self.asking.insert(worker);
         Ok(())
@@ -310,7 +314,7 @@ impl Scheduler {
             let used = if held.revoked {
                 elapsed
             } else {
-                share_of(elapsed, worker.density.assumed_ppm(&self.tuning))
+                share_of(elapsed, worker.density.assumed_ppm())
             };
             untold.all_ns = untold.all_ns.saturating_add(used);
             if held.paid == Paid::Own {

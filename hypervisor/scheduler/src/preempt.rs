@@ -40,7 +40,7 @@ impl Scheduler {
         if now < self.rounds_at {
             return;
         }
-        self.rounds_at = now.saturating_add(turns::SHORTEST_TURN_NS);
+        self.rounds_at = now.saturating_add(turns::round_ns(1, 0, Handover::InStream) / 2);
         let mut sessions = BTreeSet::new();
         let mut handover = Handover::InStream;
         for (id, worker) in &self.workers {

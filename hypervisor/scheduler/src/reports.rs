@@ -43,7 +43,7 @@ impl Scheduler {
         };
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
         let turn = state.takes_turns;
-        let wanted = share_of(told.backlogged_ns, state.density.assumed_ppm(&tuning));
+        let wanted = share_of(told.backlogged_ns, state.density.assumed_ppm());
         let claim = Claim {
             held_ns: measured,
             said_ns: said.saturating_add(silent),

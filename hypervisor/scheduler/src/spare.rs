@@ -148,7 +148,7 @@ impl Scheduler {
         let (mut rate, mut density) = (0, 0);
         for (_, worker) in self.members(session).filter(|(_, worker)| worker.held.is_some()) {
             rate += worker.density.rate_ppm();
-            density += worker.density.assumed_ppm(&self.tuning);
+            density += worker.density.assumed_ppm();
         }
         let share = u64::from(account.guaranteed_ppm());
         // Slicing slows the session down, and keeping others away costs them more than it gains. So

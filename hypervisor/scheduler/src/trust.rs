@@ -144,13 +144,19 @@ impl Scheduler {
         if !state.takes_turns {
             claim.sparse_ns = claim.held_ns;
         }
-        self.audit.claim(state.session, held.paid, held.told_at, now, claim);
+        // After a lease was stopped, the time is others' to claim.
+        let until = if held.stopped { held.ends_at.min(now) } else { now };
+        let whole = now.saturating_sub(held.told_at);
+        let claim = claim.portion(until.saturating_sub(held.told_at), whole);
+        self.audit.claim(state.session, held.paid, held.told_at, until, claim);
     }
 
     /// Judges the time on which all holders have reported.
     pub(super) fn judge(&mut self, now: u64) {
         let told = self.holding.iter().filter_map(|&id| self.held(id));
-        let told = told.filter(|held| !held.revoked).map(|held| held.told_at).min();
+        let unclaimed =
+            |held: &Held| !(held.revoked || held.stopped && held.told_at >= held.ends_at);
+        let told = told.filter(unclaimed).map(|held| held.told_at).min();
         for finding in self.audit.judge(told.unwrap_or(now)) {
             self.take_to_heart(finding, now);
         }

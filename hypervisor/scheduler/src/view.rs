@@ -69,7 +69,7 @@ impl Scheduler {
                 balance_ns: account.balance_ns(),
                 charged_ns: account.charged_ns().saturating_add(account.untold_ns()),
                 spare_ns: account.spare_ns(),
-                density_ppm: densities().filter_map(|d| d.known_ppm(&self.tuning)).max(),
+                density_ppm: densities().filter_map(|d| d.known_ppm()).max(),
                 class: if dense || state.members.is_empty() { Class::Dense } else { Class::Sparse },
                 asks: state.members.iter().any(|member| self.asking.contains(member)),
             }

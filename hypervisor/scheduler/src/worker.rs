@@ -115,6 +115,11 @@ impl Worker {
         }
     }
 
+    /// Whether its next lease is a turn, and its last one was none.
+    pub(super) fn joins_turns(&self) -> bool {
+        self.density.is_dense() && !self.takes_turns
+    }
+
     /// Learns from a lease that lasted until its end: all its work is done `overrun_ns` after that.
     pub(super) fn ran_past(&mut self, overrun_ns: u64) {
         self.overrun_ns = self.overrun_ns / 4 * 3 + overrun_ns / 4;

@@ -2,7 +2,7 @@
 //! account share.
 //!
 //! * A session earns its share all the time ([`crate::bucket`]), and may save up what it earns in a
-//!   [period](PERIOD_NS).
+//!   [period](PERIOD_NS), and a short turn ([`burst_ns`]).
 //! * One that fills the device takes turns with others that do. In a round each gets its share once,
 //!   so a turn is the share of a round.
 //! * A turn starts when its session has saved up enough for it to be worth a handover
@@ -19,7 +19,8 @@ pub const PERIOD_NS: u64 = 100 * MS;
 pub const LONGEST_LEASE_NS: u64 = 30 * MS;
 /// The shortest turn. Below it, the handover outweighs the work.
 pub const SHORTEST_TURN_NS: u64 = MS;
-/// A turn may start with this much, even if a longer one could be had by waiting.
+/// A turn may start with this much, even if a longer one could be had by waiting. It is enough to
+/// measure a utilization.
 pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
 /// The guaranteed share of a session of low priority is at most this, in millionths.
 pub const LOW_PRIORITY_PPM: u32 = 50_000;
@@ -51,12 +52,11 @@ impl Handover {
     }
 }
 
-/// The most that a session may save up: one period's earnings. If that is hardly one turn, one turn
-/// is added. Without it, a small share would stop earning each time it has to wait for others.
+/// The most that a session may save up: one period's earnings and one of the shortest turns. In a
+/// crowd, a session's next turn comes a period after the last one, or a little later: without the
+/// turn on top, it would stop earning while it waits.
 pub fn burst_ns(share_ppm: u32) -> u64 {
-    let period = bucket::earned(PERIOD_NS, share_ppm);
-    let turn = bucket::balance_for(SHORTEST_TURN_NS, share_ppm);
-    if period < 2 * turn { period + turn } else { period }
+    bucket::earned(PERIOD_NS, share_ppm) + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
 }
 
 /// In which time each of so many sessions gets its share once. Where their shares are more than the

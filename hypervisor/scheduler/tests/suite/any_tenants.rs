@@ -3,7 +3,7 @@
 use limits::ComputeLimit;
 use limits::{Policy, Priority};
 use proptest::prelude::*;
-use scheduler::{SessionId, WorkerId};
+use scheduler::{Handover, SessionId, WorkerId};
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
 use crate::tenants::{check_windows, go_on};
@@ -34,17 +34,21 @@ fn any_tenant() -> impl Strategy<Value = Tenant> {
         prop_oneof![Just(0), 0..3 * MS, 0..400 * MS],
         prop_oneof![Just(0), 0..500_000u64],
         prop_oneof![Just((0, 0)), (MS..SECOND, 0..2 * SECOND)],
+        prop_oneof![Just(Handover::OnThread), Just(Handover::InStream)],
     )
-        .prop_map(|(quota, density_ppm, workers, think_ns, overrun_ns, way_ns, phases)| {
-            Tenant {
-                workers,
-                think_ns,
-                overrun_ns,
-                way_ns,
-                phases,
-                ..Tenant::new(quota, density_ppm)
-            }
-        })
+        .prop_map(
+            |(quota, density_ppm, workers, think_ns, overrun_ns, way_ns, phases, handover)| {
+                Tenant {
+                    workers,
+                    think_ns,
+                    overrun_ns,
+                    way_ns,
+                    phases,
+                    handover,
+                    ..Tenant::new(quota, density_ppm)
+                }
+            },
+        )
 }
 
 proptest! {

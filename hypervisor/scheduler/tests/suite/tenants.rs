@@ -44,7 +44,7 @@ pub(crate) fn near(got: u64, wanted: u64, points: u64) -> bool {
     got.abs_diff(wanted) <= points * 10_000
 }
 
-/// Checks that over no window a session uses more than its share and one period's worth on top.
+/// Checks that over no window a session uses more than its share and what may be saved up.
 pub(crate) fn check_windows(simulation: &Simulation, session: u64, tenant: &Tenant) {
     let books = &simulation.books[&SessionId(session)];
     let share = u64::from(tenant.quota.share_ppm);

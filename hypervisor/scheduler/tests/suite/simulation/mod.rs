@@ -68,7 +68,6 @@ pub(crate) struct Simulation {
     pub(crate) now: u64,
     /// Time in which the device did something, in millionths of nanoseconds.
     worked: u128,
-    tuning: Tuning,
     tenants: BTreeMap<SessionId, Tenant>,
     workers: BTreeMap<WorkerId, SessionId>,
     asked_at: BTreeMap<WorkerId, u64>,
@@ -89,13 +88,11 @@ pub(crate) struct Simulation {
 
 impl Simulation {
     pub(crate) fn empty(seed: u64) -> Self {
-        let tuning = Tuning::default();
         Self {
-            scheduler: Scheduler::new(tuning),
+            scheduler: Scheduler::new(Tuning::default()),
             books: BTreeMap::new(),
             now: 5 * SECOND,
             worked: 0,
-            tuning,
             tenants: BTreeMap::new(),
             workers: BTreeMap::new(),
             asked_at: BTreeMap::new(),
@@ -453,7 +450,7 @@ impl Simulation {
     }
 
     fn check_length(&self, grant: &Grant) {
-        assert!(grant.length_ns >= self.tuning.shortest_rest_ns, "{grant:?}");
+        assert!(grant.length_ns >= limits::turns::SHORTEST_TURN_NS / 2, "{grant:?}");
         assert!(grant.length_ns <= limits::turns::LONGEST_LEASE_NS, "{grant:?}");
     }
 
