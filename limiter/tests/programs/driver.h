@@ -128,6 +128,12 @@ static inline CUresult spin(const struct driver *d, CUfunction kernel, uint64_t 
     return d->launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, params, NULL);
 }
 
+/* For programs that hold streams: with lazy loading, the first launch of a kernel waits for all that are held. */
+static inline void load_spin(const struct driver *d, CUfunction kernel) {
+    ok(spin(d, kernel, 1, NULL));
+    ok(d->ctx_synchronize());
+}
+
 static inline double now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

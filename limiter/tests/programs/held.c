@@ -15,6 +15,7 @@ int main(int argc, char **argv) {
     struct driver d = driver_of(library);
     start_driver(&d);
     CUfunction kernel = spin_kernel(&d);
+    load_spin(&d, kernel);
     volatile uint32_t *value = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must("cuMemHostRegister_v2", (void *)value, (size_t)4096, 2);
     must("cuMemHostGetDevicePointer_v2", &word, (void *)value, 0);

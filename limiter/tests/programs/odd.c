@@ -298,6 +298,7 @@ static void words(int other, double seconds) {
     works = waits;
     if (other)
         ok(d.stream_create(&works, 1));
+    load_spin(&d, kernel);
     pthread_create(&writer, NULL, write_words, NULL);
     double start = now();
     uint32_t round = 0;

@@ -101,6 +101,7 @@ static void dependent(void *library, double seconds) {
     ok(device_pointer(&word, memory, 0));
     ok(d.stream_create(&one, 1));
     ok(d.stream_create(&other, 1));
+    load_spin(&d, kernel);
     double start = now(), longest = 0;
     uint32_t round = 1;
     for (; now() - start < seconds; round++) {

@@ -123,3 +123,67 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::layout::Order;
+    use crate::queue::EventState;
+    use crate::tests::{MS, kernel, node, reached, stream};
+
+    #[test]
+    fn a_collective_runs_from_when_its_last_member_has_begun() {
+        let mut s = node();
+        let (p, q) = (s.add_process(1, 1).unwrap(), s.add_process(2, 1).unwrap());
+        let a = stream(&mut s, p, Order::NonBlocking);
+        let b = s.create_stream(q, 1, 1, Order::NonBlocking, 0).unwrap();
+        for round in 0..2000 {
+            let from = s.now;
+            s.push_collective(a, MS, round, 2).unwrap();
+            let first = reached(&mut s, p, a);
+            s.push(b, kernel(3 * MS)).unwrap();
+            s.push_collective(b, 2 * MS, round, 2).unwrap();
+            let second = reached(&mut s, q, b);
+            s.advance(from + 2 * MS);
+            assert!(s.spins(a) && !s.spins(b));
+            s.advance(from + 9 * MS);
+            assert_eq!(s.event_state(first), Ok(EventState::Reached(from + 4 * MS)));
+            assert_eq!(s.event_state(second), Ok(EventState::Reached(from + 5 * MS)));
+            for event in [first, second] {
+                s.destroy_event(event).unwrap();
+            }
+        }
+        // It holds its device while it spins.
+        assert_eq!((s.worked_ns(0), s.worked_ns(1)), (2000 * 4 * MS, 2000 * 5 * MS));
+    }
+
+    #[test]
+    fn a_collective_spins_in_its_slices_and_for_ever_without_its_peer() {
+        let mut s = node();
+        let [p, q, r] = [1, 2, 3].map(|pid| s.add_process(pid, 1).unwrap());
+        let [a, b] = [p, q].map(|of| stream(&mut s, of, Order::NonBlocking));
+        let c = s.create_stream(r, 1, 1, Order::NonBlocking, 0).unwrap();
+        s.push_collective(a, MS, 7, 2).unwrap();
+        let never = reached(&mut s, p, a);
+        for _ in 0..100 {
+            s.push(b, kernel(10 * MS)).unwrap();
+        }
+        s.advance(440 * MS);
+        let [spun, ran] = [1, 2].map(|pid| s.worked_ns_by(0, pid) as f64 / MS as f64);
+        assert!((spun - 200.0).abs() < 3.0 && (ran - 200.0).abs() < 3.0, "{spun} {ran}");
+        // The other member comes, but never begins: it dies behind other work.
+        s.push(c, kernel(10 * MS)).unwrap();
+        s.push_collective(c, MS, 7, 2).unwrap();
+        s.drop_process(r);
+        s.advance(10_000 * MS);
+        assert_eq!(s.event_state(never), Ok(EventState::Pending));
+        // Its place in that group is gone with it; the next group of this number is another one.
+        let r = s.add_process(4, 1).unwrap();
+        let c = s.create_stream(r, 1, 1, Order::NonBlocking, 0).unwrap();
+        s.push_collective(c, MS, 7, 1).unwrap();
+        let end = reached(&mut s, r, c);
+        s.advance(10_002 * MS);
+        assert_eq!(s.event_state(end), Ok(EventState::Reached(10_001 * MS)));
+        s.drop_process(p);
+        assert!(s.groups.iter().all(|group| group.state == 0));
+    }
+}

@@ -99,3 +99,63 @@ impl State {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::layout::{Op, Order};
+    use crate::queue::{EventState, QueueError};
+    use crate::tests::{MS, kernel, node, reached, stream};
+
+    #[test]
+    fn what_is_behind_a_held_stream_in_its_hardware_queue_is_held() {
+        let mut s = node();
+        let p = s.add_process(1, 1).unwrap();
+        s.set_queues(p, 2);
+        let [a, b, c] = [(); 3].map(|()| stream(&mut s, p, Order::NonBlocking));
+        s.push(c, kernel(MS)).unwrap();
+        let before = reached(&mut s, p, c);
+        let held = s.push(a, Op::value(false)).unwrap();
+        s.push(a, kernel(MS)).unwrap();
+        s.push(b, kernel(MS)).unwrap();
+        let apart = reached(&mut s, p, b);
+        s.push(c, kernel(MS)).unwrap();
+        let behind = reached(&mut s, p, c);
+        s.advance(10 * MS);
+        assert_eq!(s.event_state(before), Ok(EventState::Reached(MS)));
+        assert_eq!(s.event_state(apart), Ok(EventState::Reached(2 * MS)));
+        assert_eq!(s.event_state(behind), Ok(EventState::Pending));
+        assert_eq!([a, b, c].map(|on| s.is_held(on)), [true, false, true]);
+        assert_eq!(s.held_contexts(p), [1]);
+        s.tell(a, held, true);
+        s.advance(20 * MS);
+        assert_eq!(s.event_state(behind), Ok(EventState::Reached(12 * MS)));
+        assert_eq!([a, b, c].map(|on| s.is_held(on)), [false; 3]);
+        assert_eq!(s.held_contexts(p), [0_u64; 0]);
+        // A wait in a queue holds nothing that was submitted before it.
+        s.push(c, kernel(MS)).unwrap();
+        let first = reached(&mut s, p, c);
+        s.push(a, Op::value(false)).unwrap();
+        s.advance(30 * MS);
+        assert_eq!(s.event_state(first), Ok(EventState::Reached(21 * MS)));
+    }
+
+    #[test]
+    fn only_so_many_streams_can_be_held_with_work_behind() {
+        let mut s = node();
+        let p = s.add_process(1, 1).unwrap();
+        let streams = [(); 10].map(|()| stream(&mut s, p, Order::NonBlocking));
+        let waits = streams.map(|on| s.push(on, Op::value(false)).unwrap());
+        for &on in &streams[..8] {
+            s.push(on, kernel(MS)).unwrap();
+            s.push(on, kernel(MS)).unwrap();
+        }
+        assert_eq!(s.push(streams[8], kernel(MS)), Err(QueueError::Held));
+        s.push(streams[0], kernel(MS)).unwrap();
+        s.push(streams[8], Op::write()).unwrap();
+        s.tell(streams[3], waits[3], true);
+        s.advance(MS);
+        // The stream that has only a write behind its wait counts, too.
+        assert_eq!(s.push(streams[9], kernel(MS)), Err(QueueError::Held));
+        s.push(streams[8], kernel(MS)).unwrap();
+    }
+}

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::layout::{Kind, Op, Order, QUEUE_DEPTH, SAMPLE_NS, State, StreamId};
 use crate::queue::{EventState, QueueError};
 
-const MS: u64 = 1_000_000;
+pub(crate) const MS: u64 = 1_000_000;
 
 pub(crate) fn node() -> Box<State> {
     // SAFETY: the layout is not empty, and all-zero bytes are a valid `State` (plain integers).
@@ -17,15 +17,15 @@ pub(crate) fn node() -> Box<State> {
     state
 }
 
-fn kernel(ns: u64) -> Op {
+pub(crate) fn kernel(ns: u64) -> Op {
     Op::work(Kind::Kernel, ns)
 }
 
-fn stream(state: &mut State, process: u32, order: Order) -> StreamId {
+pub(crate) fn stream(state: &mut State, process: u32, order: Order) -> StreamId {
     state.create_stream(process, 0, 1, order, 0).unwrap()
 }
 
-fn reached(state: &mut State, process: u32, on: StreamId) -> crate::layout::EventId {
+pub(crate) fn reached(state: &mut State, process: u32, on: StreamId) -> crate::layout::EventId {
     let event = state.create_event(process).unwrap();
     state.record(on, event).unwrap();
     event
@@ -199,116 +199,6 @@ fn a_write_ends_in_stream_order_and_both_can_cost() {
         s.advance(from + 9 * MS);
         assert_eq!(s.event_state(end), Ok(EventState::Reached(from + 3 * MS + costs * 3600)));
     }
-}
-
-#[test]
-fn what_is_behind_a_held_stream_in_its_hardware_queue_is_held() {
-    let mut s = node();
-    let p = s.add_process(1, 1).unwrap();
-    s.set_queues(p, 2);
-    let [a, b, c] = [(); 3].map(|()| stream(&mut s, p, Order::NonBlocking));
-    s.push(c, kernel(MS)).unwrap();
-    let before = reached(&mut s, p, c);
-    let held = s.push(a, Op::value(false)).unwrap();
-    s.push(a, kernel(MS)).unwrap();
-    s.push(b, kernel(MS)).unwrap();
-    let apart = reached(&mut s, p, b);
-    s.push(c, kernel(MS)).unwrap();
-    let behind = reached(&mut s, p, c);
-    s.advance(10 * MS);
-    assert_eq!(s.event_state(before), Ok(EventState::Reached(MS)));
-    assert_eq!(s.event_state(apart), Ok(EventState::Reached(2 * MS)));
-    assert_eq!(s.event_state(behind), Ok(EventState::Pending));
-    assert_eq!([a, b, c].map(|on| s.is_held(on)), [true, false, true]);
-    assert_eq!(s.held_contexts(p), [1]);
-    s.tell(a, held, true);
-    s.advance(20 * MS);
-    assert_eq!(s.event_state(behind), Ok(EventState::Reached(12 * MS)));
-    assert_eq!([a, b, c].map(|on| s.is_held(on)), [false; 3]);
-    assert_eq!(s.held_contexts(p), [0_u64; 0]);
-    // A wait in a queue holds nothing that was submitted before it.
-    s.push(c, kernel(MS)).unwrap();
-    let first = reached(&mut s, p, c);
-    s.push(a, Op::value(false)).unwrap();
-    s.advance(30 * MS);
-    assert_eq!(s.event_state(first), Ok(EventState::Reached(21 * MS)));
-}
-
-#[test]
-fn only_so_many_streams_can_be_held_with_work_behind() {
-    let mut s = node();
-    let p = s.add_process(1, 1).unwrap();
-    let streams = [(); 10].map(|()| stream(&mut s, p, Order::NonBlocking));
-    let waits = streams.map(|on| s.push(on, Op::value(false)).unwrap());
-    for &on in &streams[..8] {
-        s.push(on, kernel(MS)).unwrap();
-        s.push(on, kernel(MS)).unwrap();
-    }
-    assert_eq!(s.push(streams[8], kernel(MS)), Err(QueueError::Held));
-    s.push(streams[0], kernel(MS)).unwrap();
-    s.push(streams[8], Op::write()).unwrap();
-    s.tell(streams[3], waits[3], true);
-    s.advance(MS);
-    // The stream that has only a write behind its wait counts, too.
-    assert_eq!(s.push(streams[9], kernel(MS)), Err(QueueError::Held));
-    s.push(streams[8], kernel(MS)).unwrap();
-}
-
-#[test]
-fn a_collective_runs_from_when_its_last_member_has_begun() {
-    let mut s = node();
-    let (p, q) = (s.add_process(1, 1).unwrap(), s.add_process(2, 1).unwrap());
-    let a = stream(&mut s, p, Order::NonBlocking);
-    let b = s.create_stream(q, 1, 1, Order::NonBlocking, 0).unwrap();
-    for round in 0..2000 {
-        let from = s.now;
-        s.push_collective(a, MS, round, 2).unwrap();
-        let first = reached(&mut s, p, a);
-        s.push(b, kernel(3 * MS)).unwrap();
-        s.push_collective(b, 2 * MS, round, 2).unwrap();
-        let second = reached(&mut s, q, b);
-        s.advance(from + 2 * MS);
-        assert!(s.spins(a) && !s.spins(b));
-        s.advance(from + 9 * MS);
-        assert_eq!(s.event_state(first), Ok(EventState::Reached(from + 4 * MS)));
-        assert_eq!(s.event_state(second), Ok(EventState::Reached(from + 5 * MS)));
-        for event in [first, second] {
-            s.destroy_event(event).unwrap();
-        }
-    }
-    // It holds its device while it spins.
-    assert_eq!((s.worked_ns(0), s.worked_ns(1)), (2000 * 4 * MS, 2000 * 5 * MS));
-}
-
-#[test]
-fn a_collective_spins_in_its_slices_and_for_ever_without_its_peer() {
-    let mut s = node();
-    let [p, q, r] = [1, 2, 3].map(|pid| s.add_process(pid, 1).unwrap());
-    let [a, b] = [p, q].map(|of| stream(&mut s, of, Order::NonBlocking));
-    let c = s.create_stream(r, 1, 1, Order::NonBlocking, 0).unwrap();
-    s.push_collective(a, MS, 7, 2).unwrap();
-    let never = reached(&mut s, p, a);
-    for _ in 0..100 {
-        s.push(b, kernel(10 * MS)).unwrap();
-    }
-    s.advance(440 * MS);
-    let [spun, ran] = [1, 2].map(|pid| s.worked_ns_by(0, pid) as f64 / MS as f64);
-    assert!((spun - 200.0).abs() < 3.0 && (ran - 200.0).abs() < 3.0, "{spun} {ran}");
-    // The other member comes, but never begins: it dies behind other work.
-    s.push(c, kernel(10 * MS)).unwrap();
-    s.push_collective(c, MS, 7, 2).unwrap();
-    s.drop_process(r);
-    s.advance(10_000 * MS);
-    assert_eq!(s.event_state(never), Ok(EventState::Pending));
-    // Its place in that group is gone with it; the next group of this number is another one.
-    let r = s.add_process(4, 1).unwrap();
-    let c = s.create_stream(r, 1, 1, Order::NonBlocking, 0).unwrap();
-    s.push_collective(c, MS, 7, 1).unwrap();
-    let end = reached(&mut s, r, c);
-    s.advance(10_002 * MS);
-    assert_eq!(s.event_state(end), Ok(EventState::Reached(10_001 * MS)));
-    s.drop_process(p);
-    assert!(s.groups.iter().all(|group| group.state == 0));
 }
 
 #[test]
