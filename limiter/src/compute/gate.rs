@@ -53,6 +53,10 @@ pub(crate) struct Gate {
     /// The gate as streams see it, where they are to; made when the first lane is.
     in_streams: bool,
     stream_gate: OnceLock<Option<StreamGate>>,
+    /// How long launches into such streams took lately, each; zero: not known. And whether the estimates say
+    /// otherwise.
+    launch_ns: AtomicU64,
+    estimates_off: AtomicBool,
     /// What all lanes together may have outstanding.
     budget: Budget,
     /// Whether streams wait for what the program does next.
@@ -113,6 +117,8 @@ impl Gate {
             inside: AtomicBool::new(false),
             in_streams: gates == Gates::Stream,
             stream_gate: OnceLock::new(),
+            launch_ns: AtomicU64::new(0),
+            estimates_off: AtomicBool::new(false),
             budget: Budget::default(),
             stall: Stall::new(),
             lanes: Mutex::new(Vec::new()),
@@ -170,6 +176,37 @@ impl Gate {
         lanes.iter().map(|lane| u32::from(lane.is_in_stream())).sum()
     }
 
+    /// How long launches into streams with gates took lately; zero: not known.
+    pub(super) fn launch_ns(&self) -> u64 {
+        self.launch_ns.load(Ordering::Relaxed)
+    }
+
+    /// Whether they took another time than they were estimated to.
+    pub(super) fn estimates_are_off(&self) -> bool {
+        self.estimates_off.load(Ordering::Relaxed)
+    }
+
+    /// Launches that are done, and what they were estimated to take: of all streams with gates.
+    pub(super) fn done_launches(&self) -> (u64, u64) {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes
+            .iter()
+            .map(|lane| lane.done_launches())
+            .fold((0, 0), |(launches, ns), (more, took)| {
+                (launches.wrapping_add(more), ns.wrapping_add(took))
+            })
+    }
+
+    /// So many launches, estimated at so much, kept the device busy for some time.
+    pub(super) fn launches_took(&self, launches: u64, estimated_ns: u64, ns: u64) {
+        let each = ns / launches.max(1);
+        let old = self.launch_ns();
+        // Longer ones at once: a batch of them holds others up.
+        let new = if each > old { each } else { old - (old - each) / 4 };
+        self.launch_ns.store(new.max(1), Ordering::Relaxed);
+        self.estimates_off.store(estimated_ns.abs_diff(ns) > ns / 4, Ordering::Relaxed);
+    }
+
     /// Since when streams are held; `None`: they are not.
     pub(super) fn stream_closed_at(&self) -> Option<u64> {
         self.stream_gate().and_then(StreamGate::closed_at)
@@ -215,8 +252,14 @@ impl Gate {
             return false;
         }
         if !active {
+            // What is queued goes on, too, and so does what is launched behind it.
+            if let Some(gate) = self.stream_gate() {
+                gate.open(None);
+            }
             // No shortcut leads into a lane any more.
             self.wake_all();
+        } else if let Some(gate) = self.stream_gate().filter(|_| self.lease().is_none()) {
+            gate.close();
         }
         true
     }
@@ -277,6 +320,9 @@ impl Gate {
         self.shut();
         if let Some(gate) = self.stream_gate() {
             gate.close();
+            if !self.is_active() {
+                gate.open(None);
+            }
         }
         if self.stands_open.load(Ordering::SeqCst) {
             self.open(None);

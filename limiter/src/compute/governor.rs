@@ -160,6 +160,16 @@ struct Tenure {
     used: Used,
     /// When to ask for the lease to go on.
     renew_at: Option<u64>,
+    /// What was done when launches were last measured, and when that was.
+    measured: Option<Measured>,
+}
+
+/// See [`Tenure::measure`].
+#[derive(Clone, Copy)]
+struct Measured {
+    at: u64,
+    launches: u64,
+    estimated_ns: u64,
 }
 
 impl Tenure {
@@ -169,7 +179,32 @@ impl Tenure {
         let totals = gate.look(now, |totals| totals);
         let usage = if left { Usage::with_rest(now, totals) } else { Usage::new(now, totals) };
         gate.lanes().iter().for_each(|lane| lane.forget_question());
-        Self { gate, lease, usage, used: Used::default(), renew_at: renewal(now, &lease) }
+        let (used, renew_at) = (Used::default(), renewal(now, &lease));
+        Self { gate, lease, usage, used, renew_at, measured: None }
+    }
+
+    /// Sees how long launches take, while there always is work: `busy`. Not beside others, whose work it may be.
+    fn measure(&mut self, now: u64, busy: bool) {
+        const LEAST_NS: u64 = 1_000_000;
+        let gate = self.gate;
+        if gate.stream_gate().is_none() {
+            return;
+        }
+        if !busy || gate.is_shared() {
+            self.measured = None;
+            return;
+        }
+        let (launches, estimated_ns) = gate.done_launches();
+        let since = *self.measured.get_or_insert(Measured { at: now, launches, estimated_ns });
+        let ns = now.saturating_sub(since.at);
+        if ns >= LEAST_NS && launches != since.launches {
+            let (launched, estimated) = (
+                launches.wrapping_sub(since.launches),
+                estimated_ns.wrapping_sub(since.estimated_ns),
+            );
+            gate.launches_took(launched, estimated, ns);
+            self.measured = Some(Measured { at: now, launches, estimated_ns });
+        }
     }
 
     fn look(&mut self, now: u64, busy: bool) {
@@ -218,6 +253,7 @@ impl Tenure {
             let shared = self.gate.is_shared();
             let works = goes_on && !shared && lanes.iter().any(|lane| lane.found_work());
             self.look(now, queues || works);
+            self.measure(now, queues);
             if goes_on {
                 idle_since = None;
                 let look = if shared { Lane::forget_looks } else { Lane::ask };

@@ -25,10 +25,10 @@ pub(super) const BATCHES: usize = 128;
 /// An H200 blocks the thread at 1,020 entries, and then every other thread, too.
 const AHEAD_NS: u64 = 100_000_000;
 const MOST_ENTRIES: u64 = 900;
-/// A batch's wait and its mark take an entry each.
-const ENTRIES_OF_BATCH: u64 = 2;
-/// Estimated time of a batch: beside other sessions, which wait for it at a handover, and alone. A wait and a mark cost
-/// the device 4 us.
+/// A batch's wait and its two numbers take an entry each.
+const ENTRIES_OF_BATCH: u64 = 3;
+/// Estimated time of a batch: beside other sessions, which wait for it at a handover, and alone. These
+/// operations cost the device 6 us.
 const SHARED_BATCH_NS: u64 = 1_000_000;
 const BATCH_NS: u64 = 2_000_000;
 /// How much longer than its estimates the work takes that no mark covers yet.
@@ -207,6 +207,23 @@ impl Lane {
         if gate.is_shared() { SHARED_BATCH_NS } else { BATCH_NS }
     }
 
+    /// How many launches a batch has at most, by what launches took lately; fewer if that is not known.
+    pub(super) fn most_launches(&self, gate: &Gate) -> u32 {
+        const UNMEASURED: u32 = 4;
+        let most = self
+            .batch_ns(gate)
+            .checked_div(gate.launch_ns())
+            .map_or(UNMEASURED.into(), |most| most.max(1));
+        u32::try_from(most).unwrap_or(u32::MAX)
+    }
+
+    /// How many of the launches are done, and what they were estimated to take.
+    pub(in crate::compute) fn done_launches(&self) -> (u64, u64) {
+        let Some(own) = self.in_stream() else { return (0, 0) };
+        let batch = self.batch(self.see_done(own));
+        (batch.launches.load(Relaxed), batch.covered_ns.load(Relaxed))
+    }
+
     fn has_room(&self, own: &InStream, gate: &Gate) -> bool {
         let (recorded, done) = (self.recorded.load(Relaxed), self.see_done(own));
         if done == own.stuck_at.load(Relaxed) {
@@ -222,7 +239,8 @@ impl Lane {
             + u64::from(self.count.uncovered.load(Relaxed))
             - self.batch(done).launches.load(Relaxed);
         let entries = launches + (recorded - done) * ENTRIES_OF_BATCH;
-        let ahead_ns = self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done));
+        let estimated = self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done));
+        let ahead_ns = estimated.max(launches.saturating_mul(gate.launch_ns()));
         entries < MOST_ENTRIES / u64::from(gate.lanes_in_stream().max(1))
             && ahead_ns < AHEAD_NS
             && recorded - done + 4 < BATCHES as u64

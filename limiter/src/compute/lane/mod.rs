@@ -251,7 +251,8 @@ impl Lane {
             // A moment alone may be all that there is, and three samples are all that is wanted.
             let rare = !gate.is_shared() && estimate.is_unsettled();
             rare && self.batch.load(Relaxed) == 1 && due()
-                || self.is_place_of_sample(estimate.is_doubtful()) && !self.skips(estimate)
+                || self.is_place_of_sample(estimate.is_doubtful() || gate.estimates_are_off())
+                    && (gate.estimates_are_off() || !self.skips(estimate))
         };
         if !sampled {
             return None;
@@ -566,11 +567,14 @@ impl Lane {
 
     /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
     /// themselves would always be seen at the same place.
-    fn plan_sample(&self, now: u64) {
+    fn plan_sample(&self, now: u64, gate: &Gate) {
         let batches = self.batches.load(Relaxed).wrapping_add(1);
         self.batches.store(batches, Relaxed);
         let batch = self.batch.load(Relaxed);
-        if batch > 1 && self.is_due() && now >= self.sample_at.load(Relaxed) {
+        if batch > 1
+            && (self.is_due() || gate.estimates_are_off())
+            && now >= self.sample_at.load(Relaxed)
+        {
             let mixed = batches.wrapping_mul(0x9E37_79B9) >> 16;
             self.stop_at(1 + mixed % (batch - 1));
         }

@@ -127,7 +127,7 @@ impl Lane {
         self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + busy_ns, Release);
         let fitting = u64::from(batch) * self.span.after(queue) / took;
         self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(batch.saturating_mul(2)));
-        self.plan_sample(now);
+        self.plan_sample(now, gate);
     }
 
     /// The same where the gate is in the stream: nobody waits, and only what was queued while the gate was open
@@ -150,8 +150,9 @@ impl Lane {
             self.backlogged_ns.store(self.backlogged_ns.load(Relaxed) + took, Release);
         }
         let fitting = u64::from(batch) * 2 * self.span.after(queue) / took;
-        self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(batch.saturating_mul(2)));
-        self.plan_sample(now);
+        let most = self.most_launches(gate).min(batch.saturating_mul(2));
+        self.resize(u32::try_from(fitting).unwrap_or(u32::MAX).min(most));
+        self.plan_sample(now, gate);
     }
 
     /// A batch ends: the time since the one before did, and the estimated nanoseconds launched in it.
