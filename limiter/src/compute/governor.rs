@@ -388,6 +388,10 @@ impl Tenure {
                 done_at = if may_guess { expected_end(now, &lanes) } else { None };
             } else if now.saturating_sub(since) > patience && gate.is_wanted() {
                 was_stuck = true;
+                tracing::debug!(
+                    "device {}: work stands still at a closed gate: {lanes:?}",
+                    gate.ledger().uuid()
+                );
                 handover.dependent = self.glimpse(done);
                 since = clock::now();
                 // Longer each time, so that it outgrows kernels that only take long.

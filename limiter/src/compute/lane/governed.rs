@@ -8,6 +8,21 @@ use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
 
+impl core::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Lane")
+            .field("stream", &self.stream)
+            .field("recorded", &self.recorded)
+            .field("done", &self.done)
+            .field("begun", &self.in_stream().map(|own| self.begun(own)))
+            .field("uncovered", &self.count.uncovered)
+            .field("launching", &self.launching)
+            .field("calling", &(self.calling_since.load(Relaxed) != 0))
+            .field("holds_back", &self.holds_back())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Lane {
     /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
     /// that was launched before then is not done yet. To be asked by the governor.

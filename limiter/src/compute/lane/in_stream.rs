@@ -25,6 +25,8 @@ pub(super) const BATCHES: usize = 128;
 /// An H200 blocks the thread at 1,020 entries, and then every other thread, too.
 const AHEAD_NS: u64 = 100_000_000;
 const MOST_ENTRIES: u64 = 900;
+/// The same in batches of all lanes: an H200 blocks the thread at the 57th that a default stream holds.
+const MOST_AHEAD: u64 = 48;
 /// A batch's wait and its two numbers take an entry each.
 const ENTRIES_OF_BATCH: u64 = 3;
 /// Estimated time of a batch: beside other sessions, which wait for it at a handover, and alone. These
@@ -243,7 +245,7 @@ impl Lane {
         let ahead_ns = estimated.max(launches.saturating_mul(gate.launch_ns()));
         entries < MOST_ENTRIES / u64::from(gate.lanes_in_stream().max(1))
             && ahead_ns < AHEAD_NS
-            && recorded - done + 4 < BATCHES as u64
+            && recorded - done < MOST_AHEAD / u64::from(gate.lanes_in_stream().max(1))
     }
 
     /// Waits a moment for room at an open gate. `since`: when that began, and what was done then. In vain for long, it
@@ -282,7 +284,7 @@ impl Lane {
     }
 
     /// The last batch that has begun.
-    fn begun(&self, own: &InStream) -> u64 {
+    pub(super) fn begun(&self, own: &InStream) -> u64 {
         own.begun.number(self.recorded.load(Acquire))
     }
 
@@ -303,17 +305,18 @@ impl Lane {
         !self.lost.load(Acquire) && self.last() > self.begun(own)
     }
 
-    /// Whether all that has begun is done; at an open gate, whether all is. To be called by the governor, pinned.
+    /// Whether all that has begun is done; at an open gate, whether all is. At a closed one a thread that launches is not
+    /// waited for: the driver may have it wait for what is held. To be called by the governor, pinned.
     pub(super) fn is_drained_in_stream(&self, own: &InStream, gate: &Gate) -> bool {
-        if self.is_launching() {
-            return false;
-        }
         let (begun, done, recorded) =
             (self.begun(own), self.see_done(own), self.recorded.load(Acquire));
         let waits = self.calling_since.load(Acquire) != 0;
         let tail = self.count.uncovered.load(Acquire) > 0;
         let Some(closed_at) = gate.stream_closed_at() else {
-            return done >= recorded && !waits && (!tail || self.is_tail_done());
+            return done >= recorded
+                && !waits
+                && !self.is_launching()
+                && (!tail || self.is_tail_done());
         };
         if waits && self.last() <= begun && !gate.holds_work() {
             return false;
