@@ -4,6 +4,7 @@ mod compute;
 mod copies;
 mod daemon;
 mod grids;
+mod in_stream;
 mod live;
 mod near_the_limit;
 mod odd_launches;
