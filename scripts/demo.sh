@@ -7,5 +7,5 @@ cd "$(dirname "$0")/.."
 . scripts/prerequisites.sh
 
 require_build_tools
-cargo build --release --locked -p hypervisor -p sluice -p cuda-limiter -p fake-cuda -p fake-nvml -p tenant
+cargo build --release --locked -p hypervisor -p sluice -p cuda-limiter -p fake-cuda -p fake-nvml -p fake-smi -p tenant
 exec "${CARGO_TARGET_DIR:-target}/release/sluice" demo "$@"

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use http_bidir_comm::server::{ApiError, ConnectionFilter, Peer};
 use rustix::process::{Resource, getrlimit};
 
 use super::limits::{check_fair_part, most_of};
@@ -33,7 +32,8 @@ pub(super) struct ConnectionQuota {
 struct ConnectionCounts {
     by_all: usize,
     by_user: HashMap<u32, usize>,
-    /// Refusals since the last log line about them, and the time of that line.
+    /// Refusals, those since the last log line about them, and the time of that line.
+    refused_ever: u64,
     refused: u64,
     said: Option<Instant>,
 }
@@ -71,6 +71,11 @@ impl ConnectionQuota {
         self.given(&mut self.taken(), uid)
     }
 
+    /// How often a user had too many, since the daemon's start.
+    pub(super) fn refusals(&self) -> u64 {
+        self.taken().refused_ever
+    }
+
     fn given(self: &Arc<Self>, taken: &mut ConnectionCounts, uid: u32) -> ConnectionPermit {
         taken.by_all += 1;
         *taken.by_user.entry(uid).or_insert(0) += 1;
@@ -84,6 +89,7 @@ impl ConnectionQuota {
 
 impl ConnectionCounts {
     fn refuse(&mut self, uid: u32, own: usize) {
+        self.refused_ever += 1;
         self.refused += 1;
         if self.said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
             tracing::warn!(
@@ -109,18 +115,6 @@ impl Drop for ConnectionPermit {
                 taken.by_user.remove(&self.uid);
             }
         }
-    }
-}
-
-/// Admits or refuses each connection to the daemon's socket.
-#[derive(Debug)]
-pub(super) struct ConnectionAdmission(pub(super) Arc<ConnectionQuota>);
-
-impl ConnectionFilter for ConnectionAdmission {
-    type Permit = ConnectionPermit;
-
-    fn admit(&self, peer: Peer) -> Result<ConnectionPermit, ApiError> {
-        Ok(self.0.take(peer.uid)?)
     }
 }
 

@@ -13,6 +13,9 @@ use limits::GpuId;
 pub trait Devices: fmt::Debug + Send + Sync {
     /// Whether the device exists.
     fn exists(&self, uuid: GpuId) -> Existence;
+
+    /// Whether the node shows any device.
+    fn any(&self) -> bool;
 }
 
 /// What is known of a device.
@@ -94,6 +97,13 @@ impl Devices for KernelDevices {
             Existence::Unknown
         }
     }
+
+    fn any(&self) -> bool {
+        if self.listing().present.is_empty() {
+            self.refresh();
+        }
+        !self.listing().present.is_empty()
+    }
 }
 
 /// The devices that the kernel module shows; `None`: it shows none.
@@ -133,6 +143,10 @@ pub struct AnyDevice;
 impl Devices for AnyDevice {
     fn exists(&self, _: GpuId) -> Existence {
         Existence::Unknown
+    }
+
+    fn any(&self) -> bool {
+        true
     }
 }
 

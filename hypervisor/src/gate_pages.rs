@@ -1,56 +1,124 @@
-//! The gate pages of the registered processes: memory of theirs by which a lease is ended early.
+//! The gate pages of the registered processes: memory of theirs by which a gate is opened and a lease
+//! is ended early, and by which they say that a lease's work is done.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ::limits::GpuId;
 use protocol::Register;
 use scheduler::{LeaseId, WorkerId};
-use session::gate_page::PeerGatePage;
+use session::gate_page::{AwaitedEnd, Bell, End, PeerGatePage};
 
 use super::identity::Caller;
 use super::limits::{GATE_PAGES, check_fair_part};
 
-/// The pages, by worker. A worker without one keeps each lease until it ends.
+/// The pages, by worker. A worker without one opens its gate itself, keeps each lease until it ends,
+/// and reports the end.
 #[derive(Debug, Default)]
-pub(super) struct GatePages(HashMap<WorkerId, WorkerPage>);
+pub(super) struct GatePages {
+    pages: HashMap<WorkerId, WorkerPage>,
+    /// The leases whose ends are awaited; the latest is the last.
+    awaited: Vec<(HeldLease, AwaitedEnd)>,
+    /// Rings when there are more of them.
+    bell: Arc<Bell>,
+}
 
 #[derive(Debug)]
 struct WorkerPage {
     uid: u32,
-    page: PeerGatePage,
+    page: Arc<PeerGatePage>,
+}
+
+/// A lease, and who holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct HeldLease {
+    pub(super) worker: WorkerId,
+    pub(super) device: GpuId,
+    pub(super) lease: LeaseId,
 }
 
 impl GatePages {
     /// Keeps a worker's page, in place of the one that it had. `false`: its user has too many.
     pub(super) fn keep(&mut self, worker: WorkerId, caller: &Caller, page: PeerGatePage) -> bool {
         let uid = caller.owner.uid;
-        let others = self.0.iter().filter(|(other, _)| **other != worker);
+        let others = self.pages.iter().filter(|(other, _)| **other != worker);
         let has = others
             .fold((0, 0), |(own, all), (_, other)| (own + usize::from(other.uid == uid), all + 1));
         let fits = check_fair_part("gate pages", uid, has, GATE_PAGES);
         if let Err(refused) = &fits {
             said(caller, refused);
         } else {
-            self.0.insert(worker, WorkerPage { uid, page });
+            // Its leases have ended with the registration.
+            self.forget(worker);
+            self.pages.insert(worker, WorkerPage { uid, page: Arc::new(page) });
         }
         fits.is_ok()
     }
 
     /// Whether a worker has a gate on a device that can be closed from here.
     pub(super) fn has_gate(&self, worker: WorkerId, device: GpuId) -> bool {
-        self.0.get(&worker).is_some_and(|own| own.page.has_block(device))
+        self.pages.get(&worker).is_some_and(|own| own.page.has_block(device))
     }
 
-    /// Ends a lease early.
-    pub(super) fn stop(&self, worker: WorkerId, device: GpuId, lease: LeaseId) {
-        if let Some(own) = self.0.get(&worker) {
-            own.page.stop_early(device, lease.0);
-        }
+    /// A lease is granted: its gate is opened, where its process named the closed gate's word when it
+    /// asked, and its end is awaited. Returns whether it was opened. The answer is to follow.
+    pub(super) fn grant(&mut self, held: HeldLease, word: Option<u32>) -> bool {
+        let HeldLease { worker, device, lease } = held;
+        self.forget_lease(worker, device);
+        let Some(own) = self.pages.get(&worker) else { return false };
+        let Some(end) = AwaitedEnd::new(&own.page, device, lease.0) else { return false };
+        let opened = word.is_some_and(|word| own.page.grant(device, lease.0, word));
+        self.awaited.push((held, end));
+        self.bell.ring();
+        opened
+    }
+
+    /// Ends a lease early. `false`: the worker's page has no gate for the device any more.
+    pub(super) fn stop(&self, worker: WorkerId, device: GpuId, lease: LeaseId) -> bool {
+        self.pages.get(&worker).is_some_and(|own| own.page.stop_early(device, lease.0))
+    }
+
+    /// Takes out the leases whose ends were reached, and those of which that is not clear. `called`:
+    /// its process has just said something.
+    pub(super) fn take_ended(&mut self, called: Option<HeldLease>) -> Vec<HeldLease> {
+        let mut ended = Vec::new();
+        self.awaited.retain(|(held, end)| match end.look() {
+            End::Ahead => called != Some(*held),
+            End::Reached => {
+                ended.push(*held);
+                false
+            }
+            End::Unclear => false,
+        });
+        ended
+    }
+
+    /// The leases whose ends are awaited, and how often the bell has rung.
+    pub(super) fn awaited(&self) -> (Vec<HeldLease>, Vec<AwaitedEnd>, u32) {
+        let (held, ends) = self.awaited.iter().cloned().unzip();
+        (held, ends, self.bell.rings())
+    }
+
+    /// Awaits the ends of the present leases no more.
+    pub(super) fn forget_awaited(&mut self) {
+        self.awaited.clear();
+    }
+
+    pub(super) fn bell(&self) -> Arc<Bell> {
+        Arc::clone(&self.bell)
+    }
+
+    /// A worker's lease on a device is over.
+    pub(super) fn forget_lease(&mut self, worker: WorkerId, device: GpuId) {
+        self.awaited.retain(|(held, _)| (held.worker, held.device) != (worker, device));
     }
 
     /// A worker has gone.
     pub(super) fn forget(&mut self, worker: WorkerId) {
-        self.0.remove(&worker);
+        self.pages.remove(&worker);
+        self.awaited.retain(|(held, _)| held.worker != worker);
+        // The thread that waits lets go of the page, too.
+        self.bell.ring();
     }
 }
 
@@ -90,7 +158,7 @@ mod tests {
         let page = GatePage::create().unwrap();
         let mut pages = GatePages::default();
         let mut keep = |worker, uid| {
-            let caller = Caller { pid: 1, owner: Owner::user(uid) };
+            let caller = Caller::new(1, Owner::user(uid));
             let mapped = PeerGatePage::map(page.as_fd()).unwrap();
             pages.keep(WorkerId(worker), &caller, mapped)
         };
@@ -100,6 +168,6 @@ mod tests {
         assert!(keep(3, 1) && !keep(9_999, 1));
         assert!(keep(10_000, 2));
         pages.forget(WorkerId(3));
-        assert_eq!(pages.0.len(), first);
+        assert_eq!(pages.pages.len(), first);
     }
 }

@@ -8,38 +8,60 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod clock;
+mod connection;
 mod connection_quota;
 mod core;
 mod devices;
 mod end;
+mod events;
 mod gate_pages;
 mod identity;
 mod limits;
 pub mod log;
+mod metrics;
 mod node;
+mod observe;
+mod page_memory;
 mod process_exit;
 mod quotas;
 mod refused;
+mod remote;
 mod routes;
+mod service_manager;
 mod socket_folder;
+mod state;
 mod status_quota;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http_bidir_comm::server::{BindError, PeerListener};
+use poem::EndpointExt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use ::limits::{ComputeLimit, GpuId};
 pub use devices::{AnyDevice, Devices, Existence, KernelDevices};
-pub use identity::{Caller, Identity, KernelIdentity, Owner, Unidentified};
+pub use identity::{
+    Caller, Container, ContainerId, Identity, KernelIdentity, NotAnId, Owner, PodUid, Runtime,
+    Unidentified, Workload,
+};
+pub use observe::{Observation, UnknownProcesses};
 pub use quotas::{AsRegistered, Asked, Quotas};
+pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TokenSource};
+pub use service_manager::PassedError;
 
-use self::connection_quota::{ConnectionAdmission, ConnectionQuota};
+use self::connection::ConnectionAdmission;
+use self::connection_quota::ConnectionQuota;
 use self::core::Core;
+use self::core::ends::EndWatch;
 use self::end::Ends;
+use self::page_memory::PageWatch;
+use self::remote::Token;
+use self::service_manager::Told;
+use self::state::{Beginning, Choice};
 use scheduler::Tuning;
 
 /// How a daemon is to run.
@@ -47,6 +69,13 @@ use scheduler::Tuning;
 pub struct Options {
     /// Where to listen; `None`: at the default place.
     pub socket: Option<PathBuf>,
+    /// The folder for what survives a restart; `None`: the default one, if the socket is the default
+    /// one, too.
+    pub state: Option<PathBuf>,
+    /// A TCP port by which the state can be read; `None`: there is none.
+    pub remote: Option<Remote>,
+    /// How devices are observed.
+    pub observation: Observation,
 }
 
 /// Where the daemon learns who calls, and what a session may have.
@@ -64,7 +93,7 @@ impl Default for Sources {
     /// The kernel, the sessions' own processes, and NVIDIA's kernel module.
     fn default() -> Self {
         Self {
-            identity: Arc::new(KernelIdentity),
+            identity: Arc::new(KernelIdentity::default()),
             quotas: Arc::new(AsRegistered),
             devices: Arc::new(KernelDevices::default()),
         }
@@ -77,11 +106,25 @@ pub enum DaemonError {
     /// The socket cannot be opened.
     #[error("can not listen: {0}")]
     Bind(#[from] BindError),
+    /// The service manager passes something else than the daemon's socket.
+    #[error(transparent)]
+    Passed(#[from] PassedError),
     /// The socket's folder cannot be made, or cannot be trusted.
     #[error("the folder of {socket}: {source}", socket = socket.display())]
     Folder {
         /// The socket.
         socket: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The state cannot be offered over TCP.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// The state cannot be kept where it was asked for.
+    #[error("the state in {folder}: {source}", folder = folder.display())]
+    State {
+        /// The folder.
+        folder: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
@@ -131,7 +174,8 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let mut ends =
         Ends::new().map_err(|source| DaemonError::System { what: "signal handlers", source })?;
     let modes = socket_folder::modes();
-    let (socket, prepared) = match &options.socket {
+    let (passed, passed_at) = service_manager::passed_socket(options.socket.as_ref())?.unzip();
+    let (socket, prepared) = match passed_at.as_ref().or(options.socket.as_ref()) {
         Some(socket) => (socket.clone(), socket_folder::check(socket)),
         None => {
             let socket = socket_folder::default_socket().unwrap_or_default();
@@ -140,17 +184,73 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
         }
     };
     prepared.map_err(|source| DaemonError::Folder { socket: socket.clone(), source })?;
+    let remote = match &options.remote {
+        Some(Remote { address, token }) => Some((Token::of(token)?, remote::listen(*address)?)),
+        None => None,
+    };
     let connections = ConnectionQuota::of_this_process();
-    let listener = PeerListener::bind(&socket, modes.socket)?
-        .with_filter(ConnectionAdmission(Arc::clone(&connections)));
-    let core = Core::new(Tuning::default(), connections, sources);
+    let listener = match passed {
+        Some(listener) => PeerListener::passed(listener, &socket)?,
+        None => PeerListener::bind(&socket, modes.socket)?,
+    };
+    let listener = listener.with_filter(ConnectionAdmission {
+        quota: Arc::clone(&connections),
+        identity: Arc::clone(&sources.identity),
+    });
+    let beginning = beginning(options, &socket)?;
+    let policy = options.observation.unknown_processes;
+    let core = Core::new(Tuning::default(), connections, sources, beginning.as_ref(), policy);
+    let keeper = beginning.map(|beginning| beginning.keep(Arc::clone(&core))).transpose();
+    let _keeper = keeper.map_err(|source| DaemonError::System { what: "threads", source })?;
+    let _watch =
+        EndWatch::start(&core).map_err(|source| DaemonError::System { what: "threads", source })?;
+    let _pages = PageWatch::start(core.page_memory())
+        .map_err(|source| DaemonError::System { what: "threads", source })?;
+    let _observer = observe::start(&core, &options.observation, &socket)
+        .map_err(|source| DaemonError::System { what: "threads", source })?;
     tracing::info!(socket = %socket.display(), "serving");
     let server = http_bidir_comm::server::serve(listener, routes::routes(core.clone()));
-    // The socket is removed with the server.
+    let remote = async {
+        match remote {
+            Some((token, listener)) => {
+                let read = token.guard(routes::routes(core.clone()));
+                let read = read.catch_all_error(http_bidir_comm::server::error_to_json);
+                let read = read.after(remote::hang_up_on_strangers);
+                http_bidir_comm::server::serve(listener, read).await
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let _told =
+        Told::serves(&core).map_err(|source| DaemonError::System { what: "threads", source })?;
+    // The socket is removed with the server, unless the service manager keeps it.
     tokio::select! {
         never = server => match never {},
+        never = remote => match never {},
         () = core.keep_time() => {}
         signal = ends.asked() => tracing::info!(signal, "ends"),
     }
     Ok(())
+}
+
+/// What an earlier daemon left. `None`: nothing is kept.
+fn beginning(options: &Options, socket: &Path) -> Result<Option<Beginning>, DaemonError> {
+    let default_socket = options.socket.is_none().then_some(socket);
+    let beginning = match state::choose(options.state.as_deref(), default_socket) {
+        Choice::Nowhere => return Ok(None),
+        Choice::Named(folder) => {
+            let read = state::take(&folder).and_then(Beginning::read);
+            read.map_err(|source| DaemonError::State { folder, source })?
+        }
+        Choice::Default(folder) => match state::take(&folder) {
+            Ok(taken) => {
+                Beginning::read(taken).map_err(|source| DaemonError::State { folder, source })?
+            }
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), %error, "nothing will survive a restart");
+                return Ok(None);
+            }
+        },
+    };
+    Ok(Some(beginning))
 }

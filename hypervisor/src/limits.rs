@@ -13,11 +13,21 @@ pub(super) const SESSIONS: usize = 1024;
 pub(super) const WORKERS: usize = 4096;
 /// How many devices are served of those that cannot be looked up.
 pub(super) const UNLISTED_DEVICES: usize = 256;
+/// Of how many devices it is kept what they gave to sessions that are forgotten.
+pub(super) const TOTALS: usize = 4 * UNLISTED_DEVICES;
 /// How many quotas are kept: each session has one for each device that it named.
 pub(super) const QUOTAS: usize = 8192;
 /// How many gate pages are kept: each process may have one. With the reserve fewer than can be mapped.
 pub(super) const GATE_PAGES: usize = 1024;
+/// How many sessions a state that was kept may have: as many as are served, with the reserve, and as
+/// many that wait for their processes.
+pub(super) const MOST_SAVED_SESSIONS: usize = 4 * SESSIONS;
 const NAME_BYTES: usize = 253;
+
+/// Whether a session may have this name.
+pub(super) fn is_session_name(name: &str) -> bool {
+    (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+}
 
 /// What is kept beyond a bound for users who have next to nothing: as many users as like to act
 /// together could share out all the rest.
@@ -74,7 +84,7 @@ pub(super) fn check(register: &Register) -> Result<BTreeMap<GpuId, ComputeLimit>
         return Err(CallRefused::Protocol(register.protocol));
     }
     let name = &register.session;
-    if name.is_empty() || name.len() > NAME_BYTES || name.chars().any(char::is_control) {
+    if !is_session_name(name) {
         let shown = name.chars().take(80).collect();
         return Err(CallRefused::SessionName(shown));
     }

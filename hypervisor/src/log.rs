@@ -1,4 +1,4 @@
-//! The daemon's log on standard error. Nothing that becomes of standard error stops the daemon or
+//! The daemon's log on standard error, for a person, a collector of JSON or systemd's journal. Nothing that becomes of standard error stops the daemon or
 //! makes it wait: a thread of its own writes. What it cannot write is counted.
 
 use std::fs::File;
@@ -11,6 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{self, Full, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Lines that wait to be written.
 const QUEUE: usize = 1024;
@@ -31,28 +35,92 @@ pub(crate) fn lines_lost() -> u64 {
     LOST.load(Ordering::Relaxed)
 }
 
+/// How a line is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For a person: time, level, words and values
+    #[default]
+    Text,
+    /// One JSON object each
+    Json,
+    /// For systemd's journal: the level as sd-daemon(3) writes it, and no time, which the journal adds
+    Journal,
+}
+
+impl Format {
+    /// A line that is not an event.
+    fn line(self, level: Level, words: &str) -> String {
+        match self {
+            Self::Text => format!("{words}\n"),
+            Self::Json => {
+                let line = serde_json::json!({"level": level.as_str(), "message": words});
+                format!("{line}\n")
+            }
+            Self::Journal => format!("<{}>{words}\n", priority(level)),
+        }
+    }
+}
+
+/// By syslog(3).
+const fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+/// Lines for systemd's journal.
+struct Journal(format::Format<Full, ()>);
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut to: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        write!(to, "<{}>", priority(*event.metadata().level()))?;
+        self.0.format_event(context, to, event)
+    }
+}
+
 /// Starts the log, with the lines up to `level`. To be called once.
 ///
 /// # Errors
 /// The system has no thread for it.
-pub fn start(level: LevelFilter) -> io::Result<()> {
+pub fn start(level: LevelFilter, format: Format) -> io::Result<()> {
     let (sender, lines) = sync_channel(QUEUE);
     let stderr = io::stderr().as_fd().try_clone_to_owned().map(File::from);
     // What cannot be copied can take no line. One that was closed at the start is `/dev/null` here.
     let stderr: Box<dyn Write + Send> = stderr.map_or(Box::new(Nowhere), |file| Box::new(file));
-    thread::Builder::new().name("log".to_owned()).spawn(move || write(lines, stderr))?;
+    thread::Builder::new().name("log".to_owned()).spawn(move || write(lines, stderr, format))?;
     let rate = Mutex::new(Rate { left: AT_ONCE, at: Instant::now() });
-    let _ = LOG.set(Log { sender, rate, taken: AtomicU64::new(0) });
-    tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(|| Line).init();
+    let _ = LOG.set(Log { sender, rate, format, taken: AtomicU64::new(0) });
+    let lines =
+        tracing_subscriber::fmt().with_max_level(level).with_ansi(false).with_writer(|| Line);
+    match format {
+        Format::Text => lines.init(),
+        Format::Json => lines.json().flatten_event(true).init(),
+        Format::Journal => {
+            let words = format::format().without_time().with_level(false).with_ansi(false);
+            lines.event_format(Journal(words)).init();
+        }
+    }
     // The standard library's own report would wait for a standard error that nobody reads.
     std::panic::set_hook(Box::new(|panic| say(&format!("hypervisor: {panic}"))));
     Ok(())
 }
 
-/// Writes a line whatever the level is.
+/// Writes a line about an error, whatever the level is.
 pub fn say(line: &str) {
     if let Some(log) = LOG.get() {
-        log.take(format!("{line}\n").into_bytes());
+        log.take(log.format.line(Level::ERROR, line).into_bytes());
     }
 }
 
@@ -74,6 +142,7 @@ static WRITTEN: AtomicU64 = AtomicU64::new(0);
 struct Log {
     sender: SyncSender<Vec<u8>>,
     rate: Mutex<Rate>,
+    format: Format,
     /// Lines that were given to the thread.
     taken: AtomicU64,
 }
@@ -115,13 +184,13 @@ impl Log {
 }
 
 /// Writes the lines, one after the other. Says how many were lost as soon as one can be written.
-fn write(lines: Receiver<Vec<u8>>, mut to: impl Write) {
+fn write(lines: Receiver<Vec<u8>>, mut to: impl Write, format: Format) {
     let mut told = 0;
     for line in lines {
         let lost = lines_lost();
         if lost > told {
-            let words = format!("hypervisor: {} lines of the log were lost\n", lost - told);
-            if to.write_all(words.as_bytes()).is_ok() {
+            let words = format!("hypervisor: {} lines of the log were lost", lost - told);
+            if to.write_all(format.line(Level::WARN, &words).as_bytes()).is_ok() {
                 told = lost;
             }
         }

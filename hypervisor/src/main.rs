@@ -2,16 +2,20 @@
 
 #![forbid(unsafe_code)]
 
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use hypervisor::{Options, Sources, log};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use hypervisor::{
+    Observation, Options, Remote, Sources, TOKEN_VARIABLE, TokenSource, UnknownProcesses, log,
+};
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(name = "hypervisor", version)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -25,18 +29,133 @@ enum Command {
         /// $XDG_RUNTIME_DIR/sluice/hypervisor.sock or /tmp/sluice-UID/hypervisor.sock]
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
+        /// The folder for what survives a restart: sessions, their accounts, counters [default:
+        /// $STATE_DIRECTORY, else with the default socket /var/lib/sluice for root, else
+        /// $XDG_STATE_HOME/sluice or the socket's folder; with --socket none]
+        #[arg(long, value_name = "DIR")]
+        state: Option<PathBuf>,
+        /// Also offer the state over TCP, to be read by those who have the token: that of --token-file, or of the
+        /// variable SLUICE_TOKEN. Nothing is encrypted
+        #[arg(long, value_name = "ADDRESS:PORT")]
+        listen: Option<SocketAddr>,
+        /// The file with the token: one line of 16 bytes at least, of this user or root, mode 600
+        #[arg(long, value_name = "FILE", requires = "listen")]
+        token_file: Option<PathBuf>,
+        /// What happens where a process uses a GPU that no session knows, so that nothing limits it there: report it;
+        /// hold back the sessions on that GPU until it has gone; or kill it (SIGTERM, after 10 s SIGKILL)
+        #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Report)]
+        unknown_processes: Policy,
+        /// The driver's NVML, by which GPUs are observed, or 'none' [default: libnvidia-ml.so.1, where the loader finds
+        /// it]
+        #[arg(long, value_name = "PATH")]
+        nvml: Option<PathBuf>,
         /// What to tell on stderr: off, error, warn, info, debug or trace
         #[arg(long, value_name = "LEVEL", default_value = "info")]
         log: LevelFilter,
+        /// How to write it
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+        log_format: log::Format,
+    },
+    /// Print what a shell needs to complete command lines of hypervisor
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages
+    Man {
+        /// Where to; the folder is made
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Tell the version
+    Version {
+        /// Tell commit, build and features as well
+        #[arg(long, short)]
+        verbose: bool,
     },
 }
 
+/// As [`UnknownProcesses`].
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Policy {
+    Report,
+    Hold,
+    Kill,
+}
+
+impl From<Policy> for UnknownProcesses {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::Report => Self::Report,
+            Policy::Hold => Self::Hold,
+            Policy::Kill => Self::Kill,
+        }
+    }
+}
+
 fn main() -> ExitCode {
-    let Command::Daemon { socket, log: level } = Cli::parse().command;
-    if log::start(level).is_err() {
+    match Cli::parse().command {
+        Command::Daemon {
+            socket,
+            state,
+            listen,
+            token_file,
+            unknown_processes,
+            nvml,
+            log: level,
+            log_format,
+        } => {
+            let remote = match remote(listen, token_file) {
+                Ok(remote) => remote,
+                Err(error) => error.exit(),
+            };
+            let off = nvml.as_deref() == Some(Path::new("none"));
+            let observation =
+                Observation { off, nvml, unknown_processes: unknown_processes.into() };
+            serve(&Options { socket, state, remote, observation }, level, log_format)
+        }
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "hypervisor", &mut io::stdout());
+            ExitCode::SUCCESS
+        }
+        Command::Man { folder } => write_manual(&folder),
+        Command::Version { verbose } => tell_version(verbose),
+    }
+}
+
+fn remote(
+    listen: Option<SocketAddr>,
+    token_file: Option<PathBuf>,
+) -> Result<Option<Remote>, clap::Error> {
+    let Some(address) = listen else { return Ok(None) };
+    let in_file = token_file.map(TokenSource::File);
+    let in_variable = || std::env::var(TOKEN_VARIABLE).ok().map(TokenSource::Variable);
+    let token = in_file.or_else(in_variable).ok_or_else(|| {
+        let message = format!(
+            "--listen needs a token: --token-file FILE, or the variable {TOKEN_VARIABLE}\n"
+        );
+        clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, message)
+    })?;
+    Ok(Some(Remote { address, token }))
+}
+
+fn write_manual(folder: &Path) -> ExitCode {
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), folder));
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::say(&format!("hypervisor: cannot write to {}: {error}", folder.display()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(options: &Options, level: LevelFilter, format: log::Format) -> ExitCode {
+    if log::start(level, format).is_err() {
         return ExitCode::FAILURE;
     }
-    let ended = match hypervisor::run(&Options { socket }, Sources::default()) {
+    let ended = match hypervisor::run(options, Sources::default()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(&format!("hypervisor: {error}"));
@@ -45,4 +164,16 @@ fn main() -> ExitCode {
     };
     log::finish();
     ended
+}
+
+fn tell_version(verbose: bool) -> ExitCode {
+    let text = if verbose {
+        build_info::told("hypervisor", &[], &[])
+    } else {
+        format!("hypervisor {}", build_info::VERSION)
+    };
+    match writeln!(io::stdout(), "{text}") {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
 }

@@ -1,5 +1,7 @@
 //! Why a call is refused.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use http_bidir_comm::server::ApiError;
 use limits::GpuId;
 use limits::compute::OutOfRange;
@@ -103,6 +105,28 @@ pub enum CallRefused {
     /// The session has no limit on the device, so there is nothing to ask for.
     #[error("device {0}: the session has no compute limit there, so no lease is needed")]
     NoLimit(GpuId),
+    /// No such session is known.
+    #[error("session {0} is not known")]
+    UnknownSession(u64),
+    /// The session belongs to another user.
+    #[error("session {0} belongs to another user")]
+    NotYourSession(u64),
+    /// Only an operator may do this.
+    #[error("only root and the daemon's own user may say whether a device is healthy")]
+    NotOperator,
+    /// The daemon has never seen the device.
+    #[error("device {0} is not observed")]
+    NotObserved(GpuId),
+    /// The session cannot be kept from a device.
+    #[error(
+        "session {session:?} has no time limit on device {device}: it asks for no lease there, so it can not be frozen"
+    )]
+    NoTimeLimit {
+        /// The session.
+        session: String,
+        /// The device.
+        device: GpuId,
+    },
     /// The process has ended, or cannot be watched.
     #[error("process {pid} can not be watched: {reason}")]
     Unwatchable {
@@ -118,7 +142,7 @@ fn listed(devices: &[GpuId]) -> String {
 }
 
 impl CallRefused {
-    fn status(&self) -> StatusCode {
+    pub(crate) fn status(&self) -> StatusCode {
         match self {
             Self::Protocol(_)
             | Self::SessionName(_)
@@ -131,11 +155,53 @@ impl CallRefused {
             Self::TooMany { .. } | Self::TakenByOthers { .. } | Self::StatusNotRead { .. } => {
                 StatusCode::TOO_MANY_REQUESTS
             }
-            Self::UnknownWorker(_) | Self::UnknownDevice(_) | Self::NoSuchDevice { .. } => {
-                StatusCode::NOT_FOUND
-            }
-            Self::NotYours(_) | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
+            Self::UnknownWorker(_)
+            | Self::UnknownDevice(_)
+            | Self::NoSuchDevice { .. }
+            | Self::NotObserved(_)
+            | Self::UnknownSession(_) => StatusCode::NOT_FOUND,
+            Self::NotYours(_)
+            | Self::NotYourSession(_)
+            | Self::NotOperator
+            | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
+            Self::NoTimeLimit { .. } => StatusCode::CONFLICT,
         }
+    }
+}
+
+/// Why calls are refused, in a word: each refusal is counted under one.
+const REASONS: [&str; 8] = [
+    "bad_request",
+    "protocol",
+    "too_many",
+    "unknown_worker",
+    "unknown_device",
+    "unknown_session",
+    "forbidden",
+    "conflict",
+];
+
+/// Refusals since the daemon's start, by reason.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals([AtomicU64; REASONS.len()]);
+
+impl Refusals {
+    pub(crate) fn count(&self, refused: &CallRefused) {
+        let index = match (refused, refused.status()) {
+            (CallRefused::Protocol(_), _) => 1,
+            (_, StatusCode::TOO_MANY_REQUESTS) => 2,
+            (CallRefused::UnknownWorker(_), _) => 3,
+            (CallRefused::UnknownDevice(_) | CallRefused::NoSuchDevice { .. }, _) => 4,
+            (_, StatusCode::NOT_FOUND) => 5,
+            (_, StatusCode::FORBIDDEN) => 6,
+            (_, StatusCode::CONFLICT) => 7,
+            _ => 0,
+        };
+        self.0[index].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REASONS.into_iter().zip(self.0.iter().map(|count| count.load(Ordering::Relaxed)))
     }
 }
 

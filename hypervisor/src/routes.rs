@@ -1,62 +1,69 @@
-//! The routes; each hands its call to the core.
+//! The routes of the limiter; each hands its call to the core. Beside them is the [API](super::api).
 
 use std::sync::Arc;
 
-use http_bidir_comm::server::{Answer, AnswerKept, ApiError, Body, Peer, error_to_json};
+use http_bidir_comm::server::{Answer, ApiError, Body, error_to_json};
 use poem::web::Data;
-use poem::{Endpoint, EndpointExt, Route, get, handler, post};
-use protocol::status::NodeStatus;
+use poem::{Endpoint, EndpointExt, Route, handler, post};
 use protocol::{Admission, Decision, Register, Registered, path};
 
+use super::api;
 use super::core::Core;
-use super::status_quota::StatusPermit;
+use super::identity::Caller;
+use super::refused::CallRefused;
 
 pub(super) fn routes(core: Arc<Core>) -> impl Endpoint {
-    Route::new()
+    let limiter = Route::new()
         .at(path::REGISTER, post(register))
         .at(path::ADMISSION, post(admission))
         .at(path::REPORT, post(report))
-        .at(path::STATUS, get(show))
-        .data(core)
-        .catch_all_error(error_to_json)
+        .data(Arc::clone(&core))
+        .catch_all_error(error_to_json);
+    // Outermost: a path that cannot be decoded is refused before any route is found.
+    Route::new()
+        .nest_no_strip(path::ROOT, limiter)
+        .nest("/", api::routes(&core))
+        .catch_all_error(api::error_to_problem)
+}
+
+/// Tells that a call is refused.
+fn refuse(core: &Core, caller: &Caller, refused: CallRefused) -> ApiError {
+    core.tell_refused(caller, &refused);
+    ApiError::from(refused)
 }
 
 #[handler]
 async fn register(
-    peer: Peer,
+    caller: Caller,
     body: Body<Register>,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Registered>> {
-    let caller = core.caller(peer)?;
-    Ok(Answer(core.register(&caller, &body.0).await.map_err(ApiError::from)?))
+    Ok(Answer(
+        core.register(&caller, &body.0).await.map_err(|refused| refuse(&core, &caller, refused))?,
+    ))
 }
 
 #[handler]
 async fn admission(
-    peer: Peer,
+    caller: Caller,
     body: Body<Admission>,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Decision>> {
-    let caller = core.caller(peer)?;
-    Ok(Answer(core.admission(&caller, body.0).await.map_err(ApiError::from)?))
+    Ok(Answer(
+        core.admission(&caller, body.0).await.map_err(|refused| refuse(&core, &caller, refused))?,
+    ))
 }
 
 #[handler]
 async fn report(
-    peer: Peer,
+    caller: Caller,
     body: Body<Admission>,
     core: Data<&Arc<Core>>,
 ) -> poem::Result<Answer<Decision>> {
-    let caller = core.caller(peer)?;
     let only_report = Admission { ask: None, ..body.0 };
-    Ok(Answer(core.admission(&caller, only_report).await.map_err(ApiError::from)?))
-}
-
-#[handler]
-async fn show(
-    peer: Peer,
-    core: Data<&Arc<Core>>,
-) -> poem::Result<AnswerKept<NodeStatus, StatusPermit>> {
-    let (status, permit) = core.status(&core.caller(peer)?).await.map_err(ApiError::from)?;
-    Ok(AnswerKept(status, permit))
+    Ok(Answer(
+        core.admission(&caller, only_report)
+            .await
+            .map_err(|refused| refuse(&core, &caller, refused))?,
+    ))
 }

@@ -55,7 +55,8 @@ fn folder_of(socket: &Path) -> Option<&Path> {
     socket.parent().filter(|folder| !folder.as_os_str().is_empty())
 }
 
-fn is_trusted(folder: &Metadata) -> io::Result<()> {
+/// Whether nobody but this user or root can have prepared it.
+pub(super) fn is_trusted(folder: &Metadata) -> io::Result<()> {
     if !folder.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
     }

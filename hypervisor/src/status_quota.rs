@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::identity::{Owner, Party};
 use super::refused::CallRefused;
 
 /// Answers for one user that are under way at once.
@@ -12,9 +13,9 @@ pub(super) const AT_ONCE: usize = 4;
 /// A user's answers take one part in so many of the daemon's time.
 const PARTS: u32 = 10;
 
-/// The answers under way.
+/// The answers under way. Each container has its own part: root in one of them keeps nobody else waiting.
 #[derive(Debug, Default)]
-pub(super) struct StatusQuota(Mutex<HashMap<u32, Answers>>);
+pub(super) struct StatusQuota(Mutex<HashMap<Party, Answers>>);
 
 #[derive(Debug)]
 struct Answers {
@@ -29,40 +30,45 @@ struct Answers {
 #[derive(Debug)]
 pub(super) struct StatusPermit {
     quota: Arc<StatusQuota>,
-    uid: u32,
+    party: Party,
+    /// By how much it delays the next one, until it is made.
+    ahead: Duration,
     /// How long the caller has to wait.
     pub(super) wait: Duration,
 }
 
 impl StatusQuota {
-    /// Takes a permit for a user.
+    /// Takes a permit for an owner's process.
     pub(super) fn take(
         self: &Arc<Self>,
-        uid: u32,
+        owner: &Owner,
         now: Instant,
     ) -> Result<StatusPermit, CallRefused> {
         let mut all = self.answers();
         all.retain(|_, own| own.under_way > 0 || own.next_at > now);
         let fresh = Answers { under_way: 0, next_at: now, took: Duration::ZERO };
-        let own = all.entry(uid).or_insert(fresh);
+        let party = owner.party();
+        let own = all.entry(party).or_insert(fresh);
         if own.under_way >= AT_ONCE {
-            return Err(CallRefused::StatusNotRead { uid, own: own.under_way });
+            return Err(CallRefused::StatusNotRead { uid: owner.uid, own: own.under_way });
         }
         own.under_way += 1;
         let wait = own.next_at.saturating_duration_since(now);
-        own.next_at = own.next_at.max(now) + own.took * PARTS;
-        Ok(StatusPermit { quota: Arc::clone(self), uid, wait })
+        let ahead = own.took * PARTS;
+        own.next_at = own.next_at.max(now) + ahead;
+        Ok(StatusPermit { quota: Arc::clone(self), party, ahead, wait })
     }
 
-    fn answers(&self) -> MutexGuard<'_, HashMap<u32, Answers>> {
+    fn answers(&self) -> MutexGuard<'_, HashMap<Party, Answers>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StatusPermit {
     /// Notes how long the answer took to make, until now.
-    pub(super) fn took(&self, took: Duration, now: Instant) {
-        if let Some(own) = self.quota.answers().get_mut(&self.uid) {
+    pub(super) fn took(&mut self, took: Duration, now: Instant) {
+        self.ahead = Duration::ZERO;
+        if let Some(own) = self.quota.answers().get_mut(&self.party) {
             own.took = took;
             own.next_at = own.next_at.max(now + took * (PARTS - 1));
         }
@@ -71,8 +77,10 @@ impl StatusPermit {
 
 impl Drop for StatusPermit {
     fn drop(&mut self) {
-        if let Some(own) = self.quota.answers().get_mut(&self.uid) {
+        if let Some(own) = self.quota.answers().get_mut(&self.party) {
             own.under_way -= 1;
+            // Whoever went away without an answer delays nobody.
+            own.next_at = own.next_at.checked_sub(self.ahead).unwrap_or(own.next_at);
         }
     }
 }
@@ -81,18 +89,34 @@ impl Drop for StatusPermit {
 mod tests {
     use super::*;
 
+    fn user(uid: u32) -> Owner {
+        Owner::user(uid)
+    }
+
+    #[test]
+    fn who_goes_away_delays_nobody() {
+        const LONG: Duration = Duration::from_millis(10);
+        let (quota, now) = (Arc::new(StatusQuota::default()), Instant::now());
+        let mut made = quota.take(&user(7), now).unwrap();
+        made.took(LONG, now);
+        let wait = quota.take(&user(7), now).unwrap().wait;
+        for _ in 0..1000 {
+            assert_eq!(quota.take(&user(7), now).unwrap().wait, wait);
+        }
+    }
+
     #[test]
     fn each_user_has_a_few_at_once() {
         let quota = Arc::new(StatusQuota::default());
         let now = Instant::now();
-        let mut own: Vec<_> = (0..AT_ONCE).map(|_| quota.take(7, now).unwrap()).collect();
-        let refused = quota.take(7, now).unwrap_err();
+        let mut own: Vec<_> = (0..AT_ONCE).map(|_| quota.take(&user(7), now).unwrap()).collect();
+        let refused = quota.take(&user(7), now).unwrap_err();
         assert_eq!(refused, CallRefused::StatusNotRead { uid: 7, own: AT_ONCE });
-        drop(quota.take(8, now).unwrap());
+        drop(quota.take(&user(8), now).unwrap());
         own.pop();
-        own.push(quota.take(7, now).unwrap());
+        own.push(quota.take(&user(7), now).unwrap());
         drop(own);
-        drop(quota.take(9, now + Duration::from_secs(1)).unwrap());
+        drop(quota.take(&user(9), now + Duration::from_secs(1)).unwrap());
         assert_eq!(quota.answers().len(), 1);
     }
 
@@ -103,12 +127,12 @@ mod tests {
         let start = Instant::now();
         let (mut now, mut made) = (start, 0);
         while now < start + Duration::from_secs(1) {
-            let permit = quota.take(7, now).unwrap();
+            let mut permit = quota.take(&user(7), now).unwrap();
             now += permit.wait + LONG;
             permit.took(LONG, now);
             made += 1;
         }
         assert!((10..=11).contains(&made), "{made}");
-        assert_eq!(quota.take(8, now).unwrap().wait, Duration::ZERO);
+        assert_eq!(quota.take(&user(8), now).unwrap().wait, Duration::ZERO);
     }
 }

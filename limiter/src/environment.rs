@@ -114,7 +114,7 @@ pub(crate) fn decided() -> Result<Decided, Undecided> {
         let config = Config::from_env(&own)?;
         return Ok(Decided { config, variables: own, only: None, in_vain: Vec::new() });
     };
-    let OwnerSettings { variables, devices } = OwnerSettings::of(dir)?;
+    let OwnerSettings { variables, devices, .. } = OwnerSettings::of(dir)?;
     let pairs = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
     let own_place = [(SESSION_DIR.into(), dir.as_os_str().to_owned())];
     let variables: Snapshot = own_place.into_iter().chain(pairs).collect();

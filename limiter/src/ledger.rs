@@ -9,6 +9,7 @@ use limits::GpuId;
 use limits::Limits;
 use session::layout::{MemberSlot, MemoryKind, PageLayout};
 use session::ledger::Ledger;
+use session::together::Together;
 use session::{LedgerGuard, Membership, Page, PageError};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -41,6 +42,22 @@ impl DeviceLedger {
         Ok((Self { uuid, membership, on_failure, broken: OnceLock::new() }, limits))
     }
 
+    /// Claims a slot for this device in the page of those that the session uses together.
+    /// Whether the session has used devices together.
+    pub(crate) fn may_join_those_together(&self) -> bool {
+        self.membership.folder().is_some_and(Together::may_join)
+    }
+
+    pub(crate) fn join_those_together(&self) -> Result<(Together, Self), LimiterFailure> {
+        let refused = |error: PageError| LimiterFailure(error.to_string());
+        let gone = || LimiterFailure("the session's directory is not known".to_owned());
+        let dir = self.membership.folder().ok_or_else(gone)?;
+        let limits = self.membership.look().map_err(refused)?.limits();
+        let (own, membership) = Together::join(dir, self.uuid, &limits).map_err(refused)?;
+        let broken = OnceLock::new();
+        Ok((own, Self { uuid: self.uuid, membership, on_failure: self.on_failure, broken }))
+    }
+
     pub(crate) const fn uuid(&self) -> GpuId {
         self.uuid
     }
@@ -60,9 +77,28 @@ impl DeviceLedger {
         self.or_say(self.membership.look())
     }
 
+    /// A process of the session has waited so long for a lease that it has got.
+    pub(crate) fn note_wait(&self, waited_ns: u64) {
+        if let Some(page) = self.page() {
+            page.waited_ns.fetch_add(waited_ns, Relaxed);
+        }
+    }
+
     /// This process's slot in the page.
     pub(crate) fn own_slot(&self) -> Option<&MemberSlot> {
         self.page()?.slots.get(self.membership.slot())
+    }
+
+    /// Whether another process of the session may be using the device.
+    pub(crate) fn is_used_by_siblings(&self, now_ns: u64) -> bool {
+        let own = self.own_slot().map(core::ptr::from_ref);
+        let is_used = |slot: &MemberSlot| {
+            own != Some(core::ptr::from_ref(slot)) && slot.work().until_ns() > now_ns
+        };
+        self.page().is_some_and(|page| {
+            let end = page.high_water.load(Relaxed) as usize;
+            page.slots.iter().take(end).any(is_used)
+        })
     }
 
     /// Gives back what dead processes held; `true`: there was something.
@@ -89,9 +125,12 @@ impl DeviceLedger {
         }
     }
 
-    /// Reports bytes that could not be given back.
+    /// Reports bytes that could not be given back, unless the whole page is known to be damaged: that is said already.
     pub(crate) fn say_if_damaged(&self, released: Result<(), session::ledger::Damaged>) {
-        if let Err(damaged) = released {
+        if let Err(damaged) = released
+            && self.page().is_some()
+            && self.broken().is_none()
+        {
             report::once(format_args!("device {}: {damaged}", self.uuid));
         }
     }

@@ -16,12 +16,13 @@
 //!   threads
 //! * [`driver_calls`]: the driver functions that the limiter itself calls
 //! * [`environment`]: the variables that decide; [`verdict`]: what happens to calls when the limiter fails
-//! * [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
+//! * [`build`], [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
 //!
 //! State is a static only if it is needed before that value exists, or by code that gets no reference to it.
 //! Each static says why. All other state is in [`process::Process`]. A forked child forgets one pointer, and
 //! the statics of `compute` (`compute::after_fork`).
 
+mod build;
 mod clock;
 mod compute;
 mod device;

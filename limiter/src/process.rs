@@ -10,16 +10,18 @@ use crate::exit_guard::ExitGuard;
 use crate::ledger::DeviceLedger;
 use crate::memory::{DeviceMemory, Memory, Much};
 use crate::verdict::{LimiterFailure, Verdict};
-use crate::{clock, report, unpatched};
-use config::{Config, DeviceIdentity, OnFailure, Snapshot};
+use crate::{build, clock, report, unpatched};
+use config::{Config, DaemonAddress, DeviceIdentity, OnFailure, Snapshot};
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use core::time::Duration;
 use driver::cuda::{self, CuResult, Stream};
 use limits::GpuId;
 use limits::Limits;
+use protocol::socket::default_sockets;
 use session::{Page, directory};
 use std::collections::HashMap;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -123,7 +125,11 @@ impl Process {
         // An error is reported by the first call that fails because of it.
         let read = environment::decided().map_err(|error| LimiterFailure(error.to_string()));
         if let Ok(Decided { config, in_vain, .. }) = &read {
+            if let Some(file) = &config.log_file {
+                report::write_to(file);
+            }
             report::enable_log(config.log.tracing());
+            tracing::debug!("this is {}", build::line());
             for line in in_vain.iter().chain(&config.warnings) {
                 report::each_once(format_args!("{line}"));
             }
@@ -287,6 +293,7 @@ impl Process {
             &self.decided,
             &self.seen_by_driver(),
         );
+        let absent = if config.names_devices() { self.absent(config, uuid) } else { None };
         let size = config.needs_device_size().then(|| nvml::total_memory(uuid, ordinal)).flatten();
         let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let made = devices.entry(uuid).or_insert_with(|| {
@@ -301,6 +308,9 @@ impl Process {
             if let Some(conflict) = &limits.conflict {
                 return Err(LimiterFailure(format!("device {uuid}: {conflict}")));
             }
+            if let Some(refused) = absent {
+                return Err(refused);
+            }
             tracing::info!("{}", config.effective_line(&[(identity, limits.clone())]));
             let limits = limits
                 .session(size)
@@ -312,6 +322,25 @@ impl Process {
             Ok(None) => Verdict::Free,
             Err(refused) => self.fail(refused),
         }
+    }
+
+    /// Refuses limits that all name devices which the node does not have: they would limit nothing. If only some of
+    /// them do, a line names those. Where NVML does not tell, only the device that is used is there.
+    fn absent(&self, config: &Config, used: GpuId) -> Option<LimiterFailure> {
+        let count = nvml::count();
+        let is_there = |uuid| uuid == used || nvml::handle(uuid).is_some();
+        let absent = config.absent(count.unwrap_or(u32::MAX), is_there);
+        if absent.names.is_empty() {
+            return None;
+        }
+        let count = count.map_or_else(|| "an unknown number of".to_owned(), |n| n.to_string());
+        let said =
+            format!("{}: no such device is here; the node shows {count}", absent.names.join(", "));
+        if absent.all {
+            return Some(LimiterFailure(format!("{said}, so nothing would be limited")));
+        }
+        report::each_once(format_args!("{said}"));
+        None
     }
 
     /// Joins the session's page of a device. `None`: the page cannot be joined, and need not be, because no
@@ -361,8 +390,8 @@ impl Process {
         ledger: &'static DeviceLedger,
         limits: &Limits,
     ) -> Device {
-        let daemon =
-            config.daemon.clone().map(|address| Source { address, session: self.session_name() });
+        let address = config.daemon.clone().or_else(|| daemon_in_sight(config));
+        let daemon = address.map(|address| Source { address, session: self.session_name() });
         let is_scheduled = limits.compute.is_limit();
         Device {
             ledger,
@@ -448,6 +477,14 @@ impl Process {
             .and_then(|dir| dir.file_name())
             .map_or_else(String::new, |name| directory::shown_name(Path::new(name)))
     }
+}
+
+/// The node's daemon, or the user's own, if its socket is to be seen: a container gets it mounted.
+fn daemon_in_sight(config: &Config) -> Option<DaemonAddress> {
+    let is_socket =
+        |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let mut sockets = default_sockets().into_iter().filter(|_| config.finds_daemon);
+    sockets.find(is_socket).map(DaemonAddress::Unix)
 }
 
 /// A device's UUID by ordinal.

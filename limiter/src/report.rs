@@ -1,4 +1,4 @@
-//! The limiter's messages on standard error: one line for each kind of trouble, and more if the log level
+//! The limiter's messages on standard error, or in a file: one line for each kind of trouble, and more if the log level
 //! asks for it.
 
 use core::fmt::{self, Write};
@@ -8,9 +8,14 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use limits::Shown;
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::borrow::Cow;
+use std::ffi::{CStr, CString};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::OnceLock;
 use tracing::Level;
 use tracing_subscriber::fmt as subscriber;
 
@@ -130,9 +135,39 @@ fn cut(line: &str) -> Cow<'_, str> {
     format!("{kept}{CUT}").into()
 }
 
-/// Writes a line to standard error in one piece, by the bare system call: no lock, no cancellation point. A
-/// standard error that is not read must neither block the program nor end it.
+/// The file to which lines go instead.
+static FILE: OnceLock<CString> = OnceLock::new();
+
+/// From now on lines go to the end of a file, as long as it can be opened.
+pub(crate) fn write_to(path: &Path) {
+    // A value of the environment has no zero in it.
+    if let Ok(path) = CString::new(path.as_os_str().as_bytes()) {
+        let _ = FILE.set(path);
+    }
+}
+
+/// Adds a line to the file. It is opened each time: a descriptor that stays could be closed by the program, and its
+/// number be another file's then. A pipe in its place that nobody reads is not waited for.
+fn write_file(path: &CStr, line: &str) -> Result<(), Errno> {
+    let flags = OFlags::WRONLY
+        | OFlags::APPEND
+        | OFlags::CREATE
+        | OFlags::CLOEXEC
+        | OFlags::NONBLOCK
+        | OFlags::NOCTTY;
+    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
+    let no_signal = NoBrokenPipe::new();
+    let written = rustix::io::write(&file, cut(line).as_bytes());
+    no_signal.end(written == Err(Errno::PIPE));
+    written.map(|_| ())
+}
+
+/// Writes a line in one piece, by bare system calls: no lock, no cancellation point. A standard error that is not
+/// read must neither block the program nor end it.
 fn write_error(line: &str) {
+    if FILE.get().is_some_and(|path| write_file(path, line).is_ok()) {
+        return;
+    }
     let stderr = rustix::stdio::stderr();
     let mut room = [PollFd::new(&stderr, PollFlags::OUT)];
     let patience = if STUCK.load(Relaxed) { &AT_ONCE } else { &PATIENCE };

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -9,10 +10,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 
 NEEDED = ["sluice", "hypervisor", "tenant", "libcuda_limiter.so"]
-NEEDED_FAKE = ["libfake_cuda.so", "libfake_nvml.so"]
+NEEDED_FAKE = ["libfake_cuda.so", "libfake_nvml.so", "fake-nvidia-smi"]
+
+
+# The variable by which everything is known that a program has started, whatever groups and sessions it made.
+MARK = "GPU_PROOF_PROGRAM"
 
 
 class StepFailed(Exception):
@@ -62,6 +68,8 @@ class Harness:
         self.fake = fake
         self.started = time.monotonic()
         self.deadline = self.started + budget
+        self.marks = (f"{MARK}={os.getpid()}-{number}" for number in itertools.count())
+        self.marking = threading.Lock()
         self.criteria = []
         self.data = {}
         self.step = "setup"
@@ -114,16 +122,20 @@ class Harness:
     def start(self, command, env=None, stdin=subprocess.DEVNULL):
         """Starts a program in a process group of its own."""
         self.log(f"$ {' '.join(map(str, command))}")
-        return subprocess.Popen(
+        with self.marking:
+            mark = next(self.marks)
+        process = subprocess.Popen(
             command,
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            env={**self.environment, **(env or {})},
+            env={**self.environment, **(env or {}), **dict([mark.split("=")])},
             start_new_session=True,
         )
+        process.mark = mark
+        return process
 
     def run(self, command, timeout, env=None):
         """Runs a program to its end, but not past `timeout` seconds or the whole run's end."""
@@ -168,6 +180,15 @@ class Harness:
     def elapsed(self):
         return time.monotonic() - self.started
 
+    @contextlib.contextmanager
+    def within(self, seconds):
+        """What runs within has so long at most: then there is no time left."""
+        before, self.deadline = self.deadline, min(self.deadline, time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self.deadline = before
+
     # --- findings
 
     def check(self, what, ok, measured, wanted):
@@ -200,8 +221,27 @@ def verdict(ok):
 
 
 def kill_group(process):
-    """Ends a program that this run started, with everything that it started."""
-    try:
+    """Ends a program that this run started, with everything that it started: launchers such as torchrun put what
+    they start into sessions of their own."""
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    # Again, for what was started meanwhile.
+    for _ in range(3):
+        found = marked(process.mark)
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+
+
+def marked(mark):
+    """The living processes that have this in their environment."""
+    wanted, found = mark.encode(), []
+    for folder in pathlib.Path("/proc").iterdir():
+        if folder.name.isdigit():
+            # What has ended, or is another user's, is none of ours. Of one that has ended nothing can be read.
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+    return found

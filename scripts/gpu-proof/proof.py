@@ -25,6 +25,7 @@ import report  # noqa: E402
 import settings  # noqa: E402
 import steps  # noqa: E402
 from harness import NEEDED, NEEDED_FAKE, Harness, StepFailed  # noqa: E402
+from steps import picture  # noqa: E402
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -46,6 +47,7 @@ def arguments():
     parser.add_argument("--env", metavar="NAME=VALUE", action="append", default=[], help="a variable for the programs and the library under test, such as SLUICE_GATES=stream")
     parser.add_argument("--smoke", action="store_true", help="only the step smoke: each program for two seconds")
     parser.add_argument("--full", action="store_true", help="the whole tables of the steps that have a shorter one")
+    parser.add_argument("--draw", metavar="RESULT", help="draw latency.svg into $OUT from an earlier gpu-proof.json, and run nothing")
     parser.add_argument("--plan", action="store_true", help="print the steps with their settings and about how long they take, and run nothing")
     given = parser.parse_args()
     given.judge = "judge" in given.set
@@ -62,7 +64,7 @@ def arguments():
         if name not in known:
             parser.error(f"--only {name}: expected some of {names}")
     given.plan_rows = plan(parser, given, chosen)
-    if given.plan:
+    if given.plan or given.draw:
         return given
     needed = NEEDED + (NEEDED_FAKE if given.fake else [])
     root = HERE.parent.parent
@@ -116,6 +118,8 @@ def main():
         print(report.plan(given.plan_rows), end="")
         return 0
     out = pathlib.Path(os.environ.get("OUT") or "gpu-proof-out")
+    if given.draw:
+        return draw(given.draw, out)
     # Told to end, it ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     proof = Harness(given.binaries, out, given.fake, given.budget, given.env)
@@ -150,6 +154,23 @@ def main():
     proof.close()
     print("\n" + text, end="", flush=True)
     return 1 if any(one["ok"] is False for one in proof.criteria) else 0
+
+
+def draw(path, out):
+    """Draws what an earlier run has found."""
+    try:
+        found = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))["data"]["latency"]
+        drawn = picture.latency(found)
+    except (OSError, json.JSONDecodeError, KeyError) as why:
+        print(f"gpu-proof: --draw {path}: expected a gpu-proof.json of the step latency: {type(why).__name__}: {why}", file=sys.stderr)
+        return 2
+    if drawn is None:
+        print(f"gpu-proof: --draw {path}: the step latency has found nothing to draw", file=sys.stderr)
+        return 1
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "latency.svg").write_text(drawn, encoding="utf-8")
+    print(out / "latency.svg")
+    return 0
 
 
 def written(out, result):

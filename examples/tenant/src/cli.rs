@@ -160,12 +160,18 @@ pub(crate) struct Collective {
     /// Kernels of a step
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) kernels: u64,
+    /// Collectives of a step that the first member runs by itself, so that members launch different numbers of them
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) alone_on_first: u64,
     /// How long the collective takes when all members have begun it, in microseconds
     #[arg(long, value_name = "U", value_parser = kernel_us, default_value = "100")]
     pub(crate) collective_us: f64,
     /// Wait for the device after each Nth step
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) wait_every: u64,
+    /// How long the host then rests, in microseconds.
+    #[arg(long, value_name = "U", default_value_t = 0)]
+    pub(crate) rest_us: u64,
     /// Rounds of arithmetic in a kernel, from the result of an earlier run; measured if not given
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) iterations: Option<u64>,

@@ -4,7 +4,7 @@
 //! The members are several devices of this process, or several processes with a device each.
 
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -81,10 +81,18 @@ impl<'c> Member<'c> {
             part.step = step;
             part.group = options.group.wrapping_shl(32).wrapping_add(step);
             self.kernels.launch_collective(self.reduce, &part, &stream)?;
+            let alone = if part.rank == 0 { options.alone_on_first } else { 0 };
+            for number in 1..=alone {
+                // A group that no other member names.
+                let group = part.group | number << 24;
+                let own = Part { group, members: 1, ..part };
+                self.kernels.launch_collective(self.reduce, &own, &stream)?;
+            }
             let value = step.wrapping_mul(31).wrapping_add(part.rank);
             self.trace.write(step, value as u8, &stream)?;
             if step % options.wait_every == 0 {
                 stream.synchronize()?;
+                std::thread::sleep(Duration::from_micros(options.rest_us));
             }
         }
         stream.synchronize()?;

@@ -52,6 +52,16 @@ pub enum ClientError {
     },
 }
 
+impl ClientError {
+    /// Whether trying again is of no use: the server refuses what is sent, with a status from 400
+    /// to 499 other than 408 and 429.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { status: 400..500, .. })
+            && !matches!(self, Self::Refused { status: 408 | 429, .. })
+    }
+}
+
 pub(super) fn classify(error: ureq::Error, endpoint: &Endpoint, after: Duration) -> ClientError {
     let endpoint = endpoint.to_string();
     match error {

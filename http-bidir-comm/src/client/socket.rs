@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// A server that is not to be believed: another user runs it.
@@ -97,7 +99,8 @@ fn connect_unix(path: &Path, timeout: Option<Duration>) -> io::Result<OwnedFd> {
     loop {
         match connect(&socket, &address) {
             Ok(()) => {
-                let server = socket_peercred(&socket)?.uid.as_raw();
+                // rustix has no way to say that the server's process is not to be seen from this pid namespace.
+                let server = getsockopt(&socket, PeerCredentials)?.uid();
                 believe(server).map_err(|stranger| {
                     io::Error::new(io::ErrorKind::PermissionDenied, stranger)
                 })?;

@@ -65,6 +65,11 @@ fn not_encoded(error: &serde_json::Error) -> Response {
 #[derive(Clone, Debug)]
 pub struct AnswerKept<T, K>(pub T, pub K);
 
+/// A body that keeps a value until it has been sent, as [`AnswerKept`] does.
+pub fn kept_body<K: Send + 'static>(bytes: Vec<u8>, kept: K) -> HttpBody {
+    HttpBody::from_bytes(Bytes::from_owner(Kept { bytes, _kept: kept }))
+}
+
 struct Kept<K> {
     bytes: Vec<u8>,
     _kept: K,
@@ -79,10 +84,7 @@ impl<K> AsRef<[u8]> for Kept<K> {
 impl<T: Serialize + Send, K: Send + 'static> IntoResponse for AnswerKept<T, K> {
     fn into_response(self) -> Response {
         match serde_json::to_vec(&self.0) {
-            Ok(bytes) => {
-                let body = Bytes::from_owner(Kept { bytes, _kept: self.1 });
-                json(StatusCode::OK, HttpBody::from_bytes(body))
-            }
+            Ok(bytes) => json(StatusCode::OK, kept_body(bytes, self.1)),
             Err(error) => not_encoded(&error),
         }
     }

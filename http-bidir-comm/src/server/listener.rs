@@ -1,18 +1,23 @@
-//! A Unix socket at a path, owned by one server at a time. Its connections know their peers.
+//! Where connections come from; and a Unix socket at a path, owned by one server at a time, whose
+//! connections know their peers.
 
 use std::fs;
+use std::future::Future;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use poem::web::RemoteAddr;
 use rustix::fs::{Mode, chmod, fchmod};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_acceptconn;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::process::geteuid;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::connection_filter::ConnectionFilter;
@@ -22,13 +27,31 @@ use super::peer::Peer;
 
 /// Wait this long after a failed accept, instead of spinning. The usual cause is a lack of
 /// descriptors.
-const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
+pub(super) const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// What a socket's address can hold (unix(7), `sun_path`), without the zero at its end.
 const LONGEST_PATH: usize = 107;
+
+/// Where [`serve`](super::serve) gets its connections from.
+pub trait Listener: Send + 'static {
+    /// A connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+    /// Given to a connection that is accepted.
+    type Permit: Send + 'static;
+    /// Held by a connection until it is closed. Handlers of its calls find it by
+    /// `Data<&Arc<Connection>>`.
+    type Connection: Send + Sync + 'static;
+
+    /// The next connection, and who calls. It must not wait for anything that the caller sends:
+    /// others wait to be accepted meanwhile.
+    fn accept(&mut self) -> impl Future<Output = (Self::Stream, RemoteAddr, Self::Permit)> + Send;
+
+    /// Begins a connection, in a task of its own.
+    fn begin(permit: Self::Permit, stream: &Self::Stream) -> Self::Connection;
+}
 
 /// Why a socket could not be taken. Nothing has been made or changed then.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +119,8 @@ fn beginning(path: &Path) -> String {
 pub struct PeerListener<F = ()> {
     listener: UnixListener,
     filter: F,
-    _path: OwnedPath,
+    /// `None`: somebody else keeps the socket.
+    _path: Option<OwnedPath>,
 }
 
 impl PeerListener {
@@ -126,7 +150,25 @@ impl PeerListener {
         let path = OwnedPath::new(path, lock).map_err(io)?;
         let listener = std::os::unix::net::UnixListener::from(socket);
         let listener = UnixListener::from_std(listener).map_err(io)?;
-        Ok(Self { listener, filter: (), _path: path })
+        Ok(Self { listener, filter: (), _path: Some(path) })
+    }
+
+    /// Serves a socket that somebody else has opened at `path` and keeps, such as systemd. It is not removed when
+    /// this is dropped. Must be called inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`BindError::NotASocket`] if it does not listen; [`BindError::Io`].
+    pub fn passed(
+        listener: std::os::unix::net::UnixListener,
+        path: &Path,
+    ) -> Result<Self, BindError> {
+        let io = |source| BindError::Io { path: path.to_owned(), source };
+        if !socket_acceptconn(&listener).map_err(|error| io(error.into()))? {
+            return Err(BindError::NotASocket { path: path.to_owned() });
+        }
+        listener.set_nonblocking(true).map_err(io)?;
+        let listener = UnixListener::from_std(listener).map_err(io)?;
+        Ok(Self { listener, filter: (), _path: None })
     }
 
     /// Serves only the connections that `filter` admits.
@@ -135,9 +177,13 @@ impl PeerListener {
     }
 }
 
-impl<F: ConnectionFilter> PeerListener<F> {
+impl<F: ConnectionFilter> Listener for PeerListener<F> {
+    type Stream = UnixStream;
+    type Permit = (F::Permit, Peer);
+    type Connection = F::Connection;
+
     /// The next connection that the filter admits.
-    pub(super) async fn accept(&mut self) -> (UnixStream, Peer, F::Permit) {
+    async fn accept(&mut self) -> (UnixStream, RemoteAddr, Self::Permit) {
         loop {
             let Ok((stream, _)) = self.listener.accept().await else {
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
@@ -146,10 +192,14 @@ impl<F: ConnectionFilter> PeerListener<F> {
             let Ok(credentials) = stream.peer_cred() else { continue };
             let peer = Peer { pid: credentials.pid().unwrap_or(0), uid: credentials.uid() };
             match self.filter.admit(peer) {
-                Ok(permit) => return (stream, peer, permit),
+                Ok(permit) => return (stream, peer.to_address(), (permit, peer)),
                 Err(refusal) => tell(&stream, &refusal),
             }
         }
+    }
+
+    fn begin((permit, peer): Self::Permit, stream: &UnixStream) -> F::Connection {
+        F::begin(permit, peer, stream.as_fd())
     }
 }
 

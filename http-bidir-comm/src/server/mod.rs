@@ -1,8 +1,9 @@
-//! The answering side: serves Poem's routes to callers on a Unix socket that wait.
+//! The answering side: serves Poem's routes to callers that wait, and gives tasks to clients.
 //!
 //! A handler that waits is dropped when its caller goes away or stops waiting. Anything to undo
 //! then belongs in an [`OnDrop`] that lives as long as the wait.
 
+mod authenticate;
 mod connection_filter;
 mod json;
 mod listener;
@@ -10,11 +11,16 @@ mod path_lock;
 mod peer;
 mod prompt_reader;
 mod serve;
+mod tasks;
+mod tcp_listener;
 mod waiting;
 
+pub use authenticate::{Anyone, Authenticate, BearerToken, Caller, SameUser, WeakToken};
 pub use connection_filter::ConnectionFilter;
-pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json};
-pub use listener::{BindError, PeerListener};
+pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body};
+pub use listener::{BindError, Listener, PeerListener};
 pub use peer::Peer;
 pub use serve::serve;
+pub use tasks::{Pending, SendError, TaskError, TaskServer, TaskSettings};
+pub use tcp_listener::BoundedTcpListener;
 pub use waiting::{OnDrop, wait_up_to};

@@ -25,7 +25,7 @@ impl Peer {
         RemoteAddr(Addr::custom(SCHEME, format!("{}:{}", self.pid, self.uid)))
     }
 
-    fn from_address(address: &RemoteAddr) -> Option<Self> {
+    pub(super) fn from_address(address: &RemoteAddr) -> Option<Self> {
         let Addr::Custom(SCHEME, text) = &address.0 else { return None };
         let (pid, uid) = text.split_once(':')?;
         let peer = Self { pid: pid.parse().ok()?, uid: uid.parse().ok()? };

@@ -14,12 +14,10 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use poem::Endpoint;
 use poem::http::uri::Scheme;
-use poem::web::LocalAddr;
-use tokio::net::UnixStream;
+use poem::web::{LocalAddr, RemoteAddr};
+use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::connection_filter::ConnectionFilter;
-use super::listener::PeerListener;
-use super::peer::Peer;
+use super::listener::Listener;
 use super::prompt_reader::PromptReader;
 
 /// The head of a call may take this long. A kept connection without a call is closed after it, too.
@@ -29,31 +27,39 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 const BUFFER: usize = 8 * 1024;
 
 /// Serves `endpoint` to all connections of `listener`. Never returns.
-pub async fn serve<F, E>(mut listener: PeerListener<F>, endpoint: E) -> Infallible
+pub async fn serve<L, E>(mut listener: L, endpoint: E) -> Infallible
 where
-    F: ConnectionFilter,
+    L: Listener,
     E: Endpoint + 'static,
 {
     let endpoint = Arc::new(endpoint);
     loop {
-        let (stream, peer, permit) = listener.accept().await;
+        let (stream, caller, permit) = listener.accept().await;
         let endpoint = Arc::clone(&endpoint);
         tokio::spawn(async move {
-            serve_one(stream, peer, endpoint).await;
+            let connection = Arc::new(L::begin(permit, &stream));
+            serve_one(stream, caller, &connection, endpoint).await;
             // Only now is the connection's descriptor closed.
-            drop(permit);
+            drop(connection);
         });
     }
 }
 
 /// Serves a connection. A handler is dropped when its caller goes away.
-async fn serve_one<E: Endpoint>(stream: UnixStream, peer: Peer, endpoint: Arc<E>) {
+async fn serve_one<S, C, E>(stream: S, caller: RemoteAddr, connection: &Arc<C>, endpoint: Arc<E>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    C: Send + Sync + 'static,
+    E: Endpoint,
+{
     let service = service_fn(move |request: poem::http::Request<Incoming>| {
-        let endpoint = Arc::clone(&endpoint);
-        let origin = (LocalAddr::default(), peer.to_address(), Scheme::HTTP);
+        let (endpoint, connection) = (Arc::clone(&endpoint), Arc::clone(connection));
+        let origin = (LocalAddr::default(), caller.clone(), Scheme::HTTP);
         async move {
             let (local, remote, scheme) = origin;
-            let answer = endpoint.get_response((request, local, remote, scheme).into()).await;
+            let mut request = poem::Request::from((request, local, remote, scheme));
+            request.extensions_mut().insert(connection);
+            let answer = endpoint.get_response(request).await;
             Ok::<hyper::Response<_>, Infallible>(answer.into())
         }
     });

@@ -1,6 +1,7 @@
 //! The client and the server over real sockets.
-#![allow(clippy::unwrap_used, reason = "a test may stop where it fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 
 mod any_bytes;
 mod client;
 mod round_trip;
+mod tasks;

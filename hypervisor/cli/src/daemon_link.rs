@@ -11,7 +11,10 @@ use super::Error;
 
 /// How long a daemon may take to answer. A running one needs far less than a millisecond; this is
 /// for a machine under heavy load.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How a notice ends if the session can do without the daemon.
+pub(crate) const OWN_ACCOUNT: &str = ": continuing with this session's own account";
 
 /// The daemon to use, and a notice about it for the user.
 #[derive(Debug, PartialEq, Eq, Default)]
@@ -51,8 +54,26 @@ pub fn choose(
         }
         Err(reason) => format!("{source} {name}: no daemon answers there ({reason})"),
     };
-    let notice = Some(format!("{notice}: continuing with this session's own account"));
+    let notice = Some(format!("{notice}{OWN_ACCOUNT}"));
     Ok(Choice { socket: None, notice })
+}
+
+/// A client of the daemon that an option or the variable names, or of the first default one that answers.
+///
+/// # Errors
+/// [`Error::Usage`], [`Error::Daemon`].
+pub(crate) fn connect(option: Option<&OsStr>) -> Result<BlockingHttpClient, Error> {
+    let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
+    let defaults = protocol::socket::default_sockets();
+    let choice = choose(option, variable.as_deref(), &defaults)?;
+    let none = || {
+        let places: Vec<_> = defaults.iter().map(|path| path.display().to_string()).collect();
+        let looked_for = format!("none answers at {}; --daemon names another", places.join(", "));
+        let notice = choice.notice.map(|notice| notice.replace(OWN_ACCOUNT, ""));
+        Error::Daemon(notice.unwrap_or(looked_for))
+    };
+    let socket = choice.socket.ok_or_else(none)?;
+    Ok(BlockingHttpClient::new(Endpoint::Unix(socket)))
 }
 
 /// The first default socket that answers.
@@ -96,13 +117,13 @@ pub enum Unanswered {
     NotHttp,
 }
 
-/// Sends a call without meaning: any HTTP answer will do.
+/// Asks whether it lives: any HTTP answer will do.
 ///
 /// # Errors
 /// [`Unanswered`]
 pub fn answers(socket: &Path) -> Result<(), Unanswered> {
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
-    match client.reach("/", PATIENCE) {
+    match client.reach(api::path::HEALTH, PATIENCE) {
         Ok(_) => Ok(()),
         Err(ClientError::Connect { source, .. }) => match source.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {

@@ -9,13 +9,16 @@ use std::process::Command;
 use ::limits::{Request, env};
 
 use super::devices::VisibleGpu;
-use super::{Error, limits, owner};
+use super::owner::{self, Label};
+use super::{Error, limits};
 
 /// All that a member of a session has to know.
 #[derive(Debug, Clone)]
 pub struct MemberEnvironment {
     /// The session's directory.
     pub session: PathBuf,
+    /// What people know it by.
+    pub label: Label,
     /// The names of the library to preload: see [`super::links::preloadable`].
     pub limiter: [PathBuf; 2],
     /// The directory with the simulated driver, if that is to be used.
@@ -31,6 +34,9 @@ pub struct MemberEnvironment {
     /// Whether the user chose the daemon, or none. Then no other variable may name one.
     pub no_other_daemon: bool,
 }
+
+/// Where programs are looked for without PATH, as by glibc.
+const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The address of a daemon that listens by TCP, in the variables of vgpu.rs.
 pub const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
@@ -54,6 +60,9 @@ impl MemberEnvironment {
         ];
         if let Some(folder) = &self.fake_driver {
             variables.push(prepend("LD_LIBRARY_PATH", folder.as_os_str()));
+            // Its `nvidia-smi` comes before the real one. An empty entry would be the current folder.
+            let path = current("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
+            variables.push(("PATH", Some(prepended(folder.as_os_str(), Some(&path)))));
         }
         if self.only_these {
             let uuids: Vec<_> = self.devices.iter().map(|device| device.uuid.to_string()).collect();
@@ -87,7 +96,7 @@ impl MemberEnvironment {
                 None => variables.remove(OsStr::new(name)),
             };
         }
-        owner::decide(&self.session, variables, &self.devices, all)
+        owner::decide(&self.session, variables, self.label.clone(), &self.devices, all)
     }
 
     /// Gives `command` these variables, on top of the environment that `current` reads.
@@ -139,6 +148,7 @@ mod tests {
     fn environment() -> MemberEnvironment {
         MemberEnvironment {
             session: "/s".into(),
+            label: Label::default(),
             limiter: ["/s/libcuda_limiter.so".into(), "/l/libcuda_limiter.so".into()],
             fake_driver: None,
             request: LimitArgs::default().request(),

@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::profiles::ProfileError;
+use crate::record::file::RecordError;
+
 /// The exit statuses of `sluice` itself. Apart from these, `sluice run` ends with the status of the
 /// program, or with 128 + n if signal n killed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +74,15 @@ pub enum Error {
     /// What a session's owner decided could not be written down.
     #[error(transparent)]
     Settings(#[from] session::settings::SettingsError),
+    /// A recording that cannot be written or read.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// A file of settings that cannot be read, or a profile that is not there.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// No daemon answers, where one is needed.
+    #[error("no daemon: {0}")]
+    Daemon(String),
     /// A failed system call.
     #[error("{what}: {source}")]
     System {
@@ -115,12 +127,17 @@ impl Error {
         let status = match self {
             Self::Interrupted { signal } => return signal.saturating_add(128),
             Self::Usage(_) => ExitStatus::Usage,
+            Self::Record(RecordError::Io { .. }) | Self::Profile(ProfileError::Io { .. }) => {
+                ExitStatus::System
+            }
+            Self::Record(_) | Self::Profile(_) => ExitStatus::Usage,
             Self::NoDriver(_) | Self::NoDevice => ExitStatus::NoDriver,
             Self::PartMissing { .. } | Self::Unloadable { .. } => ExitStatus::PartMissing,
             Self::Directory(_)
             | Self::NotForAll { .. }
             | Self::Page(_)
             | Self::Settings(_)
+            | Self::Daemon(_)
             | Self::System { .. }
             | Self::Helper { .. } => ExitStatus::System,
             Self::Spawn { source, .. } if source.kind() == io::ErrorKind::NotFound => {

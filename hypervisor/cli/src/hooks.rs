@@ -13,11 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use limits::units::PPM_ONE;
+use protocol::reports::{HookWord, HookedFunction, HooksReport};
 use session::directory::{self, OwnedSession};
 
 use super::cli::{HooksArgs, LimitArgs};
 use super::environment::MemberEnvironment;
+use super::owner::Label;
 use super::parts::{self, Parts};
+use super::status::json;
 use super::{Error, ExitStatus, devices, links};
 
 /// Path of the file that the limiter appends its report to. It has one line for each function that
@@ -41,21 +44,32 @@ type Table = BTreeMap<(String, String), HookState>;
 /// # Errors
 /// [`Error`] if the report could not be made.
 pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
+    let report = report(arguments.fake_gpu)?;
+    let text = if arguments.json { json(&report)? } else { render(&report) };
+    io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|e| Error::system("cannot write the table", e))?;
+    Ok(if report.failed > 0 { ExitStatus::CheckFailed as u8 } else { 0 })
+}
+
+/// What became of each function, in the driver or in the one simulated in software.
+///
+/// # Errors
+/// As for [`run`].
+pub(crate) fn report(fake_gpu: bool) -> Result<HooksReport, Error> {
     if directory::inside()?.is_some() {
         return Err(Error::Usage("already inside a session: run it outside".to_owned()));
     }
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
-    let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
+    let fake = fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
     let devices = devices::list(fake.as_deref())?;
     let session = OwnedSession::create()?;
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
+        label: Label::default(),
         limiter: links::preloadable(&session, session.path(), &limiter)?,
-        fake_driver: arguments
-            .fake_gpu
-            .then(|| links::fake_driver(&session, &parts))
-            .transpose()?,
+        fake_driver: fake_gpu.then(|| links::fake_driver(&session, &parts)).transpose()?,
         request: LimitArgs { compute: Some(PPM_ONE), ..LimitArgs::default() }.request(),
         devices,
         only_these: false,
@@ -74,17 +88,32 @@ pub fn run(arguments: &HooksArgs) -> Result<u8, Error> {
     for (mut command, library) in [(cuda, parts::FAKE_CUDA.1), (nvml, parts::FAKE_NVML.1)] {
         environment.apply(&mut command, |name| var_os(name));
         let file = session.path().join(format!("{library}.hooks"));
-        read_into(&mut table, &report(command, &file)?)?;
+        read_into(&mut table, &reported(command, &file)?)?;
         if !table.keys().any(|(named, _)| named == library) {
             let problem = format!("it did not report on {library}");
             return Err(Error::Helper { name: parts::LIMITER, problem });
         }
     }
-    io::stdout()
-        .write_all(render(&table).as_bytes())
-        .map_err(|e| Error::system("cannot write the table", e))?;
-    let failed = table.values().any(|state| matches!(state, HookState::Failed(_)));
-    Ok(if failed { ExitStatus::CheckFailed as u8 } else { 0 })
+    Ok(counted(table))
+}
+
+fn counted(table: Table) -> HooksReport {
+    let function = |((library, symbol), state)| {
+        let (state, reason) = match state {
+            HookState::Patched => (HookWord::Patched, None),
+            HookState::Absent => (HookWord::Absent, None),
+            HookState::Failed(reason) => (HookWord::Failed, Some(reason)),
+        };
+        HookedFunction { library, symbol, state, reason }
+    };
+    let functions: Vec<HookedFunction> = table.into_iter().map(function).collect();
+    let count = |word| functions.iter().filter(|function| function.state == word).count();
+    HooksReport {
+        patched: count(HookWord::Patched),
+        absent: count(HookWord::Absent),
+        failed: count(HookWord::Failed),
+        functions,
+    }
 }
 
 /// What the child process does that loads NVML.
@@ -95,7 +124,7 @@ pub fn load_nvml() -> Result<u8, Error> {
     devices::list(None).map(|_| 0)
 }
 
-fn report(mut command: Command, file: &Path) -> Result<String, Error> {
+fn reported(mut command: Command, file: &Path) -> Result<String, Error> {
     let program = command.get_program().display().to_string();
     let output = command
         .env(REPORT, file)
@@ -144,25 +173,23 @@ fn parse(line: &str) -> Option<((String, String), HookState)> {
     Some((key, state))
 }
 
-fn render(table: &Table) -> String {
+fn render(report: &HooksReport) -> String {
     let mut text = String::new();
-    for ((library, symbol), state) in table {
-        let state = match state {
-            HookState::Patched => "patched",
-            HookState::Absent => "absent",
-            HookState::Failed(reason) => &format!("FAILED: {reason}"),
+    for HookedFunction { library, symbol, state, reason } in &report.functions {
+        let state = match (state, reason) {
+            (HookWord::Patched, _) => "patched",
+            (HookWord::Absent, _) => "absent",
+            (HookWord::Failed, reason) => {
+                &format!("FAILED: {}", reason.as_deref().unwrap_or_default())
+            }
         };
         let _ = writeln!(text, "{library:<18}  {symbol:<44}  {state}");
     }
-    let count =
-        |wanted: fn(&HookState) -> bool| table.values().filter(|state| wanted(state)).count();
+    let HooksReport { patched, absent, failed, functions } = report;
     let _ = writeln!(
         text,
-        "total: {} functions named, {} patched, {} absent in this driver, {} failed",
-        table.len(),
-        count(|state| *state == HookState::Patched),
-        count(|state| *state == HookState::Absent),
-        count(|state| matches!(state, HookState::Failed(_))),
+        "total: {} functions named, {patched} patched, {absent} absent in this driver, {failed} failed",
+        functions.len(),
     );
     text
 }
@@ -178,7 +205,7 @@ mod tests {
             .unwrap();
         read_into(&mut table, "libcuda.so.1\tcuInit\tfailed:too short: 5 bytes\n").unwrap();
         read_into(&mut table, "libcuda.so.1\tcuInit\tpatched\n").unwrap();
-        let text = render(&table);
+        let text = render(&counted(table));
         assert!(text.contains("FAILED: too short: 5 bytes"), "{text}");
         assert!(
             text.ends_with("2 functions named, 0 patched, 1 absent in this driver, 1 failed\n")

@@ -63,14 +63,14 @@ fn put_link(target: &Path, path: &Path) -> io::Result<()> {
     fs::rename(&draft, path)
 }
 
-/// Makes a directory in which the simulated driver has the names that programs load.
+/// Makes a directory in which the simulated driver, and its `nvidia-smi`, have the names that programs use.
 ///
 /// # Errors
 /// [`Error::PartMissing`] without the simulated driver, [`Error::System`] and [`Error::Directory`]
 /// otherwise.
 pub fn fake_driver(session: &OwnedSession, parts: &Parts) -> Result<PathBuf, Error> {
     let folder = session.subdirectory("fake-driver")?;
-    for (file, name) in [parts::FAKE_CUDA, parts::FAKE_NVML] {
+    for (file, name) in [parts::FAKE_CUDA, parts::FAKE_NVML, parts::FAKE_SMI] {
         link(&parts.find(file)?, &folder, name)?;
     }
     Ok(folder)

@@ -11,6 +11,15 @@ use session::settings::OwnerSettings;
 use super::Error;
 use super::devices::VisibleGpu;
 
+/// What people know a session by.
+#[derive(Debug, Clone, Default)]
+pub struct Label {
+    /// What they call it.
+    pub name: Option<String>,
+    /// What it runs.
+    pub command: Option<String>,
+}
+
 /// Writes down what holds in the session in `dir`: the `variables` that its program is started with, and a page with
 /// the limits of each device that has one. `chosen`: the only devices that it may use; none: it may use each.
 /// `all`: the devices of the node, if they can be listed; they are asked for if any may have a limit.
@@ -22,6 +31,7 @@ use super::devices::VisibleGpu;
 pub fn decide(
     dir: &Path,
     variables: impl IntoIterator<Item = (OsString, OsString)>,
+    label: Label,
     chosen: &[VisibleGpu],
     all: impl FnOnce() -> Vec<VisibleGpu>,
 ) -> Result<(), Error> {
@@ -32,6 +42,8 @@ pub fn decide(
             .map(|(name, value)| Ok((text(name, name)?, text(name, value)?)))
             .collect::<Result<_, Error>>()?,
         devices: (!chosen.is_empty()).then(|| chosen.iter().map(|device| device.uuid).collect()),
+        name: label.name,
+        command: label.command,
     };
     if let Ok(config) = Config::from_env(&variables)
         && config.limits_anything()

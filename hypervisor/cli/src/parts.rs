@@ -18,6 +18,9 @@ pub const FAKE_CUDA: (&str, &str) = ("libfake_cuda.so", "libcuda.so.1");
 /// The simulated NVML, and the name under which programs load it.
 pub const FAKE_NVML: (&str, &str) = ("libfake_nvml.so", "libnvidia-ml.so.1");
 
+/// The simulated GPU's `nvidia-smi`.
+pub const FAKE_SMI: (&str, &str) = ("fake-nvidia-smi", "nvidia-smi");
+
 /// Finds the parts.
 #[derive(Debug, Clone)]
 pub struct Parts {

@@ -7,13 +7,16 @@ use std::process::Command;
 
 use ::limits::{Request, env};
 use protocol::socket::default_sockets;
-use session::directory::{self, OwnedSession};
+use session::directory::{self, Found, OwnedSession};
 
 use super::cli::RunArgs;
 use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
-use super::limits;
+use super::gpus::GpuRequest;
+use super::owner::Label;
 use super::parts::{self, Parts};
-use super::{Error, child, daemon_link, devices, environment, links, say};
+use super::{
+    Error, child, choice, daemon_link, devices, environment, limits, links, profiles, say, summary,
+};
 
 /// Runs the program and returns its exit status.
 ///
@@ -24,6 +27,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(session) = directory::inside()? {
         return Err(within_session(arguments, &session, command));
     }
+    let arguments = &profiles::applied(arguments)?;
     let parts = Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))?;
     let limiter = parts.limiter()?;
     let request = arguments.limits.request();
@@ -33,12 +37,16 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         var_os(env::DAEMON_SOCKET).as_deref(),
         &default_sockets(),
     )?;
+    if let Some(name) = &arguments.name {
+        check_is_free(name)?;
+    }
     let session = OwnedSession::create()?;
     if let Some(notice) = session.elsewhere() {
         say(notice);
     }
     let environment = MemberEnvironment {
         session: session.path().to_owned(),
+        label: label(arguments),
         limiter: links::preloadable(&session, session.path(), &limiter)?,
         fake_driver: arguments
             .fake_gpu
@@ -46,7 +54,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
             .transpose()?,
         request,
         devices,
-        only_these: !arguments.device.is_empty(),
+        only_these: is_a_choice(arguments),
         daemon: daemon.socket,
         no_other_daemon: arguments.daemon.is_some(),
     };
@@ -64,8 +72,39 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     })?;
     environment.apply(&mut command, |name| var_os(name));
     let ended = child::run(command)?;
+    if arguments.summary {
+        summary::lines(session.path()).iter().for_each(|line| say(line));
+    }
     session.end(ended.left);
     Ok(ended.code)
+}
+
+/// What people know the session by.
+fn label(arguments: &RunArgs) -> Label {
+    const LONGEST: usize = 500;
+    let words: Vec<_> = arguments.command.iter().map(|word| word.to_string_lossy()).collect();
+    let command = words.join(" ").chars().take(LONGEST).collect();
+    Label { name: arguments.name.clone(), command: Some(command) }
+}
+
+/// Two sessions of one name could not be told apart.
+fn check_is_free(name: &str) -> Result<(), Error> {
+    let own = rustix::process::geteuid().as_raw();
+    let listing = directory::list()?;
+    let mut present = listing.sessions.iter().filter(|found| found.uid == own);
+    let has_it = |found: &&Found| choice::given_name(found).is_some_and(|taken| taken == name);
+    match present.find(has_it) {
+        Some(found) => Err(Error::Usage(format!(
+            "--name {name}: session {} has this name; another one is accepted, or the same when that has ended",
+            found.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Whether the program sees only some devices.
+fn is_a_choice(arguments: &RunArgs) -> bool {
+    !arguments.device.is_empty() || arguments.gpus.as_ref().is_some_and(GpuRequest::is_a_choice)
 }
 
 /// Whether the members of the session will look for a daemon.
@@ -112,12 +151,16 @@ fn chosen_devices(
 ) -> Result<Vec<devices::VisibleGpu>, Error> {
     // Errors that do not depend on the devices come first.
     limits::check(request, &[])?;
-    if request.memory.is_none() && request.share.is_none() && arguments.device.is_empty() {
+    let listed = arguments.gpus.is_some() || !arguments.device.is_empty();
+    if request.memory.is_none() && request.share.is_none() && !listed {
         return Ok(Vec::new());
     }
     let fake = arguments.fake_gpu.then(|| parts.find(parts::FAKE_NVML.0)).transpose()?;
     let all = devices::list(fake.as_deref())?;
-    let chosen = devices::select(&all, &arguments.device)?;
+    let chosen = match &arguments.gpus {
+        Some(gpus) => gpus.select(&all)?,
+        None => devices::select(&all, &arguments.device)?,
+    };
     limits::check(request, &chosen)?;
     Ok(chosen)
 }

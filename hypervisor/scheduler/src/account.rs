@@ -8,11 +8,12 @@
 //! Use is charged when it is reported. Unreported time (`Untold`) counts as used until then, so
 //! that no worker gains by not reporting.
 
-use limits::bucket::Bucket;
-use limits::turns;
+use limits::bucket::{Bucket, DEEPEST_DEBT_NS};
+use limits::recent::{Recent, WINDOW_NS, share_ppm};
+use limits::turns::{self, Handover};
 use limits::units::PPM_ONE;
 
-use limits::ComputeLimit;
+use limits::{ComputeLimit, Priority};
 
 /// What a lease is paid from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +33,15 @@ pub(super) struct Untold {
     pub(super) longest_ns: u64,
 }
 
+/// What an account has left: more than nothing is savings, less is debt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SavedBalance {
+    /// Of the guaranteed time, in nanoseconds.
+    pub balance_ns: i64,
+    /// Below the ceiling, if there is one.
+    pub ceiling_ns: Option<i64>,
+}
+
 #[derive(Debug)]
 pub(super) struct Account {
     quota: ComputeLimit,
@@ -47,6 +57,9 @@ pub(super) struct Account {
     held_ns: u64,
     charged_ns: u64,
     spare_ns: u64,
+    /// Since when it is charged, and what in the last seconds.
+    since_ns: u64,
+    recent: Recent,
     /// Guaranteed time used in relation to the share, in nanoseconds at a whole share. The session
     /// with the least goes next.
     virtual_ns: u128,
@@ -54,6 +67,8 @@ pub(super) struct Account {
     deadline: u128,
     /// In this time, each session that takes turns gets its share once.
     round_ns: u64,
+    /// What its turns cost.
+    handover: Handover,
     /// Spare time used in relation to the weight.
     spare_virtual_ns: u128,
     /// No turn can start before these moments, of guaranteed and of spare time. They are computed
@@ -73,12 +88,28 @@ impl Account {
             held_ns: 0,
             charged_ns: 0,
             spare_ns: 0,
+            since_ns: now,
+            recent: Recent::default(),
             virtual_ns: 0,
             deadline: 0,
             round_ns: turns::PERIOD_NS,
+            handover: Handover::default(),
             spare_virtual_ns: 0,
             not_before: [0; 2],
         }
+    }
+
+    /// Goes on with what was left, as of `at`.
+    pub(super) fn restore(&mut self, left: SavedBalance, at: u64) {
+        self.own = Bucket { balance_ns: left.balance_ns.max(DEEPEST_DEBT_NS), settled_at_ns: at };
+        if let (Some((_, bucket)), Some(ceiling_ns)) = (&mut self.ceiling, left.ceiling_ns) {
+            *bucket = Bucket { balance_ns: ceiling_ns.max(DEEPEST_DEBT_NS), settled_at_ns: at };
+        }
+    }
+
+    pub(super) fn left(&self) -> SavedBalance {
+        let ceiling_ns = self.ceiling.is_some().then(|| self.headroom_ns());
+        SavedBalance { balance_ns: self.balance_ns(), ceiling_ns }
     }
 
     pub(super) fn quota(&self) -> &ComputeLimit {
@@ -109,6 +140,17 @@ impl Account {
         self.untold.all_ns
     }
 
+    /// The share of the device's time that it was charged in the last ten seconds, or since it is known, in millionths.
+    /// What has not been reported yet comes later.
+    pub(super) fn recent_share_ppm(&self, now: u64) -> Option<u32> {
+        self.recent.share_ppm(now, now.saturating_sub(self.since_ns).min(WINDOW_NS))
+    }
+
+    /// The same since it is known.
+    pub(super) fn mean_share_ppm(&self, now: u64) -> Option<u32> {
+        share_ppm(self.charged_ns.into(), now.saturating_sub(self.since_ns))
+    }
+
     pub(super) fn spare_ns(&self) -> u64 {
         self.spare_ns
     }
@@ -123,7 +165,15 @@ impl Account {
 
     /// The guaranteed time with which a turn may start.
     pub(super) fn entry_ns(&self) -> u64 {
-        turns::entry_ns(self.guaranteed_ppm, self.round_ns)
+        self.entry_of(self.guaranteed_ppm)
+    }
+
+    fn entry_of(&self, share_ppm: u32) -> u64 {
+        turns::entry_ns(share_ppm, self.round_ns, self.handover)
+    }
+
+    pub(super) fn set_handover(&mut self, handover: Handover) {
+        self.handover = handover;
     }
 
     /// How long its turn should be.
@@ -165,6 +215,11 @@ impl Account {
 
     /// Takes part in rounds of this length from now on.
     pub(super) fn set_round(&mut self, round_ns: u64) {
+        // What keeps a session of low priority from starving comes once a period: each turn delays those preferred.
+        let round_ns = match self.quota.priority {
+            Priority::High => round_ns,
+            Priority::Low => turns::PERIOD_NS,
+        };
         if self.round_ns != round_ns {
             self.round_ns = round_ns;
             self.not_before = [0; 2];
@@ -216,6 +271,7 @@ impl Account {
     /// called after [`Self::settle`].
     pub(super) fn charge_more(&mut self, charge: u64, paid: Paid, turn: bool) {
         self.charged_ns = self.charged_ns.saturating_add(charge);
+        self.recent.note(self.own.settled_at_ns, charge);
         if let Some((_, bucket)) = &mut self.ceiling {
             bucket.charge(charge);
         }
@@ -264,7 +320,7 @@ impl Account {
     /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last
     /// settlement; `kept_ns` of the guaranteed time must not be used.
     pub(super) fn can_pay(&self, paid: Paid, going_on: bool, kept_ns: u64) -> bool {
-        let entry = |share_ppm| turns::entry_ns(share_ppm, self.round_ns);
+        let entry = |share_ppm| self.entry_of(share_ppm);
         let least = |share_ppm| if going_on { entry(share_ppm).min(1) } else { entry(share_ppm) };
         let holds =
             |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
@@ -294,9 +350,7 @@ impl Account {
                 let least = least.saturating_add(self.untold.own_ns);
                 Some(reach(&self.own, least, self.guaranteed_ppm)?.max(ceiling(&|_| 0)?))
             }
-            Paid::Spare if self.quota.takes_spare() => {
-                ceiling(&|ppm| turns::entry_ns(ppm, self.round_ns))
-            }
+            Paid::Spare if self.quota.takes_spare() => ceiling(&|ppm| self.entry_of(ppm)),
             Paid::Spare => None,
         }
     }

@@ -11,7 +11,7 @@ use limits::turns;
 
 use super::account::Paid;
 use super::worker::Worker;
-use super::{Scheduler, WorkerId};
+use super::{Scheduler, SessionId, WorkerId};
 
 /// When a suspicion has ended, none begins for this many times the time that it kept others away.
 const TRUST_TIMES: u64 = 2;
@@ -66,24 +66,53 @@ impl Scheduler {
         if now < self.trusts_until {
             return;
         }
+        let single = |id: &&WorkerId| !self.is_of_several(**id);
         let begin = |id: &&WorkerId| {
             self.workers.get(id).is_some_and(|state| state.density.is_suspect(now))
         };
-        let mut suspects: Vec<WorkerId> = self.holding.iter().filter(begin).copied().collect();
+        let mut suspects: Vec<WorkerId> =
+            self.holding.iter().filter(single).filter(begin).copied().collect();
         if suspects.is_empty() && now >= self.sure_until {
-            let in_doubt = self.holding.iter().filter(|&&id| self.is_in_doubt(id, now));
+            let holding = self.holding.iter().filter(single);
+            let in_doubt = holding.filter(|&&id| self.is_in_doubt(id, now));
             let measured_at = |id: &&WorkerId| {
                 (self.workers.get(id).map(|state| state.density.measured_at()), **id)
             };
             suspects.extend(in_doubt.min_by_key(measured_at));
         }
+        self.begin_turns_alone(&suspects, now);
+    }
+
+    /// Whether a turn alone may begin.
+    pub fn may_suspect(&self, now: u64) -> bool {
+        self.suspects_since.is_none() && now >= self.trusts_until
+    }
+
+    /// Whether the class of a worker of the session that holds is in doubt, so that a turn alone is due.
+    pub fn is_session_in_doubt(&self, session: SessionId, now: u64) -> bool {
+        let holds =
+            |(_, worker): &(WorkerId, &Worker)| worker.held.is_some_and(|held| held.counts());
+        self.may_suspect(now)
+            && self.members(session).filter(holds).any(|(id, worker)| {
+                worker.density.is_suspect(now)
+                    || now >= self.sure_until && self.is_in_doubt(id, now)
+            })
+    }
+
+    /// Takes all workers of a session for dense until they had a turn alone.
+    pub fn suspect_session(&mut self, session: SessionId, now: u64) {
+        let members: Vec<WorkerId> = self.members(session).map(|(id, _)| id).collect();
+        self.begin_turns_alone(&members, now);
+    }
+
+    fn begin_turns_alone(&mut self, suspects: &[WorkerId], now: u64) {
         if suspects.is_empty() {
             return;
         }
         let all: u64 = suspects.iter().map(|&id| self.own_turn(id)).sum();
         let until = now.saturating_add(all).saturating_add(turns::PERIOD_NS);
         self.suspects_since = Some(now);
-        for id in suspects {
+        for &id in suspects {
             // With a small share, a turn is shorter than the time wanted for a measurement: then one
             // turn has to be enough.
             let wanted_ns = self.own_turn(id).min(turns::COMFORTABLE_TURN_NS);

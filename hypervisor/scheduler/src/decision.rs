@@ -7,8 +7,15 @@ use super::account::Paid;
 use super::worker::{Company, Held, Worker};
 use super::{Grant, Handover, LeaseId, Scheduler, SessionId, WorkerId};
 
+/// How a lease could go on.
+pub(super) struct Longer {
+    pub(super) paid: Paid,
+    pub(super) length_ns: u64,
+    pub(super) turn_ends_at: u64,
+}
+
 /// The shortest lease, and the shortest prolongation of one.
-const SHORTEST_REST_NS: u64 = turns::SHORTEST_TURN_NS / 2;
+pub(super) const SHORTEST_REST_NS: u64 = turns::SHORTEST_TURN_NS / 2;
 
 impl Scheduler {
     /// Grants what can be granted now. To be called after every change and when
@@ -35,12 +42,18 @@ impl Scheduler {
     /// The worker has just reported and asks for its lease to go on. `None`: the worker has to stop
     /// when the lease ends, drain, report and ask anew.
     pub fn renew(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Grant> {
+        let Longer { paid, length_ns, turn_ends_at } = self.longer(worker, lease, now)?;
+        self.prolong(worker, paid, length_ns, turn_ends_at, now)
+    }
+
+    /// How a lease could go on.
+    pub(super) fn longer(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> Option<Longer> {
         self.revoke_overdue(now);
         self.suspect(now);
         self.set_rounds(now);
         let session = self.session_of(worker).ok()?;
-        let held = self.held(worker).filter(|held| held.lease == lease && held.counts())?;
-        if !self.fits(worker) {
+        let held = self.held(worker).filter(|held| held.lease == lease && held.goes_on())?;
+        if self.is_frozen(worker) || !self.fits(worker) {
             return None;
         }
         self.settle(session, now);
@@ -67,9 +80,21 @@ impl Scheduler {
         } else {
             length.min(turn_ends_at.saturating_sub(now))
         };
-        if length_ns < SHORTEST_REST_NS {
-            return None;
-        }
+        let length_ns = length_ns.min(self.until_reserved(worker, now));
+        (length_ns >= SHORTEST_REST_NS).then_some(Longer { paid, length_ns, turn_ends_at })
+    }
+
+    /// Prolongs the lease that a worker holds.
+    pub(super) fn prolong(
+        &mut self,
+        worker: WorkerId,
+        paid: Paid,
+        length_ns: u64,
+        turn_ends_at: u64,
+        now: u64,
+    ) -> Option<Grant> {
+        let session = self.session_of(worker).ok()?;
+        let held = self.held(worker)?;
         if paid == Paid::Spare {
             self.reach_spare(session);
         }
@@ -81,7 +106,7 @@ impl Scheduler {
         let state = self.workers.get_mut(&worker)?;
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held { paid, ends_at, turn_ends_at, ..held });
-        Some(self.granted(worker, lease, length_ns, self.company(worker)))
+        Some(self.granted(worker, held.lease, length_ns, self.company(worker)))
     }
 
     /// When [`Self::decide`] has something to do without a new event: a session has earned enough,
@@ -91,8 +116,10 @@ impl Scheduler {
             return None;
         }
         let holders = self.holding.iter().filter_map(|&id| self.held(id));
-        let overdue =
-            holders.filter(|held| !held.revoked).map(|held| held.overdue_at(&self.tuning));
+        let overdue = holders
+            .filter(|held| !held.revoked)
+            .flat_map(|held| [Some(held.overdue_at(&self.tuning)), held.passes_at(&self.tuning)]);
+        let overdue = overdue.flatten();
         let ready = self.asking.iter().filter_map(|id| {
             let session = self.sessions.get(&self.workers.get(id)?.session)?;
             let later = |paid| {
@@ -117,7 +144,10 @@ impl Scheduler {
         let taken = self.holding.iter().any(holds_dense);
         let look = |id: &WorkerId| {
             let worker = self.workers.get(id)?;
-            if self.is_kept_away(*id) || taken && worker.density.is_dense() {
+            if self.is_of_several(*id)
+                || self.is_kept_away(*id)
+                || taken && worker.density.is_dense()
+            {
                 return None;
             }
             let session = self.sessions.get(&worker.session)?;
@@ -187,6 +217,23 @@ impl Scheduler {
         let length_ns = self.length(worker, paid, false)?;
         let turn_ns = self.longest_turn(worker, paid);
         let length_ns = if self.is_free(worker, now) { length_ns } else { length_ns.min(turn_ns) };
+        let length_ns = length_ns.min(self.until_reserved(worker, now));
+        if length_ns < SHORTEST_REST_NS {
+            return None;
+        }
+        self.grant_for(worker, paid, length_ns, turn_ns, now)
+    }
+
+    /// Grants a worker that asks a lease of some length.
+    pub(super) fn grant_for(
+        &mut self,
+        worker: WorkerId,
+        paid: Paid,
+        length_ns: u64,
+        turn_ns: u64,
+        now: u64,
+    ) -> Option<Grant> {
+        let session = self.session_of(worker).ok()?;
         if paid == Paid::Own && self.is_dense(worker) {
             let account = &mut self.sessions.get_mut(&session)?.account;
             self.virtual_now = account.virtual_time(Paid::Own);
@@ -213,6 +260,7 @@ impl Scheduler {
             company,
             revoked: false,
             stopped: false,
+            passed: false,
             keeps_since: None,
             kept_ns: 0,
         });
@@ -239,7 +287,7 @@ impl Scheduler {
         };
         for id in self.holding.iter().filter(|&&id| id != newcomer) {
             if let Some(other) = self.workers.get_mut(id)
-                && let Some(held) = &mut other.held
+                && let Some(held) = other.held.as_mut().filter(|held| !held.passed)
             {
                 if held.counts() {
                     held.company.add(&density);
@@ -250,7 +298,10 @@ impl Scheduler {
     }
 
     /// Whether this worker may hold beside the present holders.
-    fn fits(&self, worker: WorkerId) -> bool {
+    pub(super) fn fits(&self, worker: WorkerId) -> bool {
+        if self.suspended {
+            return false;
+        }
         // A suspected worker has to begin alone. One that holds already may go on: its co-holders
         // are not prolonged.
         let alone = self.is_suspected(worker) && self.held(worker).is_none();
@@ -259,7 +310,7 @@ impl Scheduler {
         !(self.is_kept_away(worker) || self.is_dense(worker) && excluded())
     }
 
-    fn is_dense(&self, worker: WorkerId) -> bool {
+    pub(super) fn is_dense(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|worker| worker.density.is_dense())
     }
 
@@ -275,7 +326,7 @@ impl Scheduler {
 
     /// How long a lease the worker can pay for, as of the last settlement. `None`: it cannot pay
     /// for long enough to start a lease, or to go on with one.
-    fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
+    pub(super) fn length(&self, worker: WorkerId, paid: Paid, going_on: bool) -> Option<u64> {
         let session = self.workers.get(&worker)?.session;
         let account = &self.sessions.get(&session)?.account;
         // Beside a member that holds, a sparse worker may start before it can pay for a whole turn.
@@ -328,7 +379,7 @@ impl Scheduler {
 
     /// Turns are for dense workers, which exclude each other. A sparse worker's lease only has a
     /// maximum: others may have to wait for its end if the worker turns out to be dense.
-    fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
+    pub(super) fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
         match paid {
             Paid::Spare => turns::COMFORTABLE_TURN_NS,
             Paid::Own if self.is_suspected(worker) => self.own_turn(worker),
@@ -346,8 +397,8 @@ impl Scheduler {
         let rate = if alone { PPM_ONE.into() } else { state.density.crowded_ppm().max(1) };
         let stretched = turn.saturating_mul(PPM_ONE.into()) / rate;
         let turn = stretched.clamp(turn, turns::LONGEST_LEASE_NS.max(turn));
-        // With the work that runs past the lease, an eighth more than the turn.
-        let lease = (turn + turn / 8).saturating_sub(state.overrun_ns);
+        // With the work that runs past the lease.
+        let lease = turn.saturating_sub(state.overrun_ns);
         lease.max(turns::SHORTEST_TURN_NS).min(turn)
     }
 
@@ -378,8 +429,9 @@ impl Scheduler {
         if !self.is_dense(worker) {
             return None;
         }
-        let lingers =
-            |other: &Worker| other.held.is_none() && other.was_active_within(linger_ns, now);
+        let lingers = |other: &Worker| {
+            other.held.is_none_or(|held| held.passed) && other.was_active_within(linger_ns, now)
+        };
         let waiting = self.workers.iter().filter(|&(&id, other)| {
             id != worker
                 && other.density.is_dense()
@@ -397,11 +449,16 @@ impl Scheduler {
         waiting.filter_map(claim).min()
     }
 
-    fn revoke_overdue(&mut self, now: u64) {
+    pub(super) fn revoke_overdue(&mut self, now: u64) {
         for id in &self.holding {
-            if let Some(held) = self.workers.get_mut(id).and_then(|worker| worker.held.as_mut())
-                && held.overdue_at(&self.tuning) <= now
-            {
+            let Some(worker) = self.workers.get_mut(id) else { continue };
+            let Some(held) = worker.held.as_mut().filter(|held| !held.revoked) else { continue };
+            held.passed |= held.passes_at(&self.tuning).is_some_and(|at| at <= now);
+            if held.overdue_at(&self.tuning) <= now {
+                // Its gate may have been opened for it, and nobody be there to close it.
+                if worker.handover == Handover::InStream && !held.stopped {
+                    self.stops.push((*id, held.lease));
+                }
                 held.revoked = true;
             }
         }

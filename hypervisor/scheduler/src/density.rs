@@ -17,6 +17,8 @@ pub enum Class {
 
 /// A utilization that was last measured this long ago gives way to the next measurement.
 const STALE_NS: u64 = turns::MEMORY_NS;
+/// Time over which it is averaged for what part of it a worker holds the device.
+const HOLDS_OVER_NS: u64 = 5 * turns::MEMORY_NS;
 /// How much longer the time between turns alone becomes at most.
 const LONGEST_REST: u64 = 8;
 
@@ -27,9 +29,14 @@ pub(super) struct Density {
     class: Class,
     /// Its session's reports do not add up with those of others.
     distrusted: bool,
+    /// Its session takes turns with another one that holds several devices and fills one of them.
+    among_dense: bool,
     measured_at: u64,
-    /// When its first report came.
+    /// When its first report came, and the last one.
     began_at: u64,
+    told_at: u64,
+    /// For what part of all time it holds the device. Known of workers that let go of it when they do not use it.
+    holds: Option<Mean>,
     /// What it used and had queued lately, slowed down or not.
     rate: Mean,
     backlog: Mean,
@@ -78,8 +85,11 @@ impl Density {
             alone: Mean::default(),
             class: Class::Dense,
             distrusted: false,
+            among_dense: false,
             measured_at: 0,
             began_at: 0,
+            told_at: 0,
+            holds: None,
             rate: Mean::default(),
             backlog: Mean::default(),
             crowded: Mean::default(),
@@ -94,7 +104,16 @@ impl Density {
     }
 
     pub(super) fn is_dense(&self) -> bool {
+        self.fills() || self.among_dense
+    }
+
+    /// Whether it is dense by itself.
+    pub(super) fn fills(&self) -> bool {
         self.class == Class::Dense || self.distrusted
+    }
+
+    pub(super) fn set_among_dense(&mut self, among_dense: bool) {
+        self.among_dense = among_dense;
     }
 
     /// Its reports do not count for its class from now on, or they count again.
@@ -147,7 +166,11 @@ impl Density {
         }
         if self.began_at == 0 {
             self.began_at = now;
+        } else if let Some(holds) = &mut self.holds {
+            let since = now.saturating_sub(self.told_at).max(seen.held_ns);
+            holds.add(ratio_ppm(seen.held_ns, since), since, HOLDS_OVER_NS);
         }
+        self.told_at = now;
         let used = ratio_ppm(seen.worked_ns, seen.held_ns).min(PPM_ONE.into());
         let backlog = ratio_ppm(seen.backlogged_ns, seen.held_ns);
         self.rate.add(used, seen.held_ns, turns::MEMORY_NS / 2);
@@ -304,8 +327,18 @@ impl Density {
             return;
         }
         if let Some(ppm) = self.known_ppm() {
-            self.class = if turns::is_dense(Some(ppm)) { Class::Dense } else { Class::Sparse };
+            // What matters is how much of all time the device would be idle because of it.
+            let holds_ppm = self.holds.map_or(u64::from(PPM_ONE), |holds| holds.ppm);
+            let idle_ppm = super::share_of(u64::from(PPM_ONE).saturating_sub(ppm), holds_ppm);
+            let fills = turns::is_dense(Some(u64::from(PPM_ONE).saturating_sub(idle_ppm)));
+            self.class = if fills { Class::Dense } else { Class::Sparse };
         }
+    }
+
+    /// Whether the worker lets go of the device as soon as it does not use it.
+    pub(super) fn lets_go(&mut self, lets_go: bool) {
+        let all = Mean { ppm: PPM_ONE.into(), weight_ns: HOLDS_OVER_NS };
+        self.holds = lets_go.then(|| self.holds.unwrap_or(all));
     }
 }
 

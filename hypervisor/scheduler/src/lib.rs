@@ -19,6 +19,8 @@
 //!   more than their share (`spare`).
 //! * A lease can end early where a worker's gates are in its streams, because another is to have the
 //!   device now (`preempt`).
+//! * A session can be **frozen**: it is granted nothing until it is thawed (`frozen`). A device can be **suspended**:
+//!   nobody is granted anything there until it is resumed (`suspended`).
 //! * A worker whose class is in doubt gets a **turn alone** (`alone`).
 //! * A worker that does not report does not stop others for long. A while after its lease has
 //!   ended, the lease is **revoked** and others go on. Its session goes on paying until the report
@@ -40,10 +42,14 @@ mod alone;
 mod audit;
 mod decision;
 mod density;
+mod frozen;
+mod gang;
 mod oversubscribed;
 mod preempt;
 mod reports;
 mod spare;
+mod suspended;
+mod together;
 mod trust;
 mod tuning;
 mod types;
@@ -56,15 +62,18 @@ use limits::turns;
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, Policy};
 
-pub use account::Paid;
 use account::{Account, Untold};
+pub use account::{Paid, SavedBalance};
 use audit::Audit;
 pub use density::Class;
+pub use gang::{Gangs, NoGang};
 pub use limits::turns::Handover;
+pub use together::Offer;
+use together::Reserved;
 use trust::Doubt;
 pub use tuning::Tuning;
 pub use types::{Grant, LeaseId, ScheduleError, SessionId, Told, WorkerId};
-pub use view::{DeviceView, LeaseView, SessionView};
+pub use view::{DeviceView, LeaseView, SessionView, WorkerState};
 use worker::{Company, Held, Worker};
 
 #[derive(Debug)]
@@ -74,6 +83,10 @@ struct Session {
     doubt: Doubt,
     /// Who owns it, as far as the caller has said so.
     owner: Option<u64>,
+    /// Its leases are granted together with those on other devices.
+    together: bool,
+    /// It is granted nothing. These of its workers ask.
+    frozen: Option<BTreeSet<WorkerId>>,
 }
 
 /// Shares one device among sessions. See the module's description.
@@ -111,8 +124,12 @@ pub struct Scheduler {
     word_at: u64,
     /// When the length of a round is looked at again.
     rounds_at: u64,
+    /// For whom the device is kept.
+    reserved: Option<Reserved>,
     /// When the device is divided among owners anew.
     divide_at: u64,
+    /// Nothing is granted.
+    suspended: bool,
 }
 
 impl Scheduler {
@@ -138,7 +155,9 @@ impl Scheduler {
             word_ns: 0,
             word_at: 0,
             rounds_at: 0,
+            reserved: None,
             divide_at: 0,
+            suspended: false,
         }
     }
 
@@ -169,11 +188,26 @@ impl Scheduler {
                 account.join_spare(self.spare_now);
                 self.sessions.insert(
                     session,
-                    Session { account, members: Vec::new(), doubt: Doubt::default(), owner: None },
+                    Session {
+                        account,
+                        members: Vec::new(),
+                        doubt: Doubt::default(),
+                        owner: None,
+                        together: false,
+                        frozen: None,
+                    },
                 );
             }
         }
         Ok(())
+    }
+
+    /// Gives a new session the account that it had in an earlier scheduler. What it earned since `at`
+    /// comes on top. To be called after [`Self::set_session`].
+    pub fn restore(&mut self, session: SessionId, left: SavedBalance, at: u64) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.restore(left, at);
+        }
     }
 
     /// Removes what the session has saved up; what it owes stays. This is for a session that was
@@ -210,29 +244,32 @@ impl Scheduler {
         }
     }
 
-    /// Forgets the sessions that have no workers and owe nothing, and returns them. A session that
-    /// owes stays: otherwise, leaving and coming back would cancel the debt.
-    pub fn forget_idle(&mut self, now: u64) -> Vec<SessionId> {
+    /// Forgets the sessions that have no workers and owe nothing. Returns them with all that they were
+    /// charged, and the part of it that was spare. A session that owes stays: otherwise, leaving and
+    /// coming back would cancel the debt.
+    pub fn forget_idle(&mut self, now: u64) -> Vec<(SessionId, u64, u64)> {
         let mut gone = Vec::new();
         for (&id, session) in &mut self.sessions {
             if session.members.is_empty() {
                 session.account.settle(now, Untold::default());
                 if session.account.balance_ns() >= 0 && session.account.headroom_ns() >= 0 {
-                    gone.push(id);
+                    gone.push((id, session.account.charged_ns(), session.account.spare_ns()));
                 }
             }
         }
-        for session in &gone {
+        for (session, ..) in &gone {
             self.sessions.remove(session);
         }
         gone
     }
 
     /// Forgets a session that has no workers, whatever it owes. For a caller that has no place for it.
-    pub fn forget(&mut self, session: SessionId) {
-        if self.sessions.get(&session).is_some_and(|session| session.members.is_empty()) {
-            self.sessions.remove(&session);
-        }
+    /// Returns all that it was charged, and the part of it that was spare.
+    pub fn forget(&mut self, session: SessionId) -> Option<(u64, u64)> {
+        let present = self.sessions.get(&session).filter(|session| session.members.is_empty())?;
+        let charged = (present.account.charged_ns(), present.account.spare_ns());
+        self.sessions.remove(&session);
+        Some(charged)
     }
 
     /// Ends all leases, charged until now, and forgets all asks. For a caller that could not answer
@@ -244,6 +281,10 @@ impl Scheduler {
         for worker in self.asking.clone() {
             self.withdraw(worker, now);
         }
+        self.sessions
+            .values_mut()
+            .filter_map(|session| session.frozen.as_mut())
+            .for_each(BTreeSet::clear);
     }
 
     /// Whether any worker holds or asks.
@@ -264,6 +305,9 @@ impl Scheduler {
     pub fn ask(&mut self, worker: WorkerId, now: u64) -> Result<(), ScheduleError> {
         let session = self.session_of(worker)?;
         self.stop(worker, now);
+        if self.set_aside(worker, session) {
+            return Ok(());
+        }
         if !self.is_active(session, now) {
             let mean = self.mean_virtual_time();
             if let Some(session) = self.sessions.get_mut(&session) {
@@ -277,6 +321,7 @@ impl Scheduler {
 
     /// The worker no longer wants to use the device, or its poll has ended. This ends no lease.
     pub fn withdraw(&mut self, worker: WorkerId, now: u64) {
+        self.forget_aside(worker);
         if self.asking.remove(&worker)
             && let Some(worker) = self.workers.get_mut(&worker)
         {
@@ -382,9 +427,10 @@ impl Scheduler {
         let mut company = Company::default();
         self.present(worker).for_each(|(_, other, _)| company.add(&other.density));
         let others = self.holding.iter().filter(|&&id| id != worker);
+        // What such a lease has left is done in a moment.
         company.shared = others
             .filter_map(|id| self.workers.get(id))
-            .any(|other| Some(other.session) != session);
+            .any(|other| Some(other.session) != session && !other.has_passed());
         company
     }
 }

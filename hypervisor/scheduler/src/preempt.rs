@@ -6,11 +6,16 @@
 use std::collections::BTreeSet;
 
 use limits::Priority;
-use limits::turns;
+use limits::turns::TakingTurns;
 
 use super::account::Paid;
 use super::worker::Held;
-use super::{Handover, LeaseId, ScheduleError, Scheduler, WorkerId};
+use super::{Handover, LeaseId, ScheduleError, Scheduler, SessionId, WorkerId};
+
+/// How often the length of rounds is set.
+const ROUNDS_EVERY_NS: u64 = 5_000_000;
+/// A session that has so much saved up uses less than its share.
+const SAVED_UP_PPM: u64 = 500_000;
 
 impl Scheduler {
     /// Says how a worker's gates work. Until then they are on its threads.
@@ -24,12 +29,13 @@ impl Scheduler {
     ) -> Result<(), ScheduleError> {
         let state = self.workers.get_mut(&worker).ok_or(ScheduleError::UnknownWorker(worker))?;
         state.handover = handover;
+        state.density.lets_go(handover == Handover::InStream);
         Ok(())
     }
 
     /// The leases that end now, before the time that was granted. Each is named once. Their workers
     /// are to be told at once; they report as ever. To be called with [`Self::decide`], after every
-    /// change: what is granted there may begin beside what a stopped lease has running.
+    /// change.
     pub fn to_stop(&mut self, now: u64) -> Vec<(WorkerId, LeaseId)> {
         self.stop_turns(now);
         core::mem::take(&mut self.stops)
@@ -40,43 +46,67 @@ impl Scheduler {
         if now < self.rounds_at {
             return;
         }
-        self.rounds_at = now.saturating_add(turns::round_ns(1, 0, Handover::InStream) / 2);
+        self.rounds_at = now.saturating_add(ROUNDS_EVERY_NS);
         let mut sessions = BTreeSet::new();
         let mut handover = Handover::InStream;
+        let mut queued_ns = u64::MAX;
         for (id, worker) in &self.workers {
             let takes_part = worker.held.is_some()
                 || self.asking.contains(id)
-                || worker.was_active_within(turns::PERIOD_NS, now);
-            if takes_part && worker.density.is_dense() {
+                || worker.was_active_within(limits::turns::PERIOD_NS, now);
+            let together = self.sessions.get(&worker.session).is_some_and(|own| own.together);
+            if takes_part {
+                queued_ns = queued_ns.min(worker.queued_ns);
+            }
+            // A gang waits for a whole turn, sparse or not.
+            if takes_part && (together || worker.density.is_dense()) {
                 sessions.insert(worker.session);
-                if worker.handover == Handover::OnThread {
-                    handover = Handover::OnThread;
-                }
+                let own = if together { Handover::Together } else { worker.handover };
+                // The costliest one.
+                handover = handover.max(own);
             }
         }
         let shares = sessions.iter().filter_map(|session| self.sessions.get(session));
-        let sum_ppm = shares.map(|session| u64::from(session.account.turns_ppm())).sum();
-        let round_ns = turns::round_ns(sessions.len() as u64, sum_ppm, handover);
+        let shares = shares.map(|session| u64::from(session.account.turns_ppm()));
+        let (sum_ppm, least_ppm) = (shares.clone().sum(), shares.min().unwrap_or(0));
+        let sessions = sessions.len() as u64;
+        let round_ns = TakingTurns { sessions, sum_ppm, least_ppm, handover, queued_ns }.round_ns();
         for session in self.sessions.values_mut() {
             session.account.set_round(round_ns);
         }
     }
 
-    /// Ends the leases that others should not wait for.
+    /// Ends the leases that others should not wait for. Those of a session that holds several devices end together.
     pub(super) fn stop_turns(&mut self, now: u64) {
-        if self.asking.is_empty() {
+        let stoppable: Vec<WorkerId> =
+            self.holding.iter().filter(|&&id| self.stoppable(id).is_some()).copied().collect();
+        if self.asking.is_empty() || stoppable.is_empty() {
             return;
         }
-        for id in self.holding.clone() {
+        let asking = self.asking.iter().filter_map(|&id| self.session_of(id).ok());
+        for session in asking.collect::<BTreeSet<_>>() {
+            self.settle(session, now);
+        }
+        for id in stoppable {
             let Some(held) = self.stoppable(id).filter(|held| held.ends_at > now) else { continue };
-            if !self.has_to_stop(id, held, now) {
-                continue;
+            if !self.is_of_several(id) && self.has_to_stop(id, held, now) {
+                self.stop_early(id, now);
             }
-            if let Some(held) = self.workers.get_mut(&id).and_then(|state| state.held.as_mut()) {
-                held.stopped = true;
-                held.ends_at = now;
-                self.stops.push((id, held.lease));
-            }
+        }
+    }
+
+    /// Ends a worker's lease before its time, if it can be stopped.
+    pub(super) fn stop_early(&mut self, worker: WorkerId, now: u64) {
+        let session = self.session_of(worker);
+        let low = session.is_ok_and(|session| self.priority(session) == Priority::Low);
+        if self.stoppable(worker).is_some_and(|held| held.ends_at > now)
+            && let Some(held) = self.workers.get_mut(&worker).and_then(|state| state.held.as_mut())
+        {
+            held.stopped = true;
+            // What such a one has running is done about when the device has gone over to another process.
+            held.passed = low;
+            held.ends_at = now;
+            self.stops.push((worker, held.lease));
         }
     }
 
@@ -88,7 +118,7 @@ impl Scheduler {
 
     fn stoppable(&self, worker: WorkerId) -> Option<Held> {
         let state = self.workers.get(&worker)?;
-        state.held.filter(|held| held.counts() && state.handover == Handover::InStream)
+        state.held.filter(|held| held.goes_on() && state.handover == Handover::InStream)
     }
 
     fn has_to_stop(&self, worker: WorkerId, held: Held, now: u64) -> bool {
@@ -101,7 +131,38 @@ impl Scheduler {
             (None, _) | (Some(Paid::Spare), Paid::Own) => false,
             (Some(Paid::Own), Paid::Spare) => true,
             (Some(_), _) if held.turn_ends_at <= now => true,
-            (Some(_), _) => low && held.paid == Paid::Own && self.high_is_behind(session, now),
+            (Some(Paid::Spare), Paid::Spare) => false,
+            (Some(Paid::Own), Paid::Own) => {
+                self.next_in_line(now).is_some_and(|next| self.has_saved_up(next, session))
+            }
         }
+    }
+
+    /// The session that would begin a turn now, if the device were free. Only for it a turn may be cut short: otherwise
+    /// another one would have what is cut off, and would be stopped for the same reason.
+    fn next_in_line(&self, now: u64) -> Option<SessionId> {
+        let able = |id: &WorkerId| {
+            let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
+            let account = &self.sessions.get(&worker.session)?.account;
+            let ready = account.ready_at(Paid::Own).is_some_and(|at| at <= now)
+                && self.length(*id, Paid::Own, false).is_some();
+            let free = !self.is_of_several(*id) && !self.is_kept_away(*id);
+            (ready && free).then(|| (account.next_deadline(), worker.served_at, worker.session))
+        };
+        self.asking.iter().filter_map(able).min().map(|(.., session)| session)
+    }
+
+    /// Whether a session that waits has saved up half of what it may, beside a holder that has not: it uses less than its
+    /// share, a little at a time. It need not wait for the end of a turn.
+    fn has_saved_up(&self, session: SessionId, holder: SessionId) -> bool {
+        let fullness = |session: SessionId| {
+            self.sessions.get(&session).map_or(0, |session| session.account.fullness_ppm())
+        };
+        let preferred =
+            self.priority(session) == Priority::High || self.priority(holder) == Priority::Low;
+        session != holder
+            && preferred
+            && fullness(session) >= SAVED_UP_PPM
+            && fullness(holder) < SAVED_UP_PPM
     }
 }

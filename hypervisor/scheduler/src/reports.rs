@@ -39,6 +39,8 @@ impl Scheduler {
             // Others went on without this worker, so its report about that time does not count.
             Held { revoked: true, .. } => measured,
             _ if self.is_found_out(session) => measured,
+            // It keeps others off all of its devices, whichever of them works.
+            _ if !company.shared && self.is_of_several(worker) => measured,
             _ => said.saturating_add(silent),
         };
         let Some(state) = self.workers.get_mut(&worker) else { return Ok(false) };
@@ -74,6 +76,7 @@ impl Scheduler {
         self.told(worker, now);
         if done {
             if let Some(past) = now.checked_sub(held.ends_at)
+                && !held.passed
                 && let Some(state) = self.workers.get_mut(&worker)
             {
                 state.ran_past(past.min(limits::turns::LONGEST_LEASE_NS));
@@ -84,12 +87,63 @@ impl Scheduler {
         Ok(true)
     }
 
+    /// The worker says that it used the device outside of leases, because work of its session on another device waited
+    /// for it. No more counts than the time since its last lease.
+    pub fn used_outside(&mut self, worker: WorkerId, used_ns: u64, now: u64) {
+        let Some(state) = self.workers.get_mut(&worker).filter(|state| state.held.is_none()) else {
+            return;
+        };
+        let used = used_ns.min(now.saturating_sub(state.served_at));
+        state.charged_ns = state.charged_ns.saturating_add(used);
+        let session = state.session;
+        self.settle(session, now);
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.account.charge_more(used, super::Paid::Own, true);
+        }
+        self.settle(session, now);
+    }
+
+    /// The worker says how much it had queued when its last lease ended. A program that waits for its results has now
+    /// more of it and now less: what counts is the most lately.
+    pub fn has_queued(&mut self, worker: WorkerId, queued_ns: u64) {
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.queued_ns = queued_ns.max(state.queued_ns - state.queued_ns / 8);
+        }
+    }
+
+    /// The worker says that all work of its lease is done. Others go on at once. Its session pays
+    /// until the report comes, which is awaited as that of a lease that was stopped. Returns whether
+    /// the worker holds the lease.
+    pub fn ended(&mut self, worker: WorkerId, lease: LeaseId, now: u64) -> bool {
+        let Some(state) = self.workers.get_mut(&worker) else { return false };
+        let is_held = |held: &&mut Held| held.lease == lease && !held.revoked && !held.passed;
+        let Some(held) = state.held.as_mut().filter(is_held) else { return false };
+        let past = now.checked_sub(held.ends_at);
+        if !held.stopped {
+            held.ends_at = now;
+        }
+        held.passed = true;
+        held.keeps_away(false, now);
+        state.active_until = Some(now);
+        if let Some(past) = past {
+            state.ran_past(past.min(limits::turns::LONGEST_LEASE_NS));
+        }
+        true
+    }
+
     /// A grant has not reached its worker: it was not used, and costs nothing.
     pub fn take_back(&mut self, worker: WorkerId, lease: LeaseId, now: u64) {
         if let Some(state) = self.workers.get_mut(&worker)
             && let Some(held) = state.held.as_mut().filter(|held| held.lease == lease)
         {
             held.told_at = now;
+            self.stop(worker, now);
+        }
+    }
+
+    /// A lease ends without a report: all of the time until now is charged.
+    pub fn end_unreported(&mut self, worker: WorkerId, lease: LeaseId, now: u64) {
+        if self.held(worker).is_some_and(|held| held.lease == lease) {
             self.stop(worker, now);
         }
     }
@@ -107,6 +161,7 @@ impl Scheduler {
         let Some(state) = self.workers.get(&worker) else { return };
         let (session, held, turn) = (state.session, state.held, state.takes_turns);
         self.asking.remove(&worker);
+        self.forget_aside(worker);
         let Some(held) = held else { return };
         self.settle(session, now);
         let measured = now.saturating_sub(held.told_at);

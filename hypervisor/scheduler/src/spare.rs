@@ -114,24 +114,6 @@ impl Scheduler {
             })
     }
 
-    /// Whether a session of high priority waits for guaranteed time and has used less of its own
-    /// than others have. One that has just had a turn is not behind.
-    pub(super) fn high_is_behind(&self, low: SessionId, now: u64) -> bool {
-        let mean = self.mean_virtual_time();
-        self.asking.iter().filter_map(|id| self.workers.get(id)).any(|worker| {
-            let other = worker.session;
-            let behind = |session: &super::Session| {
-                let account = &session.account;
-                account.ready_at(Paid::Own).is_some_and(|at| at <= now)
-                    && account.virtual_time(Paid::Own) <= mean
-            };
-            other != low
-                && worker.density.is_dense()
-                && self.priority(other) == Priority::High
-                && self.sessions.get(&other).is_some_and(behind)
-        })
-    }
-
     /// Whether a session gets less than its share: a worker waits while the account fills up, or a
     /// worker holds and others slow it down. A session that needs no more fills its account as
     /// well, but at its own pace.

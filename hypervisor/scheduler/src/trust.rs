@@ -144,8 +144,8 @@ impl Scheduler {
         if !state.takes_turns {
             claim.sparse_ns = claim.held_ns;
         }
-        // After a lease was stopped, the time is others' to claim.
-        let until = if held.stopped { held.ends_at.min(now) } else { now };
+        // After others no longer waited for it, the time is theirs to claim.
+        let until = if held.passed { held.ends_at.min(now) } else { now };
         let whole = now.saturating_sub(held.told_at);
         let claim = claim.portion(until.saturating_sub(held.told_at), whole);
         self.audit.claim(state.session, held.paid, held.told_at, until, claim);
@@ -155,7 +155,7 @@ impl Scheduler {
     pub(super) fn judge(&mut self, now: u64) {
         let told = self.holding.iter().filter_map(|&id| self.held(id));
         let unclaimed =
-            |held: &Held| !(held.revoked || held.stopped && held.told_at >= held.ends_at);
+            |held: &Held| !(held.revoked || held.passed && held.told_at >= held.ends_at);
         let told = told.filter(unclaimed).map(|held| held.told_at).min();
         for finding in self.audit.judge(told.unwrap_or(now)) {
             self.take_to_heart(finding, now);
@@ -266,7 +266,7 @@ impl Scheduler {
             let Some(worker) = self.workers.get_mut(id) else { continue };
             let keeps =
                 worker.density.is_dense() && waiting.iter().any(|other| *other != worker.session);
-            if let Some(held) = &mut worker.held {
+            if let Some(held) = worker.held.as_mut().filter(|held| !held.passed) {
                 held.keeps_away(keeps, now);
             }
         }

@@ -13,6 +13,8 @@ pub struct Tuning {
     /// For how long after its end a lease keeps others waiting at most, whatever is reported.
     /// Longer work is left to the hardware's own slicing.
     pub longest_drain_ns: u64,
+    /// For how long after it was told to stop a worker keeps others waiting at most.
+    pub stopped_ns: u64,
     /// The shortest time between a worker's turns alone. It doubles, up to eight times, while
     /// they show nothing new.
     pub alone_every_ns: u64,
@@ -27,6 +29,7 @@ impl Default for Tuning {
             message_ns: 2 * MS,
             grace_ns: 250 * MS,
             longest_drain_ns: 2_000 * MS,
+            stopped_ns: 3 * MS,
             alone_every_ns: 1_000 * MS,
             alone_spacing: 20,
         }

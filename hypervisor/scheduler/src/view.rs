@@ -1,6 +1,6 @@
 //! What a scheduler shows of itself.
 
-use super::account::Paid;
+use super::account::{Paid, SavedBalance};
 use super::density::Class;
 use super::{LeaseId, Scheduler, SessionId, WorkerId};
 use limits::ComputeLimit;
@@ -23,16 +23,26 @@ pub struct SessionView {
     pub quota: ComputeLimit,
     /// Guaranteed time that it may still use, in nanoseconds. Negative: it owes time.
     pub balance_ns: i64,
+    /// The same, and what is left below its ceiling.
+    pub left: SavedBalance,
     /// All time charged since it was added, in nanoseconds.
     pub charged_ns: u64,
+    /// The part of it that was reported or measured. Unlike the rest, no report lowers it any more.
+    pub settled_ns: u64,
     /// The part of it that was spare.
     pub spare_ns: u64,
+    /// The share of the device's time that it was charged in the last ten seconds, or since it was added, in millionths.
+    pub recent_ppm: Option<u32>,
+    /// The same since it was added.
+    pub mean_ppm: Option<u32>,
     /// The utilization of its densest worker, in millionths. `None`: not known yet.
     pub density_ppm: Option<u64>,
     /// Dense if one of its workers is dense, or may be.
     pub class: Class,
     /// Whether one of its workers asks.
     pub asks: bool,
+    /// Whether it is granted nothing for the time being.
+    pub frozen: bool,
 }
 
 /// A lease that is held.
@@ -52,7 +62,35 @@ pub struct LeaseView {
     pub revoked: bool,
 }
 
+/// What a worker does on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// It neither holds nor asks.
+    Idle,
+    /// It asks.
+    Asking,
+    /// It holds a lease.
+    Holding,
+    /// It holds a lease that others no longer wait for.
+    Revoked,
+}
+
 impl Scheduler {
+    /// What a worker does.
+    pub fn state_of(&self, worker: WorkerId) -> WorkerState {
+        match self.held(worker) {
+            Some(held) if held.revoked => WorkerState::Revoked,
+            Some(_) => WorkerState::Holding,
+            None if self.asking.contains(&worker) || self.is_aside(worker) => WorkerState::Asking,
+            None => WorkerState::Idle,
+        }
+    }
+
+    /// All time that a worker has been charged since it joined, as far as it was reported, in nanoseconds.
+    pub fn charged_to(&self, worker: WorkerId) -> u64 {
+        self.workers.get(&worker).map_or(0, |worker| worker.charged_ns)
+    }
+
     /// The state as of `now`.
     pub fn view(&mut self, now: u64) -> DeviceView {
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
@@ -67,11 +105,17 @@ impl Scheduler {
                 session,
                 quota: *account.quota(),
                 balance_ns: account.balance_ns(),
+                left: account.left(),
                 charged_ns: account.charged_ns().saturating_add(account.untold_ns()),
+                settled_ns: account.charged_ns(),
                 spare_ns: account.spare_ns(),
+                recent_ppm: account.recent_share_ppm(now),
+                mean_ppm: account.mean_share_ppm(now),
                 density_ppm: densities().filter_map(|d| d.known_ppm()).max(),
                 class: if dense || state.members.is_empty() { Class::Dense } else { Class::Sparse },
-                asks: state.members.iter().any(|member| self.asking.contains(member)),
+                asks: state.frozen.as_ref().is_some_and(|aside| !aside.is_empty())
+                    || state.members.iter().any(|member| self.asking.contains(member)),
+                frozen: state.frozen.is_some(),
             }
         });
         let leases = self.workers.iter().filter_map(|(&worker, state)| {

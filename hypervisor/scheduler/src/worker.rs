@@ -21,8 +21,11 @@ pub(super) struct Held {
     pub(super) company: Company,
     /// Others no longer wait for it.
     pub(super) revoked: bool,
-    /// It was ended before its time. Others no longer wait for it, but its report is awaited.
+    /// It was ended before its time, and its worker was told.
     pub(super) stopped: bool,
+    /// Its worker says that all its work is done, or it was stopped and takes long. Others no longer wait for it, but
+    /// its report is awaited.
+    pub(super) passed: bool,
     /// Since when it keeps others away who could pay for a turn, and for how long it did so before,
     /// since `told_at`.
     pub(super) keeps_since: Option<u64>,
@@ -32,7 +35,12 @@ pub(super) struct Held {
 impl Held {
     /// Whether others have to wait for it, or hold beside it.
     pub(super) fn counts(&self) -> bool {
-        !(self.revoked || self.stopped)
+        !(self.revoked || self.passed)
+    }
+
+    /// Whether it may go on: it counts, and was not stopped.
+    pub(super) fn goes_on(&self) -> bool {
+        self.counts() && !self.stopped
     }
 
     /// It keeps others away from now on, or does not.
@@ -48,6 +56,12 @@ impl Held {
         let lately =
             self.keeps_since.map_or(0, |since| now.saturating_sub(since.max(self.told_at)));
         self.kept_ns.saturating_add(lately)
+    }
+
+    /// When others go on beside what it has left, if its worker does not say that all is done. What a stopped one has
+    /// running is a batch. If that takes longer, the hardware's own slicing serves others better than waiting.
+    pub(super) fn passes_at(&self, tuning: &Tuning) -> Option<u64> {
+        (self.stopped && self.counts()).then(|| self.ends_at.saturating_add(tuning.stopped_ns))
     }
 
     /// When others stop waiting for it if no further report comes.
@@ -96,6 +110,8 @@ pub(super) struct Worker {
     pub(super) active_until: Option<u64>,
     /// For how long its work usually runs past the end of a lease.
     pub(super) overrun_ns: u64,
+    /// How much it has queued when its leases end.
+    pub(super) queued_ns: u64,
 }
 
 impl Worker {
@@ -112,7 +128,13 @@ impl Worker {
             served_at: 0,
             active_until: None,
             overrun_ns: 0,
+            queued_ns: 0,
         }
+    }
+
+    /// Whether others no longer wait for its lease, which has not been reported.
+    pub(super) fn has_passed(&self) -> bool {
+        self.held.is_some_and(|held| held.passed)
     }
 
     /// Whether its next lease is a turn, and its last one was none.

@@ -1,35 +1,48 @@
 //! The daemon's only state, and the calls that wait on it.
 
+mod alive;
+mod answers;
+mod devices;
+pub(super) mod ends;
+mod figures;
 mod pending_poll;
+mod state;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use http_bidir_comm::server::{ApiError, Peer, wait_up_to};
-use limits::{GpuId, Policy};
-use protocol::status::NodeStatus;
+use ::limits::{GpuId, Policy};
+use api::UnknownProcesses;
+use http_bidir_comm::server::wait_up_to;
+use observer::Model;
 use protocol::{Admission, Decision, LONGEST_LEASE_US, Lease, LeaseReport, Register, Registered};
 use tokio::sync::{Notify, oneshot};
-use tokio::task::AbortHandle;
 
 use crate::Sources;
 use crate::clock::Clock;
 use crate::connection_quota::ConnectionQuota;
 use crate::devices::{Devices, Existence};
+use crate::events::Events;
 use crate::gate_pages::{self, GatePages};
-use crate::identity::{Caller, Identity};
+use crate::identity::{Caller, KernelIdentity, Owner};
 use crate::limits::check_quota;
-use crate::log;
-use crate::node::Node;
+use crate::node::{Node, Snapshot};
+use crate::page_memory::PageMemory;
 use crate::process_exit::ProcessExit;
-use crate::refused::CallRefused;
-use crate::status_quota::{StatusPermit, StatusQuota};
+use crate::refused::{CallRefused, Refusals};
+use crate::state::{Beginning, Writing};
+use crate::status_quota::StatusQuota;
+pub(super) use alive::Alive;
+pub(super) use answers::SessionToChange;
 use pending_poll::PendingPoll;
-use scheduler::{Grant, Handover, LeaseId, Told, Tuning, WorkerId};
-use session::gate_page::PeerGatePage;
+use scheduler::{Grant, LeaseId, Told, Tuning, WorkerId};
 use session::ledger::TAKEN_OFF_NS;
+use state::{DaemonState, Waiter};
 
 /// The longest that a call may wait for a lease.
 const LONGEST_POLL: Duration = Duration::from_secs(10);
@@ -46,82 +59,23 @@ const SETTLE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct Core {
     state: Mutex<DaemonState>,
-    identity: Arc<dyn Identity>,
+    /// The owner that the daemon itself is.
+    own: Owner,
     devices: Arc<dyn Devices>,
     statuses: Arc<StatusQuota>,
     connections: Arc<ConnectionQuota>,
+    writing: Option<Arc<Writing>>,
     started: Instant,
+    events: Arc<Events>,
+    refusals: Refusals,
+    memory: Arc<PageMemory>,
+    /// What is seen of the node's devices.
+    observed: Mutex<Model>,
+    unknown_policy: UnknownProcesses,
+    /// When the timer last came round, in milliseconds after the start.
+    came_round: AtomicU64,
     /// Signalled when the next deadline has become earlier.
     sooner: Notify,
-}
-
-#[derive(Debug)]
-struct DaemonState {
-    node: Node,
-    clock: Clock,
-    waiting: HashMap<(WorkerId, GpuId), Waiter>,
-    watches: HashMap<WorkerId, AbortHandle>,
-    gates: GatePages,
-    tickets: u64,
-    /// When the timer will run next, on the schedulers' clock.
-    alarm: u64,
-}
-
-impl DaemonState {
-    /// Ends leases early and hands out those that can be granted on a device. A grant that no call takes is given
-    /// back, and the scheduler decides again. Each round has one waiting worker less, so this ends.
-    fn hand_out(&mut self, uuid: GpuId, now: u64) {
-        loop {
-            let mut refused = false;
-            let grants = self.node.decide(uuid, now);
-            // First, so that what is granted begins with a device that is about to be free.
-            for (worker, lease) in self.node.stopped(uuid, now) {
-                self.gates.stop(worker, uuid, lease);
-            }
-            for grant in grants {
-                let waiter = self.waiting.remove(&(grant.worker, uuid));
-                let taken = waiter.is_some_and(|waiter| waiter.answer.send(grant).is_ok());
-                if !taken {
-                    self.node.give_back(uuid, grant.worker, grant.lease, now);
-                    refused = true;
-                }
-            }
-            if !refused {
-                break;
-            }
-        }
-    }
-
-    /// From now on a worker's gates on the devices of a registration are as that says.
-    fn take_gates(
-        &mut self,
-        worker: WorkerId,
-        caller: &Caller,
-        register: &Register,
-        page: Option<PeerGatePage>,
-    ) {
-        let is_kept = page.is_some_and(|page| self.gates.keep(worker, caller, page));
-        for device in &register.devices {
-            let in_stream = is_kept && self.gates.has_gate(worker, device.uuid);
-            let handover = if in_stream { Handover::InStream } else { Handover::OnThread };
-            self.node.set_handover(worker, device.uuid, handover);
-        }
-    }
-
-    /// Removes a worker that has ended.
-    fn forget(&mut self, worker: WorkerId) {
-        if let Some(watch) = self.watches.remove(&worker) {
-            watch.abort();
-        }
-        self.waiting.retain(|(waiting, _), _| *waiting != worker);
-        self.gates.forget(worker);
-    }
-}
-
-#[derive(Debug)]
-struct Waiter {
-    ticket: u64,
-    answer: oneshot::Sender<Grant>,
 }
 
 impl Core {
@@ -129,13 +83,20 @@ impl Core {
         tuning: Tuning,
         connections: Arc<ConnectionQuota>,
         sources: Sources,
+        beginning: Option<&Beginning>,
+        unknown_policy: UnknownProcesses,
     ) -> Arc<Self> {
-        let Sources { identity, quotas, devices } = sources;
+        let Sources { identity: _, quotas, devices } = sources;
         // Hard to guess, and different from the numbers that a daemon before this one gave. Below
         // 2^53.
-        let first_worker = (RandomState::new().hash_one(0) >> 32) << 20;
+        let first = (RandomState::new().hash_one(0) >> 32) << 20;
+        let mut node = Node::new(tuning, first, quotas);
+        if let Some(beginning) = beginning {
+            node.restore(beginning.snapshot.clone(), 0);
+        }
+        let writing = beginning.map(|beginning| Arc::clone(&beginning.writing));
         let state = DaemonState {
-            node: Node::new(tuning, first_worker, quotas),
+            node,
             clock: Clock::default(),
             waiting: HashMap::new(),
             watches: HashMap::new(),
@@ -145,12 +106,25 @@ impl Core {
         };
         let (started, sooner) = (Instant::now(), Notify::new());
         let (state, statuses) = (Mutex::new(state), Arc::default());
-        Arc::new(Self { state, identity, devices, statuses, connections, started, sooner })
-    }
-
-    /// The process at the other end of a connection.
-    pub(super) fn caller(&self, peer: Peer) -> Result<Caller, ApiError> {
-        Ok(self.identity.caller(peer)?)
+        let own = KernelIdentity::default().own();
+        let (events, came_round) = (Events::new(started), AtomicU64::new(0));
+        let (refusals, memory) = (Refusals::default(), Arc::default());
+        Arc::new(Self {
+            state,
+            own,
+            devices,
+            statuses,
+            connections,
+            writing,
+            started,
+            events,
+            refusals,
+            memory,
+            observed: Mutex::default(),
+            unknown_policy,
+            came_round,
+            sooner,
+        })
     }
 
     /// Registers a process.
@@ -169,6 +143,10 @@ impl Core {
         };
         let watch = ProcessExit::start(pid)
             .map_err(|error| CallRefused::Unwatchable { pid, reason: error.to_string() })?;
+        if !caller.is_present() {
+            let reason = "it has ended, and another process has its id".to_owned();
+            return Err(CallRefused::Unwatchable { pid, reason });
+        }
         let page = gate_pages::named(caller, register).await;
         let mut state = self.state();
         let now = self.now(&mut state);
@@ -247,10 +225,13 @@ impl Core {
             let going_on = match admission.report {
                 Some(report) => {
                     let lease = LeaseId(report.lease);
-                    match state.node.device(worker, caller.pid, uuid) {
+                    match state.node.device(worker, caller, uuid) {
                         Ok(device) => {
                             // Cannot fail: the device knows the worker.
                             let _ = device.report(worker, lease, told(&report), now);
+                            if report.done {
+                                state.gates.forget_lease(worker, uuid);
+                            }
                         }
                         // Another process's message took the limit away, and the lease with it.
                         Err(CallRefused::NoLimit(_)) => {}
@@ -261,30 +242,36 @@ impl Core {
                 None => None,
             };
             let quota = match said {
-                Some(said) => Some(state.node.change(worker, caller.pid, uuid, said, now)?),
+                Some(said) => Some(state.node.change(worker, caller, uuid, said, now)?),
                 None => None,
             };
             if quota.is_some_and(|quota| quota.policy == Policy::None) {
                 self.decide(&mut state, uuid, now);
-                return Ok(Decision { lease: None });
+                return Ok(Decision::of(None));
             }
-            let device = match state.node.device(worker, caller.pid, uuid) {
+            if admission.ask.is_some() {
+                state.node.set_together(worker, uuid, admission.together);
+            }
+            let device = match state.node.device(worker, caller, uuid) {
                 // Only an ask needs a limit.
                 Err(CallRefused::NoLimit(_)) if admission.ask.is_none() => {
-                    return Ok(Decision { lease: None });
+                    return Ok(Decision::of(None));
                 }
                 other => other?,
             };
+            device.used_outside(worker, admission.outside_us.saturating_mul(1000), now);
+            device.has_queued(worker, admission.queued_us.saturating_mul(1000));
             match (admission.ask, going_on) {
                 (Some(_), Some(lease)) => {
-                    let renewed = device.renew(worker, lease, now).map(wire);
+                    let renewed = state.node.renew(worker, uuid, lease, now).map(wire);
                     self.decide(&mut state, uuid, now);
-                    return Ok(Decision { lease: renewed });
+                    return Ok(Decision::of(renewed));
                 }
                 (Some(asked_us), None) => {
                     // Cannot fail, as above.
                     let _ = device.ask(worker, now);
-                    let waiting = self.wait(&mut state, worker, uuid);
+                    state.node.asks(worker, uuid, now);
+                    let waiting = self.wait(&mut state, worker, uuid, admission.gate);
                     self.decide(&mut state, uuid, now);
                     Some((waiting, asked_us))
                 }
@@ -294,7 +281,7 @@ impl Core {
                 }
             }
         };
-        let Some((mut waiting, asked_us)) = waiting else { return Ok(Decision { lease: None }) };
+        let Some((mut waiting, asked_us)) = waiting else { return Ok(Decision::of(None)) };
         let asked = Duration::from_micros(asked_us);
         let granted = wait_up_to(asked, LONGEST_POLL, &mut waiting.answer).await;
         let grant = match granted {
@@ -304,36 +291,24 @@ impl Core {
             }
             None => waiting.give_up(),
         };
-        Ok(Decision { lease: grant.map(wire) })
+        let lease = grant.map(|granted| wire(granted.grant));
+        let withheld =
+            if lease.is_none() { self.state().node.withheld_from(worker, uuid) } else { None };
+        Ok(Decision { lease, withheld })
     }
 
-    /// The state that a caller may see, and the right to send it.
-    pub(super) async fn status(
-        &self,
-        caller: &Caller,
-    ) -> Result<(NodeStatus, StatusPermit), CallRefused> {
-        let permit = self.statuses.take(caller.owner.uid, Instant::now())?;
-        tokio::time::sleep(permit.wait).await;
-        let start = Instant::now();
-        let own = rustix::process::geteuid().as_raw();
-        let only = (!caller.owner.sees_all(own)).then_some(&caller.owner);
+    /// What has to survive the daemon. See [`Node::snapshot`].
+    pub(super) fn snapshot(&self, ahead_ns: u64) -> Snapshot {
         let mut state = self.state();
         let now = self.now(&mut state);
-        let status = NodeStatus {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            uptime_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
-            log_lines_lost: log::lines_lost(),
-            devices: state.node.status(only, now),
-        };
-        drop(state);
-        permit.took(start.elapsed(), Instant::now());
-        Ok((status, permit))
+        state.node.snapshot(now, ahead_ns)
     }
 
     /// Acts at the schedulers' deadlines. Never returns.
     pub(super) async fn keep_time(&self) {
         let mut forget_at = FORGET_EVERY_NS;
         loop {
+            self.came_round.store(self.milliseconds(), Ordering::Relaxed);
             let at = {
                 let state = self.state();
                 self.started + Duration::from_nanos(state.clock.to_system(state.alarm))
@@ -373,12 +348,13 @@ impl Core {
         state: &mut DaemonState,
         worker: WorkerId,
         uuid: GpuId,
+        gate: Option<u32>,
     ) -> PendingPoll {
         let (sender, answer) = oneshot::channel();
         state.tickets += 1;
         let ticket = state.tickets;
         let key = (worker, uuid);
-        state.waiting.insert(key, Waiter { ticket, answer: sender });
+        state.waiting.insert(key, Waiter { ticket, answer: sender, gate });
         PendingPoll { core: Arc::clone(self), key, ticket, answer, settled: false }
     }
 
@@ -390,12 +366,16 @@ impl Core {
     }
 
     fn decide(&self, state: &mut DaemonState, uuid: GpuId, now: u64) {
+        if state.node.has_gangs() {
+            return self.decide_all(state, now);
+        }
         state.hand_out(uuid, now);
         self.set_alarm(state, now);
     }
 
-    /// Sets the timer for the next moment at which a scheduler has something to do.
+    /// Sets the timer for the next moment at which a scheduler has something to do, and tells what has happened.
     fn set_alarm(&self, state: &mut DaemonState, now: u64) {
+        state.node.take_happened().into_iter().for_each(|happened| self.events.publish(happened));
         let tick = state.node.is_in_use().then(|| now.saturating_add(TICK_NS));
         let next = state.node.next_deadline(now).into_iter().chain(tick).min();
         if let Some(next) = next.filter(|&next| next < state.alarm) {

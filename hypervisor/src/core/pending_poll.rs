@@ -8,19 +8,27 @@ use tokio::sync::oneshot;
 
 use super::{Core, DaemonState};
 
+/// A grant on its way to a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Granted {
+    pub(super) grant: Grant,
+    /// Its gate has been opened: it is used already.
+    pub(super) opened: bool,
+}
+
 /// A call that waits for a grant. If it is dropped, because its caller has gone, it stops asking,
 /// and a grant on its way is given back.
 pub(super) struct PendingPoll {
     pub(super) core: Arc<Core>,
     pub(super) key: (WorkerId, GpuId),
     pub(super) ticket: u64,
-    pub(super) answer: oneshot::Receiver<Grant>,
+    pub(super) answer: oneshot::Receiver<Granted>,
     pub(super) settled: bool,
 }
 
 impl PendingPoll {
     /// The call stops waiting. Grants are sent under the lock, so from here on the answer is final.
-    pub(super) fn give_up(&mut self) -> Option<Grant> {
+    pub(super) fn give_up(&mut self) -> Option<Granted> {
         self.settled = true;
         let core = Arc::clone(&self.core);
         let mut state = core.state();
@@ -34,6 +42,7 @@ impl PendingPoll {
             let now = self.core.now(state);
             state.waiting.remove(&self.key);
             state.node.withdraw(self.key.1, self.key.0, now);
+            state.node.still_waits(self.key.0, self.key.1, now);
         }
     }
 }
@@ -43,11 +52,11 @@ impl Drop for PendingPoll {
         if self.settled {
             return;
         }
-        if let Some(grant) = self.give_up() {
+        if let Some(granted) = self.give_up() {
             let core = Arc::clone(&self.core);
             let mut state = core.state();
             let now = core.now(&mut state);
-            state.node.give_back(self.key.1, self.key.0, grant.lease, now);
+            state.take_back(self.key.1, granted, now);
             core.decide(&mut state, self.key.1, now);
         }
     }

@@ -1,22 +1,36 @@
 //! The daemon's knowledge: sessions, their processes, and one scheduler per device. No I/O and no
 //! clock; times are nanoseconds since the daemon's start.
 
+mod forget;
+mod frozen;
+pub(crate) mod measure;
+pub(crate) mod served;
+mod snapshot;
+#[cfg(test)]
+mod snapshot_tests;
 mod status;
 #[cfg(test)]
 mod tests;
+mod withheld;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use ::limits::{ComputeLimit, GpuId, Policy};
-use protocol::{MAX_DEVICES, Register};
+use api::EventKind;
+use protocol::{MAX_DEVICES, Register, Withheld};
 
+use crate::events::Happened;
 use crate::identity::{Caller, Owner};
 use crate::limits::{self, QUOTAS, SESSIONS, UNLISTED_DEVICES, WORKERS};
 use crate::quotas::{Asked, Quotas};
 use crate::refused::CallRefused;
-use scheduler::{Grant, Handover, LeaseId, Scheduler, SessionId, Tuning, WorkerId};
+use scheduler::{
+    Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, Tuning, WorkerId,
+};
+use served::{Served, WorkerServed};
+use snapshot::{Delivered, Restored, SavedAccount};
 
 /// Idle sessions are looked for, where there is no place left, after so many processes have left:
 /// looking takes a millisecond, in which nobody else is served.
@@ -33,14 +47,63 @@ struct SessionKey {
 struct SessionQuotas {
     id: SessionId,
     quotas: BTreeMap<GpuId, ComputeLimit>,
+    /// The devices that it uses together, and the processes that say so of each.
+    together: BTreeMap<GpuId, BTreeSet<WorkerId>>,
+    /// What it was charged before its present accounts.
+    before: BTreeMap<GpuId, Delivered>,
+    /// Accounts from before a restart, and as of when they count, until they are used again.
+    unclaimed: BTreeMap<GpuId, (SavedAccount, u64)>,
+    /// It is granted nothing.
+    frozen: bool,
+    /// The turns that it got.
+    served: BTreeMap<GpuId, Served>,
+}
+
+impl SessionQuotas {
+    fn new(id: SessionId) -> Self {
+        let (quotas, together) = (BTreeMap::new(), BTreeMap::new());
+        let (before, unclaimed) = (BTreeMap::new(), BTreeMap::new());
+        let served = BTreeMap::new();
+        Self { id, quotas, together, before, unclaimed, frozen: false, served }
+    }
+
+    /// Goes on where it was before a restart.
+    fn restored(from: Restored) -> Self {
+        let Restored { id, frozen, devices, since, .. } = from;
+        let mut session = Self { frozen, ..Self::new(id) };
+        for (uuid, account) in devices {
+            session.before.insert(uuid, account.delivered);
+            session.unclaimed.insert(uuid, (account, since));
+        }
+        session
+    }
+
+    /// All that it was charged on a device. `view`: its present account there.
+    fn delivered(&self, uuid: GpuId, view: Option<&SessionView>) -> Delivered {
+        let before = self.before.get(&uuid).copied().unwrap_or_default();
+        view.map_or(before, |view| before.and(view.charged_ns, view.spare_ns))
+    }
 }
 
 #[derive(Debug)]
 struct RegisteredProcess {
     pid: i32,
+    /// As in [`Caller::started`].
+    started: Option<u64>,
     session: SessionKey,
+    /// The unit of systemd that it runs in.
+    unit: Option<String>,
     /// The devices on which its gates are in its streams.
     in_stream: BTreeSet<GpuId>,
+    /// The turns that it got.
+    served: BTreeMap<GpuId, WorkerServed>,
+}
+
+impl RegisteredProcess {
+    /// Whether it is the caller. A process that has ended may have left its connection to another one, and its id, too.
+    fn is(&self, caller: &Caller) -> bool {
+        (self.pid, self.started, self.session.owner) == (caller.pid, caller.started, caller.owner)
+    }
 }
 
 /// The result of a registration.
@@ -53,6 +116,8 @@ pub(crate) struct Admitted {
     pub(crate) former: Option<WorkerId>,
 }
 
+pub(crate) use snapshot::Snapshot;
+
 #[derive(Debug)]
 pub(crate) struct Node {
     tuning: Tuning,
@@ -60,6 +125,15 @@ pub(crate) struct Node {
     sessions: BTreeMap<SessionKey, SessionQuotas>,
     members: BTreeMap<WorkerId, RegisteredProcess>,
     devices: BTreeMap<GpuId, Scheduler>,
+    /// The devices on which nobody is granted anything, and why.
+    withheld: BTreeMap<GpuId, Withheld>,
+    gangs: Gangs<GpuId>,
+    /// The sessions from before a restart that wait for their processes.
+    restored: BTreeMap<SessionKey, Restored>,
+    /// What each device gave to sessions whose accounts are gone.
+    delivered: BTreeMap<GpuId, Delivered>,
+    /// The turns on each device.
+    served: BTreeMap<GpuId, Served>,
     /// Numbers owners for the schedulers.
     owner_numbers: RandomState,
     /// The devices that cannot be looked up, and the user that named each first.
@@ -68,32 +142,37 @@ pub(crate) struct Node {
     left: usize,
     last_session: u64,
     last_worker: u64,
+    /// What has happened, until it is taken.
+    happened: Vec<Happened>,
 }
 
 impl Node {
-    /// Workers are numbered from `first_worker`, so that a number from before a restart is not
+    /// Workers and sessions are numbered from `first`, so that a number from before a restart is not
     /// taken for a present one.
-    pub(crate) fn new(tuning: Tuning, first_worker: u64, quotas: Arc<dyn Quotas>) -> Self {
+    pub(crate) fn new(tuning: Tuning, first: u64, quotas: Arc<dyn Quotas>) -> Self {
         Self {
             tuning,
             quotas,
             sessions: BTreeMap::new(),
             members: BTreeMap::new(),
             devices: BTreeMap::new(),
+            withheld: BTreeMap::new(),
+            gangs: Gangs::default(),
+            restored: BTreeMap::new(),
+            delivered: BTreeMap::new(),
+            served: BTreeMap::new(),
             owner_numbers: RandomState::new(),
             unlisted: BTreeMap::new(),
             left: 0,
-            last_session: 0,
-            last_worker: first_worker,
+            last_session: first,
+            last_worker: first,
+            happened: Vec::new(),
         }
     }
 
     /// Whether the process is known, with the same owner.
     pub(crate) fn serves(&self, caller: &Caller) -> bool {
-        let is_it = |member: &RegisteredProcess| {
-            member.pid == caller.pid && member.session.owner == caller.owner
-        };
-        self.members.values().any(is_it)
+        self.members.values().any(|member| member.is(caller))
     }
 
     /// Registers a process, once or once per device. Its leases on the named devices end: it has
@@ -108,9 +187,10 @@ impl Node {
     ) -> Result<Admitted, CallRefused> {
         let said = limits::check(register)?;
         let (pid, uid) = (caller.pid, caller.owner.uid);
-        let key = SessionKey { owner: caller.owner.clone(), name: register.session.clone() };
+        let key = SessionKey { owner: caller.owner, name: register.session.clone() };
         let present = self.members.iter().find(|(_, member)| member.pid == pid);
-        let present = present.map(|(&worker, member)| (worker, member.session == key));
+        let stays = |member: &RegisteredProcess| member.is(caller) && member.session == key;
+        let present = present.map(|(&worker, member)| (worker, stays(member)));
         let (stays, former) = match present {
             Some((worker, true)) => (Some(worker), None),
             Some((worker, false)) => (None, Some(worker)),
@@ -138,7 +218,7 @@ impl Node {
             self.leave(former, now);
         }
         let session = self.session(&key);
-        let worker = stays.unwrap_or_else(|| self.new_worker(pid, &key));
+        let worker = stays.unwrap_or_else(|| self.new_worker(caller, &key));
         for (uuid, said) in said {
             let quota = self.quota(&key, uuid, said);
             if let Some(device) = self.devices.get_mut(&uuid) {
@@ -196,12 +276,12 @@ impl Node {
     pub(crate) fn change(
         &mut self,
         worker: WorkerId,
-        pid: i32,
+        caller: &Caller,
         uuid: GpuId,
         said: ComputeLimit,
         now: u64,
     ) -> Result<ComputeLimit, CallRefused> {
-        let key = self.caller(worker, pid)?.session.clone();
+        let key = self.caller(worker, caller)?.session.clone();
         let quota = self.quota(&key, uuid, said);
         let Some(session) = self.sessions.get(&key) else { return Ok(quota) };
         match session.quotas.get(&uuid) {
@@ -230,7 +310,12 @@ impl Node {
         quota: ComputeLimit,
         now: u64,
     ) {
+        let known = self.sessions.get(key).and_then(|known| known.quotas.get(&uuid).copied());
+        if known.is_some_and(|known| known != quota) {
+            self.happened_on(EventKind::LimitsChanged, key, session, uuid);
+        }
         if quota.policy == Policy::None {
+            self.thaw_without_limit(key, now);
             let members: Vec<WorkerId> = self.members_of(key).map(|(worker, _)| worker).collect();
             if let Some(device) = self.devices.get_mut(&uuid) {
                 for member in members {
@@ -240,12 +325,22 @@ impl Node {
         } else {
             let tuning = self.tuning;
             let device = self.devices.entry(uuid).or_insert_with(|| Scheduler::new(tuning));
+            if self.withheld.contains_key(&uuid) {
+                device.suspend(now);
+            }
             // Cannot fail: the share was checked.
             let _ = device.set_session(session, quota, now);
-            device.belongs_to(session, self.owner_numbers.hash_one(&key.owner), now);
-            let before = self.sessions.get(key).and_then(|session| session.quotas.get(&uuid));
-            if before.is_some_and(|before| before.policy == Policy::None) {
+            let state = self.sessions.get_mut(key);
+            let frozen = state.as_ref().is_some_and(|state| state.frozen);
+            if let Some((saved, at)) = state.and_then(|state| state.unclaimed.remove(&uuid)) {
+                device.restore(session, saved.left(), at);
+            }
+            device.belongs_to(session, self.owner_numbers.hash_one(key.owner.party()), now);
+            if known.is_some_and(|known| known.policy == Policy::None) {
                 device.forget_savings(session);
+            }
+            if frozen {
+                device.freeze(session, now);
             }
         }
         if let Some(session) = self.sessions.get_mut(key) {
@@ -269,7 +364,7 @@ impl Node {
         if let Some(member) = self.members.get_mut(&worker) {
             match handover {
                 Handover::InStream => _ = member.in_stream.insert(uuid),
-                Handover::OnThread => _ = member.in_stream.remove(&uuid),
+                Handover::OnThread | Handover::Together => _ = member.in_stream.remove(&uuid),
             }
         }
         if let Some(device) = self.devices.get_mut(&uuid) {
@@ -287,74 +382,108 @@ impl Node {
         if let Some(session) = self.sessions.get(key) {
             return session.id;
         }
-        self.last_session += 1;
-        let id = SessionId(self.last_session);
-        self.sessions.insert(key.clone(), SessionQuotas { id, quotas: BTreeMap::new() });
+        let session = match self.restored.remove(key) {
+            Some(restored) => SessionQuotas::restored(restored),
+            None => SessionQuotas::new(self.next_session()),
+        };
+        let id = session.id;
+        self.sessions.insert(key.clone(), session);
+        self.happened(EventKind::SessionCame, key, id);
         id
     }
 
-    fn new_worker(&mut self, pid: i32, key: &SessionKey) -> WorkerId {
+    fn next_session(&mut self) -> SessionId {
+        self.last_session += 1;
+        SessionId(self.last_session)
+    }
+
+    fn new_worker(&mut self, caller: &Caller, key: &SessionKey) -> WorkerId {
         self.last_worker += 1;
         let worker = WorkerId(self.last_worker);
-        self.members.insert(
-            worker,
-            RegisteredProcess { pid, session: key.clone(), in_stream: BTreeSet::new() },
-        );
+        let Caller { pid, started, unit, .. } = caller.clone();
+        let (session, in_stream, served) = (key.clone(), BTreeSet::new(), BTreeMap::new());
+        let process = RegisteredProcess { pid, started, session, unit, in_stream, served };
+        self.members.insert(worker, process);
         worker
+    }
+
+    /// A worker says whether its session uses a device together with others. One that does not know of it changes
+    /// nothing for those that do.
+    pub(crate) fn set_together(&mut self, worker: WorkerId, uuid: GpuId, together: bool) {
+        let Some(member) = self.members.get(&worker) else { return };
+        let Some(session) = self.sessions.get_mut(&member.session) else { return };
+        let before = session.together.len();
+        if together && session.quotas.contains_key(&uuid) {
+            session.together.entry(uuid).or_default().insert(worker);
+        } else if let Some(say_so) = session.together.get_mut(&uuid) {
+            say_so.remove(&worker);
+            session.together.retain(|_, say_so| !say_so.is_empty());
+        }
+        if session.together.len() != before {
+            self.tell_together(&member.session.clone());
+        }
+    }
+
+    fn tell_together(&mut self, key: &SessionKey) {
+        let Some(session) = self.sessions.get(key) else { return };
+        let devices = session.together.keys().copied().collect();
+        self.gangs.set(session.id, devices, &mut self.devices);
+    }
+
+    /// A worker asks for its lease to go on.
+    pub(crate) fn renew(
+        &mut self,
+        worker: WorkerId,
+        uuid: GpuId,
+        lease: LeaseId,
+        now: u64,
+    ) -> Option<Grant> {
+        let member = self.members.get(&worker)?;
+        let session = self.sessions.get(&member.session)?.id;
+        let of_gang = self.gangs.renew(session, uuid, (worker, lease), &mut self.devices, now);
+        match of_gang {
+            Ok(renewed) => renewed,
+            Err(scheduler::NoGang) => self.devices.get_mut(&uuid)?.renew(worker, lease, now),
+        }
+    }
+
+    /// Grants what sessions can have that use several devices together.
+    pub(crate) fn decide_together(&mut self, now: u64) -> Vec<(GpuId, Grant)> {
+        self.gangs.decide(&mut self.devices, now)
+    }
+
+    /// Whether there may be such sessions.
+    pub(crate) fn has_gangs(&self) -> bool {
+        !self.gangs.is_empty()
     }
 
     /// Removes a process that has ended.
     pub(crate) fn leave(&mut self, worker: WorkerId, now: u64) {
-        self.members.remove(&worker);
+        let member = self.members.remove(&worker);
         self.left += 1;
+        if let Some(key) = member.map(|member| member.session)
+            && let Some(session) = self.sessions.get_mut(&key)
+        {
+            let before = session.together.len();
+            session.together.values_mut().for_each(|say_so| _ = say_so.remove(&worker));
+            session.together.retain(|_, say_so| !say_so.is_empty());
+            if session.together.len() != before {
+                self.tell_together(&key);
+            }
+        }
         for device in self.devices.values_mut() {
             device.leave(worker, now);
         }
-    }
-
-    /// Forgets sessions that have no process and owe nothing.
-    pub(crate) fn forget_idle(&mut self, now: u64) {
-        self.left = 0;
-        let mut kept: BTreeSet<SessionId> = BTreeSet::new();
-        for device in self.devices.values_mut() {
-            device.forget_idle(now);
-            kept.extend(device.view(now).sessions.iter().map(|view| view.session));
-        }
-        self.devices.retain(|_, device| !device.is_empty());
-        let used: BTreeSet<&SessionKey> =
-            self.members.values().map(|member| &member.session).collect();
-        self.sessions.retain(|key, session| kept.contains(&session.id) || used.contains(key));
-        let named: BTreeSet<&GpuId> =
-            self.sessions.values().flat_map(|session| session.quotas.keys()).collect();
-        self.unlisted.retain(|uuid, _| named.contains(uuid));
-    }
-
-    /// Forgets a user's sessions that have no process, whatever they owe. A debt of a tiny share
-    /// takes hours to earn back, and would keep the user's other programs out. Nobody gains by it: a
-    /// debt of 10 s at most goes for each place that is filled with debtors.
-    fn forget_left(&mut self, uid: u32, now: u64) {
-        let used: BTreeSet<&SessionKey> =
-            self.members.values().map(|member| &member.session).collect();
-        let left =
-            self.sessions.iter().filter(|(key, _)| key.owner.uid == uid && !used.contains(key));
-        for (_, session) in left {
-            for uuid in session.quotas.keys() {
-                if let Some(device) = self.devices.get_mut(uuid) {
-                    device.forget(session.id);
-                }
-            }
-        }
-        self.forget_idle(now);
     }
 
     /// The scheduler for a worker's call.
     pub(crate) fn device(
         &mut self,
         worker: WorkerId,
-        pid: i32,
+        caller: &Caller,
         uuid: GpuId,
     ) -> Result<&mut Scheduler, CallRefused> {
-        let member = self.caller(worker, pid)?;
+        let member = self.caller(worker, caller)?;
         let quota =
             self.sessions.get(&member.session).and_then(|session| session.quotas.get(&uuid));
         match quota.map(|quota| quota.policy) {
@@ -366,9 +495,9 @@ impl Node {
         }
     }
 
-    fn caller(&self, worker: WorkerId, pid: i32) -> Result<&RegisteredProcess, CallRefused> {
+    fn caller(&self, worker: WorkerId, caller: &Caller) -> Result<&RegisteredProcess, CallRefused> {
         let member = self.members.get(&worker).ok_or(CallRefused::UnknownWorker(worker.0))?;
-        if member.pid == pid { Ok(member) } else { Err(CallRefused::NotYours(worker.0)) }
+        if member.is(caller) { Ok(member) } else { Err(CallRefused::NotYours(worker.0)) }
     }
 
     /// The devices with at least one worker that holds or asks.
@@ -377,13 +506,26 @@ impl Node {
         in_use.map(|(&uuid, _)| uuid).collect()
     }
 
+    pub(crate) fn all_devices(&self) -> Vec<GpuId> {
+        self.devices.keys().copied().collect()
+    }
+
     pub(crate) fn decide(&mut self, uuid: GpuId, now: u64) -> Vec<Grant> {
         self.devices.get_mut(&uuid).map(|device| device.decide(now)).unwrap_or_default()
     }
 
     /// The leases that end early from now on. Each is named once.
     pub(crate) fn stopped(&mut self, uuid: GpuId, now: u64) -> Vec<(WorkerId, LeaseId)> {
-        self.devices.get_mut(&uuid).map(|device| device.to_stop(now)).unwrap_or_default()
+        let Some(device) = self.devices.get_mut(&uuid) else { return Vec::new() };
+        let stopped = device.to_stop(now);
+        for (worker, _) in &stopped {
+            let Some(member) = self.members.get(worker) else { continue };
+            let Some(session) = self.sessions.get(&member.session) else { continue };
+            let SessionKey { owner, name } = &member.session;
+            let stopped = Happened::to_session(EventKind::LeaseStopped, owner, session.id.0, name);
+            self.happened.push(Happened { pid: Some(member.pid), uuid: Some(uuid), ..stopped });
+        }
+        stopped
     }
 
     /// Takes back a grant that could not be delivered.
@@ -391,6 +533,30 @@ impl Node {
         if let Some(device) = self.devices.get_mut(&uuid) {
             device.take_back(worker, lease, now);
         }
+    }
+
+    /// Ends a lease of which nothing more will be heard.
+    pub(crate) fn end_unreported(
+        &mut self,
+        uuid: GpuId,
+        worker: WorkerId,
+        lease: LeaseId,
+        now: u64,
+    ) {
+        if let Some(device) = self.devices.get_mut(&uuid) {
+            device.end_unreported(worker, lease, now);
+        }
+    }
+
+    /// The worker says that all work of its lease is done. `false`: it does not hold it.
+    pub(crate) fn ended(
+        &mut self,
+        uuid: GpuId,
+        worker: WorkerId,
+        lease: LeaseId,
+        now: u64,
+    ) -> bool {
+        self.devices.get_mut(&uuid).is_some_and(|device| device.ended(worker, lease, now))
     }
 
     /// Ends all leases and asks.
@@ -412,7 +578,8 @@ impl Node {
     }
 
     pub(crate) fn next_deadline(&self, now: u64) -> Option<u64> {
-        self.devices.values().filter_map(|device| device.next_deadline(now)).min()
+        let devices = self.devices.values().filter_map(|device| device.next_deadline(now));
+        devices.chain(self.gangs.next_deadline(now)).min()
     }
 }
 

@@ -1,19 +1,22 @@
 //! Registrations, changes and ends of processes.
 
 use super::*;
+use crate::identity::{Container, Runtime};
 use crate::quotas::AsRegistered;
+use api::{DeviceState, Session, WorkerState};
+use observer::View;
 use protocol::{DeviceQuota, VERSION};
 
-const MS: u64 = 1_000_000;
-const GPUS: [GpuId; 2] = [GpuId::from_bytes([0x5a; 16]), GpuId::from_bytes([0x5b; 16])];
+pub(super) const MS: u64 = 1_000_000;
+pub(super) const GPUS: [GpuId; 2] = [GpuId::from_bytes([0x5a; 16]), GpuId::from_bytes([0x5b; 16])];
 
-fn node() -> Node {
+pub(super) fn node() -> Node {
     Node::new(Tuning::default(), 1_000, Arc::new(AsRegistered))
 }
 
 impl Node {
     /// Registers devices that cannot be looked up.
-    fn admit(
+    pub(super) fn admit(
         &mut self,
         caller: &Caller,
         message: &Register,
@@ -24,11 +27,11 @@ impl Node {
     }
 }
 
-fn by(pid: i32, uid: u32) -> Caller {
-    Caller { pid, owner: Owner::user(uid) }
+pub(super) fn by(pid: i32, uid: u32) -> Caller {
+    Caller::new(pid, Owner::user(uid))
 }
 
-fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
+pub(super) fn register(session: &str, devices: &[(GpuId, u32)]) -> Register {
     let quota = |&(uuid, share_ppm): &(GpuId, u32)| DeviceQuota::fixed(uuid, share_ppm);
     let devices = devices.iter().map(quota).collect();
     Register { protocol: VERSION, session: session.to_owned(), devices, gates: None }
@@ -42,9 +45,9 @@ fn a_process_may_register_device_by_device() {
     assert!(first.new && !second.new);
     assert_eq!(first.worker, second.worker);
     for gpu in GPUS {
-        assert!(node.device(first.worker, 7, gpu).is_ok());
+        assert!(node.device(first.worker, &by(7, 0), gpu).is_ok());
     }
-    let stranger = node.device(first.worker, 8, GPUS[0]).map(|_| ());
+    let stranger = node.device(first.worker, &by(8, 0), GPUS[0]).map(|_| ());
     assert_eq!(stranger, Err(CallRefused::NotYours(first.worker.0)));
 }
 
@@ -53,12 +56,11 @@ fn registering_again_ends_what_was_held_on_that_device() {
     let mut node = node();
     let message = register("a", &[(GPUS[0], 500_000)]);
     let worker = node.admit(&by(7, 0), &message, 0).unwrap().worker;
-    node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
+    node.device(worker, &by(7, 0), GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
     node.admit(&by(7, 0), &message, 110 * MS).unwrap();
-    let status = node.status(None, 200 * MS);
-    assert!(status[0].leases.is_empty());
-    assert_eq!(status[0].sessions[0].charged_us, 10_000);
+    assert!(node.leases(None, 200 * MS).leases.is_empty());
+    assert_eq!(node.sessions(None, None, 200 * MS).sessions[0].devices[0].charged_us, 10_000);
 }
 
 #[test]
@@ -66,23 +68,81 @@ fn the_latest_word_about_a_quota_counts() {
     let mut node = node();
     let half = register("a", &[(GPUS[0], 500_000)]);
     let more = register("a", &[(GPUS[0], 900_000)]);
-    let share = |node: &mut Node| node.status(Some(&Owner::user(0)), MS)[0].sessions[0].share_ppm;
+    let share = |node: &mut Node| {
+        let list = node.sessions(Some(&Owner::user(0)), None, MS);
+        list.sessions[0].devices[0].share_ppm
+    };
     let first = node.admit(&by(7, 0), &half, 0).unwrap().worker;
     // Another user's session of the same name is another session.
     assert!(node.admit(&by(9, 1000), &more, 0).unwrap().new);
-    assert_eq!(node.status(Some(&Owner::user(1000)), 0)[0].sessions.len(), 1);
-    assert_eq!(node.status(None, 0)[0].sessions.len(), 2);
+    let own = node.sessions(Some(&Owner::user(1000)), None, 0);
+    assert_eq!((own.sessions.len(), own.others), (1, 1));
+    assert_eq!(node.sessions(None, None, 0).sessions.len(), 2);
     assert_eq!(share(&mut node), 500_000);
     node.admit(&by(8, 0), &more, 0).unwrap();
     assert_eq!(share(&mut node), 900_000);
-    node.change(first, 7, GPUS[0], ComputeLimit::fixed(100_000), MS).unwrap();
+    node.change(first, &by(7, 0), GPUS[0], ComputeLimit::fixed(100_000), MS).unwrap();
     assert_eq!(share(&mut node), 100_000);
     let quota = ComputeLimit::fixed(1);
     let refused = |result: Result<ComputeLimit, CallRefused>| result.unwrap_err();
     let other = CallRefused::NotYours(first.0);
-    assert_eq!(refused(node.change(first, 8, GPUS[0], quota, MS)), other);
+    assert_eq!(refused(node.change(first, &by(8, 0), GPUS[0], quota, MS)), other);
     let unknown = CallRefused::UnknownDevice(GPUS[1]);
-    assert_eq!(refused(node.change(first, 7, GPUS[1], quota, MS)), unknown);
+    assert_eq!(refused(node.change(first, &by(7, 0), GPUS[1], quota, MS)), unknown);
+}
+
+#[test]
+fn sessions_of_one_name_and_user_in_two_containers_are_two() {
+    let mut node = node();
+    let container = |digit: &str| Container {
+        runtime: Runtime::Docker,
+        id: digit.repeat(64).parse().unwrap(),
+        user: None,
+    };
+    let inside = |pid, digit| {
+        let owner = Owner { container: Some(container(digit)), ..Owner::user(0) };
+        Caller { unit: Some("docker.scope".to_owned()), ..Caller::new(pid, owner) }
+    };
+    let of = |share| register("main", &[(GPUS[0], share)]);
+    let host = node.admit(&by(6, 0), &of(100_000), 0).unwrap().worker;
+    let first = node.admit(&inside(7, "a"), &of(200_000), 0).unwrap().worker;
+    node.admit(&inside(8, "b"), &of(300_000), 0).unwrap();
+    // Another process of the first container is of its session.
+    node.admit(&inside(9, "a"), &of(200_000), 0).unwrap();
+    let shown = |session: &Session| {
+        let container = session.container.as_ref().map(|container| container.id[..1].to_owned());
+        (container, session.devices[0].share_ppm, session.pids.clone())
+    };
+    let sessions: Vec<_> = node.sessions(None, None, 0).sessions.iter().map(shown).collect();
+    let expected =
+        |digit: Option<&str>, share, pids: &[i32]| (digit.map(str::to_owned), share, pids.to_vec());
+    assert_eq!(
+        sessions,
+        [
+            expected(None, 100_000, &[6]),
+            expected(Some("a"), 200_000, &[7, 9]),
+            expected(Some("b"), 300_000, &[8]),
+        ]
+    );
+    // Each sees its own.
+    let own = inside(7, "a").owner;
+    let seen = node.sessions(Some(&own), None, 0);
+    assert_eq!((seen.sessions.len(), seen.others), (1, 2));
+    let workers = node.workers(Some(&own));
+    assert_eq!((workers.workers.len(), workers.others), (2, 2));
+    let process = &workers.workers[0];
+    assert_eq!(
+        (process.unit.as_deref(), process.devices[0].state),
+        (Some("docker.scope"), WorkerState::Idle)
+    );
+    assert_eq!(node.devices(None, &View::default(), 0)[0].state, DeviceState::Idle);
+    node.device(first, &inside(7, "a"), GPUS[0]).unwrap().ask(first, 0).unwrap();
+    node.device(host, &by(6, 0), GPUS[0]).unwrap().ask(host, 0).unwrap();
+    node.decide(GPUS[0], 100 * MS);
+    let workers = node.workers(None).workers;
+    let states: Vec<_> = workers.iter().map(|worker| worker.devices[0].state).collect();
+    assert!(states.contains(&WorkerState::Holding), "{states:?}");
+    assert_eq!(node.devices(None, &View::default(), 100 * MS)[0].state, DeviceState::InUse);
 }
 
 #[test]
@@ -90,14 +150,14 @@ fn a_limit_can_be_lifted_and_come_back() {
     let mut node = node();
     let message = register("a", &[(GPUS[0], 500_000)]);
     let workers = [7, 8].map(|pid| node.admit(&by(pid, 0), &message, 0).unwrap().worker);
-    node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
+    node.device(workers[1], &by(8, 0), GPUS[0]).unwrap().ask(workers[1], 0).unwrap();
     let free = ComputeLimit { policy: Policy::None, ..ComputeLimit::fixed(0) };
-    node.change(workers[0], 7, GPUS[0], free, MS).unwrap();
+    node.change(workers[0], &by(7, 0), GPUS[0], free, MS).unwrap();
     assert!(node.decide(GPUS[0], 100 * MS).is_empty());
-    let refused = node.device(workers[1], 8, GPUS[0]).map(|_| ()).unwrap_err();
+    let refused = node.device(workers[1], &by(8, 0), GPUS[0]).map(|_| ()).unwrap_err();
     assert_eq!(refused, CallRefused::NoLimit(GPUS[0]));
-    node.change(workers[0], 7, GPUS[0], ComputeLimit::fixed(500_000), 100 * MS).unwrap();
-    node.device(workers[1], 8, GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
+    node.change(workers[0], &by(7, 0), GPUS[0], ComputeLimit::fixed(500_000), 100 * MS).unwrap();
+    node.device(workers[1], &by(8, 0), GPUS[0]).unwrap().ask(workers[1], 100 * MS).unwrap();
     // Nothing was saved up while there was no limit.
     assert!(node.decide(GPUS[0], 100 * MS).is_empty());
     assert_eq!(node.decide(GPUS[0], 200 * MS).len(), 1);
@@ -109,7 +169,7 @@ fn a_pid_that_turns_up_in_another_session_has_left_the_first() {
     let first = node.admit(&by(7, 0), &register("a", &[(GPUS[0], 500_000)]), 0).unwrap();
     let second = node.admit(&by(7, 0), &register("b", &[(GPUS[0], 500_000)]), 0).unwrap();
     assert!(second.new && first.worker != second.worker);
-    let gone = node.device(first.worker, 7, GPUS[0]).map(|_| ());
+    let gone = node.device(first.worker, &by(7, 0), GPUS[0]).map(|_| ());
     assert_eq!(gone, Err(CallRefused::UnknownWorker(first.worker.0)));
 }
 
@@ -118,7 +178,7 @@ fn sessions_are_forgotten_when_they_owe_nothing() {
     let mut node = node();
     let message = register("a", &[(GPUS[0], 500_000)]);
     let worker = node.admit(&by(7, 0), &message, 0).unwrap().worker;
-    node.device(worker, 7, GPUS[0]).unwrap().ask(worker, 0).unwrap();
+    node.device(worker, &by(7, 0), GPUS[0]).unwrap().ask(worker, 0).unwrap();
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
     // It dies in a kernel of 500 ms.
     node.leave(worker, 600 * MS);
@@ -254,7 +314,7 @@ fn sessions_that_are_gone_and_owe_keep_nobody_out() {
     for n in 0..SESSIONS {
         let message = register(&n.to_string(), &[(GPUS[0], 1_000)]);
         let worker = node.admit(&by(7, 0), &message, now).unwrap().worker;
-        node.device(worker, 7, GPUS[0]).unwrap().ask(worker, now).unwrap();
+        node.device(worker, &by(7, 0), GPUS[0]).unwrap().ask(worker, now).unwrap();
         now += 2_500 * MS;
         assert_eq!(node.decide(GPUS[0], now).len(), 1, "{n}");
         // Its next registration ends what runs.
@@ -280,12 +340,12 @@ fn is_stopped(handover: Option<Handover>) -> bool {
     }
     let priority = ::limits::Priority::Low;
     let limit = ComputeLimit { priority, ..ComputeLimit::balance(300_000, 1) };
-    node.change(low, 7, GPUS[0], limit, 0).unwrap();
+    node.change(low, &by(7, 0), GPUS[0], limit, 0).unwrap();
     let mut held = BTreeMap::new();
     let mut was_stopped = false;
     for now in (0..3_000).map(|ms| ms * MS) {
         for (worker, pid, from, length) in [(low, 7, 0, 20), (high, 8, 30 * MS, 3)] {
-            let device = node.device(worker, pid, GPUS[0]).unwrap();
+            let device = node.device(worker, &by(pid, 0), GPUS[0]).unwrap();
             match held.get(&worker) {
                 Some(&(lease, since)) if now >= since + length * MS => {
                     let used = now - since;

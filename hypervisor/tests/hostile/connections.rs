@@ -95,7 +95,7 @@ fn a_user_that_opens_connections_without_end_cuts_nobody_off() {
             done: true,
         };
         admission(&client, worker, Some(report), None).unwrap();
-        let call = b"GET /v1/status HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        let call = b"GET /api/v1/sessions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         served[0].set_read_timeout(Some(PATIENCE)).unwrap();
         served[0].write_all(call).unwrap();
         let mut answer = String::new();

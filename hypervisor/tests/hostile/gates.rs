@@ -11,15 +11,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
-use protocol::{GatesInStream, Register, Registered, path};
+use protocol::{GatesInStream, LeaseReport, Register, Registered, path};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use serde_json::json;
 use session::gate_page::GatePage;
 
-use crate::process::{Daemon, GPU_ID, PATIENCE, admission, place, registration};
+use crate::process::{Daemon, GPU_ID, PATIENCE, admission, admission_by, place, registration};
 
 /// How long a registration may take on a busy machine.
-const SOON: Duration = Duration::from_secs(2);
+const SOON: Duration = Duration::from_secs(5);
 
 fn register(client: &BlockingHttpClient, session: &str, descriptor: i64) -> u64 {
     let gates = Some(GatesInStream { descriptor });
@@ -44,7 +44,10 @@ fn raw(file: &dyn AsFd) -> i64 {
 /// A daemon that tells all, and the file that it tells it to.
 fn talkative(dir: &Path, socket: &Path) -> Daemon {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hypervisor"));
-    command.env_clear().args(["daemon", "--log", "debug", "--socket"]).arg(socket);
+    command
+        .env_clear()
+        .args(["daemon", "--log", "debug", "--nvml", "none", "--socket"])
+        .arg(socket);
     command.stderr(File::create(dir.join("log")).unwrap());
     Daemon::start_by(&mut command, socket)
 }
@@ -134,7 +137,50 @@ fn a_thousand_registrations_leave_one_page_and_no_descriptor() {
     };
     println!("without a page {:?}", time(-1));
     println!("with one {:?}", time(raw(&page.as_fd())));
-    assert_eq!(kept(daemon.process.id()), (1, descriptors));
+    let (pages, after) = kept(daemon.process.id());
+    // The connection by which the test saw that the daemon listens may have been there before.
+    assert!(pages == 1 && after <= descriptors, "{pages} pages, {descriptors} became {after}");
+}
+
+/// It says that a lease has ended, and another one, and the first one again, without a pause.
+#[test]
+fn a_process_that_says_anything_of_its_leases_keeps_nobody_busy() {
+    const LENGTH: Duration = Duration::from_secs(2);
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let client = daemon.client();
+    let page = GatePage::create().unwrap();
+    let block = page.block(page.block_of(GPU_ID).unwrap());
+    let worker = register(&client, "liar", raw(&page.as_fd()));
+    let done = AtomicBool::new(false);
+    let (start, mut leases) = (Instant::now(), 0);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for lease in (0..100).cycle() {
+                block.end(lease);
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let mut last = None;
+        while start.elapsed() < LENGTH {
+            let ask = Some(Duration::from_millis(15));
+            let lease = admission_by(&client, worker, last.take(), ask, block.ask()).unwrap();
+            if let Some(lease) = lease {
+                leases += 1;
+                thread::sleep(Duration::from_millis(5));
+                last = Some(LeaseReport::busy(lease.id, 5_000));
+            }
+            block.withdraw();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let watched = daemon.watched_for();
+    println!("{leases} leases, watched for {watched:?}");
+    // A thread that does not sleep takes all of a core; this one a fiftieth, on a quiet machine.
+    assert!(leases > 20 && watched * 8 < LENGTH, "{leases}, {watched:?}");
+    assert_eq!(daemon.devices(), 1);
 }
 
 /// A process that registers with a page, and another one that exchanges the descriptor meanwhile.
@@ -210,7 +256,9 @@ fn a_page_goes_with_its_process() {
         child.wait().unwrap();
     }
     let start = Instant::now();
-    while kept(daemon.process.id()) != before {
+    // The daemon may open one for itself meanwhile.
+    let is_as_before = |(maps, files)| maps == before.0 && files <= before.1 + 1;
+    while !is_as_before(kept(daemon.process.id())) {
         assert!(start.elapsed() < PATIENCE, "{:?}", kept(daemon.process.id()));
         thread::sleep(Duration::from_millis(10));
     }

@@ -16,7 +16,7 @@ use crate::process::{Daemon, PATIENCE, place, register};
 fn talkative(socket: &Path, shell: &str) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", shell, "sh", env!("CARGO_BIN_EXE_hypervisor")]);
-    command.args(["daemon", "--log", "info", "--socket"]).arg(socket);
+    command.args(["daemon", "--log", "info", "--nvml", "none", "--socket"]).arg(socket);
     command
 }
 
@@ -32,7 +32,7 @@ fn serves(command: &mut Command, socket: &Path, registrations: usize) -> u64 {
     let start = Instant::now();
     let lost = loop {
         // The thread that writes may be behind.
-        let lost = daemon.status().log_lines_lost;
+        let lost = daemon.log_lines_lost();
         if lost > 0 || start.elapsed() > Duration::from_millis(500) {
             break lost;
         }
@@ -136,7 +136,7 @@ fn a_reader_that_comes_back_is_told_what_it_missed() {
     for n in 0..3000 {
         register(&client, &(n % 2).to_string(), 1000).unwrap();
     }
-    assert!(daemon.status().log_lines_lost > 0);
+    assert!(daemon.log_lines_lost() > 0);
     let said = thread::spawn(move || {
         let mut said = Vec::new();
         let start = Instant::now();
@@ -179,4 +179,33 @@ fn an_error_at_the_start_that_cannot_be_told_is_an_error() {
         assert!(matches!(status.code(), Some(0 | 2)), "{arguments:?}: {status}");
     }
     drop(dir);
+}
+
+/// What the daemon says from its start to its end, in a format.
+fn said(format: &str) -> Vec<String> {
+    let (dir, socket) = place();
+    let log = dir.path().join("log");
+    let shell = format!(r#"exec "$@" --log-format {format}"#);
+    let mut command = talkative(&socket, &shell);
+    command.stderr(File::create(&log).unwrap());
+    assert_eq!(serves(&mut command, &socket, 3), 0);
+    fs::read_to_string(log).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_line_for_the_journal_has_its_level_and_no_time() {
+    let lines = said("journal");
+    assert!(lines.iter().any(|line| line.starts_with("<6>hypervisor")), "{lines:?}");
+    let of = |word: &str| lines.iter().find(|line| line.contains(word)).unwrap();
+    assert!(of("registered").contains(" registered worker="), "{lines:?}");
+    assert!(lines.iter().all(|line| line.starts_with('<') && !line.contains("INFO")), "{lines:?}");
+}
+
+#[test]
+fn json_is_an_object_each() {
+    let objects: Vec<serde_json::Value> =
+        said("json").iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let registered = objects.iter().find(|line| line["message"] == "registered").unwrap();
+    assert_eq!(registered["level"], "INFO");
+    assert!(registered["pid"].is_u64() && registered["session"].is_string(), "{registered}");
 }

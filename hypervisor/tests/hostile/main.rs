@@ -5,12 +5,16 @@
 
 mod calls;
 mod connections;
+mod described;
 mod flood;
 mod gates;
 mod log;
+mod remote;
 mod signals;
 mod sockets;
 
+#[path = "../suite/call.rs"]
+mod call;
 #[allow(dead_code, reason = "shared with the tests of `suite`")]
 #[path = "../suite/process.rs"]
 mod process;

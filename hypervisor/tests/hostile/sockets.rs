@@ -194,10 +194,11 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("one/two/three/four/five/six/seven/eight/nine");
         fs::create_dir_all(&folder).unwrap();
-        let name = name.trim_start_matches(['/', '-']).replace('\0', "");
+        let name = name.replace('\0', "");
+        let name = name.trim_start_matches(['/', '-']);
         // It may lead out of the folder, but not out of the test's.
         prop_assume!(name.matches("..").count() < 8 && !name.is_empty());
-        let socket = Path::new(&name);
+        let socket = Path::new(name);
         let before = listed(dir.path());
         let mut daemon = Daemon::command(socket);
         daemon.current_dir(&folder).stderr(std::process::Stdio::piped());

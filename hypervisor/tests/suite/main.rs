@@ -6,10 +6,20 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
+mod api_calls;
 mod bad_calls;
+mod call;
+#[allow(dead_code, reason = "shared with the benchmark")]
+#[path = "../crowd/mod.rs"]
+mod crowd;
 mod holders;
+mod load;
+mod metrics;
+mod observer;
 mod process;
 mod programs;
+mod restarts;
+mod service;
 mod sources;
 mod start_and_end;
 mod timed;

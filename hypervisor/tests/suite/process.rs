@@ -1,14 +1,15 @@
 //! The daemon as a process, and calls to it.
 
+use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use api::{DeviceList, Health, LeaseList, Readiness, SessionDevice, SessionList};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use limits::GpuId;
-use protocol::status::NodeStatus;
 use protocol::{
     Admission, Decision, DeviceQuota, Lease, LeaseReport, Register, Registered, VERSION, path,
 };
@@ -43,7 +44,10 @@ impl Daemon {
 
     pub(crate) fn command(socket: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hypervisor"));
-        command.env_clear().args(["daemon", "--log", "warn", "--socket"]).arg(socket);
+        command
+            .env_clear()
+            .args(["daemon", "--log", "warn", "--nvml", "none", "--socket"])
+            .arg(socket);
         command
     }
 
@@ -56,8 +60,49 @@ impl Daemon {
         self.process.wait().unwrap().code()
     }
 
-    pub(crate) fn status(&self) -> NodeStatus {
-        self.client().get(path::STATUS, PATIENCE).unwrap()
+    /// What the thread that watches for the ends of leases has used of a CPU.
+    pub(crate) fn watched_for(&self) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
+        let is_it = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap() == "ends\n";
+        let task = tasks.map(|task| task.unwrap().path()).find(is_it).unwrap();
+        // The first figure is nanoseconds on a CPU.
+        let stat = fs::read_to_string(task.join("schedstat")).unwrap();
+        Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
+    }
+
+    pub(crate) fn sessions(&self) -> Vec<api::Session> {
+        let list: SessionList = self.client().get(api::path::SESSIONS, PATIENCE).unwrap();
+        list.sessions
+    }
+
+    pub(crate) fn leases(&self) -> Vec<api::Lease> {
+        let list: LeaseList = self.client().get(api::path::LEASES, PATIENCE).unwrap();
+        list.leases
+    }
+
+    /// Whether it can serve, and what it keeps.
+    pub(crate) fn readiness(&self) -> Readiness {
+        let answer = self.client().get(api::path::READY, PATIENCE);
+        answer.unwrap()
+    }
+
+    /// How many devices are known.
+    pub(crate) fn devices(&self) -> usize {
+        let list: DeviceList = self.client().get(api::path::DEVICES, PATIENCE).unwrap();
+        list.devices.len()
+    }
+
+    pub(crate) fn log_lines_lost(&self) -> u64 {
+        let health: Health = self.client().get(api::path::HEALTH, PATIENCE).unwrap();
+        health.log_lines_lost
+    }
+
+    /// The sessions on the first device that each has a limit on, with their names.
+    pub(crate) fn limited(&self) -> Vec<(String, SessionDevice)> {
+        let first = |mut session: api::Session| {
+            (!session.devices.is_empty()).then(|| (session.name, session.devices.remove(0)))
+        };
+        self.sessions().into_iter().filter_map(first).collect()
     }
 }
 
@@ -112,8 +157,29 @@ pub(crate) fn admission(
     report: Option<LeaseReport>,
     ask: Option<Duration>,
 ) -> Result<Option<Lease>, ClientError> {
+    admission_by(client, worker, report, ask, None)
+}
+
+/// The same, where the daemon may open the gate whose word is named.
+pub(crate) fn admission_by(
+    client: &BlockingHttpClient,
+    worker: u64,
+    report: Option<LeaseReport>,
+    ask: Option<Duration>,
+    gate: Option<u32>,
+) -> Result<Option<Lease>, ClientError> {
     let ask = ask.map(|ask| ask.as_micros() as u64);
-    let admission = Admission { worker, uuid: GPU_ID, report, ask, quota: None };
+    let admission = Admission {
+        worker,
+        uuid: GPU_ID,
+        report,
+        ask,
+        quota: None,
+        gate,
+        together: false,
+        outside_us: 0,
+        queued_us: 0,
+    };
     let decision: Decision = client.post(path::ADMISSION, &admission, PATIENCE)?;
     Ok(decision.lease)
 }

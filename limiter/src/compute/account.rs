@@ -3,10 +3,12 @@
 use super::clock;
 use super::daemon::Daemon;
 use super::gate::Gate;
+use super::together::Set;
 use super::usage::Used;
 use crate::ledger::DeviceLedger;
 use core::sync::atomic::Ordering;
 use rustix::thread::{Timespec, futex};
+use session::layout::PageLayout;
 use session::ledger::Turn;
 
 /// How often a waiting governor looks around: whether it is still wanted, whether a process of the
@@ -16,7 +18,9 @@ const LOOK_NS: u64 = 10_000_000;
 /// The right to launch until a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lease {
-    /// On [`clock::now`].
+    /// When the gate was opened, or may be, on [`clock::now`].
+    pub(super) begun: u64,
+    /// When it is to be closed.
     pub(super) end: u64,
     /// The daemon's name for it; `None`: of the own account.
     pub(super) id: Option<u64>,
@@ -24,6 +28,10 @@ pub(super) struct Lease {
     pub(super) shared: bool,
     /// Whether no other session gets one before this one ends.
     pub(super) exclusive: bool,
+    /// Whether it is one of several devices that are held together.
+    pub(super) of_several: bool,
+    /// Whether it is only for what work on another device waits for.
+    pub(super) to_catch_up: bool,
 }
 
 /// The account of this process's session on one device.
@@ -40,40 +48,98 @@ impl Account {
 
     /// Waits for a lease. `None`: nobody wants one any more, or not yet.
     pub(super) fn begin(&mut self) -> Option<Lease> {
+        self.gate.may_be_together();
+        if let Some(daemon) = &mut self.daemon {
+            daemon.together = self.gate.collectives().set().is_some();
+        }
         if let Some(daemon) = &mut self.daemon
             && daemon.is_there()
             && self.ledger.is_scheduled()
-            && let Ok(lease) = daemon.ask(self.ledger)
+            && !self.gate.collectives().set().is_some_and(|set| set.is_called(clock::now()))
         {
-            return lease;
+            let answer = daemon.ask(self.ledger, self.gate.stream_gate());
+            if !matches!(answer, Ok(Some(_))) {
+                self.gate.withdraw();
+            }
+            if let Ok(lease) = answer {
+                let of_several = self.gate.collectives().set().is_some();
+                let lease = lease.map(|lease| Lease { of_several, ..lease });
+                self.hold_together(lease);
+                return lease;
+            }
+        }
+        if let Some(daemon) = &mut self.daemon
+            && daemon.withholds()
+            && self.ledger.is_scheduled()
+        {
+            daemon.look_for_it(self.ledger, LOOK_NS);
+            clock::sleep(LOOK_NS);
+            return None;
         }
         self.begin_own()
     }
 
+    /// Notes that a device of several is held under a lease from elsewhere.
+    fn hold_together(&self, lease: Option<Lease>) {
+        if let Some(lease) = lease.filter(|lease| lease.of_several)
+            && let Some(set) = self.gate.collectives().known_set()
+            && let Some(mut opened) = set.ledger().open()
+        {
+            opened.hold_elsewhere(set.ledger().membership().slot(), clock::now(), lease.end);
+        }
+    }
+
+    /// What the own account is charged: of devices that are held together all of the time, whichever of them works.
+    fn charge(lease: Lease, used: Used) -> u64 {
+        if lease.of_several { used.held_ns } else { used.alone() }
+    }
+
+    /// The account that a lease is of: the device's, or that of several.
+    fn account_of(&self, of_several: bool) -> &DeviceLedger {
+        let set = self.gate.collectives().known_set().filter(|_| of_several);
+        set.map_or(self.ledger, |set| set.ledger())
+    }
+
     fn begin_own(&mut self) -> Option<Lease> {
-        let membership = self.ledger.membership();
         loop {
-            let page = self.ledger.page();
+            // It may come to be held together with others while this waits.
+            self.gate.may_be_together();
+            let set = self.gate.collectives().set();
+            let of_several = set.is_some();
+            let ledger = set.map_or(self.ledger, Set::ledger);
+            let membership = ledger.membership();
+            let page = ledger.page();
             let bell = page.map_or(0, |page| page.lease_bell.load(Ordering::Acquire));
             // A process that died with a lease would hold up the others.
             if page.is_some_and(|page| page.holders.load(Ordering::Relaxed) > 0) {
-                self.ledger.reap();
+                ledger.reap();
             }
             let now = clock::now();
+            let called = set.is_some_and(|set| set.is_called(now));
             // Not within the match, which would keep the ledger open while this sleeps.
-            let turn =
-                self.ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
-            if let Some(refused) = self.ledger.broken() {
+            let turn = ledger.open().map(|mut opened| {
+                let slot = membership.slot();
+                let granted = if called { opened.begin_called_lease(slot, now) } else { None };
+                match granted {
+                    Some(length) => (Turn::Granted(length), true),
+                    None => (opened.begin_lease(slot, now), false),
+                }
+            });
+            if let Some(refused) = ledger.broken() {
                 self.gate.fail(self.ledger.lets_pass(refused));
                 return None;
             }
-            match turn.unwrap_or(Turn::In(LOOK_NS)) {
+            let (turn, to_catch_up) = turn.unwrap_or((Turn::In(LOOK_NS), false));
+            match turn {
                 Turn::Granted(length) => {
                     return Some(Lease {
+                        begun: now,
                         end: now + length,
                         id: None,
                         shared: false,
                         exclusive: false,
+                        of_several,
+                        to_catch_up,
                     });
                 }
                 Turn::In(wait) => {
@@ -81,11 +147,11 @@ impl Account {
                         daemon.look_for_it(self.ledger, wait);
                     }
                     let rest = now.saturating_add(wait).saturating_sub(clock::now());
-                    self.wait_for_bell(bell, rest.min(LOOK_NS));
+                    wait_for_bell(page, bell, rest.min(LOOK_NS));
                 }
             }
             if !self.gate.is_wanted() {
-                if let Some(mut opened) = self.ledger.open() {
+                if let Some(mut opened) = ledger.open() {
                     opened.stop_waiting(membership.slot());
                 }
                 return None;
@@ -93,34 +159,31 @@ impl Account {
         }
     }
 
-    /// Sleeps for some nanoseconds, or until a sibling's lease ends.
-    fn wait_for_bell(&self, bell: u32, ns: u64) {
-        let Some(page) = self.ledger.page() else { return clock::sleep(ns) };
-        let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
-        let _ = futex::wait(&page.lease_bell, futex::Flags::empty(), bell, Some(&time));
-    }
-
     /// Charges for how the lease was used since this was last told, and asks for it to go on. What comes
     /// back is the lease as it stands now.
     pub(super) fn renew(&mut self, lease: Lease, used: Used) -> Lease {
         if let (Some(id), Some(daemon)) = (lease.id, &mut self.daemon) {
             if !self.ledger.is_scheduled() {
-                daemon.end(id, used);
+                daemon.end(id, used, 0);
                 return self.try_own().unwrap_or(lease);
             }
             used_elsewhere(self.gate, used);
             return match daemon.renew(self.ledger, id, used) {
-                Ok(Some(renewed)) => renewed,
+                Ok(Some(renewed)) => {
+                    let renewed = Lease { of_several: lease.of_several, ..renewed };
+                    self.hold_longer(renewed);
+                    renewed
+                }
                 Ok(None) => lease,
                 // Goes on on the own account, if that has anything left.
                 Err(_) => self.try_own().unwrap_or(Lease { end: clock::now(), id: None, ..lease }),
             };
         }
-        let (membership, now) = (self.ledger.membership(), clock::now());
-        let turn = self
-            .ledger
-            .open()
-            .map(|mut opened| opened.renew_lease(membership.slot(), now, used.alone()));
+        self.note_use_of_several(lease, used);
+        let (ledger, now) = (self.account_of(lease.of_several), clock::now());
+        let slot = ledger.membership().slot();
+        let charge = Self::charge(lease, used);
+        let turn = ledger.open().map(|mut opened| opened.renew_lease(slot, now, charge));
         // While the gate is open nobody waits for the answer. It is not to be open for longer than the lease.
         if let Some(daemon) = &mut self.daemon {
             let end = match turn {
@@ -143,9 +206,15 @@ impl Account {
         let (membership, now) = (self.ledger.membership(), clock::now());
         let turn = self.ledger.open().map(|mut opened| opened.begin_lease(membership.slot(), now));
         match turn {
-            Some(Turn::Granted(length)) => {
-                Some(Lease { end: now + length, id: None, shared: true, exclusive: false })
-            }
+            Some(Turn::Granted(length)) => Some(Lease {
+                begun: now,
+                end: now + length,
+                id: None,
+                shared: true,
+                exclusive: false,
+                of_several: false,
+                to_catch_up: false,
+            }),
             _ => None,
         }
     }
@@ -158,11 +227,14 @@ impl Account {
                 daemon.tell(self.ledger, id, used);
             }
             _ => {
-                let membership = self.ledger.membership();
+                self.note_use_of_several(lease, used);
+                let ledger = self.account_of(lease.of_several);
+                let membership = ledger.membership();
                 membership.still_holding(clock::now());
                 // Its lease is over: this only charges.
-                if let Some(mut opened) = self.ledger.open() {
-                    let _ = opened.renew_lease(membership.slot(), clock::now(), used.alone());
+                if let Some(mut opened) = ledger.open() {
+                    let charge = Self::charge(lease, used);
+                    let _ = opened.renew_lease(membership.slot(), clock::now(), charge);
                 }
             }
         }
@@ -173,19 +245,35 @@ impl Account {
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
                 used_elsewhere(self.gate, used);
-                daemon.end(id, used);
+                daemon.end(id, used, self.gate.queued_ns());
             }
-            _ => {
-                let membership = self.ledger.membership();
-                if let Some(mut opened) = self.ledger.open() {
-                    opened.end_lease(membership.slot(), clock::now(), used.alone());
-                }
-                if let Some(page) = self.ledger.page() {
-                    page.lease_bell.fetch_add(1, Ordering::Release);
-                    let bell = &page.lease_bell;
-                    let _ = futex::wake(bell, futex::Flags::empty(), i32::MAX as u32);
-                }
+            _ if lease.of_several => {
+                self.note_use_of_several(lease, used);
+                return end_in(self.account_of(true), Self::charge(lease, used));
             }
+            _ => end_in(self.ledger, Self::charge(lease, used)),
+        }
+        // It was of another account, and is over there, too.
+        if let Some(set) = self.gate.collectives().known_set() {
+            end_in(set.ledger(), 0);
+        }
+    }
+
+    /// A lease from elsewhere goes on.
+    fn hold_longer(&self, lease: Lease) {
+        if lease.of_several {
+            self.account_of(true).membership().still_holding(lease.end);
+        }
+    }
+
+    /// What was used under a lease of several devices is noted in the device's own page, too. The daemon is told of
+    /// what others have called for: it granted no lease for that.
+    fn note_use_of_several(&mut self, lease: Lease, used: Used) {
+        if lease.of_several {
+            used_elsewhere(self.gate, used);
+        }
+        if let Some(daemon) = self.daemon.as_mut().filter(|_| lease.to_catch_up) {
+            daemon.used_outside(used.held_ns);
         }
     }
 
@@ -197,6 +285,29 @@ impl Account {
             daemon.look_for_it(self.ledger, u64::MAX);
         }
     }
+}
+
+/// Sleeps for some nanoseconds, or until a sibling's lease ends.
+fn wait_for_bell(page: Option<&PageLayout>, bell: u32, ns: u64) {
+    let Some(page) = page else { return clock::sleep(ns) };
+    let time = Timespec { tv_sec: 0, tv_nsec: i64::try_from(ns).unwrap_or(0).min(999_999_999) };
+    let _ = futex::wait(&page.lease_bell, futex::Flags::empty(), bell, Some(&time));
+}
+
+/// Ends this process's lease in an account.
+fn end_in(ledger: &DeviceLedger, used_ns: u64) {
+    if let Some(mut opened) = ledger.open() {
+        opened.end_lease(ledger.membership().slot(), clock::now(), used_ns);
+    }
+    if let Some(page) = ledger.page() {
+        ring(page);
+    }
+}
+
+/// Has the processes look again that wait for a lease.
+pub(super) fn ring(page: &PageLayout) {
+    page.lease_bell.fetch_add(1, Ordering::Release);
+    let _ = futex::wake(&page.lease_bell, futex::Flags::empty(), i32::MAX as u32);
 }
 
 /// Notes in the page what was used under a daemon's lease. Beside other sessions the time of backlog tells

@@ -1,17 +1,26 @@
 //! How much a process may have outstanding on a device, in all its lanes together.
 //!
-//! When a lease ends, what is outstanding delays the next holder. So a lane takes its batches out of one budget, in
-//! pieces that are smaller the more lanes there are, and gives them back when their work is seen to be done. Work of
-//! unknown length takes all of it. Most launches are within their lane's piece and see nothing of this.
+//! What is outstanding when a lease ends delays the next holder. What is done before then delays nobody. So as much
+//! may be outstanding as the lease has left ([`room_ns`]). A lane takes its part in pieces that are smaller the more
+//! lanes there are, and gives them back when their work is seen to be done. Most launches are within their lane's
+//! piece and see nothing of this.
 
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use rustix::thread::{Timespec, futex};
 
-/// What may be outstanding, in estimated time, before a launch has to wait. A long launch may go beyond it.
-pub(super) const MOST_NS: u64 = 4_000_000;
-/// The largest piece: a lane that is alone has two.
-const LARGEST_NS: u64 = MOST_NS / 2;
+/// What may always be outstanding, in estimated time: beside other sessions, at a lease's end, and before work of
+/// unknown duration, or behind a wait for something outside of the device. A long launch may go beyond it.
+pub(super) const LEAST_NS: u64 = 2_000_000;
+/// The same, while only one launch is.
+pub(super) const PAIR_NS: u64 = 2 * LEAST_NS;
+/// What may be outstanding at most, however long a lease is.
+const MOST_NS: u64 = 50_000_000;
+/// What work of unknown duration takes: nothing goes beside it.
+pub(super) const UNKNOWN_NS: u64 = MOST_NS;
+/// The largest piece, and which part of what may be outstanding it is at most.
+const LARGEST_NS: u64 = 2_000_000;
+const PIECES: u64 = 4;
 /// The smallest one: each piece costs an event.
 const SMALLEST_NS: u64 = 250_000;
 /// With so many lanes it is worth the while to look at each.
@@ -50,16 +59,21 @@ impl Taken {
     }
 }
 
+/// What may be outstanding where the lease has so much time left and no other session uses the device.
+pub(super) fn room_ns(left_ns: u64) -> u64 {
+    left_ns.clamp(LEAST_NS, MOST_NS)
+}
+
 impl Budget {
-    /// What a lane of short launches is to take at once.
-    pub(super) fn piece(&self) -> u64 {
+    /// What a lane of short launches is to take at once, of so much room.
+    pub(super) fn piece(&self, room_ns: u64) -> u64 {
         let lanes = self.takers.load(Relaxed).saturating_add(self.waiting.load(Relaxed));
-        (MOST_NS / u64::from(lanes.max(1))).clamp(SMALLEST_NS, LARGEST_NS)
+        (room_ns / PIECES / u64::from(lanes.max(1))).clamp(SMALLEST_NS, LARGEST_NS)
     }
 
-    /// Takes `ns` for a lane, unless too much is taken already.
-    pub(super) fn take(&self, taken: &Taken, ns: u64) -> bool {
-        let fits = |all: u64| (all < MOST_NS).then(|| all.saturating_add(ns));
+    /// Takes `ns` for a lane, unless all of the room is taken already.
+    pub(super) fn take(&self, taken: &Taken, ns: u64, room_ns: u64) -> bool {
+        let fits = |all: u64| (all < room_ns).then(|| all.saturating_add(ns));
         if self.taken_ns.fetch_update(AcqRel, Acquire, fits).is_err() {
             return false;
         }
@@ -150,27 +164,28 @@ mod tests {
     fn many_lanes_have_no_more_outstanding_than_one() {
         let budget = Budget::default();
         let lanes: Vec<Taken> = (0..500).map(|_| Taken::default()).collect();
-        let took = |ns| lanes.iter().filter(|lane| budget.take(lane, ns)).count();
-        assert_eq!(took(2_000_000), 2);
+        let took = |ns| lanes.iter().filter(|lane| budget.take(lane, ns, LEAST_NS)).count();
+        assert_eq!(took(1_000_000), 2);
         lanes.iter().for_each(|lane| budget.keep(lane, 0));
-        assert_eq!(took(100_000), 40);
-        assert_eq!(budget.piece(), SMALLEST_NS);
+        assert_eq!(took(50_000), 40);
+        assert_eq!(budget.piece(LEAST_NS), SMALLEST_NS);
         lanes.iter().for_each(|lane| budget.keep(lane, 0));
-        // Of unknown length.
-        assert_eq!(took(MOST_NS), 1);
+        assert_eq!(took(UNKNOWN_NS), 1);
+        assert!(!budget.take(&lanes[1], 1, MOST_NS));
     }
 
     #[test]
     fn what_is_given_back_can_be_taken() {
         let budget = Budget::default();
         let [one, two] = [Taken::default(), Taken::default()];
-        assert!(budget.take(&one, 3_000_000) && budget.take(&two, 3_000_000));
-        assert!(!budget.take(&one, 1));
+        let take = |lane, ns| budget.take(lane, ns, 4_000_000);
+        assert!(take(&one, 3_000_000) && take(&two, 3_000_000));
+        assert!(!take(&one, 1));
         budget.keep(&two, 2_900_000);
-        assert!(!budget.take(&one, 1));
+        assert!(!take(&one, 1));
         budget.keep(&one, 1_000_000);
         budget.keep(&one, 2_000_000);
-        assert!(budget.take(&one, 1_000_000));
+        assert!(take(&one, 1_000_000));
         budget.keep(&one, 0);
         budget.keep(&two, 0);
         assert!(!one.is_any() && !two.is_any());
@@ -178,13 +193,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_is_alone_has_two_large_pieces() {
+    fn what_the_lease_has_left_may_be_outstanding() {
+        assert_eq!(room_ns(0), LEAST_NS);
+        assert_eq!(room_ns(20_000_000), 20_000_000);
+        assert_eq!(room_ns(u64::MAX), MOST_NS);
         let budget = Budget::default();
         let lane = Taken::default();
-        for _ in 0..2 {
-            assert_eq!(budget.piece(), LARGEST_NS);
-            assert!(budget.take(&lane, budget.piece()));
+        for left in [0, 5_000_000, 30_000_000] {
+            let room = room_ns(left);
+            while budget.take(&lane, budget.piece(room), room) {}
+            // With one lane, the last piece is a small part of it.
+            assert!((room..room + room / 3).contains(&lane.ns()), "{left}: {}", lane.ns());
         }
-        assert!(!budget.take(&lane, budget.piece()));
     }
 }

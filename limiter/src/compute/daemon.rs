@@ -1,6 +1,7 @@
 //! Leases from the daemon.
 
 use super::account::Lease;
+use super::stream_gate::StreamGate;
 use super::usage::Used;
 use super::{clock, stream_gate};
 use crate::ledger::DeviceLedger;
@@ -11,7 +12,7 @@ use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use protocol::{
     self, Admission, Decision, DeviceQuota, LONGEST_LEASE_US, LeaseReport, Register, Registered,
-    path,
+    Withheld, path,
 };
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
@@ -31,6 +32,8 @@ const LAST_RETRY_NS: u64 = 320_000_000;
 const DISTRUST_RETRY_NS: u64 = 10_000_000_000;
 /// A daemon that has not answered for so long is worth a word. Less is a busy machine.
 const GONE_NS: u64 = 500_000_000;
+/// How long what it withholds is not taken from the own account either, after it was last said.
+const WITHHELD_FOR_NS: u64 = 10_000_000_000;
 /// A lease that is to be shorter than this is not worth opening the gate.
 const SHORTEST_NS: u64 = 1_000_000;
 
@@ -50,8 +53,25 @@ pub(super) struct Daemon {
     report: Option<LeaseReport>,
     /// The page's count of changes when the quota was last told.
     told_changes: u32,
+    /// Whether the device is used together with others.
+    pub(super) together: bool,
+    /// For how long the device was used outside of leases, which was not told yet.
+    outside_ns: u64,
+    /// What was queued when the last lease ended.
+    queued_ns: u64,
     /// It could not be reached last time.
     lost: Option<Loss>,
+    /// It grants this session nothing until it says otherwise, or until then.
+    withheld_until: Option<u64>,
+}
+
+/// Asks for a lease.
+#[derive(Clone, Copy)]
+struct Question {
+    /// How long it may stay open.
+    most: Duration,
+    /// What the daemon may open the gate with.
+    word: Option<u32>,
 }
 
 #[derive(Clone, Copy)]
@@ -78,8 +98,18 @@ impl Daemon {
             worker: None,
             report: None,
             told_changes: 0,
+            together: false,
+            outside_ns: 0,
+            queued_ns: 0,
             lost: None,
+            withheld_until: None,
         }
+    }
+
+    /// Whether it said lately that this session is to have nothing for now. That holds while it is late, or is started
+    /// anew; not for ever, if nobody is left who could take it back.
+    pub(super) fn withholds(&self) -> bool {
+        self.withheld_until.is_some_and(|until| clock::now() < until)
     }
 
     /// Whether it answered last time, as far as it has been asked.
@@ -87,17 +117,32 @@ impl Daemon {
         self.lost.is_none()
     }
 
-    /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet.
-    pub(super) fn ask(&mut self, ledger: &DeviceLedger) -> Result<Option<Lease>, Lost> {
-        let report = self.report;
-        let Some(granted) = self.exchange(ledger, report, Some(POLL), GRACE)?.lease else {
+    /// Asks for a lease, and tells how the last one was used. `Ok(None)`: not yet. With a gate in streams the
+    /// lease may have begun before the answer comes.
+    pub(super) fn ask(
+        &mut self,
+        ledger: &DeviceLedger,
+        gate: Option<&StreamGate>,
+    ) -> Result<Option<Lease>, Lost> {
+        let asked_at = clock::now();
+        let word = gate.and_then(StreamGate::ask);
+        let question = Question { most: POLL, word };
+        let answer = self.exchange(ledger, self.report, Some(question), GRACE);
+        let Decision { lease, withheld } = answer?;
+        self.withheld_until = withheld.map(|_| clock::now().saturating_add(WITHHELD_FOR_NS));
+        let Some(granted) = lease else {
+            if let Some(withheld) = withheld {
+                tell_withheld(ledger, withheld);
+            }
             return Ok(None);
         };
-        believed(ledger, granted).map(Some).ok_or_else(|| {
+        let now = clock::now();
+        let begun = gate.and_then(|gate| gate.granted_at(granted.id));
+        let begun = begun.map_or(now, |at| at.clamp(asked_at, now));
+        believed(ledger, granted, begun).map(Some).ok_or_else(|| {
             let unused = Some(told(granted.id, Used::default(), true));
             let _ = self.try_exchange(ledger, unused, None, AT_ONCE);
-            self.lose(&Trouble::Distrust);
-            Lost
+            self.lost(&Trouble::Distrust)
         })
     }
 
@@ -109,12 +154,12 @@ impl Daemon {
         used: Used,
     ) -> Result<Option<Lease>, Lost> {
         let report = Some(told(id, used, false));
-        let decision =
-            self.exchange(ledger, report, Some(Duration::ZERO), AT_ONCE).inspect_err(|_| {
-                // Told when it answers again, or all of the lease would count as used.
-                self.report = Some(told(id, used, true));
-            })?;
-        Ok(decision.lease.and_then(|granted| believed(ledger, granted)))
+        let at_once = Question { most: Duration::ZERO, word: None };
+        let decision = self.exchange(ledger, report, Some(at_once), AT_ONCE).inspect_err(|_| {
+            // Told when it answers again, or all of the lease would count as used.
+            self.report = Some(told(id, used, true));
+        })?;
+        Ok(decision.lease.and_then(|granted| believed(ledger, granted, clock::now())))
     }
 
     /// Tells how a lease is used.
@@ -124,9 +169,15 @@ impl Daemon {
         }
     }
 
-    /// A lease is over. Told with the next question.
-    pub(super) fn end(&mut self, id: u64, used: Used) {
+    /// A lease is over, and so much is queued behind the gate. Told with the next question.
+    pub(super) fn end(&mut self, id: u64, used: Used, queued_ns: u64) {
         self.report = Some(told(id, used, true));
+        self.queued_ns = queued_ns;
+    }
+
+    /// The device was used for so long outside of leases. Told with the next message.
+    pub(super) const fn used_outside(&mut self, ns: u64) {
+        self.outside_ns = self.outside_ns.saturating_add(ns);
     }
 
     /// Tells what has not been told: how a lease was used, that the limits have changed.
@@ -154,13 +205,10 @@ impl Daemon {
         &mut self,
         ledger: &DeviceLedger,
         report: Option<LeaseReport>,
-        ask: Option<Duration>,
+        ask: Option<Question>,
         grace: Duration,
     ) -> Result<Decision, Lost> {
-        self.try_exchange(ledger, report, ask, grace).map_err(|error| {
-            self.lose(&error.into());
-            Lost
-        })
+        self.try_exchange(ledger, report, ask, grace).map_err(|error| self.lost(&error.into()))
     }
 
     /// It answers again.
@@ -176,23 +224,34 @@ impl Daemon {
         &mut self,
         ledger: &DeviceLedger,
         report: Option<LeaseReport>,
-        ask: Option<Duration>,
+        ask: Option<Question>,
         grace: Duration,
     ) -> Result<Decision, ClientError> {
+        let most = ask.map_or(Duration::ZERO, |question| question.most);
         let (worker, report) = match self.worker {
             Some(worker) => (worker, report),
             // A lease of a former registration is nothing to this one.
-            None => (self.register(ledger, REGISTERED.min(ask.unwrap_or_default() + grace))?, None),
+            None => (self.register(ledger, REGISTERED.min(most + grace))?, None),
         };
         let changes = changes(ledger);
         let quota = if changes == self.told_changes { None } else { quota(ledger) };
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let message =
-            Admission { worker, uuid: ledger.uuid(), report, ask: ask.map(microseconds), quota };
+        let message = Admission {
+            worker,
+            uuid: ledger.uuid(),
+            report,
+            ask: ask.map(|question| microseconds(question.most)),
+            quota,
+            gate: ask.and_then(|question| question.word),
+            together: self.together,
+            outside_us: self.outside_ns / 1000,
+            queued_us: self.queued_ns / 1000,
+        };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
-        let decision = self.client.post(to, &message, ask.unwrap_or_default() + grace)?;
+        let decision = self.client.post(to, &message, most + grace)?;
         self.told_changes = changes;
         self.report = None;
+        self.outside_ns = 0;
         Ok(decision)
     }
 
@@ -204,13 +263,18 @@ impl Daemon {
             devices: quota(ledger).into_iter().collect(),
             gates: stream_gate::descriptor(),
         };
-        stream_gate::forget_stops(ledger.uuid());
+        stream_gate::forget_leases(ledger.uuid());
         let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", ledger.uuid(), self.client.endpoint());
         self.report = None;
         self.told_changes = changes;
         self.worker = Some(worker);
         Ok(worker)
+    }
+
+    fn lost(&mut self, trouble: &Trouble) -> Lost {
+        self.lose(trouble);
+        Lost
     }
 
     fn lose(&mut self, trouble: &Trouble) {
@@ -266,17 +330,34 @@ impl Trouble {
 pub(super) struct Lost;
 
 /// What is believed of a grant: no more than any daemon grants, and no more than the page allows.
-/// `None`: nothing of it.
-fn believed(ledger: &DeviceLedger, granted: protocol::Lease) -> Option<Lease> {
+/// `None`: nothing of it. It began at `begun`.
+fn believed(ledger: &DeviceLedger, granted: protocol::Lease, begun: u64) -> Option<Lease> {
     let now = clock::now();
     let allowed = ledger.open().map_or(0, |mut opened| opened.allowed_elsewhere(now));
     let length = allowed.min(granted.length_us.min(LONGEST_LEASE_US) * 1000);
     (allowed >= SHORTEST_NS).then(|| Lease {
-        end: now.saturating_add(length),
+        begun,
+        end: begun.saturating_add(length),
         id: Some(granted.id),
         shared: granted.shared,
         exclusive: granted.exclusive,
+        of_several: false,
+        to_catch_up: false,
     })
+}
+
+/// Says why the program waits, where that is no matter of turns.
+fn tell_withheld(ledger: &DeviceLedger, withheld: Withheld) {
+    let why = match withheld {
+        Withheld::Frozen => "this session is frozen",
+        Withheld::Unhealthy => "the device is unhealthy",
+        Withheld::UnknownProcess => "a program uses it that no session knows",
+        Withheld::Other => "for a reason that this version does not know",
+    };
+    report::each_once(format_args!(
+        "device {}: the daemon grants no GPU time there for now: {why}; `sluice status` tells more",
+        ledger.uuid()
+    ));
 }
 
 fn told(id: u64, used: Used, done: bool) -> LeaseReport {

@@ -7,6 +7,7 @@
 //! samples, the earlier one stays. Pure, apart from the table's lock. That is taken when a thread first meets
 //! a work kind, and for each sample.
 
+use super::driver_calls;
 use super::family::{Family, Guess};
 use super::work::{Launched, Work};
 use crate::per_process::PerProcess;
@@ -102,6 +103,10 @@ impl Samples {
         mean_of(&mut self.early)
     }
 
+    fn shortest(&self) -> Option<u64> {
+        self.ring[..self.count.min(SAMPLES)].iter().map(|sample| sample.ns).min()
+    }
+
     fn latest(&self) -> Option<Sample> {
         Some(self.ring[self.count.checked_sub(1)? % SAMPLES])
     }
@@ -177,6 +182,8 @@ pub(super) struct Estimate {
     samples: Mutex<Samples>,
     /// Of a kernel: its function, and on how many threads it is launched.
     function: Option<(&'static Family, u64)>,
+    /// By its name it waits for kernels on other devices.
+    collective: bool,
 }
 
 impl Estimate {
@@ -187,6 +194,17 @@ impl Estimate {
             0 => None,
             ns => Some(ns),
         }
+    }
+
+    /// The same, for launches of which nothing has to be noted.
+    #[inline]
+    pub(super) fn quick_ns(&self) -> Option<u64> {
+        if self.collective { None } else { self.ns() }
+    }
+
+    /// Whether it is a kernel that waits for those of other devices.
+    pub(super) const fn is_collective(&self) -> bool {
+        self.collective
     }
 
     /// The same; while it is not known, what can be guessed.
@@ -227,7 +245,11 @@ impl Estimate {
     pub(super) fn add(&self, ns: u64, alone: bool, guess: Option<Guess>) {
         // In a forked child a thread that is not there may hold it; a sample more or less does not matter.
         let Ok(mut samples) = self.samples.try_lock() else { return };
-        let middle = samples.add(ns, alone);
+        let mut middle = samples.add(ns, alone);
+        if self.collective {
+            // What it waits for others is not its own.
+            middle = samples.shortest().unwrap_or(middle);
+        }
         // Beside another session a longer one may be that one's doing; the next ones tell.
         self.doubtful.store(samples.stray > 0 || ns > middle.saturating_mul(2), Relaxed);
         self.steady.store(samples.are_steady(), Relaxed);
@@ -304,6 +326,8 @@ fn in_table(launched: &Launched) -> &'static Estimate {
     }
     let (kind, function) =
         if full { (Work::OTHER, None) } else { (launched.work, launched.function()) };
+    // Asked before any lock is taken: it is a call of the driver.
+    let collective = function.is_some_and(|(function, _)| is_collective(function));
     let function = function.and_then(|(function, threads)| {
         let mut functions = functions.lock().unwrap_or_else(PoisonError::into_inner);
         let full = functions.len() >= FUNCTIONS;
@@ -318,14 +342,62 @@ fn in_table(launched: &Launched) -> &'static Estimate {
     });
     let mut kinds = kinds.write().unwrap_or_else(PoisonError::into_inner);
     // Kept for the rest of the process: threads refer to it.
-    kinds
-        .entry(kind)
-        .or_insert_with(|| Box::leak(Box::new(Estimate { function, ..Estimate::default() })))
+    kinds.entry(kind).or_insert_with(|| {
+        Box::leak(Box::new(Estimate { function, collective, ..Estimate::default() }))
+    })
+}
+
+/// Whether a function's name is that of a kernel that waits for other devices. A hint: others may be called so, and
+/// programs have such kernels under other names.
+fn is_collective(function: usize) -> bool {
+    let function = core::ptr::with_exposed_provenance_mut(function);
+    let mut name = core::ptr::null();
+    let found = driver_calls::func_get_name(&raw mut name, function).is_ok()
+        || driver_calls::kernel_get_name(&raw mut name, function).is_ok();
+    if !found || name.is_null() {
+        return false;
+    }
+    // SAFETY: the driver's own string, which lives as long as the function, and that is about to be launched.
+    let name = unsafe { core::ffi::CStr::from_ptr(name) };
+    is_name_of_collective(name.to_bytes())
+}
+
+/// Communication libraries, and inference servers' own kernels.
+fn is_name_of_collective(name: &[u8]) -> bool {
+    const PARTS: [&[u8]; 11] = [
+        b"nccl",
+        b"nvshmem",
+        b"mscclpp",
+        b"allreduce",
+        b"all_reduce",
+        b"cross_device_reduce",
+        b"allgather",
+        b"all_gather",
+        b"reducescatter",
+        b"reduce_scatter",
+        b"all_to_all",
+    ];
+    let has = |part: &[u8]| name.windows(part.len()).any(|found| found.eq_ignore_ascii_case(part));
+    PARTS.into_iter().any(has)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_that_wait_for_other_devices_are_known_by_their_names() {
+        for name in [
+            "ncclDevKernel_AllReduce_Sum_f16",
+            "_ZN4vllm26cross_device_reduce_1stage",
+            "oneShotAllReduceKernel",
+        ] {
+            assert!(is_name_of_collective(name.as_bytes()), "{name}");
+        }
+        for name in ["", "ampere_sgemm_128x64_nn", "reduce_kernel", "nc"] {
+            assert!(!is_name_of_collective(name.as_bytes()), "{name}");
+        }
+    }
 
     #[test]
     fn nothing_is_known_before_there_are_enough_samples() {

@@ -8,7 +8,7 @@ use super::clock;
 use super::gate::Gate;
 use crate::{own_thread, report};
 use core::sync::atomic::Ordering;
-use limits::Limits;
+use limits::{Limits, Priority};
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
@@ -41,6 +41,7 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
         let count = page.limit_changes.load(Ordering::Acquire);
         if followed != Some(count) {
             apply(gate, &page.limits(), changed);
+            page.take_change(gate.ledger().membership().slot(), count);
             followed = Some(count);
         }
         let (changes, any) = (&page.limit_changes, futex::Flags::empty());
@@ -62,11 +63,12 @@ fn apply(gate: &'static Gate, limits: &Limits, changed: &impl Fn(bool)) {
     {
         opened.forget_savings(clock::now());
     }
+    gate.set_low(limits.compute.priority == Priority::Low);
     let is_other = gate.set_active(limited);
     if is_other {
         tracing::info!("device {}: limits are now {limits:?}", gate.ledger().uuid());
     }
     changed(is_other);
     // The daemon is to know.
-    gate.ring();
+    gate.demand().ring();
 }

@@ -1,21 +1,25 @@
 //! The gate of a device in this process.
 
-use super::budget::Budget;
+use super::budget::{self, Budget};
 use super::daemon::Source;
+use super::demand::Demand;
 use super::governor::{self, LONGEST_LOOK_NS};
-use super::lane::{Lane, MOST_LANES};
+use super::in_driver::InDriver;
+use super::lane::Turnstile;
+use super::lanes::{DeviceLanes, LaneList};
+use super::launch_times::LaunchTimes;
 use super::stall::Stall;
 use super::stream_gate::StreamGate;
+use super::together::Collectives;
 use super::usage::Totals;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
-use crate::own_thread;
 use config::Gates;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crossbeam::utils::CachePadded;
 use rustix::thread::futex;
 use session::layout::MemberSlot;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 /// Open or closed, and the lanes that lead through it.
 pub(crate) struct Gate {
@@ -27,17 +31,15 @@ pub(crate) struct Gate {
     guard: &'static ExitGuard,
     /// Where leases come from, if not from the session's own account.
     daemon: Option<Source>,
-    /// Number of threads that wait.
-    waiting: AtomicU32,
-    /// Changes when a thread begins to wait; the governor sleeps on it.
-    bell: AtomicU32,
+    /// Who wants it to be open.
+    demand: Demand,
     /// Whether the device's time is limited at all.
     active: AtomicBool,
     /// Whether another session may be using the device at the same time.
     shared: AtomicBool,
+    /// Whether others are preferred.
+    low: AtomicBool,
     governed: AtomicBool,
-    /// The governor sleeps until somebody wants a lease.
-    asleep: AtomicBool,
     /// Whether a thread follows the session's limits.
     followed: AtomicBool,
     /// The limit cannot be enforced and need not be: nothing closes any more.
@@ -48,33 +50,24 @@ pub(crate) struct Gate {
     launches_unattended: AtomicBool,
     /// The account cannot be used any more: nobody passes.
     failed: AtomicBool,
-    /// The governor is in the driver, or about to be.
-    inside: AtomicBool,
+    /// Whether the governor is in the driver.
+    inside: InDriver,
     /// The gate as streams see it, where they are to; made when the first lane is.
     in_streams: bool,
     stream_gate: OnceLock<Option<StreamGate>>,
-    /// How long launches into such streams took lately, each; zero: not known. And whether the estimates say
-    /// otherwise.
-    launch_ns: AtomicU64,
-    estimates_off: AtomicBool,
+    /// When the lease is to end, as far as is known.
+    lease_end: AtomicU64,
+    /// For how long it was open last, or is to be.
+    lease_length: AtomicU64,
+    /// How long launches took lately.
+    launch_times: LaunchTimes,
+    /// What the device is held together with.
+    collectives: Collectives,
     /// What all lanes together may have outstanding.
     budget: Budget,
     /// Whether streams wait for what the program does next.
     stall: Stall,
-    lanes: Mutex<Vec<Arc<Lane>>>,
-    /// What lanes that are gone had launched.
-    retired: Mutex<Totals>,
-    /// Time for which some lane had work queued.
-    backlogged_ns: AtomicU64,
-}
-
-/// The governor is in the driver until this is dropped.
-pub(super) struct Inside<'gate>(&'gate AtomicBool);
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
+    lanes: DeviceLanes,
 }
 
 /// Why there is no time to be had.
@@ -103,32 +96,26 @@ impl Gate {
             ledger,
             guard,
             daemon,
-            waiting: AtomicU32::new(0),
-            bell: AtomicU32::new(0),
+            demand: Demand::default(),
             active: AtomicBool::new(active),
             shared: AtomicBool::new(false),
+            low: AtomicBool::new(false),
             governed: AtomicBool::new(false),
-            asleep: AtomicBool::new(false),
             followed: AtomicBool::new(false),
             stands_open: AtomicBool::new(false),
             unattended: AtomicBool::new(false),
             launches_unattended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
-            inside: AtomicBool::new(false),
+            inside: InDriver::default(),
             in_streams: gates == Gates::Stream,
             stream_gate: OnceLock::new(),
-            launch_ns: AtomicU64::new(0),
-            estimates_off: AtomicBool::new(false),
+            lease_end: AtomicU64::new(0),
+            lease_length: AtomicU64::new(0),
+            launch_times: LaunchTimes::new(),
+            collectives: Collectives::default(),
             budget: Budget::default(),
             stall: Stall::new(),
-            lanes: Mutex::new(Vec::new()),
-            retired: Mutex::new(Totals {
-                launched_ns: 0,
-                outstanding_ns: 0,
-                backlogged_ns: 0,
-                unknown: false,
-            }),
-            backlogged_ns: AtomicU64::new(0),
+            lanes: DeviceLanes::default(),
         }
     }
 
@@ -151,11 +138,16 @@ impl Gate {
         self.stream_gate.get()?.as_ref()
     }
 
-    /// The same, for one more lane; `None`: its gate is on the thread.
-    pub(super) fn stream_gate_for_one_more(&self) -> Option<&StreamGate> {
-        if !self.in_streams || self.lanes_in_stream() >= MOST_LANES {
+    /// The same, for one more lane of a stream, and whose batch is open there; `None`: its gate is on the thread.
+    pub(super) fn stream_gate_for(
+        &self,
+        stream: usize,
+        context: usize,
+    ) -> Option<(&StreamGate, Arc<Turnstile>)> {
+        if !self.in_streams {
             return None;
         }
+        let turnstile = self.lanes.turnstile_for(stream, context)?;
         let make = || {
             let made = StreamGate::of(self.ledger.uuid())?;
             // The governor opens and closes it from now on.
@@ -164,47 +156,42 @@ impl Gate {
             }
             Some(made)
         };
-        self.stream_gate.get_or_init(make).as_ref()
+        let gate = self.stream_gate.get_or_init(make).as_ref()?;
+        Some((gate, turnstile))
     }
 
-    /// How many lanes have their gate in the stream.
-    pub(super) fn lanes_in_stream(&self) -> u32 {
-        if self.stream_gate().is_none() {
-            return 0;
-        }
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.iter().map(|lane| u32::from(lane.is_in_stream())).sum()
+    /// How long launches took lately.
+    pub(super) const fn launch_times(&self) -> &LaunchTimes {
+        &self.launch_times
     }
 
-    /// How long launches into streams with gates took lately; zero: not known.
+    /// The same of each; zero: not known.
     pub(super) fn launch_ns(&self) -> u64 {
-        self.launch_ns.load(Ordering::Relaxed)
+        self.launch_times.each_ns()
     }
 
-    /// Whether they took another time than they were estimated to.
-    pub(super) fn estimates_are_off(&self) -> bool {
-        self.estimates_off.load(Ordering::Relaxed)
+    /// When the lease is to end.
+    pub(super) fn lease_ends_at(&self, end: u64) {
+        self.lease_end.store(end, Ordering::Relaxed);
     }
 
-    /// Launches that are done, and what they were estimated to take: of all streams with gates.
-    pub(super) fn done_launches(&self) -> (u64, u64) {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes
-            .iter()
-            .map(|lane| lane.done_launches())
-            .fold((0, 0), |(launches, ns), (more, took)| {
-                (launches.wrapping_add(more), ns.wrapping_add(took))
-            })
+    /// For how long the gate is open under the present lease, or was under the last one.
+    pub(super) fn lease_ns(&self) -> u64 {
+        self.lease_length.load(Ordering::Relaxed)
     }
 
-    /// So many launches, estimated at so much, kept the device busy for some time.
-    pub(super) fn launches_took(&self, launches: u64, estimated_ns: u64, ns: u64) {
-        let each = ns / launches.max(1);
-        let old = self.launch_ns();
-        // Longer ones at once: a batch of them holds others up.
-        let new = if each > old { each } else { old - (old - each) / 4 };
-        self.launch_ns.store(new.max(1), Ordering::Relaxed);
-        self.estimates_off.store(estimated_ns.abs_diff(ns) > ns / 4, Ordering::Relaxed);
+    pub(super) fn lease_lasts(&self, ns: u64) {
+        self.lease_length.store(ns, Ordering::Relaxed);
+    }
+
+    /// How much may be outstanding, in estimated time. Who waits for the device must not wait for long queues: beside
+    /// other sessions it is little.
+    pub(super) fn room_ns(&self, now: u64) -> u64 {
+        if self.is_shared() {
+            return budget::LEAST_NS;
+        }
+        let left = self.lease_end.load(Ordering::Relaxed).saturating_sub(now);
+        self.launch_times.estimated(budget::room_ns(left))
     }
 
     /// Since when streams are held; `None`: they are not.
@@ -217,6 +204,11 @@ impl Gate {
         self.stream_closed_at().is_some() && self.lanes().iter().any(|lane| lane.is_held(self))
     }
 
+    /// What the device is held together with.
+    pub(super) const fn collectives(&self) -> &Collectives {
+        &self.collectives
+    }
+
     /// What all lanes together may have outstanding.
     pub(super) const fn budget(&self) -> &Budget {
         &self.budget
@@ -227,12 +219,6 @@ impl Gate {
         &self.stall
     }
 
-    /// A number that changes whenever something is seen to be done.
-    pub(super) fn progress(&self) -> u64 {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.iter().fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress()))
-    }
-
     /// The daemon, where one is to be used.
     pub(super) const fn daemon(&self) -> Option<&Source> {
         self.daemon.as_ref()
@@ -241,6 +227,20 @@ impl Gate {
     /// Whether the device's time is limited.
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::SeqCst)
+    }
+
+    /// Whether sessions of high priority are preferred to this one: they wait for what it has begun.
+    pub(super) fn is_low(&self) -> bool {
+        self.low.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_low(&self, low: bool) {
+        self.low.store(low, Ordering::Relaxed);
+    }
+
+    /// The estimated time of what is queued in streams and is not done.
+    pub(super) fn queued_ns(&self) -> u64 {
+        self.lanes.ahead().ns(self.launch_ns())
     }
 
     /// The device's time has come to be limited, or is no more: then whoever waits passes. `false`: it was
@@ -260,6 +260,10 @@ impl Gate {
             self.wake_all();
         } else if let Some(gate) = self.stream_gate().filter(|_| self.lease().is_none()) {
             gate.close();
+            // The governor may have opened meanwhile, and not have seen that.
+            if self.lease().is_some() {
+                gate.open(None);
+            }
         }
         true
     }
@@ -302,6 +306,12 @@ impl Gate {
             return false;
         }
         self.word.fetch_or(1, Ordering::SeqCst);
+        // Closed meanwhile by limits that came into force.
+        let closed = |gate: &&StreamGate| gate.closed_at().is_some();
+        if self.stream_gate().filter(closed).is_some_and(|gate| !gate.open(lease)) {
+            self.shut();
+            return false;
+        }
         if self.is_unattended() {
             self.shut();
         }
@@ -309,8 +319,8 @@ impl Gate {
         true
     }
 
-    /// Makes the word even. The governor and a thread that ends the process may do so at the same time.
-    fn shut(&self) {
+    /// Makes the word even: threads wait. The governor and another thread may do so at the same time.
+    pub(super) fn shut(&self) {
         let _ = self.word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |word| {
             is_open(word).then(|| word.wrapping_add(1))
         });
@@ -318,9 +328,11 @@ impl Gate {
 
     pub(super) fn close(&self) {
         self.shut();
+        self.collectives.closed();
         if let Some(gate) = self.stream_gate() {
             gate.close();
-            if !self.is_active() {
+            // What is queued there is let through, and nobody closes behind it.
+            if !self.is_active() || self.is_unattended() {
                 gate.open(None);
             }
         }
@@ -329,20 +341,11 @@ impl Gate {
         }
     }
 
-    /// Whether the governor will see that a stream is held back, as the calling thread has just said: it
-    /// follows a lease, and is not in the driver, where whoever waits for that stream may be in its way.
-    pub(super) fn may_hold_back(&self) -> bool {
-        is_open(self.word.load(Ordering::SeqCst))
-            && !self.stands_open.load(Ordering::SeqCst)
-            && !self.inside.load(Ordering::SeqCst)
-    }
-
-    /// Keeps threads from holding a stream back as long as the governor is in the driver; `None`: one of
-    /// them does, and the governor has to stay outside.
-    pub(super) fn inside(&self, lanes: &[Arc<Lane>]) -> Option<Inside<'_>> {
-        self.inside.store(true, Ordering::SeqCst);
-        let inside = Inside(&self.inside);
-        (!lanes.iter().any(|lane| lane.holds_back())).then_some(inside)
+    /// The governor has asked for a lease and got none. If its gate was opened all the same, it is closed.
+    pub(super) fn withdraw(&self) {
+        if self.stream_gate().is_some_and(StreamGate::withdraw) {
+            self.close();
+        }
     }
 
     /// Opens for good.
@@ -360,7 +363,7 @@ impl Gate {
         }
         // What is queued in streams is let through: the program may wait for it.
         if let Some(gate) = self.stream_gate() {
-            gate.open(None);
+            gate.leave_open();
         }
         self.wake_all();
         self.lanes().iter().for_each(|lane| lane.let_go());
@@ -399,22 +402,19 @@ impl Gate {
 
     /// Waits until the gate opens, or nobody has to pass it any more.
     pub(super) fn wait(&'static self) -> Result<(), NoLease> {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        self.ring();
+        let _waiting = self.demand.wait();
         loop {
             let word = self.word.load(Ordering::SeqCst);
             if is_open(word) || !self.is_active() || self.is_unattended() {
                 break;
             }
             if self.failed.load(Ordering::SeqCst) {
-                self.waiting.fetch_sub(1, Ordering::AcqRel);
                 return Err(NoLease::Account);
             }
             if !self.governed.swap(true, Ordering::AcqRel)
                 && let Err(error) = governor::start(self)
             {
                 self.governed.store(false, Ordering::SeqCst);
-                self.waiting.fetch_sub(1, Ordering::AcqRel);
                 // Threads that came meanwhile rely on this one's attempt.
                 self.wake_all();
                 return Err(NoLease::Governor(error));
@@ -422,13 +422,32 @@ impl Gate {
             // Interrupted or woken: look again.
             let _ = futex::wait(&self.word, futex::Flags::PRIVATE, word, None);
         }
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
         Ok(())
     }
 
     /// Whether a thread waits, or work does.
     pub(super) fn is_wanted(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) > 0 || self.holds_work()
+        self.demand.has_threads() || self.holds_work()
+    }
+
+    /// Who wants it to be open.
+    pub(super) const fn demand(&self) -> &Demand {
+        &self.demand
+    }
+
+    /// Whether the governor is in the driver.
+    pub(super) const fn in_driver(&self) -> &InDriver {
+        &self.inside
+    }
+
+    /// Whether streams wait for it, where they can.
+    pub(super) const fn is_for_streams(&self) -> bool {
+        self.in_streams
+    }
+
+    /// Whether a lease is under way whose end somebody sees to.
+    pub(super) fn is_followed_open(&self) -> bool {
+        self.lease().is_some() && !self.stands_open.load(Ordering::SeqCst)
     }
 
     /// Whether there is a governor.
@@ -436,54 +455,14 @@ impl Gate {
         self.governed.load(Ordering::Acquire)
     }
 
-    /// Has the governor look around.
-    pub(super) fn ring(&self) {
-        self.bell.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.bell, futex::Flags::PRIVATE, 1);
-    }
-
-    /// Has the governor see that work is held, if it has nothing to do.
-    pub(super) fn ring_for_work(&self) {
-        if self.asleep.load(Ordering::SeqCst) {
-            self.ring();
-        }
-    }
-
-    /// How often the governor has been rung for.
-    pub(super) fn rings(&self) -> u32 {
-        self.bell.load(Ordering::Acquire)
-    }
-
-    /// Sleeps until a thread waits or the governor is rung for once more than `rings` times; may wake
-    /// early.
-    pub(super) fn await_demand(&self, rings: u32) {
-        self.asleep.store(true, Ordering::SeqCst);
-        if !self.is_wanted() {
-            let private = futex::Flags::PRIVATE;
-            let _ = own_thread::asleep(|| futex::wait(&self.bell, private, rings, None));
-        }
-        self.asleep.store(false, Ordering::SeqCst);
-    }
-
-    /// Adds a lane.
-    pub(super) fn add(&self, lane: Arc<Lane>) {
-        super::HAS_LANES.store(true, Ordering::SeqCst);
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).push(lane);
-    }
-
     /// The lanes as they are now.
-    pub(super) fn lanes(&self) -> Vec<Arc<Lane>> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn lanes(&self) -> LaneList {
+        self.lanes.now()
     }
 
-    /// Removes a lane that nobody will use again and that is drained.
-    pub(super) fn retire(&self, gone: &Arc<Lane>) {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
-        gone.give_all_back(&self.budget);
-        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        retired.add(gone.totals());
-        (retired.outstanding_ns, retired.unknown) = (0, false);
+    /// The same, to be changed, or looked at without a copy.
+    pub(super) const fn device_lanes(&self) -> &DeviceLanes {
+        &self.lanes
     }
 
     /// Looks at what has been launched, and tells whoever may find this process dead until when the device may be
@@ -493,8 +472,8 @@ impl Gate {
         // In this order: a launch is marked after its thread has said that it launches, and counted before it says
         // that it does not any more.
         let seen = slot.map(MemberSlot::work);
-        let launching = self.lanes().iter().any(|lane| lane.is_launching());
-        let totals = self.totals();
+        let launching = self.lanes().are_launching();
+        let totals = self.lanes.totals();
         if let (Some(slot), Some(seen)) = (slot, seen) {
             let open = if is_open(self.word.load(Ordering::SeqCst)) { LONGEST_LOOK_NS } else { 0 };
             let until = now.saturating_add(totals.outstanding_ns).saturating_add(open);
@@ -508,20 +487,5 @@ impl Gate {
         if let Some(slot) = self.ledger.own_slot() {
             slot.unknown_work_begins();
         }
-    }
-
-    /// What has been launched through this gate. To be asked by the governor.
-    pub(super) fn totals(&self) -> Totals {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut backlogged_ns = 0;
-        for lane in lanes.iter() {
-            totals.add(lane.totals());
-            backlogged_ns = backlogged_ns.max(lane.take_backlogged_ns());
-        }
-        // Queues of several lanes stand for the same time.
-        totals.backlogged_ns =
-            self.backlogged_ns.fetch_add(backlogged_ns, Ordering::Relaxed) + backlogged_ns;
-        totals
     }
 }

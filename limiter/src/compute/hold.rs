@@ -27,6 +27,11 @@ static LAUNCHES_WAIT: AtomicBool = AtomicBool::new(false);
 /// Whether it was told to bring in a tool that may have it do so.
 static HAS_TOOL: AtomicBool = AtomicBool::new(false);
 
+/// Hardware queues of the process on each device, as far as they matter. While a stream is held with work behind its
+/// wait, it takes one; where none is left, submitting blocks.
+static QUEUES: AtomicU32 = AtomicU32::new(MOST_QUEUES);
+const MOST_QUEUES: u32 = 8;
+
 /// In it no stream of the process is held back.
 static REST: Rest = Rest::none();
 
@@ -44,6 +49,15 @@ pub(crate) fn driver_starts() {
     if is_set("CUDA_INJECTION64_PATH").is_some() {
         HAS_TOOL.store(true, Relaxed);
     }
+    let connections = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok();
+    if let Some(queues) = connections.and_then(|text| text.trim().parse::<u32>().ok()) {
+        QUEUES.store(queues.clamp(1, MOST_QUEUES), Relaxed);
+    }
+}
+
+/// How many streams of a device may be held.
+pub(super) fn queues() -> u32 {
+    QUEUES.load(Relaxed)
 }
 
 /// Whether a launch is known to return when its work is done.

@@ -2,14 +2,15 @@
 //!
 //! The way of a launch to the driver (`launch`): the thread finds its lane for the stream, checks that the
 //! gate is open and that the lane's batch is not full, and goes on. That is the whole cost of most launches.
-//! At the end of a batch the lane records an event and waits until the previous batch is done. So little work
-//! is outstanding whenever the gate closes. At a closed gate the thread waits. The device's governor obtains
-//! the next lease, from the daemon or from the session's own account, and opens the gate.
+//! At the end of a batch the lane records an event. No more may be outstanding than the lease has time left: so
+//! little is whenever the gate closes. Where there is more, and at a closed gate, the thread waits. The device's
+//! governor obtains the next lease, from the daemon or from the session's own account, and opens the gate.
 
 mod account;
 mod budget;
 mod captures;
 mod daemon;
+mod demand;
 mod estimate;
 mod family;
 pub(crate) mod fast_path;
@@ -17,12 +18,16 @@ mod follow;
 mod gate;
 mod governor;
 mod hold;
+mod in_driver;
 mod lane;
+mod lanes;
+mod launch_times;
 mod looks;
 mod rest;
 mod sampler;
 mod stall;
 mod stream_gate;
+mod together;
 mod unattended;
 mod usage;
 mod waits;
@@ -37,10 +42,12 @@ pub(crate) use follow::follow_limits;
 pub(crate) use gate::Gate;
 use gate::NoLease;
 pub(crate) use hold::driver_starts;
+pub(crate) use in_driver::load;
 use lane::Ahead;
 pub(crate) use waits::{
     comes_from_outside, events_are_the_devices_own, wait_for_event, wait_outside,
 };
+pub(crate) use words::green_context_is_made;
 pub(crate) use work::{Launched, Work};
 
 use crate::clock;
@@ -89,6 +96,7 @@ pub(crate) fn after_fork(gates: impl Iterator<Item = &'static Gate>) {
     gates.for_each(Gate::abandon);
     set_gated(None);
     HAS_LANES.store(false, Ordering::Relaxed);
+    in_driver::after_fork();
     captures::after_fork();
     estimate::after_fork();
     hold::after_fork();
@@ -165,6 +173,7 @@ fn launch_slowly(
     // What is charged: of work that is not known, what it is taken for.
     let (known, guess) = estimate.map_or((None, None), Estimate::known_or_guessed);
     let expected = known.or(guess.map(|guess| guess.ns));
+    let collective = estimate.is_some_and(Estimate::is_collective);
     let mut patience = lane::Patience::default();
     let mut in_vain = None;
     let launching = loop {
@@ -177,7 +186,11 @@ fn launch_slowly(
         // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
         // the driver waits with that for streams that are held, and other threads for the driver.
         let may_be_held = expected.is_some() && !work.may_block() && gate.is_governed();
-        if let Some(lane) = lane.as_deref().filter(|_| is_open || may_be_held) {
+        // Devices that are held together are opened and closed for threads: what is queued behind an open gate is
+        // to run before it closes.
+        let in_stream =
+            (is_open || may_be_held) && !collective && gate.collectives().known_set().is_none();
+        if let Some(lane) = lane.as_deref().filter(|_| in_stream) {
             if FAST_PATH.has_captures() && is_capturing(stream) {
                 break launching;
             }
@@ -188,17 +201,25 @@ fn launch_slowly(
                     lane.nap_for_room(&mut in_vain);
                     continue;
                 }
+                Ahead::Busy => {
+                    drop(launching);
+                    clock::sleep(lane::BUSY_NAP_NS);
+                    continue;
+                }
                 Ahead::Full | Ahead::OnThread => {}
             }
         }
         if is_open {
             let Some(lane) = lane.as_deref() else { break launching };
             let rings = gate.budget().rings();
-            if lane.take(expected, gate) {
+            if lane.take(expected, gate) || patience.is_over() {
+                if collective && !gate.collective_begins() {
+                    continue;
+                }
                 break launching;
             }
             drop(launching);
-            lane.wait_for_budget(gate, rings, &mut patience);
+            lane.wait_for_room(gate, rings, &mut patience);
             continue;
         }
         drop(launching);
@@ -238,7 +259,7 @@ fn launch_slowly(
         gate.unknown_work_begins();
     }
     let begun = work.may_block().then(|| lane.call_begins());
-    let result = call();
+    let result = if known.is_none() { load(core::iter::once(gate), call) } else { call() };
     let waited = begun.is_some_and(|since| lane.call_ends(since));
     if !result.is_ok() {
         return result;
@@ -252,9 +273,6 @@ fn launch_slowly(
     // Counted: the governor sees it by itself.
     drop(launching);
     lane.go_on(count, ns, gate);
-    if lane.is_in_stream() && gate.lease().is_none() {
-        gate.ring_for_work();
-    }
     result
 }
 
@@ -277,7 +295,7 @@ pub(crate) fn stream_ends(
     }
     let _alone = governors.exclude();
     for gate in gates {
-        for lane in gate.lanes() {
+        for lane in gate.lanes().iter() {
             lane.stream_ends(stream as usize);
         }
     }
@@ -300,7 +318,7 @@ pub(crate) fn governors_are_gone(gates: impl Iterator<Item = &'static Gate>) {
 
 /// A context that was about to end did not.
 pub(crate) fn context_stays(gate: &Gate, context: usize) {
-    for lane in gate.lanes() {
+    for lane in gate.lanes().iter() {
         lane.context_stays(context);
     }
 }
@@ -309,19 +327,22 @@ pub(crate) fn context_stays(gate: &Gate, context: usize) {
 pub(crate) fn context_ends(gate: &Gate, context: usize) {
     if context != 0 && has_lanes() {
         let _alone = gate.governors().exclude();
-        for lane in gate.lanes() {
+        for lane in gate.lanes().iter() {
             lane.context_ends(context);
         }
-        words::context_ends(context);
     }
 }
 
 /// It has ended.
 pub(crate) fn context_ended(gate: &Gate, context: usize) {
-    if context != 0 && has_lanes() {
-        for lane in gate.lanes() {
+    if context == 0 {
+        return;
+    }
+    if has_lanes() {
+        for lane in gate.lanes().iter() {
             lane.context_ended(context);
         }
         stream_gate::context_ended(context);
     }
+    words::context_ended(context);
 }

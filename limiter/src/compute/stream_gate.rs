@@ -1,13 +1,13 @@
 //! A device's gate as its streams see it: a word in the process's gate page. Each batch of launches waits in its
 //! stream until the word says that the gate is open. Opening and closing it are stores to memory.
 
-use super::words::make_visible;
-use super::{clock, hold};
+use super::words::{make_visible, seen_by};
+use super::{clock, driver_calls, hold};
 use crate::per_process::PerProcess;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::SeqCst;
 use core::time::Duration;
-use driver::cuda::DevicePtr;
+use driver::cuda::{DEVICE_MPS_ENABLED, DevicePtr};
 use limits::GpuId;
 use protocol::GatesInStream;
 use session::gate_page::{BlockNumber, GateBlock, GatePage, Mapping, Opened};
@@ -36,14 +36,15 @@ pub(super) fn after_fork() {
 /// The process's page, for the registration with the daemon.
 pub(super) fn descriptor() -> Option<GatesInStream> {
     let page = PAGES.get().page.get()?.as_ref()?;
+    page.check_descriptor().inspect_err(|why| tracing::info!("{why}")).ok()?;
     Some(GatesInStream { descriptor: page.as_fd().as_raw_fd().into() })
 }
 
-/// The process registers anew: what the daemon ended before does not count.
-pub(super) fn forget_stops(device: GpuId) {
+/// The process registers anew: what was said of leases before does not count.
+pub(super) fn forget_leases(device: GpuId) {
     let page = PAGES.get().page.get().and_then(Option::as_ref);
     if let Some((page, number)) = page.and_then(|page| Some((page, page.block_of(device).ok()?))) {
-        page.block(number).forget_stops();
+        page.block(number).forget_leases();
     }
 }
 
@@ -56,10 +57,10 @@ pub(super) struct StreamGate {
 }
 
 impl StreamGate {
-    /// The gate of a device; `None` where there cannot be one.
+    /// The gate of the current context's device; `None` where there cannot be one.
     pub(super) fn of(device: GpuId) -> Option<Self> {
         // A tool may have each launch wait for its work.
-        if hold::is_useless() {
+        if hold::is_useless() || may_be_under_mps() {
             return None;
         }
         let make = || GatePage::create().inspect_err(|why| tracing::info!("{why}")).ok();
@@ -93,23 +94,55 @@ impl StreamGate {
         Some(self.closed_at.load(SeqCst)).filter(|&at| at != OPEN)
     }
 
+    /// The governor asks for a lease: what the daemon is to be told. `None`: the gate is open.
+    pub(super) fn ask(&self) -> Option<u32> {
+        self.block().ask()
+    }
+
+    /// It has got none. Whether the gate had been opened all the same.
+    pub(super) fn withdraw(&self) -> bool {
+        self.block().withdraw()
+    }
+
+    /// Opens for good: the daemon closes it no more.
+    pub(super) fn leave_open(&self) {
+        self.block().leave();
+        self.open(None);
+    }
+
+    /// When the daemon opened the gate for a lease, if it did.
+    pub(super) fn granted_at(&self, lease: u64) -> Option<u64> {
+        self.block().granted_at(lease)
+    }
+
+    /// The work of a lease is done: the daemon need not wait for the report.
+    pub(super) fn end(&self, lease: u64) {
+        self.block().end(lease);
+    }
+
     /// Whether the daemon has ended a lease early.
     pub(super) fn is_stopped(&self, lease: u64) -> bool {
         self.block().is_stopped(lease)
     }
 
-    /// How often the daemon has rung, for [`Self::sleep`].
+    /// How often it was rung, for [`Self::sleep`].
     pub(super) fn rings(&self) -> u32 {
         self.block().rings()
     }
 
-    /// Sleeps for some nanoseconds, or until the daemon rings once more than `rings` times.
+    /// Wakes the governor as the daemon does.
+    pub(super) fn ring(&self) {
+        self.block().ring();
+    }
+
+    /// Sleeps for some nanoseconds, or until it is rung once more than `rings` times.
     pub(super) fn sleep(&self, rings: u32, ns: u64) {
         self.block().wait(rings, Duration::from_nanos(ns));
     }
 
     /// Where a context sees the word. It has to be current. `None`: it cannot see it.
     pub(super) fn word_for(&self, context: usize) -> Option<DevicePtr> {
+        let context = seen_by(context);
         let place = |at: DevicePtr| at + self.number.word_offset() as DevicePtr;
         let seen = || PAGES.get().seen.lock().unwrap_or_else(PoisonError::into_inner);
         let known = seen().iter().find(|(known, ..)| *known == context).map(|(_, _, at)| *at);
@@ -126,6 +159,19 @@ impl StreamGate {
         seen().push((context, mapping, at));
         Some(place(at))
     }
+}
+
+/// Whether the current context may be one of an MPS server's. There a client that is killed with work outstanding may
+/// harm the others, and held work is outstanding. Drivers before 12.2 do not tell.
+fn may_be_under_mps() -> bool {
+    let (mut device, mut shared) = (0, 0);
+    let told = driver_calls::ctx_get_device(&raw mut device).is_ok()
+        && driver_calls::device_get_attribute(&raw mut shared, DEVICE_MPS_ENABLED, device).is_ok();
+    if !told || shared != 0 {
+        tracing::info!("contexts may be shared by an MPS server: the gate is on the thread");
+        return true;
+    }
+    false
 }
 
 /// A context has ended: nothing of it looks at the page any more.

@@ -109,7 +109,7 @@ pub(super) fn settle(gate: &Gate) {
     let Some(_inside) = gate.inside(&lanes) else { return };
     let Some(_pin) = gate.governors().try_enter() else { return };
     let seen = slot.work();
-    if lanes.iter().all(|lane| lane.is_drained(gate)) {
+    if undisturbing(|| lanes.iter().all(|lane| lane.is_drained(gate))) {
         let now = clock::now();
         slot.work_was_seen(seen, now, false);
         if let Some(mut opened) = ledger.open() {

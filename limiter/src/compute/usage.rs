@@ -85,9 +85,14 @@ impl Usage {
         Self { served, ..Self::new(now, totals) }
     }
 
-    /// Tells of the time since it was last asked. `busy`: work was under way all the time; where others
-    /// use the device as well, it may have been theirs that ran.
-    pub(super) fn until(&mut self, now: u64, totals: Totals, busy: bool) -> Used {
+    /// When it was last asked.
+    pub(super) const fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Tells of the time since it was last asked. `busy_since`: so long work was under way all the time; where
+    /// others use the device as well, it may have been theirs that ran.
+    pub(super) fn until(&mut self, now: u64, totals: Totals, busy_since: Option<u64>) -> Used {
         let held_ns = now.saturating_sub(self.at);
         let queued = totals.launched_ns.saturating_sub(self.served);
         let estimated_ns = if totals.unknown { held_ns } else { queued.min(held_ns) };
@@ -97,7 +102,8 @@ impl Usage {
             (self.served.saturating_add(estimated_ns)).min(totals.launched_ns).max(oldest);
         let told_ns = totals.backlogged_ns;
         let late_ns = told_ns.saturating_sub(self.backlogged);
-        let backlogged_ns = if busy { held_ns } else { late_ns.min(held_ns) };
+        let busy_ns = busy_since.map_or(0, |since| now.saturating_sub(since));
+        let backlogged_ns = late_ns.max(busy_ns).min(held_ns);
         // A batch that began before this was last asked tells of more than the time since then: the rest makes
         // up for what was missing then. And what was seen to be busy will be told of again.
         self.backlogged = self
@@ -129,7 +135,7 @@ mod tests {
         let mut usage = Usage::new(0, totals(0, 0));
         let mut sum = 0;
         for step in 1..=120 {
-            sum += usage.until(step * MS, totals(100 * MS, 100 * MS), false).alone();
+            sum += usage.until(step * MS, totals(100 * MS, 100 * MS), None).alone();
         }
         assert_eq!(sum, 100 * MS);
     }
@@ -139,7 +145,7 @@ mod tests {
         let mut usage = Usage::new(0, totals(0, 0));
         let mut sum = 0;
         for step in 1..=100 {
-            sum += usage.until(step * 2 * MS, totals(step * MS, MS), false).alone();
+            sum += usage.until(step * 2 * MS, totals(step * MS, MS), None).alone();
         }
         assert_eq!(sum, 100 * MS);
     }
@@ -151,12 +157,12 @@ mod tests {
         let mut sum = Used::default();
         let told = |ns| Totals { backlogged_ns: ns, ..totals(0, 0) };
         for (at, ns) in [(4, 3 * MS + MS / 2), (8, 8 * MS), (12, 11 * MS + MS / 2), (16, 16 * MS)] {
-            sum += usage.until(at * MS, told(ns), false);
+            sum += usage.until(at * MS, told(ns), None);
         }
         assert_eq!(sum.backlogged_ns, 15 * MS + MS / 2);
         // Half a millisecond is left, and no more.
-        assert_eq!(usage.until(30 * MS, told(16 * MS), false).backlogged_ns, MS / 2);
-        assert_eq!(usage.until(40 * MS, told(16 * MS), false).backlogged_ns, 0);
+        assert_eq!(usage.until(30 * MS, told(16 * MS), None).backlogged_ns, MS / 2);
+        assert_eq!(usage.until(40 * MS, told(16 * MS), None).backlogged_ns, 0);
     }
 
     /// A kernel of 10 ms after each 10 ms of nothing: the governor sees part of each, the lane tells of all
@@ -171,7 +177,7 @@ mod tests {
             let told = round * 10 * MS + if within >= 10 * MS { 10 * MS } else { 0 };
             let busy = (8 * MS..10 * MS).contains(&within);
             let totals = Totals { backlogged_ns: told, ..totals(0, 0) };
-            sum += usage.until(at, totals, busy);
+            sum += usage.until(at, totals, busy.then_some(0));
         }
         assert_eq!(sum.held_ns, 2_000 * MS);
         assert!((990 * MS..=1_000 * MS).contains(&sum.backlogged_ns), "{sum:?}");
@@ -183,30 +189,30 @@ mod tests {
     fn wrong_estimates() {
         let mut usage = Usage::new(0, totals(0, 0));
         let used =
-            usage.until(10 * MS, Totals { backlogged_ns: 9 * MS, ..totals(7 * MS, 0) }, false);
+            usage.until(10 * MS, Totals { backlogged_ns: 9 * MS, ..totals(7 * MS, 0) }, None);
         assert_eq!(used.alone(), 9 * MS);
         let mut usage = Usage::new(0, totals(0, 0));
-        assert_eq!(usage.until(10 * MS, totals(50 * MS, 2 * MS), false).alone(), 10 * MS);
+        assert_eq!(usage.until(10 * MS, totals(50 * MS, 2 * MS), None).alone(), 10 * MS);
         // Now idle: only what may be outstanding is left.
-        assert_eq!(usage.until(30 * MS, totals(50 * MS, 2 * MS), false).alone(), 2 * MS);
+        assert_eq!(usage.until(30 * MS, totals(50 * MS, 2 * MS), None).alone(), 2 * MS);
         usage.drained(totals(50 * MS, 2 * MS));
-        assert_eq!(usage.until(50 * MS, totals(50 * MS, 2 * MS), false).alone(), 0);
+        assert_eq!(usage.until(50 * MS, totals(50 * MS, 2 * MS), None).alone(), 0);
     }
 
     #[test]
     fn what_is_left_of_the_lease_before_is_used_up_in_the_next() {
         let left = totals(50 * MS, 3 * MS);
         let mut usage = Usage::with_rest(0, left);
-        let sum: u64 = (1..=10).map(|step| usage.until(step * MS, left, false).alone()).sum();
+        let sum: u64 = (1..=10).map(|step| usage.until(step * MS, left, None).alone()).sum();
         assert_eq!(sum, 3 * MS);
-        assert_eq!(Usage::new(0, left).until(10 * MS, left, false).alone(), 0);
+        assert_eq!(Usage::new(0, left).until(10 * MS, left, None).alone(), 0);
     }
 
     #[test]
     fn what_is_not_known_counts_in_full() {
         let mut usage = Usage::new(0, totals(0, 0));
         let unknown = Totals { unknown: true, ..totals(0, 0) };
-        assert_eq!(usage.until(10 * MS, unknown, false).alone(), 10 * MS);
-        assert_eq!(usage.until(12 * MS, totals(0, 0), true).alone(), 2 * MS);
+        assert_eq!(usage.until(10 * MS, unknown, None).alone(), 10 * MS);
+        assert_eq!(usage.until(12 * MS, totals(0, 0), Some(0)).alone(), 2 * MS);
     }
 }

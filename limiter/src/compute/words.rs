@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::AtomicU32;
 use driver::cuda::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Words of a page.
 const WORDS: usize = 64;
@@ -22,11 +22,14 @@ pub(super) fn make_visible(host: *mut c_void, bytes: usize) -> Option<DevicePtr>
 
 /// A page of words that a context sees.
 struct Words {
+    /// [`NOBODY`]: the context has ended, and its memory's registration with it.
     context: usize,
     host: *const u8,
     device: DevicePtr,
     taken: u64,
 }
+
+const NOBODY: usize = 0;
 
 // SAFETY: the pointer is only compared and offset; the words are atomics.
 unsafe impl Send for Words {}
@@ -36,64 +39,106 @@ struct Pages(Mutex<Vec<Words>>);
 
 static PAGES: PerProcess<Pages> = PerProcess::new();
 
+/// Green contexts, each with the primary context: what is visible to that is to them, and for as long.
+static GREEN: PerProcess<Mutex<Vec<(usize, usize)>>> = PerProcess::new();
+
 /// In a forked child: nothing is visible to a device.
 pub(super) fn after_fork() {
     PAGES.forget();
+    GREEN.forget();
+}
+
+fn green() -> MutexGuard<'static, Vec<(usize, usize)>> {
+    GREEN.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// There is a green context.
+pub(crate) fn green_context_is_made(context: usize, primary: usize) {
+    if context != NOBODY && primary != NOBODY {
+        green().push((context, primary));
+    }
+}
+
+/// The context that memory is made visible to for the sake of this one.
+pub(super) fn seen_by(context: usize) -> usize {
+    let known = green().iter().find(|(green, _)| *green == context).map(|(_, primary)| *primary);
+    known.unwrap_or(context)
 }
 
 /// A context has ended: its handle may come again.
-pub(super) fn context_ends(context: usize) {
-    let mut pages = PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner);
-    // The memory stays: a thread may be about to store into it.
-    pages.retain(|words| words.context != context);
+pub(super) fn context_ended(context: usize) {
+    green().retain(|(green, _)| *green != context);
+    PAGES.get().context_ended(context);
 }
 
 /// A word that nobody uses, where the context that is current sees it; it holds any value.
 pub(super) fn take(context: usize) -> Option<(&'static AtomicU32, DevicePtr)> {
-    let free = {
-        let mut pages = PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner);
-        pages.iter_mut().filter(|words| words.context == context).find_map(Words::take)
-    };
-    if free.is_some() {
-        return free;
+    let (pages, context) = (PAGES.get(), seen_by(context));
+    if let Some(free) = pages.take(context) {
+        return Some(free);
     }
     // No lock is held across the driver's calls. Two threads at once make two pages, which does no harm.
-    let mut words = Words::visible_to(context)?;
-    let taken = words.take();
-    PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner).push(words);
+    let host = pages.take_spare().or_else(new_page)?;
+    let device = make_visible(host.cast(), WORDS * LINE);
+    let mut words = Words { context, host, device: device.unwrap_or(0), taken: 0 };
+    let taken = if device.is_some() { words.take() } else { None };
+    if taken.is_none() {
+        // Another context may see it.
+        words.context = NOBODY;
+    }
+    pages.pages().push(words);
     taken
 }
 
 /// Gives it back. No stream may wait for it, or be about to write it.
 pub(super) fn give_back(word: *const AtomicU32) {
-    let mut pages = PAGES.get().0.lock().unwrap_or_else(PoisonError::into_inner);
-    for words in pages.iter_mut() {
-        let offset = (word as usize).wrapping_sub(words.host as usize);
-        if offset < WORDS * LINE {
-            words.taken &= !(1 << (offset / LINE));
+    PAGES.get().give_back(word);
+}
+
+impl Pages {
+    fn pages(&self) -> MutexGuard<'_, Vec<Words>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, context: usize) -> Option<(&'static AtomicU32, DevicePtr)> {
+        self.pages().iter_mut().filter(|words| words.context == context).find_map(Words::take)
+    }
+
+    /// Its words stay until they are given back: a thread may be about to store into one.
+    fn context_ended(&self, context: usize) {
+        let mut pages = self.pages();
+        let own = pages.iter_mut().filter(|words| words.context == context);
+        own.for_each(|words| words.context = NOBODY);
+    }
+
+    /// A page of which no word is in use, and that no context sees.
+    fn take_spare(&self) -> Option<*mut u8> {
+        let mut pages = self.pages();
+        let spare = |words: &Words| words.context == NOBODY && words.taken == 0;
+        let index = pages.iter().position(spare)?;
+        Some(pages.swap_remove(index).host.cast_mut())
+    }
+
+    fn give_back(&self, word: *const AtomicU32) {
+        for words in self.pages().iter_mut() {
+            let offset = (word as usize).wrapping_sub(words.host as usize);
+            if offset < WORDS * LINE {
+                words.taken &= !(1 << (offset / LINE));
+            }
         }
     }
 }
 
-impl Words {
-    /// A new page. Shared, so that a fork does not part the process from what the device sees.
-    fn visible_to(context: usize) -> Option<Self> {
-        const BYTES: usize = WORDS * LINE;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, at an address of the kernel's choice.
-        let host = unsafe { libc::mmap(ptr::null_mut(), BYTES, access, kind, -1, 0) };
-        if host == libc::MAP_FAILED {
-            return None;
-        }
-        let Some(device) = make_visible(host, BYTES) else {
-            // SAFETY: nobody has been told of the mapping.
-            unsafe { libc::munmap(host, BYTES) };
-            return None;
-        };
-        Some(Self { context, host: host.cast_const().cast::<u8>(), device, taken: 0 })
-    }
+/// A new page. Shared, so that a fork does not part the process from what the device sees.
+fn new_page() -> Option<*mut u8> {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping, at an address of the kernel's choice.
+    let host = unsafe { libc::mmap(ptr::null_mut(), WORDS * LINE, access, kind, -1, 0) };
+    (host != libc::MAP_FAILED).then_some(host.cast())
+}
 
+impl Words {
     fn take(&mut self) -> Option<(&'static AtomicU32, DevicePtr)> {
         let index = usize::try_from(self.taken.trailing_ones()).ok().filter(|&at| at < WORDS)?;
         self.taken |= 1 << index;
@@ -101,5 +146,33 @@ impl Words {
         // SAFETY: within the page, aligned, and never unmapped.
         let word = unsafe { &*word };
         Some((word, self.device + (index * LINE) as DevicePtr))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_a_context_that_has_ended_is_used_again_once_its_words_are_given_back() {
+        let pages = Pages::default();
+        let host = new_page().unwrap();
+        pages.pages().push(Words { context: 1, host, device: 0, taken: 0 });
+        let (word, _) = pages.take(1).unwrap();
+        assert!(pages.take(2).is_none() && pages.take_spare().is_none());
+        pages.context_ended(1);
+        // Its handle has come again.
+        assert!(pages.take(1).is_none() && pages.take_spare().is_none());
+        pages.give_back(word);
+        assert_eq!(pages.take_spare(), Some(host));
+        assert!(pages.pages().is_empty());
+    }
+
+    #[test]
+    fn a_green_context_sees_what_the_primary_one_does() {
+        green_context_is_made(21, 7);
+        assert_eq!((seen_by(21), seen_by(7), seen_by(8)), (7, 7, 8));
+        context_ended(21);
+        assert_eq!(seen_by(21), 21);
     }
 }

@@ -11,7 +11,7 @@ pub(crate) use context::{current_context, never_disturb, undisturbing, within};
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use driver::cuda::{
-    AllocationHandle, AllocationProp, Context, CuResult, Device, DevicePtr, Event, Graph,
+    AllocationHandle, AllocationProp, Context, CuResult, Device, DevicePtr, Event, Function, Graph,
     GraphExec, GraphNode, GreenContext, MemAllocNodeParams, MemoryPool, Stream, Uuid,
 };
 use driver::nvml::{Memory, NvmlDevice, NvmlReturn, ProcessInfoV2};
@@ -62,6 +62,8 @@ driver_calls! {
     "cuDeviceTotalMem_v2" => fn device_total_mem(bytes: *mut usize, device: Device) -> CuResult else NOT_FOUND;
     /// What the current context's device has left.
     "cuMemGetInfo_v2" => fn mem_get_info(free: *mut usize, total: *mut usize) -> CuResult else NOT_FOUND;
+    /// A property of a device.
+    "cuDeviceGetAttribute" => fn device_get_attribute(value: *mut c_int, attribute: c_uint, device: Device) -> CuResult else NOT_FOUND;
     /// A device's UUID.
     "cuDeviceGetUuid_v2" => fn device_get_uuid_v2(uuid: *mut Uuid, device: Device) -> CuResult else NOT_FOUND;
     /// A device's UUID, in drivers before 11.4.
@@ -80,6 +82,10 @@ driver_calls! {
     "cuPointerGetAttributes" => fn pointer_attributes(count: c_uint, attributes: *mut c_uint, values: *mut *mut c_void, address: DevicePtr) -> CuResult else NOT_FOUND;
     /// What an allocation handle stands for.
     "cuMemGetAllocationPropertiesFromHandle" => fn allocation_properties(prop: *mut AllocationProp, handle: AllocationHandle) -> CuResult else NOT_FOUND;
+    /// A function's name.
+    "cuFuncGetName" => fn func_get_name(name: *mut *const c_char, function: Function) -> CuResult else NOT_FOUND;
+    /// The name of a kernel of a library, which may be launched in a function's place.
+    "cuKernelGetName" => fn kernel_get_name(name: *mut *const c_char, kernel: Function) -> CuResult else NOT_FOUND;
     /// Gives a reference to the primary context back.
     "cuDevicePrimaryCtxRelease_v2" => fn primary_ctx_release(device: Device) -> CuResult else NOT_FOUND;
     /// Destroys a context.
@@ -144,6 +150,8 @@ driver_calls! {
     "cuMemFreeAsync" => fn mem_free_async(pointer: DevicePtr, stream: Stream) -> CuResult else NOT_FOUND;
     /// Starts NVML.
     "nvmlInit_v2" => fn nvml_init() -> NvmlReturn else NOT_FOUND;
+    /// How many devices the node shows.
+    "nvmlDeviceGetCount_v2" => fn nvml_count(count: *mut c_uint) -> NvmlReturn else NOT_FOUND;
     /// A device by UUID.
     "nvmlDeviceGetHandleByUUID" => fn nvml_by_uuid(uuid: *const c_char, device: *mut NvmlDevice) -> NvmlReturn else NOT_FOUND;
     /// A device's UUID.

@@ -1,6 +1,6 @@
 //! NVML: loaded at the first question, and its figures of a device.
 
-use super::{device_total_mem, nvml_by_uuid, nvml_index, nvml_init, nvml_memory};
+use super::{device_total_mem, nvml_by_uuid, nvml_count, nvml_index, nvml_init, nvml_memory};
 use core::ffi::c_uint;
 use core::ptr;
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -39,6 +39,12 @@ pub(crate) fn handle(uuid: GpuId) -> Option<NvmlDevice> {
     let text = CString::new(uuid.to_string()).ok()?;
     let mut handle = ptr::null_mut();
     nvml_by_uuid(text.as_ptr(), &raw mut handle).is_ok().then_some(handle)
+}
+
+/// How many devices NVML shows.
+pub(crate) fn count() -> Option<u32> {
+    let mut count: c_uint = 0;
+    (load() && nvml_count(&raw mut count).is_ok()).then_some(count)
 }
 
 /// A device's index on the host, as `nvidia-smi` counts.

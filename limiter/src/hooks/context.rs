@@ -298,7 +298,9 @@ fn create_green(
             result
         };
         if result.is_ok() {
-            compute::context_is_made(limited.memory.contexts.context_of_green(handle()));
+            let context = limited.memory.contexts.context_of_green(handle());
+            compute::context_is_made(context);
+            compute::green_context_is_made(context, primary_of(device));
             limited.memory.contexts.primary_retained(primary_of(device));
         }
         result

@@ -1,6 +1,7 @@
 //! Calls that make the driver take memory without saying how much, or give it back. Afterwards NVML is asked.
 
 use super::{Call, image};
+use crate::compute;
 use crate::memory::{Loaded, Much};
 use crate::process::Process;
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -51,7 +52,7 @@ fn looked_after(process: &Process, call: impl FnOnce() -> CuResult) -> CuResult 
 
 /// Runs a call that may place code on the device.
 fn placing(process: &'static Process, call: impl FnOnce() -> CuResult) -> CuResult {
-    let result = call();
+    let result = compute::load(process.gates(), call);
     if result.is_ok() {
         process.driver_may_have_taken(Much::Perhaps);
     }

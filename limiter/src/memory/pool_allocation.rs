@@ -115,13 +115,13 @@ pub(super) fn allocate(
 /// stream freed only after a waiting call has seen that. So this ends with such a call, which then has
 /// nothing to wait for.
 fn await_frees(device: &DeviceMemory, stream: Stream) -> bool {
-    const LONGEST_NS: u64 = 2_000_000_000;
     const STEP_NS: u64 = 500_000;
     let begun = clock::now();
+    let longest = patience(device);
     let _waits = device.shared.changes.wait(device.ledger, 0);
     loop {
         match undisturbing(|| driver_calls::stream_query(stream)) {
-            CuResult::NOT_READY if clock::now().saturating_sub(begun) < LONGEST_NS => {
+            CuResult::NOT_READY if clock::now().saturating_sub(begun) < longest => {
                 clock::sleep(STEP_NS);
             }
             CuResult::SUCCESS => {
@@ -130,6 +130,18 @@ fn await_frees(device: &DeviceMemory, stream: Stream) -> bool {
             _ => return false,
         }
     }
+}
+
+/// How long a stream's work is waited for: as where nothing is held, and as long as it takes to do by the session's
+/// share what may be held.
+fn patience(device: &DeviceMemory) -> u64 {
+    const USUAL_NS: u64 = 2_000_000_000;
+    const HELD_NS: u64 = 100_000_000;
+    const WHOLE_PPM: u64 = 1_000_000;
+    const LEAST_PPM: u64 = WHOLE_PPM / 100;
+    let share = device.ledger.page().map(|page| u64::from(page.limits().compute.share_ppm));
+    let share = share.map_or(WHOLE_PPM, |ppm| ppm.clamp(LEAST_PPM, WHOLE_PPM));
+    USUAL_NS + HELD_NS * WHOLE_PPM / share
 }
 
 /// Whether the session uses more than its limit, beyond what is counted twice for a moment: a pool's growth

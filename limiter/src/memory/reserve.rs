@@ -4,6 +4,7 @@ use super::device::DeviceMemory;
 use super::holdings::Holdings;
 use super::reconcile::{Caller, Reconciliations};
 use super::reservation::{Left, Reservation, left_on};
+use crate::clock;
 use session::layout::MemoryKind;
 
 /// Whether the driver may have taken much memory.
@@ -39,7 +40,14 @@ impl Reserve {
         kind: MemoryKind,
         bytes: u64,
     ) -> Option<Reservation> {
-        self.by(&[Effort::Nothing, Effort::Trim, Effort::LookAgain], device, kind, bytes)
+        let efforts = [Effort::Nothing, Effort::Trim, Effort::LookAgain];
+        let reserved = self.by(&efforts, device, kind, bytes);
+        if reserved.is_none()
+            && let Some(mut opened) = device.ledger.open()
+        {
+            opened.note_refusal(bytes, clock::now());
+        }
+        reserved
     }
 
     /// Reserves without any effort.

@@ -61,6 +61,36 @@ fn the_environment_counts_as_it_was_when_the_library_was_loaded() {
     }
 }
 
+/// Silent by default, and never on standard output.
+#[test]
+fn lines_go_to_a_file_where_that_can_be_written() {
+    let stage = Stage::new();
+    let run = |settings: &[(&str, &str)]| {
+        let mut command = program(&stage, &["nothing"]);
+        command.env(MEMORY_LIMIT, first_device("1GiB")).env(COMPUTE_LIMIT, first_device("30"));
+        let outcome = outcome(command.envs(settings.iter().copied())).succeeded();
+        assert!(!outcome.stdout.contains("sluice:"), "{outcome:#?}");
+        outcome.stderr
+    };
+    assert!(!run(&[]).contains("sluice:"));
+    let file = stage.folder().join("log");
+    let named = file.to_str().unwrap();
+    let words = ["this is libcuda_limiter.so", "compute 30% (TENSOR_FUSION_CUDA_UP_LIMIT"];
+    for n in 1..=2 {
+        let said = run(&[("SLUICE_LOG", "debug"), ("SLUICE_LOG_FILE", named)]);
+        assert!(!said.contains("sluice:"), "{said}");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(words.iter().all(|words| text.matches(words).count() == n), "{n}: {text}");
+    }
+    // Nobody reads the pipe.
+    let pipe = stage.folder().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for other in ["/nowhere/at/all", "/dev/full", pipe.to_str().unwrap()] {
+        let said = run(&[("LOGGER_LEVEL", "4"), ("SLUICE_LOG_FILE", other)]);
+        assert!(words.iter().all(|words| said.contains(words)), "{other}: {said}");
+    }
+}
+
 /// Each copy takes the other's patches for a program that undoes its own.
 #[test]
 fn a_second_copy_of_the_limiter_opens_nothing() {

@@ -1,7 +1,7 @@
 /* Processes that launch work and die at once: dies HOW MANY SECONDS MS US.
  *
  * For so many seconds, as many children at the same time as MANY says each launch so many milliseconds of kernels of
- * so many microseconds and then die without waiting for them. HOW: "kill" (SIGKILL), "_exit", "stop" (stopped until
+ * so many microseconds and then die without waiting for them. HOW: "kill" (SIGKILL), "_exit", "exit", "stop" (stopped until
  * the work is done, and then killed), or "handler" (an exit handler launches for so long). With "exec-" before it each
  * child is a program of its own. Says how many died. */
 #include "driver.h"
@@ -29,6 +29,8 @@ static void live_and_die(const char *how) {
         ok(spin(&d, kernel, (uint64_t)us, NULL));
     if (!strcmp(how, "stop"))
         raise(SIGSTOP);
+    if (!strcmp(how, "exit"))
+        exit(0);
     if (!strcmp(how, "kill"))
         raise(SIGKILL);
     _exit(0);

@@ -38,7 +38,7 @@ fn settings_that_cannot_be_read() {
     let none = first_device("0");
     let too_large = first_device("101%");
     let part = first_device("1GiB");
-    let cases: [(&str, &str); 23] = [
+    let cases: [(&str, &str); 28] = [
         (MEMORY_LIMIT, "{"),
         (MEMORY_LIMIT, "1GiB"),
         (MEMORY_LIMIT, "[1]"),
@@ -62,11 +62,34 @@ fn settings_that_cannot_be_read() {
         ("SLUICE_WEIGHT", "0"),
         ("SLUICE_PRIORITY", "middle"),
         ("CUDA_MEM_RATIO", "0"),
+        // These would limit nothing.
+        (MEMORY_LIMIT, "{}"),
+        (COMPUTE_LIMIT, "{}"),
+        ("TENSOR_FUSION_CUDA_MEM_LIMIT_0", "1g"),
+        ("TENSOR_FUSION_CUDA_UP_LIMIT_0", "30"),
+        ("VCUDA_MEMORY_LIMIT_0", "1g"),
     ];
     for (variable, value) in cases {
         let outcome = outcome(stubborn(&stage).env(variable, value));
         refused(&outcome, &[variable]);
     }
+}
+
+/// Limits for devices that the node does not have hold nowhere.
+#[test]
+fn limits_for_devices_that_are_not_there() {
+    let stage = Stage::new();
+    for value in [r#"{"7": "1g"}"#, r#"{"GPU-ffffffff-0000-4000-8000-000000000000": "1g"}"#] {
+        let outcome = outcome(stubborn(&stage).env(MEMORY_LIMIT, value));
+        refused(&outcome, &[MEMORY_LIMIT, "no such device is here", "nothing would be limited"]);
+    }
+    // One that is there is limited, and the other one is named.
+    let both = format!(r#"{{"{}": "1g", "7": "1g"}}"#, UUIDS[0]);
+    let outcome = outcome(stubborn(&stage).env(MEMORY_LIMIT, both));
+    // `CUDA_ERROR_OUT_OF_MEMORY`: it asks for more.
+    assert_eq!((outcome.code(), outcome.value("first_error")), (42, 2), "{outcome:#?}");
+    let [line] = lines(&outcome)[..] else { panic!("{outcome:#?}") };
+    assert!(line.contains("TENSOR_FUSION_CUDA_MEM_LIMIT[7]: no such device"), "{line}");
 }
 
 /// A wrong setting also stops programs that are to pass on failure: their intended limits are not known.
@@ -107,16 +130,6 @@ fn a_page_that_is_not_a_page() {
     let mut command = stubborn(&stage);
     command.env(MEMORY_LIMIT, first_device("1GiB"));
     refused(&outcome(&mut command), &[page.to_str().unwrap()]);
-}
-
-/// A limit for a device that does not exist limits nothing. The other devices' limits stay as they are.
-#[test]
-fn a_limit_for_a_device_that_is_not_there() {
-    let stage = Stage::new();
-    let mut command = stubborn(&stage);
-    let elsewhere = r#"{"GPU-00000000-1111-2222-3333-444444444444": "1GiB"}"#;
-    let outcome = outcome(command.env(MEMORY_LIMIT, elsewhere));
-    assert_eq!((outcome.code(), outcome.value("granted")), (42, 1), "{outcome:#?}");
 }
 
 #[test]

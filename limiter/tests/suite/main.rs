@@ -15,6 +15,7 @@ mod lists;
 mod loader;
 mod memory;
 mod memory_ceiling;
+mod observer;
 mod oversubscribe;
 mod quiet;
 mod storm;

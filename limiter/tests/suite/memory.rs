@@ -8,6 +8,7 @@ use limits::{Limits, MemoryLimit};
 use session::Page;
 use session::layout::MemoryKind;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const CHUNK: u64 = 32 * MIB;
 /// Above every limit in these tests, below the device's memory.
@@ -162,6 +163,10 @@ fn what_a_killed_process_held_is_free_within_a_second() {
         command
     };
     let hold = ["mem", "--api", "alloc", "--chunk", "32MiB", "--cap", CAP, "--hold", "20"];
+    // What the second process takes where nobody holds anything, on this machine.
+    let begun = Instant::now();
+    stopped_at(GIB, &tenant(&mut limited(), "alloc"));
+    let alone = begun.elapsed();
     let holder = start(limited().args(hold));
     // In a second process of the session nothing fits, not even its context.
     let full = |outcome: &Outcome| outcome.code() != 0 && outcome.stderr.contains("memory limit");
@@ -174,10 +179,11 @@ fn what_a_killed_process_held_is_free_within_a_second() {
     let refused = outcome(limited().args(small));
     assert!(full(&refused), "{refused:#?}");
     holder.kill();
-    let died = std::time::Instant::now();
+    let died = Instant::now();
     let _ = holder.end();
     let again = tenant(&mut limited(), "alloc");
-    assert!(died.elapsed().as_secs_f64() < 1.0, "{:?}", died.elapsed());
+    let most = Duration::from_secs(1) + alone * 2;
+    assert!(died.elapsed() < most, "{:?}, {alone:?} alone", died.elapsed());
     stopped_at(GIB, &again);
 }
 

@@ -14,6 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
+/// No call takes so long, also where sixteen processes share a slow core. Who waits for a lock that a dead process has
+/// would wait for ever.
+const HELD_UP_US: u64 = 10_000_000;
+
 fn storm(stage: &Stage, limit: u64, arguments: &[&str]) -> Command {
     let program = stage.compile("storm.c", "storm", &[]);
     let mut command = stage.limited(program);
@@ -97,7 +101,7 @@ fn five_hundred_kills() {
         "{found:#?}"
     );
     assert_eq!(outcome.value("bad"), 0, "{outcome:#?}");
-    assert!(outcome.value("slowest_us") < 1_000_000, "{outcome:#?}");
+    assert!(outcome.value("slowest_us") < HELD_UP_US, "{outcome:#?}");
     // The kernel releases a killed process's locks before its device memory. For a moment that memory counts
     // as free and is still in use.
     assert!(most <= limit + CONTEXT, "{most} of {limit}");
@@ -146,7 +150,7 @@ fn a_page_that_is_damaged_while_in_use_is_said_and_refused() {
             (4, 800),
             "{name}: {outcome:#?}"
         );
-        assert!(outcome.value("slowest_us") < 1_000_000, "{name}: {outcome:#?}");
+        assert!(outcome.value("slowest_us") < HELD_UP_US, "{name}: {outcome:#?}");
         let lines = outcome.complaints();
         assert_eq!(lines.len(), 4, "{name}: {outcome:#?}");
         let clear = |line: &&str| line.contains(".page was damaged while in use: ");

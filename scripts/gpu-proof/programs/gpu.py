@@ -55,6 +55,7 @@ class AccessDesc(ctypes.Structure):
 SIGNATURES = {
     "cuInit": [c_uint],
     "cuDeviceGet": [POINTER(c_int), c_int],
+    "cuDeviceGetCount": [POINTER(c_int)],
     "cuDeviceGetUuid": [c_char_p, c_int],
     "cuCtxGetCurrent": [POINTER(c_void_p)],
     "cuDevicePrimaryCtxRetain": [POINTER(c_void_p), c_int],
@@ -87,9 +88,9 @@ SIGNATURES = {
 
 
 class Driver:
-    """The driver's own calls, in the primary context of device 0."""
+    """The driver's own calls, in the primary context of a device."""
 
-    def __init__(self):
+    def __init__(self, number=0):
         library = ctypes.CDLL("libcuda.so.1")
         for name, arguments in SIGNATURES.items():
             function = getattr(library, name)
@@ -97,7 +98,7 @@ class Driver:
         self.library = library
         self.call("cuInit", 0)
         device, context = c_int(), c_void_p()
-        self.call("cuDeviceGet", device, 0)
+        self.call("cuDeviceGet", device, number)
         self.call("cuDevicePrimaryCtxRetain", context, device)
         self.call("cuCtxSetCurrent", context)
 

@@ -1,6 +1,12 @@
 """Kernels that stand for the PyTorch programs on the simulated GPU, by the driver's own calls."""
 
+import ctypes
+import dataclasses
+import functools
+import os
 import time
+import typing
+import zlib
 
 import gpu
 from work import Work
@@ -43,3 +49,63 @@ def make(name):
             spin.launch()
 
     return Work(step, waits=bool(waits), made_with="the driver's calls"), Clock(driver)
+
+
+# --- several devices: a rank's kernels, and one that waits on its device for those of all ranks
+
+# The simulated GPU knows a kernel that waits for others by the names of its parameters.
+COLLECTIVE = b"""
+.version 6.0
+.target sm_52
+.address_size 64
+.visible .entry ncclTogether(.param .u64 ns, .param .u64 the_group, .param .u64 the_members)
+{
+    ret;
+}
+"""
+# Kernels before each collective, their length, collectives in a step, and whether the host waits for each step.
+KINDS = {"ddp": (20, 250, 1, False), "tensor": (1, 100, 8, True), "pipeline": (10, 100, 1, False), "collectives": (4, 50, 5, False), "threads": (4, 100, 1, False)}
+
+
+@dataclasses.dataclass
+class Part:
+    step: typing.Callable
+    clock: typing.Callable
+    correct: typing.Callable = lambda: True
+    close: typing.Callable = lambda: None
+
+
+def devices():
+    count = ctypes.c_int()
+    gpu.Driver().call("cuDeviceGetCount", count)
+    return count.value
+
+
+def rank(kind, _, world, device, job=None):
+    """`job`: a number that the ranks have in common."""
+    job = zlib.crc32(os.environ["GPU_PROOF_LINK"].encode()) if job is None else job
+    driver = gpu.Driver(device)
+    count, us, times, waits = KINDS[kind]
+    spin, module, function = gpu.Spin(driver, us, 1), ctypes.c_void_p(), ctypes.c_void_p()
+    driver.call("cuModuleLoadData", module, COLLECTIVE)
+    driver.call("cuModuleGetFunction", function, module, b"ncclTogether")
+    values = [ctypes.c_uint64(50_000), ctypes.c_uint64(job << 32), ctypes.c_uint64(world)]
+    pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(one) for one in values))
+
+    def step():
+        for _ in range(times):
+            for _ in range(count):
+                spin.launch()
+            # Another group each time.
+            values[1].value += 1
+            driver.call("cuLaunchKernel", function, 1, 1, 1, 32, 1, 1, 0, None, pointers, None)
+        if waits:
+            driver.call("cuCtxSynchronize")
+
+    return Part(step, functools.partial(Clock, driver))
+
+
+def in_one_process(kind, world):
+    if kind not in KINDS:
+        raise SystemExit(f"{kind}: not simulated")
+    return lambda number: rank(kind, number, world, number, os.getpid())

@@ -71,6 +71,11 @@ class Commands:
             self.said = "end" if not data else lines[-1].decode().strip() if lines else self.said
             self.heeded = bool(data)
 
+    @staticmethod
+    def paused():
+        """Tells that everything launched has ended."""
+        print(json.dumps({"paused": time.monotonic()}), flush=True)
+
 
 class Teller:
     """Tells progress a few times a second: the latest step that has ended, and when."""
@@ -98,6 +103,7 @@ def free_running(work, clock, commands, until, every):
         if commands.said == "pause":
             clock.synchronize()
             marks.clear()
+            commands.paused()
             commands.listen(until - time.monotonic())
             continue
         result = work.step()
@@ -126,6 +132,7 @@ def timed(work, clock, commands, until, begin):
             break
         if commands.said == "pause":
             due = None
+            commands.paused()
             commands.listen(until - time.monotonic())
             continue
         now = time.monotonic()
@@ -184,7 +191,7 @@ def main():
     begun = time.monotonic()
     until = begun + given.seconds
     # The first line says what is run.
-    print(json.dumps({"work": given.work, "made_with": work.made_with, "step_ms": 1e3 * each}), flush=True)
+    print(json.dumps({"work": given.work, "made_with": work.made_with, "step_ms": 1e3 * each, "acknowledges": True}), flush=True)
     if given.took or given.rate:
         steps = timed(work, clock, commands, until, (lambda: arrivals(given.rate, given.seed)) if given.rate else None)
     else:

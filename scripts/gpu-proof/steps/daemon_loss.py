@@ -129,11 +129,10 @@ class Loss:
     def charged(self, programs):
         """Microseconds that the daemon has charged each program's session."""
         sums = [0] * len(programs)
-        for device in status(self.socket)["devices"]:
-            for session in device["sessions"]:
-                for index, program in enumerate(programs):
-                    if session["session"].startswith(f"{program.process.pid}-"):
-                        sums[index] += session["charged_us"]
+        for session in status(self.socket)["sessions"]:
+            for index, program in enumerate(programs):
+                if session["name"].startswith(f"{program.process.pid}-"):
+                    sums[index] += sum(device["charged_us"] for device in session["devices"])
         return sums
 
     def resumed(self, programs, before):
@@ -191,7 +190,7 @@ def status(path):
     connection.sock.settimeout(2)
     try:
         connection.sock.connect(str(path))
-        connection.request("GET", "/v1/status", headers={"Connection": "close"})
+        connection.request("GET", "/api/v1/sessions", headers={"Connection": "close"})
         return json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
         raise StepFailed(f"the daemon's status: {type(error).__name__} {error}") from None

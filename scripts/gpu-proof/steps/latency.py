@@ -2,131 +2,155 @@
 
 A request takes from its arrival until its result is there; what it takes from when it is begun is told as well.
 
-Ways: each alone, sliced by the hardware, under the vendor's MPS, and under Sluice at 50/50 `fixed`, 50/50 `balance`,
-and with the server at high and the training at low priority. The requests are the same in each. The policies are
-changed in one pair of processes while they run; slicing and MPS have pairs of their own.
+Ways: each alone, sliced by the hardware, under the vendor's MPS, without and with its client priorities (the training
+at the lower one), and under Sluice at 50/50 `fixed`, 50/50 `balance`, and with the server at high and the training at
+low priority; that last one also under MPS with its client priorities. The requests are the same in each. Programs
+start all at once, those of MPS after the others, and pause while they are not measured.
 
-Writes latency.md and a picture for each server beside the proof's other results.
+Writes latency.md and a picture beside the proof's other results.
 """
 
 import time
 
 from harness import StepFailed
-from medians import percentile
+from medians import percentile, percentile_and_interval
 from steps import daemon, mps, picture, real, steered
 
 # Options of a front by its name, and the program that it is.
 FRONTS = {"server": ["--rate", 20], "graph-loop": ["--took"], "classifier": ["--rate", 20], "beam-loop": ["--took"]}
 WORKS = {"server": "forward", "graph-loop": "graph", "classifier": "classify", "beam-loop": "beam"}
-# Their options for the server and for the training.
+# Options of `sluice` for the server and for the training.
 HALF = ["--compute", "50%", "--policy"]
 POLICIES = {
     "fixed": ([*HALF, "fixed", "--priority", "high"], [*HALF, "fixed", "--priority", "high"]),
     "balance": ([*HALF, "balance", "--priority", "high"], [*HALF, "balance", "--priority", "high"]),
     "high-low": ([*HALF, "balance", "--priority", "high"], [*HALF, "balance", "--priority", "low"]),
 }
-SETTINGS = {"fronts": ["server", "graph-loop"], "back": "train-large", "ways": ["slicing", *POLICIES, "mps"], "seconds": 8.0, "settle": 1.5}
-FULL = {"seconds": 25.0, "settle": 2.0}
+# Processes that a way needs, those of the server and of the training, and the policy under which they are.
+WAYS = {
+    "slicing": ("plain", "plain", None),
+    **{policy: ("sluice", "sluice", policy) for policy in POLICIES},
+    "mps": ("mps", "mps", None),
+    "mps-priority": ("mps", "mps-low", None),
+    "mps-high-low": ("mps-sluice", "mps-sluice-low", "high-low"),
+}
+# The service's: 0 is the higher one, and the one without the variable.
+LOW_CLIENT = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
+SETTINGS = {"fronts": ["server", "graph-loop"], "back": "train-large", "ways": ["slicing", *POLICIES, "mps", "mps-priority"], "seconds": 8.0, "settle": 1.5}
+FULL = {"ways": list(WAYS), "seconds": 25.0, "settle": 2.0}
 JUDGE = {"fronts": ["classifier", "beam-loop"], "back": "unet"}
 COLUMNS = ["p50", "p95", "p99", "max", "service_p99"]
+START, START_EACH = 16, 1.5
 
 
 def seconds(settings):
     """About how long it takes."""
-    cell = settings.seconds + settings.settle + 0.3
-    # Each alone, and the training for less long.
-    alone = cell + min(settings.seconds, 8) + settings.settle
-    starts = ("slicing" in settings.ways) + ("mps" in settings.ways) + any(way in POLICIES for way in settings.ways)
-    return len(settings.fronts) * (alone + len(settings.ways) * cell + starts * 1.5 * real.START) + 10 * ("mps" in settings.ways)
+    cell = settings.seconds + settings.settle + 0.4
+    plain, under_mps = ways(settings, False), ways(settings, True)
+    processes = [len(needed(settings, some)) for some in (plain, under_mps) if some]
+    alone = (len(settings.fronts) + 1) * cell
+    return alone + len(settings.fronts) * len(settings.ways) * cell + sum(START + START_EACH * one for one in processes) + 12 * bool(under_mps)
+
+
+def ways(settings, under_mps):
+    return [way for way in settings.ways if way.startswith("mps") == under_mps]
+
+
+def needed(settings, some):
+    """The processes of some ways: of which kind, and which program; `back` is the training."""
+    fronts = {(WAYS[way][0], front) for way in some for front in settings.fronts}
+    return sorted(fronts | {(WAYS[way][1], "back") for way in some})
 
 
 def run(proof):
-    found = proof.data["latency"] = {"gates": proof.gates(), "rows": []}
+    settings, found = proof.settings, {"gates": proof.gates(), "back": proof.settings.back, "rows": []}
+    proof.data["latency"] = found
+    for name, known, what in [*((one, FRONTS, "fronts") for one in settings.fronts), *((one, WAYS, "ways") for one in settings.ways)]:
+        if name not in known:
+            raise StepFailed(f"latency.{what}: {name}: expected some of {', '.join(known)}")
     rows = found["rows"]
-    fronts = [Front(proof, name, rows) for name in proof.settings.fronts]
-    with daemon.socket() as socket:
+    fronts = [Front(proof, name, rows) for name in settings.fronts]
+    try:
+        with daemon.socket() as socket, daemon.Daemon(proof, socket):
+            # What is alone is of the first processes.
+            some = ways(settings, False)
+            with steered.started(proof, commands(proof, [*some, "slicing"], socket, {})) as programs:
+                for front in fronts:
+                    front.measure(programs, ["alone", *some])
+            some = ways(settings, True)
+            with mps.wanted(proof, some) as service:
+                if service:
+                    with steered.started(proof, commands(proof, some, socket, service.env)) as programs:
+                        proof.log(f"  {service.clients()} MPS clients")
+                        for front in fronts:
+                            front.measure(programs, some)
+    finally:
         for front in fronts:
-            with proof.guard(f"{front.name}: alone and sliced", "latencies"):
-                front.plain()
-            with proof.guard(f"{front.name}: policies", "latencies"), daemon.Daemon(proof, socket):
-                front.policies(socket)
-    with mps.wanted(proof, "mps" in proof.settings.ways) as service:
-        for front in fronts if service else []:
-            with proof.guard(f"{front.name}: MPS", "latencies"):
-                front.under("mps", service.env)
-    for front in fronts:
-        with proof.guard(f"{front.name}: criteria", "latencies"):
             front.judge()
-            front.draw()
-    (proof.out / "latency.md").write_text(table(rows), encoding="utf-8")
-    proof.show(table(rows))
+        (proof.out / "latency.md").write_text(table(rows), encoding="utf-8")
+        drawn = picture.latency(found)
+        if drawn:
+            (proof.out / "latency.svg").write_text(drawn, encoding="utf-8")
+        proof.show(table(rows))
+
+
+def commands(proof, some, socket, env):
+    """The processes that some ways need, by name. `sluice run` starts them under any policy: each way sets its own."""
+    found = {}
+    for kind, name in needed(proof.settings, some):
+        command = real.command(proof, proof.settings.back) if name == "back" else real.command(proof, WORKS[name], *FRONTS[name])
+        if "sluice" in kind:
+            command = proof.limited(POLICIES["balance"][0], command, daemon=socket)
+        found[f"{name}, {kind}"] = (command, {**env, **(LOW_CLIENT if kind.endswith("low") else {})})
+    return found
 
 
 class Front:
     """A server or a loop, beside the training."""
 
     def __init__(self, proof, name, rows):
-        if name not in FRONTS:
-            raise StepFailed(f"expected some of {', '.join(FRONTS)}")
         self.proof, self.name, self.rows, self.settings = proof, name, rows, proof.settings
-        self.front = real.command(proof, WORKS[name], *FRONTS[name])
-        self.back = real.command(proof, self.settings.back)
         self.alone = self.back_alone = self.step_ms = None
 
-    def plain(self):
-        """Alone, and beside each other without Sluice."""
-        with steered.running(self.proof, [(self.front, None), (self.back, None)]) as (front, back):
-            self.back_alone = steered.rates(self.proof, [back], self.settings.settle, min(self.settings.seconds, 8))[0]
-            self.alone = self.cell("alone", front, None)
-            self.step_ms = (front.result or {}).get("step_ms")
-            if "slicing" in self.settings.ways:
-                self.cell("slicing", front, back)
-
-    def policies(self, socket):
-        ways = [way for way in self.settings.ways if way in POLICIES]
-        if not ways:
-            return
-        commands = [self.proof.limited(options, one, daemon=socket) for options, one in zip(POLICIES[ways[0]], [self.front, self.back])]
-        with steered.running(self.proof, [(command, None) for command in commands]) as both:
-            for way in ways:
-                with self.proof.guard(f"{self.name}: {way}", "latencies"):
-                    for program, options in zip(both, POLICIES[way]):
-                        refused = steered.limit(self.proof, program, *options)
-                        if refused:
-                            raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
-                    self.cell(way, *both)
-
-    def under(self, way, env):
-        with steered.running(self.proof, [(self.front, env), (self.back, env)]) as both:
-            self.cell(way, *both)
+    def measure(self, programs, some):
+        for way in some:
+            with self.proof.guard(f"{self.name}: {way}", "latencies"):
+                kinds = WAYS["slicing" if way == "alone" else way]
+                front, back = programs.get(f"{self.name}, {kinds[0]}"), programs.get(f"back, {kinds[1]}")
+                if front is None or back is None:
+                    raise StepFailed("not all of its programs run")
+                if way == "alone":
+                    self.back_alone = steered.rates(self.proof, [back], self.settings.settle, min(self.settings.seconds, 6))[0]
+                    self.alone = self.cell("alone", front, None)
+                    self.step_ms = (front.result or {}).get("step_ms")
+                    continue
+                for program, options in zip((front, back), POLICIES.get(kinds[2], ())):
+                    refused = steered.limit(self.proof, program, *options)
+                    if refused:
+                        raise StepFailed(f"sluice limit {' '.join(options)}: {refused}")
+                self.cell(way, front, back)
 
     def cell(self, way, front, back):
         """One row of the table."""
         programs = [one for one in (front, back) if one]
-        if self.proof.left() < self.settings.settle + self.settings.seconds:
-            raise StepFailed("no time left")
-        for program in reversed(programs):
-            program.say("go")
-        time.sleep(self.settings.settle)
-        begin = time.monotonic()
-        time.sleep(self.settings.seconds)
-        end = time.monotonic()
-        for program in programs:
-            program.say("pause")
+        begin, end = steered.run_for(self.proof, programs, self.settings.settle, self.settings.seconds)
         # What has ended is told a little later.
-        time.sleep(0.15)
+        time.sleep(0.1)
         within = [one for one in list(front.took) if begin <= one[0] <= end]
         took = [ms for _, ms, _ in within]
-        if not took:
-            raise StepFailed(f"{way}: no request was answered in {end - begin:.0f} s")
-        row = {"front": self.name, "way": way, "count": len(took), "rate": len(took) / (end - begin), "max": max(took)}
-        row.update({f"p{percent}": percentile(took, percent) for percent in (50, 95, 99)})
-        # Without the wait for requests before it: what others publish.
-        row["service_p99"] = percentile([ms for _, _, ms in within], 99)
-        row["rate_of_alone"] = row["rate"] / self.alone["rate"] if self.alone else None
+        row = {"front": self.name, "way": way, "count": len(took), "rate": len(took) / (end - begin)}
         if back:
             row["training"] = back.progress(begin, end)
             row["training_of_alone"] = row["training"] / self.back_alone if self.back_alone else None
+        if not took:
+            training = f"; the training got {part(row.get('training_of_alone'))} of alone"
+            raise StepFailed(f"{way}: no request was answered in {end - begin:.0f} s{training}")
+        row["max"] = max(took)
+        row.update({f"p{percent}": percentile(took, percent) for percent in (50, 95, 99)})
+        row["p99_interval"] = percentile_and_interval(took, 99)[1:]
+        # Without the wait for requests before it: what others publish.
+        row["service_p99"] = percentile([ms for _, _, ms in within], 99)
+        row["rate_of_alone"] = row["rate"] / self.alone["rate"] if self.alone else None
         self.rows.append(row)
         return row
 
@@ -140,7 +164,8 @@ class Front:
             row = self.row(way)
             if row is None:
                 continue
-            measured = f"p99 {row['p99']:.2f} ms{self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row['training_of_alone'])}"
+            low, high = row["p99_interval"]
+            measured = f"p99 {row['p99']:.2f} ms ({low:.1f} to {high:.1f}){self.of('alone', row)}{self.of('slicing', row)}; {part(row['rate_of_alone'])} of alone; training {part(row['training_of_alone'])}"
             ok, wanted = self.verdict(way, row)
             self.proof.check(f"{self.name} beside {self.settings.back}: {way}", None if self.proof.fake else ok, measured, wanted)
 
@@ -165,12 +190,6 @@ class Front:
             return row["p99"] <= 2 and own >= 0.95, "p99 2 ms, 0.95 of alone"
         return None, "reported"
 
-    def draw(self):
-        points = [(row["way"], row["training_of_alone"], row["p99"]) for row in self.rows if row["front"] == self.name and row.get("training_of_alone") is not None]
-        if points and self.alone:
-            title = f"{self.name} beside {self.settings.back} ({self.proof.gates()} gates)"
-            (self.proof.out / f"latency-{self.name}.svg").write_text(picture.scatter(title, points, self.alone["p99"]), encoding="utf-8")
-
 
 def part(value):
     return "-" if value is None else f"{value:.3f}"
@@ -178,8 +197,8 @@ def part(value):
 
 def table(rows):
     """Markdown."""
-    lines = [f"| program | way | {' | '.join(name.replace('_', ' ') for name in COLUMNS)} (ms) | a second | of alone | training, of alone |", "| --- | --- |" + " ---: |" * (len(COLUMNS) + 3)]
+    lines = [f"| program | way | {' | '.join(name.replace('_', ' ') for name in COLUMNS)} (ms) | p99, 95 % | a second | of alone | training, of alone |", "| --- | --- |" + " ---: |" * (len(COLUMNS) + 4)]
     for row in rows:
-        cells = [row["front"], row["way"], *(f"{row[column]:.2f}" for column in COLUMNS), f"{row['rate']:.1f}", part(row["rate_of_alone"]), part(row.get("training_of_alone"))]
+        cells = [row["front"], row["way"], *(f"{row[column]:.2f}" for column in COLUMNS), "{:.1f} to {:.1f}".format(*row["p99_interval"]), f"{row['rate']:.1f}", part(row["rate_of_alone"]), part(row.get("training_of_alone"))]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ turns while the other pauses, pair after pair of processes.
 The need of a program is what it is charged for, as `sluice status` tells it, while it may have all of the device.
 """
 
+import contextlib
 import json
 import math
 import time
@@ -28,10 +29,12 @@ SETTINGS = {
     "pairs": 1,
     "turns": 6,
     "turn": 1.2,
+    # So many programs' processes start at once.
+    "at_once": 4,
     # 1: under a daemon; 0: with the session's own account.
     "daemon": 0,
 }
-FULL = {"limits": ["100", "99", "need"], "toggles": 30, "pairs": 4, "turns": 8}
+FULL = {"limits": ["100", "99", "need"], "toggles": 30, "pairs": 4, "turns": 8, "at_once": 1}
 JUDGE = {"programs": real.JUDGED}
 LEAST = {"100": 0.99, "99": 0.98, "need": 0.98}
 POINTS_MORE = 5
@@ -42,38 +45,76 @@ def seconds(settings):
     toggled = settings.toggles * len(settings.limits) * 2 * (settings.slice + 0.03) + settings.slice
     if "need" in settings.limits:
         toggled += 2.5
-    pairs = settings.pairs * (1.5 * real.START + settings.turns * 2 * settings.turn)
-    return len(settings.programs) * (real.START * (settings.toggles > 0) + toggled * (settings.toggles > 0) + pairs)
+    each = toggled * (settings.toggles > 0) + settings.pairs * settings.turns * 2 * (settings.turn + 0.1)
+    at_once = max(min(settings.at_once, len(settings.programs)), 1)
+    starts = math.ceil(len(settings.programs) / at_once) * (real.START + 1.5 * at_once * (2 * settings.pairs + (settings.toggles > 0)))
+    return len(settings.programs) * each + starts
 
 
 def run(proof):
-    rows = proof.data["open_gate"] = []
+    settings = proof.settings
+    rows = proof.data["open_gate"] = [{"name": name, "gates": proof.gates()} for name in settings.programs]
     with daemon.socket() as socket:
-        for name in proof.settings.programs:
-            row = {"name": name, "gates": proof.gates()}
-            rows.append(row)
-            forms = [toggled] if proof.settings.toggles else []
-            forms += [pairs] if proof.settings.pairs else []
-            for form in forms:
-                with proof.guard(f"{name}: {form.__name__}", "rates"):
-                    if not proof.settings.daemon:
-                        form(proof, row, None)
-                        continue
-                    with daemon.Daemon(proof, socket):
-                        form(proof, row, socket)
+        service = daemon.Daemon(proof, socket) if settings.daemon else contextlib.nullcontext()
+        socket = socket if settings.daemon else None
+        at_once = max(settings.at_once, 1)
+        with service:
+            for begin in range(0, len(rows), at_once):
+                some(proof, rows[begin : begin + at_once], socket)
+    proof.show(table(rows))
+
+
+def some(proof, rows, socket):
+    """Programs whose processes start together, and pause until it is their turn."""
+    commands = {}
+    for row in rows:
+        native = real.command(proof, row["name"])
+        if proof.settings.toggles:
+            commands[f"{row['name']}, in turns"] = (proof.limited([], native, daemon=socket), None)
+        for number in range(proof.settings.pairs):
+            commands[f"{row['name']}, native {number + 1}"] = (native, None)
+            commands[f"{row['name']}, limited {number + 1}"] = (proof.limited(["--compute", "100%"], native, daemon=socket), None)
+    with steered.started(proof, commands) as programs:
+        for row in rows:
+            name = row["name"]
+            if program := programs.get(f"{name}, in turns"):
+                with proof.guard(f"{name}: one process", "rates"):
+                    toggled(proof, row, program)
+            both = [[programs.get(f"{name}, {way} {number + 1}") for way in ("native", "limited")] for number in range(proof.settings.pairs)]
+            if whole := [one for one in both if None not in one]:
+                with proof.guard(f"{name}: pairs of processes", "rates"):
+                    pairs(proof, row, whole)
+            steered.end_all([program for key, program in programs.items() if key.startswith(f"{name}, ")])
+
+
+def table(rows):
+    """Markdown."""
+    lines = ["| program | limit | of native (95 %) | ratios | like beside like |", "| --- | --- | --- | ---: | --- |"]
+    for row in rows:
+        told = row.get("toggled", {"ratios": {}, "rates": []})
+        idle = of_like(told["rates"])
+        for limit, ratios in told["ratios"].items():
+            if ratios:
+                alike = medians.shown(medians.median_and_interval(idle)) if idle else ""
+                lines.append(f"| {row['name']} | {limit} | {medians.shown(medians.median_and_interval(ratios))} | {len(ratios)} | {alike} |")
+        if ratios := ratios_of(row.get("pairs", [])):
+            lines.append(f"| {row['name']} | 100, pairs of processes | {medians.shown(medians.median_and_interval(ratios))} | {len(ratios)} | |")
+    return "\n".join(lines) + "\n"
+
+
+def ratios_of(found):
+    return [turn["limited"] / turn["native"] for turns in found for turn in turns]
 
 
 # --- one process, limited and not limited in turns
 
 
-def toggled(proof, row, socket):
+def toggled(proof, row, program):
     name = row["name"]
-    command = proof.limited([], real.command(proof, name), daemon=socket)
-    with steered.running(proof, [(command, None)]) as (program,):
-        percents = {limit: percent(proof, program, limit, row) for limit in proof.settings.limits}
-        stretches = in_turns(proof, program, percents)
+    percents = {limit: percent(proof, program, limit, row) for limit in proof.settings.limits}
+    stretches = in_turns(proof, program, percents)
     row["made_with"] = real.made_with(program)
-    rates = [(what, program.rate(begin, end)) for what, begin, end in stretches]
+    rates = [(what, program.progress(begin, end)) for what, begin, end in stretches]
     row["toggled"] = {"percents": percents, "rates": rates, "ratios": {}}
     idle = of_like(rates)
     for limit, value in percents.items():
@@ -101,8 +142,9 @@ def in_turns(proof, program, percents):
         time.sleep(proof.settings.slice)
         stretches.append((what, begin, time.monotonic()))
         if proof.left() < 5:
-            raise StepFailed("no time left")
-    program.say("pause")
+            # What was measured is not lost.
+            break
+    steered.pause([program])
     return stretches
 
 
@@ -115,14 +157,16 @@ def apply(proof, program, value):
 
 
 def beside_neighbours(rates, limit):
-    """Each stretch under a limit, relative to the mean of the two beside it without one."""
-    return [2 * rate / (rates[i - 1][1] + rates[i + 1][1]) for i, (what, rate) in enumerate(rates) if what == limit and 0 < i < len(rates) - 1]
+    """Each stretch under a limit, relative to the mean of the two beside it without one; those that stood still too
+    tell nothing."""
+    places = [i for i, (what, _) in enumerate(rates) if what == limit and 0 < i < len(rates) - 1]
+    return [2 * rates[i][1] / beside for i in places if (beside := rates[i - 1][1] + rates[i + 1][1])]
 
 
 def of_like(rates):
     """The same between stretches that are alike: what the method finds where there is nothing."""
     native = [rate for what, rate in rates if what is None]
-    return [2 * native[i] / (native[i - 1] + native[i + 1]) for i in range(1, len(native) - 1)]
+    return [2 * native[i] / beside for i in range(1, len(native) - 1) if (beside := native[i - 1] + native[i + 1])]
 
 
 def percent(proof, program, limit, row):
@@ -135,7 +179,7 @@ def percent(proof, program, limit, row):
     before, begun = charged(proof, program), time.monotonic()
     time.sleep(1.6)
     after, ended = charged(proof, program), time.monotonic()
-    program.say("pause")
+    steered.pause([program])
     row["need"] = 100 * (after - before) / 1e6 / (ended - begun)
     return min(float(math.ceil(row["need"] + POINTS_MORE)), 100.0) if row["need"] > 0 else None
 
@@ -154,21 +198,19 @@ def charged(proof, program):
 # --- pairs of processes
 
 
-def pairs(proof, row, socket):
-    """A native process and a limited one, each in its turn; the next pair is of new processes."""
+def pairs(proof, row, whole):
+    """A native process and a limited one, each in its turn, pair after pair of processes."""
     name, found = row["name"], []
     row["pairs"] = found
-    native = real.command(proof, name)
-    limited = proof.limited(["--compute", "100%"], native, daemon=socket)
     try:
-        for number in range(proof.settings.pairs):
-            with steered.running(proof, [(native, None), (limited, None)]) as both:
-                found.append([turn(proof, both, number + one) for one in range(proof.settings.turns)])
+        for both in whole:
+            found.append([])
+            for number in range(proof.settings.turns):
+                found[-1].append(turn(proof, both, number))
     finally:
-        # What whole pairs tell is not lost.
-        if found:
-            ratios = [turn["limited"] / turn["native"] for turns in found for turn in turns]
-            means = [medians.median_and_interval([turn["limited"] / turn["native"] for turn in turns])[0] for turns in found]
+        # What whole turns tell is not lost.
+        if ratios := ratios_of(found):
+            means = [medians.median_and_interval(ratios_of([turns]))[0] for turns in found if turns]
             each = f"; by pair {' '.join(f'{one:.4f}' for one in means)}"
             judge(proof, f"{name} at 100 %: pairs of processes", None, ratios, each)
 

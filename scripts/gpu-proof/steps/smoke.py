@@ -15,7 +15,7 @@ SETTINGS = {
     "limited": 0,
 }
 TIMEOUT = 75
-SEVERAL = ["ddp", "tensor", "pipeline", "collectives", "threads", "peer"]
+SEVERAL = ["ddp", "dp", "tensor", "pipeline", "collectives", "threads", "peer"]
 
 
 def seconds(settings):

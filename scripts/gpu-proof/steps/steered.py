@@ -35,6 +35,8 @@ class Steered(listener.Listener):
 
     def __init__(self, proof, command, env=None):
         self.lines, self.result, self.windows, self.took, self.told_to_die = [], None, None, [], False
+        # Whether it says when it has come to a pause, and how often it has.
+        self.acknowledges, self.pauses = False, 0
         super().__init__(proof, command, env, stdin=subprocess.PIPE)
 
     def heard(self, said):
@@ -42,7 +44,10 @@ class Steered(listener.Listener):
             self.lines.append((said["at"], said["kernels"]))
             # When steps ended and how many milliseconds they took, where the program tells it.
             self.took += said.get("took", [])
+        elif "paused" in said:
+            self.pauses += 1
         else:
+            self.acknowledges |= said.pop("acknowledges", False)
             self.windows = said.pop("windows", None)
             self.result = said
 
@@ -89,7 +94,7 @@ class Steered(listener.Listener):
         try:
             self.process.wait(max(timeout, 0.1))
         except subprocess.TimeoutExpired:
-            self.proof.show("  a program did not end when it was told")
+            self.proof.show(f"  a program did not end when it was told: {self.name()}")
             self.told_to_die = True
         kill_group(self.process)
         status = self.process.wait()
@@ -100,6 +105,10 @@ class Steered(listener.Listener):
             self.proof.show(f"  status {status}: {' '.join(map(str, self.process.args))}\n{text[-2500:]}")
         self.proof.log(f"  status {status}, {len(self.lines)} progress lines; {json.dumps(self.result)}; err: {text[-1500:]}")
         return self.result
+
+    def name(self):
+        """Its command without folders."""
+        return " ".join(pathlib.Path(str(part)).name for part in self.process.args)
 
 
 @contextlib.contextmanager
@@ -112,61 +121,102 @@ def running(proof, commands, wait=90):
     try:
         for command, env in commands:
             programs.append(Steered(proof, command, env))
-        pause_when_ready(programs, min(wait, proof.left()))
+        failed = pause_when_ready(programs, min(wait, proof.left()))
+        if failed:
+            raise NotStarted("; ".join(failed.values()))
         yield programs
     finally:
-        # All are told before the first is waited for.
-        for program in programs:
-            with contextlib.suppress(StepFailed):
-                program.say("end")
-        for program in programs:
-            program.end()
+        end_all(programs)
+
+
+@contextlib.contextmanager
+def started(proof, named, wait=90):
+    """As `running`, all at once, by name. What does not run in time is ended and left out, and why is told."""
+    programs = {}
+    try:
+        for name, (command, env) in named.items():
+            programs[name] = Steered(proof, command, env)
+        failed = pause_when_ready(list(programs.values()), min(wait, proof.left()))
+        out = {name: program for name, program in programs.items() if program in failed}
+        for name, program in out.items():
+            proof.check(f"{name}: it starts", False, failed[program], "it runs")
+        end_all(out.values(), 1)
+        yield {name: program for name, program in programs.items() if name not in out}
+    finally:
+        end_all(programs.values())
+
+
+def end_all(programs, seconds=15):
+    """All are told before the first is waited for. Those that have been ended are passed over."""
+    programs = [program for program in programs if program.process.returncode is None]
+    for program in programs:
+        with contextlib.suppress(StepFailed):
+            program.say("end")
+    give_up = time.monotonic() + seconds
+    for program in programs:
+        program.end(give_up - time.monotonic())
 
 
 def pause_when_ready(programs, seconds):
-    """Waits until all run, and pauses each as soon as it does: the others start faster then."""
+    """Waits until all run, and pauses each as soon as it does: the others start faster then. Why some do not run, by
+    program."""
     begun = time.monotonic()
-    starting = list(programs)
-    while starting:
-        for program in starting:
+    starting, failed = list(programs), {}
+    while starting and time.monotonic() - begun <= seconds:
+        for program in list(starting):
             try:
                 if program.is_ready():
                     program.say("pause")
                     starting.remove(program)
-                    break
             except StepFailed as failure:
-                raise NotStarted(str(failure)) from None
-        else:
-            if time.monotonic() - begun > seconds:
-                raise NotStarted(f"{len(starting)} of {len(programs)} programs did not run within {seconds:.0f} s")
-            time.sleep(0.02)
+                failed[program] = str(failure)
+                starting.remove(program)
+        time.sleep(0.02)
+    failed.update({program: f"{program.name()} did not run within {seconds:.0f} s" for program in starting})
+    return failed
 
 
-def rates(proof, programs, settle, seconds):
-    """Lets these run at once, the others being paused; steps a second of each, once they have settled."""
+# So long a program that is told to pause may go on with what it has launched.
+PAUSE_SECONDS = 8
+
+
+def pause(programs):
+    """Tells them to pause, and waits until those that say so have: what one still has launched would slow the next."""
+    before = {program: program.pauses for program in programs}
+    for program in programs:
+        program.say("pause")
+    give_up = time.monotonic() + PAUSE_SECONDS
+    for program in programs:
+        while program.acknowledges and program.pauses == before[program]:
+            if program.process.poll() is not None or time.monotonic() > give_up:
+                raise StepFailed(f"told to pause, it did not within {PAUSE_SECONDS} s: {program.name()}")
+            time.sleep(0.005)
+
+
+def run_for(proof, programs, settle, seconds):
+    """Lets these run at once, the others being paused; the moments between which they had settled."""
     if proof.left() < settle + seconds:
         raise StepFailed("no time left")
-    for program in programs:
+    for program in reversed(programs):
         program.say("go")
     begin = time.monotonic() + settle
     time.sleep(settle + seconds)
     end = time.monotonic()
-    for program in programs:
-        program.say("pause")
+    # Who does not pause disturbs what comes next; what was measured is right.
+    with proof.guard("programs that are told to pause", f"a pause within {PAUSE_SECONDS} s"):
+        pause(programs)
+    return begin, end
+
+
+def rates(proof, programs, settle, seconds):
+    """Steps a second of each of these, which run at once."""
+    begin, end = run_for(proof, programs, settle, seconds)
     return [program.rate(begin, end) for program in programs]
 
 
 def slow_rates(proof, programs, settle, seconds):
     """As `rates`, for programs that may not get on at all."""
-    if proof.left() < settle + seconds:
-        raise StepFailed("no time left")
-    for program in programs:
-        program.say("go")
-    begin = time.monotonic() + settle
-    time.sleep(settle + seconds)
-    end = time.monotonic()
-    for program in programs:
-        program.say("pause")
+    begin, end = run_for(proof, programs, settle, seconds)
     return [program.progress(begin, end) for program in programs]
 
 

@@ -9,7 +9,7 @@ import math
 import time
 
 from harness import StepFailed
-from medians import percentile
+from medians import median_and_interval, percentile, shown
 from steps import curve, daemon, dense, real, steered
 
 SETTINGS = {
@@ -27,6 +27,8 @@ JUDGE = {"trainings": ["vit", "moe"]}
 WINDOW = 0.001
 TOLERANCE_POINTS, SECOND_POINTS, LEAST_SUM, MOST_P95_MS, SPEED_POINTS = 1.0, 2.0, 0.98, 12.0, 2.0
 POLICY = ["--policy", "fixed"]
+# Of the time in which two trainings are looked at.
+PARTS = 6
 
 
 def seconds(settings):
@@ -142,16 +144,21 @@ def trainings(proof, rows, name, socket):
                             refused = steered.limit(proof, one, *half, "--policy", "balance")
                             if refused:
                                 raise StepFailed(f"sluice limit: {refused}")
-                    rates = steered.rates(proof, both, 2.0, proof.settings.training_seconds)
-                    row["ways"][policy] = rates
-                    told(proof, name, policy, rates, row.get("alone"))
+                    begin, end = steered.run_for(proof, both, 2.0, proof.settings.training_seconds)
+                    length = (end - begin) / PARTS
+                    parts = [[one.progress(begin + length * part, begin + length * (part + 1)) for part in range(PARTS)] for one in both]
+                    row["ways"][policy] = parts
+                    told(proof, name, policy, parts, row.get("alone"))
 
 
-def told(proof, name, policy, rates, alone):
+def told(proof, name, policy, parts, alone):
+    """`parts`: of each training, its speed in each part of the time."""
     base = sum(alone) / len(alone) if alone else None
     if not base:
         raise StepFailed("not judged: the speed alone is not known")
+    rates = [sum(one) / len(one) for one in parts]
+    found = median_and_interval([100 * (one - other) / base for one, other in zip(*parts)])
     apart = 100 * abs(rates[0] - rates[1]) / base
-    text = f"{rates[0]:.2f} + {rates[1]:.2f} steps/s = {sum(rates) / base:.3f} of alone; {apart:.1f} points apart"
+    text = f"{rates[0]:.2f} + {rates[1]:.2f} steps/s = {sum(rates) / base:.3f} of alone; {apart:.1f} points apart, by parts {shown(found, 1)}"
     ok = None if proof.fake or policy == "slicing" else apart <= SPEED_POINTS
     proof.check(f"two of {name}, 50/50 {policy}: speeds", ok, text, "the hardware's own" if policy == "slicing" else f"within {SPEED_POINTS:g} points")

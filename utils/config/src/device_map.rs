@@ -17,6 +17,9 @@ pub(super) fn read<V>(
         Ok(_) => return Err("not a JSON object".to_owned()),
         Err(error) => return Err(format!("not JSON ({error})")),
     };
+    if object.is_empty() {
+        return Err("no device is named, so nothing would be limited".to_owned());
+    }
     let mut values: Vec<(GpuKey, V)> = Vec::with_capacity(object.len());
     for (name, json) in &object {
         let key = name

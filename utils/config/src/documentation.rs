@@ -14,6 +14,8 @@ so that an existing deployment works by replacing its library.
   ([operations.md](operations.md)). `SLUICE_LOG` and its relatives are always the process's own.
 * An empty variable counts as unset. A value that cannot be read is an error that names the variable,
   the value and the accepted form; it never means \"unlimited\".
+* A limit that names only devices which the node does not have is refused, and so are an object without a device
+  and an index where none is read: they would limit nothing.
 * Sizes are bytes, or a number with a suffix in any case: `k`, `m`, `g`, `t` and `KiB` to `TiB` count in
   1024, `KB` to `TB` in 1000. A size that ends in `%` is that part of the device's memory, as NVML shows it
   on the host; where the device's size cannot be found out, the limit is refused, not dropped. Below 1 MiB

@@ -44,6 +44,19 @@ pub enum ConfigError {
         /// Name without index.
         base: &'static str,
     },
+    /// A name with an index, of a variable that takes none.
+    #[error(
+        "{}: {base} takes no index; accepted is {base} itself, as {accepted}",
+        OneLine(variable)
+    )]
+    NoIndex {
+        /// Name as set.
+        variable: String,
+        /// Name without index.
+        base: &'static str,
+        /// What its value would be.
+        accepted: &'static str,
+    },
     /// Values that are valid alone but contradict each other.
     #[error(transparent)]
     Conflict(#[from] RequestError),

@@ -30,9 +30,9 @@ pub use visible::index as visible_index;
 
 use ::limits::env;
 use ::limits::units::PPM_ONE;
-use ::limits::{Named, Policy, Priority};
+use ::limits::{GpuId, Named, Policy, Priority};
 use rules::{Common, Rules};
-use settings::Setting;
+use settings::{Scope, Setting};
 use std::path::PathBuf;
 use value::Value;
 use variables::{Meaning, System, VARIABLES};
@@ -65,6 +65,15 @@ pub struct Identity {
     pub container: Option<String>,
 }
 
+/// Limits that name a device which the node does not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Absent {
+    /// Their variables, with the key.
+    pub names: Vec<String>,
+    /// Whether these are all limits: none would hold on any device.
+    pub all: bool,
+}
+
 /// The configuration of this process.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -83,12 +92,17 @@ pub struct Config {
     pub control_disabled: bool,
     /// Where the daemon listens, if one is used.
     pub daemon: Option<DaemonAddress>,
+    /// Whether the node's daemon is used where its socket is to be seen: nothing was said of a daemon, and the process
+    /// was not put into a session.
+    pub finds_daemon: bool,
     /// Directory of the session, if there is one.
     pub session_dir: Option<PathBuf>,
     /// Who the process says it is.
     pub identity: Identity,
     /// How much to log.
     pub log: LogLevel,
+    /// Where to log, if not on standard error.
+    pub log_file: Option<PathBuf>,
     /// Accepted settings without effect, and settings that lift limits; one line each.
     pub warnings: Vec<String>,
     overruled: Vec<Overruled>,
@@ -122,6 +136,9 @@ impl Config {
 
         let daemon = chooser.daemon()?;
         let session_dir = chooser.path(Meaning::SessionDir);
+        let finds_daemon = daemon.is_none()
+            && session_dir.is_none()
+            && chooser.value(Meaning::DaemonSocket).is_none();
         let mut warnings = without_effect(&settings, &rules);
         // A process may lift its own limits only if it was not put into a session.
         let free = daemon.is_none() && session_dir.is_none();
@@ -163,6 +180,7 @@ impl Config {
             nvml_hooks: no_nvml.is_none(),
             control_disabled: off.is_some(),
             daemon,
+            finds_daemon,
             session_dir,
             identity: Identity {
                 pod_uid: chooser.text(Meaning::PodUid),
@@ -174,6 +192,7 @@ impl Config {
                 Some(Value::Level(level)) => *level,
                 _ => LogLevel::default(),
             },
+            log_file: chooser.path(Meaning::LogFile),
             warnings,
             overruled: chooser.overruled,
             rules,
@@ -184,6 +203,29 @@ impl Config {
     /// and there is no [`DeviceSettings::conflict`].
     pub fn limits_for(&self, device: &DeviceIdentity) -> DeviceSettings {
         self.rules.decide(device)
+    }
+
+    /// The limits that name a device which is not there. `count`: how many devices the node shows; `is_there`: whether
+    /// it has a device of this UUID.
+    pub fn absent(&self, count: u32, is_there: impl Fn(GpuId) -> bool) -> Absent {
+        let (named, alone) = self.rules.named();
+        let is_present = |scope: &Scope| match scope {
+            Scope::Every => true,
+            Scope::Uuid(uuid) => is_there(*uuid),
+            Scope::HostIndex(index) | Scope::VisibleIndex(index) => *index < count,
+        };
+        let names: Vec<String> = named
+            .iter()
+            .filter(|(_, scope)| !is_present(scope))
+            .map(|(name, _)| (*name).to_owned())
+            .collect();
+        let all = alone && !names.is_empty() && names.len() == named.len();
+        Absent { names, all }
+    }
+
+    /// Whether a limit names a device, so that [`Self::absent`] matters.
+    pub fn names_devices(&self) -> bool {
+        !self.rules.named().0.is_empty()
     }
 
     /// Whether a limit is keyed by host index, so that [`DeviceIdentity::host_index`] matters.
@@ -269,12 +311,16 @@ impl<'a> Chooser<'a> {
             (_, Some(_)) => return Err(incomplete(Meaning::DaemonPort, Meaning::DaemonHost)),
             (None, None) => None,
         };
-        let Some(socket) = self.path(Meaning::DaemonSocket) else { return Ok(tcp) };
+        let socket = match self.value(Meaning::DaemonSocket) {
+            None => return Ok(tcp),
+            Some(Value::Path(socket)) => Some(socket.clone()),
+            Some(_) => None,
+        };
         for setting in host.into_iter().chain(port) {
             let (variable, by) = (setting.name.clone(), env::DAEMON_SOCKET.to_owned());
             self.overruled.push(Overruled { variable, by });
         }
-        Ok(Some(DaemonAddress::Unix(socket)))
+        Ok(socket.map(DaemonAddress::Unix))
     }
 }
 

@@ -159,6 +159,21 @@ impl Rules {
         memory.chain(of(&self.share)).chain(of(&self.soft)).collect()
     }
 
+    /// The limits that name a device, by their variables, and whether no limit holds for every device.
+    pub(super) fn named(&self) -> (Vec<(&str, Scope)>, bool) {
+        fn of<T>(rules: &[LimitRule<T>]) -> impl Iterator<Item = (&str, Scope)> {
+            rules.iter().map(|rule| (rule.name.as_str(), rule.scope))
+        }
+        if self.off.is_some() {
+            return (Vec::new(), false);
+        }
+        let shares = self.share.iter().filter(|rule| rule.value.is_some());
+        let shares = shares.map(|rule| (rule.name.as_str(), rule.scope));
+        let all = of(&self.memory).chain(of(&self.real)).chain(shares).chain(of(&self.soft));
+        let (every, named): (Vec<_>, Vec<_>) = all.partition(|(_, scope)| *scope == Scope::Every);
+        (named, every.is_empty())
+    }
+
     /// A contradiction for some named device, or for every device.
     pub(super) fn conflict(&self) -> Option<RequestError> {
         // This UUID stands for all devices that are not named.

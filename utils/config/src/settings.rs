@@ -43,6 +43,9 @@ pub(super) fn read(environment: &dyn Environment) -> Result<Vec<Setting>, Config
                 }
             }
         }
+        if variable.refuses_suffix() {
+            refuse_indexed(environment, &names, variable)?;
+        }
         let name = variable.name.to_owned();
         match value(environment, variable, &name)? {
             None => {}
@@ -70,6 +73,26 @@ const fn by_index(space: IndexSpace, number: u32) -> Scope {
         IndexSpace::Host => Scope::HostIndex(number),
         IndexSpace::Visible => Scope::VisibleIndex(number),
         IndexSpace::None => Scope::Every,
+    }
+}
+
+/// Refuses a name that looks like a limit for one device, of a variable that has no such form.
+fn refuse_indexed(
+    environment: &dyn Environment,
+    names: &[String],
+    variable: &Variable,
+) -> Result<(), ConfigError> {
+    let is_indexed = |name: &&String| {
+        let rest = name.strip_prefix(variable.name);
+        let indexed = rest.is_some_and(|rest| rest.starts_with('_'));
+        indexed && environment.get(name).is_none_or(|value| !value.is_empty())
+    };
+    let accepted = variable.format.accepted();
+    match names.iter().find(is_indexed) {
+        Some(name) => {
+            Err(ConfigError::NoIndex { variable: name.clone(), base: variable.name, accepted })
+        }
+        None => Ok(()),
     }
 }
 

@@ -39,8 +39,10 @@ impl Snapshot {
     /// The same with another's variables of logging.
     #[must_use]
     pub fn with_log_of(self, other: &Self) -> Self {
-        let logs =
-            |name: &OsStr| row(name.as_bytes()).is_some_and(|row| row.meaning == Meaning::Log);
+        let logs = |name: &OsStr| {
+            row(name.as_bytes())
+                .is_some_and(|row| matches!(row.meaning, Meaning::Log | Meaning::LogFile))
+        };
         let kept = self.0.into_iter().filter(|(name, _)| !logs(name));
         Self(kept.chain(other.0.iter().filter(|(name, _)| logs(name)).cloned()).collect())
     }
@@ -80,7 +82,7 @@ impl FromIterator<(OsString, OsString)> for Snapshot {
 fn row(name: &[u8]) -> Option<&'static Variable> {
     VARIABLES.iter().find(|row| match name.strip_prefix(row.name.as_bytes()) {
         Some([]) => true,
-        Some([b'_', ..]) => row.takes_suffix(),
+        Some([b'_', ..]) => row.takes_suffix() || row.refuses_suffix(),
         _ => false,
     })
 }
@@ -112,6 +114,7 @@ const fn decides(meaning: Meaning) -> bool {
         | Meaning::PodName
         | Meaning::ContainerName
         | Meaning::Log
+        | Meaning::LogFile
         | Meaning::Ignored
         | Meaning::AddPath => false,
     }

@@ -141,6 +141,8 @@ pub(super) enum Format {
     CompatibilityMode,
     /// A path from the root.
     AbsolutePath,
+    /// A path from the root, or none.
+    Socket,
     /// IP address or host name.
     Host,
     /// TCP port.
@@ -189,6 +191,7 @@ impl Format {
                 "0 (host), 1 (cgroup v1), 2 (cgroup v2), 100 (open kernel modules), 200 (client registration) or a sum of these"
             }
             Self::AbsolutePath => "a path that starts with /",
+            Self::Socket => "a path that starts with /, or none",
             Self::Host => "an IP address or a host name",
             Self::Port => "a port from 1 to 65535",
             Self::Text => "one line of at most 253 characters",
@@ -214,7 +217,7 @@ impl Format {
                 Err(_) => Err(invalid()),
             },
             // Spaces can be part of these.
-            Self::AbsolutePath | Self::Text => self.scalar(text).ok_or_else(invalid),
+            Self::AbsolutePath | Self::Socket | Self::Text => self.scalar(text).ok_or_else(invalid),
             _ => self.scalar(text.trim()).ok_or_else(invalid),
         }
     }
@@ -287,6 +290,8 @@ impl Format {
             Self::AbsolutePath => {
                 (text.starts_with('/')).then(|| Value::Path(PathBuf::from(text)))?
             }
+            Self::Socket if text == "none" => Value::Checked,
+            Self::Socket => Self::AbsolutePath.scalar(text)?,
             Self::Host => is_host(text).then(|| Value::Text(text.to_owned()))?,
             Self::Port => {
                 Value::Port(u16::try_from(parse_whole(text)?).ok().filter(|port| *port > 0)?)

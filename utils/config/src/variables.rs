@@ -56,6 +56,7 @@ pub(super) enum Meaning {
     NvmlHooks,
     ControlDisabled,
     Log,
+    LogFile,
     /// Checked, and rightly of no consequence.
     Ignored,
     /// Read by `libadd_path.so`, not here.
@@ -80,6 +81,15 @@ impl Variable {
     pub(super) fn takes_suffix(&self) -> bool {
         let map = matches!(self.format, Format::SizesByDevice | Format::PercentsByDevice);
         self.index != IndexSpace::None && !map
+    }
+
+    /// Whether `NAME_<i>` is refused: it looks like a limit, and nobody reads it.
+    pub(super) fn refuses_suffix(&self) -> bool {
+        let limit = matches!(
+            self.meaning,
+            Meaning::MemoryLimit | Meaning::MemoryReal | Meaning::ComputeLimit | Meaning::SoftLimit
+        );
+        limit && !self.takes_suffix()
     }
 }
 
@@ -273,9 +283,9 @@ pub(super) static VARIABLES: &[Variable] = {
             env::DAEMON_SOCKET,
             S::Sluice,
             M::DaemonSocket,
-            F::AbsolutePath,
+            F::Socket,
             I::None,
-            "socket of the daemon; unset: each session keeps its own account",
+            "socket of the daemon; unset: with the library only preloaded the node's, where it is to be seen; `none`: each session keeps its own account",
         ),
         row(
             "HYPERVISOR_IP",
@@ -379,7 +389,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Log,
             F::LogName,
             I::None,
-            "how much the limiter logs on standard error (default `off`)",
+            "how much the limiter logs (default `off`: only what goes wrong)",
         ),
         row(
             "VCUDA_LOG_LEVEL",
@@ -403,7 +413,15 @@ pub(super) static VARIABLES: &[Variable] = {
             M::Log,
             F::LogVgpuController,
             I::None,
-            "how much the limiter logs: 0 and 1 errors, 2 warnings, 3 infos, 4 debugging, 5 each call",
+            "how much the limiter logs: 0 and 1 errors, 2 warnings, 3 infos, 4 debugging, 5 each call, as its later releases number them",
+        ),
+        row(
+            env::LOG_FILE,
+            S::Sluice,
+            M::LogFile,
+            F::AbsolutePath,
+            I::None,
+            "the file to which the limiter adds its lines instead of standard error; where it cannot, standard error",
         ),
         row(
             "GPU_DEVICES_UUID",

@@ -19,6 +19,8 @@ pub const ON_FAILURE: &str = "SLUICE_ON_FAILURE";
 pub const GATES: &str = "SLUICE_GATES";
 /// Log level of the limiter: `off` (default), `error`, `warn`, `info`, `debug`, `trace`.
 pub const LOG: &str = "SLUICE_LOG";
+/// Where the limiter writes instead.
+pub const LOG_FILE: &str = "SLUICE_LOG_FILE";
 /// JSON object, key = GPU UUID or device index, value = percent of GPU time.
 pub const COMPUTE_LIMIT: &str = "TENSOR_FUSION_CUDA_UP_LIMIT";
 /// JSON object, key = GPU UUID or device index, value = bytes, or a percentage of the device.

@@ -9,6 +9,7 @@
 //! * [`gpu`]: the identity of a GPU
 //! * [`shown`]: text that others have chosen, for a terminal
 //! * [`bucket`]: the arithmetic of a time quota, used by ledger and scheduler
+//! * [`recent`]: how much of a device's time was used in the last seconds
 //! * [`turns`]: how a device's time is dealt out, for the daemon and for a session's own account
 //! * [`session_name`]: the names of sessions' folders, and what of them may be printed
 //! * [`mod@env`]: the environment variables by which the parts find each other
@@ -23,6 +24,7 @@ pub mod gpu;
 pub mod memory;
 pub mod named;
 pub mod policy;
+pub mod recent;
 pub mod request;
 pub mod session_name;
 pub mod shown;

@@ -19,11 +19,18 @@ pub const PERIOD_NS: u64 = 100 * MS;
 pub const LONGEST_LEASE_NS: u64 = 30 * MS;
 /// The shortest turn. Below it, the handover outweighs the work.
 pub const SHORTEST_TURN_NS: u64 = MS;
-/// A turn may start with this much, even if a longer one could be had by waiting. It is enough to
-/// measure a utilization.
+/// A turn on one device may start with this much, even if a longer one could be had by waiting: it is enough to
+/// measure a utilization. One of spare time is as long.
 pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
 /// The guaranteed share of a session of low priority is at most this, in millionths.
-pub const LOW_PRIORITY_PPM: u32 = 50_000;
+pub const LOW_PRIORITY_PPM: u32 = 20_000;
+/// Rounds between gates in streams, for each session that takes turns: the shortest, and the longest.
+const SHORTEST_ROUND_NS: u64 = 4_500_000;
+const LONGEST_ROUND_NS: u64 = 10 * MS;
+/// Rounds between gates in streams are so short that nobody waits for longer, where they may be.
+const LONGEST_WAIT_NS: u64 = 11 * MS;
+/// Rounds of sessions that hold several devices, for each of them.
+const TOGETHER_NS: u64 = 50 * MS;
 /// From this utilization up a process fills the device: it is dense. Others leave it idle part of
 /// the time.
 pub const DENSE_PPM: u64 = 850_000;
@@ -31,23 +38,74 @@ pub const DENSE_PPM: u64 = 850_000;
 pub const MEMORY_NS: u64 = 200 * MS;
 
 /// How a process's gates work. What a handover costs follows from it, and so the length of turns.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Handover {
-    /// Its streams wait at the gate: it can be stopped at once, and a handover costs some 50 us.
+    /// Its streams wait at the gate: it can be stopped at once, and a handover costs what the device needs to go over
+    /// to another process: 140 us on an H200.
     InStream,
     /// Its threads wait at the gate. When a lease ends, what was launched has to run out: some
     /// 350 us.
     #[default]
     OnThread,
+    /// Its devices are held together: a handover waits for the slowest of them.
+    Together,
+}
+
+/// Those that take turns on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakingTurns {
+    /// How many sessions they are.
+    pub sessions: u64,
+    /// The sum of their shares, and the least one, in millionths.
+    pub sum_ppm: u64,
+    /// The least one.
+    pub least_ppm: u64,
+    /// The costliest handover of theirs.
+    pub handover: Handover,
+    /// What each of them has queued at least when its turns end.
+    pub queued_ns: u64,
+}
+
+impl TakingTurns {
+    /// How long a round is for each session. A turn costs a handover, so a round is the longer, the more take turns.
+    ///
+    /// A program that has little queued waits for its results within a turn, and each turn of another delays it. One
+    /// that has more queued than a turn takes does not notice how its time is cut, and turns are longer for its sake.
+    fn round_for_each_ns(&self) -> u64 {
+        match self.handover {
+            Handover::InStream => {
+                let others_ppm = u64::from(PPM_ONE).saturating_sub(self.least_ppm);
+                let round_ns = LONGEST_WAIT_NS.saturating_mul(PPM_ONE.into());
+                let bound_ns = round_ns.checked_div(others_ppm * self.sessions).unwrap_or(u64::MAX);
+                let longest_ns = LONGEST_ROUND_NS.min(bound_ns).max(SHORTEST_ROUND_NS);
+                self.queued_ns.clamp(SHORTEST_ROUND_NS, longest_ns)
+            }
+            Handover::OnThread => 30 * MS,
+            Handover::Together => TOGETHER_NS,
+        }
+    }
+
+    /// In which time each of so many sessions gets its share once. Where their shares are more than the
+    /// device, or would be if another one came that is like the only one, all get less.
+    #[must_use]
+    pub fn round_ns(mut self) -> u64 {
+        if self.sessions < 2 {
+            (self.sessions, self.sum_ppm) = (2, self.sum_ppm.saturating_mul(2));
+        }
+        let round = self.round_for_each_ns().saturating_mul(self.sessions).min(PERIOD_NS);
+        round.saturating_mul(PPM_ONE.into()) / self.sum_ppm.max(PPM_ONE.into())
+    }
 }
 
 impl Handover {
-    /// How long a round is for each session that takes turns. A turn costs a handover, so a round is
-    /// the longer, the more take turns.
-    fn round_for_each_ns(self) -> u64 {
+    /// The turn that a session waits for, of one that would be `turn_ns` long: half of it, or a comfortable one.
+    /// Several devices are worth a whole one.
+    fn least_turn_ns(self, turn_ns: u64) -> u64 {
         match self {
-            Self::InStream => 5 * MS,
-            Self::OnThread => 30 * MS,
+            Self::InStream | Self::OnThread => {
+                (turn_ns / 2).clamp(SHORTEST_TURN_NS, COMFORTABLE_TURN_NS)
+            }
+            Self::Together => turn_ns.clamp(SHORTEST_TURN_NS, TOGETHER_NS),
         }
     }
 }
@@ -59,24 +117,14 @@ pub fn burst_ns(share_ppm: u32) -> u64 {
     bucket::earned(PERIOD_NS, share_ppm) + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
 }
 
-/// In which time each of so many sessions gets its share once. Where their shares are more than the
-/// device, or would be if another one came that is like the only one, all get less.
-pub fn round_ns(sessions: u64, sum_ppm: u64, handover: Handover) -> u64 {
-    let (sessions, sum_ppm) =
-        if sessions < 2 { (2, sum_ppm.saturating_mul(2)) } else { (sessions, sum_ppm) };
-    let round = handover.round_for_each_ns().saturating_mul(sessions).min(PERIOD_NS);
-    round.saturating_mul(PPM_ONE.into()) / sum_ppm.max(PPM_ONE.into())
-}
-
 /// How long a turn is: the share of a round.
 pub fn turn_ns(share_ppm: u32, round_ns: u64) -> u64 {
     bucket::earned(round_ns, share_ppm).max(SHORTEST_TURN_NS)
 }
 
-/// The balance at which a session may start a turn: half of a turn, or a comfortable one.
-pub fn entry_ns(share_ppm: u32, round_ns: u64) -> u64 {
-    let half = bucket::earned(round_ns, share_ppm) / 2;
-    let turn = half.clamp(SHORTEST_TURN_NS, COMFORTABLE_TURN_NS);
+/// The balance at which a session may start a turn.
+pub fn entry_ns(share_ppm: u32, round_ns: u64, handover: Handover) -> u64 {
+    let turn = handover.least_turn_ns(bucket::earned(round_ns, share_ppm));
     bucket::balance_for(turn, share_ppm)
 }
 
@@ -118,20 +166,44 @@ mod tests {
     #[test]
     fn every_share_can_reach_its_entry() {
         for share in 1..=PPM_ONE {
-            assert!(entry_ns(share, PERIOD_NS) <= burst_ns(share), "{share}");
+            for handover in [Handover::InStream, Handover::OnThread, Handover::Together] {
+                assert!(entry_ns(share, PERIOD_NS, handover) <= burst_ns(share), "{share}");
+            }
         }
     }
 
     #[test]
     fn a_round_is_short_for_two_and_a_period_for_many() {
-        let round = |sessions, sum, handover| round_ns(sessions, sum, handover) / MS;
-        assert_eq!(round(2, 1_000_000, Handover::InStream), 10);
-        assert_eq!(round(2, 2_000_000, Handover::InStream), 5);
-        assert_eq!(round(8, 1_000_000, Handover::InStream), 40);
+        let round = |sessions: u64, sum_ppm: u64, handover| {
+            let least_ppm = sum_ppm / sessions;
+            let all = TakingTurns { sessions, sum_ppm, least_ppm, handover, queued_ns: 0 };
+            all.round_ns() / MS
+        };
+        assert_eq!(round(2, 1_000_000, Handover::InStream), 9);
+        assert_eq!(round(2, 2_000_000, Handover::InStream), 4);
+        assert_eq!(round(8, 1_000_000, Handover::InStream), 36);
         assert_eq!(round(2, 500_000, Handover::OnThread), 60);
         assert_eq!(round(40, 1_000_000, Handover::InStream), 100);
-        assert_eq!(round(1, 500_000, Handover::InStream), 10);
+        assert_eq!(round(1, 500_000, Handover::InStream), 9);
         assert_eq!(round(1, 1_000_000, Handover::OnThread), 30);
+        assert_eq!(round(2, 1_000_000, Handover::Together), 100);
+    }
+
+    #[test]
+    fn who_has_much_queued_has_longer_turns_and_nobody_waits_long() {
+        let round = |least_ppm, queued_ms| {
+            let handover = Handover::InStream;
+            let queued_ns = queued_ms * MS;
+            let sum_ppm = 1_000_000;
+            TakingTurns { sessions: 2, sum_ppm, least_ppm, handover, queued_ns }.round_ns()
+        };
+        assert_eq!(round(500_000, 1), 9 * MS);
+        assert_eq!(round(500_000, 7), 14 * MS);
+        assert_eq!(round(500_000, 100), 20 * MS);
+        // At a quarter it waits for three quarters of the round.
+        let wait = round(250_000, 100) * 3 / 4;
+        assert!((wait / 1000).abs_diff(11_000) <= 1, "{wait}");
+        assert!((round(10_000, 100) * 99 / 100 / 1000).abs_diff(11_000) <= 1);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The messages between the parts of Sluice, and to other programs; each has one type. Here and in
-//! [`status`] are the bodies of the daemon's HTTP calls; in [`sessions`] is what `sluice status
-//! --json` prints. [`socket`] knows where the daemon listens.
+//! [`status`] are the bodies of the daemon's HTTP calls; in [`sessions`] and [`reports`] is what
+//! `sluice` prints with `--json`; in [`record`] is what it records. [`socket`] knows where the daemon listens.
 //!
 //! Times are in microseconds and relative ("this long from now"). The two sides share a clock, but
 //! do not know when the other reads a message. A device's UUID is written as NVML prints it, and
@@ -10,9 +10,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod record;
+pub mod reports;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod sessions;
 pub mod socket;
-pub mod status;
 
 use limits::{ComputeLimit, GpuId};
 use serde::{Deserialize, Serialize};
@@ -28,6 +31,8 @@ pub const LONGEST_LEASE_US: u64 = 50_000;
 
 /// The paths of the calls. They are `POST` with a JSON body unless stated otherwise.
 pub mod path {
+    /// The root of the calls.
+    pub const ROOT: &str = "/v1";
     /// [`super::Register`] -> [`super::Registered`]
     pub const REGISTER: &str = "/v1/register";
     /// [`super::Admission`] -> [`super::Decision`]: a long poll.
@@ -35,8 +40,6 @@ pub mod path {
     /// Reports the end of a lease without asking for another: [`super::Admission`] with
     /// `ask: None` -> [`super::Decision`].
     pub const REPORT: &str = "/v1/report";
-    /// `GET` -> [`super::status::NodeStatus`]
-    pub const STATUS: &str = "/v1/status";
 }
 
 /// Registers a process. The daemon learns its pid and user from the kernel.
@@ -54,7 +57,7 @@ pub struct Register {
     pub gates: Option<GatesInStream>,
 }
 
-/// Gates that the daemon can close, by memory that the process shares with it.
+/// Gates that the daemon can open and close, by memory that the process shares with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GatesInStream {
     /// The number of the gate page's descriptor in the calling process. Any number is read: one
@@ -104,6 +107,27 @@ pub struct Admission {
     /// The session's quota on this device, if it has changed since the registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<DeviceQuota>,
+    /// The word of the caller's closed gate on this device, in its gate page. If a lease is granted
+    /// while it is still the same, the daemon opens the gate. `None`: the caller opens it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gate: Option<u32>,
+    /// The session uses the device together with its others that say so: work on one waits for work on
+    /// the others.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub together: bool,
+    /// For how long, in microseconds, the process used the device outside of leases since it last said so: work on
+    /// another one waited for it. The session pays for it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub outside_us: u64,
+    /// The estimated time, in microseconds, of what was queued behind the gate when the last lease ended. Who has much
+    /// queued does not notice how its turns are cut.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub queued_us: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// How a lease was used since its grant or since its last report.
@@ -136,6 +160,32 @@ impl LeaseReport {
 pub struct Decision {
     /// A lease. `None`: none was free in the time asked for; ask again.
     pub lease: Option<Lease>,
+    /// Why the session is granted no lease on the device for now. `None`: it is a matter of turns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub withheld: Option<Withheld>,
+}
+
+impl Decision {
+    /// Without a reason.
+    #[must_use]
+    pub const fn of(lease: Option<Lease>) -> Self {
+        Self { lease, withheld: None }
+    }
+}
+
+/// Why a session is granted no lease on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Withheld {
+    /// The session is frozen.
+    Frozen,
+    /// The device is unhealthy.
+    Unhealthy,
+    /// A process uses the device that no session knows.
+    UnknownProcess,
+    /// A reason that this version does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// The right to use a device for a limited time.

@@ -7,15 +7,89 @@ use serde::{Deserialize, Serialize};
 
 /// The whole output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct StatusReport {
     /// The sessions.
     pub sessions: Vec<SessionReport>,
     /// Pages that are not valid.
     pub damaged: Vec<DamagedPage>,
+    /// Sessions whose pages cannot be seen from here, as those in containers. The node's daemon tells of them.
+    #[serde(default)]
+    pub elsewhere: Vec<ElsewhereReport>,
+    /// The node's GPUs, as its daemon observes them. Without a daemon there are none.
+    #[serde(default)]
+    pub gpus: Vec<GpuReport>,
+}
+
+/// A GPU of the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct GpuReport {
+    /// Its UUID.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub uuid: GpuId,
+    /// Its index in `nvidia-smi`, if it is known.
+    pub index: Option<u32>,
+    /// `healthy`, `unhealthy`, or `unknown`: it is not observed.
+    pub health: String,
+    /// What is known against it.
+    pub unhealthy: Option<String>,
+    /// Why no lease is granted on it: `unhealthy` or `unknown_process`.
+    pub withheld: Option<String>,
+    /// How many processes use it that no session knows.
+    pub unknown_processes: u64,
+}
+
+/// A session whose pages cannot be seen from here.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ElsewhereReport {
+    /// Its name.
+    pub session: String,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The user's name, if there is one here.
+    pub user: Option<String>,
+    /// Its container.
+    pub container: Option<ContainerReport>,
+    /// The UID of its pod.
+    pub pod: Option<String>,
+    /// Whether it is kept from its devices.
+    pub frozen: bool,
+    /// The processes that the daemon serves, by their ids there.
+    pub pids: Vec<i32>,
+    /// The devices on which it has a time limit.
+    pub devices: Vec<ElsewhereDevice>,
+}
+
+/// A session on a device, as the daemon knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ElsewhereDevice {
+    /// The device.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
+    pub uuid: GpuId,
+    /// Its index in `nvidia-smi`, if it is known here.
+    pub index: Option<u32>,
+    /// Its time.
+    pub compute: ComputeReport,
+}
+
+/// A container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct ContainerReport {
+    /// `docker`, `containerd`, `cri-o`, `podman`, or `unnamed`.
+    pub runtime: String,
+    /// Its id.
+    pub id: String,
+    /// Its name, where the runtime's files tell it to this user.
+    pub name: Option<String>,
 }
 
 /// A page that is not valid, or of another version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DamagedPage {
     /// The session that it belongs to.
     pub session: String,
@@ -27,11 +101,30 @@ pub struct DamagedPage {
 
 /// One session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SessionReport {
     /// Its name.
     pub session: String,
+    /// The name that it was given by `sluice run --name`.
+    #[serde(default)]
+    pub name: Option<String>,
     /// The user it belongs to.
     pub uid: u32,
+    /// The user's name, if there is one here.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Its container, as the node's daemon knows it.
+    #[serde(default)]
+    pub container: Option<ContainerReport>,
+    /// The UID of its pod, as the node's daemon knows it.
+    #[serde(default)]
+    pub pod: Option<String>,
+    /// What `sluice run` was told to run, or the name of a process.
+    #[serde(default)]
+    pub command: Option<String>,
+    /// Whether the node's daemon keeps it from its devices.
+    #[serde(default)]
+    pub frozen: bool,
     /// Its directory.
     pub directory: PathBuf,
     /// The devices that it has used.
@@ -40,13 +133,24 @@ pub struct SessionReport {
 
 /// A session on one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DeviceReport {
     /// The device.
+    #[cfg_attr(feature = "schema", schemars(with = "String"))]
     pub uuid: GpuId,
+    /// Its index in `nvidia-smi`, if it is known here.
+    #[serde(default)]
+    pub index: Option<u32>,
     /// Its memory.
     pub memory: MemoryReport,
     /// Its time.
     pub compute: ComputeReport,
+    /// How long ago its first process came, in microseconds.
+    #[serde(default)]
+    pub age_us: Option<u64>,
+    /// Allocations that were refused.
+    #[serde(default)]
+    pub refusals: u64,
     /// Its processes.
     pub processes: Vec<ProcessReport>,
     /// How many of these may have ended: that could not be told, or not in time.
@@ -61,6 +165,7 @@ const fn is_zero(number: &usize) -> bool {
 
 /// Memory of a session on one device, in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MemoryReport {
     /// The limit; `None`: no limit.
     pub limit: Option<u64>,
@@ -68,6 +173,9 @@ pub struct MemoryReport {
     pub real: Option<u64>,
     /// What its living processes have.
     pub used: u64,
+    /// The most that has been in use.
+    #[serde(default)]
+    pub peak: u64,
     /// The part of `used` that is on the device.
     pub on_device: u64,
     /// `used` by kind.
@@ -82,6 +190,7 @@ pub struct MemoryReport {
 
 /// Bytes by what they are used for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ByKind {
     /// Linear memory and the virtual memory API.
     pub data: u64,
@@ -104,8 +213,10 @@ pub struct ByKind {
 
 /// Time of a session on one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ComputeReport {
     /// How the share is meant.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Policy"))]
     pub policy: Policy,
     /// The share in millionths; without meaning under policy `none`.
     pub share_ppm: u32,
@@ -114,14 +225,28 @@ pub struct ComputeReport {
     /// Its part of spare time, in relation to other sessions'.
     pub weight: u32,
     /// Whether others come first.
+    #[cfg_attr(feature = "schema", schemars(with = "crate::schema::Priority"))]
     pub priority: Priority,
     /// The mean utilization of those of its processes for which it is known.
     #[serde(default)]
     pub density_ppm: Option<u32>,
+    /// The share of the device's time that it got in the last ten seconds, or since its first use, in millionths.
+    #[serde(default)]
+    pub recent_ppm: Option<u32>,
+    /// The same since its first use.
+    #[serde(default)]
+    pub mean_ppm: Option<u32>,
+    /// Device time that it has used in all, in microseconds, whoever granted the leases.
+    #[serde(default)]
+    pub delivered_us: u64,
+    /// For how long its processes have waited for leases that they got, added up, in microseconds.
+    #[serde(default)]
+    pub waited_us: u64,
 }
 
 /// A process of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ProcessReport {
     /// Its id in its own namespace.
     pub pid: u32,

@@ -79,17 +79,22 @@ impl Folder {
     /// Opens the folder at `path`, step by step.
     ///
     /// * From the first folder on that is not the system's, all belong to the same user.
-    /// * A link is followed only if nobody but the system and this user can have made it.
+    /// * A link is followed only if nobody but the system and this user can have made it. Behind the root of a process
+    ///   (`/proc/PID/root`) none is.
     ///
     /// # Errors
     /// [`FolderError`]
     pub(crate) fn open(path: &Path) -> Result<Self, FolderError> {
         let io = |error: Errno| FolderError::io("open", path)(error);
         let absolute = std::path::absolute(path).map_err(FolderError::io("open", path))?;
-        let mut ahead: VecDeque<OsString> = steps(&absolute).collect();
+        let of_process = root_of_process(&absolute);
+        let is_foreign = of_process.is_some();
+        let (begin, below) = of_process.unwrap_or(("/".into(), absolute.clone()));
+        let mut ahead: VecDeque<OsString> = steps(&below).collect();
         let root = || -> Result<Self, FolderError> {
-            let fd = fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty()).map_err(io)?;
-            Self::of(fd, PathBuf::from("/"))
+            let look = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY;
+            let fd = fs::open(&begin, look, Mode::empty()).map_err(io)?;
+            Self::of(fd, begin.clone())
         };
         let mut here = root()?;
         let system = Owners { system: here.uid, own: own_user() };
@@ -103,8 +108,8 @@ impl Folder {
                 if links > MOST_LINKS {
                     return Err(io(Errno::LOOP));
                 }
-                if !system.trusts(stat.st_uid) || !system.trusts(here.uid) || here.is_open_to_all()
-                {
+                let trusted = system.trusts(stat.st_uid) && system.trusts(here.uid);
+                if is_foreign || !trusted || here.is_open_to_all() {
                     return Err(not_one(&next, &stat));
                 }
                 let target = fs::readlinkat(&fd, "", Vec::new()).map_err(io)?;
@@ -322,6 +327,12 @@ impl Folder {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
     }
 
+    /// Whether it is on a file system that is in memory. One of another kind could keep the caller waiting for ever.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        const TMPFS: u64 = 0x0102_1994;
+        fs::fstatfs(&self.fd).is_ok_and(|found| u64::try_from(found.f_type) == Ok(TMPFS))
+    }
+
     /// The rights on it.
     pub(crate) const fn mode(&self) -> u32 {
         self.mode
@@ -371,6 +382,17 @@ impl Owners {
 
 fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
+}
+
+/// The root of a process that a path goes through, `/proc/PID/root`, and the rest of it. That is no link to a path:
+/// the process may be in a container. Nobody's links behind it are followed: root there is not root here.
+fn root_of_process(path: &Path) -> Option<(PathBuf, PathBuf)> {
+    let mut parts = path.components();
+    let is_there = parts.next() == Some(Component::RootDir) && parts.next()?.as_os_str() == "proc";
+    let pid = parts.next()?.as_os_str().to_str()?.parse::<u32>().ok();
+    let is_root = parts.next()?.as_os_str() == "root";
+    let pid = pid.filter(|_| is_there && is_root)?;
+    Some((PathBuf::from(format!("/proc/{pid}/root")), parts.as_path().to_owned()))
 }
 
 /// The names on the way, from the root.

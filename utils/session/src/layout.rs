@@ -2,6 +2,7 @@
 //! end of their block, and a change of meaning raises [`VERSION`].
 
 use core::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64};
+use limits::recent::KEPT;
 
 /// "sluicepg" in ASCII.
 pub const MAGIC: u64 = 0x736c_7569_6365_7067;
@@ -83,6 +84,37 @@ pub struct MemberSlot {
     pub work_mark: AtomicU64,
 }
 
+/// How many devices of a session can be held together.
+pub const TOGETHER: usize = 32;
+
+/// A device that the session uses together with others: see [`crate::together`].
+#[repr(C)]
+#[derive(Debug)]
+pub struct TogetherDevice {
+    /// The device; zero: the place is free.
+    pub uuid: [AtomicU64; 2],
+    /// Until when it counts as used together with others, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub until_ns: AtomicU64,
+    /// Collectives that were launched on it.
+    pub collectives: AtomicU64,
+    /// The same when none of the devices was held last.
+    pub collectives_before: AtomicU64,
+    /// The session's share of it, in millionths.
+    pub share_ppm: AtomicU32,
+    /// For later fields.
+    pub unused: [AtomicU32; 5],
+}
+
+/// What was used of the device in one second: [`limits::recent::Second`].
+#[repr(C)]
+#[derive(Debug)]
+pub struct UsedInSecond {
+    /// Which second of `CLOCK_MONOTONIC`.
+    pub number: AtomicU64,
+    /// What was used in it, in nanoseconds.
+    pub used_ns: AtomicU64,
+}
+
 /// A session's ledger on one device.
 #[repr(C, align(4096))]
 #[derive(Debug)]
@@ -142,8 +174,35 @@ pub struct PageLayout {
     pub elsewhere_ns: AtomicI64,
     /// ... and [`limits::bucket::Bucket::settled_at_ns`], on `CLOCK_MONOTONIC`. Zero: never used.
     pub elsewhere_at_ns: AtomicU64,
+    /// In the page of all devices: those that are used together.
+    pub devices: [TogetherDevice; TOGETHER],
+    /// Until when work on one of them waits for work on others, on `CLOCK_MONOTONIC` in nanoseconds. Odd: on
+    /// any of them.
+    pub called_until_ns: AtomicU64,
+    /// 1: the devices did not launch as many collectives each, when none was held last.
+    pub numbers_differ: AtomicU64,
+    /// The end of the leases that will not go on, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub last_end_ns: AtomicU64,
+    /// Which processes have taken which change of the limits: see [`crate::taken`].
+    pub taken: [AtomicU64; SLOTS / 32],
+    /// When the first process came, on `CLOCK_MONOTONIC` in nanoseconds; zero: none yet.
+    pub first_used_ns: AtomicU64,
+    /// What the session has used of the device's time in all, in nanoseconds, whoever granted the leases.
+    pub delivered_ns: AtomicU64,
+    /// For how long its processes have waited for leases that they got, added up, in nanoseconds.
+    pub waited_ns: AtomicU64,
+    /// The most that [`Self::used`] has been, in bytes.
+    pub peak_bytes: AtomicU64,
+    /// What it has used of the device's time in the last seconds.
+    pub recent: [UsedInSecond; KEPT],
+    /// How many reservations of memory were refused for good, ...
+    pub refusals: AtomicU64,
+    /// ... how many bytes the last of them asked for, ...
+    pub refused_bytes: AtomicU64,
+    /// ... and when that was, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub refused_at_ns: AtomicU64,
     /// For later fields.
-    pub unused: [AtomicU64; 488],
+    pub unused: [AtomicU64; 62],
     /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
 }
@@ -162,6 +221,11 @@ mod tests {
         assert_eq!(offset_of!(PageLayout, busy_until_ns), 120);
         assert_eq!(offset_of!(PageLayout, slots), 128);
         assert_eq!(offset_of!(PageLayout, on_host), 128 + 4096 * 128);
+        assert_eq!(offset_of!(PageLayout, devices), offset_of!(PageLayout, on_host) + 32);
+        assert_eq!(size_of::<TogetherDevice>(), 64);
+        assert_eq!(offset_of!(PageLayout, taken), offset_of!(PageLayout, devices) + 2048 + 24);
+        assert_eq!(offset_of!(PageLayout, first_used_ns), offset_of!(PageLayout, taken) + 1024);
+        assert_eq!(offset_of!(PageLayout, recent), offset_of!(PageLayout, first_used_ns) + 32);
         assert_eq!(offset_of!(PageLayout, end) + 32, size_of::<PageLayout>());
         assert_eq!(offset_of!(MemberSlot, work_mark), 120);
         assert_eq!(size_of::<MemberSlot>(), 128);

@@ -11,10 +11,13 @@
 //! * [`Page`]: the file;
 //! * [`gate_page`]: what a process and the daemon share while the process's gates are in its streams;
 //! * [`Membership`]: a process's slot in a page, from which it opens the ledger;
+//! * [`together`]: devices that are held together, in a page of their own;
 //! * [`directory`]: where the pages of a session are, and which sessions exist;
 //! * [`settings`]: what a session's owner decided;
 //! * [`signals`]: what a process was started with, for the programs that it starts;
-//! * [`SessionSummary`]: what a session has and uses.
+//! * [`node_page`]: what the daemon sees of the devices;
+//! * [`SessionSummary`]: what a session has and uses;
+//! * [`taken`]: which of its processes have taken a change of its limits.
 
 pub mod clock;
 pub mod directory;
@@ -25,16 +28,19 @@ pub mod ledger;
 mod limits;
 mod lock;
 mod membership;
+pub mod node_page;
 mod page;
 pub mod process;
 pub mod settings;
 pub mod signals;
 mod summary;
+pub mod taken;
+pub mod together;
 pub mod work_mark;
 
 pub use membership::{First, LedgerGuard, Membership};
 pub use page::{
-    Names, OwnThread, Page, PageError, ProcessSummary, Summary, faults_are_caught,
-    faults_may_change,
+    LimitsLock, Names, OwnThread, Page, PageError, ProcessSummary, Refusals, Summary,
+    faults_are_caught, faults_may_change,
 };
 pub use summary::SessionSummary;

@@ -32,8 +32,8 @@ impl PageLayout {
         Limits { memory, compute: compute.in_range() }
     }
 
-    /// Writes the limits and lets readers notice.
-    pub fn set_limits(&self, limits: &Limits) {
+    /// Writes the limits and lets readers notice. Returns the number of the change.
+    pub fn set_limits(&self, limits: &Limits) -> u32 {
         let Limits { memory, compute } = limits;
         // A limit equal to `NO_LIMIT` is stored as the next lower number.
         let bytes = |limit: Option<u64>| limit.map_or(NO_LIMIT, |limit| limit.min(NO_LIMIT - 1));
@@ -51,7 +51,7 @@ impl PageLayout {
         self.soft_share_ppm.store(compute.soft_ppm.unwrap_or(0), Relaxed);
         self.weight.store(compute.weight, Relaxed);
         self.priority.store(u32::from(compute.priority == Priority::Low), Relaxed);
-        self.limit_changes.fetch_add(1, Release);
+        self.limit_changes.fetch_add(1, Release).wrapping_add(1)
     }
 }
 

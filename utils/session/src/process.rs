@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -93,6 +94,44 @@ pub fn pidfd(pid: i32) -> io::Result<Option<OwnedFd>> {
         Err(Errno::NOSYS | Errno::PERM) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// A descriptor of the process that connected a Unix socket (unix(7), SO_PEERPIDFD), as by [`pidfd`].
+/// It is of that process also if it has ended and another has its id. `None`: the kernel has none
+/// (before Linux 6.5, and some sandboxes).
+///
+/// # Errors
+/// Those of the system; the process may be gone.
+pub fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    let mut descriptor: libc::c_int = -1;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes one number of this length, and its length.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERPIDFD,
+            (&raw mut descriptor).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 && descriptor >= 0 {
+        // SAFETY: the kernel has just made it for this process, and nobody else knows it.
+        return Ok(Some(unsafe { OwnedFd::from_raw_fd(descriptor) }));
+    }
+    match Errno::from_io_error(&io::Error::last_os_error()) {
+        Some(Errno::NOPROTOOPT | Errno::NOSYS | Errno::PERM | Errno::OPNOTSUPP) => Ok(None),
+        Some(error) => Err(error.into()),
+        None => Err(Errno::SRCH.into()),
+    }
+}
+
+/// Whether the process of such a descriptor has ended.
+#[must_use]
+pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    !matches!(poll(&mut polled, Some(&now)), Ok(0))
 }
 
 #[cfg(test)]

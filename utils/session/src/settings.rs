@@ -27,6 +27,10 @@ pub struct OwnerSettings {
     pub variables: BTreeMap<String, String>,
     /// The only devices that the session may use; `None`: it may use each.
     pub devices: Option<Vec<GpuId>>,
+    /// What people call it.
+    pub name: Option<String>,
+    /// What it was made to run.
+    pub command: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -34,6 +38,10 @@ struct Written {
     version: u32,
     variables: BTreeMap<String, String>,
     devices: Option<Vec<GpuId>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    command: Option<String>,
 }
 
 /// Why a session's settings cannot be written or read.
@@ -61,23 +69,22 @@ impl OwnerSettings {
     /// [`SettingsError`]
     pub fn write(&self, dir: &Path) -> Result<(), SettingsError> {
         let path = dir.join(FILE);
-        let Self { variables, devices } = self.clone();
-        let made = serde_json::to_vec(&Written { version: VERSION, variables, devices })
-            .map_err(io::Error::other)
-            .and_then(|text| {
-                if text.len() as u64 > MOST_BYTES {
-                    let reason =
-                        format!("they have {} bytes, {MOST_BYTES} at most are read", text.len());
-                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
-                }
-                // Who may enter the directory is a process of the session.
-                let mut options = OpenOptions::new();
-                options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
-                let mut file = options.open(&path)?;
-                // The process's umask has taken rights away.
-                file.set_permissions(fs::Permissions::from_mode(0o644))?;
-                file.write_all(&text)
-            });
+        let Self { variables, devices, name, command } = self.clone();
+        let written = Written { version: VERSION, variables, devices, name, command };
+        let made = serde_json::to_vec(&written).map_err(io::Error::other).and_then(|text| {
+            if text.len() as u64 > MOST_BYTES {
+                let reason =
+                    format!("they have {} bytes, {MOST_BYTES} at most are read", text.len());
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, reason));
+            }
+            // Who may enter the directory is a process of the session.
+            let mut options = OpenOptions::new();
+            options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+            let mut file = options.open(&path)?;
+            // The process's umask has taken rights away.
+            file.set_permissions(fs::Permissions::from_mode(0o644))?;
+            file.write_all(&text)
+        });
         made.map_err(|error| SettingsError { path, problem: Problem::Write(error) })
     }
 
@@ -87,18 +94,28 @@ impl OwnerSettings {
     /// [`SettingsError`], also if there are none.
     pub fn of(dir: &Path) -> Result<Self, SettingsError> {
         let path = dir.join(FILE);
-        read(dir, &path).map_err(|problem| SettingsError { path, problem })
+        let owner = fs::metadata(dir).map(|found| found.uid()).map_err(Problem::Read);
+        let found = owner.and_then(|owner| read(owner, &path));
+        found.map_err(|problem| SettingsError { path, problem })
+    }
+
+    /// The same, if the file is this user's.
+    ///
+    /// # Errors
+    /// [`SettingsError`]
+    pub fn of_user(dir: &Path, uid: u32) -> Result<Self, SettingsError> {
+        let path = dir.join(FILE);
+        read(uid, &path).map_err(|problem| SettingsError { path, problem })
     }
 }
 
-fn read(dir: &Path, path: &Path) -> Result<OwnerSettings, Problem> {
+fn read(owner: u32, path: &Path) -> Result<OwnerSettings, Problem> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)
         .map_err(Problem::Read)?;
     let found = file.metadata().map_err(Problem::Read)?;
-    let owner = fs::metadata(dir).map_err(Problem::Read)?.uid();
     if !found.is_file() || found.uid() != owner {
         return Err(Problem::Foreign(format!("it is no file of user {owner}")));
     }
@@ -111,7 +128,8 @@ fn read(dir: &Path, path: &Path) -> Result<OwnerSettings, Problem> {
             "its version is {version}, this build knows {VERSION}"
         )));
     }
-    Ok(OwnerSettings { variables: written.variables, devices: written.devices })
+    let Written { variables, devices, name, command, .. } = written;
+    Ok(OwnerSettings { variables, devices, name, command })
 }
 
 fn bounded(file: &File) -> io::Result<Vec<u8>> {
@@ -144,6 +162,8 @@ mod tests {
         OwnerSettings {
             variables: [("CUDA_MEM_LIMIT".to_owned(), "1g".to_owned())].into(),
             devices: Some(vec![GpuId::from_bytes([7; 16])]),
+            name: Some("train".to_owned()),
+            command: Some("python train.py".to_owned()),
         }
     }
 
@@ -165,11 +185,13 @@ mod tests {
             version: VERSION,
             variables: [("A".to_owned(), String::new())].into(),
             devices: None,
+            name: None,
+            command: None,
         });
         let room = usize::try_from(MOST_BYTES).unwrap() - frame.unwrap().len();
         let of = |length| OwnerSettings {
             variables: [("A".to_owned(), "x".repeat(length))].into(),
-            devices: None,
+            ..OwnerSettings::default()
         };
         let problem = of(room + 1).write(dir.path()).unwrap_err().to_string();
         assert!(problem.contains("1048577 bytes, 1048576 at most"), "{problem}");

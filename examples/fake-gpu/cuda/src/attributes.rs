@@ -2,6 +2,7 @@
 
 use core::ffi::{c_int, c_uint};
 
+use driver::cuda::DEVICE_MPS_ENABLED;
 use fake_node::{Config, identity};
 
 /// Streaming multiprocessors.
@@ -63,6 +64,9 @@ pub(crate) fn device(attribute: c_uint, device: u32, config: &Config) -> Option<
         134 | 131 => -1,
         // Stream memory operations: those of CUDA 8 and of CUDA 11.7, of 64 bits, waits for NOR.
         92..=94 | 122 | 123 => config.memory_ops as c_int,
+        DEVICE_MPS_ENABLED => {
+            std::env::var("SLUICE_FAKE_MPS").is_ok_and(|value| value == "1").into()
+        }
         // Its capabilities: copies beside kernels, several kernels, host mapping, unified
         // addresses, priorities, managed memory, cooperative launches, virtual memory and its descriptors, sparse arrays, pools and their descriptors,
         // clusters, multicast.

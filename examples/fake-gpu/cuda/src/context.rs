@@ -69,7 +69,13 @@ fn start(driver: &Driver, inner: &mut Inner, device: Device, flags: c_uint) -> A
 }
 
 /// Frees what belongs to a context.
+///
+/// Its streams' work is done first, and the caller keeps the driver's lock meanwhile: on an H200, a primary context whose
+/// stream was held was reset when that went on.
 fn end(driver: &Driver, inner: &mut Inner, context: u64) {
+    for (stream, position) in stream::ends(driver, inner, |stream| stream.context == context) {
+        driver.node.wait_for(stream, position);
+    }
     let Some(found) = inner.contexts.get_mut(&context) else { return };
     found.active = false;
     found.legacy = 0;

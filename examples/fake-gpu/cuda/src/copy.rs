@@ -222,7 +222,7 @@ fn put<const P: bool>(
     wait: bool,
 ) -> Api {
     let driver = driver()?;
-    let (target, ns, on_host) = {
+    let (target, transfer) = {
         let inner = &mut *driver.inner();
         let target = stream::target::<P>(driver, inner, stream)?;
         let mut transfer = describe(inner)?;
@@ -244,12 +244,14 @@ fn put<const P: bool>(
             let (_, device) = crate::context::device_of(inner, target.context)?;
             managed::bring(driver, inner, base, device);
         }
-        transfer.apply(inner)?;
-        (target, transfer.nanoseconds(), transfer.is_on_host())
+        (target, transfer)
     };
-    let end = driver.node.submit(target.id, Op::work(OpKind::Copy, ns)).map_err(queue_error)?;
+    let work = Op::work(OpKind::Copy, transfer.nanoseconds());
+    let end = driver.node.submit(target.id, work).map_err(queue_error)?;
+    // While the device's time passes: the host's part must not make the copy longer.
+    transfer.apply(&mut driver.inner())?;
     // Copies within the host are always waited for ("API synchronization behavior").
-    if wait || on_host { stream::wait_all(&[(target.id, end)]) } else { Ok(()) }
+    if wait || transfer.is_on_host() { stream::wait_all(&[(target.id, end)]) } else { Ok(()) }
 }
 
 /// Puts transfers into a stream as one operation. All are checked before the first one is made. The

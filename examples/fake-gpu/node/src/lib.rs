@@ -8,6 +8,7 @@
 //!
 //! * [`layout`] is the shared data, [`schedule`], [`queue`], [`held`] and [`groups`] are the rules
 //!   (pure: time is an argument), [`memory`] and [`usage`] the accounts.
+//! * [`faults`] are what tests make happen to devices.
 //! * [`blocks`] are memory that several processes hold, [`shared`] has its contents.
 //! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
 //!   process's memory. These modules need `unsafe`.
@@ -15,6 +16,7 @@
 pub mod asked;
 pub mod blocks;
 pub mod config;
+pub mod faults;
 pub mod groups;
 pub mod held;
 pub mod identity;

@@ -239,7 +239,7 @@ impl Node {
     }
 
     /// The node's file.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 

@@ -5,6 +5,7 @@ use core::ffi::{c_char, c_int, c_uint};
 use driver::nvml::{MEMORY_V2_VERSION, Memory, MemoryV2, NvmlDevice, NvmlReturn};
 use fake_node::identity;
 
+use crate::faults::check_present;
 use crate::ffi::{Api, Out, Text, api, put_text};
 use crate::system::node;
 
@@ -15,16 +16,19 @@ const STEP: usize = 16;
 /// `NVML_BRAND_NVIDIA`
 const BRAND: c_uint = 14;
 
-fn handle(device: u32) -> NvmlDevice {
+/// A device's handle.
+pub(crate) fn handle(device: u32) -> NvmlDevice {
     (FIRST_HANDLE + device as usize * STEP) as NvmlDevice
 }
 
-/// The device behind a handle.
+/// The device behind a handle. One that is lost answers nothing.
 pub(crate) fn known(device: NvmlDevice) -> Api<u32> {
     let node = node()?;
     let offset = (device as usize).wrapping_sub(FIRST_HANDLE);
     if offset.is_multiple_of(STEP) && offset / STEP < node.config().devices as usize {
-        Ok((offset / STEP) as u32)
+        let index = (offset / STEP) as u32;
+        check_present(index)?;
+        Ok(index)
     } else {
         Err(NvmlReturn::INVALID_ARGUMENT)
     }
@@ -167,6 +171,23 @@ pub(crate) extern "C" fn off(device: NvmlDevice, mode: Out<c_uint>) -> NvmlRetur
         known(device)?;
         mode.put(0)
     })
+}
+
+fn constant(device: NvmlDevice, to: Out<c_uint>, value: c_uint) -> NvmlReturn {
+    api(|| {
+        known(device)?;
+        to.put(value)
+    })
+}
+
+/// Of its bus.
+pub(crate) extern "C" fn link_generation(device: NvmlDevice, to: Out<c_uint>) -> NvmlReturn {
+    constant(device, to, 5)
+}
+
+/// Lanes of its bus.
+pub(crate) extern "C" fn link_width(device: NvmlDevice, to: Out<c_uint>) -> NvmlReturn {
+    constant(device, to, 16)
 }
 
 /// For functions that the fake device does not support.

@@ -5,8 +5,10 @@
 //! has no sample.
 
 mod device;
+mod faults;
 mod ffi;
 mod processes;
+mod sensors;
 mod stub;
 mod system;
 mod utilization;

@@ -4,7 +4,7 @@
 
 use core::sync::atomic::AtomicU32;
 
-use crate::{device, processes, system, utilization};
+use crate::{device, faults, processes, sensors, system, utilization};
 
 /// The address that the stubs take.
 static LANDMARK: AtomicU32 = AtomicU32::new(0);
@@ -85,8 +85,39 @@ exports! {
     nvmlDeviceGetComputeMode => device::off;
     nvmlDeviceGetPersistenceMode => device::off;
     nvmlDeviceGetMigMode => device::not_supported;
-    nvmlDeviceGetTemperature => device::not_supported;
-    nvmlDeviceGetPowerUsage => device::not_supported;
+    nvmlDeviceGetTemperature => sensors::temperature;
+    nvmlDeviceGetTemperatureThreshold => sensors::temperature_threshold;
+    nvmlDeviceGetPerformanceState => device::off;
+    nvmlDeviceGetFanSpeed => device::not_supported;
+    nvmlDeviceGetDisplayActive => device::off;
+    nvmlDeviceGetDisplayMode => device::off;
+    nvmlDeviceIsMigDeviceHandle => device::off;
+    nvmlDeviceGetDriverModel => device::not_supported;
+    nvmlDeviceGetDriverModel_v2 => device::not_supported;
+    nvmlDeviceGetConfComputeMemSizeInfo => device::not_supported;
+    nvmlDeviceGetPcieThroughput => device::not_supported;
+    nvmlDeviceGetCurrPcieLinkGeneration => device::link_generation;
+    nvmlDeviceGetMaxPcieLinkGeneration => device::link_generation;
+    nvmlDeviceGetCurrPcieLinkWidth => device::link_width;
+    nvmlDeviceGetMaxPcieLinkWidth => device::link_width;
+    nvmlDeviceGetEncoderUtilization => utilization::no_engine;
+    nvmlDeviceGetDecoderUtilization => utilization::no_engine;
+    nvmlDeviceGetPowerUsage => sensors::power;
+    nvmlDeviceGetEnforcedPowerLimit => sensors::power_limit;
+    nvmlDeviceGetPowerManagementLimit => sensors::power_limit;
+    nvmlDeviceGetPowerManagementDefaultLimit => sensors::power_limit;
+    nvmlDeviceGetClockInfo => sensors::clock_info;
+    nvmlDeviceGetMaxClockInfo => sensors::most_clock_info;
+    nvmlDeviceGetCurrentClocksThrottleReasons => sensors::throttle_reasons;
+    nvmlDeviceGetCurrentClocksEventReasons => sensors::throttle_reasons;
+    nvmlDeviceGetEccMode => faults::ecc_mode;
+    nvmlDeviceGetTotalEccErrors => faults::ecc_errors;
+    nvmlDeviceGetSupportedEventTypes => faults::event_types;
+    nvmlDeviceRegisterEvents => faults::register;
+    nvmlEventSetCreate => faults::create_set;
+    nvmlEventSetFree => faults::free_set;
+    nvmlEventSetWait => faults::wait;
+    nvmlEventSetWait_v2 => faults::wait;
     nvmlDeviceGetUtilizationRates => utilization::rates;
     nvmlDeviceGetProcessUtilization => utilization::processes;
     nvmlDeviceGetProcessesUtilizationInfo => utilization::processes_info;

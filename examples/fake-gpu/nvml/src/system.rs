@@ -66,6 +66,8 @@ pub(crate) extern "C" fn error_string(code: NvmlReturn) -> *const c_char {
         6 => c"Not Found",
         7 => c"Insufficient Size",
         9 => c"Driver Not Loaded",
+        10 => c"Timeout",
+        15 => c"GPU is lost",
         25 => c"Argument version mismatch",
         _ => c"Unknown Error",
     };

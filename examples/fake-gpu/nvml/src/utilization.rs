@@ -38,7 +38,22 @@ pub(crate) extern "C" fn rates(device: NvmlDevice, to: Out<Rates>) -> NvmlReturn
     api(|| {
         let index = known(device)?;
         let gpu = node()?.lock().utilization(index);
-        to.put(Rates { gpu, memory: 0 })
+        // As if each kernel read or wrote half of the time.
+        to.put(Rates { gpu, memory: gpu / 2 })
+    })
+}
+
+/// Encoder and decoder: nothing uses them.
+pub(crate) extern "C" fn no_engine(
+    device: NvmlDevice,
+    percent: Out<c_uint>,
+    period_us: Out<c_uint>,
+) -> NvmlReturn {
+    const PERIOD_US: c_uint = 167_000;
+    api(|| {
+        known(device)?;
+        percent.put(0)?;
+        period_us.put(PERIOD_US)
     })
 }
 

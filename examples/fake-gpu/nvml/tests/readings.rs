@@ -12,11 +12,16 @@
 mod support;
 
 use std::ffi::{CString, c_void};
+use std::io::Write;
 use std::time::Duration;
 
 use driver::nvml::{MEMORY_V2_VERSION, MemoryV2, ProcessInfoV2};
 use nvml_wrapper::Nvml;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use support::*;
 
@@ -174,4 +179,49 @@ fn the_first_bytes_are_those_of_the_real_library() {
     for name in ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCount_v2", "nvmlShutdown"] {
         assert_eq!(bytes(name)[17..20], [0x48, 0x8d, 0x1d], "{name}: lea rbx, [rip + ...]");
     }
+}
+
+/// Makes a fault happen on this test's node.
+fn fault(line: &str) {
+    let path = std::env::var("SLUICE_FAKE_NODE").unwrap() + ".faults";
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+    writeln!(file, "{line}").unwrap();
+}
+
+#[test]
+fn sensors_follow_the_work_and_faults_are_told() {
+    isolated(&[], || {
+        let nvml = open();
+        let device = nvml.device_by_index(0).unwrap();
+        let figures = || {
+            let limit = device.enforced_power_limit().unwrap();
+            let celsius = device.temperature(TemperatureSensor::Gpu).unwrap();
+            let clock = device.clock_info(Clock::SM).unwrap();
+            let idle = device.current_throttle_reasons().unwrap() == ThrottleReasons::GPU_IDLE;
+            (device.power_usage().unwrap(), limit, celsius, clock, idle)
+        };
+        assert_eq!(figures(), (70_000, 700_000, 32, 345, true));
+        let gpu = Gpu::open();
+        let on = stream();
+        gpu.launch(on, 3_000_000);
+        eventually(|| figures() == (700_000, 700_000, 70, 1980, false));
+        let errors = |kind| device.total_ecc_errors(kind, EccCounter::Volatile).unwrap();
+        assert_eq!((errors(MemoryError::Corrected), errors(MemoryError::Uncorrected)), (0, 0));
+        let wanted = EventTypes::CRITICAL_XID_ERROR;
+        assert_eq!(device.supported_event_types().unwrap(), wanted);
+        fault("xid 0 13");
+        let set = device.register_events(wanted, nvml.create_event_set().unwrap()).unwrap();
+        // What was before is not told, nor what happens to others.
+        fault("xid 1 79");
+        assert!(matches!(set.wait(0), Err(NvmlError::Timeout)));
+        fault("ecc 0 uncorrected 2");
+        fault("xid 0 48");
+        let event = set.wait(10_000).unwrap();
+        assert_eq!(event.event_data, Some(XidError::Value(48)));
+        assert_eq!(event.device.index().unwrap(), 0);
+        assert_eq!((errors(MemoryError::Corrected), errors(MemoryError::Uncorrected)), (0, 2));
+        fault("lost 0");
+        assert!(matches!(device.memory_info(), Err(NvmlError::GpuLost)));
+        assert!(nvml.device_by_index(1).unwrap().memory_info().is_ok());
+    });
 }

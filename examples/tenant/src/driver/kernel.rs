@@ -74,7 +74,7 @@ impl<'c> Kernels<'c> {
             for (function, name) in [
                 (&mut kernels.spin, c"spin"),
                 (&mut kernels.empty, c"empty"),
-                (&mut kernels.collective, c"collective"),
+                (&mut kernels.collective, c"ncclCollective"),
             ] {
                 context.table.cuModuleGetFunction(function, kernels.module, name.as_ptr())?;
             }

@@ -11,6 +11,6 @@ fn requests_are_served_at_their_rate_and_take_as_long_as_their_bursts() {
     assert_eq!(number("kernels"), 30.0);
     assert!((50.0..=70.0).contains(&number("requests")), "{result}");
     let latencies = ["p50_ms", "p95_ms", "p99_ms", "most_ms"].map(number);
-    assert!(latencies.is_sorted() && latencies[0] >= 3.0 && latencies[0] < 9.0, "{result}");
+    assert!(latencies.is_sorted() && latencies[0] >= 3.0, "{result}");
     assert!(number("served_p50_ms") >= 3.0 && number("served_p50_ms") <= latencies[0]);
 }

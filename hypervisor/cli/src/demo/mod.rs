@@ -27,6 +27,9 @@ use super::{Error, ExitStatus};
 
 /// Length of one kernel of the load, in microseconds.
 const KERNEL_US: u32 = 2_500;
+/// When, as a part of the time, the demo looks as `sluice top` does, and the width of what is shown.
+const LIVE_VIEW_AT: f64 = 0.8;
+const LIVE_VIEW_WIDTH: usize = 90;
 /// How often the child processes are checked.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -129,8 +132,13 @@ fn share(
         running.push(stage.start_load(guest.name, &guest.limits(), native.uuid, &load)?);
     }
     let start = Instant::now();
+    let mut looks = Vec::new();
     loop {
         stage.check_interrupt()?;
+        // Some seconds before the end, so that the shares of the last seconds are known.
+        if looks.is_empty() && start.elapsed() > length.mul_f64(LIVE_VIEW_AT) {
+            looks = crate::top::lines(stage.daemon(), LIVE_VIEW_WIDTH)?;
+        }
         let tracks: Vec<_> = running.iter().map(tenant::RunningTenant::track).collect();
         let shown = guests.iter().zip(&tracks).map(|(guest, track)| TenantRow {
             name: guest.name,
@@ -152,6 +160,10 @@ fn share(
         std::thread::sleep(TICK);
     }
     let mut tracks = Vec::new();
+    view.line("");
+    view.line("sluice top --once, meanwhile:");
+    looks.iter().for_each(|line| view.line(line));
+    view.line("");
     for tenant in &mut running {
         let _: Measured = stage.finish(tenant)?;
         tracks.push(tenant.track());

@@ -20,6 +20,7 @@ use super::tenant::{Measured, RunningTenant, TenantLoad, last_words};
 use crate::cli::LimitArgs;
 use crate::devices::{self, VisibleGpu};
 use crate::environment::MemberEnvironment;
+use crate::owner::Label;
 use crate::parts::{self, Parts};
 use crate::{Error, daemon_link, links};
 
@@ -89,6 +90,11 @@ impl Stage {
             signal,
             session,
         })
+    }
+
+    /// The socket of the demo's daemon, once that runs.
+    pub(super) fn daemon(&self) -> Option<&Path> {
+        self.daemon.as_ref().map(|daemon| daemon.socket.as_path())
     }
 
     pub(super) fn is_fake(&self) -> bool {
@@ -218,6 +224,7 @@ impl Stage {
         // The daemon's socket, which is in the session's directory, is listed for all users.
         let session = if is_new { self.session.inner_session(name)? } else { path };
         let environment = MemberEnvironment {
+            label: Label::default(),
             limiter: links::preloadable(&self.session, &session, &self.limiter)?,
             session,
             fake_driver: self.fake_driver.clone(),

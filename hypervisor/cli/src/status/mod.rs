@@ -1,35 +1,111 @@
 //! `sluice status`
 
+mod detail;
+mod devices;
 mod report;
-mod view;
+mod table;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal};
+use std::path::Path;
+use std::thread::sleep;
 
-use session::directory;
+use ::limits::Shown;
+use protocol::sessions::StatusReport;
+use session::{Names, Page, clock};
 
+use super::choice::{self, Reached};
 use super::cli::StatusArgs;
-use super::{Error, say};
-use view::View;
+use super::node::Node;
+use super::node::gpus::Gpus;
+use super::{Error, print};
+use detail::Detail;
 
-/// Lists the sessions.
+pub(crate) use detail::{compute_limit, named};
+pub(crate) use devices::{blind, trouble};
+pub(crate) use report::report;
+pub(crate) use report::{device as page_device, known_compute};
+pub(crate) use table::{Bytes, Percent, Seconds, limit};
+
+/// Clears a terminal.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Lists the sessions, once or again and again.
 ///
 /// # Errors
 /// [`Error::Directory`] if this user's sessions cannot be read.
 pub fn run(arguments: &StatusArgs) -> Result<u8, Error> {
-    let listing = directory::list()?;
-    listing.left_out.iter().for_each(|left_out| say(left_out));
-    let report = report::report(&listing.sessions, arguments.all, arguments.json);
-    let text = if arguments.json {
-        serde_json::to_string(&report)
-            .map_err(|e| Error::system("cannot write JSON", io::Error::other(e)))?
-            + "\n"
-    } else {
-        View(&report).to_string()
-    };
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::system("cannot write to standard output", e))
+    let gpus = Gpus::default();
+    let clear = arguments.watch.is_some() && !arguments.json && io::stdout().is_terminal();
+    loop {
+        let text = match &arguments.page {
+            Some(path) => page(path, arguments.json)?,
+            None => list(arguments, &gpus)?,
+        };
+        let shown = if clear { format!("{CLEAR}{text}") } else { text };
+        match arguments.watch {
+            Some(pause) if print(&shown)? => sleep(pause),
+            Some(_) => return Ok(0),
+            None => return print(&shown).map(|_| 0),
         }
-        _ => Ok(0),
     }
+}
+
+fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
+    let mut node = Node::look(arguments.daemon.as_deref())?;
+    if let Some(wanted) = &arguments.session {
+        let (sessions, known) = match choice::anywhere(&node, wanted)? {
+            Reached::Pages(found) => (vec![found.clone()], node.known(found).cloned()),
+            Reached::Daemon(known) => (Vec::new(), Some(known.clone())),
+        };
+        node.sessions = sessions;
+        if let Some(daemon) = &mut node.daemon {
+            daemon.sessions = known.into_iter().collect();
+        }
+    }
+    let all = arguments.all || arguments.session.is_some();
+    let mut report = report(&node, gpus, all, arguments.json);
+    if arguments.json {
+        report.gpus = devices::gpus(&node);
+        return json(&report);
+    }
+    Ok(match &arguments.session {
+        Some(_) if !report.sessions.is_empty() => Detail(&report).to_string(),
+        _ => {
+            let troubles = devices::troubles(&node);
+            let troubles: String = troubles.into_iter().map(|line| line + "\n").collect();
+            table(&report, &node) + &troubles
+        }
+    })
+}
+
+fn table(report: &StatusReport, node: &Node) -> String {
+    let mut text = table::table(report);
+    for damaged in &report.damaged {
+        text += &format!("DAMAGED {}: {}\n", Shown(&damaged.session), Shown(&damaged.problem));
+    }
+    let others = node.daemon.as_ref().map_or(0, |daemon| daemon.others);
+    if others > 0 {
+        text += &format!("and {others} of other users\n");
+    }
+    text
+}
+
+/// One page, whatever session it belongs to.
+fn page(path: &Path, as_json: bool) -> Result<String, Error> {
+    let page = Page::open_existing(path)?;
+    let summary = page.summary()?;
+    let uid = report::owner(path);
+    let found = (page.device(), summary);
+    let device = report::device(&found, &mut Names::default(), uid, None, clock::now_ns());
+    if as_json {
+        return json(&device);
+    }
+    let first = format!("{} of user {uid}\n", Shown(&page.path().display().to_string()));
+    Ok(first + &Detail(&device).to_string())
+}
+
+/// One document, in one line.
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<String, Error> {
+    let text = serde_json::to_string(value);
+    Ok(text.map_err(|e| Error::system("cannot write JSON", io::Error::other(e)))? + "\n")
 }

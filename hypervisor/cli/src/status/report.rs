@@ -1,24 +1,37 @@
-//! The contents of the sessions' pages, as `sluice status --json` prints them.
+//! What the sessions' pages hold and what the daemon tells, as `sluice status --json` prints it.
 
-use limits::GpuId;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use api::SessionState;
+use limits::{GpuId, Policy};
 use protocol::sessions::{
-    ByKind, ComputeReport, DamagedPage, DeviceReport, MemoryReport, ProcessReport, SessionReport,
-    StatusReport,
+    ByKind, ComputeReport, ContainerReport, DamagedPage, DeviceReport, ElsewhereDevice,
+    ElsewhereReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
 };
 use session::directory::{Found, told};
 use session::layout::MemoryKind;
 use session::process::may_be_of;
-use session::{Names, ProcessSummary, SessionSummary, Summary};
+use session::{Names, ProcessSummary, SessionSummary, Summary, clock};
 
-/// Reads the pages of `sessions`; sessions without a process only with `all`. With `unused`, the devices that no
+use crate::node::gpus::Gpus;
+use crate::node::{Node, containers};
+
+/// Reads the pages of the sessions; those without a process only with `all`. With `unused`, the devices that no
 /// process has used are in it as well, for sessions that have used others.
-pub(super) fn report(sessions: &[Found], all: bool, unused: bool) -> StatusReport {
-    let mut report = StatusReport { sessions: Vec::new(), damaged: Vec::new() };
+pub(crate) fn report(node: &Node, gpus: &Gpus, all: bool, unused: bool) -> StatusReport {
+    let mut report = StatusReport {
+        sessions: Vec::new(),
+        damaged: Vec::new(),
+        elsewhere: Vec::new(),
+        gpus: Vec::new(),
+    };
     let mut names = Names::default();
-    for found in sessions {
+    for found in &node.sessions {
         let mut summary = SessionSummary::of(found);
         let shown = all || found.owned || summary.is_in_use();
-        report.damaged.extend(summary.damaged.into_iter().map(|(page, error)| DamagedPage {
+        report.damaged.extend(summary.damaged.drain(..).map(|(page, error)| DamagedPage {
             session: found.name.clone(),
             page: told(&page),
             problem: error.to_string(),
@@ -28,26 +41,120 @@ pub(super) fn report(sessions: &[Found], all: bool, unused: bool) -> StatusRepor
             summary.devices.retain(|(_, device)| device.was_used);
         }
         if shown {
-            report.sessions.push(SessionReport {
-                session: found.name.clone(),
-                uid: found.uid,
-                directory: told(&found.path),
-                devices: {
-                    let uid = found.uid;
-                    let of = |found| device(found, &mut names, uid);
-                    summary.devices.iter().map(of).collect()
-                },
-            });
+            report.sessions.push(session(node, gpus, found, &summary, &mut names));
         }
     }
+    report.elsewhere = node.elsewhere(all).map(|known| elsewhere(known, gpus)).collect();
     report
 }
 
-fn device((uuid, summary): &(GpuId, Summary), names: &mut Names, uid: u32) -> DeviceReport {
+fn session(
+    node: &Node,
+    gpus: &Gpus,
+    found: &Found,
+    summary: &SessionSummary,
+    names: &mut Names,
+) -> SessionReport {
+    let (known, now) = (node.known(found), clock::now_ns());
+    let of = |one: &(GpuId, Summary)| {
+        let index = gpus.index(Some(found), one.0);
+        let mut device = device(one, names, found.uid, index, now);
+        let of_daemon = known.iter().flat_map(|known| &known.devices);
+        if let Some(known) = of_daemon.into_iter().find(|known| known.uuid.parse() == Ok(one.0)) {
+            prefer(&mut device.compute, known);
+        }
+        device
+    };
+    let devices: Vec<DeviceReport> = summary.devices.iter().map(of).collect();
+    let settings = found.settings().unwrap_or_default();
+    let first = || devices.iter().flat_map(|device| &device.processes).next()?.name.clone();
+    SessionReport {
+        session: found.name.clone(),
+        name: settings.name,
+        uid: found.uid,
+        user: user(found.uid),
+        container: known.and_then(|known| container(known.container.as_ref()?)),
+        pod: known.and_then(|known| known.pod.clone()),
+        command: settings.command.or_else(first),
+        frozen: known.is_some_and(|known| known.state == SessionState::Frozen),
+        directory: told(&found.path),
+        devices,
+    }
+}
+
+/// The daemon measures for itself: what it knows counts more than what the session's processes wrote.
+fn prefer(compute: &mut ComputeReport, known: &api::SessionDevice) {
+    if compute.policy != Policy::None {
+        compute.recent_ppm = known.recent_ppm.or(compute.recent_ppm);
+        compute.mean_ppm = known.mean_ppm.or(compute.mean_ppm);
+    }
+}
+
+fn elsewhere(known: &api::Session, gpus: &Gpus) -> ElsewhereReport {
+    let device = |device: &api::SessionDevice| {
+        let uuid = device.uuid.parse().ok()?;
+        let index = gpus.index(None, uuid);
+        Some(ElsewhereDevice { uuid, index, compute: known_compute(device) })
+    };
+    ElsewhereReport {
+        session: known.name.clone(),
+        uid: known.uid,
+        user: user(known.uid),
+        container: known.container.as_ref().and_then(container),
+        pod: known.pod.clone(),
+        frozen: known.state == SessionState::Frozen,
+        pids: known.pids.clone(),
+        devices: known.devices.iter().filter_map(device).collect(),
+    }
+}
+
+/// A session's time on a device, as the daemon knows it.
+pub(crate) fn known_compute(device: &api::SessionDevice) -> ComputeReport {
+    ComputeReport {
+        policy: device.policy.into(),
+        share_ppm: device.share_ppm,
+        soft_ppm: device.soft_ppm,
+        weight: device.weight,
+        priority: device.priority.into(),
+        density_ppm: device.density_ppm.and_then(|ppm| u32::try_from(ppm).ok()),
+        recent_ppm: device.recent_ppm,
+        mean_ppm: device.mean_ppm,
+        delivered_us: device.charged_us,
+        waited_us: 0,
+    }
+}
+
+/// A container, with its name if that is to be found.
+pub(crate) fn container(known: &api::Container) -> Option<ContainerReport> {
+    let api::Container { runtime, id, user } = known;
+    let name = containers::name(runtime, id, *user);
+    Some(ContainerReport { runtime: runtime.clone(), id: id.clone(), name })
+}
+
+/// A user's name.
+pub(crate) fn user(uid: u32) -> Option<String> {
+    Some(uzers::get_user_by_uid(uid)?.name().to_string_lossy().into_owned())
+}
+
+/// Whose folder a page is in.
+pub(super) fn owner(page: &Path) -> u32 {
+    fs::metadata(page).map_or(u32::MAX, |found| found.uid())
+}
+
+pub(crate) fn device(
+    (uuid, summary): &(GpuId, Summary),
+    names: &mut Names,
+    uid: u32,
+    index: Option<u32>,
+    now_ns: u64,
+) -> DeviceReport {
     let limit = summary.limits.compute;
     let densities = summary.processes.iter().filter_map(|process| process.density_ppm);
+    // Without a limit nothing is measured.
+    let measured = |share: Option<u32>| share.filter(|_| limit.policy != Policy::None);
     DeviceReport {
         uuid: *uuid,
+        index,
         memory: memory(summary),
         compute: ComputeReport {
             policy: limit.policy,
@@ -56,7 +163,13 @@ fn device((uuid, summary): &(GpuId, Summary), names: &mut Names, uid: u32) -> De
             weight: limit.weight,
             priority: limit.priority,
             density_ppm: mean(densities),
+            recent_ppm: measured(summary.recent_share_ppm(now_ns)),
+            mean_ppm: measured(summary.mean_share_ppm(now_ns)),
+            delivered_us: summary.delivered_ns / 1000,
+            waited_us: summary.waited_ns / 1000,
         },
+        age_us: summary.first_used_ns.map(|first| now_ns.saturating_sub(first) / 1000),
+        refusals: summary.refused.map_or(0, |refused| refused.count),
         processes: summary.processes.iter().map(|found| process(found, names, uid)).collect(),
         unknown: summary.unknown,
     }
@@ -91,6 +204,7 @@ fn memory(summary: &Summary) -> MemoryReport {
         limit,
         real: memory.map(|memory| memory.on_device()).filter(|real| Some(*real) < limit),
         used,
+        peak: summary.peak_bytes.max(used),
         on_device: summary.on_device(),
         by_kind: by_kind(|kind| summary.bytes(kind)),
         left: limit.map(|limit| limit.saturating_sub(used)),

@@ -139,7 +139,7 @@ fn the_name_of_a_process_is_escaped() {
     let tenant = sluice.folder().join(name);
     std::os::unix::fs::symlink(sluice.built("tenant", "tenant"), &tenant).unwrap();
     let script = r#""$TENANT" mem --api alloc --chunk 1MiB --cap 1MiB --hold 30 >"$READY" & p=$!
-        while ! [ -s "$READY" ]; do sleep 0.05; done; "$SLUICE" status; kill $p"#;
+        while ! [ -s "$READY" ]; do sleep 0.05; done; "$SLUICE" status $p; kill $p"#;
     let mut command = sluice.run(&["--fake-gpu", "--mem", "1GiB"]);
     command.args(["--", "sh", "-c", script]).env("TENANT", &tenant);
     command.env("READY", sluice.folder().join("ready")).env("SLUICE", env!("CARGO_BIN_EXE_sluice"));
@@ -171,5 +171,30 @@ fn what_is_not_utf_8_is_not_altered() {
     for name in ["CUDA_MEM_LIMIT", "SLUICE_ON_FAILURE", "CUDA_VISIBLE_DEVICES"] {
         let said = wrong(sluice.run(&[]).args(["--", "echo", "ran"]).env(name, path));
         assert!(said.contains(name) && said.contains("not UTF-8"), "{said}");
+    }
+}
+
+/// Whatever a session is called here: it is unknown, and shown without its control characters.
+#[test]
+fn sessions_that_cannot_be_frozen() {
+    let sluice = Sluice::new();
+    let absent = sluice.folder().join("absent");
+    for action in ["freeze", "thaw"] {
+        let command = |arguments: &[&OsStr]| {
+            let mut command = sluice.command();
+            command.arg(action).args(arguments);
+            command
+        };
+        let (code, stdout, stderr) =
+            outcome(&mut command(&["1".as_ref(), "--daemon".as_ref(), absent.as_os_str()]));
+        assert_eq!((code, stdout.as_str()), (70, ""), "{stderr}");
+        assert!(stderr.contains("no daemon answers there"), "{stderr}");
+        assert!(!stderr.contains("own account"), "{stderr}");
+        wrong(&mut command(&[]));
+        wrong(&mut command(&["1".as_ref(), "--daemon".as_ref(), "".as_ref()]));
+        wrong(&mut command(&["a\u{1b}[2J".as_ref(), "b\u{202e}".as_ref()]));
+        wrong(&mut command(&["1".as_ref(), "--compute".as_ref(), "5".as_ref()]));
+        let none = outcome(&mut command(&["1".as_ref(), "--daemon".as_ref(), "none".as_ref()]));
+        assert_eq!(none.0, 70, "{}", none.2);
     }
 }

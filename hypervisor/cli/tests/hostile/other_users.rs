@@ -137,6 +137,7 @@ pub(crate) fn for_all_users(sluice: &Sluice) -> PathBuf {
         sluice.built("libcuda_limiter.so", "cuda-limiter"),
         sluice.built("libfake_cuda.so", "fake-cuda"),
         sluice.built("libfake_nvml.so", "fake-nvml"),
+        sluice.built("fake-nvidia-smi", "fake-smi"),
         PathBuf::from(env!("CARGO_BIN_EXE_sluice")),
         Program::compiled(),
     ];

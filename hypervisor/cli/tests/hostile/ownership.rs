@@ -399,7 +399,7 @@ fn a_limit_is_changed_before_the_first_use() {
     let sluice = Sluice::new();
     let script = format!(
         r#"name=${{SLUICE_SESSION_DIR##*/}}; name=${{name%%.*}}
-        env -u LD_PRELOAD $sluice limit "$name" --mem 2GiB; $take; $sluice status | sed -n "/^$name/,/^[^ ]/p" | grep -c GPU-
+        env -u LD_PRELOAD $sluice limit "$name" --mem 2GiB; $take; $sluice status "$name" | grep -c "^  GPU-"
         {SHOW}"#
     );
     let (code, stdout, stderr) = outcome(&mut session(&sluice, &["--mem", "1GiB"], &script));

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// Looking at each slot would take half a minute and more.
+const BOUNDED: Duration = Duration::from_secs(10);
+
 /// Processes with as many mappings as the kernel allows.
 struct Mapped {
     child: Child,
@@ -95,7 +98,7 @@ fn a_page_that_names_one_process_often() {
     let processes = device["processes"].as_array().unwrap().len();
     let unknown = device["unknown"].as_u64().unwrap_or(0);
     assert_eq!(processes as u64, unknown, "{lines}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < BOUNDED, "{took:?}");
 }
 
 /// Each of many processes takes long to look at. The time is bounded, and what is not known is said.
@@ -107,7 +110,7 @@ fn a_page_that_names_many_slow_processes() {
     let (device, lines, took) = status(&sluice, &full);
     let unknown = device["unknown"].as_u64().unwrap_or(0);
     println!("{took:?}, {unknown} unknown");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took < BOUNDED, "{took:?}");
     assert!(unknown > 0, "all of them were looked at in {took:?}: too few");
     assert!(lines.contains(" of these may have ended: that could not be told"), "{lines}");
 }

@@ -7,15 +7,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 const LIBRARY: &str = "lib/libcuda_limiter.so";
-const PARTS: [(&str, &str); 7] = [
+const PARTS: [(&str, &str); 8] = [
     ("libcuda_limiter.so", "cuda-limiter"),
     ("libadd_path.so", "add-path"),
     ("libfake_cuda.so", "fake-cuda"),
     ("libfake_nvml.so", "fake-nvml"),
+    ("fake-nvidia-smi", "fake-smi"),
     ("tenant", "tenant"),
     ("hypervisor", "hypervisor"),
     ("sluice", "sluice"),
 ];
+
+/// The units of systemd come from the checkout.
+const UNITS: &str = "lib/systemd/system";
+const INSTALLED: usize = PARTS.len() + 2;
 
 /// Where the parts of this build are.
 fn build(sluice: &Sluice) -> PathBuf {
@@ -43,7 +48,8 @@ fn files(prefix: &Path) -> Vec<String> {
         let folder = folder.to_owned();
         entries.map(move |entry| format!("{folder}/{}", name(entry.unwrap()))).collect::<Vec<_>>()
     };
-    let mut files = [of("bin"), of("lib")].concat();
+    let mut files = [of("bin"), of("lib"), of(UNITS)].concat();
+    files.retain(|file| file != "lib/systemd");
     files.sort();
     files
 }
@@ -116,7 +122,7 @@ fn an_upgrade_that_fails_changes_nothing() {
     let (build, prefix) = (build(&sluice), sluice.folder().join("prefix"));
     succeeds(&mut install(&sluice, &build, &prefix));
     let installed = files(&prefix);
-    assert_eq!(installed.len(), PARTS.len(), "{installed:?}");
+    assert_eq!(installed.len(), INSTALLED, "{installed:?}");
     let inodes = || -> Vec<u64> {
         installed.iter().map(|file| fs::metadata(prefix.join(file)).unwrap().ino()).collect()
     };
@@ -147,6 +153,7 @@ fn an_upgrade_that_fails_changes_nothing() {
     let mut removed = install(&sluice, &build, &prefix);
     succeeds(removed.arg("--uninstall"));
     assert_eq!(files(&prefix), [""; 0]);
+    assert!(!prefix.join("lib/systemd").exists());
 }
 
 #[test]
@@ -155,5 +162,8 @@ fn a_package_is_made_below_a_folder_of_its_own() {
     let build = build(&sluice);
     let folder = sluice.folder().join("package");
     succeeds(install(&sluice, &build, Path::new("/opt/sluice")).env("DESTDIR", &folder));
-    assert_eq!(files(&folder.join("opt/sluice")).len(), PARTS.len());
+    assert_eq!(files(&folder.join("opt/sluice")).len(), INSTALLED);
+    // The unit names the program by where it is once the package is unpacked.
+    let unit = fs::read_to_string(folder.join("opt/sluice").join(UNITS).join("sluice.service"));
+    assert!(unit.unwrap().contains("\nExecStart=/opt/sluice/bin/hypervisor daemon"));
 }

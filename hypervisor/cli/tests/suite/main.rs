@@ -6,7 +6,13 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
+mod containers;
+mod freeze;
 mod limit;
+mod people;
+mod profiles;
 mod run;
 mod support;
 mod timed;
+mod top;
+mod version;

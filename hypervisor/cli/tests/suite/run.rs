@@ -33,7 +33,7 @@ fn wrong_usage_ends_with_2_and_names_the_option() {
     let sluice = Sluice::new();
     let cases: [(&[&str], &str); 17] = [
         (&["run"], "<CMD>"),
-        (&["run", "true"], "--"),
+        (&["run", "true", "--mem", "1g"], "put '--' before true"),
         (&["run", "--mem", "much", "--", "true"], "--mem"),
         (&["run", "--mem", "0", "--", "true"], "--mem"),
         (&["run", "--mem=-1", "--", "true"], "--mem"),
@@ -257,7 +257,7 @@ fn the_session_is_private_and_gone_afterwards() {
     let lines: Vec<_> = stdout.lines().collect();
     // Root's can be entered by who knows its name: its program may become another user.
     let mode = if rustix::process::geteuid().is_root() { "711" } else { "700" };
-    assert_eq!(lines[1..], [mode, "libcuda.so.1", "libnvidia-ml.so.1"]);
+    assert_eq!(lines[1..], [mode, "libcuda.so.1", "libnvidia-ml.so.1", "nvidia-smi"]);
     assert!(!Path::new(lines[0]).exists());
 }
 

@@ -36,6 +36,7 @@ impl Sluice {
             ("libcuda_limiter.so", "cuda-limiter"),
             ("libfake_cuda.so", "fake-cuda"),
             ("libfake_nvml.so", "fake-nvml"),
+            ("fake-nvidia-smi", "fake-smi"),
         ] {
             self.built(file, package);
         }

@@ -25,7 +25,7 @@ fn any_quota() -> impl Strategy<Value = ComputeLimit> {
         })
 }
 
-fn any_tenant() -> impl Strategy<Value = Tenant> {
+pub(crate) fn any_tenant() -> impl Strategy<Value = Tenant> {
     (
         any_quota(),
         prop_oneof![Just(1_000_000u64), 10_000u64..1_000_000],
@@ -55,8 +55,8 @@ proptest! {
     #![proptest_config(ProptestConfig::default())]
 
     /// For any tenants, whichever of them die or freeze: no two dense workers hold at once (the
-    /// simulation checks it at every step). No session is charged more than the time that passed.
-    /// Over no window does a session get more than its share and a burst.
+    /// simulation checks it at every step). No session is charged more than the time that passed, to
+    /// within 1 %. Over no window does a session get more than its share and a burst.
     #[test]
     fn any_tenants(
         tenants in prop::collection::vec(any_tenant(), 1..8),
@@ -71,7 +71,8 @@ proptest! {
         simulation.kill(WorkerId(dies.index(tenants.len()) as u64 * 1000));
         simulation.run_for(5 * SECOND);
         for session in simulation.scheduler.view(simulation.now).sessions {
-            prop_assert!(session.charged_ns <= 15 * SECOND, "{:?}", session);
+            // What a stopped lease has left overlaps with the next one of the same session.
+            prop_assert!(session.charged_ns <= simulation.now / 100 * 101, "{:?}", session);
         }
         for (index, tenant) in tenants.iter().enumerate() {
             let frozen = freezes.index(tenants.len()) == index;

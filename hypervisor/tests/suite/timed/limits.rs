@@ -19,7 +19,7 @@ fn a_quota_changes_while_programs_run() {
     let running = Program { session: "a", quota, density: 1.0, length }.start(&socket);
     // Another process of the session reports the change.
     let client = daemon.client();
-    let charged = || daemon.status().devices[0].sessions[0].charged_us as f64;
+    let charged = || daemon.limited()[0].1.charged_us as f64;
     let rate = |length: Duration| {
         let (before, start) = (charged(), Instant::now());
         thread::sleep(length);
@@ -35,10 +35,14 @@ fn a_quota_changes_while_programs_run() {
         report: None,
         ask: None,
         quota: Some(DeviceQuota::fixed(GPU_ID, 800_000)),
+        gate: None,
+        together: false,
+        outside_us: 0,
+        queued_us: 0,
     };
     let answer: Decision = client.post(path::REPORT, &change, PATIENCE).unwrap();
     assert_eq!(answer.lease, None);
-    assert_eq!(daemon.status().devices[0].sessions[0].share_ppm, 800_000);
+    assert_eq!(daemon.limited()[0].1.share_ppm, 800_000);
     thread::sleep(Duration::from_millis(100));
     let after = rate(Duration::from_secs(1));
     assert!((0.6..0.9).contains(&after), "{after}");
@@ -76,11 +80,21 @@ fn a_limit_is_taken_away_under_a_lease_and_comes_back() {
             uuid: GPU_ID,
             limit: ComputeLimit { policy, ..ComputeLimit::fixed(1_000_000) },
         };
-        let message = Admission { worker, uuid: GPU_ID, report: None, ask, quota: Some(quota) };
+        let message = Admission {
+            worker,
+            uuid: GPU_ID,
+            report: None,
+            ask,
+            quota: Some(quota),
+            gate: None,
+            together: false,
+            outside_us: 0,
+            queued_us: 0,
+        };
         client.post::<_, Decision>(path::ADMISSION, &message, PATIENCE).unwrap().lease
     };
     assert_eq!(say(Policy::None, None), None);
-    assert!(daemon.status().devices.iter().all(|device| device.leases.is_empty()));
+    assert!(daemon.leases().is_empty());
     for done in [false, true] {
         let report = LeaseReport { done, ..LeaseReport::busy(lease.id, 1_000) };
         assert_eq!(admission(&client, worker, Some(report), None).unwrap(), None);

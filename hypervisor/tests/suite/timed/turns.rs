@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use limits::{ComputeLimit, Policy};
+use api::{Class, Policy};
+use limits::ComputeLimit;
 use protocol::DeviceQuota;
-use protocol::status::Class;
 
 use crate::holders::{finish, holder};
 use crate::process::{Daemon, GPU_ID, place};
@@ -19,8 +19,7 @@ fn a_lone_holder_keeps_its_lease() {
     let length = Duration::from_secs(2);
     let lone = Program { session: "lone", quota, density: 1.0, length }.start(&socket);
     thread::sleep(Duration::from_millis(1_200));
-    let status = daemon.status();
-    let session = &status.devices[0].sessions[0];
+    let (_, session) = daemon.limited().remove(0);
     assert_eq!((session.class, session.policy), (Class::Dense, Policy::Fixed));
     assert!(session.density_ppm.is_some_and(|ppm| ppm > 900_000), "{session:?}");
     let seen = seen(lone);
@@ -39,8 +38,7 @@ fn two_sparse_sessions_hold_at_the_same_time() {
     };
     let children = ["a", "b"].map(|session| program(session).start(&socket));
     thread::sleep(Duration::from_millis(2_000));
-    let status = daemon.status();
-    for session in &status.devices[0].sessions {
+    for (_, session) in daemon.limited() {
         assert_eq!(session.class, Class::Sparse, "{session:?}");
         assert!(session.density_ppm.is_some_and(|ppm| ppm.abs_diff(300_000) < 30_000));
         // It is charged for what it uses.
@@ -70,10 +68,9 @@ fn idle_time_goes_to_those_who_may_have_it() {
     let children = quotas
         .map(|(session, quota)| Program { session, quota, density: 1.0, length }.start(&socket));
     thread::sleep(Duration::from_millis(3_500));
-    let status = daemon.status();
-    let sessions = &status.devices[0].sessions;
+    let sessions = daemon.limited();
     let charged = |name: &str| {
-        let session = sessions.iter().find(|session| session.session == name).unwrap();
+        let (_, session) = sessions.iter().find(|(session, _)| session == name).unwrap();
         (session.charged_us as f64, session.spare_us as f64)
     };
     let (light, heavy, fixed) = (charged("light"), charged("heavy"), charged("fixed"));
@@ -97,14 +94,12 @@ fn two_sessions_alternate_by_weight_without_overlap() {
     let large = holder(&socket, "large", 750_000, length).spawn().unwrap();
     let small = holder(&socket, "small", 250_000, length).spawn().unwrap();
     thread::sleep(Duration::from_secs(2));
-    let status = daemon.status();
-    let mut names: Vec<&str> =
-        status.devices[0].sessions.iter().map(|session| session.session.as_str()).collect();
+    let sessions = daemon.limited();
+    let mut names: Vec<&str> = sessions.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
-    assert_eq!((status.devices[0].uuid, names), (GPU_ID, vec!["large", "small"]));
+    assert_eq!(names, ["large", "small"]);
     // Callers read the UUID as NVML prints it.
-    let written = serde_json::to_value(&status.devices[0]).unwrap();
-    assert_eq!(written["uuid"], "GPU-5a1ce000-0000-4000-8000-000000000000");
+    assert_eq!(sessions[0].1.uuid, "GPU-5a1ce000-0000-4000-8000-000000000000");
     let (large, small) = (finish(large), finish(small));
 
     for a in &large {

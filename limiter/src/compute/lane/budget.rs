@@ -1,23 +1,33 @@
 //! What a lane takes of the process's budget, and gives back.
 
-use super::super::budget::{Budget, MOST_NS};
-use super::super::{Gate, clock, undisturbing, within};
+use super::super::budget::{Budget, LEAST_NS, PAIR_NS, UNKNOWN_NS};
+use super::super::{Gate, clock, within};
 use super::Lane;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
+/// A lane's launches that may be outstanding. The driver has the thread wait at 1,020, and then every other thread.
+const MOST_LAUNCHES: u64 = 900;
 /// How long a thread sleeps before it looks again: while its own work is under way, and while only others' is, which
 /// others and the governor look after.
 const SHORTEST_NAP_NS: u64 = 30_000;
-const LONGEST_NAP_NS: u64 = 500_000;
+const LONGEST_NAP_NS: u64 = 2_000_000;
 const OTHERS_NAP_NS: u64 = 50_000_000;
 /// The same, where one thread looks after the others' for all.
 const HELPERS_NAP_NS: u64 = 100_000;
 
-/// Since when a launch waits and nothing was given back, and how often something had been.
+/// Since when a launch waits and nothing was seen to be done, and a number that changes when something is.
 #[derive(Default)]
 pub(in crate::compute) struct Patience {
     since: u64,
-    rings: u32,
+    progress: u64,
+    is_over: bool,
+}
+
+impl Patience {
+    /// Whether the launch has waited in vain.
+    pub(in crate::compute) const fn is_over(&self) -> bool {
+        self.is_over
+    }
 }
 
 /// Sees what is done of others' work.
@@ -38,32 +48,47 @@ impl Lane {
             return true;
         }
         let budget = gate.budget();
+        self.see_progress();
+        let room = gate.room_ns(clock::now());
+        // One launch may be queued behind another, or the device would idle between long ones.
+        let room = if self.under_way() <= 1 { room.max(PAIR_NS) } else { room };
+        let piece = self.piece(ns.unwrap_or(0), room, budget);
+        let stalled = self.is_stalled(gate);
+        if !stalled && !self.has_place(1) {
+            return false;
+        }
         // What waits for something outside of the device does not keep it busy.
-        if self.may_wait() || self.is_stalled(gate) {
-            let piece = self.piece(ns.unwrap_or(0), budget);
+        if stalled || self.may_wait() {
+            if !stalled && self.outstanding_ns() >= room.min(PAIR_NS) {
+                return false;
+            }
             self.count.most_ns.store(launched.saturating_add(piece).saturating_add(1), Relaxed);
             return true;
         }
-        let needed = ns.map_or(MOST_NS, |ns| self.piece(ns, budget));
         self.keep_needed(budget);
-        if !budget.take(&self.taken, needed) {
+        let Some(_) = ns else { return budget.take(&self.taken, UNKNOWN_NS, LEAST_NS) };
+        if !budget.take(&self.taken, piece, room) {
             return false;
         }
-        if ns.is_some() {
-            self.count.most_ns.store(launched.saturating_add(needed).saturating_add(1), Relaxed);
-        }
+        self.count.most_ns.store(launched.saturating_add(piece).saturating_add(1), Relaxed);
         true
+    }
+
+    /// Whether so many more launches may be outstanding.
+    pub(super) fn has_place(&self, launches: u32) -> bool {
+        self.under_way() + u64::from(launches) <= MOST_LAUNCHES
     }
 
     /// What the lane takes at once for launches like one of so many nanoseconds. A new lane, or one of long
     /// launches, has batches of one.
-    fn piece(&self, ns: u64, budget: &Budget) -> u64 {
-        if self.batch.load(Relaxed) > 1 { budget.piece().max(ns) } else { ns }
+    fn piece(&self, ns: u64, room: u64, budget: &Budget) -> u64 {
+        if self.batch.load(Relaxed) > 1 { budget.piece(room).max(ns) } else { ns }
     }
 
-    /// Waits until something may have been given back. If nothing was for long, all of it is: what is outstanding
-    /// may wait for what comes next. `rings`: how often that had happened before the thread tried. To be called by the lane's thread.
-    pub(in crate::compute) fn wait_for_budget(
+    /// Waits until there may be room. If nothing was done for long, there is: what is outstanding may wait for what
+    /// comes next. `rings`: how often something had been given back before the thread tried. To be called by the
+    /// lane's thread.
+    pub(in crate::compute) fn wait_for_room(
         &self,
         gate: &Gate,
         rings: u32,
@@ -71,34 +96,49 @@ impl Lane {
     ) {
         let budget = gate.budget();
         let now = clock::now();
-        if patience.since == 0 || patience.rings != rings {
-            *patience = Patience { since: now, rings };
+        let progress = self.progress().wrapping_add(rings.into());
+        if patience.since == 0 || patience.progress != progress {
+            *patience = Patience { since: now, progress, is_over: false };
         }
+        let waited = now.saturating_sub(patience.since);
         let waiting = self.has_unfinished_waits();
         let longest = if waiting {
-            gate.stall().patience(now, budget.patience(), budget.taken_ns())
+            let outstanding = budget.taken_ns().max(self.outstanding_ns());
+            gate.stall().patience(now, budget.patience(), outstanding)
         } else {
             budget.patience()
         };
-        if now.saturating_sub(patience.since) > longest {
+        if waited > longest {
             if waiting {
                 self.waited_in_vain(gate, patience.since, now);
+            } else if !self.has_unknown() {
+                gate.launch_times().took_at_least(self.outstanding_ns(), waited);
             }
             gate.lanes().iter().for_each(|lane| lane.give_all_back(budget));
+            let launched = self.count.launched_ns.load(Relaxed);
+            self.count.most_ns.store(launched.saturating_add(budget.piece(LEAST_NS)), Relaxed);
+            patience.is_over = true;
+            return;
+        }
+        if self.under_way() > 0 {
+            let is_done = self.cover() && self.is_done(self.recorded.load(Relaxed));
+            if is_done && self.under_way() == 0 {
+                return;
+            }
+            self.is_waited_for(gate);
+            clock::sleep((self.outstanding_ns() / 8).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS));
             return;
         }
         let mut nap = OTHERS_NAP_NS;
-        if self.taken.is_any() {
-            undisturbing(|| self.try_to_cover() && self.is_done(self.recorded.load(Relaxed)));
-            self.keep_needed(budget);
-            nap = (self.outstanding_ns() / 2).clamp(SHORTEST_NAP_NS, LONGEST_NAP_NS);
-        }
         let helps = budget.may_help();
         if helps {
             help(gate);
             nap = nap.min(HELPERS_NAP_NS);
         }
         if budget.rings() == rings {
+            if let Some(stream_gate) = gate.stream_gate().filter(|_| !budget.is_wanted()) {
+                stream_gate.ring();
+            }
             budget.wait(rings, nap);
         }
         if helps {
@@ -114,8 +154,12 @@ impl Lane {
     fn needed_ns(&self) -> u64 {
         let launched = self.count.launched_ns.load(Relaxed);
         let piece = self.count.most_ns.load(Relaxed).saturating_sub(launched);
-        let unknown = self.unknown_until.load(Acquire) > self.done.load(Acquire);
-        self.outstanding_ns() + piece + if unknown { MOST_NS } else { 0 }
+        self.outstanding_ns() + piece + if self.has_unknown() { UNKNOWN_NS } else { 0 }
+    }
+
+    /// Whether work of unknown duration may not be done.
+    fn has_unknown(&self) -> bool {
+        self.unknown_until.load(Acquire) > self.done.load(Acquire)
     }
 
     /// Takes no further launch into account.
@@ -149,8 +193,7 @@ impl Lane {
     /// Gives back what is seen to be done. To be called by any thread, pinned.
     fn give_back_done(&self, budget: &Budget) {
         if !self.lost.load(Acquire) {
-            let done = || self.is_done(self.recorded.load(Acquire));
-            let _ = undisturbing(|| within(self.context, done));
+            let _ = within(self.context, || self.see_progress());
         }
         // Before it is looked at whether the thread is about to launch: it takes more after it has said so.
         let had = self.taken.ns();

@@ -3,10 +3,13 @@
 use super::super::Gate;
 use super::super::usage::Totals;
 use super::super::{driver_calls, is_capturing, within};
-use super::{AT_ONCE, CLOSED, LONG_NS, Lane};
+use super::in_stream::InStream;
+use super::turnstile::Turnstile;
+use super::{AT_ONCE, CLOSED, Lane};
 use crate::exit_guard::Visits;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use driver::cuda::{CuResult, STREAM_LEGACY, STREAM_PER_THREAD, Stream};
+use driver::cuda::{CuResult, STREAM_PER_THREAD, Stream};
+use std::sync::Arc;
 
 impl core::fmt::Debug for Lane {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
@@ -24,18 +27,21 @@ impl core::fmt::Debug for Lane {
 }
 
 impl Lane {
-    /// Whether the lane had work under way ever since this was last asked, as far as can be told: work
-    /// that was launched before then is not done yet. To be asked by the governor.
-    pub(in crate::compute) fn take_busy(&self, governors: &Visits) -> bool {
-        let before = self.looked_at.swap(self.recorded.load(Acquire), Relaxed);
-        if let Some(own) = self.in_stream() {
-            let awaited = before > self.see_done(own) && !self.lost.load(Acquire);
-            return awaited && !self.may_wait();
+    /// Since when the lane has had work under way all the time, as far as can be told: since the oldest batch that is
+    /// not done ended. `None`: there is none. To be asked by the governor.
+    pub(in crate::compute) fn busy_since(&self, governors: &Visits) -> Option<u64> {
+        if self.done.load(Acquire) >= self.recorded.load(Acquire) || self.lost.load(Acquire) {
+            return None;
         }
-        let awaited = before > self.given_up.load(Relaxed).max(self.done.load(Acquire));
-        let may_look = |_: &_| awaited && !self.lost.load(Acquire);
-        let Some(_pin) = governors.try_enter().filter(may_look) else { return false };
-        within(self.context, || !self.is_done(before)).unwrap_or(false) && !self.may_wait()
+        if let Some(own) = self.in_stream() {
+            let _ = self.see_done(own);
+        } else {
+            let _pin = governors.try_enter()?;
+            within(self.context, || self.see_progress())?;
+        }
+        let (done, recorded) = (self.done.load(Acquire), self.recorded.load(Acquire));
+        let since = self.batch(done + 1).at.load(Relaxed);
+        (done < recorded && !self.may_wait()).then_some(since)
     }
 
     /// Has the thread's next launch see whether there still is work. To be called by the governor.
@@ -82,25 +88,22 @@ impl Lane {
         }
     }
 
-    /// How many launches may not have been done yet, about.
+    /// How many launches may not have been done yet.
     pub(in crate::compute) fn under_way(&self) -> u64 {
         if self.is_in_stream() {
             return 0;
         }
-        let batches = self.recorded.load(Acquire).saturating_sub(self.done.load(Acquire));
-        let batch = u64::from(self.batch.load(Relaxed).max(1));
-        u64::from(self.count.uncovered.load(Acquire)).saturating_add(batches.saturating_mul(batch))
+        let launches = |batch: u64| self.batch(batch).launches.load(Relaxed);
+        let covered = launches(self.recorded.load(Acquire));
+        let done = launches(self.done.load(Acquire));
+        covered.saturating_sub(done) + u64::from(self.count.uncovered.load(Acquire))
     }
 
-    /// The last so many launches of a lease took so much longer than expected that they are not what was known
-    /// of the work: if they are long, the next ones are to be waited for, each by itself.
-    pub(in crate::compute) fn took(&self, launches: u64, expected_ns: u64, ns: u64) {
-        const FAR_OFF: u64 = 4;
-        let each = ns / launches.max(1);
-        if each > LONG_NS && ns / FAR_OFF > expected_ns {
-            self.launch_ns.fetch_max(each, Relaxed);
-            self.resize(1);
-        }
+    /// How many of the launches are done, and what they were estimated to take.
+    pub(in crate::compute) fn done_launches(&self) -> (u64, u64) {
+        let done =
+            self.in_stream().map_or_else(|| self.done.load(Acquire), |own| self.see_done(own));
+        (self.launches_by(done), self.launched_by(done))
     }
 
     /// Whether something may be on its way to the driver: that is counted once it is there.
@@ -113,53 +116,39 @@ impl Lane {
         self.done.load(Acquire)
     }
 
+    /// A number that changes whenever the stream is seen to have passed its gate.
+    pub(in crate::compute) fn has_begun(&self) -> u64 {
+        self.in_stream().map_or(0, |own| self.begun(own))
+    }
+
     /// A number that changes whenever something is launched.
     pub(in crate::compute) fn activity(&self) -> u64 {
         (self.recorded.load(Acquire) << 32)
             .wrapping_add(u64::from(self.count.uncovered.load(Acquire)))
     }
 
-    /// Whether everything launched has been done. Launches that no event covers yet, because their
-    /// thread is busy elsewhere, get the governor's event. To be called by the governor, pinned.
+    /// Whether everything launched has been done; where it is held in its stream, all that has begun. To be called by
+    /// the governor, pinned.
     pub(in crate::compute) fn is_drained(&self, gate: &Gate) -> bool {
-        if self.lost.load(Acquire) {
-            return true;
-        }
-        if let Some(own) = self.in_stream() {
-            return self.is_drained_in_stream(own, gate);
+        if let Some(is_drained) = self.is_drained_behind(gate) {
+            return is_drained;
         }
         if self.calling_since.load(Acquire) != 0 || self.is_launching() {
             return false;
         }
         let recorded = self.recorded.load(Acquire);
-        let activity = self.activity();
+        // Its words tell. A context that is about to end waits for what is held, and cannot be entered.
+        if self.in_stream().is_some_and(|own| self.see_done(own) < recorded) {
+            return false;
+        }
         let uncovered =
             self.count.uncovered.load(Acquire) > 0 && self.batch.load(Relaxed) != CLOSED;
         if self.done.load(Acquire) >= recorded && !uncovered {
             return true;
         }
         let asked = within(self.context, || {
-            if !self.is_done(recorded) {
-                return false;
-            }
-            // The calling thread cannot name another thread's default stream; what is in there and not
-            // covered is less than a batch.
-            if !uncovered || self.stream == STREAM_PER_THREAD {
-                return true;
-            }
-            // An event in the legacy stream would tie the blocking streams together.
-            if self.stream == STREAM_LEGACY {
-                return is_capturing(self.stream)
-                    || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
-            }
-            let event = self.events[2].load(Relaxed);
-            if self.governors.load(Relaxed) != activity {
-                self.governors.store(activity, Relaxed);
-                // Work that is being captured does not run.
-                return is_capturing(self.stream)
-                    || !driver_calls::event_record(event, self.stream as Stream).is_ok();
-            }
-            driver_calls::event_query(event) != CuResult::NOT_READY
+            self.see_progress();
+            self.done.load(Acquire) >= recorded && (!uncovered || self.has_idle_stream())
         });
         // A context that cannot be entered is gone.
         let drained = asked.unwrap_or_else(|| {
@@ -170,6 +159,34 @@ impl Lane {
             self.unknown_until.fetch_min(self.done.load(Acquire), Relaxed);
         }
         drained
+    }
+
+    /// Whether the driver says that nothing is left to be done, in the lane's context. For launches that no batch's end
+    /// covers, because their thread is busy elsewhere. Nothing is put into the stream for it: in the legacy one an event
+    /// would tie the blocking streams together.
+    fn has_idle_stream(&self) -> bool {
+        // The calling thread cannot name another thread's default stream; what is in there and not covered is less than
+        // a batch. Work that is being captured does not run.
+        self.stream == STREAM_PER_THREAD
+            || is_capturing(self.stream)
+            || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY
+    }
+
+    /// The same without asking the driver, at a closed gate.
+    pub(in crate::compute) fn is_seen_drained(&self, gate: &Gate) -> bool {
+        if let Some(is_drained) = self.is_drained_behind(gate) {
+            return is_drained;
+        }
+        let covered = self.count.uncovered.load(Acquire) == 0;
+        let done = covered && self.done.load(Acquire) >= self.recorded.load(Acquire);
+        done && self.calling_since.load(Acquire) == 0 && !self.is_launching()
+    }
+
+    /// Whether nothing of it is in its stream any more, held or not: its words may be another lane's. To be called by
+    /// the governor, pinned.
+    pub(in crate::compute) fn is_over(&self, gate: &Gate) -> bool {
+        let has_passed = |own| self.lost.load(Acquire) || self.has_passed(own);
+        self.is_drained(gate) && self.in_stream().is_none_or(has_passed) && self.leaves_stream()
     }
 
     fn close(&self) {
@@ -216,6 +233,23 @@ impl Lane {
         self.abandoned.load(Acquire)
     }
 
+    /// Whose batch is open in the lane's stream, if its gate is in there.
+    pub(in crate::compute) fn turnstile(&self) -> Option<&Arc<Turnstile>> {
+        self.in_stream().map(InStream::turnstile)
+    }
+
+    /// The same, if it is this stream, which other threads can name as well.
+    pub(in crate::compute) fn turnstile_of(
+        &self,
+        stream: usize,
+        context: usize,
+    ) -> Option<&Arc<Turnstile>> {
+        // The handle of a stream that was destroyed may be another one's.
+        let same =
+            self.stream == stream && self.context == context && self.batch.load(Relaxed) != CLOSED;
+        self.turnstile().filter(|_| same && stream != STREAM_PER_THREAD && !self.lost.load(Acquire))
+    }
+
     /// Gives the events back. To be called by the governor, pinned, for an abandoned lane.
     pub(in crate::compute) fn destroy_events(&self) {
         self.hold.give_back();
@@ -223,8 +257,10 @@ impl Lane {
             own.give_back();
         }
         if !self.lost.load(Acquire) && !self.ending.load(Acquire) {
-            for event in &self.events {
-                let _ = within(self.context, || driver_calls::event_destroy(event.load(Relaxed)));
+            for event in self.latest.iter().map(|batch| batch.event.load(Relaxed)) {
+                if !event.is_null() {
+                    let _ = within(self.context, || driver_calls::event_destroy(event));
+                }
             }
             if let Ok(mut sampler) = self.sampler.try_lock() {
                 let _ = within(self.context, || sampler.destroy_events());

@@ -9,16 +9,15 @@
 //! the batch before was done.
 
 use super::super::stream_gate::StreamGate;
-use super::super::{Gate, clock, driver_calls, is_capturing, undisturbing, within, words};
-use super::{CLOSED, Lane};
+use super::super::{Gate, clock, driver_calls, undisturbing, words};
+use super::turnstile::Turnstile;
+use super::{AT_ONCE, Lane};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use driver::cuda::{CuResult, DevicePtr, STREAM_PER_THREAD, STREAM_WAIT_VALUE_AND, Stream};
+use driver::cuda::{CuResult, DevicePtr, STREAM_WAIT_VALUE_AND, Stream};
 use session::gate_page::layout::OPEN;
+use std::sync::Arc;
 
-/// Lanes of a process and device whose gate is in the stream: beyond so many held streams, submitting blocks on
-/// devices with few hardware queues.
-pub(in crate::compute) const MOST_LANES: u32 = 8;
 /// Batches of a lane that may not be done, and a few.
 pub(super) const BATCHES: usize = 128;
 /// What may be queued ahead of the device: estimated time of a lane, and entries of the driver's queue in all lanes.
@@ -29,12 +28,15 @@ const MOST_ENTRIES: u64 = 900;
 const MOST_AHEAD: u64 = 48;
 /// A batch's wait and its two numbers take an entry each.
 const ENTRIES_OF_BATCH: u64 = 3;
-/// Estimated time of a batch: beside other sessions, which wait for it at a handover, and alone. These
-/// operations cost the device 6 us.
-const SHARED_BATCH_NS: u64 = 1_000_000;
-const BATCH_NS: u64 = 2_000_000;
+/// Estimated time of a batch: an eighth of a lease, so that a turn is as long as it should be. Where preferred sessions
+/// wait for its end it is the shortest. These operations cost the device 6 us.
+const SHORTEST_BATCH_NS: u64 = 500_000;
+const LONGEST_BATCH_NS: u64 = 2_000_000;
+const BATCHES_OF_LEASE: u64 = 8;
 /// How much longer than its estimates the work takes that no mark covers yet.
 const TAIL_MARGIN_NS: u64 = 100_000;
+/// How long a thread leaves another one the time to begin or end a batch.
+pub(in crate::compute) const BUSY_NAP_NS: u64 = 20_000;
 /// How often a thread looks whether there is room, and for how long it does.
 const NAP_NS: u64 = 200_000;
 const PATIENCE_NS: u64 = 200_000_000;
@@ -48,6 +50,7 @@ static USELESS: AtomicBool = AtomicBool::new(false);
 pub(super) struct InStream {
     /// Where the device sees the gate's word.
     gate_at: DevicePtr,
+    turnstile: Arc<Turnstile>,
     /// The last batch that has begun, and that is done.
     begun: Word,
     done: Word,
@@ -64,7 +67,11 @@ pub(super) struct InStream {
 
 impl InStream {
     /// Of a stream of the current context.
-    pub(super) fn new(gate: &StreamGate, context: usize) -> Option<Self> {
+    pub(super) fn new(
+        gate: &StreamGate,
+        turnstile: Arc<Turnstile>,
+        context: usize,
+    ) -> Option<Self> {
         if USELESS.load(Relaxed) {
             return None;
         }
@@ -81,6 +88,7 @@ impl InStream {
         });
         Some(Self {
             gate_at,
+            turnstile,
             begun,
             done,
             waits: AtomicBool::new(false),
@@ -97,9 +105,29 @@ impl InStream {
         words::give_back(self.done.word);
     }
 
+    /// Lanes of other threads in the same stream have the same.
+    pub(super) const fn turnstile(&self) -> &Arc<Turnstile> {
+        &self.turnstile
+    }
+
     /// Whether the next launch has to put a wait into the stream first.
     pub(super) fn needs_wait(&self) -> bool {
-        !self.denied.load(Relaxed) && !self.waits.load(Relaxed)
+        !self.denied.load(Relaxed) && !self.has_batch()
+    }
+
+    /// Whether there is a wait in the stream that the lane's last mark does not cover.
+    pub(super) fn has_wait(&self) -> bool {
+        self.waits.load(Acquire)
+    }
+
+    /// The last mark, which is known, covers all.
+    pub(super) fn is_covered(&self) {
+        self.waits.store(false, Release);
+    }
+
+    /// Whether the wait of a batch is in the stream that no thread has ended.
+    fn has_batch(&self) -> bool {
+        self.waits.load(Relaxed) && self.turnstile.has_open(self.done.at)
     }
 }
 
@@ -130,8 +158,35 @@ pub(in crate::compute) enum Ahead {
     Go,
     /// Too much is queued.
     Full,
+    /// Another thread begins or ends a batch in the stream.
+    Busy,
     /// Its gate is on the thread.
     OnThread,
+}
+
+/// What streams have queued that is not done.
+#[derive(Clone, Copy, Default, Debug)]
+pub(in crate::compute) struct LaunchedAhead {
+    pub(in crate::compute) batches: u64,
+    pub(in crate::compute) launches: u64,
+    pub(in crate::compute) estimated_ns: u64,
+}
+
+impl LaunchedAhead {
+    /// How long it takes, where launches took so long lately.
+    pub(in crate::compute) fn ns(self, launch_ns: u64) -> u64 {
+        self.estimated_ns.max(self.launches.saturating_mul(launch_ns))
+    }
+}
+
+impl core::iter::Sum for LaunchedAhead {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            batches: sum.batches + one.batches,
+            launches: sum.launches + one.launches,
+            estimated_ns: sum.estimated_ns.saturating_add(one.estimated_ns),
+        })
+    }
 }
 
 impl Lane {
@@ -147,26 +202,25 @@ impl Lane {
 
     /// Sees how far the stream is.
     pub(super) fn see_done(&self, own: &InStream) -> u64 {
+        // Two threads may mark a batch: the word may go back.
         let done = own.done.number(self.recorded.load(Acquire));
-        if done > self.done.load(Relaxed) {
-            self.done.fetch_max(done, Release);
-        }
-        done
+        self.done.fetch_max(done, Release).max(done)
     }
 
     /// Prepares a launch: has the stream wait for the gate before a batch. To be called by the lane's thread, which has
-    /// said that it launches. `waits`: the call itself may wait for its work, so it must not be held.
+    /// said that it launches. `waits`: the call itself may wait for its work, so it is not held on purpose.
     pub(in crate::compute) fn goes_ahead(&self, gate: &Gate, waits: bool) -> Ahead {
         let Some(own) = self.in_stream() else { return Ahead::OnThread };
-        if waits {
-            return if gate.lease().is_some() { Ahead::Go } else { Ahead::Full };
-        }
-        if !self.has_room(own, gate) {
+        // Held work keeps the governor out of the driver, and the governor in there keeps work from being held.
+        if gate.lease().is_none() && (waits || gate.in_driver().is_now()) {
             return Ahead::Full;
         }
         let lease = gate.number();
-        if own.waits.load(Relaxed) && own.lease.load(Relaxed) == lease {
+        if own.has_batch() && own.lease.load(Relaxed) == lease {
             return Ahead::Go;
+        }
+        if !self.has_room(own, gate) {
+            return Ahead::Full;
         }
         undisturbing(|| self.begin_batch(own, gate, lease))
     }
@@ -176,20 +230,38 @@ impl Lane {
         if !self.try_to_cover() {
             return Ahead::Full;
         }
+        // A launch that did not wait for the other thread would come before the wait.
+        let Some(mut passing) = own.turnstile.pass() else { return Ahead::Busy };
         let number = self.recorded.load(Relaxed) + 1;
         let stream = self.stream as Stream;
+        if let Some((mark_at, open)) = passing.unmarked() {
+            // First, or its thread would add to what has its mark.
+            gate.device_lanes().each(|lane| lane.look_up_if_marked_at(mark_at));
+            let _ = driver_calls::stream_write_value(stream, mark_at, open as u32, 0);
+        }
         let waits =
             driver_calls::stream_wait_value(stream, own.gate_at, OPEN, STREAM_WAIT_VALUE_AND);
         if !waits.is_ok() || !own.begun.write(self.stream, number) {
             self.deny(own);
             return Ahead::OnThread;
         }
+        passing.begin(own.done.at, number);
+        drop(passing);
         own.lease.store(lease, Relaxed);
         own.waits.store(true, Relaxed);
         let launched = self.count.launched_ns.load(Relaxed);
         self.count.most_ns.store(launched.saturating_add(self.batch_ns(gate)), Relaxed);
         self.stop_at(self.planned.load(Relaxed));
+        // The gate may have closed since the thread looked, and a call that waits says nothing more.
+        gate.demand().ring_for_work();
         Ahead::Go
+    }
+
+    /// If it is the lane's batch whose mark goes there, its thread's next launch begins another.
+    fn look_up_if_marked_at(&self, mark_at: DevicePtr) {
+        if self.in_stream().is_some_and(|own| own.done.at == mark_at) {
+            self.count.stop.store(AT_ONCE, SeqCst);
+        }
     }
 
     /// Ends a batch with a mark; `false`: too many are under way.
@@ -197,16 +269,26 @@ impl Lane {
         if number.saturating_sub(self.see_done(own)) + 2 > BATCHES as u64 {
             return false;
         }
-        let written = own.done.write(self.stream, number);
-        if written {
-            own.waits.store(false, Relaxed);
+        if !own.waits.load(Relaxed) {
+            // Without a wait there is none that could be held.
+            return own.begun.write(self.stream, number) && own.done.write(self.stream, number);
         }
-        written
+        // Otherwise another thread has marked it, or does so now.
+        own.turnstile.pass_after(own.done.at).is_none_or(|mut passing| {
+            let written = own.done.write(self.stream, number);
+            if !written {
+                passing.begin(own.done.at, number);
+            }
+            written
+        })
     }
 
     /// The estimated time of a batch.
     pub(super) fn batch_ns(&self, gate: &Gate) -> u64 {
-        if gate.is_shared() { SHARED_BATCH_NS } else { BATCH_NS }
+        if gate.is_low() {
+            return SHORTEST_BATCH_NS;
+        }
+        (gate.lease_ns() / BATCHES_OF_LEASE).clamp(SHORTEST_BATCH_NS, LONGEST_BATCH_NS)
     }
 
     /// How many launches a batch has at most, by what launches took lately; fewer if that is not known.
@@ -217,13 +299,6 @@ impl Lane {
             .checked_div(gate.launch_ns())
             .map_or(UNMEASURED.into(), |most| most.max(1));
         u32::try_from(most).unwrap_or(u32::MAX)
-    }
-
-    /// How many of the launches are done, and what they were estimated to take.
-    pub(in crate::compute) fn done_launches(&self) -> (u64, u64) {
-        let Some(own) = self.in_stream() else { return (0, 0) };
-        let batch = self.batch(self.see_done(own));
-        (batch.launches.load(Relaxed), batch.covered_ns.load(Relaxed))
     }
 
     fn has_room(&self, own: &InStream, gate: &Gate) -> bool {
@@ -237,15 +312,24 @@ impl Lane {
             }
             own.proven.store(done > 0, Relaxed);
         }
-        let launches = self.batch(recorded).launches.load(Relaxed)
-            + u64::from(self.count.uncovered.load(Relaxed))
-            - self.batch(done).launches.load(Relaxed);
-        let entries = launches + (recorded - done) * ENTRIES_OF_BATCH;
-        let estimated = self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done));
-        let ahead_ns = estimated.max(launches.saturating_mul(gate.launch_ns()));
-        entries < MOST_ENTRIES / u64::from(gate.lanes_in_stream().max(1))
-            && ahead_ns < AHEAD_NS
-            && recorded - done < MOST_AHEAD / u64::from(gate.lanes_in_stream().max(1))
+        let ahead = gate.device_lanes().ahead();
+        ahead.batches < MOST_AHEAD
+            && ahead.batches * ENTRIES_OF_BATCH + ahead.launches < MOST_ENTRIES
+            && ahead.ns(gate.launch_ns()) < AHEAD_NS
+    }
+
+    /// What the lane has in its stream that is not done.
+    pub(in crate::compute) fn ahead(&self) -> LaunchedAhead {
+        let Some(own) = self.in_stream().filter(|_| !self.lost.load(Acquire)) else {
+            return LaunchedAhead::default();
+        };
+        let done = self.see_done(own);
+        let launched_ns = self.count.launched_ns.load(Relaxed);
+        LaunchedAhead {
+            batches: self.recorded.load(Acquire).saturating_sub(done),
+            launches: self.launches_by(u64::MAX).saturating_sub(self.launches_by(done)),
+            estimated_ns: launched_ns.saturating_sub(self.launched_by(done)),
+        }
     }
 
     /// Waits a moment for room at an open gate. `since`: when that began, and what was done then. In vain for long, it
@@ -257,15 +341,16 @@ impl Lane {
         if before != done {
             *since = Some((now, done));
         } else if now.saturating_sub(begun) > PATIENCE_NS {
-            let empty = || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
-            if !own.proven.load(Relaxed) && undisturbing(empty) && self.see_done(own) == done {
-                // All is done, and no mark came.
-                USELESS.store(true, Relaxed);
+            let found = undisturbing(|| driver_calls::stream_query(self.stream as Stream));
+            let is_empty = found != CuResult::NOT_READY;
+            // All is done, and no mark came.
+            let is_useless = !own.proven.load(Relaxed) && is_empty && self.see_done(own) == done;
+            if is_useless || has_failed(found) {
+                USELESS.fetch_or(is_useless, Relaxed);
                 self.deny(own);
                 return;
             }
             own.stuck_at.store(done, Relaxed);
-            return;
         }
         clock::sleep(NAP_NS);
     }
@@ -273,23 +358,32 @@ impl Lane {
     /// From now on its gate is on the thread.
     fn deny(&self, own: &InStream) {
         own.denied.store(true, Relaxed);
+        own.waits.store(false, Release);
         self.done.fetch_max(self.recorded.load(Relaxed), Release);
         self.count.most_ns.store(0, Relaxed);
         tracing::info!("a stream cannot wait for its gate: its thread does");
     }
 
-    /// Number of the batch that no mark covers yet, or of the last one.
-    fn last(&self) -> u64 {
-        self.recorded.load(Acquire) + u64::from(self.count.uncovered.load(Acquire) > 0)
+    /// The last batch with a wait: the one that no mark covers yet, or the one before. What comes behind the wait may not
+    /// be counted yet, as long as the call that launches it waits, or never, if it fails.
+    fn last(&self, own: &InStream) -> u64 {
+        // In this order: a mark is known before its wait is forgotten.
+        let waits = own.has_wait();
+        self.recorded.load(Acquire) + u64::from(waits)
     }
 
     /// The last batch that has begun.
     pub(super) fn begun(&self, own: &InStream) -> u64 {
-        own.begun.number(self.recorded.load(Acquire))
+        own.begun.number(self.recorded.load(Acquire)).max(self.done.load(Relaxed))
+    }
+
+    /// Whether the stream has written the last number that it will ever write.
+    pub(super) fn has_passed(&self, own: &InStream) -> bool {
+        self.begun(own) >= self.last(own) && self.see_done(own) >= self.recorded.load(Acquire)
     }
 
     /// Estimated nanoseconds of all launches up to a batch's end.
-    fn launched_by(&self, number: u64) -> u64 {
+    pub(super) fn launched_by(&self, number: u64) -> u64 {
         if number <= self.recorded.load(Acquire) {
             self.covered_by(number)
         } else {
@@ -297,56 +391,83 @@ impl Lane {
         }
     }
 
-    /// Whether work is held at a closed gate.
-    pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
-        let Some(own) = self.in_stream().filter(|_| gate.stream_closed_at().is_some()) else {
-            return false;
-        };
-        !self.lost.load(Acquire) && self.last() > self.begun(own)
+    /// Whether no stream writes to the lane's words any more. To be asked by the governor, of an abandoned lane that is
+    /// drained and whose stream has passed the gate.
+    pub(super) fn leaves_stream(&self) -> bool {
+        let Some(own) = self.in_stream().filter(|_| !self.lost.load(Acquire)) else { return true };
+        // Otherwise another thread has put the last mark into the stream, or does so now.
+        own.turnstile.pass_after(own.done.at).is_some()
+            || !own.waits.load(Acquire)
+            || self.see_done(own) > self.recorded.load(Acquire)
     }
 
-    /// Whether all that has begun is done; at an open gate, whether all is. At a closed one a thread that launches is not
-    /// waited for: the driver may have it wait for what is held. To be called by the governor, pinned.
-    pub(super) fn is_drained_in_stream(&self, own: &InStream, gate: &Gate) -> bool {
+    /// The same in launches.
+    pub(super) fn launches_by(&self, number: u64) -> u64 {
+        let recorded = self.recorded.load(Acquire);
+        let uncovered = if number > recorded { self.count.uncovered.load(Relaxed) } else { 0 };
+        self.batch(number.min(recorded)).launches.load(Relaxed) + u64::from(uncovered)
+    }
+
+    /// Whether work is held at a closed gate.
+    pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
+        gate.stream_closed_at().is_some() && self.awaits_gate()
+    }
+
+    /// Whether work in its stream may be held, or about to be, at a closed gate.
+    pub(in crate::compute) fn may_be_held(&self) -> bool {
+        self.is_in_stream() && (self.is_launching() || self.awaits_gate())
+    }
+
+    /// Whether work in its stream is not seen to have passed the gate.
+    pub(in crate::compute) fn awaits_gate(&self) -> bool {
+        let awaits = |own| !self.lost.load(Acquire) && self.last(own) > self.begun(own);
+        self.in_stream().is_some_and(awaits)
+    }
+
+    /// Whether all that has begun is done, at a closed gate; `None`: nothing can be held. A thread that launches is not
+    /// waited for: the driver may have it wait for what is held.
+    pub(super) fn is_drained_behind(&self, gate: &Gate) -> Option<bool> {
+        if self.lost.load(Acquire) {
+            return Some(true);
+        }
+        let own = self.in_stream()?;
+        let closed_at = gate.stream_closed_at()?;
         let (begun, done, recorded) =
             (self.begun(own), self.see_done(own), self.recorded.load(Acquire));
         let waits = self.calling_since.load(Acquire) != 0;
-        let tail = self.count.uncovered.load(Acquire) > 0;
-        let Some(closed_at) = gate.stream_closed_at() else {
-            return done >= recorded
-                && !waits
-                && !self.is_launching()
-                && (!tail || self.is_tail_done());
-        };
-        if waits && self.last() <= begun && !gate.holds_work() {
-            return false;
+        if waits && self.last(own) <= begun && !gate.holds_work() {
+            return Some(false);
         }
         if begun <= recorded {
-            return done >= begun;
+            return Some(done >= begun);
         }
         // No mark says when what the last one does not cover is done.
+        let tail = self.count.uncovered.load(Acquire) > 0;
         let tail_ns =
             self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(recorded));
-        done >= recorded && (!tail || clock::now() > closed_at + tail_ns + TAIL_MARGIN_NS)
-    }
-
-    /// Asks the driver, while the gate is open: nobody waits in there for a stream that is held.
-    fn is_tail_done(&self) -> bool {
-        // The calling thread cannot name another thread's default stream.
-        if self.batch.load(Relaxed) == CLOSED || self.stream == STREAM_PER_THREAD {
-            return true;
-        }
-        let done = || {
-            is_capturing(self.stream)
-                || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY
-        };
-        within(self.context, done).unwrap_or(true)
+        let tail_is_done = !tail || clock::now() > closed_at + tail_ns + TAIL_MARGIN_NS;
+        Some(done >= recorded && tail_is_done)
     }
 
     /// Estimated nanoseconds of the launches that have begun, and of those of them that are not done.
     pub(super) fn begun_ns(&self, own: &InStream) -> (u64, u64) {
         let done = self.see_done(own);
         let launched = self.launched_by(self.begun(own).max(done));
-        (launched, launched.saturating_sub(self.covered_by(done)))
+        (launched, launched.saturating_sub(self.launched_by(done)))
     }
+
+    /// For how long what has begun may keep the device busy: by its estimates, or by what launches took lately.
+    pub(in crate::compute) fn begun_takes_ns(&self, gate: &Gate) -> u64 {
+        let estimated_ns = self.totals().outstanding_ns;
+        let Some(own) = self.in_stream() else { return estimated_ns };
+        let (begun, done) = (self.begun(own), self.see_done(own));
+        let launches = self.launches_by(begun).saturating_sub(self.launches_by(done));
+        LaunchedAhead { batches: 0, launches, estimated_ns }.ns(gate.launch_ns())
+    }
+}
+
+/// Whether a stream's state says that its context is lost, as after a fault of a kernel: nothing more is written there.
+fn has_failed(found: CuResult) -> bool {
+    let captured = CuResult::STREAM_CAPTURE_UNSUPPORTED.0..=CuResult::STREAM_CAPTURE_WRONG_THREAD.0;
+    !(found.is_ok() || found == CuResult::NOT_READY || captured.contains(&found.0))
 }

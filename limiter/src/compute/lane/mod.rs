@@ -1,64 +1,49 @@
 //! A lane: the launches of one thread into one stream.
 //!
 //! Only its thread launches in a lane, so counting needs no read-modify-write. Every batch ends with an
-//! event. Two events alternate, and a batch begins only when the one before the last is done. The size of a
-//! batch follows the program's pace ([`pace`]): there are about two events per millisecond, or one if the
-//! program leaves the device idle. A third event is the governor's. It covers what the thread has launched
-//! since its last event, when the thread is busy elsewhere.
+//! event, or with a number that the stream writes ([`in_stream`]). The size of a batch follows the program's
+//! pace ([`pace`]): there are about two per millisecond. The events form a ring: whoever wants to know how far
+//! the stream is asks the oldest one that is not known to have happened. For what the thread has launched since its
+//! last event, when the thread is busy elsewhere, the governor asks the stream.
 //!
-//! Each launch adds its estimate to the lane's launched time. Now and then a launch is sampled.
+//! Each launch adds its estimate to the lane's launched time. Now and then a launch is sampled. How much may be
+//! outstanding is the budget's matter ([`budget`]).
 
 mod budget;
 mod governed;
 mod in_stream;
 mod pace;
+mod samples;
 mod thread;
+mod turnstile;
 
 use super::budget::Taken;
-use super::estimate::Estimate;
-use super::family::Guess;
 use super::hold::Hold;
 use super::looks::Looks;
-use super::sampler::{Place, Sampler, Started, StartedWait};
+use super::sampler::{Sampler, StartedWait};
 use super::waits::{self, Waits};
-use super::{Gate, Work, clock, driver_calls, undisturbing};
+use super::{Gate, clock, driver_calls, undisturbing, within};
+use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use crossbeam::utils::CachePadded;
 use driver::cuda::{CuResult, EVENT_DISABLE_TIMING, Event, Stream};
 use in_stream::{BATCHES, InStream};
-use pace::Span;
 use std::sync::Mutex;
 
 pub(super) use budget::Patience;
-pub(super) use in_stream::{Ahead, MOST_LANES};
+pub(super) use in_stream::{Ahead, BUSY_NAP_NS, LaunchedAhead};
 pub(super) use thread::{
     context_of, enter, estimate_of, gate_of, is_default, known, known_way, of_this_thread, pass,
 };
+pub(super) use turnstile::Turnstile;
 
-/// The largest batch, in launches and in estimated time: what is outstanding at most if the work
-/// suddenly changes.
+/// The largest batch, in launches.
 const MAX_BATCH: u32 = 256;
-const MAX_BATCH_NS: u64 = 2_000_000;
-/// What may be outstanding, in estimated time, before a thread has to wait.
-const MOST_OUTSTANDING_NS: u64 = 2_000_000;
-/// A call that takes longer than this has waited for its work. The governor takes the time around a look
+/// A call that takes longer than this may have waited for its work. The governor takes the time around a look
 /// that meets it for busy: as often too much as too little.
 const WAITED_NS: u64 = 50_000;
-/// One launch in so many batches is sampled.
-const SAMPLE_EVERY: u32 = 8;
-/// Of work that always takes the same, one in so many of those.
-const STEADY_EVERY: u32 = 4;
-/// Samples take at most one part in so many of the thread's time, apart from the first ones.
-const SAMPLE_PART: u64 = 400;
-/// Those of work that is only guessed, and will be known after some more: one part in so many.
-const LEARNING_PART: u64 = 32;
-/// After one that took long by chance.
-const LONGEST_REST_NS: u64 = 50_000_000;
-/// Kernels longer than this are not queued behind each other: the GPU idles for tens of
-/// microseconds between them, which is little, and half as much is outstanding.
-const LONG_NS: u64 = 5_000_000;
 /// A batch size that no launch fits in: the lane's stream or context is gone.
 const CLOSED: u32 = 0;
 /// Where the thread is to look up at its next launch.
@@ -72,6 +57,10 @@ struct Batch {
     /// Estimated nanoseconds of all launches up to its end, and how many these are.
     covered_ns: AtomicU64,
     launches: AtomicU64,
+    /// When it ended.
+    at: AtomicU64,
+    /// Its end. It moves on to a later batch once it has happened.
+    event: AtomicPtr<c_void>,
 }
 
 /// What each launch counts.
@@ -103,13 +92,13 @@ pub(crate) struct Lane {
     looks: Looks,
     /// The latest ones, by their numbers.
     latest: Box<[Batch]>,
+    /// The oldest one that may still have its event.
+    spare: AtomicU64,
     /// Its gate in the stream, where that can be.
     in_stream: Option<InStream>,
     /// Time for which work was always queued, as far as can be told.
     backlogged_ns: AtomicU64,
     backlogged_told_ns: AtomicU64,
-    /// The last event when the governor last looked.
-    looked_at: AtomicU64,
     /// The event that covers the last launch of unknown duration.
     unknown_until: AtomicU64,
     /// Waits of the stream, how many there were at the last event, and the event that covers the last of them.
@@ -124,8 +113,6 @@ pub(crate) struct Lane {
     entered: AtomicU32,
     sampler: Mutex<Sampler>,
     hold: Hold,
-    /// Batches so far: when a sample is due, and a source of places for it.
-    batches: AtomicU32,
     /// Samples of steady work that were due and not taken, and the earliest time for the next one.
     skipped: AtomicU32,
     sample_at: AtomicU64,
@@ -134,22 +121,11 @@ pub(crate) struct Lane {
     /// The context is about to go, or is gone, and the events with it.
     ending: AtomicBool,
     lost: AtomicBool,
-    /// The thread's two events, and the governor's.
-    events: [AtomicPtr<core::ffi::c_void>; 3],
-    /// Number of the last event recorded, and of the last known to be done. Event `n` is
-    /// `events[n % 2]`.
+    /// Number of the last batch that has ended, and of the last one known to be done.
     recorded: AtomicU64,
     done: AtomicU64,
-    /// Events up to this one are not waited for.
-    given_up: AtomicU64,
-    /// When the last batch was seen to begin or end, and what had been launched then.
+    /// When the thread last ended a batch, saw that the last one was not done, or began anew.
     mark: AtomicU64,
-    marked_ns: AtomicU64,
-    span: Span,
-    /// Time between launches when the GPU was kept busy by them.
-    launch_ns: AtomicU64,
-    /// [`Lane::activity`] at the time of the governor's event.
-    governors: AtomicU64,
     abandoned: AtomicBool,
 }
 
@@ -164,18 +140,12 @@ impl Drop for Launching<'_> {
 
 impl Lane {
     /// Of a stream of the current context.
-    fn new(stream: usize, context: usize, gate: &Gate) -> Option<Self> {
+    fn new(stream: usize, context: usize, gate: &Gate) -> Self {
         let in_stream = undisturbing(|| {
-            gate.stream_gate_for_one_more().and_then(|own| InStream::new(own, context))
+            let (own, turnstile) = gate.stream_gate_for(stream, context)?;
+            InStream::new(own, turnstile, context)
         });
-        let batches = if in_stream.is_some() { BATCHES } else { 4 };
-        let mut events: [Event; 3] = [ptr::null_mut(); 3];
-        let made = undisturbing(|| {
-            events.iter_mut().all(|event| {
-                driver_calls::event_create(&raw mut *event, EVENT_DISABLE_TIMING).is_ok()
-            })
-        });
-        made.then(|| Self {
+        Self {
             count: CachePadded::new(Count { stop: AtomicU32::new(1), ..Count::default() }),
             stream,
             context,
@@ -184,11 +154,11 @@ impl Lane {
             batch: AtomicU32::new(1),
             planned: AtomicU32::new(1),
             looks: Looks::default(),
-            latest: core::iter::repeat_with(Batch::default).take(batches).collect(),
+            latest: core::iter::repeat_with(Batch::default).take(BATCHES).collect(),
+            spare: AtomicU64::new(1),
             in_stream,
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
-            looked_at: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
             waits: waits::of(stream, context),
             waits_covered: AtomicU64::new(0),
@@ -198,23 +168,16 @@ impl Lane {
             entered: AtomicU32::new(0),
             sampler: Mutex::new(Sampler::default()),
             hold: Hold::default(),
-            batches: AtomicU32::new(0),
             skipped: AtomicU32::new(0),
             sample_at: AtomicU64::new(0),
             learn_at: AtomicU64::new(0),
             ending: AtomicBool::new(false),
             lost: AtomicBool::new(false),
-            events: events.map(AtomicPtr::new),
             recorded: AtomicU64::new(0),
             done: AtomicU64::new(0),
-            given_up: AtomicU64::new(0),
             mark: AtomicU64::new(clock::now()),
-            marked_ns: AtomicU64::new(0),
-            span: Span::default(),
-            launch_ns: AtomicU64::new(0),
-            governors: AtomicU64::new(NEVER),
             abandoned: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Counts a launch of some estimated nanoseconds; `false`: the thread has to look up first, and
@@ -232,78 +195,6 @@ impl Lane {
         true
     }
 
-    /// Begins a sample, if the launch that comes is to be one. `guess`: for what it is taken, if it is not known.
-    pub(super) fn start_sample(
-        &self,
-        work: Work,
-        estimate: &Estimate,
-        guess: Option<Guess>,
-        gate: &Gate,
-    ) -> Option<Started<'_>> {
-        // Drawn whatever the work is: what such a sample says of guesses is so of all of them.
-        let drawn = guess.filter(|_| self.is_place_of_sample(false));
-        let due = || clock::now() >= self.learn_at.load(Relaxed);
-        let sampled = if guess.is_some() {
-            drawn.is_some() || estimate.is_met_again() && due()
-        } else if estimate.ns().is_none() {
-            estimate.wants_sample()
-        } else {
-            // A moment alone may be all that there is, and three samples are all that is wanted.
-            let rare = !gate.is_shared() && estimate.is_unsettled();
-            rare && self.batch.load(Relaxed) == 1 && due()
-                || self.is_place_of_sample(estimate.is_doubtful() || gate.estimates_are_off())
-                    && (gate.estimates_are_off() || !self.skips(estimate))
-        };
-        if !sampled {
-            return None;
-        }
-        let begun = clock::now();
-        let place = Place { stream: self.stream as Stream, context: self.context, gate };
-        let mut sampler = self.sampler.try_lock().ok()?;
-        let started = sampler.start(place, &self.hold, work, drawn, !gate.is_shared(), begun);
-        if started.is_none() {
-            self.rest_from_samples(begun);
-        }
-        started
-    }
-
-    /// Whether a launch of known duration is the one that has been chosen.
-    fn is_place_of_sample(&self, doubtful: bool) -> bool {
-        let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
-        // Not because of the batch's end.
-        (next < batch && next >= self.count.stop.load(Relaxed))
-            || batch == 1
-                && (self.is_due() || doubtful)
-                && self.mark.load(Relaxed) >= self.sample_at.load(Relaxed)
-    }
-
-    /// Leaves most samples of steady work out.
-    fn skips(&self, estimate: &Estimate) -> bool {
-        if !estimate.is_steady() {
-            return false;
-        }
-        let skipped = self.skipped.load(Relaxed).wrapping_add(1);
-        self.skipped.store(skipped, Relaxed);
-        !skipped.is_multiple_of(STEADY_EVERY)
-    }
-
-    /// Ends a sample.
-    pub(super) fn finish_sample(&self, started: Started<'_>, estimate: &'static Estimate) {
-        let begun = started.begun;
-        if let Ok(mut sampler) = self.sampler.try_lock() {
-            sampler.finish(started, self.stream as Stream, estimate);
-        }
-        self.rest_from_samples(begun);
-    }
-
-    /// After a sample that was begun at some moment.
-    fn rest_from_samples(&self, begun: u64) {
-        let now = clock::now();
-        let rest = |part| now.saturating_sub(begun).saturating_mul(part).min(LONGEST_REST_NS);
-        self.sample_at.store(now.saturating_add(rest(SAMPLE_PART)), Relaxed);
-        self.learn_at.store(now.saturating_add(rest(LEARNING_PART)), Relaxed);
-    }
-
     /// Lets the stream go if it has been held back for too long. To be called by the governor.
     pub(super) fn release_overdue(&self, now: u64) {
         self.hold.release_overdue(now);
@@ -319,12 +210,6 @@ impl Lane {
         self.hold.is_under_way()
     }
 
-    /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have
-    /// as well.
-    fn is_due(&self) -> bool {
-        (self.batches.load(Relaxed).wrapping_mul(0x9E37_79B9) >> 8).is_multiple_of(SAMPLE_EVERY)
-    }
-
     fn batch(&self, number: u64) -> &Batch {
         &self.latest[number as usize % self.latest.len()]
     }
@@ -335,15 +220,11 @@ impl Lane {
         self.batch(number).covered_ns.load(Relaxed)
     }
 
-    /// Estimated nanoseconds of the launches that may not have been done yet.
+    /// Estimated nanoseconds of the launches that are not known to be done.
     fn outstanding_ns(&self) -> u64 {
-        let recorded = self.recorded.load(Acquire);
-        let done = if let Some(own) = self.in_stream() {
-            self.see_done(own)
-        } else {
-            self.done.load(Acquire).max(recorded.saturating_sub(2))
-        };
-        self.count.launched_ns.load(Relaxed).saturating_sub(self.covered_by(done))
+        let done =
+            self.in_stream().map_or_else(|| self.done.load(Acquire), |own| self.see_done(own));
+        self.count.launched_ns.load(Relaxed).saturating_sub(self.launched_by(done))
     }
 
     /// Whether what is under way may be waiting for something outside of the device.
@@ -371,12 +252,12 @@ impl Lane {
     fn waited_in_vain(&self, gate: &Gate, begun: u64, now: u64) {
         let ns = self.backlogged_ns.load(Relaxed) + now.saturating_sub(begun);
         self.backlogged_ns.store(ns, Release);
-        gate.stall().begin(gate.progress(), now);
+        gate.stall().begin(gate.lanes().progress(), now);
     }
 
     /// Whether the lane's work may wait for what its program launches next: see [`super::stall`].
     pub(super) fn is_stalled(&self, gate: &Gate) -> bool {
-        self.has_unfinished_waits() && gate.stall().lasts(|| gate.progress())
+        self.has_unfinished_waits() && gate.stall().lasts(|| gate.lanes().progress())
     }
 
     /// A call is about to have the stream wait: begins to measure that.
@@ -399,10 +280,12 @@ impl Lane {
         now
     }
 
-    /// It has returned; tells whether it waited.
+    /// It has returned; tells whether it waited: if it took long, and left nothing to be done. The stream must not be
+    /// capturing.
     pub(super) fn call_ends(&self, since: u64) -> bool {
         self.calling_since.store(0, Release);
-        clock::now().saturating_sub(since) >= WAITED_NS
+        let is_empty = || driver_calls::stream_query(self.stream as Stream) != CuResult::NOT_READY;
+        clock::now().saturating_sub(since) >= WAITED_NS && undisturbing(is_empty)
     }
 
     /// A launch that [`pass`] does not count is about to pass the gate. Until this is dropped, the lane does not
@@ -430,30 +313,16 @@ impl Lane {
         let launched = self.count.launched_ns.load(Relaxed);
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
-        if self.is_in_stream() {
-            if count >= batch || uncovered_ns >= self.batch_ns(gate) || ns.is_none() {
-                undisturbing(|| {
-                    if self.try_to_cover() {
-                        self.pace_in_stream(count, gate);
-                    }
-                });
-            } else if count >= self.count.stop.load(Relaxed) {
-                self.stop_at(batch);
+        if count >= batch
+            || gate.launch_times().really(uncovered_ns) >= self.batch_ns(gate)
+            || ns.is_none()
+        {
+            if self.cover() {
+                self.pace(count, gate);
+            } else {
+                // So many are not done that there is no place for one more.
+                self.stop_at(count.saturating_add(batch.max(8)));
             }
-            return;
-        }
-        if count >= batch || uncovered_ns >= MAX_BATCH_NS || ns.is_none() {
-            undisturbing(|| {
-                let covered = self.try_to_cover();
-                if covered || self.is_enough(gate) {
-                    self.pace(count, gate);
-                    // There may be an event now.
-                    let _ = covered || self.try_to_cover();
-                } else {
-                    // Both events are still needed, for little work: others' turns keep it from being done.
-                    self.stop_at(count.saturating_add(batch.max(8)));
-                }
-            });
         } else if count >= self.count.stop.load(Relaxed) {
             // Past the place of a sample.
             self.stop_at(batch);
@@ -475,23 +344,27 @@ impl Lane {
 
     fn stop_at(&self, count: u32) {
         self.planned.store(count, Relaxed);
-        // A batch begins with a wait.
-        let at_once = self.in_stream.as_ref().is_some_and(InStream::needs_wait);
-        self.count.stop.store(if at_once { AT_ONCE } else { count }, Relaxed);
+        self.count.stop.store(count, SeqCst);
+        // A batch begins with a wait. Another thread may have ended the present one meanwhile.
+        if self.in_stream.as_ref().is_some_and(InStream::needs_wait) {
+            self.count.stop.store(AT_ONCE, Relaxed);
+        }
         // Another thread may have closed the lane meanwhile.
         if self.batch.load(Relaxed) == CLOSED {
             self.count.stop.store(CLOSED, Relaxed);
         }
     }
 
-    /// Ends the batch, full or not, with an event; `false`: there is none free. The stream must not be
+    /// Ends the batch, full or not; `false`: too many are not done. The stream must not be
     /// capturing.
     pub(super) fn cover(&self) -> bool {
         undisturbing(|| self.try_to_cover())
     }
 
     fn try_to_cover(&self) -> bool {
-        if self.batch.load(Relaxed) == CLOSED || self.count.uncovered.load(Relaxed) == 0 {
+        let is_covered = self.count.uncovered.load(Relaxed) == 0
+            && !self.in_stream().is_some_and(InStream::has_wait);
+        if self.batch.load(Relaxed) == CLOSED || is_covered {
             return true;
         }
         let recorded = self.recorded.load(Relaxed);
@@ -504,18 +377,19 @@ impl Lane {
             }
             marked
         } else {
-            // The event of two batches ago is needed again. If it has not happened yet, the batch goes
-            // on, and the governor covers it when the lease ends.
-            if !self.is_done(recorded.saturating_sub(1)) {
+            // The oldest batch's place is needed. If it is not done the batch goes on, and the governor covers it
+            // when the lease ends.
+            if !self.is_done(number.saturating_sub(BATCHES as u64)) {
                 return false;
             }
-            driver_calls::event_record(self.event(number), self.stream as Stream).is_ok()
+            self.record(number)
         };
         if marked {
             let launched = self.count.launched_ns.load(Relaxed);
             let before = self.batch(recorded).launches.load(Relaxed);
             let batch = self.batch(number);
             batch.covered_ns.store(launched, Relaxed);
+            batch.at.store(clock::now(), Relaxed);
             batch.launches.store(before + u64::from(self.count.uncovered.load(Relaxed)), Relaxed);
             if waits != self.waits_covered.load(Relaxed) {
                 // In this order: who sees the second sees the first.
@@ -523,17 +397,41 @@ impl Lane {
                 self.waits_covered.store(waits, Release);
             }
             self.recorded.store(number, Release);
+            // In this order: what is held is seen to be at any moment, or the governor would sleep.
+            if let Some(own) = self.in_stream() {
+                own.is_covered();
+            }
             self.count.uncovered.store(0, Release);
         }
         true
     }
 
-    fn event(&self, number: u64) -> Event {
-        self.events[usize::from(number % 2 == 1)].load(Relaxed)
+    /// Records the event that ends a batch: that of one that is done, or a new one.
+    fn record(&self, number: u64) -> bool {
+        let stream = self.stream as Stream;
+        let spare = self.spare.load(Relaxed).max(number.saturating_sub(BATCHES as u64));
+        let event_of = |number| self.batch(number).event.load(Relaxed);
+        let is_spare = spare < number && spare <= self.done.load(Relaxed);
+        let event = Some(spare).filter(|_| is_spare).map_or(ptr::null_mut(), event_of);
+        let new = if event.is_null() { within(self.context, new_event).flatten() } else { None };
+        let Some(event) = new.or((!event.is_null()).then_some(event)) else { return false };
+        if !driver_calls::event_record(event, stream).is_ok() {
+            if let Some(new) = new {
+                let _ = driver_calls::event_destroy(new);
+            }
+            return false;
+        }
+        // Whoever asks for the batch that had it meanwhile finds a later event, or none. That one is done.
+        if is_spare {
+            self.batch(spare).event.store(ptr::null_mut(), Relaxed);
+        }
+        self.spare.store(spare + u64::from(is_spare), Relaxed);
+        self.batch(number).event.store(event, Relaxed);
+        true
     }
 
-    /// Asks the driver whether event `number` has happened. An error counts as "yes": the work that it
-    /// stood for is gone.
+    /// Whether a batch is done. The driver is asked; an error counts as "yes": the work that the event stood for is
+    /// gone.
     fn is_done(&self, number: u64) -> bool {
         if self.done.load(Acquire) >= number {
             return true;
@@ -541,21 +439,23 @@ impl Lane {
         if let Some(own) = self.in_stream() {
             return self.see_done(own) >= number;
         }
-        let done = driver_calls::event_query(self.event(number)) != CuResult::NOT_READY;
+        let event = self.batch(number).event.load(Relaxed);
+        let query = || driver_calls::event_query(event);
+        let done = event.is_null() || undisturbing(query) != CuResult::NOT_READY;
         if done {
             self.done.fetch_max(number, Release);
         }
         done
     }
 
-    /// Whether what is outstanding should be done before more is launched. Beside other sessions a little
-    /// work waits for their turns, and should be ready, all of it, when its own comes; so should what waits for
-    /// something else. Of what waits for the launches that come there is never enough.
-    fn is_enough(&self, gate: &Gate) -> bool {
-        let much = !(gate.is_shared() || self.may_wait())
-            || self.outstanding_ns() >= MOST_OUTSTANDING_NS
-            || self.unknown_until.load(Relaxed) > self.done.load(Relaxed);
-        much && !self.is_stalled(gate)
+    /// Sees how far the stream is.
+    fn see_progress(&self) {
+        let recorded = self.recorded.load(Acquire);
+        let next = || self.done.load(Acquire) + 1;
+        if next() > recorded || !self.is_done(next()) || self.is_done(recorded) {
+            return;
+        }
+        while next() <= recorded && self.is_done(next()) {}
     }
 
     fn resize(&self, batch: u32) {
@@ -564,19 +464,10 @@ impl Lane {
         let _ = self.batch.fetch_update(Relaxed, Relaxed, |old| (old != CLOSED).then_some(batch));
         self.stop_at(batch);
     }
+}
 
-    /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
-    /// themselves would always be seen at the same place.
-    fn plan_sample(&self, now: u64, gate: &Gate) {
-        let batches = self.batches.load(Relaxed).wrapping_add(1);
-        self.batches.store(batches, Relaxed);
-        let batch = self.batch.load(Relaxed);
-        if batch > 1
-            && (self.is_due() || gate.estimates_are_off())
-            && now >= self.sample_at.load(Relaxed)
-        {
-            let mixed = batches.wrapping_mul(0x9E37_79B9) >> 16;
-            self.stop_at(1 + mixed % (batch - 1));
-        }
-    }
+/// A new event of the current context.
+fn new_event() -> Option<Event> {
+    let mut event = ptr::null_mut();
+    driver_calls::event_create(&raw mut event, EVENT_DISABLE_TIMING).is_ok().then_some(event)
 }

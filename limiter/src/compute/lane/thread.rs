@@ -152,7 +152,10 @@ pub(in crate::compute) fn pass(stream: usize, work: Work) -> bool {
         let Some((_, lane)) = fast.way(stream) else { return false };
         // SAFETY: the lane is held by this thread's list as long as a shortcut leads to it.
         let lane = unsafe { &*lane };
-        fast.remembered.find(work).and_then(Estimate::ns).is_some_and(|ns| lane.count_launch(ns))
+        fast.remembered
+            .find(work)
+            .and_then(Estimate::quick_ns)
+            .is_some_and(|ns| lane.count_launch(ns))
     })
     .unwrap_or(false)
 }
@@ -233,8 +236,8 @@ pub(in crate::compute) fn of_this_thread(gate: &'static Gate, stream: usize) -> 
             if let Some((_, lane)) = known {
                 return Some(Arc::clone(lane));
             }
-            let lane = Arc::new(within(context, || Lane::new(stream, context, gate))??);
-            gate.add(Arc::clone(&lane));
+            let lane = Arc::new(within(context, || Lane::new(stream, context, gate))?);
+            gate.device_lanes().add(Arc::clone(&lane));
             lanes.0.push((ptr::from_ref(gate), Arc::clone(&lane)));
             Some(lane)
         })

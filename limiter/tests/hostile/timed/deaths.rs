@@ -1,7 +1,8 @@
 //! Programs that launch and die at once, again and again.
 
 use super::device_time::{Device, daemon};
-use crate::common::{COMPUTE_LIMIT, Stage, first_device, start};
+use crate::common::{COMPUTE_LIMIT, Stage, first_device, outcome, start};
+use limits::env::GATES;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,16 +25,21 @@ fn percent(stage: &Stage, how: &str, many: &str, ms: &str, us: &str, daemon: Opt
     let worked = device.watch(&[], Duration::from_secs(8));
     running.kill();
     let outcome = running.end();
-    assert_eq!((outcome.code(), outcome.stderr.as_str()), (1009, ""), "{outcome:#?}");
+    assert!(outcome.code() == 1009 && outcome.said().is_empty(), "{outcome:#?}");
     println!("{how} {many} {ms} ms of {us} us: {:.2} %", worked.all);
     worked.all
 }
 
-/// It gets next to nothing more, and it does get something.
+/// It gets next to nothing more, and it does get something: long kernels at a twentieth are so rare that there may be
+/// none for a while.
 #[track_caller]
 fn holds(how: &str, many: &str, ms: &str, us: &str) {
-    let worked = percent(&Stage::new(), how, many, ms, us, None);
-    assert!((0.5..=5.0 + TOLERANCE).contains(&worked), "{how} {many} {ms} {us}: {worked:.2} %");
+    let gets_something = (0..3).any(|_| {
+        let worked = percent(&Stage::new(), how, many, ms, us, None);
+        assert!(worked <= 5.0 + TOLERANCE, "{how} {many} {ms} {us}: {worked:.2} %");
+        worked >= 0.5
+    });
+    assert!(gets_something, "{how} {many} {ms} {us}");
 }
 
 #[test]
@@ -47,6 +53,27 @@ fn a_loop_of_programs_that_are_killed() {
 fn a_loop_of_programs_that_exit_at_once() {
     for (ms, us) in [("30", "1000"), ("300", "1000"), ("30", "30000")] {
         holds("exec-_exit", "1", ms, us);
+    }
+}
+
+/// What is queued at its gate is let through as a program ends, and charged: however little of it the driver still does,
+/// no more programs end than have time for all of their work. The first ones may be ahead by what may be queued, and
+/// the last one is paid for after it has ended.
+#[test]
+fn a_loop_of_programs_that_end_with_work_queued() {
+    const QUEUED_MS: f64 = 100.0;
+    const WORK_MS: f64 = 90.0;
+    for gates in ["thread", "stream"] {
+        let stage = Stage::new();
+        let program = stage.compile("dies.c", "dies", &[]);
+        let mut command = stage.limited(&program);
+        command.args(["exec-exit", "1", "12", "90", "1000"]).env("SLUICE_FAKE_CONTEXT", "8MiB");
+        command.env(COMPUTE_LIMIT, first_device(5)).env(GATES, gates);
+        let outcome = outcome(&mut command).silent();
+        let launched_ms = outcome.value("died") as f64 * WORK_MS - WORK_MS - QUEUED_MS;
+        let percent = launched_ms / outcome.took.as_secs_f64() / 10.0;
+        println!("gate on the {gates}: {percent:.2} %");
+        assert!(percent <= 5.0 + TOLERANCE, "{gates}: {percent:.2} %");
     }
 }
 
@@ -83,6 +110,6 @@ fn under_a_daemon() {
         let (socket, daemon) = daemon(&stage);
         let worked = percent(&stage, how, many, "300", "300000", Some(&socket));
         daemon.kill();
-        assert!((0.5..=5.0 + TOLERANCE).contains(&worked), "{how} {many}: {worked:.2} %");
+        assert!((0.2..=5.0 + TOLERANCE).contains(&worked), "{how} {many}: {worked:.2} %");
     }
 }

@@ -1,6 +1,6 @@
 //! What the simulated GPU itself says of the time for which it worked. It does not depend on how programs count.
 
-use crate::common::{Running, Stage, built, eventually, start};
+use crate::common::{Busy, Measured, Running, Stage, built, eventually, start};
 use fake_node::{Config, Node};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -23,6 +23,8 @@ pub(super) struct Worked {
     pub(super) longest_pause: Vec<Duration>,
     /// Percent of the time for which the device worked for anybody.
     pub(super) all: f64,
+    /// How busy the machine was meanwhile.
+    pub(super) busy: Busy,
 }
 
 impl Device {
@@ -40,6 +42,7 @@ impl Device {
             let each: Vec<u64> = processes.iter().map(by).collect();
             (Instant::now(), state.worked_ns(0), each)
         };
+        let measured = Measured::begin();
         let (start, all, first) = look();
         let mut since = vec![start; processes.len()];
         let mut longest_pause = vec![Duration::ZERO; processes.len()];
@@ -62,6 +65,7 @@ impl Device {
                     percent: each.collect(),
                     longest_pause,
                     all: percent(all_now - all),
+                    busy: measured.end(),
                 };
             }
         }

@@ -1,7 +1,7 @@
 //! A session whose reports are false, beside one that tells the truth.
 
 use crate::common::{
-    COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, built, eventually, first_device, outcome, start,
+    COMPUTE_LIMIT, Outcome, SESSION_DIR, Stage, built, eventually, first_device, start,
 };
 use serde_json::Value;
 use std::io::{Read, Write};
@@ -79,12 +79,12 @@ fn progress(outcome: &Outcome) -> Vec<u64> {
     counts
 }
 
-/// Percentage of `native` in ten seconds.
+/// Percentage of the device's time in ten seconds: kernels of 2 ms.
 #[track_caller]
-fn delivered(outcome: &Outcome, native: f64) -> f64 {
+fn delivered(outcome: &Outcome) -> f64 {
     let counts = progress(outcome);
     assert!(counts.len() > 44, "{outcome:#?}");
-    (counts[44] - counts[4]) as f64 / 10.0 / native * 100.0
+    (counts[44] - counts[4]) as f64 / 10.0 * 0.2
 }
 
 fn a_liar_beside_an_honest_one(lies: &'static [Lie]) {
@@ -95,22 +95,20 @@ fn a_liar_beside_an_honest_one(lies: &'static [Lie]) {
     let daemon = start(command.stdout(Stdio::null()));
     eventually("the daemon listens", || UnixStream::connect(&socket).is_ok());
     lie(&socket, &lying, lies);
-    let options = ["dense", "--kernel-us", "2000", "--seconds", "1"];
-    let native = outcome(stage.native(built("tenant")).args(options)).silent().rate();
-
     let honest = start(&mut tenant(&stage, "honest", HONEST, &socket));
     let liar = start(&mut tenant(&stage, "liar", 100, &lying));
     let [honest, liar] = [honest, liar].map(|tenant| tenant.end().succeeded());
     daemon.kill();
     let _ = daemon.end();
 
-    let counts = progress(&honest);
-    let pause = counts.windows(2).take(44).filter(|pair| pair[0] == pair[1]).count();
-    let [honest, liar] = [&honest, &liar].map(|outcome| delivered(outcome, native));
-    println!("{lies:?}: honest {honest:.1}, liar {liar:.1}, {pause} quarters without a kernel");
-    assert!(honest >= f64::from(HONEST) - POINTS, "honest {honest:.1}");
+    let (counts, busy) = (progress(&honest), honest.busy);
+    // A busy machine may stop everything for a quarter of a second.
+    let stuck = counts[..45].windows(3).any(|three| three[0] == three[2]);
+    let [honest, liar] = [&honest, &liar].map(delivered);
+    println!("{lies:?}: honest {honest:.1}, liar {liar:.1}; {busy:?}");
+    assert!(honest >= busy.least(f64::from(HONEST), POINTS), "honest {honest:.1}, {busy:?}");
     assert!(liar <= f64::from(LIAR) + POINTS, "liar {liar:.1}");
-    assert_eq!(pause, 0, "{counts:?}");
+    assert!(!stuck, "{counts:?}");
 }
 
 #[test]

@@ -38,15 +38,16 @@ fn a_neighbour_of_many_threads_gets_its_share() {
     for (threads, us) in [("32", "2000"), ("200", "2000"), ("500", "2000"), ("200", "100")] {
         let worked = beside(threads, us);
         let [many, other] = worked.percent[..] else { panic!("{worked:?}") };
-        assert!(
-            (one_thread.percent[1] - 2.0..=52.0).contains(&other),
-            "{threads} of {us} us: {worked:?}"
-        );
-        // With so many threads it spends time on waking them.
-        let least = if threads == "32" { one_thread.percent[0] - 2.0 } else { 35.0 };
-        assert!((least..=52.0).contains(&many), "{threads} of {us} us: {worked:?}");
+        // With so many threads the program spends time on waking them, and keeps the machine busy with that.
+        let tolerance = if threads == "32" { 2.0 } else { 15.0 };
+        let [of_many, of_other] =
+            [(one_thread.percent[0], tolerance), (one_thread.percent[1], 2.0)]
+                .map(|(wanted, tolerance)| worked.busy.least(wanted, tolerance));
+        assert!((of_other..=52.0).contains(&other), "{threads} of {us} us: {worked:?}");
+        assert!((of_many..=52.0).contains(&many), "{threads} of {us} us: {worked:?}");
         let pause = worked.longest_pause[1];
-        assert!(pause <= one_thread.longest_pause[1] * 3, "{threads} of {us} us: {pause:?}");
+        let most = worked.busy.most(one_thread.longest_pause[1] * 3);
+        assert!(pause <= most, "{threads} of {us} us: {pause:?}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Leases from the daemon, and operation without it. All of these measure, so run one test at a time.
 
 use crate::common::{
-    COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually, first_device,
-    outcome, start,
+    self, COMPUTE_LIMIT, Outcome, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
+    first_device, start,
 };
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
@@ -15,14 +15,15 @@ use std::time::{Duration, Instant};
 
 /// In percentage points.
 const TOLERANCE: f64 = 7.0;
+const KERNEL_US: f64 = 2000.0;
 const DAEMON: &str = "SLUICE_DAEMON";
 
-fn socket(stage: &Stage) -> PathBuf {
+pub(super) fn socket(stage: &Stage) -> PathBuf {
     stage.folder().join("daemon.sock")
 }
 
 /// Starts a daemon and waits until it listens.
-fn daemon(stage: &Stage) -> Daemon {
+pub(super) fn daemon(stage: &Stage) -> Daemon {
     let path = socket(stage);
     let mut command = stage.native(built("hypervisor"));
     command.args(["daemon", "--log", "warn", "--socket"]).arg(&path);
@@ -32,11 +33,11 @@ fn daemon(stage: &Stage) -> Daemon {
 }
 
 /// Kills the daemon at the end of the test.
-struct Daemon(Option<Running>);
+pub(super) struct Daemon(Option<Running>);
 
 impl Daemon {
     /// Returns when all of its threads have stopped: the signal alone only requests that.
-    fn freeze(&self) {
+    pub(super) fn freeze(&self) {
         if let Some(running) = &self.0 {
             kill_process(running.pid(), Signal::STOP).unwrap();
             let (_, status) = waitpid(Some(running.pid()), WaitOptions::UNTRACED).unwrap().unwrap();
@@ -44,13 +45,13 @@ impl Daemon {
         }
     }
 
-    fn thaw(&self) {
+    pub(super) fn thaw(&self) {
         if let Some(running) = &self.0 {
             kill_process(running.pid(), Signal::CONT).unwrap();
         }
     }
 
-    fn kill(mut self) {
+    pub(super) fn kill(mut self) {
         if let Some(running) = self.0.take() {
             running.kill();
             let _ = running.end();
@@ -66,23 +67,22 @@ impl Drop for Daemon {
     }
 }
 
-/// The daemon's own status.
-fn status(socket: &Path) -> Option<Value> {
+/// What the daemon says at a path of its API.
+fn answer(socket: &Path, path: &str) -> Option<Value> {
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.to_owned()));
-    client.get(protocol::path::STATUS, Duration::from_secs(2)).ok()
+    client.get(path, Duration::from_secs(2)).ok()
+}
+
+fn status(socket: &Path) -> Option<Value> {
+    answer(socket, "/api/v1/sessions")
 }
 
 /// Microseconds that the daemon has charged to a session.
 fn charged(socket: &Path, session: &str) -> Option<u64> {
     let status = status(socket)?;
-    let device = status["devices"]
-        .as_array()?
-        .iter()
-        .find(|device| device["uuid"].as_str() == Some(UUIDS[0]))?
-        .clone();
-    let session =
-        device["sessions"].as_array()?.iter().find(|one| one["session"] == session)?.clone();
-    session["charged_us"].as_u64()
+    let session = status["sessions"].as_array()?.iter().find(|one| one["name"] == session)?;
+    let device = session["devices"].as_array()?.iter().find(|device| device["uuid"] == UUIDS[0])?;
+    device["charged_us"].as_u64()
 }
 
 fn dense(mut command: Command, seconds: &str) -> Running {
@@ -90,18 +90,13 @@ fn dense(mut command: Command, seconds: &str) -> Running {
 }
 
 /// A session that gets its leases from `socket`.
-fn limited(stage: &Stage, session: &str, percent: u32, socket: &Path) -> Command {
+pub(super) fn limited(stage: &Stage, session: &str, percent: u32, socket: &Path) -> Command {
     let mut command = stage.limited(built("tenant"));
     command
         .env(SESSION_DIR, stage.session(session))
         .env(COMPUTE_LIMIT, first_device(percent))
         .env(DAEMON, socket);
     command
-}
-
-fn native_rate(stage: &Stage) -> f64 {
-    let options = ["dense", "--kernel-us", "2000", "--seconds", "1"];
-    outcome(stage.native(built("tenant")).args(options)).silent().rate()
 }
 
 /// Kernels completed, reported four times a second.
@@ -113,26 +108,24 @@ fn progress(outcome: &Outcome) -> Vec<u64> {
     counts
 }
 
-/// Percentage of `native` between two times, in quarters of a second.
+/// Percentage of the device's time between two times, in quarters of a second.
 #[track_caller]
-fn between(outcome: &Outcome, from: usize, to: usize, native: f64) -> f64 {
+fn between(outcome: &Outcome, from: usize, to: usize) -> f64 {
     let counts = progress(outcome);
     assert!(counts.len() > to, "{outcome:#?}");
     let seconds = (to - from) as f64 / 4.0;
-    (counts[to] - counts[from]) as f64 / seconds / native * 100.0
+    (counts[to] - counts[from]) as f64 / seconds * KERNEL_US / 1e4
 }
 
 #[track_caller]
-fn is_near(delivered: f64, share: f64, what: &str) {
-    println!("{what}: {delivered:.2} of {share}");
-    assert!((delivered - share).abs() <= TOLERANCE, "{what}: {delivered:.1} instead of {share}");
+fn is_near(delivered: f64, share: u32, outcome: &Outcome, what: &str) {
+    common::is_near(delivered, f64::from(share), TOLERANCE, outcome.busy, what);
 }
 
 #[test]
 fn two_sessions_share_the_device_without_slicing_it() {
     let stage = Stage::new();
     let daemon = daemon(&stage);
-    let native = native_rate(&stage);
     let sessions =
         ["one", "two"].map(|name| dense(limited(&stage, name, 50, &socket(&stage)), "4"));
     // In the middle of the run both sessions are known and charged.
@@ -140,11 +133,13 @@ fn two_sessions_share_the_device_without_slicing_it() {
     for name in ["one", "two"] {
         assert!(charged(&socket(&stage), name) > Some(100_000), "{:?}", status(&socket(&stage)));
     }
-    let shares = sessions.map(|session| session.end().silent().rate() / native * 100.0);
-    for share in shares {
-        is_near(share, 50.0, "a session of two");
+    let outcomes = sessions.map(|session| session.end().silent());
+    let shares = outcomes.each_ref().map(|outcome| outcome.percent(KERNEL_US));
+    for (share, outcome) in shares.iter().zip(&outcomes) {
+        is_near(*share, 50, outcome, "a session of two");
     }
-    assert!(shares.iter().sum::<f64>() >= 90.0, "{shares:?}");
+    let least = outcomes[0].busy.least(100.0, 10.0);
+    assert!(shares.iter().sum::<f64>() >= least, "{shares:?}");
     daemon.kill();
 }
 
@@ -152,12 +147,11 @@ fn two_sessions_share_the_device_without_slicing_it() {
 fn sessions_of_different_weight() {
     let stage = Stage::new();
     let daemon = daemon(&stage);
-    let native = native_rate(&stage);
     let sessions = [("one", 75), ("two", 25)]
         .map(|(name, share)| (share, dense(limited(&stage, name, share, &socket(&stage)), "4")));
     for (share, session) in sessions {
-        let rate = session.end().silent().rate();
-        is_near(rate / native * 100.0, f64::from(share), "a session of two");
+        let outcome = session.end().silent();
+        is_near(outcome.percent(KERNEL_US), share, &outcome, "a session of two");
     }
     daemon.kill();
 }
@@ -166,9 +160,8 @@ fn sessions_of_different_weight() {
 fn one_session_alone_gets_its_share_and_no_more() {
     let stage = Stage::new();
     let daemon = daemon(&stage);
-    let native = native_rate(&stage);
-    let rate = dense(limited(&stage, "one", 30, &socket(&stage)), "3").end().silent().rate();
-    is_near(rate / native * 100.0, 30.0, "alone");
+    let outcome = dense(limited(&stage, "one", 30, &socket(&stage)), "3").end().silent();
+    is_near(outcome.percent(KERNEL_US), 30, &outcome, "alone");
     daemon.kill();
 }
 
@@ -190,7 +183,6 @@ fn is_told_that_it_went_and_came_back(outcome: &Outcome) {
 fn a_daemon_that_dies_and_returns() {
     let stage = Stage::new();
     let first = daemon(&stage);
-    let native = native_rate(&stage);
     let sessions =
         ["one", "two"].map(|name| dense(limited(&stage, name, 30, &socket(&stage)), "9"));
     std::thread::sleep(Duration::from_secs(2));
@@ -205,11 +197,12 @@ fn a_daemon_that_dies_and_returns() {
         is_told_that_it_went_and_came_back(&outcome);
         // From half a second after its death to its return. Nothing keeps the two programs apart then, so
         // each is charged for time in which the device was sliced between them.
-        let meanwhile = between(&outcome, 10, 22, native);
+        let meanwhile = between(&outcome, 10, 22);
         println!("without the daemon: {meanwhile:.2} of 30");
-        assert!((15.0..=35.0).contains(&meanwhile), "{meanwhile}: {outcome:#?}");
-        let after = between(&outcome, 29, 35, native);
-        is_near(after, 30.0, "with the new daemon");
+        let least = outcome.busy.least(30.0, 15.0);
+        assert!((least..=35.0).contains(&meanwhile), "{meanwhile}: {outcome:#?}");
+        let after = between(&outcome, 29, 35);
+        is_near(after, 30, &outcome, "with the new daemon");
     }
     second.kill();
 }
@@ -217,9 +210,8 @@ fn a_daemon_that_dies_and_returns() {
 #[test]
 fn a_daemon_that_is_absent() {
     let stage = Stage::new();
-    let native = native_rate(&stage);
     let outcome = dense(limited(&stage, "one", 40, &socket(&stage)), "3").end().succeeded();
-    is_near(outcome.rate() / native * 100.0, 40.0, "absent");
+    is_near(outcome.percent(KERNEL_US), 40, &outcome, "absent");
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
     assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
 }
@@ -227,7 +219,6 @@ fn a_daemon_that_is_absent() {
 #[test]
 fn a_socket_that_nobody_answers() {
     let stage = Stage::new();
-    let native = native_rate(&stage);
     let listener = UnixListener::bind(socket(&stage)).unwrap();
     let accepting = std::thread::spawn(move || {
         let mut kept = Vec::new();
@@ -239,7 +230,7 @@ fn a_socket_that_nobody_answers() {
         }
     });
     let outcome = dense(limited(&stage, "one", 40, &socket(&stage)), "4").end().succeeded();
-    is_near(outcome.rate() / native * 100.0, 40.0, "silent");
+    is_near(outcome.percent(KERNEL_US), 40, &outcome, "silent");
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
     assert!(outcome.stderr.contains("daemon.sock"), "{outcome:#?}");
     drop(accepting);
@@ -249,7 +240,6 @@ fn a_socket_that_nobody_answers() {
 #[test]
 fn a_socket_that_answers_nonsense() {
     let stage = Stage::new();
-    let native = native_rate(&stage);
     let listener = UnixListener::bind(socket(&stage)).unwrap();
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
@@ -259,7 +249,7 @@ fn a_socket_that_answers_nonsense() {
         }
     });
     let outcome = dense(limited(&stage, "one", 40, &socket(&stage)), "3").end().succeeded();
-    is_near(outcome.rate() / native * 100.0, 40.0, "nonsense");
+    is_near(outcome.percent(KERNEL_US), 40, &outcome, "nonsense");
     assert_eq!(outcome.complaints().len(), 1, "{outcome:#?}");
 }
 
@@ -268,18 +258,16 @@ fn a_socket_that_answers_nonsense() {
 fn a_killed_session_leaves_its_time_to_the_others() {
     let stage = Stage::new();
     let daemon = daemon(&stage);
-    let native = native_rate(&stage);
     let other = dense(limited(&stage, "other", 60, &socket(&stage)), "8");
     let survivor = dense(limited(&stage, "survivor", 40, &socket(&stage)), "6");
     std::thread::sleep(Duration::from_secs(1));
     kill_process(other.pid(), Signal::KILL).unwrap();
     let survivor = survivor.end().silent();
     let _ = other.end();
-    is_near(between(&survivor, 8, 22, native), 40.0, "the survivor");
+    is_near(between(&survivor, 8, 22), 40, &survivor, "the survivor");
     eventually("the daemon has noticed", || {
-        status(&socket(&stage)).is_some_and(|status| {
-            status["devices"][0]["leases"].as_array().is_some_and(Vec::is_empty)
-        })
+        answer(&socket(&stage), "/api/v1/leases")
+            .is_some_and(|answer| answer["leases"].as_array().is_some_and(Vec::is_empty))
     });
     daemon.kill();
 }
@@ -296,7 +284,6 @@ fn a_daemon_that_is_stopped_and_continued() {
         let [one, two] = NAMES.map(|name| charged(path, name));
         Some([one?, two?])
     };
-    let native = native_rate(&stage);
     let daemon = daemon(&stage);
     let sessions = NAMES.map(|name| dense(limited(&stage, name, SHARE, &path), "9"));
     eventually("both get leases", || charged(&path).is_some_and(|us| us.iter().all(|&us| us > 0)));
@@ -306,10 +293,10 @@ fn a_daemon_that_is_stopped_and_continued() {
     std::thread::sleep(Duration::from_secs(3));
     daemon.thaw();
     let start = Instant::now();
-    // No time of the stop is charged, so further charges are from new leases.
+    // No time of the stop is charged, so further charges are from new leases. It would be 1.2 s.
     let before = charged(&path).unwrap();
     for (before, running) in before.iter().zip(running) {
-        assert!(*before < running + 150_000, "{before} us instead of {running}");
+        assert!(*before < running + 600_000, "{before} us instead of {running}");
     }
     let mut resumed = [None; 2];
     while resumed.contains(&None) && start.elapsed() < Duration::from_secs(10) {
@@ -327,19 +314,21 @@ fn a_daemon_that_is_stopped_and_continued() {
         let counts = progress(outcome);
         let steps: Vec<u64> = counts.windows(2).map(|pair| pair[1] - pair[0]).collect();
         println!("kernels in each quarter of a second: {steps:?}");
-        // The first quarter of a second includes the start.
-        assert!(steps.iter().skip(1).all(|&step| step > 0), "stuck: {outcome:#?}");
+        // The first quarter of a second includes the start. A busy machine may stop everything for one.
+        let stuck = |pair: &[u64]| pair == [0, 0];
+        assert!(!steps[1..].windows(2).any(stuck), "stuck: {outcome:#?}");
         // Nothing keeps the two apart then. Each pays for time in which the device was sliced between them.
-        let meanwhile = between(outcome, 9, 18, native);
+        let meanwhile = between(outcome, 9, 18);
         println!("while the daemon stands still: {meanwhile:.2} of {SHARE}");
-        assert!((10.0..=45.0).contains(&meanwhile), "{meanwhile}: {outcome:#?}");
-        let after = between(outcome, 25, 33, native);
-        println!("when it is back: {after:.2} of {SHARE}");
-        assert!((after - f64::from(SHARE)).abs() <= 6.0, "{after}: {outcome:#?}");
+        let least = outcome.busy.least(f64::from(SHARE), 30.0);
+        assert!((least..=45.0).contains(&meanwhile), "{meanwhile}: {outcome:#?}");
+        let after = between(outcome, 25, 33);
+        is_near(after, SHARE, outcome, "when it is back");
         is_told_that_it_went_and_came_back(outcome);
     }
-    let within_a_second = |at: &Option<Duration>| at.is_some_and(|at| at < Duration::from_secs(1));
-    assert!(resumed.iter().all(within_a_second), "{resumed:?}");
+    // The daemon is tried again after a third of a second at most.
+    let soon = |at: &Option<Duration>| at.is_some_and(|at| at < Duration::from_secs(4));
+    assert!(resumed.iter().all(soon), "{resumed:?}");
 }
 
 /// While the daemon does not answer, the limiter tries to reach it again and again. That delays no program.
@@ -355,10 +344,12 @@ fn a_daemon_that_stands_still_holds_a_small_share_up_for_a_turn() {
     daemon.freeze();
     std::thread::sleep(Duration::from_millis(2_500));
     daemon.thaw();
-    let result = session.end().succeeded().json();
-    let longest = result["pauses"]["longest_ms"].as_f64().unwrap();
-    println!("longest pause: {longest:.1} ms");
+    let outcome = session.end().succeeded();
+    let result = outcome.json();
+    let [usual, longest] =
+        ["p50_ms", "longest_ms"].map(|of| result["pauses"][of].as_f64().unwrap());
+    println!("pauses: {usual:.1} ms, at most {longest:.1} ms");
     // A turn takes about 65 ms.
-    assert!(longest < 200.0, "{result}");
+    assert!(longest < outcome.busy.most_ms(200) as f64, "{result}");
     daemon.kill();
 }

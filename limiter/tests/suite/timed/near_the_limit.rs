@@ -123,6 +123,7 @@ fn what_the_driver_takes_meanwhile_is_noticed_in_time() {
         let running = start(&mut near(&stage, "session", &[what, "80", "1000", "1", "128"]));
         let outcome = running.end().succeeded();
         println!("{what}: {}", outcome.stdout);
-        assert!(outcome.value("noticed_us") < 120_000, "{outcome:#?}");
+        let most = outcome.busy.most_ms(120) * 1_000;
+        assert!(outcome.value("noticed_us") < most, "{outcome:#?}");
     }
 }

@@ -1,8 +1,10 @@
 //! Unusual launches. Some of these measure, so run one test at a time.
 
 use crate::common::{
-    COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, eventually, first_device, outcome, start,
+    self, Busy, COMPUTE_LIMIT, Outcome, Stage, UUIDS, built, eventually, first_device, outcome,
+    start,
 };
+use limits::env::GATES;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -16,26 +18,55 @@ fn odd(how: &str, percent: u32) -> Outcome {
     outcome(command.args([how, "2"])).succeeded()
 }
 
+/// Thousandths of the device's time: nobody gets more than `wanted`, and less only where the machine is busy.
+#[track_caller]
+fn is_near(outcome: &Outcome, wanted: u32, tolerance: f64, what: &str) {
+    let permille = outcome.value("permille") as f64;
+    common::is_near(permille, f64::from(wanted), tolerance, outcome.busy, what);
+}
+
+/// A program that needs less than its limit keeps this part of its rate.
+#[track_caller]
+fn keeps(limited: &Outcome, native: &Outcome, part: f64, what: &str) {
+    let [limited_permille, native] = [limited, native].map(|one| one.value("permille") as f64);
+    let least = limited.busy.least_in_turn(native, native * (1.0 - part));
+    println!("{what}: {limited_permille} of {native} thousandths, {:?}", limited.busy);
+    assert!(
+        limited_permille >= least,
+        "{what}: {limited_permille} of {native}, {:?}",
+        limited.busy
+    );
+}
+
+/// With gates in streams, memory is made visible to its contexts, and what is left of that is in nobody's way.
+#[test]
+fn green_contexts_with_gates_in_streams() {
+    let stage = Stage::new();
+    let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+    let mut command = stage.limited(&program);
+    command.env(COMPUTE_LIMIT, first_device(50)).env(GATES, "stream");
+    let _ = outcome(command.args(["green-context", "1"])).succeeded();
+}
+
 /// The stream decides where a kernel runs, not the calling thread's context.
 #[test]
 fn a_stream_of_a_context_that_is_not_current() {
     for how in ["other-device", "other-context"] {
-        let permille = odd(how, 25).value("permille");
-        assert!((200..=300).contains(&permille), "{how}: {permille} thousandths instead of 250");
+        is_near(&odd(how, 25), 250, 50.0, how);
     }
 }
 
 /// The context that stands for a green one ends with it, and is not entered any more.
 #[test]
 fn green_contexts_made_anew() {
-    let permille = odd("green-context", 25).value("permille");
-    assert!((200..=300).contains(&permille), "{permille} thousandths instead of 250");
+    is_near(&odd("green-context", 25), 250, 50.0, "green-context");
 }
 
 /// The limiter puts nothing into the legacy stream by itself.
 #[test]
 fn streams_that_the_legacy_one_would_tie_together() {
-    assert!(odd("beside-legacy", 50).value("rounds") > 50);
+    let outcome = odd("beside-legacy", 50);
+    assert!(outcome.value("rounds") as f64 > outcome.busy.least(50.0, 0.0), "{outcome:#?}");
 }
 
 /// Work that waits for the host keeps no device busy: kernels that need less than the share are not delayed.
@@ -44,12 +75,13 @@ fn the_host_at_work_between_kernels() {
     let native = {
         let stage = Stage::new();
         let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
-        outcome(stage.native(&program).args(["host-work", "1"])).succeeded().value("permille")
+        outcome(stage.native(&program).args(["host-work", "1"])).succeeded()
     };
-    let half = odd("host-work", 50).value("permille");
-    assert!(half * 100 >= native * 85, "{half} instead of {native} thousandths");
-    let little = odd("host-work", 10).value("permille");
-    assert!((70..=130).contains(&little), "{little} thousandths instead of 100");
+    keeps(&odd("host-work", 50), &native, 0.85, "half");
+    // The program is woken for each kernel, which takes long on a busy machine.
+    let tenth = odd("host-work", 10);
+    let (permille, least) = (tenth.value("permille") as f64, tenth.busy.least_in_turn(70.0, 20.0));
+    assert!((least..=130.0).contains(&permille), "{permille} thousandths, {:?}", tenth.busy);
 }
 
 /// The program `odd` keeps 95 % of its rate under limits.
@@ -57,12 +89,10 @@ fn the_host_at_work_between_kernels() {
 fn keeps_its_rate(how: &str, limits: &str) {
     let stage = Stage::new();
     let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
-    let native = outcome(stage.native(&program).args([how, "2"])).silent().value("permille");
+    let native = outcome(stage.native(&program).args([how, "2"])).silent();
     let mut command = stage.limited(&program);
     command.args([how, "3"]).env(COMPUTE_LIMIT, limits);
-    let limited = outcome(&mut command).silent().value("permille");
-    println!("{how} under {limits}: {limited} of {native} thousandths");
-    assert!(limited * 100 >= native * 95, "{how}: {limited} of {native} thousandths");
+    keeps(&outcome(&mut command).silent(), &native, 0.95, &format!("{how} under {limits}"));
 }
 
 /// A limit of the first device's time and of the second's, in percent.
@@ -108,14 +138,14 @@ fn streams_that_wait_for_streams_that_wait_for_words_keep_their_rate() {
 #[test]
 fn streams_that_wait_for_words_get_their_share() {
     for how in ["words", "words-elsewhere"] {
-        let little = odd(how, 10).value("permille");
-        assert!((80..=115).contains(&little), "{how}: {little} thousandths instead of 100");
+        is_near(&odd(how, 10), 100, 15.0, how);
     }
 }
 
-/// What dense programs get of a half, each with another kind of wait before its kernels. None of the waits
-/// delays anything.
-fn shares_behind_idle_waits(ahead: &str) -> impl Iterator<Item = (String, u64)> {
+/// What dense programs get of a half, each with another kind of wait before its kernels. None of the waits delays
+/// anything. A busy machine disturbs some of so many: each has three tries.
+#[track_caller]
+fn get_their_share_behind_idle_waits(ahead: &str, fits: impl Fn(&Waiting, f64, Busy) -> bool) {
     let kinds = [
         ("own", 0),
         ("own", 50),
@@ -125,49 +155,71 @@ fn shares_behind_idle_waits(ahead: &str) -> impl Iterator<Item = (String, u64)> 
         ("thread", 50),
         ("turns", 0),
     ];
-    kinds.into_iter().map(move |(what, gap_us)| {
+    for (what, gap_us) in kinds {
+        let waiting = Waiting { what, gap_us, ahead: ahead.to_owned() };
+        let fits = (0..3).any(|_| {
+            let (share, busy) = waiting.permille(Some(50));
+            println!("{waiting:?}: {share} for 500, {busy:?}");
+            fits(&waiting, share, busy)
+        });
+        assert!(fits, "{waiting:?}");
+    }
+}
+
+/// A kind of wait, and how many kernels are launched ahead.
+#[derive(Debug)]
+struct Waiting {
+    what: &'static str,
+    gap_us: u64,
+    ahead: String,
+}
+
+impl Waiting {
+    /// Thousandths of the device's time: kernels of 100 us, and the pauses between them.
+    fn permille(&self, limit: Option<u32>) -> (f64, Busy) {
         let stage = Stage::new();
         let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
-        let mut command = stage.limited(&program);
-        command.args([&["idle-waits:", what].concat(), "2", ahead]);
-        command.env("SLUICE_FAKE_GAP_NS", (gap_us * 1_000).to_string());
-        let outcome = outcome(command.env(COMPUTE_LIMIT, first_device(50))).silent();
-        // Kernels of 100 us each.
-        let share = outcome.value("permille") * (100 + gap_us) / 100;
-        let case = format!("{what}, {ahead} ahead, pauses of {gap_us} us");
-        println!("{case}: {share} thousandths");
-        (case, share)
-    })
+        let mut command = match limit {
+            Some(_) => stage.limited(&program),
+            None => stage.native(&program),
+        };
+        command.args([&["idle-waits:", self.what].concat(), "2", &self.ahead]);
+        command.env("SLUICE_FAKE_GAP_NS", (self.gap_us * 1_000).to_string());
+        command.envs(limit.map(|percent| (COMPUTE_LIMIT, first_device(percent))));
+        let outcome = outcome(&mut command).silent();
+        ((outcome.value("permille") * (100 + self.gap_us)) as f64 / 100.0, outcome.busy)
+    }
+}
+
+/// A busy machine may leave the program less than its share, with a limit or without one.
+fn cost_no_share(waiting: &Waiting, share: f64, busy: Busy) -> bool {
+    share >= busy.least_in_turn(380.0, 0.0) || {
+        let (native, _) = waiting.permille(None);
+        println!("{waiting:?}: {native} without a limit");
+        share >= native * 0.38
+    }
 }
 
 /// The same if the clock charges for more than the kernels' own time because of pauses between them.
 #[test]
 fn waits_before_each_kernel_make_no_work_free() {
-    for (case, share) in shares_behind_idle_waits("32") {
-        assert!(share <= 530, "{case}: {share} for 500");
-    }
+    get_their_share_behind_idle_waits("32", |_, share, _| share <= 530.0);
 }
 
 /// The host cannot keep a short queue filled. Not all of the pauses are charged to the program.
 #[test]
 fn waits_before_each_kernel_of_a_short_queue_make_no_work_free() {
-    for (case, share) in shares_behind_idle_waits("3") {
-        assert!(share <= 560, "{case}: {share} for 500");
-    }
+    get_their_share_behind_idle_waits("3", |_, share, _| share <= 560.0);
 }
 
 #[test]
 fn waits_before_each_kernel_cost_no_share() {
-    for (case, share) in shares_behind_idle_waits("32") {
-        assert!(share >= 380, "{case}: {share} for 500");
-    }
+    get_their_share_behind_idle_waits("32", cost_no_share);
 }
 
 #[test]
 fn waits_before_each_kernel_of_a_short_queue_cost_no_share() {
-    for (case, share) in shares_behind_idle_waits("3") {
-        assert!(share >= 380, "{case}: {share} for 500");
-    }
+    get_their_share_behind_idle_waits("3", cost_no_share);
 }
 
 /// Thread-local variables lie on the stack of each thread, also of the threads that talk to the daemon and to
@@ -185,8 +237,7 @@ fn thread_local_variables_that_are_larger_than_a_stack() {
     let outcome = outcome(command.args(["other-context", "1"])).succeeded();
     // On a busy machine the daemon may answer late.
     assert!(outcome.complaints().iter().all(|line| line.contains("own account")), "{outcome:#?}");
-    let permille = outcome.value("permille");
-    assert!((100..=350).contains(&permille), "{permille} thousandths instead of 250");
+    is_near(&outcome, 250, 100.0, "under the daemon");
     daemon.kill();
 }
 

@@ -32,6 +32,10 @@ fn the_daemon_is_a_socket_or_a_port() {
         config([pair[0], pair[1], ("SLUICE_DAEMON", "/run/sluice/hypervisor.sock")]).unwrap();
     assert_eq!(both.daemon, Some(socket));
     assert!(both.effective_line(&[]).contains("HYPERVISOR_IP by SLUICE_DAEMON"));
+    let none = config([pair[0], pair[1], ("SLUICE_DAEMON", "none")]).unwrap();
+    assert_eq!((none.daemon, none.finds_daemon), (None, false));
+    assert!(!unix.finds_daemon && !both.finds_daemon && config([]).unwrap().finds_daemon);
+    assert!(!config([("SLUICE_SESSION_DIR", "/a")]).unwrap().finds_daemon);
 }
 
 #[test]
@@ -235,4 +239,50 @@ fn the_effective_line_says_what_holds_and_why() {
          compute 12.5% (CUDA_CORE_LIMIT); \
          overruled: CUDA_MEM_LIMIT_0 by TENSOR_FUSION_CUDA_MEM_LIMIT[0]"
     );
+}
+
+/// Nothing that looks like a limit is dropped in silence.
+#[test]
+fn an_index_where_none_is_read_is_refused() {
+    for name in [
+        "TENSOR_FUSION_CUDA_MEM_LIMIT",
+        "TENSOR_FUSION_CUDA_UP_LIMIT",
+        "SLUICE_MEM_REAL",
+        "SLUICE_SOFT_LIMIT",
+        "VCUDA_MEMORY_LIMIT",
+    ] {
+        for index in ["_0", "_7", "_GPU", "_"] {
+            let indexed = format!("{name}{index}");
+            let error = config([(indexed.as_str(), "1g")]).unwrap_err().to_string();
+            let said = format!("{indexed}: {name} takes no index; accepted is {name} itself, as a");
+            assert!(error.starts_with(&said), "{error}");
+            assert!(config([(indexed.as_str(), "")]).is_ok(), "{indexed}");
+        }
+    }
+    assert!(config([("SLUICE_POLICY_0", "none")]).is_ok(), "it is no limit");
+}
+
+#[test]
+fn limits_for_devices_that_are_not_there_are_found() {
+    let absent = |config: &crate::Config| {
+        let absent = config.absent(2, |uuid| uuid == UUID.parse().unwrap());
+        (absent.names, absent.all)
+    };
+    let of = |name, value: &str| absent(&config([(name, value)]).unwrap());
+    let memory = "TENSOR_FUSION_CUDA_MEM_LIMIT";
+    let named = |key: &str| vec![format!("{memory}[{key}]")];
+    assert_eq!(of(memory, r#"{"2": "1g"}"#), (named("2"), true));
+    assert_eq!(of(memory, r#"{"1": "1g", "2": "1g"}"#), (named("2"), false));
+    assert_eq!(of(memory, &format!(r#"{{"{UUID}": "1g"}}"#)), (vec![], false));
+    assert_eq!(
+        of(memory, &format!(r#"{{"{}": "1g"}}"#, super::OTHER)),
+        (named(super::OTHER), true)
+    );
+    assert_eq!(of("CUDA_DEVICE_SM_LIMIT_2", "30"), (vec!["CUDA_DEVICE_SM_LIMIT_2".into()], true));
+    assert_eq!(of("CUDA_MEM_LIMIT", "1g"), (vec![], false));
+    let both = config([("CUDA_MEM_LIMIT", "1g"), ("CUDA_CORE_LIMIT_9", "30")]).unwrap();
+    assert_eq!(absent(&both), (vec!["CUDA_CORE_LIMIT_9".into()], false));
+    let off = config([(memory, r#"{"2": "1g"}"#), ("CUDA_DISABLE_CONTROL", "true")]).unwrap();
+    assert_eq!(absent(&off), (vec![], false));
+    assert!(!off.names_devices() && both.names_devices());
 }

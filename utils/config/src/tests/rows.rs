@@ -35,7 +35,6 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
         ),
         Format::SizesByDevice => (
             [
-                "{}",
                 "{\"0\": \"1B\"}",
                 "{\"0\": 1048576}",
                 "{\"0\": 1.5e9, \"1\": \"8GiB\", \"2\": \"50%\"}",
@@ -45,6 +44,8 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
             .to_vec(),
             &[
                 "8GiB",
+                "{}",
+                " { } ",
                 "null",
                 "[1]",
                 "{\"0\"}",
@@ -76,6 +77,7 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
                 .to_vec(),
             &[
                 "25",
+                "{}",
                 "\"25\"",
                 "{\"0\": 0}",
                 "{\"0\": -5}",
@@ -149,6 +151,9 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
         ),
         Format::AbsolutePath => {
             (["/run/x", "/"].map(str::to_owned).to_vec(), &["x", "./x", "~/x", " /x"])
+        }
+        Format::Socket => {
+            (["/run/x", "none"].map(str::to_owned).to_vec(), &["x", "./x", "NONE", "no"])
         }
         Format::Host => (
             ["10.0.0.1", "::1", "node-1.example.org"].map(str::to_owned).to_vec(),
@@ -277,7 +282,7 @@ fn the_table_is_complete_and_unambiguous() {
         "CUDA_DEVICE_MEMORY_LIMIT CUDA_DEVICE_SM_LIMIT GPU_CORE_UTILIZATION_POLICY",
         "CUDA_TASK_PRIORITY CUDA_OVERSUBSCRIBE CUDA_DISABLE_CONTROL LIBCUDA_LOG_LEVEL",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE SLUICE_SESSION_DIR SLUICE_DAEMON SLUICE_POLICY",
-        "SLUICE_ON_FAILURE SLUICE_LOG SLUICE_MEM_REAL SLUICE_SOFT_LIMIT SLUICE_WEIGHT",
+        "SLUICE_ON_FAILURE SLUICE_LOG SLUICE_LOG_FILE SLUICE_MEM_REAL SLUICE_SOFT_LIMIT SLUICE_WEIGHT",
         "SLUICE_PRIORITY SLUICE_GATES",
     ]
     .into_iter()

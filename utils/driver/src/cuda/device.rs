@@ -7,6 +7,8 @@ use core::ffi::c_uint;
 pub const DEV_RESOURCE_SM: c_uint = 1;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`
 pub const GREEN_DEFAULT_STREAM: c_uint = 1;
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`: whether contexts of a device are shared by an MPS server.
+pub const DEVICE_MPS_ENABLED: c_uint = 133;
 /// The driver's marker for an ordinal that names no device (`CU_DEVICE_INVALID`).
 pub const DEVICE_INVALID: Device = -2;
 

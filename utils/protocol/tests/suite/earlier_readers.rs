@@ -76,53 +76,6 @@ fn a_quota_with_fields_that_are_not_known_here() {
 }
 
 #[derive(Deserialize)]
-struct NodeStatus {
-    version: String,
-    uptime_us: u64,
-    devices: Vec<DeviceStatus>,
-}
-
-#[derive(Deserialize)]
-struct DeviceStatus {
-    uuid: String,
-    sessions: Vec<SessionStatus>,
-    leases: Vec<LeaseStatus>,
-}
-
-#[derive(Deserialize)]
-struct SessionStatus {
-    uid: u32,
-    session: String,
-    share_ppm: u32,
-    balance_us: i64,
-    charged_us: u64,
-    asks: bool,
-    pids: Vec<i32>,
-}
-
-#[derive(Deserialize)]
-struct LeaseStatus {
-    session: String,
-    pid: i32,
-    held_us: u64,
-    revoked: bool,
-}
-
-#[test]
-fn the_daemon_s_status() {
-    let status: NodeStatus = read("status.json");
-    let [device] = &status.devices[..] else { unreachable!() };
-    assert_eq!((&*status.version, status.uptime_us, &*device.uuid), ("0.1.0", 60_000_000, GPU));
-    let session = &device.sessions[0];
-    assert_eq!((session.uid, session.share_ppm, session.balance_us), (1000, 250_000, -1_500));
-    assert_eq!((session.charged_us, session.asks), (9_000_000, true));
-    assert_eq!(session.pids, [4711, 4712]);
-    let lease = &device.leases[0];
-    assert_eq!((lease.pid, lease.held_us, lease.revoked), (4711, 8_000, true));
-    assert_eq!(lease.session, session.session);
-}
-
-#[derive(Deserialize)]
 struct StatusReport {
     sessions: Vec<SessionReport>,
 }

@@ -1,9 +1,7 @@
 //! Old data, new reader: today's types read what earlier versions wrote. Those wrote UUIDs in lower
 //! case.
 
-use limits::{Policy, Priority};
 use protocol::sessions::StatusReport;
-use protocol::status::{Class, NodeStatus, SessionStatus};
 use protocol::{Admission, Decision, DeviceQuota, Lease, Register};
 use serde::de::DeserializeOwned;
 
@@ -29,7 +27,26 @@ fn a_registration_of_protocol_1() {
 #[test]
 fn messages_of_protocol_2() {
     let admission: Admission = read("admission-without-quota.json");
-    assert_eq!(admission, Admission { quota: None, ..samples::admission() });
+    assert_eq!(
+        admission,
+        Admission {
+            quota: None,
+            gate: None,
+            together: false,
+            outside_us: 0,
+            queued_us: 0,
+            ..samples::admission()
+        }
+    );
+    let before_grants: Admission = read("admission-before-grants.json");
+    let before = Admission {
+        gate: None,
+        together: false,
+        outside_us: 0,
+        queued_us: 0,
+        ..samples::admission()
+    };
+    assert_eq!(before_grants, before);
     let short: Register = read("register-with-defaults.json");
     assert_eq!(short.devices, [DeviceQuota::fixed(GPU_ID, 250_000)]);
     let without = Register { gates: None, ..samples::register() };
@@ -46,28 +63,6 @@ fn messages_of_protocol_2() {
 fn devices_in_lower_case() {
     let expected = Register { gates: None, ..samples::register() };
     assert_eq!(read::<Register>("register-lower-case.json"), expected);
-    // Nor did the daemon count lines of its log.
-    let expected = NodeStatus { log_lines_lost: 0, ..samples::status() };
-    assert_eq!(read::<NodeStatus>("status-lower-case.json"), expected);
-}
-
-/// From before quotas had policies.
-#[test]
-fn a_status_of_the_first_daemon() {
-    let mut expected = NodeStatus { log_lines_lost: 0, ..samples::status() };
-    let device = &mut expected.devices[0];
-    device.sessions[0] = SessionStatus {
-        policy: Policy::Fixed,
-        soft_ppm: None,
-        weight: 0,
-        priority: Priority::High,
-        spare_us: 0,
-        density_ppm: None,
-        class: Class::Dense,
-        ..device.sessions[0].clone()
-    };
-    device.leases[0].spare = false;
-    assert_eq!(read::<NodeStatus>("status-first.json"), expected);
 }
 
 /// From before `headroom` existed, and while a session might not be counted.
@@ -77,6 +72,17 @@ fn sessions_of_the_first_command() {
     let device = &mut expected.sessions[0].devices[0];
     device.memory.by_kind.headroom = 0;
     device.processes[0].by_kind.headroom = 0;
+    // From before names, containers and what was delivered.
+    (device.index, device.memory.peak) = (None, 0);
+    (device.age_us, device.refusals) = (None, 0);
+    let compute = &mut device.compute;
+    (compute.recent_ppm, compute.mean_ppm) = (None, None);
+    (compute.delivered_us, compute.waited_us) = (0, 0);
+    let session = &mut expected.sessions[0];
+    (session.name, session.user, session.command) = (None, None, None);
+    (session.container, session.pod, session.frozen) = (None, None, false);
+    expected.elsewhere.clear();
+    expected.gpus.clear();
     assert_eq!(read::<StatusReport>("sessions-counted.json"), expected);
     let device = &mut expected.sessions[0].devices[0];
     device.compute.density_ppm = None;

@@ -1,4 +1,4 @@
-//! The messages and the status as they are on the wire. `golden/*.json` is what is written today;
+//! The messages as they are on the wire. `golden/*.json` is what is written today;
 //! `golden/earlier/*.json` is what earlier versions wrote. A change of these files is a change of
 //! the contract.
 
@@ -8,6 +8,7 @@ mod any_text;
 mod earlier_readers;
 mod earlier_writers;
 mod samples;
+mod schemas;
 mod sockets;
 mod today;
 

@@ -2,12 +2,12 @@
 
 use limits::{ComputeLimit, GpuId, Policy, Priority};
 use protocol::sessions::{
-    ByKind, ComputeReport, DamagedPage, DeviceReport, MemoryReport, ProcessReport, SessionReport,
-    StatusReport,
+    ByKind, ComputeReport, ContainerReport, DamagedPage, DeviceReport, ElsewhereDevice,
+    ElsewhereReport, GpuReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
 };
-use protocol::status::{Class, DeviceStatus, LeaseStatus, NodeStatus, SessionStatus};
 use protocol::{
     Admission, Decision, DeviceQuota, GatesInStream, Lease, LeaseReport, Register, Registered,
+    Withheld,
 };
 
 /// The UUID as it is written.
@@ -56,53 +56,35 @@ pub(crate) fn admission() -> Admission {
         report: Some(report),
         ask: Some(1_000_000),
         quota: Some(balanced()),
+        gate: Some(4_294_967_294),
+        together: true,
+        outside_us: 1500,
+        queued_us: 40_000,
     }
 }
 
 /// A call that only asks.
 pub(crate) fn question() -> Admission {
-    Admission { report: None, quota: None, ..admission() }
+    Admission {
+        report: None,
+        quota: None,
+        together: false,
+        outside_us: 0,
+        queued_us: 0,
+        ..admission()
+    }
 }
 
 pub(crate) fn decision() -> Decision {
-    Decision { lease: Some(Lease { id: 18, length_us: 20_000, shared: true, exclusive: true }) }
+    Decision::of(Some(Lease { id: 18, length_us: 20_000, shared: true, exclusive: true }))
 }
 
 pub(crate) fn no_lease() -> Decision {
-    Decision { lease: None }
+    Decision::of(None)
 }
 
-pub(crate) fn status() -> NodeStatus {
-    let session = SessionStatus {
-        uid: 1000,
-        session: SESSION.to_owned(),
-        share_ppm: 250_000,
-        policy: Policy::Balance,
-        soft_ppm: Some(600_000),
-        weight: 3,
-        priority: Priority::Low,
-        balance_us: -1_500,
-        charged_us: 9_000_000,
-        spare_us: 2_000_000,
-        density_ppm: Some(420_000),
-        class: Class::Sparse,
-        asks: true,
-        pids: vec![4711, 4712],
-    };
-    let lease = LeaseStatus {
-        session: SESSION.to_owned(),
-        pid: 4711,
-        held_us: 8_000,
-        spare: true,
-        revoked: true,
-    };
-    let device = DeviceStatus { uuid: GPU_ID, sessions: vec![session], leases: vec![lease] };
-    NodeStatus {
-        version: "0.1.0".to_owned(),
-        uptime_us: 60_000_000,
-        log_lines_lost: 3,
-        devices: vec![device],
-    }
+pub(crate) fn withheld() -> Decision {
+    Decision { withheld: Some(Withheld::UnknownProcess), ..no_lease() }
 }
 
 pub(crate) fn sessions() -> StatusReport {
@@ -127,31 +109,54 @@ pub(crate) fn sessions() -> StatusReport {
         charged_us: 9_000_000,
         density_ppm: Some(420_000),
     };
+    let compute = ComputeReport {
+        policy: Policy::Balance,
+        share_ppm: 250_000,
+        soft_ppm: Some(600_000),
+        weight: 3,
+        priority: Priority::Low,
+        density_ppm: Some(420_000),
+        recent_ppm: Some(248_000),
+        mean_ppm: Some(251_000),
+        delivered_us: 8_000_000,
+        waited_us: 3_000_000,
+    };
+    let container = ContainerReport {
+        runtime: "docker".to_owned(),
+        id: "ab".repeat(32),
+        name: Some("web".to_owned()),
+    };
     let device = DeviceReport {
         uuid: GPU_ID,
+        index: Some(1),
         memory: MemoryReport {
             limit: Some(1 << 30),
             real: Some(1 << 29),
             used: 1_110_441_984,
+            peak: 1_120_927_744,
             on_device: 1_104_150_528,
             by_kind,
             left: Some(0),
             over: 36_700_160,
             growth_refused: true,
         },
-        compute: ComputeReport {
-            policy: Policy::Balance,
-            share_ppm: 250_000,
-            soft_ppm: Some(600_000),
-            weight: 3,
-            priority: Priority::Low,
-            density_ppm: Some(420_000),
-        },
+        compute: compute.clone(),
         processes: vec![process],
+        age_us: Some(61_000_000),
+        refusals: 2,
         unknown: 0,
     };
     let directory = format!("/dev/shm/sluice-1000/{SESSION}");
+    let gpu = GpuReport {
+        uuid: GPU_ID,
+        index: Some(0),
+        health: "unhealthy".to_owned(),
+        unhealthy: Some("XID 79".to_owned()),
+        withheld: Some("unhealthy".to_owned()),
+        unknown_processes: 1,
+    };
     StatusReport {
+        gpus: vec![gpu],
         damaged: vec![DamagedPage {
             session: SESSION.to_owned(),
             page: format!("{directory}/GPU-5a1ce000-0000-4000-8000-000000000001.page").into(),
@@ -159,9 +164,25 @@ pub(crate) fn sessions() -> StatusReport {
         }],
         sessions: vec![SessionReport {
             session: SESSION.to_owned(),
+            name: Some("trainer".to_owned()),
             uid: 1000,
+            user: Some("ada".to_owned()),
+            container: Some(container.clone()),
+            pod: Some("5a1ce000-0000-4000-8000-000000000000".to_owned()),
+            command: Some("python train.py".to_owned()),
+            frozen: true,
             directory: directory.into(),
             devices: vec![device],
+        }],
+        elsewhere: vec![ElsewhereReport {
+            session: SESSION.to_owned(),
+            uid: 1001,
+            user: Some("bob".to_owned()),
+            container: Some(container),
+            pod: Some("5a1ce000-0000-4000-8000-000000000001".to_owned()),
+            frozen: true,
+            pids: vec![4712],
+            devices: vec![ElsewhereDevice { uuid: GPU_ID, index: Some(1), compute }],
         }],
     }
 }

@@ -10,6 +10,10 @@ use crate::{golden, samples};
 /// Writing gives the golden, byte for byte; reading it gives the same value.
 #[track_caller]
 fn is_written_as<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, value: &T) {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, serde_json::to_string(value).unwrap() + "\n").unwrap();
+    }
     let expected = golden(name);
     assert_eq!(serde_json::to_string(value).unwrap(), expected, "{name}");
     assert_eq!(serde_json::from_str::<T>(&expected).unwrap(), *value, "{name}");
@@ -23,10 +27,10 @@ fn each_message_is_its_golden() {
     is_written_as("admission-question.json", &samples::question());
     is_written_as("decision.json", &samples::decision());
     is_written_as("decision-none.json", &samples::no_lease());
+    is_written_as("decision-withheld.json", &samples::withheld());
 }
 
 #[test]
-fn each_status_is_its_golden() {
-    is_written_as("status.json", &samples::status());
+fn the_sessions_are_their_golden() {
     is_written_as("sessions.json", &samples::sessions());
 }

@@ -7,6 +7,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+/// How their names begin.
+const PREFIX: &str = "env-";
+
 /// The directory of a session that no command made.
 #[derive(Debug)]
 pub struct Implicit {
@@ -25,7 +28,7 @@ pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
     /// Its name can be guessed.
     const FOR_ONE_USER: u32 = 0o700;
     let place = place::own(own_user())?;
-    let name = format!("env-{:016x}", name(key));
+    let name = format!("{PREFIX}{:016x}", name(key));
     let name = OsStr::new(&name);
     let folder = match place.folder.child(name) {
         Err(error) if error.is_absent() => {
@@ -37,6 +40,14 @@ pub fn implicit(key: &impl Hash) -> Result<Implicit, DirectoryError> {
     };
     place::check(&folder, own_user(), &[FOR_ONE_USER])?;
     Ok(Implicit { path: folder.path().to_owned(), elsewhere: place.elsewhere })
+}
+
+/// Whether a folder has the name of such a session.
+pub(super) fn is_name(name: &OsStr) -> bool {
+    let digits = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+    digits.is_some_and(|digits| {
+        digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
 }
 
 fn name(key: &impl Hash) -> u64 {

@@ -1,10 +1,12 @@
 //! Removes what dead owners left behind.
 
-use super::{owner, used};
+use super::{DirectoryError, ROOT, implicit, own_user, owner, place, shown_name, used};
+use crate::Page;
 use crate::folder::{Folder, FolderError};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// How deep the folders in a session's directory are: the simulated driver's, and the sessions of a
 /// demo with theirs.
@@ -19,9 +21,65 @@ pub(super) fn remove(base: &Folder) {
             && let Ok(session) = base.child(&name)
             && !owner::lives(&session)
         {
-            used::if_long_unused(&session, || base.remove_folder(&name, DEPTH));
+            used::if_unused_for(used::LONG, &session, || base.remove_folder(&name, DEPTH));
         }
     }
+}
+
+/// Removes this user's sessions without an owner and a process that nobody has begun to use for `age`, unless `keep`
+/// says otherwise of their name. Returns the names. With `only_look` nothing is removed.
+///
+/// # Errors
+/// [`DirectoryError`]: a folder of this user's sessions cannot be read.
+pub fn prune(
+    age: Duration,
+    keep: impl Fn(&str) -> bool,
+    only_look: bool,
+) -> Result<Vec<String>, DirectoryError> {
+    let uid = own_user();
+    let mut pruned = Vec::new();
+    for path in place::all(Path::new(ROOT), uid).chain([place::last(uid)]) {
+        let base = match Folder::open(&path) {
+            Ok(base) if base.uid() == uid => base,
+            _ => continue,
+        };
+        for (name, _) in base.names(usize::MAX)?.0 {
+            let shown = shown_name(Path::new(&name));
+            let Ok(session) = base.child(&name) else { continue };
+            let mut remove = || {
+                if keep(&shown) {
+                    return;
+                }
+                if !only_look {
+                    base.remove_folder(&name, DEPTH);
+                }
+                pruned.push(shown.clone());
+            };
+            if owner::of(Path::new(&name)).is_some() {
+                if !owner::lives(&session) {
+                    used::if_unused_for(age, &session, remove);
+                }
+            } else if implicit::is_name(&name) && is_unused(&session, age) {
+                remove();
+            }
+        }
+    }
+    Ok(pruned)
+}
+
+/// Whether no process is in a session that no command made, and none has come for so long. A page that cannot be read
+/// is left for people to look at.
+fn is_unused(session: &Folder, age: Duration) -> bool {
+    let Ok((names, _)) = session.names(usize::MAX) else { return false };
+    let mut pages = names
+        .iter()
+        .map(|(name, _)| session.path().join(name))
+        .filter(|path| Page::has_name_of_one(path));
+    let is_free = |path: PathBuf| {
+        let summary = Page::open_existing(&path).and_then(|page| page.summary());
+        summary.is_ok_and(|summary| summary.processes.is_empty() && !summary.was_used_within(age))
+    };
+    session.modified().is_some_and(|time| used::is_since(age, time)) && pages.all(is_free)
 }
 
 /// Removes the directory of a session whose owner ends. If somebody still uses it, it stays,
@@ -52,5 +110,33 @@ impl Reserve {
         let keep = |_| rustix::io::fcntl_dupfd_cloexec(base.descriptor(), 0);
         let kept: Result<_, _> = (0..Self::SIZE).map(keep).collect();
         Ok(Self { _kept: kept.map_err(FolderError::io("use", base.path()))? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Membership;
+    use limits::{GpuId, Limits};
+
+    #[test]
+    fn a_session_that_no_command_made_is_unused_without_a_process() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let page = |number| GpuId::from_bytes([number; 16]);
+        let open = || Page::open(dir.path(), page(3), &Limits::NONE).unwrap();
+        let folder = Folder::open(dir.path()).unwrap();
+        let (now, hour) = (Duration::ZERO, Duration::from_secs(3600));
+        assert!(is_unused(&folder, now));
+        // It was made just now.
+        assert!(!is_unused(&folder, hour));
+        // A page that cannot be read stays.
+        let damaged = dir.path().join(format!("{}.page", page(4)));
+        std::fs::write(&damaged, "x").unwrap();
+        assert!(!is_unused(&folder, now));
+        std::fs::remove_file(&damaged).unwrap();
+        drop(open());
+        assert!(is_unused(&folder, now));
+        let _member = Membership::claim(open()).unwrap();
+        assert!(!is_unused(&folder, now));
     }
 }

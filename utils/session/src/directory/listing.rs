@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{DirectoryError, ROOT, own_user, owner, place, shown_name};
 use crate::folder::{Folder, FolderError};
+use crate::settings::OwnerSettings;
 use crate::{Page, PageError};
 
 /// How many entries are read of what belongs to one user, and how many of them may be pages.
@@ -34,6 +35,12 @@ impl Found {
     #[must_use]
     pub fn owner(&self) -> Option<u32> {
         owner::of(&self.path).map(|owner| owner.pid)
+    }
+
+    /// What its owner decided, if it has one and that can be read.
+    #[must_use]
+    pub fn settings(&self) -> Option<OwnerSettings> {
+        OwnerSettings::of_user(&self.path, self.uid).ok()
     }
 
     /// Opens one of its pages, if it is still this user's.
@@ -92,6 +99,42 @@ pub fn list_in(root: &Path, only: Option<u32>) -> Result<Listing, DirectoryError
             if let Some(uid) = name.to_str().and_then(place::user) {
                 listing.add_place(&root.join(name), uid)?;
             }
+        }
+    }
+    listing.sessions.sort();
+    Ok(listing)
+}
+
+/// The sessions of a user where a process sees them, which may be in a container of its own. `uid` is the user as this
+/// process knows it: in a user namespace it may be called otherwise.
+///
+/// Whether the process still runs is to be asked afterwards: its id may be another one's by now.
+///
+/// # Errors
+/// [`DirectoryError`] when the process's folders cannot be looked at.
+pub fn list_of_process(pid: u32, uid: u32) -> Result<Listing, DirectoryError> {
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let below = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+    let mut listing = Listing::default();
+    let shared = below(Path::new(ROOT));
+    let mut places = Vec::new();
+    match Folder::open(&shared) {
+        Ok(folder) if folder.is_in_memory() => {
+            let (names, _) = folder.names(MOST_ENTRIES)?;
+            let of_a_user = |name: &std::ffi::OsString| name.to_str().and_then(place::user);
+            let names = names.into_iter().map(|(name, _)| name);
+            places.extend(
+                names.filter(|name| of_a_user(name).is_some()).map(|name| shared.join(name)),
+            );
+        }
+        Ok(_) => {}
+        Err(error) if error.is_absent() => {}
+        Err(error) => return Err(error.into()),
+    }
+    places.push(below(&place::last(uid)));
+    for path in places {
+        if Folder::open(&path).is_ok_and(|folder| folder.is_in_memory()) {
+            listing.add_place(&path, uid)?;
         }
     }
     listing.sessions.sort();

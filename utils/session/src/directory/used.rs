@@ -79,8 +79,11 @@ pub(super) fn lock_alone(folder: &Folder) -> Option<File> {
     None
 }
 
-/// Runs `remove` if nobody has used the session of a dead owner for long.
-pub(super) fn if_long_unused(folder: &Folder, remove: impl FnOnce()) {
+/// Runs `remove` if nobody has used the session of a dead owner for that long.
+pub(super) fn if_unused_for(age: Duration, folder: &Folder, remove: impl FnOnce()) {
+    let is_long_since = |time| is_since(age, time);
+    let is_long_ago =
+        |file: &File| file.metadata().and_then(|found| found.modified()).is_ok_and(is_long_since);
     match folder.file(NAME.as_ref(), OFlags::RDONLY) {
         Ok(file) if is_long_ago(&file) => {
             let Some(alone) = lock_alone(folder) else { return };
@@ -95,10 +98,7 @@ pub(super) fn if_long_unused(folder: &Folder, remove: impl FnOnce()) {
     }
 }
 
-fn is_long_ago(file: &File) -> bool {
-    file.metadata().and_then(|found| found.modified()).is_ok_and(is_long_since)
-}
-
-fn is_long_since(time: SystemTime) -> bool {
-    SystemTime::now().duration_since(time).is_ok_and(|age| age >= LONG)
+/// Whether so much time has passed since a moment.
+pub(super) fn is_since(age: Duration, time: SystemTime) -> bool {
+    SystemTime::now().duration_since(time).is_ok_and(|passed| passed >= age)
 }

@@ -9,10 +9,15 @@
 //! one, the gate is closed. Therefore the daemon clears the bit whether it is set or not: if it
 //! only looked, both could miss each other.
 //!
+//! A governor that asks names the word, which no earlier ask has named. The daemon opens by
+//! replacing just that word. So a grant for an ask that was given up does nothing.
+//!
 //! The daemon does nothing here in a loop: the other side may change the words all the time.
 
-use super::layout::{CHANGE, GateBlock, OPEN};
-use super::protocol::{self, Opening, STOPPING, Step};
+use super::layout::{ASK, GateBlock, OPEN};
+use super::protocol::{self, Opening, STOPPING, Step, WITHDRAWING};
+use crate::clock;
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::time::Duration;
 use limits::GpuId;
@@ -50,6 +55,33 @@ impl GateBlock {
         self.carry_out(Step::Close, 0);
     }
 
+    /// The governor asks for a lease, and names this word of the closed gate. `None`: it is open.
+    ///
+    /// Until [`Self::withdraw`] or the answer, the daemon may open the gate.
+    pub fn ask(&self) -> Option<u32> {
+        let word = (self.carry_out(Step::Count, 0) as u32).wrapping_add(ASK);
+        (word & OPEN == 0).then_some(word)
+    }
+
+    /// The governor has got no lease. Whether the gate had been opened all the same: the answer was
+    /// lost on its way, or somebody else has opened it. It is closed then.
+    pub fn withdraw(&self) -> bool {
+        let [before] = WITHDRAWING.map(|step| self.carry_out(step, 0));
+        before & u64::from(OPEN) != 0
+    }
+
+    /// When the daemon opened the gate for a lease, if it did. On [`crate::clock`].
+    #[must_use]
+    pub fn granted_at(&self, lease: u64) -> Option<u64> {
+        (self.granted.load(Acquire) == lease).then(|| self.granted_at.load(Relaxed))
+    }
+
+    /// The work of a lease is done: the device is free for the next holder.
+    pub fn end(&self, lease: u64) {
+        self.ended.store(number(lease), Release);
+        let _ = futex::wake(&self.ended, futex::Flags::empty(), 1);
+    }
+
     /// Whether the gate is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -63,8 +95,10 @@ impl GateBlock {
     }
 
     /// The process registers anew: leases are numbered from the start again.
-    pub fn forget_stops(&self) {
+    pub fn forget_leases(&self) {
         self.stop.store(0, Release);
+        self.granted.store(0, Release);
+        self.ended.store(0, Release);
     }
 
     /// How often the bell has rung, for [`Self::wait`].
@@ -90,15 +124,9 @@ impl GateBlock {
         self.carry_out(Step::Ring, 0);
     }
 
-    /// Says whether the process has work queued that has not begun.
-    pub fn want(&self, wanted: bool) {
-        self.wanted.store(wanted.into(), Relaxed);
-    }
-
-    /// Whether the process says that it has work queued.
-    #[must_use]
-    pub fn is_wanted(&self) -> bool {
-        self.wanted.load(Relaxed) != 0
+    /// The daemon finds no gate of this device any more. What it still has to say does not matter.
+    pub fn leave(&self) {
+        self.uuid.iter().for_each(|half| half.store(0, Release));
     }
 
     /// Takes a free block.
@@ -122,23 +150,57 @@ impl GateBlock {
             self.carry_out(step, lease);
         }
     }
+
+    /// Opens the gate for a lease, if its governor still waits for the answer to the ask that named
+    /// `word`.
+    pub(super) fn grant(&self, lease: u64, word: u32) -> bool {
+        let opened = word & OPEN == 0 && self.carry_out(Step::Grant, word.into()) != 0;
+        if opened {
+            self.granted_at.store(clock::now_ns(), Relaxed);
+            self.granted.store(lease, Release);
+        }
+        opened
+    }
+
+    /// The word that changes when a lease's work is done.
+    pub(super) const fn ended(&self) -> &AtomicU32 {
+        &self.ended
+    }
+}
+
+/// A lease's number as [`GateBlock::ended`] has it.
+pub(super) const fn number(lease: u64) -> u32 {
+    lease as u32
 }
 
 impl GateBlock {
-    /// Carries out a step; returns what it has read.
-    fn carry_out(&self, step: Step, lease: u64) -> u64 {
+    /// Carries out a step; returns what it has read. `value`: the lease, or for [`Step::Grant`] the
+    /// word.
+    fn carry_out(&self, step: Step, value: u64) -> u64 {
         match step {
             // The results are not used, so each is one instruction that always succeeds.
-            Step::Open => {
-                self.word.fetch_or(OPEN, AcqRel);
-                self.word.fetch_add(CHANGE, AcqRel);
+            Step::Open => _ = self.word.fetch_or(OPEN, AcqRel),
+            Step::Close => _ = self.word.fetch_and(!OPEN, AcqRel),
+            // As are these two, whose results are.
+            Step::Count => return self.word.fetch_add(ASK, AcqRel).into(),
+            Step::Withdraw => {
+                let withdrawn = |word: u32| word.wrapping_add(ASK) & !OPEN;
+                let mut word = self.word.load(Relaxed);
+                // The daemon changes the word once for each call of its own, so this ends.
+                while let Err(present) =
+                    self.word.compare_exchange_weak(word, withdrawn(word), AcqRel, Relaxed)
+                {
+                    word = present;
+                }
+                return word.into();
             }
-            Step::Close => {
-                self.word.fetch_and(!OPEN, AcqRel);
-                self.word.fetch_add(CHANGE, AcqRel);
+            Step::Grant => {
+                let asked = value as u32;
+                let opens = self.word.compare_exchange(asked, asked | OPEN, AcqRel, Relaxed);
+                return opens.is_ok().into();
             }
             Step::LookAtStop => return self.stop.load(Acquire),
-            Step::StoreStop => self.stop.store(lease, Release),
+            Step::StoreStop => self.stop.store(value, Release),
             Step::Ring => {
                 self.bell.fetch_add(1, AcqRel);
                 let _ = futex::wake(&self.bell, futex::Flags::empty(), 1);

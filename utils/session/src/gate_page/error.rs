@@ -17,6 +17,9 @@ pub enum GatePageError {
     /// Every block has a device.
     #[error("gate page: all {BLOCKS} blocks are in use")]
     Full,
+    /// The program has closed the descriptor, and opened another file by its number.
+    #[error("gate page: its descriptor is of another file now")]
+    Replaced,
     /// No descriptor has this number.
     #[error("gate page: descriptor {0}: 0 to 2147483647 are possible")]
     Descriptor(i64),

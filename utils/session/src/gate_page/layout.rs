@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// "sluicegt" in ASCII.
 pub const MAGIC: u64 = 0x736c_7569_6365_6774;
 /// Version of this layout.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// How many devices a page has blocks for: as many as the driver knows at most.
 pub const BLOCKS: usize = 64;
 /// The length of a page in bytes.
@@ -14,8 +14,8 @@ pub const LENGTH: usize = size_of::<GatePageLayout>();
 
 /// In [`GateBlock::word`]: the gate is open. It is the bit that streams wait for.
 pub const OPEN: u32 = 1;
-/// What [`GateBlock::word`] grows by with each change, above [`OPEN`].
-pub(super) const CHANGE: u32 = 2;
+/// What [`GateBlock::word`] grows by with each ask, above [`OPEN`].
+pub(super) const ASK: u32 = 2;
 
 /// One device: two cache lines. What the device reads is in the first, so that who writes the
 /// others does not disturb it.
@@ -24,19 +24,23 @@ pub(super) const CHANGE: u32 = 2;
 pub struct GateBlock {
     /// The device's UUID, in the byte order of the machine; zero: the block is free.
     pub(super) uuid: [AtomicU64; 2],
-    /// Whether the gate is open ([`OPEN`]), and above that a counter of changes. Streams wait for
-    /// the bit.
+    /// Whether the gate is open ([`OPEN`]), and above that a count of asks. Streams wait for the
+    /// bit.
     pub(super) word: AtomicU32,
     /// For later fields.
     pub(super) unused: [AtomicU32; 11],
     /// Number of the last lease that the daemon ended early; zero: none. Leases are numbered from 1.
     pub(super) stop: AtomicU64,
+    /// Number of the last lease for which the daemon opened the gate, and when it did, on
+    /// [`crate::clock`].
+    pub(super) granted: AtomicU64,
+    pub(super) granted_at: AtomicU64,
     /// Changes when the process's governor has something to look at. The governor sleeps on it.
     pub(super) bell: AtomicU32,
-    /// 1 while the process has work queued that has not begun.
-    pub(super) wanted: AtomicU32,
+    /// Number of the last lease whose work is done, modulo 2^32. The daemon sleeps on it.
+    pub(super) ended: AtomicU32,
     /// For later fields.
-    pub(super) more_unused: [AtomicU32; 12],
+    pub(super) more_unused: [AtomicU32; 8],
 }
 
 /// A page.
@@ -68,8 +72,10 @@ mod tests {
         assert_eq!(offset_of!(GatePageLayout, blocks), 128);
         assert_eq!(offset_of!(GateBlock, word), 16);
         assert_eq!(offset_of!(GateBlock, stop), 64);
-        assert_eq!(offset_of!(GateBlock, bell), 72);
-        assert_eq!(offset_of!(GateBlock, wanted), 76);
+        assert_eq!(offset_of!(GateBlock, granted), 72);
+        assert_eq!(offset_of!(GateBlock, granted_at), 80);
+        assert_eq!(offset_of!(GateBlock, bell), 88);
+        assert_eq!(offset_of!(GateBlock, ended), 92);
         assert_eq!(size_of::<GateBlock>(), 128);
         assert_eq!(LENGTH, 12_288);
     }

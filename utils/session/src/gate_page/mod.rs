@@ -1,11 +1,14 @@
 //! The gate page: what a process whose gates are in its streams shares with the daemon. One page
-//! for each process, with one block for each device. The daemon can end a lease early by it: the
-//! device stops after the work that runs, without a message. Leases themselves are messages.
+//! for each process, with one block for each device. By it the daemon opens the gate for a lease and
+//! ends one early, and the process says that a lease's work is done. Messages say the same in
+//! detail, but later.
 //!
 //! The page is memory without a name (memfd_create(2)) that can neither be cut short nor grow. The
 //! process makes it ([`GatePage`]) and registers it with the driver; the daemon maps it
-//! ([`PeerGatePage`]). The daemon believes nothing in it, and the process nothing but "this lease
-//! ends now", which costs it no more than a daemon that grants nothing.
+//! ([`PeerGatePage`]). The daemon believes nothing in it but that others need not wait for a lease,
+//! and the process nothing but "this lease ends now", which costs it no more than a daemon that grants
+//! nothing. An open gate it looks after from the answer to its ask on, and where none comes it closes
+//! it.
 //!
 //! Each module uses only those above it here:
 //!
@@ -14,9 +17,11 @@
 //! * `block`: carries it out;
 //! * `map`: the memory;
 //! * `own`: the limiter's side;
-//! * `peer`: the daemon's side; `reach`: how it gets hold of another process's page.
+//! * `peer`: the daemon's side; `reach`: how it gets hold of another process's page;
+//! * `ends`: how the daemon waits for the ends of leases.
 
 mod block;
+mod ends;
 mod error;
 pub mod layout;
 mod map;
@@ -26,6 +31,7 @@ mod protocol;
 mod reach;
 
 pub use block::Opened;
+pub use ends::{AwaitedEnd, Bell, End};
 pub use error::GatePageError;
 pub use layout::GateBlock;
 pub use own::{BlockNumber, GatePage, Mapping};

@@ -7,7 +7,7 @@ use super::peer::{SEALS, check_seals};
 use core::mem::{ManuallyDrop, offset_of};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use limits::GpuId;
-use rustix::fs::{MemfdFlags, Mode, fchmod, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, fchmod, fcntl_add_seals, fstat, memfd_create};
 use rustix::io::{Errno, pwrite};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
@@ -16,6 +16,8 @@ use std::sync::{Mutex, PoisonError};
 #[derive(Debug)]
 pub struct GatePage {
     memory: OwnedFd,
+    /// Device and inode, by which the memory is known.
+    identity: (u64, u64),
     map: Map,
     /// The devices that have a block, in order.
     devices: Mutex<Vec<GpuId>>,
@@ -64,13 +66,23 @@ impl GatePage {
         layout.count.store(BLOCKS as u32, Relaxed);
         layout.version.store(VERSION, Relaxed);
         layout.magic.store(MAGIC, Release);
-        Ok(Self { memory, map, devices: Mutex::default() })
+        let identity = identity_of(memory.as_fd())?;
+        Ok(Self { memory, identity, map, devices: Mutex::default() })
     }
 
     /// The descriptor, for the registration with the daemon.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
+    }
+
+    /// Whether the descriptor still is the page's. A program may close all descriptors, and open others.
+    ///
+    /// # Errors
+    /// [`GatePageError::Io`], [`GatePageError::Replaced`].
+    pub fn check_descriptor(&self) -> Result<(), GatePageError> {
+        let found = identity_of(self.memory.as_fd())?;
+        if found == self.identity { Ok(()) } else { Err(GatePageError::Replaced) }
     }
 
     /// The block of a device, which stays the same.
@@ -100,10 +112,16 @@ impl GatePage {
     /// driver: an address can be registered once.
     ///
     /// # Errors
-    /// [`GatePageError::Io`], [`GatePageError::TooMany`].
+    /// [`GatePageError::Io`], [`GatePageError::Replaced`], [`GatePageError::TooMany`].
     pub fn map_again(&self) -> Result<Mapping, GatePageError> {
+        self.check_descriptor()?;
         Ok(Mapping(ManuallyDrop::new(Map::new(self.memory.as_fd())?)))
     }
+}
+
+fn identity_of(memory: BorrowedFd<'_>) -> Result<(u64, u64), GatePageError> {
+    let found = fstat(memory).map_err(GatePageError::io("looking at it"))?;
+    Ok((found.st_dev, found.st_ino))
 }
 
 /// A mapping for the driver. It stays when this value is dropped: a device may look at it as long

@@ -4,6 +4,7 @@ use super::error::GatePageError;
 use super::layout::{BLOCKS, GateBlock, LENGTH, MAGIC, VERSION};
 use super::map::Map;
 use super::reach;
+use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use limits::GpuId;
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
@@ -71,11 +72,27 @@ impl PeerGatePage {
         self.block(device).map(|block| block.stop_early(lease)).is_some()
     }
 
+    /// Opens the gate of a device for a lease. `word`: what its process named when it asked, and
+    /// has not withdrawn since. `false`: the process has to open it itself.
+    pub fn grant(&self, device: GpuId, lease: u64, word: u32) -> bool {
+        self.block(device).is_some_and(|block| block.grant(lease, word))
+    }
+
     fn block(&self, device: GpuId) -> Option<&GateBlock> {
+        self.block_number(device).and_then(|number| self.0.layout().blocks.get(number))
+    }
+
+    pub(super) fn block_number(&self, device: GpuId) -> Option<usize> {
         if !self.0.is_accessible() {
             return None;
         }
-        self.0.layout().blocks.iter().find(|block| block.is_of(device))
+        self.0.layout().blocks.iter().position(|block| block.is_of(device))
+    }
+
+    /// The word that changes when a lease's work is done.
+    pub(super) fn ended(&self, number: usize) -> Option<&AtomicU32> {
+        let block = self.0.layout().blocks.get(number)?;
+        self.0.is_accessible().then(|| block.ended())
     }
 }
 

@@ -1,4 +1,4 @@
-//! In which order the governor opens a gate and the daemon ends a lease early.
+//! In which order the governor opens a gate, and the daemon opens it for a lease or ends one early.
 //!
 //! This module decides the next step only; it carries out none. So a test can put the other side's
 //! steps between any two steps.
@@ -13,6 +13,12 @@ pub(super) enum Step {
     Open,
     /// Clear it.
     Close,
+    /// Change the word's count. A grant that names the former word does nothing from now on.
+    Count,
+    /// Change the count and clear the bit at once.
+    Withdraw,
+    /// Set the open bit if the word is the one that was asked with.
+    Grant,
     /// Read which lease was ended early.
     LookAtStop,
     /// Store which lease ends early.
@@ -57,6 +63,11 @@ impl Opening {
         };
     }
 }
+
+/// The steps of a governor that gives up asking. A grant that comes later finds another word, and one
+/// that came before is undone. In one step, so that it knows whether it has closed an open gate:
+/// others of its process may have opened it, because the limit was taken away.
+pub(super) const WITHDRAWING: [Step; 1] = [Step::Withdraw];
 
 /// Whether a lease is the one that was ended early.
 pub(super) fn is_stopped(lease: Option<u64>, stop: u64) -> bool {

@@ -128,6 +128,17 @@ impl Ledger<'_> {
         MemoryRefused { asked, used, limit, bound }
     }
 
+    /// Notes that bytes were refused for good, unless there is room for them on the host.
+    pub fn note_refusal(&mut self, bytes: u64, now_ns: u64) {
+        if self.place(bytes) == Ok(Placement::Host) {
+            return;
+        }
+        let refusals = self.0.refusals.load(Relaxed);
+        self.0.refused_bytes.put(bytes);
+        self.0.refused_at_ns.put(now_ns);
+        self.0.refusals.put(refusals.saturating_add(1));
+    }
+
     /// Takes `bytes` even if they do not fit: for memory that the driver has taken already.
     pub fn charge(&mut self, slot: usize, kind: MemoryKind, bytes: u64) {
         if let Some(slot) = self.slot(slot) {
@@ -164,6 +175,7 @@ impl Ledger<'_> {
     /// Changes the sums that a kind counts towards.
     fn sums(&self, kind: MemoryKind, change: impl Fn(&AtomicU64)) {
         change(&self.0.used);
+        self.0.peak_bytes.fetch_max(self.used(), Relaxed);
         if kind == MemoryKind::Oversubscribed {
             change(&self.0.on_host);
         }

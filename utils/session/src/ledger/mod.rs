@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod death;
+mod delivered;
 mod elsewhere;
 mod memory;
 #[cfg(test)]
@@ -65,6 +66,9 @@ impl<'a> Ledger<'a> {
     /// Gives a slot to a process, after giving back what the slot held before.
     pub fn enroll(&mut self, slot: usize, pid: u32, start_time: u64, now_ns: u64) {
         self.vacate(slot, now_ns);
+        if self.0.first_used_ns.load(Relaxed) == 0 {
+            self.0.first_used_ns.put(now_ns.max(1));
+        }
         let end = u32::try_from(slot + 1).unwrap_or(u32::MAX);
         if let Some(slot) = self.slot(slot) {
             if self.0.high_water.load(Relaxed) < end {

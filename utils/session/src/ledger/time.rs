@@ -8,12 +8,15 @@
 //!
 //! Processes that keep the device busy by themselves take turns: the hardware would slice two of
 //! them at once, at a loss. Other processes hold the device at the same time.
+//!
+//! In the page of devices that are used together, a slot stands for a device of a process. All of them hold
+//! at the same time: what begins later joins, and their leases have one end.
 
 use super::Ledger;
 use crate::layout::MemberSlot;
 use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::{Bucket, balance_for};
-use limits::turns::{self, Mean, ratio_ppm};
+use limits::turns::{self, Handover, Mean, ratio_ppm};
 use limits::units::PPM_ONE;
 
 /// The shortest lease for a process that joins a sibling's.
@@ -58,8 +61,13 @@ fn is_dense(slot: &MemberSlot) -> bool {
 }
 
 impl Ledger<'_> {
-    /// The session's share; all of the device if the share is not enforced.
+    /// The session's share; all of the device if the share is not enforced. Of several devices the least.
     fn share(&self) -> u32 {
+        if self.0.is_of_several() {
+            let now = self.0.settled_at_ns.load(Relaxed);
+            let shares = self.0.together_at(now).map(|device| device.share_ppm.load(Relaxed));
+            return shares.min().unwrap_or(PPM_ONE);
+        }
         let limit = self.0.limits().compute;
         if limit.is_limit() { limit.share_ppm } else { PPM_ONE }
     }
@@ -93,7 +101,9 @@ impl Ledger<'_> {
         let bucket = self.settle(now_ns);
         self.end_overdue_leases(now_ns);
         let share = self.share();
-        let wanted = turns::entry_ns(share, turns::PERIOD_NS);
+        let several = self.0.is_of_several();
+        let handover = if several { Handover::Together } else { Handover::OnThread };
+        let wanted = turns::entry_ns(share, turns::PERIOD_NS, handover);
         let joining = self.0.holders.load(Relaxed) > 0;
         // A dense process does not take the rest of a sibling's lease: with such a rest as its turn
         // each time, it would get next to nothing.
@@ -104,6 +114,7 @@ impl Ledger<'_> {
             wanted
         };
         let turn = match bucket.lease_length(share) {
+            _ if several && joining => self.join_others(now_ns),
             _ if self.has_to_wait_for_others(slot, now_ns) => Turn::In(LOOK_AGAIN_NS),
             Some(length) if bucket.ready_in(least, share) == Some(0) => Turn::Granted(length),
             // While another process drains, nothing is earned, so ask again soon.
@@ -120,11 +131,72 @@ impl Ledger<'_> {
                 turn
             }
             Turn::Granted(length) => {
+                if several && !joining {
+                    self.0.count_anew(now_ns);
+                }
                 record.waiting_since_ns.store(0, Relaxed);
                 record.holding.store(1, Relaxed);
                 let granted = self.open(slot, length, now_ns);
                 self.recount();
                 granted
+            }
+        }
+    }
+
+    /// A device that is used together with others is held under a lease from elsewhere.
+    pub fn hold_elsewhere(&mut self, slot: usize, now_ns: u64, end_ns: u64) {
+        if self.0.holders.load(Relaxed) == 0 {
+            self.0.count_anew(now_ns);
+        }
+        if let Some(slot) = self.slot(slot) {
+            slot.charged_until_ns.store(now_ns, Relaxed);
+            slot.lease_end_ns.store(end_ns, Relaxed);
+            slot.waiting_since_ns.store(0, Relaxed);
+            slot.holding.store(1, Relaxed);
+        }
+        self.recount();
+    }
+
+    /// Lets a device go on, whatever the session has left, because work on another one may wait for its. It is
+    /// charged as ever. `None`: nothing waits.
+    pub fn begin_called_lease(&mut self, slot: usize, now_ns: u64) -> Option<u64> {
+        let left = self.0.called_until_ns.load(Relaxed).checked_sub(now_ns)?;
+        let length = left.min(turns::COMFORTABLE_TURN_NS);
+        if length == 0 || self.0.holders.load(Relaxed) == 0 {
+            return None;
+        }
+        self.settle(now_ns);
+        // The others do not join it.
+        self.hold_elsewhere(slot, now_ns, now_ns);
+        Some(length)
+    }
+
+    /// The latest end of a lease on the devices that are held.
+    fn latest_end(&self) -> u64 {
+        let holders = self.used_slots().iter().filter(|slot| is_holding(slot));
+        holders.map(|slot| slot.lease_end_ns.load(Relaxed)).max().unwrap_or(0)
+    }
+
+    /// A lease that ends with those of the other devices.
+    fn join_others(&self, now_ns: u64) -> Turn {
+        match self.latest_end().checked_sub(now_ns) {
+            Some(length) if length > 0 => Turn::Granted(length),
+            _ => Turn::In(LOOK_AGAIN_NS),
+        }
+    }
+
+    /// A lease of several devices goes on as that of the first device did that asked.
+    fn renew_with_others(&self, slot: usize, now_ns: u64, length: Option<u64>) -> Turn {
+        let (last, latest) = (self.0.last_end_ns.load(Relaxed), self.latest_end());
+        let end = self.slot(slot).map_or(0, |slot| slot.lease_end_ns.load(Relaxed));
+        match length {
+            // It only tells what still runs.
+            _ if end <= now_ns => Turn::In(0),
+            _ if latest > end => self.open(slot, latest.saturating_sub(now_ns), now_ns),
+            Some(length) if end != last => self.open(slot, length, now_ns),
+            _ => {
+                self.0.last_end_ns.store(end, Relaxed);
+                Turn::In(0)
             }
         }
     }
@@ -145,7 +217,11 @@ impl Ledger<'_> {
         if !self.slot(slot).is_some_and(is_holding) || self.others_want_the_turn(slot, now_ns) {
             return Turn::In(0);
         }
-        match bucket.lease_length(self.share()) {
+        let length = bucket.lease_length(self.share());
+        if self.0.is_of_several() {
+            return self.renew_with_others(slot, now_ns, length);
+        }
+        match length {
             Some(length) => self.open(slot, length, now_ns),
             None => Turn::In(0),
         }
@@ -156,6 +232,7 @@ impl Ledger<'_> {
     /// beside other sessions is counted: that much counts for [`Self::allowed_elsewhere`].
     pub fn used_elsewhere(&mut self, now_ns: u64, used_ns: u64, sure_ns: u64) {
         self.note_use(now_ns, sure_ns);
+        self.note_delivered(now_ns, sure_ns);
         let mut bucket = self.settle(now_ns);
         let used = i64::try_from(used_ns).unwrap_or(i64::MAX);
         let left = bucket.balance_ns.saturating_sub(used).max(0);
@@ -217,6 +294,7 @@ impl Ledger<'_> {
         record.charged_ns.store(record.charged_ns.load(Relaxed).saturating_add(charge), Relaxed);
         record.density_ppm.store(smoothed(record.density_ppm.load(Relaxed), used, held), Relaxed);
         self.0.busy_until_ns.store(cursor + charge, Relaxed);
+        self.note_delivered(now_ns, charge);
         self.keep(bucket);
         charge
     }
@@ -224,7 +302,7 @@ impl Ledger<'_> {
     /// Whether this process has to wait: a sibling holds the device and must not share it with this
     /// process, or a sibling has waited longer for its turn.
     fn has_to_wait_for_others(&self, slot: usize, now_ns: u64) -> bool {
-        let Some(own) = self.slot(slot) else { return false };
+        let Some(own) = self.slot(slot).filter(|_| !self.0.is_of_several()) else { return false };
         let (dense, since) = (is_dense(own), waiting_since(own, now_ns).unwrap_or(now_ns));
         self.others(slot).any(|other| {
             let apart = dense && is_dense(other);
@@ -237,6 +315,7 @@ impl Ledger<'_> {
     fn others_want_the_turn(&self, slot: usize, now_ns: u64) -> bool {
         let dense = self.slot(slot).is_some_and(is_dense);
         dense
+            && !self.0.is_of_several()
             && self
                 .others(slot)
                 .any(|other| is_dense(other) && waiting_since(other, now_ns).is_some())

@@ -27,8 +27,8 @@ const IMPATIENCE: Duration = Duration::from_millis(10);
 const AUDIT: usize = 64;
 const AUDIT_PER_SLOT: usize = 4;
 
-/// This process's slot in a page, which makes it a member of the session. One per process and page:
-/// see `slot_lock`.
+/// This process's slot in a page, which makes it a member of the session. One per process and page, and in the
+/// page of devices that are used together one per device: see `slot_lock`.
 #[derive(Debug)]
 pub struct Membership {
     page: Page,
@@ -131,6 +131,12 @@ impl Membership {
     #[must_use]
     pub const fn slot(&self) -> usize {
         self.slot
+    }
+
+    /// The session's directory.
+    #[must_use]
+    pub fn folder(&self) -> Option<&std::path::Path> {
+        self.page.folder()
     }
 
     /// The page's fields, for reading without the lock.

@@ -1,7 +1,8 @@
 //! Makes, checks and maps a page's file.
 
+use super::PageError;
 use super::map::Map;
-use super::{PageError, slot_lock};
+use super::slot_lock::LimitsLock;
 use crate::folder::{Folder, FolderError};
 use crate::layout::{MAGIC, PageLayout, SLOTS, VERSION};
 use core::mem;
@@ -48,11 +49,33 @@ impl Page {
     /// [`PageError::Io`] from the file system, [`PageError::Foreign`] for a file that is not a page
     /// of this version and user.
     pub fn open(dir: &Path, device: GpuId, limits: &Limits) -> Result<Self, PageError> {
+        Self::open_or_make(dir, &file_name(device), device, limits)
+    }
+
+    /// Opens the page of the devices that the session uses together, as [`Self::open`]. It is of no device, and does
+    /// not count as one of the session's pages.
+    ///
+    /// # Errors
+    /// As [`Page::open`].
+    pub(crate) fn open_of_all(dir: &Path, limits: &Limits) -> Result<Self, PageError> {
+        Self::open_or_make(dir, OF_ALL, GpuId::from_bytes([0; 16]), limits)
+    }
+
+    /// Whether the session's folder has the page of all devices that are used together.
+    pub(crate) fn has_of_all(dir: &Path) -> bool {
+        dir.join(OF_ALL).exists()
+    }
+
+    fn open_or_make(
+        dir: &Path,
+        name: &str,
+        device: GpuId,
+        limits: &Limits,
+    ) -> Result<Self, PageError> {
         let folder = Folder::open(dir).map_err(PageError::from_folder)?;
         folder.check_is_reliable().map_err(PageError::from_folder)?;
-        let name = file_name(device);
         let found = match folder.file(name.as_ref(), OFlags::RDWR) {
-            Err(error) if error.is_absent() => create(&folder, &name, device, limits)
+            Err(error) if error.is_absent() => create(&folder, name, device, limits)
                 .and_then(|()| folder.file(name.as_ref(), OFlags::RDWR)),
             other => other,
         };
@@ -189,34 +212,35 @@ impl Page {
         }
     }
 
-    /// Keeps others who do the same from changing the limits, until this value is dropped. Waits for
-    /// them until a given time; `false`: in vain.
+    /// Keeps others who do the same from changing the limits, until what is returned is dropped. Waits for
+    /// them until a given time; `None`: in vain.
     ///
     /// Whoever may write to the page can keep others waiting in this way, and can change the limits
     /// all the same.
     #[must_use]
-    pub fn lock_limits(&self, until: Instant) -> bool {
+    pub fn lock_limits(&self, until: Instant) -> Option<LimitsLock> {
         loop {
-            if matches!(slot_lock::lock(self, slot_lock::LIMITS), Ok(true)) {
-                return true;
+            if let Some(lock) = LimitsLock::take(self) {
+                return Some(lock);
             }
             if Instant::now() >= until {
-                return false;
+                return None;
             }
             std::thread::sleep(STEP);
         }
     }
 
     /// Changes the session's limits. Each process sees them at its next reservation or lease, and
-    /// processes that sleep on the counter of changes are woken.
+    /// processes that sleep on the counter of changes are woken. Returns the number of the change, by
+    /// which they say that they have [taken](crate::taken) it.
     ///
     /// # Errors
     /// [`PageError::Damaged`]
-    pub fn change_limits(&self, limits: &Limits) -> Result<(), PageError> {
+    pub fn change_limits(&self, limits: &Limits) -> Result<u32, PageError> {
         let layout = self.look()?;
-        layout.set_limits(limits);
+        let change = layout.set_limits(limits);
         let _ = futex::wake(&layout.limit_changes, futex::Flags::empty(), i32::MAX as u32);
-        Ok(())
+        Ok(change)
     }
 
     /// The fields, unchecked. If the file has been cut short they read as zeros; or, if the process
@@ -264,6 +288,11 @@ impl Page {
         self.identity.1
     }
 
+    /// The session's directory.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.real_path.parent()
+    }
+
     /// Where the file is, as it may be printed.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -272,6 +301,8 @@ impl Page {
 }
 
 const SUFFIX: &str = ".page";
+/// The name of the page of all devices that are used together.
+const OF_ALL: &str = "together";
 
 /// The name of a device's page in a session's directory. It depends on the bits alone: CUDA and NVML spell the
 /// identity of a MIG slice differently, and both mean one page.
@@ -356,7 +387,7 @@ fn fill(file: &File, device: GpuId, limits: &Limits) -> io::Result<()> {
     for (cell, byte) in layout.uuid.iter().zip(device.bytes()) {
         cell.store(byte, Relaxed);
     }
-    layout.set_limits(limits);
+    let _ = layout.set_limits(limits);
     Ok(())
 }
 

@@ -11,4 +11,5 @@ mod summary;
 pub use error::PageError;
 pub use fault::{OwnThread, are_caught as faults_are_caught, forget as faults_may_change};
 pub use file::Page;
-pub use summary::{Names, ProcessSummary, Summary};
+pub use slot_lock::LimitsLock;
+pub use summary::{Names, ProcessSummary, Refusals, Summary};

@@ -113,6 +113,23 @@ impl<'a> Search<'a> {
     }
 }
 
+/// Keeps others from changing a page's limits, also threads of this process.
+#[derive(Debug)]
+#[must_use]
+pub struct LimitsLock {
+    /// A description of its own. `None`: a record lock, which lasts as long as the page is open.
+    _file: Option<File>,
+}
+
+impl LimitsLock {
+    /// `None`: somebody else has it.
+    pub(super) fn take(page: &Page) -> Option<Self> {
+        let mut search = Search::new(page);
+        let taken = matches!(search.lock(LIMITS), Ok(true));
+        taken.then(|| Self { _file: search.file.take() })
+    }
+}
+
 fn record(kind: libc::c_int, slot: usize) -> libc::flock {
     libc::flock {
         l_type: libc::c_short::try_from(kind).unwrap_or(0),

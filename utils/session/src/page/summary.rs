@@ -2,11 +2,13 @@
 
 use super::slot_lock::{Onlooker, lock_is_kept, process_of};
 use super::{Page, PageError};
+use crate::clock;
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use crate::process::{ProcessIdentity, may_be_of};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::Limits;
+use limits::recent::{Recent, WINDOW_NS, share_ppm};
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -27,6 +29,29 @@ pub struct Summary {
     pub was_used: bool,
     /// How many of these may have ended: that could not be told, or not in time.
     pub unknown: usize,
+    /// When the first process came, on `CLOCK_MONOTONIC` in nanoseconds; `None`: none yet, or an earlier build's.
+    pub first_used_ns: Option<u64>,
+    /// What was used of the device's time in all, in nanoseconds.
+    pub delivered_ns: u64,
+    /// For how long its processes have waited for leases that they got, added up, in nanoseconds.
+    pub waited_ns: u64,
+    /// The most that [`Self::used`] has been.
+    pub peak_bytes: u64,
+    /// What was used of the device's time in the last seconds.
+    pub recent: Recent,
+    /// The reservations of memory that were refused.
+    pub refused: Option<Refusals>,
+}
+
+/// Reservations of memory that were refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refusals {
+    /// How many.
+    pub count: u64,
+    /// What the last one asked for.
+    pub bytes: u64,
+    /// When, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub at_ns: u64,
 }
 
 /// A process of a session.
@@ -139,7 +164,44 @@ impl Summary {
             was_used: end > 0,
             processes: layout.slots.iter().enumerate().take(end).filter_map(process).collect(),
             unknown: 0,
+            first_used_ns: Some(layout.first_used_ns.load(Relaxed)).filter(|&ns| ns > 0),
+            delivered_ns: layout.delivered_ns.load(Relaxed),
+            waited_ns: layout.waited_ns.load(Relaxed),
+            peak_bytes: layout.peak_bytes.load(Relaxed),
+            recent: layout.recent(),
+            refused: match layout.refusals.load(Relaxed) {
+                0 => None,
+                count => Some(Refusals {
+                    count,
+                    bytes: layout.refused_bytes.load(Relaxed),
+                    at_ns: layout.refused_at_ns.load(Relaxed),
+                }),
+            },
         }
+    }
+
+    /// Whether the device was used lately, or a process came. What was used is known for some seconds only, and the
+    /// rest does not matter for longer times.
+    #[must_use]
+    pub fn was_used_within(&self, age: Duration) -> bool {
+        let now = clock::now_ns();
+        let from = now.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
+        let came = self.first_used_ns.is_some_and(|first| first >= from);
+        let last = self.recent.0.iter().map(|second| second.number).max().unwrap_or(0);
+        came || (last > 0 && last >= from / 1_000_000_000)
+    }
+
+    /// The share of the device's time that was used in the last ten seconds, or since the first use, in millionths.
+    #[must_use]
+    pub fn recent_share_ppm(&self, now_ns: u64) -> Option<u32> {
+        let since = now_ns.checked_sub(self.first_used_ns?)?;
+        self.recent.share_ppm(now_ns, since.min(WINDOW_NS))
+    }
+
+    /// The share of the device's time that was used since the first use, in millionths.
+    #[must_use]
+    pub fn mean_share_ppm(&self, now_ns: u64) -> Option<u32> {
+        share_ppm(self.delivered_ns.into(), now_ns.checked_sub(self.first_used_ns?)?)
     }
 
     /// What the processes listed have of one kind.

@@ -96,12 +96,13 @@ fn a_lock_that_is_not_given_back() {
     while !ready.exists() {
         std::thread::yield_now();
     }
-    for longest in [1_000, 500] {
+    for _ in 0..2 {
         let begun = Instant::now();
         let error = membership.open().map(|_| ()).unwrap_err();
         assert!(matches!(error, PageError::Busy { .. }), "{error}");
         assert!(error.to_string().contains(&child.to_string()), "{error}");
-        assert!(begun.elapsed() < Duration::from_millis(longest), "{:?}", begun.elapsed());
+        // The child has it for a minute.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
     // Bytes that are given back meanwhile are not lost.
     for bytes in [10, 20] {

@@ -8,12 +8,14 @@ use rustix::fs::{
 };
 use rustix::io::pwrite;
 use session::gate_page::layout::{BLOCKS, LENGTH, MAGIC, VERSION};
-use session::gate_page::{GatePage, GatePageError, Opened, PeerGatePage};
+use session::gate_page::{AwaitedEnd, Bell, End, GatePage, GatePageError, Opened, PeerGatePage};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,9 +71,109 @@ fn a_lease_is_ended_early_and_the_next_one_is_not() {
     block.close();
     // Numbers begin anew with a registration.
     assert_eq!(block.open(Some(9)), Opened::Stopped);
-    block.forget_stops();
+    block.forget_leases();
     assert_eq!(block.open(Some(9)), Opened::Open);
     assert!(!peer.stop_early(OTHER, 9) && block.is_open());
+}
+
+#[test]
+fn a_grant_opens_the_gate_of_the_ask_that_it_answers() {
+    let page = GatePage::create().unwrap();
+    let block = page.block(page.block_of(DEVICE).unwrap());
+    let peer = PeerGatePage::map(page.as_fd()).unwrap();
+    let first = block.ask().unwrap();
+    assert!(!block.is_open() && !peer.grant(OTHER, 1, first));
+    // Given up: a grant for it does nothing, nor does one that names an open word.
+    assert!(!block.withdraw());
+    assert!(!peer.grant(DEVICE, 1, first) && !peer.grant(DEVICE, 1, first | 1));
+    assert!(!block.is_open() && block.granted_at(1).is_none());
+    let second = block.ask().unwrap();
+    assert!(!peer.grant(DEVICE, 2, first));
+    let before = session::clock::now_ns();
+    assert!(peer.grant(DEVICE, 2, second) && block.is_open());
+    let at = block.granted_at(2).unwrap();
+    assert!((before..=session::clock::now_ns()).contains(&at) && block.granted_at(1).is_none());
+    assert!(!peer.grant(DEVICE, 3, second) && block.ask().is_none());
+    // The answer was lost.
+    assert!(block.withdraw() && !block.is_open());
+    // It was ended before the governor took it over.
+    let third = block.ask().unwrap();
+    assert!(peer.grant(DEVICE, 4, third) && peer.stop_early(DEVICE, 4));
+    assert_eq!((block.is_open(), block.open(Some(4))), (false, Opened::Stopped));
+}
+
+/// One side opens as the other gives up: whoever is first, the gate is closed in the end.
+#[test]
+fn granting_and_giving_up_at_the_same_moment() {
+    const ASKS: u64 = 20_000;
+    let page = GatePage::create().unwrap();
+    let block = page.block(page.block_of(DEVICE).unwrap());
+    let peer = PeerGatePage::map(page.as_fd()).unwrap();
+    let (asked, answered) = (AtomicU64::new(0), AtomicU64::new(0));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for lease in 1..=ASKS {
+                let message = loop {
+                    let message = asked.load(Ordering::Acquire);
+                    if message >> 32 == lease {
+                        break message;
+                    }
+                    std::hint::spin_loop();
+                };
+                let opened = peer.grant(DEVICE, lease, message as u32);
+                answered.store(lease << 1 | u64::from(opened), Ordering::Release);
+            }
+        });
+        for lease in 1..=ASKS {
+            let word = block.ask().unwrap();
+            asked.store(lease << 32 | u64::from(word), Ordering::Release);
+            if lease % 3 == 0 {
+                thread::yield_now();
+            }
+            let was_open = block.withdraw();
+            while answered.load(Ordering::Acquire) >> 1 < lease {
+                std::hint::spin_loop();
+            }
+            assert_eq!(was_open, answered.load(Ordering::Acquire) & 1 == 1, "{lease}");
+            assert!(!block.is_open(), "{lease}");
+        }
+    });
+}
+
+#[test]
+fn the_daemon_is_woken_by_the_end_of_a_lease() {
+    let pages = [(); 2].map(|()| GatePage::create().unwrap());
+    let blocks = [0, 1].map(|n: usize| pages[n].block(pages[n].block_of(DEVICE).unwrap()));
+    let peers = [0, 1].map(|n: usize| Arc::new(PeerGatePage::map(pages[n].as_fd()).unwrap()));
+    let bell = Bell::default();
+    assert!(AwaitedEnd::new(&peers[0], OTHER, 1).is_none());
+    let await_ends =
+        |lease: u64| peers.clone().map(|peer| AwaitedEnd::new(&peer, DEVICE, lease).unwrap());
+    let ends = await_ends(5);
+    assert!(ends.iter().all(|end| end.look() == End::Ahead));
+    for own in [true, false] {
+        thread::scope(|scope| {
+            let rings = bell.rings();
+            let (ends, bell) = (&ends, &bell);
+            let woken = scope.spawn(move || AwaitedEnd::wait_for_any(ends, bell, rings));
+            thread::sleep(Duration::from_millis(20));
+            assert!(!woken.is_finished());
+            if own {
+                bell.ring();
+                assert_eq!(woken.join().unwrap().unwrap(), None);
+            } else {
+                blocks[1].end(5);
+                assert_eq!(woken.join().unwrap().unwrap(), Some(1));
+            }
+        });
+    }
+    assert_eq!(ends.each_ref().map(AwaitedEnd::look), [End::Ahead, End::Reached]);
+    // Nobody sleeps whose end has been reached, and what says another number is not believed.
+    assert_eq!(AwaitedEnd::wait_for_any(&ends, &bell, bell.rings()).unwrap(), None);
+    let next = await_ends(6);
+    assert!(next.iter().all(|end| end.look() == End::Ahead));
+    blocks[0].end(7);
+    assert_eq!(next[0].look(), End::Unclear);
 }
 
 #[test]
@@ -390,4 +492,17 @@ fn forbid_memfd() {
         let filter = libc::SECCOMP_MODE_FILTER;
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, filter, &raw const program), 0);
     }
+}
+
+/// Programs that go into the background close all descriptors, and open others.
+#[test]
+fn another_file_at_the_descriptor_is_not_taken_for_the_page() {
+    let page = GatePage::create().unwrap();
+    assert!(page.map_again().is_ok());
+    let other = memory(&[0; LENGTH], SealFlags::empty());
+    // SAFETY: closed below, by nobody else before that.
+    let mut own = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(page.as_fd().as_raw_fd()) });
+    rustix::io::dup2(&other, &mut own).unwrap();
+    assert!(matches!(page.check_descriptor(), Err(GatePageError::Replaced)));
+    assert!(matches!(page.map_again(), Err(GatePageError::Replaced)));
 }

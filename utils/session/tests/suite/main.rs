@@ -9,6 +9,8 @@ mod directory;
 mod gate_page;
 mod hostile;
 mod leases;
+mod node_page;
 mod page;
 mod process;
 mod stage;
+mod together;

@@ -58,7 +58,8 @@ fn a_child_does_not_keep_its_parents_memory() {
         other.kill().unwrap();
         other.wait().unwrap();
         eventually(|| free_memory() == before);
-        assert!(begin.elapsed().as_millis() < 1000, "{:?}", begin.elapsed());
+        // Its child lives for three seconds more.
+        assert!(begin.elapsed().as_millis() < 2500, "{:?}", begin.elapsed());
     });
 }
 

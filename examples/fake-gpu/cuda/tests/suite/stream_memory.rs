@@ -541,7 +541,15 @@ fn memory_and_streams_can_go_away_under_a_wait() {
         gpu.launch(other, 10);
         ok(cuStreamSynchronize(other));
         ok(cuStreamWaitValue32_v2(other, address, 3000, AT_LEAST));
+        ok(cuStreamDestroy_v2(on));
+        // A context ends when its streams' work is done.
+        let begun = std::time::Instant::now();
+        std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            word.store(3000, SeqCst);
+        });
         ok(cuDevicePrimaryCtxReset_v2(gpu.device));
+        assert!(begun.elapsed().as_millis() >= 25);
     });
 }
 

@@ -44,7 +44,7 @@ fn a_running_program_is_given_more_and_less() {
     assert_eq!((&memory["over"], &memory["left"]), (&Value::from(GIB + CONTEXT), &Value::from(0)));
     assert_eq!(memory["growth_refused"], true);
     let lines = lines_of(&sluice, &program);
-    assert!(lines.contains("OVER by 1536MiB: growth refused"), "{lines}");
+    assert!(lines.contains("OVER by 1.5 GiB: growth refused"), "{lines}");
 
     // It keeps what it has. What it gives back, it may take again.
     assert_eq!(program.tell("give"), DONE);
@@ -94,7 +94,7 @@ fn a_memory_limit_comes_and_goes_while_the_program_runs() {
         assert!(stdout.contains("6GiB is in use: growth is refused until 1GiB"), "{stdout}");
         assert_eq!(program.tell("take 2"), REFUSED);
         let lines = lines_of(&sluice, &program);
-        assert!(lines.contains("OVER by 1GiB: growth refused"), "{lines}");
+        assert!(lines.contains("OVER by 1.0 GiB: growth refused"), "{lines}");
         // All that it took before there was a limit is known, and can be given back.
         for _ in 0..3 {
             assert_eq!(program.tell("give"), DONE);

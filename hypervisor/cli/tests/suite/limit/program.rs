@@ -167,14 +167,11 @@ pub(crate) fn device_of(sluice: &Sluice, program: &Program) -> Value {
     session["devices"][0].clone()
 }
 
-/// The lines of `sluice status` about one session.
+/// What `sluice status` says about one session.
 pub(crate) fn lines_of(sluice: &Sluice, program: &Program) -> String {
-    let (code, stdout, _) = outcome(sluice.command().arg("status"));
-    assert_eq!(code, 0);
-    let mut lines = stdout.lines().skip_while(|line| !line.starts_with(&program.name()));
-    let first = lines.next().unwrap_or_else(|| panic!("{} is not in {stdout}", program.name()));
-    let rest = lines.take_while(|line| line.starts_with(' '));
-    std::iter::once(first).chain(rest).map(|line| format!("{line}\n")).collect()
+    let (code, stdout, stderr) = outcome(sluice.command().args(["status", &program.name()]));
+    assert_eq!(code, 0, "{stderr}");
+    stdout
 }
 
 pub(crate) fn limit(sluice: &Sluice, session: &str, options: &[&str]) -> (i32, String, String) {

@@ -30,11 +30,12 @@ fn the_settings_of_a_run_are_in_its_status() {
     assert_eq!(device["memory"]["real"], 8 * GIB);
     let compute = serde_json::json!({
         "policy": "balance", "share_ppm": 300_000, "soft_ppm": 600_000, "weight": 7,
-        "priority": "low", "density_ppm": null,
+        "priority": "low", "density_ppm": null, "mean_ppm": 0, "recent_ppm": 0,
+        "delivered_us": 0, "waited_us": 0,
     });
     assert_eq!(device["compute"], compute);
     let lines = lines_of(&sluice, &program);
-    assert!(lines.contains("memory  24GiB (8GiB on the device), 512MiB used"), "{lines}");
+    assert!(lines.contains("memory  24GiB (8GiB on the device), 512.0 MiB used"), "{lines}");
     assert!(lines.contains("30% guaranteed, at most 60%, weight 7, priority low"), "{lines}");
     assert!(lines.contains("on_demand"), "{lines}");
 
@@ -58,23 +59,49 @@ fn the_json_has_one_shape() {
     assert_eq!(program.tell("take 64"), DONE);
     let status = status(&sluice);
     let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&status), ["damaged", "sessions"]);
+    assert_eq!(keys(&status), ["damaged", "elsewhere", "gpus", "sessions"]);
     let session = session_of(&status, program.pid);
-    assert_eq!(keys(&session), ["devices", "directory", "session", "uid"]);
+    let of_session = [
+        "command",
+        "container",
+        "devices",
+        "directory",
+        "frozen",
+        "name",
+        "pod",
+        "session",
+        "uid",
+        "user",
+    ];
+    assert_eq!(keys(&session), of_session);
     let directory = session::directory::told(&program.session);
     assert_eq!(session["directory"], directory.to_str().unwrap());
     assert_eq!(session["uid"], rustix::process::getuid().as_raw());
     let device = &session["devices"][0];
-    assert_eq!(keys(device), ["compute", "memory", "processes", "uuid"]);
+    assert_eq!(
+        keys(device),
+        ["age_us", "compute", "index", "memory", "processes", "refusals", "uuid"]
+    );
     assert_eq!(device["uuid"], DEVICE);
-    let settings = ["density_ppm", "policy", "priority", "share_ppm", "soft_ppm", "weight"];
+    let settings = [
+        "delivered_us",
+        "density_ppm",
+        "mean_ppm",
+        "policy",
+        "priority",
+        "recent_ppm",
+        "share_ppm",
+        "soft_ppm",
+        "waited_us",
+        "weight",
+    ];
     assert_eq!(keys(&device["compute"]), settings);
     assert_eq!(device["compute"]["policy"], "none");
     let kinds =
         ["array", "context", "data", "driver", "graph", "headroom", "oversubscribed", "pool"];
     let memory = &device["memory"];
     let figures =
-        ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "real", "used"];
+        ["by_kind", "growth_refused", "left", "limit", "on_device", "over", "peak", "real", "used"];
     assert_eq!(keys(memory), figures);
     assert_eq!(keys(&memory["by_kind"]), kinds);
     assert_eq!(memory["by_kind"]["data"], 64 * MIB);

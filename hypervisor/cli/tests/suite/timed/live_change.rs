@@ -153,7 +153,7 @@ impl Witness {
                 let before = now();
                 pause(0.001);
                 let waited = now() - before - 0.001;
-                late += if waited > 0.002 { waited } else { 0.0 };
+                late += if waited > 0.0002 { waited } else { 0.0 };
             }
             late / (now() - begin)
         });

@@ -1,5 +1,6 @@
 //! What programs under `sluice run` get of the device's time.
 
 mod demo;
+mod doctor;
 mod live_change;
 mod share;

@@ -50,7 +50,7 @@ fn a_share_changes_while_the_program_runs() {
         assert!(stdout.contains(&format!("compute was {was}, is now {is}\n")), "{stdout}");
     };
     let free = rate();
-    let (_, status, _) = outcome(sluice.command().arg("status"));
+    let (_, status, _) = outcome(sluice.command().args(["status", &session]));
     assert!(status.contains("memory  no limit, 512"), "{status}");
     assert!(status.contains("compute no limit\n"), "{status}");
     change(&["--compute", "15"], "no limit", "15% fixed");

@@ -6,6 +6,7 @@
 //! that. The simulation keeps its own records, and fails as soon as two dense workers hold at once.
 
 mod dice;
+pub(crate) mod node;
 mod tenant;
 
 use std::cmp::Reverse;
@@ -20,6 +21,8 @@ pub(crate) use tenant::{Books, Tenant, Words};
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const SECOND: u64 = 1_000 * MS;
 const WHOLE: u64 = 1_000_000;
+/// What it takes the daemon to see a gate page.
+const PAGE_NS: u64 = 50_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -28,6 +31,8 @@ enum Event {
     Tell(WorkerId, LeaseId),
     /// The lease's work is done.
     Stop(WorkerId, LeaseId),
+    /// The daemon learns that by the worker's gate page.
+    Ended(WorkerId, LeaseId),
     /// The daemon gets the report of that.
     Report(WorkerId, LeaseId),
     /// A request arrives.
@@ -147,6 +152,16 @@ impl Simulation {
         self.decide();
     }
 
+    /// From now on a session is granted nothing, or is again.
+    pub(crate) fn set_frozen(&mut self, session: SessionId, frozen: bool) {
+        if frozen {
+            self.scheduler.freeze(session, self.now);
+        } else {
+            self.scheduler.thaw(session, self.now);
+        }
+        self.decide();
+    }
+
     /// Changes a session's utilization from now on.
     pub(crate) fn set_density(&mut self, session: SessionId, density_ppm: u64) {
         self.tenants.get_mut(&session).unwrap().density_ppm = density_ppm;
@@ -155,7 +170,11 @@ impl Simulation {
 
     pub(crate) fn run_for(&mut self, length: u64) {
         let end = self.now + length;
+        let (mut at, mut events) = (self.now, 0);
         loop {
+            events = if self.now == at { events + 1 } else { 0 };
+            at = self.now;
+            assert!(events < 1_000, "events without end at one moment");
             let event = self.events.peek().map(|Reverse((at, _, _))| *at);
             let deadline = self.scheduler.next_deadline(self.now);
             let Some(next) = event.into_iter().chain(deadline).min().filter(|&at| at <= end) else {
@@ -202,7 +221,7 @@ impl Simulation {
         self.held.keys().next().copied()
     }
 
-    fn decide(&mut self) {
+    pub(crate) fn decide(&mut self) {
         let grants = self.scheduler.decide(self.now);
         for (worker, lease) in self.scheduler.to_stop(self.now) {
             self.stop_early(worker, lease);
@@ -225,9 +244,13 @@ impl Simulation {
                     mine.stopped_at = Some(now);
                     let way = self.tenants[&self.workers[&worker]].way_ns;
                     let way = self.up_to(way);
+                    if self.is_in_stream(worker) {
+                        self.schedule(self.now + PAGE_NS, Event::Ended(worker, lease));
+                    }
                     self.schedule(self.now + way, Event::Report(worker, lease));
                 }
             }
+            Event::Ended(worker, lease) => _ = self.scheduler.ended(worker, lease, self.now),
             Event::Report(worker, lease) => {
                 let Some(session) = self.report(worker, lease, true) else { return };
                 self.held.remove(&worker);

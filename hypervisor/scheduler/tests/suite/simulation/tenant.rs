@@ -102,9 +102,10 @@ impl Tenant {
         }
     }
 
-    /// With gates in its streams: batches of a millisecond at most run past a turn's end.
+    /// With gates in its streams: they are opened and ended by the gate page, long before the report
+    /// is there.
     pub(crate) fn in_stream(self) -> Self {
-        let (way_ns, think_ns) = (100_000, 50_000);
+        let (way_ns, think_ns) = (200_000, 50_000);
         Self { handover: Handover::InStream, way_ns, think_ns, ..self }
     }
 

@@ -261,29 +261,10 @@ fn death_frees_the_device_and_the_memory() {
             let on = stream();
             gpu.launch(on, 1000);
             ok(cuStreamSynchronize(on));
-            assert!(begin.elapsed() < Duration::from_millis(100), "{:?}", begin.elapsed());
+            // Its kernel would have gone on for a minute.
+            assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
             child.wait().unwrap();
         }
-    });
-}
-
-/// It should take a quarter of a microsecond; the bound allows for a busy machine.
-#[test]
-fn a_launch_is_cheap() {
-    isolated(&[], || {
-        let gpu = Gpu::open();
-        let on = stream();
-        let mut best = f64::MAX;
-        for _ in 0..50 {
-            let begin = Instant::now();
-            for _ in 0..500 {
-                gpu.launch(on, 1);
-            }
-            best = best.min(begin.elapsed().as_nanos() as f64 / 500.0);
-            ok(cuStreamSynchronize(on));
-        }
-        eprintln!("cuLaunchKernel: {best:.0} ns");
-        assert!(best < 10_000.0, "{best} ns");
     });
 }
 

@@ -1,0 +1,75 @@
+//! A TCP port, with a bound on its connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use poem::Addr;
+use poem::http::StatusCode;
+use poem::web::RemoteAddr;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::json::ApiError;
+use super::listener::{Listener, PAUSE_AFTER_ERROR};
+
+/// A bound TCP port. It knows its callers by their addresses only, so that its routes need an
+/// [`Authenticate`](super::Authenticate) of their own, and it does not encrypt.
+#[derive(Debug)]
+pub struct BoundedTcpListener {
+    listener: TcpListener,
+    places: Arc<Semaphore>,
+    most: usize,
+}
+
+impl BoundedTcpListener {
+    /// Binds `address`. At most `most` connections are served at once; others are refused with
+    /// status 503. Must be called inside a Tokio runtime.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn bind(address: SocketAddr, most: usize) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let most = most.min(Semaphore::MAX_PERMITS);
+        let places = Arc::new(Semaphore::new(most));
+        Ok(Self { listener: TcpListener::from_std(listener)?, places, most })
+    }
+
+    /// The address, with the port that was chosen if 0 was asked for.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+impl Listener for BoundedTcpListener {
+    type Stream = TcpStream;
+    type Permit = OwnedSemaphorePermit;
+    type Connection = OwnedSemaphorePermit;
+
+    async fn accept(&mut self) -> (TcpStream, RemoteAddr, OwnedSemaphorePermit) {
+        loop {
+            let Ok((stream, address)) = self.listener.accept().await else {
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+                continue;
+            };
+            // Answers are small, and the caller waits for each: nothing must be held back.
+            let _ = stream.set_nodelay(true);
+            match Arc::clone(&self.places).try_acquire_owned() {
+                Ok(permit) => return (stream, RemoteAddr(Addr::SocketAddr(address)), permit),
+                Err(_) => {
+                    let problem = format!("{} connections are served at most", self.most);
+                    let refusal = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem);
+                    let _ = stream.try_write(&refusal.last_words());
+                }
+            }
+        }
+    }
+
+    fn begin(permit: OwnedSemaphorePermit, _: &TcpStream) -> OwnedSemaphorePermit {
+        permit
+    }
+}

@@ -1,0 +1,161 @@
+//! Arguments of the commands that look: status, explain, doctor, hooks, prune.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::daemon;
+
+/// Arguments of `sluice status`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+MEMORY is what is in use, OF its limit. SHARE is the limit of GPU time, LAST 10 s and SO FAR what was
+delivered of the device's time. WAITED adds up how long the session's processes waited for leases that
+they got. '-' means no limit, or not known.
+
+The page of a session is /dev/shm/sluice-UID/SESSION/GPU.page; root's are in /dev/shm/sluice-root.")]
+pub struct StatusArgs {
+    /// Show all about one session: its name or the start of it, its container's name or id, or a process of it.
+    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    pub session: Option<String>,
+
+    /// Print one JSON document: docs/api/status.schema.json.
+    #[arg(long)]
+    pub json: bool,
+
+    /// List sessions without processes, too: those of programs that are started without 'sluice run'
+    /// keep their limits.
+    #[arg(long)]
+    pub all: bool,
+
+    /// Print it again and again, every 2 s or as often as named, as in --watch=500ms.
+    #[arg(long, value_name = "TIME", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
+        value_parser = pause)]
+    pub watch: Option<Duration>,
+
+    /// Show one session page, whosever it is, as it is.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["session", "all"])]
+    pub page: Option<PathBuf>,
+
+    /// Unix socket of the daemon; 'none' for the pages alone [default: the first default socket that answers]
+    #[arg(long, value_name = "PATH|none", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+}
+
+/// Arguments of `sluice explain`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  sluice explain train
+  sluice explain 4711
+
+Exit status: 0 when nothing stands in its way; 1 when something does; 2 wrong usage; 70 the system
+refused something.")]
+pub struct ExplainArgs {
+    /// The session: its name or the start of it, its container's name or id; or any process.
+    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    pub session: String,
+
+    /// Print one JSON document: docs/api/explain.schema.json.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Unix socket of the daemon; 'none' for the pages alone [default: the first default socket that answers]
+    #[arg(long, value_name = "PATH|none", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+}
+
+/// Arguments of `sluice healthy`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Example:
+  sluice healthy 0
+
+'sluice status' names the GPUs that are unhealthy, and why. What the GPU shows from now on counts.
+
+Exit status: 0 when it is healthy; 2 wrong usage, or not allowed: root and the daemon's own user may; 70 no daemon
+answers.")]
+pub struct HealthyArgs {
+    /// The GPU, by its index in nvidia-smi or its UUID.
+    #[arg(value_name = "INDEX|UUID")]
+    pub device: String,
+
+    /// Unix socket of the daemon [default: the first default socket that answers]
+    #[arg(long, value_name = "PATH", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+}
+
+/// Arguments of `sluice doctor`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Runs two small programs under limits: one takes memory until it is refused, one keeps the GPU busy for
+two seconds. Both have to be held to their limits.
+
+Exit status: 0 when nothing is broken; 1 when something is; 2 wrong usage.")]
+pub struct DoctorArgs {
+    /// Print one JSON document: docs/api/doctor.schema.json.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Look at the driver simulated in software.
+    #[arg(long)]
+    pub fake_gpu: bool,
+
+    /// Unix socket of the daemon; 'none' for no daemon [default: the first default socket that answers]
+    #[arg(long, value_name = "PATH|none", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+}
+
+/// Arguments of `sluice hooks`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Exit status: 0 when every function that the driver has is patched, 1 when one is not; others as for
+'sluice run'.")]
+pub struct HooksArgs {
+    /// Print one JSON document: docs/api/hooks.schema.json.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Look at the driver simulated in software.
+    #[arg(long)]
+    pub fake_gpu: bool,
+}
+
+/// Arguments of `sluice prune`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Removes this user's sessions that have no owner and no process any more; root's own, not those of others.
+A session in use is never removed. Sessions of programs that were started without 'sluice run' lose the
+limits that 'sluice limit' gave them, and the account of what they used.")]
+pub struct PruneArgs {
+    /// Only sessions that nobody has begun to use for so long, as in 90s, 10min or 2h; at least 1min.
+    #[arg(long, value_name = "TIME", default_value = "10min", value_parser = age)]
+    pub older_than: Duration,
+
+    /// Say what would be removed, and remove nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+pub(super) fn pause(text: &str) -> Result<Duration, String> {
+    let pause = duration(text)?;
+    let accepted = Duration::from_millis(100)..=Duration::from_secs(3600);
+    if accepted.contains(&pause) { Ok(pause) } else { Err("100ms to 1h is accepted".to_owned()) }
+}
+
+/// Between execve(2) and the limiter's start a process holds nothing of its session.
+fn age(text: &str) -> Result<Duration, String> {
+    let age = duration(text)?;
+    if age >= Duration::from_secs(60) {
+        Ok(age)
+    } else {
+        Err("1min or more is accepted".to_owned())
+    }
+}
+
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; 90s, 10min and 2h are accepted"))
+}

@@ -1,0 +1,434 @@
+//! The command line of `sluice`.
+
+mod inspect;
+mod live;
+mod program;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::{OsStringValueParser, PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use limits::memory::Part;
+use limits::named::Names;
+use limits::request::MemoryRequest;
+use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
+use limits::{Named, Policy, Priority, Request};
+
+use crate::gpus::GpuRequest;
+pub use inspect::{DoctorArgs, ExplainArgs, HealthyArgs, HooksArgs, PruneArgs, StatusArgs};
+pub use live::{PlotArgs, RecordArgs, TopArgs};
+pub use program::check_program;
+use program::session_name;
+
+/// What the options are called in errors.
+const NAMES: Names = Names {
+    memory: "--mem",
+    real: "--mem-real",
+    share: "--compute",
+    balance: "--policy balance or --soft",
+};
+
+/// Cuts NVIDIA GPUs into enforced fractions, for programs that are not changed and do not know it.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `sluice` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a program under a memory limit and a share of GPU time.
+    Run(RunArgs),
+    /// List the sessions, what they may take and what they use.
+    Status(StatusArgs),
+    /// Show the devices and their sessions live, and change them.
+    Top(TopArgs),
+    /// Write down what the node shows, moment by moment.
+    Record(RecordArgs),
+    /// Draw what was recorded.
+    Plot(PlotArgs),
+    /// Change the limits of a running session.
+    Limit(LimitArguments),
+    /// Keep a running session from its devices until it is thawed.
+    Freeze(FreezeArguments),
+    /// Let a frozen session go on.
+    Thaw(FreezeArguments),
+    /// Declare a GPU healthy again, on which the daemon grants no leases since it showed a fault.
+    Healthy(HealthyArgs),
+    /// Tell why a session or a process waits or was refused, and what would change it.
+    Explain(ExplainArgs),
+    /// Look at everything that Sluice needs, and prove that limits hold.
+    Doctor(DoctorArgs),
+    /// Remove what sessions without a process have left behind.
+    Prune(PruneArgs),
+    /// Show two programs sharing one GPU, each held to its memory and its share of GPU time.
+    Demo(DemoArgs),
+    /// List every function of the driver that Sluice names, and whether it is patched.
+    Hooks(HooksArgs),
+    /// Look after the files with profiles.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print what a shell needs to complete command lines of sluice.
+    Completions(CompletionsArgs),
+    /// Write the manual pages.
+    Man(ManArgs),
+    /// Tell the version, and what Sluice was built from.
+    Version(VersionArgs),
+    /// Loads NVML and ends: a part of 'hooks'.
+    #[command(hide = true)]
+    LoadNvml,
+}
+
+/// Arguments of `sluice version`.
+#[derive(Debug, Clone, Args)]
+pub struct VersionArgs {
+    /// Tell commit, build, features and hook engine as well, of the library too.
+    #[arg(long, short)]
+    pub verbose: bool,
+}
+
+/// What `sluice config` can do.
+#[derive(Debug, Clone, Subcommand)]
+pub enum ConfigCommand {
+    /// Check the files with profiles: /etc/sluice/config.toml and ~/.config/sluice/config.toml.
+    #[command(after_help = "\
+Exit status: 0 when nothing is wrong; 2 when something is; 70 a file cannot be read.")]
+    Check {
+        /// Check this file instead.
+        #[arg(value_name = "FILE")]
+        file: Option<PathBuf>,
+    },
+}
+
+/// Arguments of `sluice completions`.
+#[derive(Debug, Clone, Args)]
+pub struct CompletionsArgs {
+    /// The shell.
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `sluice man`.
+#[derive(Debug, Clone, Args)]
+pub struct ManArgs {
+    /// Where to write them; the folder is made.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+}
+
+/// Arguments of `sluice demo`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Uses the first GPU, or one simulated in software where there is none. Exit status: 0 when every
+limit held (shares within 3 points, memory stopped at the limit), 1 when one did not; others as for
+'sluice run'.")]
+pub struct DemoArgs {
+    /// How long both programs run side by side, in seconds.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+
+    /// Print nothing but the result, as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Use a GPU simulated in software even where there is a real one.
+    #[arg(long)]
+    pub fake_gpu: bool,
+}
+
+/// Arguments of `sluice run`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  sluice run --mem 8GiB --compute 30 -- python train.py
+  sluice run --device 1 --mem 4GiB -- ./infer
+  sluice run --gpus device=0,1 --name train --mem 8GiB torchrun train.py
+  sluice run --mem 50% --compute 25 --soft 60 -- python serve.py
+  sluice run --mem 24GiB --mem-real 16GiB -- python train.py
+  sluice run --profile small -- ./infer
+  sluice run --mem 1GiB -- nvidia-smi
+
+The program and all processes it starts share the limits. Without --daemon the daemon at the
+default socket is used if one answers.
+
+Exit status: the program's own; 128 + n when signal n killed it; 2 wrong usage; 3 no NVIDIA
+driver or GPU; 4 a part of Sluice is missing; 70 the system refused something; 126 the program
+cannot be run; 127 it was not found.")]
+pub struct RunArgs {
+    /// What the program may take.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// A device the program may see, by its index in nvidia-smi or its UUID; repeat for more.
+    /// Without it the program sees every device, and the limits apply to each.
+    #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
+    pub device: Vec<String>,
+
+    /// The devices, as docker users write it: 'all', a number of them, or 'device=0,1' by index or UUID.
+    #[arg(long, value_name = "all|N|device=LIST", conflicts_with = "device")]
+    pub gpus: Option<GpuRequest>,
+
+    /// Take what is not said here from this profile in ~/.config/sluice/config.toml or /etc/sluice/config.toml.
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
+
+    /// What 'sluice status' calls the session, and by what other commands find it: letters, digits, '.', '_' and '-',
+    /// with a letter first.
+    #[arg(long, value_parser = session_name)]
+    pub name: Option<String>,
+
+    /// Print a line on stderr when the program has ended: memory, GPU time, share and waiting.
+    #[arg(long)]
+    pub summary: bool,
+
+    /// Run on GPUs simulated in software instead of real ones.
+    #[arg(long)]
+    pub fake_gpu: bool,
+
+    /// Unix socket of the daemon that shares the devices between sessions; 'none' for no daemon.
+    #[arg(long, value_name = "PATH|none", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+
+    /// The program and its arguments. '--' before it is needed if an argument looks like an option of 'sluice run'.
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+/// What a session may take, for `sluice run` and `sluice limit`.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub struct LimitArgs {
+    /// Device memory on each device, the CUDA contexts included: bytes, or with a suffix as in
+    /// 512MiB, 8GiB, 1.5g (powers of 1024) or 2GB (powers of 1000), or a part of the device as in
+    /// 50%. Below 1 MiB the suffix is needed.
+    // A hyphen is let in, here and below: its own error says more than "unexpected argument".
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
+    pub mem: Option<Amount>,
+
+    /// How much of --mem may be on the device itself; what is allocated beyond it is placed on the
+    /// host. With it --mem may be more than the device has.
+    #[arg(long, value_name = "SIZE|PERCENT", value_parser = parse_amount, allow_hyphen_values = true)]
+    pub mem_real: Option<Amount>,
+
+    /// Share of each device's time in percent, above 0 and up to 100: 30, 12.5 or 30%.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
+    pub compute: Option<u32>,
+
+    /// How the share is meant: fixed = never above it; balance = guaranteed, and idle time on top;
+    /// none = not enforced [default: fixed, or balance with --soft]
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    pub policy: Option<Policy>,
+
+    /// Policy balance: the part of each device's time that is never exceeded, at least --compute.
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, allow_hyphen_values = true)]
+    pub soft: Option<u32>,
+
+    /// Policy balance: the part of idle time in relation to other sessions', from 1 to 10000
+    /// [default: the share in percent]
+    #[arg(long, value_name = "N", value_parser = parse_weight, allow_hyphen_values = true)]
+    pub weight: Option<u32>,
+
+    /// low = runs in what sessions of high priority leave, apart from a small part that keeps it
+    /// from starving [default: high]
+    #[arg(long, value_name = "PRIORITY", value_parser = priorities())]
+    pub priority: Option<Priority>,
+}
+
+impl LimitArgs {
+    /// The limits that the options ask for.
+    #[must_use]
+    pub fn request(&self) -> Request {
+        fn named<T>(value: Option<T>, name: &'static str) -> Option<Named<T>> {
+            value.map(|value| Named::new(value, name))
+        }
+        Request {
+            memory: named(self.mem.map(MemoryRequest::Limit), NAMES.memory),
+            real: named(self.mem_real.map(Part::Amount), NAMES.real),
+            share: named(self.compute, NAMES.share),
+            policy: self.policy.map(|policy| Named::new(policy, format!("--policy {policy}"))),
+            soft: named(self.soft, "--soft"),
+            weight: named(self.weight, "--weight"),
+            priority: named(self.priority, "--priority"),
+            ..Request::nothing(NAMES)
+        }
+    }
+}
+
+/// Arguments of `sluice limit`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  sluice limit 4711 --mem 4GiB
+  sluice limit train --compute 50
+  sluice limit env-3f2a77e0c1d2b4a6 --compute 50 --soft 80
+  sluice limit 4711 --no-mem --policy none
+
+Changes the devices that the session has used, or all of its devices if it has used none; on others it
+gets what it was started with. Limits
+can be set for a session that was started without, and taken away. A memory limit below what is in
+use refuses growth; nothing is taken away.
+
+Exit status: 0 when it was changed; 2 wrong usage; 3 no NVIDIA driver or GPU where one has to be
+asked; 70 the system refused something, or a page is damaged.")]
+pub struct LimitArguments {
+    /// The session: its name in 'sluice status' or the start of it, its container's name or id, or a process of it.
+    #[arg(value_name = "SESSION|CONTAINER|PID")]
+    pub session: String,
+
+    /// Change only this device, by its index in nvidia-smi or its UUID.
+    #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
+    pub device: Option<String>,
+
+    /// The new limits; what is not named stays as it is.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
+    /// Take the memory limit away; --policy none does so with the compute limit.
+    #[arg(long, conflicts_with_all = ["mem", "mem_real"])]
+    pub no_mem: bool,
+
+    /// Print one JSON document: docs/api/limit.schema.json.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Unix socket of the daemon, which knows containers; 'none' for the pages alone [default: the first default
+    /// socket that answers]
+    #[arg(long, value_name = "PATH|none", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+}
+
+impl LimitArguments {
+    /// The change that the options ask for.
+    #[must_use]
+    pub fn request(&self) -> Request {
+        let mut request = self.limits.request();
+        if self.no_mem {
+            request.memory = Some(Named::new(MemoryRequest::NoLimit, "--no-mem"));
+        }
+        request
+    }
+}
+
+/// Arguments of `sluice freeze` and `sluice thaw`.
+#[derive(Debug, Clone, Args)]
+#[command(after_help = "\
+Examples:
+  sluice freeze 4711
+  sluice thaw 4711
+
+The daemon grants a frozen session no more GPU time; what its programs launch waits. The session needs
+a time limit on each of its devices. Its memory stays where it is. A session is forgotten with its last
+process, and runs when it comes again.
+
+Exit status: 0 when it is frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon
+answers.")]
+pub struct FreezeArguments {
+    /// The session: its name in 'sluice status' or the start of it, or a process of it.
+    #[arg(value_name = "SESSION|PID")]
+    pub session: String,
+
+    /// Unix socket of the daemon [default: the first default socket that answers]
+    #[arg(long, value_name = "PATH", value_parser = daemon())]
+    pub daemon: Option<OsString>,
+}
+
+/// What `--daemon` takes. An empty value is a variable that was not set.
+fn daemon() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(|value| {
+        if value.is_empty() {
+            return Err("expected the path of a socket, or 'none' for no daemon");
+        }
+        if value.to_str().is_none() {
+            return Err("expected a path in UTF-8: the session's members are told it as text");
+        }
+        Ok(value)
+    })
+}
+
+/// The words of `--policy`.
+fn policies() -> impl TypedValueParser<Value = Policy> {
+    let words = [
+        (Policy::Fixed, "Never above the share"),
+        (Policy::Balance, "The share is guaranteed, and idle time comes on top"),
+        (Policy::None, "The share is not enforced"),
+    ];
+    PossibleValuesParser::new(words.map(|(word, help)| PossibleValue::new(word.name()).help(help)))
+        .try_map(|word| word.parse())
+}
+
+/// The words of `--priority`.
+fn priorities() -> impl TypedValueParser<Value = Priority> {
+    let words = [
+        (Priority::High, "Before those of low priority"),
+        (Priority::Low, "In what those of high priority leave"),
+    ];
+    PossibleValuesParser::new(words.map(|(word, help)| PossibleValue::new(word.name()).help(help)))
+        .try_map(|word| word.parse())
+}
+
+impl RunArgs {
+    /// Whether any option is given: then the program would need a session of its own.
+    #[must_use]
+    pub fn any_option(&self) -> bool {
+        !self.limits.request().is_empty()
+            || !self.device.is_empty()
+            || self.gpus.is_some()
+            || self.profile.is_some()
+            || self.name.is_some()
+            || self.summary
+            || self.fake_gpu
+            || self.daemon.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn everything_after_the_dashes_is_the_program() {
+        let cli = Cli::try_parse_from(["sluice", "run", "--mem", "1g", "--", "ls", "--mem", "2g"])
+            .unwrap();
+        let Command::Run(arguments) = cli.command else { unreachable!() };
+        assert_eq!(arguments.limits.mem, Some(Amount::Bytes(1 << 30)));
+        assert_eq!(arguments.command, ["ls", "--mem", "2g"]);
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        for wrong in [
+            ["--mem", "0"],
+            ["--mem", "8"],
+            ["--mem", "1048575"],
+            ["--mem-real", "8"],
+            ["--mem", "lots"],
+            ["--mem", "-1"],
+            ["--compute", "0"],
+            ["--compute", "101"],
+            ["--compute", "-5"],
+            ["--policy", "fair"],
+            ["--mem", "101%"],
+            ["--mem-real", "0"],
+            ["--soft", "0"],
+            ["--weight", "0"],
+            ["--weight", "10001"],
+            ["--priority", "middle"],
+        ] {
+            let line = ["sluice", "run", wrong[0], wrong[1], "--", "true"];
+            assert!(Cli::try_parse_from(line).is_err(), "{wrong:?}");
+        }
+        let forgotten = Cli::try_parse_from(["sluice", "run", "--mem", "8", "--", "true"]);
+        let message = forgotten.unwrap_err().to_string();
+        assert!(message.contains("--mem") && message.contains("did you mean 8GiB?"), "{message}");
+        assert!(Cli::try_parse_from(["sluice", "run", "--mem", "8B", "--", "true"]).is_ok());
+        assert!(Cli::try_parse_from(["sluice", "run", "--"]).is_err(), "needs a program");
+    }
+}

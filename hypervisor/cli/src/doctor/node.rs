@@ -1,0 +1,112 @@
+//! The node: shared memory, cgroup, daemon and its socket.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use api::{Health, Readiness, ReasonCode};
+use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use protocol::socket::default_sockets;
+use session::directory::{OwnedSession, ROOT};
+use session::layout::PageLayout;
+
+use super::{Checked, Wrong};
+use crate::daemon_link::{self, PATIENCE};
+use crate::status::{Bytes, Seconds};
+
+/// Where the pages are. There has to be room for those of some sessions.
+pub(super) fn shared_memory() -> Checked {
+    let mount = format!("sudo mount -t tmpfs -o mode=1777,size=1g tmpfs {ROOT}");
+    let session =
+        OwnedSession::create().map_err(|error| Wrong::broken(error.to_string(), &*mount))?;
+    let folder = session.path().parent().unwrap_or(Path::new(ROOT)).to_owned();
+    let free = rustix::fs::statvfs(&folder)
+        .map(|found| found.f_bavail.saturating_mul(found.f_frsize))
+        .map_err(|error| Wrong::broken(error.to_string(), &*mount))?;
+    let page = size_of::<PageLayout>() as u64;
+    if free < page * 64 {
+        let found = format!(
+            "{} are left in {}; a page takes {}",
+            Bytes(free),
+            folder.display(),
+            Bytes(page)
+        );
+        return Err(Wrong::note(found, "sluice prune"));
+    }
+    if let Some(elsewhere) = session.elsewhere() {
+        return Err(Wrong::note(elsewhere, format!("ls -ld {ROOT}/sluice-*")));
+    }
+    Ok(format!("{}, {} free", folder.display(), Bytes(free)))
+}
+
+/// By what the daemon would know this process.
+pub(super) fn cgroup() -> Checked {
+    let groups = procfs::process::Process::myself().and_then(|own| own.cgroups());
+    let groups = groups.map_err(|error| {
+        Wrong::note(format!("cannot be read: {error}"), "sudo mount -t proc proc /proc")
+    })?;
+    let unified = groups.0.iter().find(|group| group.controllers.is_empty());
+    let version = if groups.0.len() == 1 && unified.is_some() { "v2" } else { "v1" };
+    let path = unified.or_else(|| groups.0.first()).map_or("/", |group| group.pathname.as_str());
+    Ok(format!("{version}, {path}"))
+}
+
+/// The daemon, and whether it can serve.
+pub(super) fn daemon(option: Option<&OsStr>) -> Checked {
+    let start = "hypervisor daemon &";
+    let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
+    let choice = daemon_link::choose(option, variable.as_deref(), &default_sockets())
+        .map_err(|error| Wrong::broken(error.to_string(), start))?;
+    let Some(socket) = choice.socket else {
+        let none =
+            "none: sessions keep their own accounts, and idle time is not given out".to_owned();
+        return Err(Wrong::note(choice.notice.unwrap_or(none), start));
+    };
+    let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
+    let health: Health = client.get(api::path::HEALTH, PATIENCE).map_err(|error| {
+        Wrong::broken(format!("{}: {error}", socket.display()), "sudo systemctl restart sluice")
+    })?;
+    let place = format!("version {} at {}", health.version, socket.display());
+    match client.get::<Readiness>(api::path::READY, PATIENCE) {
+        Ok(Readiness { reasons, .. }) if reasons.is_empty() => {
+            Ok(format!("{place}, up for {}", Seconds(health.uptime_us)))
+        }
+        Ok(readiness) => {
+            let words: Vec<&str> =
+                readiness.reasons.iter().map(|reason| reason.message.as_str()).collect();
+            let on_disk =
+                readiness.reasons.iter().any(|one| one.code == ReasonCode::StateNotWritten);
+            let mend = if on_disk { "df -h" } else { "sudo systemctl restart sluice" };
+            let found = format!("{place}: {}", words.join("; "));
+            match readiness.ready {
+                true => Err(Wrong::note(found, mend)),
+                false => Err(Wrong::broken(found, mend)),
+            }
+        }
+        Err(error) => {
+            Err(Wrong::broken(format!("{place}: {error}"), "sudo systemctl restart sluice"))
+        }
+    }
+}
+
+/// The sockets that are looked at, and whether this user can connect.
+pub(super) fn socket(option: Option<&OsStr>) -> Checked {
+    let named = option.filter(|name| *name != "none").map(PathBuf::from);
+    let places = named.map_or_else(default_sockets, |path| vec![path]);
+    let mut said = Vec::new();
+    for path in places {
+        let Ok(found) = fs::metadata(&path) else { continue };
+        let (mode, owner) = (found.mode() & 0o777, found.uid());
+        let place = path.display();
+        if !found.file_type().is_socket() {
+            return Err(Wrong::broken(format!("{place} is no socket"), format!("rm {place}")));
+        }
+        if let Err(reason) = daemon_link::answers(&path) {
+            let found = format!("{place} (mode {mode:03o}, user {owner}): {reason}");
+            return Err(Wrong::note(found, format!("rm {place} && hypervisor daemon")));
+        }
+        said.push(format!("{place} (mode {mode:03o}, user {owner}) answers"));
+    }
+    if said.is_empty() { Ok("there is none".to_owned()) } else { Ok(said.join("; ")) }
+}

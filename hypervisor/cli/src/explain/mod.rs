@@ -1,0 +1,157 @@
+//! `sluice explain`: why a session or a process waits or was refused, and what would change it.
+
+mod process;
+mod reasons;
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+use ::limits::Shown;
+use ::limits::units::parse_whole;
+use api::{Device, DeviceList, Session, SessionDevice, SessionState};
+use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use protocol::reports::{ExplainReport, ExplainedDevice, ExplainedProcess, ReasonWord};
+use session::directory::Found;
+use session::process::start_time;
+use session::{Names, SessionSummary, clock};
+
+use super::cli::ExplainArgs;
+use super::node::Node;
+use super::status::{json, known_compute, page_device};
+use super::{Error, ExitStatus, choice, daemon_link};
+use reasons::{Known, reasons};
+
+/// Explains.
+///
+/// # Errors
+/// [`Error::Usage`] for what is no session and no process.
+pub(crate) fn run(arguments: &ExplainArgs) -> Result<u8, Error> {
+    let node = Node::look(arguments.daemon.as_deref())?;
+    let pid = parse_whole(&arguments.session).filter(|&pid| start_time(pid).is_some());
+    let process = pid.map(process::look);
+    let found = choice::session(&node, &arguments.session);
+    let report = match (found, choice::known(&node, &arguments.session), process) {
+        (Ok(found), _, process) => of_session(&node, found, process),
+        (Err(_), Ok(known), process) => elsewhere(&node, known, process),
+        (Err(_), Err(_), Some(process)) => ExplainReport {
+            reasons: process::outside_of_sessions(&process),
+            process: Some(process),
+            session: None,
+            uid: None,
+            devices: Vec::new(),
+        },
+        (Err(error), Err(_), None) => return Err(error),
+    };
+    let text = if arguments.json { json(&report)? } else { told(&report) };
+    let _ = io::stdout().lock().write_all(text.as_bytes());
+    let is_free = |code| matches!(code, ReasonWord::Free | ReasonWord::NotUsedYet);
+    let is_free = report.reasons.iter().all(|reason| is_free(reason.code));
+    Ok(if is_free { 0 } else { ExitStatus::CheckFailed as u8 })
+}
+
+fn of_session(node: &Node, found: &Found, process: Option<ExplainedProcess>) -> ExplainReport {
+    let known = node.known(found);
+    let (asking, mut names, now) = (asking(node), Names::default(), clock::now_ns());
+    let device = |one: &(limits::GpuId, session::Summary)| {
+        let (uuid, summary) = one;
+        let report = page_device(one, &mut names, found.uid, None, now);
+        let accounts = known.iter().flat_map(|known| &known.devices);
+        let account = accounts.into_iter().find(|account| account.uuid.parse() == Ok(*uuid));
+        let asks = account.is_some_and(|account| account.asks);
+        let in_page = report.processes.iter().filter(|process| process.waiting).count();
+        ExplainedDevice {
+            uuid: *uuid,
+            used: report.memory.used,
+            limit: report.memory.limit,
+            refusals: summary.refused.map_or(0, |refused| refused.count),
+            refused_bytes: summary.refused.map(|refused| refused.bytes),
+            refused_ago_us: summary.refused.map(|refused| now.saturating_sub(refused.at_ns) / 1000),
+            waiting: in_page.max(usize::from(asks)),
+            holding: report.processes.iter().filter(|process| process.holding).count(),
+            compute: report.compute,
+            balance_us: account.map(|account| account.balance_us),
+            others_asking: others(&asking, *uuid, asks),
+        }
+    };
+    let summary = SessionSummary::of(found);
+    let used = summary.devices.iter().filter(|(_, device)| device.was_used);
+    let devices: Vec<ExplainedDevice> = used.map(device).collect();
+    let label = found.settings().and_then(|settings| settings.name);
+    let known = Known {
+        name: label.as_deref().unwrap_or(&found.name),
+        process: process.as_ref(),
+        frozen: known.is_some_and(|known| known.state == SessionState::Frozen),
+        has_daemon: node.daemon.is_some(),
+        devices: &devices,
+    };
+    ExplainReport {
+        reasons: reasons(&known),
+        process,
+        session: Some(found.name.clone()),
+        uid: Some(found.uid),
+        devices,
+    }
+}
+
+/// A session whose pages cannot be seen: its time, as the daemon knows it.
+fn elsewhere(node: &Node, known: &Session, process: Option<ExplainedProcess>) -> ExplainReport {
+    let asking = asking(node);
+    let device = |account: &SessionDevice| {
+        let uuid = account.uuid.parse().ok()?;
+        Some(ExplainedDevice {
+            uuid,
+            used: 0,
+            limit: None,
+            refusals: 0,
+            refused_bytes: None,
+            refused_ago_us: None,
+            waiting: usize::from(account.asks),
+            holding: 0,
+            compute: known_compute(account),
+            balance_us: Some(account.balance_us),
+            others_asking: others(&asking, uuid, account.asks),
+        })
+    };
+    let devices: Vec<ExplainedDevice> = known.devices.iter().filter_map(device).collect();
+    let reasons = reasons(&Known {
+        name: &known.name,
+        process: process.as_ref(),
+        frozen: known.state == SessionState::Frozen,
+        has_daemon: true,
+        devices: &devices,
+    });
+    let (session, uid) = (Some(known.name.clone()), Some(known.uid));
+    ExplainReport { reasons, process, session, uid, devices }
+}
+
+/// The devices, with how many sessions ask for each.
+fn asking(node: &Node) -> Vec<Device> {
+    let Some(daemon) = &node.daemon else { return Vec::new() };
+    let client = BlockingHttpClient::new(Endpoint::Unix(daemon.socket.clone()));
+    let list = client.get::<DeviceList>(api::path::DEVICES, daemon_link::PATIENCE);
+    list.map_or_else(|_| Vec::new(), |list| list.devices)
+}
+
+/// The sessions that ask for a device beside one that does or does not.
+fn others(asking: &[Device], uuid: limits::GpuId, asks: bool) -> Option<u64> {
+    let device = asking.iter().find(|device| device.uuid.parse() == Ok(uuid))?;
+    Some((device.own.asking + device.others.asking).saturating_sub(u64::from(asks)))
+}
+
+fn told(report: &ExplainReport) -> String {
+    let mut text = String::new();
+    if let (Some(session), Some(uid)) = (&report.session, report.uid) {
+        let _ = writeln!(text, "session {} of user {uid}", Shown(session));
+    }
+    if let Some(process) = &report.process {
+        let name = process.name.as_deref().unwrap_or("?");
+        let _ = writeln!(text, "process {} ({})", process.pid, Shown(name));
+    }
+    for reason in &report.reasons {
+        let _ = writeln!(text, "* {}", Shown(&reason.text));
+        if let Some(remedy) = &reason.remedy {
+            let _ = writeln!(text, "  -> {}", Shown(remedy));
+        }
+    }
+    text
+}

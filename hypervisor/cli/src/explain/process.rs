@@ -1,0 +1,81 @@
+//! What can be seen of a process: whether the limiter and the CUDA driver are in it.
+
+use procfs::process::{MMapPath, Process};
+use protocol::reports::{ExplainedProcess, Explanation, ReasonWord};
+
+use crate::parts;
+
+/// Looks at a process's memory map.
+pub(super) fn look(pid: u32) -> ExplainedProcess {
+    let process = i32::try_from(pid).ok().and_then(|pid| Process::new(pid).ok());
+    let maps = process.as_ref().and_then(|process| process.maps().ok());
+    let has = |is_it: fn(&str) -> bool| {
+        maps.as_ref().map(|maps| {
+            maps.iter().any(|map| match &map.pathname {
+                MMapPath::Path(path) => {
+                    path.file_name().and_then(|name| name.to_str()).is_some_and(is_it)
+                }
+                _ => false,
+            })
+        })
+    };
+    ExplainedProcess {
+        pid,
+        name: process.and_then(|process| Some(process.stat().ok()?.comm)),
+        preloaded: has(|name| name.starts_with(parts::LIMITER)),
+        uses_cuda: has(is_driver),
+    }
+}
+
+fn is_driver(name: &str) -> bool {
+    name.starts_with("libcuda.so") || name.starts_with(parts::FAKE_CUDA.0)
+}
+
+/// Why a process is in no session.
+pub(super) fn outside_of_sessions(process: &ExplainedProcess) -> Vec<Explanation> {
+    let reason = match (process.preloaded, process.uses_cuda) {
+        (None, _) => unseen(process.pid),
+        (Some(false), uses_cuda) => not_preloaded(process.pid, uses_cuda == Some(true)),
+        (Some(true), Some(true)) => Explanation {
+            code: ReasonWord::NoSession,
+            text: format!(
+                "the limiter and the CUDA driver are in process {}, but it has used no device, or has no limit",
+                process.pid
+            ),
+            remedy: Some(
+                "start it with a limit: sluice run --mem 8GiB --compute 30 -- CMD".to_owned(),
+            ),
+        },
+        (Some(true), _) => Explanation {
+            code: ReasonWord::NoSession,
+            text: format!(
+                "the limiter is in process {}, which has not loaded the CUDA driver: it uses no GPU by itself",
+                process.pid
+            ),
+            remedy: Some(
+                "ask about the process that does, or about its session: sluice status".to_owned(),
+            ),
+        },
+    };
+    vec![reason]
+}
+
+pub(super) fn not_preloaded(pid: u32, uses_cuda: bool) -> Explanation {
+    let uses = if uses_cuda { "uses the GPU" } else { "has not loaded the CUDA driver" };
+    Explanation {
+        code: ReasonWord::NotPreloaded,
+        text: format!("the limiter is not in process {pid}, which {uses}: no limit holds for it"),
+        remedy: Some(
+            "start it again by 'sluice run', or with LD_PRELOAD=libcuda_limiter.so and a limit"
+                .to_owned(),
+        ),
+    }
+}
+
+pub(super) fn unseen(pid: u32) -> Explanation {
+    Explanation {
+        code: ReasonWord::Unseen,
+        text: format!("the memory map of process {pid} may not be looked at"),
+        remedy: Some("ask as its user or as root: sudo sluice explain".to_owned()),
+    }
+}

@@ -1,0 +1,267 @@
+//! Why a session waits or was refused, from the figures alone.
+
+use limits::Policy;
+use limits::units::{PPM_ONE, PPM_PER_PERCENT};
+use protocol::reports::{ExplainedDevice, ExplainedProcess, Explanation, ReasonWord};
+
+use super::process::{not_preloaded, unseen};
+use crate::status::{Bytes, Percent, Seconds, compute_limit};
+
+/// What is known of a session.
+pub(super) struct Known<'a> {
+    pub(super) name: &'a str,
+    pub(super) process: Option<&'a ExplainedProcess>,
+    pub(super) frozen: bool,
+    pub(super) has_daemon: bool,
+    pub(super) devices: &'a [ExplainedDevice],
+}
+
+/// A session that got this part of its share has used it.
+const USED_PPM: u64 = 900_000;
+/// Less than this part of the memory limit left is little.
+const LITTLE: u64 = 16;
+
+/// The reasons, the most important first.
+pub(super) fn reasons(known: &Known<'_>) -> Vec<Explanation> {
+    let mut reasons = Vec::new();
+    match known.process.map(|process| (process.pid, process.preloaded, process.uses_cuda)) {
+        Some((pid, Some(false), uses)) => reasons.push(not_preloaded(pid, uses == Some(true))),
+        Some((pid, None, _)) => reasons.push(unseen(pid)),
+        _ => {}
+    }
+    if known.frozen {
+        reasons.push(Explanation {
+            code: ReasonWord::Frozen,
+            text: "the session is frozen: the daemon grants it no GPU time".to_owned(),
+            remedy: Some(format!("sluice thaw {}", known.name)),
+        });
+    }
+    if known.devices.is_empty() {
+        reasons.push(Explanation {
+            code: ReasonWord::NotUsedYet,
+            text: "no process of the session has used a device".to_owned(),
+            remedy: None,
+        });
+    }
+    for device in known.devices {
+        reasons.extend(memory(known, device));
+        reasons.extend(time(known, device));
+    }
+    if reasons.is_empty() {
+        let free = |device: &ExplainedDevice| {
+            let got = device.compute.recent_ppm.map_or_else(String::new, |ppm| {
+                format!(", and got {} of the last 10 s", Percent(ppm))
+            });
+            let limit = compute_limit(&device.compute);
+            format!("{}: nothing stands in its way; GPU time: {limit}{got}", device.uuid)
+        };
+        let all = known.devices.iter().map(free);
+        reasons.extend(all.map(|text| Explanation { code: ReasonWord::Free, text, remedy: None }));
+    }
+    reasons
+}
+
+fn memory(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
+    let (limit, used, uuid, name) = (device.limit?, device.used, device.uuid, known.name);
+    let left = limit.saturating_sub(used);
+    let refused = device.refused_bytes.map_or_else(String::new, |bytes| {
+        let ago = device.refused_ago_us.unwrap_or(0);
+        let (count, bytes, ago) = (device.refusals, Bytes(bytes), Seconds(ago));
+        match count {
+            1 => format!("; an allocation of {bytes} was refused {ago} ago"),
+            count => format!("; {count} allocations were refused, the last of {bytes} {ago} ago"),
+        }
+    });
+    let state = if used > limit {
+        format!("growth is refused until {} are given back", Bytes(used - limit))
+    } else if device.refusals > 0 || left < limit / LITTLE {
+        format!("{} are left", Bytes(left))
+    } else {
+        return None;
+    };
+    let wanted = used.max(limit).saturating_add(device.refused_bytes.unwrap_or(0)) >> 20;
+    Some(Explanation {
+        code: ReasonWord::Memory,
+        text: format!("{uuid}: {} of {} are in use, {state}{refused}", Bytes(used), Bytes(limit)),
+        remedy: Some(format!("sluice limit {name} --mem {}MiB", wanted + 1)),
+    })
+}
+
+fn time(known: &Known<'_>, device: &ExplainedDevice) -> Option<Explanation> {
+    let (compute, uuid, name) = (&device.compute, device.uuid, known.name);
+    if compute.policy == Policy::None || device.waiting == 0 || known.frozen {
+        return None;
+    }
+    let limit = compute_limit(compute);
+    let ceiling = match compute.policy {
+        Policy::Balance => compute.soft_ppm.unwrap_or(PPM_ONE),
+        Policy::Fixed | Policy::None => compute.share_ppm,
+    };
+    let got = compute.recent_ppm.unwrap_or(0);
+    let of_share = |share: u32| u64::from(got) * 1_000_000 >= u64::from(share) * USED_PPM;
+    let waits = format!(
+        "{uuid}: it waits for GPU time; limit: {limit}; got {} of the last 10 s",
+        Percent(got)
+    );
+    let more = compute.share_ppm.saturating_mul(2).min(PPM_ONE).div_ceil(PPM_PER_PERCENT);
+    let others = device.others_asking.unwrap_or(0);
+    if of_share(ceiling) {
+        return Some(Explanation {
+            code: ReasonWord::ShareUsed,
+            text: format!("{waits}: its share is used, and it goes on as it earns more"),
+            remedy: Some(format!(
+                "sluice limit {name} --compute {more}, or --policy balance for what others leave"
+            )),
+        });
+    }
+    if let Some(owed) = device.balance_us.filter(|&balance| balance < 0) {
+        let owed = owed.unsigned_abs();
+        let until = owed.saturating_mul(u64::from(PPM_ONE)) / u64::from(compute.share_ppm.max(1));
+        return Some(Explanation {
+            code: ReasonWord::Debt,
+            text: format!(
+                "{waits}: it owes {} ms for work that outlasted its leases, which its share earns in {} ms",
+                owed / 1000,
+                until / 1000
+            ),
+            remedy: Some(format!("shorter kernels, or sluice limit {name} --compute {more}")),
+        });
+    }
+    if compute.policy == Policy::Balance && !known.has_daemon && of_share(compute.share_ppm) {
+        return Some(Explanation {
+            code: ReasonWord::NoDaemon,
+            text: format!("{waits}: only a daemon gives out what other sessions leave"),
+            remedy: Some("hypervisor daemon".to_owned()),
+        });
+    }
+    Some(match others {
+        0 => Explanation {
+            code: ReasonWord::Waits,
+            text: format!("{waits}: it is waiting for its turn"),
+            remedy: None,
+        },
+        others => Explanation {
+            code: ReasonWord::Others,
+            text: format!(
+                "{waits}; {others} other sessions ask for the device, and they take turns"
+            ),
+            remedy: Some(format!(
+                "sluice limit OTHER --priority low, or sluice limit {name} --compute {more}"
+            )),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use limits::{GpuId, Priority};
+    use protocol::sessions::ComputeReport;
+
+    fn device() -> ExplainedDevice {
+        ExplainedDevice {
+            uuid: GpuId::from_bytes([7; 16]),
+            used: 1 << 30,
+            limit: Some(8 << 30),
+            refusals: 0,
+            refused_bytes: None,
+            refused_ago_us: None,
+            compute: ComputeReport {
+                policy: Policy::Fixed,
+                share_ppm: 300_000,
+                soft_ppm: None,
+                weight: 30,
+                priority: Priority::High,
+                density_ppm: None,
+                recent_ppm: Some(100_000),
+                mean_ppm: Some(100_000),
+                delivered_us: 0,
+                waited_us: 0,
+            },
+            waiting: 0,
+            holding: 1,
+            balance_us: None,
+            others_asking: None,
+        }
+    }
+
+    fn of(device: ExplainedDevice, has_daemon: bool, frozen: bool) -> Vec<(ReasonWord, String)> {
+        let devices = [device];
+        let known = Known { name: "train", process: None, frozen, has_daemon, devices: &devices };
+        let whole = |reason: Explanation| {
+            let remedy = reason.remedy.unwrap_or_default();
+            (reason.code, format!("{} -> {remedy}", reason.text))
+        };
+        reasons(&known).into_iter().map(whole).collect()
+    }
+
+    #[test]
+    fn each_reason_has_its_numbers_and_a_remedy() {
+        let with = |change: fn(&mut ExplainedDevice)| {
+            let mut changed = device();
+            change(&mut changed);
+            changed
+        };
+        let waits = |change: fn(&mut ExplainedDevice)| {
+            let mut changed = with(change);
+            changed.waiting = 1;
+            changed
+        };
+        let balance = |device: &mut ExplainedDevice| {
+            device.compute.policy = Policy::Balance;
+            device.compute.recent_ppm = Some(299_000);
+        };
+        for (device, daemon, code, words) in [
+            (device(), true, ReasonWord::Free, vec!["30% fixed", "10.0 % of the last 10 s"]),
+            (
+                with(|device| device.used = 9 << 30),
+                true,
+                ReasonWord::Memory,
+                vec!["9.0 GiB of 8.0 GiB", "1.0 GiB are given back", "--mem 9217MiB"],
+            ),
+            (
+                with(|device| {
+                    (device.refusals, device.refused_bytes) = (3, Some(2 << 30));
+                    device.refused_ago_us = Some(12_000_000);
+                }),
+                true,
+                ReasonWord::Memory,
+                vec![
+                    "3 allocations were refused, the last of 2.0 GiB 12.0 s ago",
+                    "--mem 10241MiB",
+                ],
+            ),
+            (
+                waits(|device| device.compute.recent_ppm = Some(298_000)),
+                true,
+                ReasonWord::ShareUsed,
+                vec!["29.8 %", "sluice limit train --compute 60,"],
+            ),
+            (
+                waits(|device| device.balance_us = Some(-30_000)),
+                true,
+                ReasonWord::Debt,
+                vec!["owes 30 ms", "earns in 100 ms"],
+            ),
+            (
+                waits(|device| device.others_asking = Some(2)),
+                true,
+                ReasonWord::Others,
+                vec!["2 other sessions"],
+            ),
+            (waits(balance), false, ReasonWord::NoDaemon, vec!["hypervisor daemon"]),
+            (waits(|_| ()), true, ReasonWord::Waits, vec!["waiting for its turn"]),
+        ] {
+            let found = of(device, daemon, false);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!(found[0].0, code, "{found:?}");
+            for word in words {
+                assert!(found[0].1.contains(word), "{word}: {}", found[0].1);
+            }
+        }
+        // A frozen session waits because it is frozen.
+        let frozen = of(waits(|_| ()), true, true);
+        assert_eq!(frozen.len(), 1);
+        assert!(frozen[0].1.ends_with("-> sluice thaw train"), "{frozen:?}");
+    }
+}

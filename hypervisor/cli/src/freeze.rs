@@ -1,0 +1,90 @@
+//! `sluice freeze` and `sluice thaw`: the daemon grants a session nothing until it is thawed.
+
+use std::io::{self, Write};
+
+use ::limits::Shown;
+use api::{Session, SessionAction, SessionState};
+use http_bidir_comm::client::{BlockingHttpClient, ClientError};
+
+use super::cli::FreezeArguments;
+use super::node::Node;
+use super::{Error, choice, daemon_link, say};
+
+/// Freezes a session, or thaws it.
+///
+/// # Errors
+/// [`Error::Usage`] for an unknown session, and where the daemon refuses; [`Error::Daemon`] without one.
+pub fn run(arguments: &FreezeArguments, frozen: bool) -> Result<u8, Error> {
+    let text = act(arguments, frozen, say)?;
+    let _ = io::stdout().lock().write_all(text.as_bytes());
+    Ok(0)
+}
+
+/// Freezes a session, or thaws it, and returns what came of it.
+pub(crate) fn act(
+    arguments: &FreezeArguments,
+    frozen: bool,
+    mut notice: impl FnMut(&str),
+) -> Result<String, Error> {
+    let daemon = daemon_link::connect(arguments.daemon.as_deref())?;
+    let node = Node::read(arguments.daemon.as_deref())?;
+    node.notices.iter().for_each(|text| notice(text));
+    let session = choice::known(&node, &arguments.session)?;
+    let action = if frozen { "/freeze" } else { "/thaw" };
+    let path = api::path::session(session.id, action);
+    let done: SessionAction = call(post(&daemon, &path))?;
+    Ok(told(session, &done))
+}
+
+fn post(daemon: &BlockingHttpClient, path: &str) -> Result<SessionAction, ClientError> {
+    daemon.post(path, &(), daemon_link::PATIENCE)
+}
+
+fn call<T>(answer: Result<T, ClientError>) -> Result<T, Error> {
+    answer.map_err(|error| match error {
+        ClientError::Refused { message, .. } => Error::Usage(message),
+        other => Error::Daemon(other.to_string()),
+    })
+}
+
+fn told(session: &Session, done: &SessionAction) -> String {
+    let state = match done.state {
+        SessionState::Frozen => "frozen",
+        SessionState::Running => "running",
+    };
+    let word = if done.changed { "is now" } else { "is already" };
+    let mut text = format!("{} of user {} {word} {state}", Shown(&session.name), session.uid);
+    if done.state == SessionState::Frozen && done.leases > 0 {
+        text += &format!("; it may use its devices for 50 ms more (leases: {})", done.leases);
+    }
+    text + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said() {
+        let session = Session {
+            id: 1,
+            uid: 7,
+            container: None,
+            pod: None,
+            name: "a\u{1b}b".to_owned(),
+            presence: api::Presence::Active,
+            state: SessionState::Running,
+            pids: Vec::new(),
+            devices: Vec::new(),
+        };
+        let done = |state, changed, leases| {
+            told(&session, &SessionAction { id: 1, state, changed, leases })
+        };
+        let now = done(SessionState::Frozen, true, 2);
+        assert!(now.ends_with(
+            "of user 7 is now frozen; it may use its devices for 50 ms more (leases: 2)\n"
+        ));
+        assert!(!now.contains('\u{1b}'));
+        assert!(done(SessionState::Running, false, 1).ends_with("of user 7 is already running\n"));
+    }
+}

@@ -1,0 +1,372 @@
+//! Profiles: limits with a name, in a file of the system's and one of the user's. `sluice config check` checks them.
+//!
+//! ```toml
+//! [profile.small]
+//! mem = "4GiB"
+//! compute = 25
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use ::limits::units::{parse_amount, parse_percent, parse_weight};
+use ::limits::{Policy, Priority, Shown};
+use serde::Deserialize;
+
+use super::cli::{ConfigCommand, LimitArgs, RunArgs};
+use super::gpus::GpuRequest;
+use super::{Error, limits, print};
+
+/// The system's file.
+pub const SYSTEM: &str = "/etc/sluice/config.toml";
+/// The user's file, below the folder for settings.
+pub const OF_USER: &str = "sluice/config.toml";
+/// No longer file is read.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What is wrong with a file of settings, or with a profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The system refused.
+    #[error("cannot read {}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It is too long.
+    #[error("{} is longer than {MOST_BYTES} bytes: no settings are", .0.display())]
+    Long(PathBuf),
+    /// It is not TOML, or has something else in it than profiles.
+    #[error("{}, line {line}: {problem}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// A value that cannot be.
+    #[error("{}, profile '{profile}': {key} = {value}: {problem}", path.display())]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The profile.
+        profile: String,
+        /// Which setting.
+        key: &'static str,
+        /// What it says.
+        value: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Settings that cannot be together.
+    #[error("{}, profile '{profile}': {problem}", path.display())]
+    Together {
+        /// The file.
+        path: PathBuf,
+        /// The profile.
+        profile: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// No such profile.
+    #[error("--profile '{wanted}': {}", known_profiles(.known))]
+    Unknown {
+        /// What was asked for.
+        wanted: String,
+        /// The profiles that there are.
+        known: Vec<String>,
+    },
+}
+
+fn known_profiles(names: &[String]) -> String {
+    if names.is_empty() {
+        return format!("there is no profile; {SYSTEM} and ~/.config/{OF_USER} may have some");
+    }
+    format!("there is no such profile; these are: {}", names.join(", "))
+}
+
+/// A file of settings.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    #[serde(default)]
+    profile: BTreeMap<String, Words>,
+}
+
+/// A profile, as it is written. Its settings are the options of `sluice run`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+struct Words {
+    mem: Option<Word>,
+    mem_real: Option<Word>,
+    compute: Option<Word>,
+    policy: Option<Word>,
+    soft: Option<Word>,
+    weight: Option<Word>,
+    priority: Option<Word>,
+    device: Option<Vec<Word>>,
+    gpus: Option<Word>,
+}
+
+/// A value. Numbers may be written as such.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Word {
+    Text(String),
+    Whole(i64),
+    Number(f64),
+}
+
+impl Word {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Whole(number) => number.to_string(),
+            Self::Number(number) => number.to_string(),
+        }
+    }
+}
+
+/// A profile.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Profile {
+    limits: LimitArgs,
+    device: Vec<String>,
+    gpus: Option<GpuRequest>,
+}
+
+/// The profiles of a file.
+type Profiles = BTreeMap<String, Profile>;
+
+/// The arguments with what their profile adds. What is said on the command line counts more.
+///
+/// # Errors
+/// [`Error::Profile`]
+pub(crate) fn applied(arguments: &RunArgs) -> Result<RunArgs, Error> {
+    let mut arguments = arguments.clone();
+    let Some(wanted) = arguments.profile.clone() else { return Ok(arguments) };
+    let mut all = Profiles::new();
+    for path in files() {
+        // The user's file is the later one.
+        all.extend(read(&path)?.unwrap_or_default());
+    }
+    let Some(profile) = all.get(&wanted) else {
+        let known = all.into_keys().map(|name| Shown(&name).to_string()).collect();
+        return Err(ProfileError::Unknown { wanted, known }.into());
+    };
+    profile.fill(&mut arguments);
+    Ok(arguments)
+}
+
+/// `sluice config check`
+///
+/// # Errors
+/// [`Error::Profile`]: the first thing that is wrong, of all files.
+pub fn run(command: &ConfigCommand) -> Result<u8, Error> {
+    let ConfigCommand::Check { file } = command;
+    let mut text = String::new();
+    let paths = file.clone().map_or_else(files, |file| vec![file]);
+    let mut wrong = None;
+    for path in &paths {
+        let shown = Shown(&path.display().to_string()).to_string();
+        match read(path) {
+            Ok(Some(profiles)) => {
+                let names: Vec<_> = profiles.keys().map(|name| Shown(name).to_string()).collect();
+                text += &format!(
+                    "{shown}: ok; profiles: {}\n",
+                    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+                );
+            }
+            Ok(None) if file.is_some() => {
+                let source = io::ErrorKind::NotFound.into();
+                wrong = wrong.or(Some(ProfileError::Io { path: path.clone(), source }));
+            }
+            Ok(None) => text += &format!("{shown}: not there\n"),
+            Err(error) => wrong = wrong.or(Some(error)),
+        }
+    }
+    print(&text)?;
+    wrong.map_or(Ok(0), |error| Err(error.into()))
+}
+
+/// The files, in the order in which later ones count more.
+fn files() -> Vec<PathBuf> {
+    let folder =
+        std::env::var_os("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".config"));
+    let own = folder.or_else(home).map(|folder| folder.join(OF_USER));
+    [Some(PathBuf::from(SYSTEM)), own].into_iter().flatten().collect()
+}
+
+/// The profiles of a file; `None`: it is not there.
+fn read(path: &Path) -> Result<Option<Profiles>, ProfileError> {
+    let io = |source| ProfileError::Io { path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(io)?,
+    };
+    let mut text = String::new();
+    file.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(io)?;
+    if text.len() as u64 > MOST_BYTES {
+        return Err(ProfileError::Long(path.to_owned()));
+    }
+    parse(path, &text).map(Some)
+}
+
+fn parse(path: &Path, text: &str) -> Result<Profiles, ProfileError> {
+    let settings: Settings = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+        ProfileError::Text {
+            path: path.to_owned(),
+            line: before.matches('\n').count() + 1,
+            problem: error.message().to_owned(),
+        }
+    })?;
+    let one = |(name, words): (String, Words)| {
+        let profile = profile(path, &name, &words)?;
+        Ok((name, profile))
+    };
+    settings.profile.into_iter().map(one).collect()
+}
+
+fn profile(path: &Path, name: &str, words: &Words) -> Result<Profile, ProfileError> {
+    fn value<T, E: ToString>(
+        path: &Path,
+        profile: &str,
+        key: &'static str,
+        word: Option<&Word>,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, ProfileError> {
+        let Some(word) = word else { return Ok(None) };
+        let value = word.text();
+        parse(&value).map(Some).map_err(|error| ProfileError::Value {
+            path: path.to_owned(),
+            profile: profile.to_owned(),
+            key,
+            problem: error.to_string(),
+            value,
+        })
+    }
+    let limits = LimitArgs {
+        mem: value(path, name, "mem", words.mem.as_ref(), parse_amount)?,
+        mem_real: value(path, name, "mem-real", words.mem_real.as_ref(), parse_amount)?,
+        compute: value(path, name, "compute", words.compute.as_ref(), parse_percent)?,
+        policy: value(path, name, "policy", words.policy.as_ref(), str::parse::<Policy>)?,
+        soft: value(path, name, "soft", words.soft.as_ref(), parse_percent)?,
+        weight: value(path, name, "weight", words.weight.as_ref(), parse_weight)?,
+        priority: value(path, name, "priority", words.priority.as_ref(), str::parse::<Priority>)?,
+    };
+    let gpus = value(path, name, "gpus", words.gpus.as_ref(), str::parse::<GpuRequest>)?;
+    let device: Vec<String> = words.device.iter().flatten().map(Word::text).collect();
+    let together = |problem| ProfileError::Together {
+        path: path.to_owned(),
+        profile: name.to_owned(),
+        problem,
+    };
+    if gpus.is_some() && !device.is_empty() {
+        return Err(together("device and gpus cannot be together: either is accepted".to_owned()));
+    }
+    limits::check(&limits.request(), &[]).map_err(|error| together(error.to_string()))?;
+    Ok(Profile { limits, device, gpus })
+}
+
+impl Profile {
+    /// Fills in what the command line leaves open.
+    fn fill(&self, arguments: &mut RunArgs) {
+        let (own, limits) = (&mut arguments.limits, &self.limits);
+        own.mem = own.mem.or(limits.mem);
+        own.mem_real = own.mem_real.or(limits.mem_real);
+        own.compute = own.compute.or(limits.compute);
+        own.policy = own.policy.or(limits.policy);
+        own.soft = own.soft.or(limits.soft);
+        own.weight = own.weight.or(limits.weight);
+        own.priority = own.priority.or(limits.priority);
+        if arguments.device.is_empty() && arguments.gpus.is_none() {
+            arguments.device.clone_from(&self.device);
+            arguments.gpus.clone_from(&self.gpus);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use ::limits::units::Amount;
+    use clap::Parser;
+
+    fn parsed(text: &str) -> Result<Profiles, String> {
+        parse(Path::new("/c.toml"), text).map_err(|error| error.to_string())
+    }
+
+    fn run(line: &[&str]) -> RunArgs {
+        let cli = Cli::try_parse_from([&["sluice", "run"], line].concat()).unwrap();
+        let Command::Run(arguments) = cli.command else { unreachable!() };
+        arguments
+    }
+
+    #[test]
+    fn settings_are_the_options_of_run_and_the_command_line_counts_more() {
+        let profiles = parsed(
+            r#"
+            [profile.small]
+            mem = "4GiB"
+            compute = 12.5
+            [profile.shared]
+            mem = "50%"
+            mem-real = "1GiB"
+            compute = 25
+            soft = "60%"
+            weight = 7
+            priority = "low"
+            device = [0, "GPU-1"]
+            [profile.empty]
+            "#,
+        )
+        .unwrap();
+        let mut arguments = run(&["--compute", "30", "--device", "1", "true"]);
+        profiles["small"].fill(&mut arguments);
+        assert_eq!(arguments.limits.mem, Some(Amount::Bytes(4 << 30)));
+        assert_eq!(arguments.limits.compute, Some(300_000));
+        assert_eq!(profiles["small"].limits.compute, Some(125_000));
+        profiles["shared"].fill(&mut arguments);
+        assert_eq!(
+            (arguments.device.as_slice(), arguments.limits.soft),
+            (&["1".to_owned()][..], Some(600_000))
+        );
+        let mut arguments = run(&["true"]);
+        profiles["shared"].fill(&mut arguments);
+        assert_eq!(arguments.device, ["0", "GPU-1"]);
+        assert_eq!(arguments.limits.priority, Some(Priority::Low));
+        assert!(profiles["empty"].limits.request().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_its_place() {
+        for (text, words) in [
+            ("[profile.a]\nmem = \"4GiB\"\nmemory = 1\n", &["line 3", "memory", "mem-real"][..]),
+            ("[profiles.a]\n", &["line 1", "profiles"]),
+            ("[profile.a\n", &["/c.toml, line 1"]),
+            ("[profile.a]\nmem = [1]\n", &["line 2"]),
+            ("[profile.a]\nmem = 8\n", &["profile 'a': mem = 8: ", "8GiB"]),
+            ("[profile.a]\ncompute = 101\n", &["compute = 101: "]),
+            ("[profile.a]\npolicy = \"fair\"\n", &["policy = fair: ", "balance"]),
+            ("[profile.a]\npriority = \"middle\"\n", &["priority = middle: "]),
+            ("[profile.a]\nweight = 0\n", &["weight = 0: "]),
+            ("[profile.a]\nsoft = 60\n", &["profile 'a': ", "--soft needs --compute"]),
+            ("[profile.a]\ngpus = 1\ndevice = [0]\n", &["device and gpus"]),
+            ("[profile.a]\ngpus = \"some\"\n", &["gpus = some: "]),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
+        }
+        let none = ProfileError::Unknown { wanted: "x".to_owned(), known: Vec::new() };
+        assert!(none.to_string().contains(SYSTEM));
+    }
+}

@@ -1,0 +1,32 @@
+//! `sluice prune`: removes what sessions without a process have left behind.
+
+use std::io::{self, Write};
+
+use ::limits::Shown;
+use api::Presence;
+use session::directory;
+
+use super::Error;
+use super::cli::PruneArgs;
+use super::node::{Node, last_part};
+
+/// Prunes, and says what.
+///
+/// # Errors
+/// [`Error::Directory`] if this user's sessions cannot be read.
+pub(crate) fn run(arguments: &PruneArgs) -> Result<u8, Error> {
+    let node = Node::look(None)?;
+    let own = rustix::process::geteuid().as_raw();
+    // A process in another pid namespace may have no lock that can be seen from here.
+    let serves = |name: &str| {
+        let known = node.daemon.iter().flat_map(|daemon| &daemon.sessions);
+        let mut active = known.filter(|session| session.presence == Presence::Active);
+        active.any(|session| session.uid == own && session.name == last_part(name))
+    };
+    let pruned = directory::prune(arguments.older_than, serves, arguments.dry_run)?;
+    let word = if arguments.dry_run { "would be removed" } else { "removed" };
+    let mut text: String = pruned.iter().map(|name| format!("{word}: {}\n", Shown(name))).collect();
+    text += &format!("{} left-over sessions {word}\n", pruned.len());
+    let _ = io::stdout().lock().write_all(text.as_bytes());
+    Ok(0)
+}

@@ -1,0 +1,204 @@
+//! Recordings as files: a line of JSON for each sample (docs/api/record.schema.json).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use protocol::record::{Sample, VERSION};
+use serde::Deserialize;
+
+/// The longest line that is read. One of 1,000 sessions has a megabyte.
+const LONGEST: u64 = 64 << 20;
+/// The most samples that are read: a day at one a second.
+const MOST: usize = 100_000;
+
+/// What is wrong with a recording.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// There is something of that name.
+    #[error("{} exists, and is not overwritten: name another file", .0.display())]
+    Exists(PathBuf),
+    /// The system refused.
+    #[error("{what} {}: {source}", path.display())]
+    Io {
+        /// What was wanted.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A line that is no sample.
+    #[error("{}, line {line}: {problem}; expected is a line that 'sluice record' wrote", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A line of a version that is not known.
+    #[error("{}, line {line}: version {found} of the format; 1 to {VERSION} are read", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Which line, from 1.
+        line: usize,
+        /// Its version.
+        found: u32,
+    },
+    /// No sample.
+    #[error("{} has no sample in it; 'sluice record' writes some", .0.display())]
+    Empty(PathBuf),
+    /// Too many samples.
+    #[error("{} has more than {MOST} samples: cut it into files of fewer lines", .0.display())]
+    Long(PathBuf),
+}
+
+/// Writes a recording.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    file: File,
+    path: PathBuf,
+}
+
+impl Recorder {
+    /// A new file.
+    ///
+    /// # Errors
+    /// [`RecordError::Exists`], [`RecordError::Io`]
+    pub(crate) fn create(path: &Path) -> Result<Self, RecordError> {
+        match OpenOptions::new().write(true).create_new(true).open(path) {
+            Ok(file) => Ok(Self { file, path: path.to_owned() }),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(RecordError::Exists(path.to_owned()))
+            }
+            Err(source) => {
+                Err(RecordError::Io { what: "cannot make", path: path.to_owned(), source })
+            }
+        }
+    }
+
+    /// Writes a sample in one piece: who reads along sees whole lines.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`]
+    pub(crate) fn write(&mut self, sample: &Sample) -> Result<(), RecordError> {
+        let line = serde_json::to_string(sample).map_err(io::Error::other);
+        let written = line.and_then(|line| self.file.write_all((line + "\n").as_bytes()));
+        written.map_err(|source| RecordError::Io {
+            what: "cannot write to",
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
+
+/// All samples of a recording. Its last line may be cut short, where its writer was ended.
+///
+/// # Errors
+/// [`RecordError`]
+pub(crate) fn read(path: &Path) -> Result<Vec<Sample>, RecordError> {
+    let io = |what| move |source| RecordError::Io { what, path: path.to_owned(), source };
+    let file = File::open(path).map_err(io("cannot open"))?;
+    let mut reader = BufReader::new(file);
+    let mut samples = Vec::new();
+    for number in 1_usize.. {
+        let mut line = Vec::new();
+        let length = reader.by_ref().take(LONGEST).read_until(b'\n', &mut line);
+        if length.map_err(io("cannot read"))? == 0 {
+            break;
+        }
+        let is_whole = line.ends_with(b"\n");
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        match parse(&line) {
+            Ok(sample) => samples.push(sample),
+            Err(_) if !is_whole && !samples.is_empty() => break,
+            Err(Fault::Version(found)) => {
+                return Err(RecordError::Version { path: path.to_owned(), line: number, found });
+            }
+            Err(Fault::Text(problem)) => {
+                return Err(RecordError::Line { path: path.to_owned(), line: number, problem });
+            }
+        }
+        if samples.len() > MOST {
+            return Err(RecordError::Long(path.to_owned()));
+        }
+    }
+    if samples.is_empty() { Err(RecordError::Empty(path.to_owned())) } else { Ok(samples) }
+}
+
+enum Fault {
+    Version(u32),
+    Text(String),
+}
+
+fn parse(line: &[u8]) -> Result<Sample, Fault> {
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let text = |error: serde_json::Error| Fault::Text(error.to_string());
+    let Head { version } = serde_json::from_slice(line).map_err(text)?;
+    if !(1..=VERSION).contains(&version) {
+        return Err(Fault::Version(version));
+    }
+    serde_json::from_slice(line).map_err(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::series::tests::{compute, contained, memory, sample, session};
+    use std::fs;
+
+    fn lines() -> Vec<Sample> {
+        let one = |second| {
+            let train = session("train", compute(50, second * 1000, 0), memory(1, 2));
+            let mut sample = sample(second, vec![train]);
+            sample.status.elsewhere.push(contained("env-1"));
+            sample
+        };
+        (1..4).map(one).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        let mut recorder = Recorder::create(&path).unwrap();
+        lines().iter().for_each(|sample| recorder.write(sample).unwrap());
+        assert_eq!(read(&path).unwrap(), lines());
+        let again = Recorder::create(&path).unwrap_err().to_string();
+        assert!(again.contains("exists") && again.contains("another file"), "{again}");
+        // Its writer was killed.
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &text[..text.len() - 10]).unwrap();
+        assert_eq!(read(&path).unwrap(), lines()[..2]);
+    }
+
+    #[test]
+    fn what_is_no_recording_is_an_error_with_its_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.jsonl");
+        let good = serde_json::to_string(&lines()[0]).unwrap();
+        let error = |text: &str| {
+            fs::write(&path, text).unwrap();
+            read(&path).unwrap_err().to_string()
+        };
+        assert!(error("").contains("no sample"));
+        assert!(error("\n  \n").contains("no sample"));
+        assert!(error(&format!("{good}\nhello\n{good}\n")).contains("line 2: "));
+        assert!(error("{\"version\":1}\n").contains("line 1: "));
+        let later = good.replacen("\"version\":1", "\"version\":2", 1);
+        assert!(error(&format!("{later}\n")).contains("version 2 of the format; 1 to 1 are read"));
+        // A later writer's fields are left alone.
+        fs::write(&path, good.replacen('{', "{\"new\":3,", 1)).unwrap();
+        assert_eq!(read(&path).unwrap(), lines()[..1]);
+        let missing = read(&folder.path().join("none")).unwrap_err().to_string();
+        assert!(missing.contains("cannot open"), "{missing}");
+    }
+}

@@ -1,0 +1,66 @@
+//! What the daemon says of the devices that concerns every session.
+
+use api::{Device, DeviceHealth, DeviceList, Withheld};
+use limits::Shown;
+use protocol::sessions::GpuReport;
+
+use crate::node::Node;
+
+/// A line for each device on which no leases are granted, and one if the daemon does not see the devices. Nothing
+/// without a daemon.
+pub(super) fn troubles(node: &Node) -> Vec<String> {
+    let list = node.daemon.as_ref().and_then(|daemon| daemon.devices());
+    list.map(|list| told(&list)).unwrap_or_default()
+}
+
+/// The devices, for `--json`. None without a daemon.
+pub(super) fn gpus(node: &Node) -> Vec<GpuReport> {
+    let list = node.daemon.as_ref().and_then(|daemon| daemon.devices());
+    let devices = list.map(|list| list.devices).unwrap_or_default();
+    devices.iter().filter_map(report).collect()
+}
+
+fn report(device: &Device) -> Option<GpuReport> {
+    let health = match device.health {
+        DeviceHealth::Unknown => "unknown",
+        DeviceHealth::Healthy => "healthy",
+        DeviceHealth::Unhealthy => "unhealthy",
+    };
+    let withheld = device.withheld.map(|withheld| match withheld {
+        Withheld::Unhealthy => "unhealthy",
+        Withheld::UnknownProcess => "unknown_process",
+    });
+    Some(GpuReport {
+        uuid: device.uuid.parse().ok()?,
+        index: device.figures.as_ref().map(|figures| figures.index),
+        health: health.to_owned(),
+        unhealthy: device.unhealthy.clone(),
+        withheld: withheld.map(str::to_owned),
+        unknown_processes: device.unknown,
+    })
+}
+
+fn told(list: &DeviceList) -> Vec<String> {
+    let line = |device: &Device| Some(format!("{} is {}", Shown(&device.uuid), trouble(device)?));
+    blind(list).into_iter().chain(list.devices.iter().filter_map(line)).collect()
+}
+
+/// That the daemon does not see the devices, and why.
+pub(crate) fn blind(list: &DeviceList) -> Option<String> {
+    let why = list.observer.message.as_deref().filter(|_| !list.observer.sees);
+    why.map(|why| format!("the daemon does not see the devices: {}", Shown(why)))
+}
+
+/// Why no leases are granted on a device.
+pub(crate) fn trouble(device: &Device) -> Option<String> {
+    if device.health == DeviceHealth::Unhealthy {
+        let why = device.unhealthy.as_deref().unwrap_or("the daemon does not say why");
+        return Some(format!("UNHEALTHY: {}; no leases are granted on it", Shown(why)));
+    }
+    let unknown = || match device.unknown_processes.first() {
+        Some(process) => format!("process {}", process.pid),
+        None => "a process".to_owned(),
+    };
+    (device.withheld == Some(Withheld::UnknownProcess))
+        .then(|| format!("held: no session knows {} on it; no leases are granted on it", unknown()))
+}

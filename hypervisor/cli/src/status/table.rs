@@ -1,0 +1,285 @@
+//! All sessions as a table, for people: a line for each device of each session.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
+use limits::{GpuId, Policy, Shown};
+use protocol::sessions::{
+    ComputeReport, ContainerReport, DeviceReport, ElsewhereReport, SessionReport, StatusReport,
+};
+
+/// The longest command and container name that is shown.
+const LONGEST: usize = 24;
+/// How much of an id is shown.
+const ID_DIGITS: usize = 12;
+const NOTHING: &str = "-";
+
+/// Columns, and whether their cells are numbers.
+const COLUMNS: [(&str, bool); 13] = [
+    ("GPU", true),
+    ("UUID", false),
+    ("USER", false),
+    ("NAME", false),
+    ("CONTAINER", false),
+    ("COMMAND", false),
+    ("MEMORY", true),
+    ("OF", true),
+    ("SHARE", true),
+    ("LAST 10 s", true),
+    ("SO FAR", true),
+    ("WAITED", true),
+    ("NOTE", false),
+];
+
+/// The table, with a line's end. Columns with nothing in them are left out.
+pub(super) fn table(report: &StatusReport) -> String {
+    let uuids = ShortIds::of(report);
+    let here = report.sessions.iter().flat_map(|session| rows_of(session, &uuids));
+    let elsewhere = report.elsewhere.iter().flat_map(|session| rows_elsewhere(session, &uuids));
+    let rows: Vec<Row> = here.chain(elsewhere).collect();
+    if rows.is_empty() {
+        return "no sessions\n".to_owned();
+    }
+    let shown: Vec<usize> =
+        (0..COLUMNS.len()).filter(|&column| rows.iter().any(|row| row.has(column))).collect();
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    let cell = |column: usize, text: &str| {
+        let is_number = COLUMNS.get(column).is_some_and(|(_, is_number)| *is_number);
+        let side = if is_number { CellAlignment::Right } else { CellAlignment::Left };
+        Cell::new(text).set_alignment(side)
+    };
+    let titles = shown.iter().filter_map(|&column| Some((column, COLUMNS.get(column)?.0)));
+    table.set_header(titles.map(|(column, title)| cell(column, title)));
+    for row in &rows {
+        table.add_row(shown.iter().map(|&column| cell(column, row.text(column))));
+    }
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
+    let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
+    lines.collect()
+}
+
+/// The cells of a line; `None`: nothing is to be said.
+struct Row([Option<String>; COLUMNS.len()]);
+
+impl Row {
+    fn has(&self, column: usize) -> bool {
+        self.0.get(column).is_some_and(Option::is_some)
+    }
+
+    fn text(&self, column: usize) -> &str {
+        let is_note = column + 1 == COLUMNS.len();
+        let cell = self.0.get(column).and_then(Option::as_deref);
+        cell.unwrap_or(if is_note { "" } else { NOTHING })
+    }
+}
+
+fn rows_of(session: &SessionReport, uuids: &ShortIds) -> Vec<Row> {
+    let who = |gpu: [Option<String>; 2]| {
+        let [index, uuid] = gpu;
+        let user = session.user.clone().unwrap_or_else(|| session.uid.to_string());
+        let name = session.name.as_ref().unwrap_or(&session.session);
+        let container = session.container.as_ref().map(container);
+        let command = session.command.as_deref().map(|command| cut(command, LONGEST));
+        [index, uuid, Some(shown(&user)), Some(shown(name)), container, command]
+    };
+    let frozen = session.frozen.then(|| "frozen".to_owned());
+    if session.devices.is_empty() {
+        let notes = [frozen, Some("no limit, no device used yet".to_owned())];
+        return vec![row(who([None, None]), Default::default(), note(notes))];
+    }
+    let of = |device: &DeviceReport| {
+        let memory = &device.memory;
+        let figures = [
+            Some(Bytes(memory.used).to_string()),
+            memory.limit.map(|limit| Bytes(limit).to_string()),
+            limit(&device.compute),
+            device.compute.recent_ppm.map(|ppm| Percent(ppm).to_string()),
+            device.compute.mean_ppm.map(|ppm| Percent(ppm).to_string()),
+            Some(Seconds(device.compute.waited_us).to_string()),
+        ];
+        let over = memory.growth_refused.then(|| format!("OVER by {}", Bytes(memory.over)));
+        let unknown = device.unknown;
+        let notes = [
+            frozen.clone(),
+            over,
+            device.processes.is_empty().then(|| "no process".to_owned()),
+            (unknown > 0)
+                .then(|| format!("{unknown} of these may have ended: that could not be told")),
+        ];
+        row(who([index(device.index), Some(uuids.short(device.uuid))]), figures, note(notes))
+    };
+    session.devices.iter().map(of).collect()
+}
+
+fn rows_elsewhere(session: &ElsewhereReport, uuids: &ShortIds) -> Vec<Row> {
+    let devices = session.devices.iter().map(|device| {
+        let user = session.user.clone().unwrap_or_else(|| session.uid.to_string());
+        let who = [
+            index(device.index),
+            Some(uuids.short(device.uuid)),
+            Some(shown(&user)),
+            Some(shown(&session.session)),
+            session.container.as_ref().map(container),
+            None,
+        ];
+        let compute = &device.compute;
+        let figures = [
+            None,
+            None,
+            limit(compute),
+            compute.recent_ppm.map(|ppm| Percent(ppm).to_string()),
+            compute.mean_ppm.map(|ppm| Percent(ppm).to_string()),
+            None,
+        ];
+        let notes =
+            [session.frozen.then(|| "frozen".to_owned()), Some("pages not seen here".to_owned())];
+        row(who, figures, note(notes))
+    });
+    devices.collect()
+}
+
+fn row(who: [Option<String>; 6], figures: [Option<String>; 6], note: Option<String>) -> Row {
+    let mut cells = who.into_iter().chain(figures).chain([note]);
+    Row(std::array::from_fn(|_| cells.next().flatten()))
+}
+
+fn note(notes: impl IntoIterator<Item = Option<String>>) -> Option<String> {
+    let notes: Vec<String> = notes.into_iter().flatten().collect();
+    (!notes.is_empty()).then(|| notes.join("; "))
+}
+
+fn index(index: Option<u32>) -> Option<String> {
+    index.map(|index| index.to_string())
+}
+
+/// A limit of time, as it was asked for; `None`: no limit.
+pub(crate) fn limit(compute: &ComputeReport) -> Option<String> {
+    let share = Percent::short(compute.share_ppm);
+    match (compute.policy, compute.soft_ppm) {
+        (Policy::None, _) => None,
+        (Policy::Fixed, _) => Some(share),
+        (Policy::Balance, Some(soft)) => Some(format!("{share} to {}", Percent::short(soft))),
+        (Policy::Balance, None) => Some(format!("{share} + idle")),
+    }
+}
+
+fn container(container: &ContainerReport) -> String {
+    match &container.name {
+        Some(name) => cut(name, LONGEST),
+        None => cut(&container.id, ID_DIGITS).replace('…', ""),
+    }
+}
+
+fn shown(text: &str) -> String {
+    Shown(text).to_string()
+}
+
+/// The beginning of a text that others have chosen.
+fn cut(text: &str, most: usize) -> String {
+    let text = shown(text);
+    if text.chars().count() <= most {
+        return text;
+    }
+    let mut short: String = text.chars().take(most.saturating_sub(1)).collect();
+    short.push('…');
+    short
+}
+
+/// UUIDs as they are shown: their beginnings, where those differ.
+struct ShortIds {
+    differ: bool,
+}
+
+/// The prefix, and the first group of digits.
+const GROUPS: usize = 2;
+
+impl ShortIds {
+    fn of(report: &StatusReport) -> Self {
+        let here = report.sessions.iter().flat_map(|session| &session.devices);
+        let elsewhere = report.elsewhere.iter().flat_map(|session| &session.devices);
+        let all: BTreeSet<String> = here
+            .map(|device| device.uuid)
+            .chain(elsewhere.map(|device| device.uuid))
+            .map(|uuid| uuid.to_string())
+            .collect();
+        let short: BTreeSet<String> = all.iter().map(|uuid| beginning(uuid)).collect();
+        Self { differ: all.len() == short.len() }
+    }
+
+    fn short(&self, uuid: GpuId) -> String {
+        let uuid = uuid.to_string();
+        if self.differ { beginning(&uuid) } else { uuid }
+    }
+}
+
+fn beginning(uuid: &str) -> String {
+    uuid.split('-').take(GROUPS).collect::<Vec<_>>().join("-")
+}
+
+/// Displays bytes, to a tenth of their unit.
+pub(crate) struct Bytes(pub(crate) u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&ByteSize(self.0).display().iec().to_string())
+    }
+}
+
+/// Displays millionths as percent, to a tenth.
+#[derive(Clone, Copy)]
+pub(crate) struct Percent(pub(crate) u32);
+
+impl Percent {
+    /// As it was asked for: no more digits than needed.
+    fn short(ppm: u32) -> String {
+        format!("{} %", f64::from(ppm) / 1e4)
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} %", f64::from(self.0) / 1e4)
+    }
+}
+
+/// Displays microseconds: to a tenth of a second in the first minute, then to a second.
+pub(crate) struct Seconds(pub(crate) u64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MINUTE_US: u64 = 60_000_000;
+        if self.0 < MINUTE_US {
+            let tenths = self.0 / 100_000;
+            return write!(f, "{}.{} s", tenths / 10, tenths % 10);
+        }
+        humantime::format_duration(Duration::from_secs(self.0 / 1_000_000)).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_rounded_for_people() {
+        assert_eq!(Bytes(0).to_string(), "0 B");
+        assert_eq!(Bytes(8 << 30).to_string(), "8.0 GiB");
+        assert_eq!(Bytes((8 << 30) + (512 << 20) + 4096).to_string(), "8.5 GiB");
+        assert_eq!(Percent(298_499).to_string(), "29.8 %");
+        assert_eq!(
+            (Percent::short(300_000), Percent::short(125_000)),
+            ("30 %".into(), "12.5 %".into())
+        );
+        for (us, text) in [(0, "0.0 s"), (1_290_000, "1.2 s"), (3_661_900_000, "1h 1m 1s")] {
+            assert_eq!(Seconds(us).to_string(), text);
+        }
+        assert_eq!(cut("python train.py --epochs 10 --lr 0.1", 16), "python train.py…");
+        assert!(!cut("a\u{1b}[31m", 16).contains('\u{1b}'));
+    }
+}

@@ -1,0 +1,117 @@
+//! The whole terminal.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Clear, Paragraph, Wrap};
+
+use super::super::model::{Mode, Model};
+use super::{LEAST_WIDTH, Theme, detail, list};
+
+const HELP: [&str; 12] = [
+    "up, down      choose a session (also k, j, page up, page down, home, end)",
+    "enter         its processes and its history; esc goes back",
+    "/             show only sessions with these letters; esc shows all",
+    "s, r          sort by something else; the other way round",
+    "l             change its limits",
+    "f             freeze it, or let it go on",
+    "space         stop here; in a replay, go on",
+    "left, right   in a replay: one sample back, or on",
+    "q             end",
+    "",
+    "Bars are the share of the last 10 s; the mark is the limit. * is frozen. Times are UTC.",
+    "Any key closes this.",
+];
+
+/// Draws all of it.
+pub(in crate::top) fn frame(model: &Model, theme: Theme, frame: &mut Frame<'_>) {
+    let area = frame.area();
+    let width = usize::from(area.width).max(LEAST_WIDTH);
+    let [title, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
+            .areas(area);
+    frame.render_widget(list::title(model, theme), title);
+    let lines = match model.selected().filter(|_| model.open) {
+        Some(row) => detail::detail(model, &row, theme, width, body.height.into()),
+        None => visible(model, theme, width, body.height.into()),
+    };
+    frame.render_widget(Paragraph::new(lines), body);
+    frame.render_widget(last_line(model, theme), foot);
+    dialog(model, theme, frame, area);
+}
+
+/// As much of the list as there is room for, with the selected session in it.
+fn visible(model: &Model, theme: Theme, width: usize, height: usize) -> Vec<Line<'static>> {
+    let mut lines = list::notices(model, theme);
+    lines.push(list::head(theme, width));
+    let room = height.saturating_sub(lines.len());
+    let body = list::body(model, theme, width);
+    let selected = model.selected.as_ref();
+    let at = body.iter().position(|(key, _)| key.is_some() && key.as_ref() == selected);
+    let first = at.map_or(0, |at| (at + 1).saturating_sub(room));
+    lines.extend(body.into_iter().skip(first).take(room).map(|(key, line)| {
+        let is_selected = key.is_some() && key.as_ref() == selected;
+        if is_selected { line.patch_style(theme.selected()) } else { line }
+    }));
+    lines
+}
+
+fn last_line(model: &Model, theme: Theme) -> Line<'static> {
+    match (&model.message, &model.mode) {
+        (Some(message), _) => Line::styled(limits::Shown(message).to_string(), theme.title()),
+        (None, Mode::Filter) => Line::from(format!("/{}_", limits::Shown(&model.filter))),
+        _ if !model.filter.is_empty() => Line::styled(
+            format!("filter: {} (esc shows all)", limits::Shown(&model.filter)),
+            theme.title(),
+        ),
+        _ if model.open => {
+            Line::styled("esc back  l limits  f freeze  ? help  q end", theme.head())
+        }
+        _ => Line::styled(
+            "enter details  / filter  s sort  l limits  f freeze  space pause  ? help  q end",
+            theme.head(),
+        ),
+    }
+}
+
+fn dialog(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
+    let (title, lines): (&str, Vec<Line<'static>>) = match &model.mode {
+        Mode::Browse | Mode::Filter => return,
+        Mode::Help => ("keys", HELP.map(Line::from).to_vec()),
+        Mode::Limits { text, error } => {
+            let name = model.selected().map(|row| row.name.to_owned()).unwrap_or_default();
+            let mut lines = vec![
+                Line::from(format!(
+                    "New limits of {}, as for 'sluice limit':",
+                    limits::Shown(&name)
+                )),
+                Line::from(format!("> {}_", limits::Shown(text))),
+            ];
+            lines.push(match error {
+                Some(error) => Line::styled(limits::Shown(error).to_string(), theme.trouble()),
+                None => Line::styled("enter goes on, esc changes nothing", theme.head()),
+            });
+            ("limits", lines)
+        }
+        Mode::Confirm { line, .. } => (
+            "sure?",
+            vec![
+                Line::styled(format!("sluice {}", limits::Shown(line)), theme.title()),
+                Line::from("y does it, n does not"),
+            ],
+        ),
+    };
+    let width = area.width.min(88);
+    let inner = usize::from(width.saturating_sub(2)).max(1);
+    let height: usize = lines.iter().map(|line| line.width().div_ceil(inner).max(1)).sum();
+    let height = u16::try_from(height + 2).unwrap_or(u16::MAX).min(area.height);
+    let place = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
+    frame.render_widget(Clear, place);
+    let block = Block::bordered().title(format!(" {title} "));
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), place);
+}

@@ -1,0 +1,98 @@
+//! Profiles, completions, manual pages; and the simulated GPU's `nvidia-smi`, which shows what they did.
+
+use std::fs;
+
+use crate::support::{Sluice, outcome};
+
+const TOTAL: [&str; 3] = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"];
+
+/// A session's memory on each of its devices, as nvidia-smi shows it.
+fn total(sluice: &Sluice, options: &[&str]) -> (i32, String, String) {
+    outcome(sluice.run(&[&["--fake-gpu"], options].concat()).args(TOTAL))
+}
+
+#[test]
+fn a_profile_fills_in_what_the_command_line_leaves_open() {
+    let mut sluice = Sluice::new();
+    let folder = sluice.folder().join("settings");
+    let file = folder.join("sluice/config.toml");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, "[profile.small]\nmem = \"4GiB\"\ncompute = 25\ndevice = [1]\n").unwrap();
+    sluice.set("XDG_CONFIG_HOME", folder.to_str().unwrap());
+    let shown = |options: &[&str]| total(&sluice, options).1;
+    // NVML shows all devices; the limits are for the second.
+    assert_eq!(shown(&["--profile", "small"]), "16384 MiB\n4096 MiB\n");
+    assert_eq!(shown(&["--profile", "small", "--mem", "1GiB"]).lines().last(), Some("1024 MiB"));
+    let (code, _, stderr) = total(&sluice, &["--profile", "large"]);
+    assert_eq!(code, 2);
+    assert!(stderr.contains("--profile 'large': ") && stderr.contains("small"), "{stderr}");
+    let check =
+        |arguments: &[&str]| outcome(sluice.command().args(["config", "check"]).args(arguments));
+    let (code, stdout, stderr) = check(&[]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains(": ok; profiles: small\n"), "{stdout}");
+    fs::write(&file, "[profile.small]\nmem = \"lots\"\n").unwrap();
+    for (code, _, stderr) in
+        [check(&[]), check(&[file.to_str().unwrap()]), total(&sluice, &["--profile", "small"])]
+    {
+        assert_eq!(code, 2, "{stderr}");
+        assert!(stderr.contains("profile 'small': mem = lots: "), "{stderr}");
+    }
+    let (code, _, stderr) = check(&["/no/such/file"]);
+    assert!(code == 70 && stderr.contains("cannot read /no/such/file"), "{stderr}");
+}
+
+#[test]
+fn shells_and_man_are_told_of_the_command_line() {
+    let sluice = Sluice::new();
+    for (shell, words) in
+        [("bash", "_sluice"), ("zsh", "#compdef sluice"), ("fish", "complete -c sluice")]
+    {
+        let (code, stdout, _) = outcome(sluice.command().args(["completions", shell]));
+        assert!(code == 0 && stdout.contains(words), "{shell}: {stdout}");
+    }
+    let folder = sluice.folder().join("man");
+    let (code, _, stderr) = outcome(sluice.command().arg("man").arg(&folder));
+    assert_eq!(code, 0, "{stderr}");
+    let page = fs::read_to_string(folder.join("sluice-run.1")).unwrap();
+    assert!(page.contains(".TH") && page.contains("\\-\\-compute"), "{page}");
+    assert!(folder.join("sluice.1").is_file() && folder.join("sluice-config-check.1").is_file());
+    assert!(!folder.join("sluice-load-nvml.1").exists(), "it is no command for people");
+}
+
+#[test]
+fn the_simulated_gpu_has_an_nvidia_smi_that_shows_the_limits() {
+    let sluice = Sluice::new();
+    let run = |arguments: &[&str]| {
+        let mut run = sluice.run(&["--fake-gpu", "--mem", "1GiB"]);
+        let (code, stdout, stderr) = outcome(run.arg("--").args(arguments));
+        assert_eq!((code, stderr.as_str()), (0, ""), "{arguments:?}: {stdout}");
+        stdout
+    };
+    let table = run(&["nvidia-smi"]);
+    assert!(
+        table.contains("|       0MiB / 1024MiB |") || table.contains(" 0MiB / 1024MiB |"),
+        "{table}"
+    );
+    assert!(
+        table.contains("NVIDIA Fake GPU") && table.contains("No running processes found"),
+        "{table}"
+    );
+    assert_eq!(run(&["nvidia-smi", "-L"]).lines().count(), 2);
+    assert_eq!(run(&["nvidia-smi", "-i", "1", "-L"]).lines().count(), 1);
+    // A program in the same session.
+    let tenant = sluice.built("tenant", "tenant");
+    let script = r#"
+        "$0" mem --api alloc --chunk 256MiB --cap 256MiB --hold 60 >"$PIDFILE" &
+        until nvidia-smi --query-compute-apps=used_memory --format=csv,noheader,nounits | grep -q 768; do sleep 0.05; done
+        nvidia-smi --query-compute-apps=process_name,used_memory --format=csv
+        nvidia-smi
+        kill $!
+    "#;
+    let shown = run(&["sh", "-c", script, tenant.to_str().unwrap()]);
+    assert!(shown.starts_with("process_name, used_gpu_memory [MiB]\n"), "{shown}");
+    assert!(
+        shown.contains("/tenant, 768 MiB\n") && shown.contains("768MiB / 1024MiB |"),
+        "{shown}"
+    );
+}

@@ -1,0 +1,221 @@
+//! Devices as NVML shows them. The library is loaded when it is first needed, and never by an async thread.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use limits::GpuId;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::{Device, Nvml};
+
+use crate::reading::{
+    AllReadings, Clocks, DeviceReading, Ecc, GpuProcess, Memory, Reading, ThrottleReason, Unread,
+    Utilization,
+};
+use crate::source::{Blind, Seen, Source, sleep};
+use crate::xid::Xid;
+
+/// A machine without the development package only has the name with a version.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// How often all devices are read.
+const EVERY: Duration = Duration::from_secs(1);
+/// How long one wait for errors lasts: afterwards it is looked whether the thread is still wanted.
+const WAIT_MS: u32 = 100;
+/// The number that NVML gives an error whose number it does not know.
+const UNKNOWN_XID: u64 = 999;
+
+/// NVML.
+#[derive(Clone, Debug)]
+pub struct NvmlSource {
+    library: PathBuf,
+}
+
+impl Default for NvmlSource {
+    /// The driver's own, where the loader finds it.
+    fn default() -> Self {
+        Self::at(Path::new(LIBRARY))
+    }
+}
+
+impl NvmlSource {
+    /// The library of this name or path.
+    #[must_use]
+    pub fn at(library: &Path) -> Self {
+        Self { library: library.to_owned() }
+    }
+}
+
+impl Source for NvmlSource {
+    fn watch(&mut self, over: &AtomicBool, take: &mut dyn FnMut(Seen)) -> Result<(), Blind> {
+        let nvml = Nvml::builder().lib_path(self.library.as_os_str()).init();
+        let nvml = nvml.map_err(|error| blind(&error))?;
+        let mut devices = list(&nvml)?;
+        let mut events = subscribe(&nvml, &devices);
+        while !over.load(Ordering::Acquire) {
+            let begun = Instant::now();
+            // One that was lost before it could be named, or comes later.
+            if nvml.device_count().is_ok_and(|count| count as usize > devices.len()) {
+                let again = list(&nvml)?;
+                if again.len() > devices.len() {
+                    devices = again;
+                    events = subscribe(&nvml, &devices);
+                }
+            }
+            let seen: Vec<_> = devices.iter().map(Listed::read).collect();
+            take(Seen::Devices(AllReadings { taken: Instant::now(), devices: seen }));
+            while begun.elapsed() < EVERY && !over.load(Ordering::Acquire) {
+                let rest = EVERY.saturating_sub(begun.elapsed());
+                match events.as_ref().map(|events| events.wait(WAIT_MS)) {
+                    Some(Ok(event)) => {
+                        let device = event.device.uuid().ok().and_then(|uuid| uuid.parse().ok());
+                        if let Some((uuid, xid)) = device.zip(event.event_data) {
+                            take(Seen::Xid(uuid, number(&xid)));
+                        }
+                    }
+                    Some(Err(NvmlError::Timeout)) => {}
+                    // It would fail at once again and again.
+                    Some(Err(_)) | None => sleep(rest, over),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const fn number(xid: &XidError) -> Xid {
+    match xid {
+        XidError::Value(number) => Xid(*number),
+        XidError::Unknown => Xid(UNKNOWN_XID),
+    }
+}
+
+/// The loader's message names the file, and NVML's the reason.
+fn blind(error: &NvmlError) -> Blind {
+    Blind(error.to_string().trim_start_matches("a libloading error occurred: ").to_owned())
+}
+
+struct Listed<'nvml> {
+    index: u32,
+    uuid: GpuId,
+    device: Device<'nvml>,
+}
+
+/// The devices that can be named.
+fn list(nvml: &Nvml) -> Result<Vec<Listed<'_>>, Blind> {
+    let count = nvml.device_count().map_err(|error| blind(&error))?;
+    let one = |index| {
+        let device = nvml.device_by_index(index).ok()?;
+        let uuid = device.uuid().ok()?.parse().ok()?;
+        Some(Listed { index, uuid, device })
+    };
+    Ok((0..count).filter_map(one).collect())
+}
+
+/// Asks for the errors of all devices that report any. `None`: none does.
+fn subscribe<'nvml>(nvml: &'nvml Nvml, devices: &[Listed<'nvml>]) -> Option<EventSet<'nvml>> {
+    let wanted = EventTypes::CRITICAL_XID_ERROR;
+    let supports = |device: &&Listed<'_>| {
+        device.device.supported_event_types().is_ok_and(|types| types.contains(wanted))
+    };
+    let mut able: Vec<_> = devices.iter().filter(supports).collect();
+    // A refusal takes the whole set along. Then it is tried without that device.
+    while !able.is_empty() {
+        let mut set = nvml.create_event_set().ok();
+        let refused = able.iter().position(|device| {
+            set = set.take().and_then(|set| device.device.register_events(wanted, set).ok());
+            set.is_none()
+        });
+        match refused {
+            None => return set,
+            Some(index) => _ = able.remove(index),
+        }
+    }
+    None
+}
+
+impl Listed<'_> {
+    fn read(&self) -> DeviceReading {
+        let Self { index, uuid, ref device } = *self;
+        let ecc = |kind| reading(device.total_ecc_errors(kind, EccCounter::Volatile));
+        DeviceReading {
+            index,
+            uuid,
+            name: reading(device.name()),
+            memory: reading(device.memory_info()).map(|memory| Memory {
+                total: memory.total,
+                reserved: memory.reserved,
+                used: memory.used,
+                free: memory.free,
+            }),
+            utilization: reading(device.utilization_rates())
+                .map(|rates| Utilization { sm: rates.gpu, memory: rates.memory }),
+            power_mw: reading(device.power_usage()),
+            power_limit_mw: reading(device.enforced_power_limit()),
+            temperature_c: reading(device.temperature(TemperatureSensor::Gpu)),
+            clocks: Clocks {
+                sm_mhz: reading(device.clock_info(Clock::SM)),
+                memory_mhz: reading(device.clock_info(Clock::Memory)),
+            },
+            throttling: reading(device.current_throttle_reasons()).map(throttling),
+            ecc: Ecc {
+                corrected: ecc(MemoryError::Corrected),
+                uncorrected: ecc(MemoryError::Uncorrected),
+            },
+            processes: self.processes(),
+        }
+    }
+
+    /// Clients of MPS are in a list of their own, which not all devices have.
+    fn processes(&self) -> Reading<Vec<GpuProcess>> {
+        let mut found = reading(self.device.running_compute_processes())?;
+        found.extend(self.device.mps_running_compute_processes().unwrap_or_default());
+        let mut found: Vec<GpuProcess> = found.iter().map(process).collect();
+        found.sort_unstable();
+        found.dedup_by_key(|process| process.pid);
+        Ok(found)
+    }
+}
+
+fn process(info: &ProcessInfo) -> GpuProcess {
+    let bytes = match info.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(bytes),
+        UsedGpuMemory::Unavailable => None,
+    };
+    GpuProcess { pid: info.pid, bytes }
+}
+
+fn reading<T>(result: Result<T, NvmlError>) -> Reading<T> {
+    result.map_err(|error| match error {
+        NvmlError::NotSupported
+        | NvmlError::FunctionNotFound
+        | NvmlError::FailedToLoadSymbol(_) => Unread::NotSupported,
+        NvmlError::NoPermission => Unread::NotPermitted,
+        NvmlError::GpuLost => Unread::Lost,
+        NvmlError::ResetRequired => Unread::NeedsReset,
+        other => Unread::Failed(other.to_string()),
+    })
+}
+
+fn throttling(reasons: ThrottleReasons) -> BTreeSet<ThrottleReason> {
+    let names = [
+        (ThrottleReasons::GPU_IDLE, ThrottleReason::Idle),
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, ThrottleReason::Setting),
+        (ThrottleReasons::SW_POWER_CAP, ThrottleReason::PowerCap),
+        (ThrottleReasons::HW_SLOWDOWN, ThrottleReason::HardwareSlowdown),
+        (ThrottleReasons::SYNC_BOOST, ThrottleReason::SyncBoost),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, ThrottleReason::SoftwareThermal),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, ThrottleReason::HardwareThermal),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, ThrottleReason::PowerBrake),
+        (ThrottleReasons::DISPLAY_CLOCK_SETTING, ThrottleReason::DisplayClock),
+    ];
+    let set = names.into_iter().filter(|(bit, _)| reasons.contains(*bit));
+    set.map(|(_, reason)| reason).collect()
+}

@@ -1,0 +1,334 @@
+//! Gangs: sessions that use several devices together. Work on one device waits for work on the others there, so
+//! such a session holds all of its devices at once, or none.
+//!
+//! * A gang is **due** once it can pay on each device on which it asks, and none of the others there that are no
+//!   gangs come before it. Those move on with what they use, so that happens. A device on which it asks for
+//!   nothing holds nothing up.
+//! * Then it **prepares**: its devices are kept for it from when the last lease there ends that it has to wait
+//!   for. Until then others may use those that are free.
+//! * When all are free, it gets leases on all of them at one moment, with one end: its **window**. What asks later
+//!   joins. The window goes on if it may on all devices.
+//! * A gang that leaves all of its devices idle part of the time is **sparse**. As any sparse worker it takes no
+//!   turns with single workers: it holds beside them, always on all of its devices, and nothing is kept for it. Its
+//!   **turn alone** is one on all of them at once. With other gangs it takes turns.
+//!
+//! Dense gangs begin in the order in which they came to be due, and one that has to wait keeps those behind it off its
+//! devices. So no two of them wait for each other, and none waits for ever.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Grant, LeaseId, Offer, Scheduler, SessionId, WorkerId};
+
+/// What a gang holds.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    end: u64,
+    /// While others wait, it does not go on beyond this.
+    turn_ends_at: u64,
+    /// It does not go on.
+    is_last: bool,
+}
+
+#[derive(Debug)]
+struct Gang<D> {
+    devices: BTreeSet<D>,
+    due_since: Option<u64>,
+    window: Option<Window>,
+    /// It takes turns.
+    dense: bool,
+}
+
+/// The gangs among the sessions of some devices.
+#[derive(Debug)]
+pub struct Gangs<D>(BTreeMap<SessionId, Gang<D>>);
+
+impl<D> Default for Gangs<D> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<D: Copy + Ord> Gangs<D> {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Says which devices a session uses together. With fewer than two it is no gang.
+    pub fn set(
+        &mut self,
+        session: SessionId,
+        devices: BTreeSet<D>,
+        schedulers: &mut BTreeMap<D, Scheduler>,
+    ) {
+        let former = self.0.get(&session).map(|gang| gang.devices.clone()).unwrap_or_default();
+        if former == devices || former.is_empty() && devices.len() < 2 {
+            return;
+        }
+        let is_gang = devices.len() > 1;
+        for device in former.union(&devices) {
+            if let Some(scheduler) = schedulers.get_mut(device) {
+                scheduler.set_together(session, is_gang && devices.contains(device));
+                // Found anew with the next decision, if it is a gang still.
+                scheduler.set_among_dense(session, false);
+                scheduler.reserve(None);
+            }
+        }
+        if is_gang {
+            let gang = self.0.entry(session).or_insert_with(|| Gang {
+                devices: BTreeSet::new(),
+                due_since: None,
+                window: None,
+                dense: true,
+            });
+            gang.devices = devices;
+        } else {
+            self.0.remove(&session);
+        }
+    }
+
+    /// Grants what gangs can have now. To be called before [`Scheduler::decide`].
+    pub fn decide(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) -> Vec<(D, Grant)> {
+        let mut grants = Vec::new();
+        let mut taken = BTreeSet::new();
+        for device in self.0.values().flat_map(|gang| &gang.devices) {
+            if let Some(scheduler) = schedulers.get_mut(device) {
+                scheduler.reserve(None);
+            }
+        }
+        self.classify(schedulers, now);
+        self.suspect(schedulers, now);
+        let mut order: Vec<(u64, SessionId)> = Vec::new();
+        for (&session, gang) in &mut self.0 {
+            let used = gang.used(session, schedulers, now);
+            let held = |device: &D| schedulers.get(device).is_some_and(|s| s.is_held_by(session));
+            if gang.window.is_some() && !used.iter().any(held) {
+                gang.window = None;
+            }
+            if let Some(window) = gang.window {
+                if window.end <= now {
+                    // What it has running ends by itself, here sooner and there later.
+                    continue;
+                }
+                for &device in &used {
+                    let Some(scheduler) = schedulers.get_mut(&device) else { continue };
+                    if gang.dense {
+                        scheduler.reserve(Some((session, now)));
+                    }
+                    let joined = scheduler.grant_until(session, window.end, now);
+                    grants.extend(joined.into_iter().map(|grant| (device, grant)));
+                }
+                if gang.dense {
+                    taken.extend(used);
+                }
+                continue;
+            }
+            let offers = gang.offers(session, &used, schedulers, now);
+            let can_pay =
+                !offers.is_empty() && offers.iter().all(|(_, offer)| offer.length_ns.is_some());
+            let is_next = offers.iter().all(|(_, offer)| offer.is_next);
+            gang.due_since = match gang.due_since {
+                Some(since) if can_pay => Some(since),
+                None if can_pay && is_next => Some(now),
+                _ => None,
+            };
+            order.extend(gang.due_since.map(|since| (since, session)));
+        }
+        order.sort_unstable();
+        for (_, session) in order {
+            let Some(gang) = self.0.get_mut(&session) else { continue };
+            let used = gang.used(session, schedulers, now);
+            if !gang.dense || used.is_disjoint(&taken) {
+                grants.extend(gang.prepare(session, &used, schedulers, now));
+            }
+            if gang.dense {
+                taken.extend(used);
+            }
+        }
+        self.note_who_is_shared(schedulers);
+        grants
+    }
+
+    /// Tells which gangs take turns: those that fill a device, and those that would hold beside another gang. Slicing
+    /// serves collectives badly: that of one spins here, that of the other there.
+    fn classify(&mut self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
+        let mut active: Vec<(SessionId, BTreeSet<D>)> = Vec::new();
+        for (&session, gang) in &self.0 {
+            active.push((session, gang.used(session, schedulers, now)));
+        }
+        for (&session, gang) in &mut self.0 {
+            let meets = |(other, used): &(SessionId, BTreeSet<D>)| {
+                *other != session && !used.is_disjoint(&gang.devices)
+            };
+            let fills = gang.fills(session, schedulers);
+            let among_dense = active.iter().any(meets);
+            gang.dense = fills || among_dense;
+            for device in &gang.devices {
+                if let Some(scheduler) = schedulers.get_mut(device) {
+                    // The session may have been forgotten there, and be back.
+                    scheduler.set_together(session, true);
+                    scheduler.set_among_dense(session, among_dense);
+                }
+            }
+        }
+    }
+
+    /// A gang that shares one of its devices waits for it on all of them: there, too, time tells little.
+    fn note_who_is_shared(&self, schedulers: &mut BTreeMap<D, Scheduler>) {
+        for (&session, gang) in self.0.iter().filter(|(_, gang)| gang.window.is_some()) {
+            let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
+            if !own.any(|scheduler| scheduler.is_shared_by(session)) {
+                continue;
+            }
+            for device in &gang.devices {
+                if let Some(scheduler) = schedulers.get_mut(device) {
+                    scheduler.set_shared(session);
+                }
+            }
+        }
+    }
+
+    /// A worker of a gang asks for its lease on a device to go on.
+    ///
+    /// # Errors
+    /// [`NoGang`]
+    pub fn renew(
+        &mut self,
+        session: SessionId,
+        device: D,
+        (worker, lease): (WorkerId, LeaseId),
+        schedulers: &mut BTreeMap<D, Scheduler>,
+        now: u64,
+    ) -> Result<Option<Grant>, NoGang> {
+        let gang = self.0.get_mut(&session).ok_or(NoGang)?;
+        let window = gang.window.as_mut().ok_or(NoGang)?;
+        let end = schedulers.get(&device).and_then(|s| s.ends_at(worker)).unwrap_or(0);
+        if end >= window.end {
+            if window.is_last {
+                return Ok(None);
+            }
+            match could_go_on(session, &gang.devices, schedulers, now) {
+                Some((length, turn_ends_at)) => {
+                    window.end = window.end.max(now.saturating_add(length));
+                    window.turn_ends_at = turn_ends_at;
+                }
+                None => {
+                    window.is_last = true;
+                    return Ok(None);
+                }
+            }
+        }
+        let until = (window.end, window.turn_ends_at);
+        let scheduler = schedulers.get_mut(&device);
+        Ok(scheduler.and_then(|scheduler| scheduler.renew_until(worker, lease, until, now)))
+    }
+
+    /// Begins a turn alone of a gang in doubt: on all of its devices, or it would be open on some and wait there for
+    /// the others.
+    fn suspect(&self, schedulers: &mut BTreeMap<D, Scheduler>, now: u64) {
+        for (&session, gang) in &self.0 {
+            let mut own = gang.devices.iter().filter_map(|device| schedulers.get(device));
+            let wanted = own.clone().any(|scheduler| scheduler.is_session_in_doubt(session, now));
+            if wanted && own.all(|scheduler| scheduler.may_suspect(now)) {
+                for device in &gang.devices {
+                    if let Some(scheduler) = schedulers.get_mut(device) {
+                        scheduler.suspect_session(session, now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// When [`Self::decide`] has something to do without a new event.
+    pub fn next_deadline(&self, now: u64) -> Option<u64> {
+        let windows = self.0.values().filter_map(|gang| gang.window);
+        windows.map(|window| window.end).filter(|&at| at > now).min()
+    }
+}
+
+/// The session has no devices that it holds together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoGang;
+
+/// For how long the leases on all devices could go on, and until when the turn lasts.
+fn could_go_on<D: Copy + Ord>(
+    session: SessionId,
+    devices: &BTreeSet<D>,
+    schedulers: &mut BTreeMap<D, Scheduler>,
+    now: u64,
+) -> Option<(u64, u64)> {
+    let mut least: Option<(u64, u64)> = None;
+    for device in devices {
+        let Some(scheduler) = schedulers.get_mut(device) else { continue };
+        for (worker, lease) in scheduler.leases_of(session) {
+            let (length, turn) = scheduler.could_go_on(worker, lease, now)?;
+            least = Some(least.map_or((length, turn), |(l, t)| (l.min(length), t.min(turn))));
+        }
+    }
+    least
+}
+
+impl<D: Copy + Ord> Gang<D> {
+    /// The devices that it wants, or wanted just now.
+    fn used(
+        &self,
+        session: SessionId,
+        schedulers: &BTreeMap<D, Scheduler>,
+        now: u64,
+    ) -> BTreeSet<D> {
+        let wants =
+            |device: &&D| schedulers.get(device).is_some_and(|s| s.is_wanted_by(session, now));
+        self.devices.iter().filter(wants).copied().collect()
+    }
+
+    /// Whether it fills one of its devices.
+    fn fills(&self, session: SessionId, schedulers: &BTreeMap<D, Scheduler>) -> bool {
+        let mut own = self.devices.iter().filter_map(|device| schedulers.get(device));
+        own.any(|scheduler| scheduler.is_filled_by(session))
+    }
+
+    fn offers(
+        &self,
+        session: SessionId,
+        used: &BTreeSet<D>,
+        schedulers: &mut BTreeMap<D, Scheduler>,
+        now: u64,
+    ) -> Vec<(D, Offer)> {
+        let offer = |&device: &D| Some((device, schedulers.get_mut(&device)?.offer(session, now)?));
+        used.iter().filter_map(offer).collect()
+    }
+
+    /// Keeps the devices for the gang, and begins its window if they are free.
+    fn prepare(
+        &mut self,
+        session: SessionId,
+        used: &BTreeSet<D>,
+        schedulers: &mut BTreeMap<D, Scheduler>,
+        now: u64,
+    ) -> Vec<(D, Grant)> {
+        let offers = self.offers(session, used, schedulers, now);
+        let ends = offers.iter().filter_map(|(device, _)| schedulers.get(device));
+        let from = ends.map(|scheduler| scheduler.others_end_at(session)).max().unwrap_or(0);
+        for device in used.iter().filter(|_| self.dense) {
+            if let Some(scheduler) = schedulers.get_mut(device) {
+                scheduler.reserve(Some((session, from)));
+            }
+        }
+        let length = offers.iter().filter_map(|(_, offer)| offer.length_ns).min();
+        let Some(length) = length.filter(|_| offers.iter().all(|(_, offer)| offer.is_free)) else {
+            return Vec::new();
+        };
+        let end = now.saturating_add(length);
+        let mut grants = Vec::new();
+        for (device, _) in offers {
+            let Some(scheduler) = schedulers.get_mut(&device) else { continue };
+            let granted = scheduler.grant_until(session, end, now);
+            grants.extend(granted.into_iter().map(|grant| (device, grant)));
+        }
+        if !grants.is_empty() {
+            self.due_since = None;
+            self.window = Some(Window { end, turn_ends_at: end, is_last: false });
+        }
+        grants
+    }
+}

@@ -1,0 +1,55 @@
+//! Events, as they come.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{Event, ProblemCode};
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use poem::web::sse;
+use poem_openapi::OpenApi;
+use poem_openapi::param::Header;
+use poem_openapi::payload::EventStream;
+
+use super::problem::Refused;
+use crate::core::Core;
+use crate::identity::Caller;
+
+/// A line goes out at least this often, so that a reader that is gone is noticed.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+pub(super) struct Events(pub(super) Arc<Core>);
+
+#[OpenApi]
+impl Events {
+    /// What happens from now on; with Last-Event-ID what happened after that event. The daemon keeps the last 4096
+    /// events. A reader that is slower is told by an event `lost` how many are missing.
+    #[oai(path = "/api/v1/events", method = "get")]
+    async fn events(
+        &self,
+        caller: Caller,
+        /// The id of the last event that was read.
+        #[oai(name = "Last-Event-ID")]
+        last_event_id: Header<Option<String>>,
+    ) -> Result<EventStream<BoxStream<'static, Event>>, Refused> {
+        let place = self.0.events_place(&caller)?;
+        let reader = self.0.read_events(&caller, place, last_event_id.0.as_deref());
+        let reader = reader.map_err(|wrong| {
+            let message = format!("{:?} is not the id of an event", wrong.0);
+            Refused::new(ProblemCode::BadRequest, message, "the id of an event that was read here")
+        })?;
+        let events = stream::unfold(reader, |mut reader| async {
+            let event = reader.next().await;
+            Some((event, reader))
+        });
+        Ok(EventStream::new(events.boxed()).to_event(written).keep_alive(KEEP_ALIVE))
+    }
+}
+
+fn written(event: Event) -> sse::Event {
+    let kind = serde_json::to_value(event.kind).ok();
+    let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or_default().to_owned();
+    let id = event.id.clone();
+    let text = serde_json::to_string(&event).unwrap_or_default();
+    sse::Event::message(text).id(id).event_type(kind)
+}

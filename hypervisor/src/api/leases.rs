@@ -1,0 +1,28 @@
+//! Processes, and the leases that they hold.
+
+use std::sync::Arc;
+
+use api::{LeaseList, WorkerList};
+use poem_openapi::OpenApi;
+
+use super::payload::Sent;
+use super::problem::Refused;
+use crate::core::Core;
+use crate::identity::Caller;
+
+pub(super) struct Leases(pub(super) Arc<Core>);
+
+#[OpenApi]
+impl Leases {
+    /// The processes that are served.
+    #[oai(path = "/api/v1/workers", method = "get")]
+    async fn workers(&self, caller: Caller) -> Result<Sent<WorkerList>, Refused> {
+        Ok(Sent::with(self.0.worker_list(&caller).await?))
+    }
+
+    /// The leases that are held.
+    #[oai(path = "/api/v1/leases", method = "get")]
+    async fn leases(&self, caller: Caller) -> Result<Sent<LeaseList>, Refused> {
+        Ok(Sent::with(self.0.lease_list(&caller).await?))
+    }
+}

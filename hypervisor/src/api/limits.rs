@@ -1,0 +1,253 @@
+//! Changes of limits.
+//!
+//! Limits live in the session's pages. The daemon changes them there, in the same way as `sluice limit`, and learns
+//! from the page who has taken the change. That its schedulers go by it is told by the session's processes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::limits::memory::Part;
+use ::limits::named::Names;
+use ::limits::request::{Device, MemoryRequest, Unused};
+use ::limits::units::Amount;
+use ::limits::{GpuId, Named, Policy, Request};
+use api::{DeviceLimits, LimitChange, LimitsChanged, ProblemCode, ProcessTook};
+use poem_openapi::OpenApi;
+use poem_openapi::param::{Path, Query};
+use session::PageError;
+use session::directory::{self, Found};
+use session::process::ProcessIdentity;
+use session::taken::{Changed, Took, wait_until_taken};
+
+use super::payload::{Call, Sent};
+use super::problem::Refused;
+use crate::core::{Core, SessionToChange};
+use crate::identity::Caller;
+
+/// How long other changes of the same limits are waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Of so many processes of a session it is looked at how they see their files.
+const MOST_LOOKED_AT: usize = 8;
+/// How long to wait until the processes have taken a change, unless the caller says so.
+const WAIT_MS: u32 = 100;
+
+const NAMES: Names = Names {
+    memory: "memory_bytes",
+    real: "memory_real_bytes",
+    share: "share_ppm",
+    balance: "policy balance or soft_ppm",
+};
+
+pub(super) struct Limits(pub(super) Arc<Core>);
+
+#[OpenApi]
+impl Limits {
+    /// Changes a session's limits on all devices that it has used, or on one. If one cannot be changed, none is. The
+    /// answer says which of its processes have taken the change.
+    #[oai(path = "/api/v1/sessions/:id/limits", method = "put")]
+    async fn change(
+        &self,
+        caller: Caller,
+        id: Path<u64>,
+        /// How long to wait until all of its processes have taken the change, in milliseconds. 100 if left out.
+        #[oai(validator(maximum(value = "1000")))]
+        wait_ms: Query<Option<u32>>,
+        change: Call<LimitChange>,
+    ) -> Result<Sent<LimitsChanged>, Refused> {
+        let session = self.0.session_to_change(&caller, id.0)?;
+        let name = &session.name;
+        if session.is_frozen && change.0.policy == Some(api::Policy::None) {
+            let message = format!("session {name:?} is frozen: without a time limit it would run");
+            let accepted = "the same call after POST /api/v1/sessions/{id}/thaw";
+            return Err(Refused::new(ProblemCode::Frozen, message, accepted));
+        }
+        let permit = self.0.permit(&caller).await?;
+        let wait = Duration::from_millis(wait_ms.0.unwrap_or(WAIT_MS).into());
+        let changing =
+            move || change_session(&session, &change.0, wait).map(|devices| (devices, permit));
+        let made = tokio::task::spawn_blocking(changing).await;
+        let (devices, permit) = made.map_err(|error| {
+            Refused::new(ProblemCode::Internal, error.to_string(), "another try")
+        })??;
+        let all = |device: &DeviceLimits| device.processes.iter().all(|process| process.taken);
+        let taken_by_all = devices.iter().all(all);
+        Ok(Sent::with((LimitsChanged { id: id.0, taken_by_all, devices }, permit)))
+    }
+}
+
+fn change_session(
+    wanted: &SessionToChange,
+    change: &LimitChange,
+    wait: Duration,
+) -> Result<Vec<DeviceLimits>, Refused> {
+    let request = request(change)?;
+    let (session, process) = found(wanted)?;
+    let (mut changes, mut locks) = (Vec::new(), Vec::new());
+    let until = Instant::now() + PATIENCE;
+    for path in session.pages.iter().filter(|path| is_chosen(path, change)) {
+        let page = session.open(path).map_err(|error| no_page(&error))?;
+        let uuid = page.device();
+        // In vain where somebody holds the lock for ever: it is no protection from the session itself.
+        locks.push(page.lock_limits(until));
+        let before = page.look().map_err(|error| no_page(&error))?.limits();
+        let title = uuid.to_string();
+        let device = Device { name: &title, total: None };
+        let after = request.over(&before, device, Unused::Refused);
+        let after = after.map_err(|error| Refused::limits(&error))?;
+        after.compute.check().map_err(|problem| {
+            let message = format!("device {uuid}: {problem}");
+            Refused::new(ProblemCode::BadLimits, message, "values as described for LimitChange")
+        })?;
+        let used = page.summary().map_err(|error| no_page(&error))?.total();
+        changes.push((page, before, after, used));
+    }
+    if process.is_some_and(|process| !process.is_running()) {
+        // Whoever has its id now may be in another container.
+        return Err(out_of_reach(&wanted.name, "its process has just ended"));
+    }
+    if changes.is_empty() {
+        let message = "the session has used no such device";
+        let accepted = "a device that the session has used, by its UUID, or none";
+        return Err(Refused::new(ProblemCode::NotFound, message, accepted));
+    }
+    let (mut changed, mut figures) = (Vec::new(), Vec::new());
+    for (page, before, after, used) in changes {
+        let change = page.change_limits(&after).map_err(|error| no_page(&error))?;
+        changed.push(Changed { change, page });
+        figures.push((before, after, used));
+    }
+    drop(locks);
+    let took =
+        wait_until_taken(&changed, Instant::now() + wait).map_err(|error| no_page(&error))?;
+    let devices = changed.iter().zip(&figures).zip(took);
+    Ok(devices
+        .map(|((changed, figures), took)| told(changed.page.device(), figures, &took))
+        .collect())
+}
+
+/// Whether a page is of the device that is to be changed. A page is called like its device, so that a damaged one of
+/// another device is in nobody's way.
+fn is_chosen(page: &std::path::Path, change: &LimitChange) -> bool {
+    let wanted = change.device.as_ref().map(|wanted| wanted.parse::<GpuId>());
+    let named = page.file_stem().and_then(|stem| stem.to_str()).map(str::parse::<GpuId>);
+    wanted.is_none_or(
+        |wanted| matches!((wanted, named), (Ok(wanted), Some(Ok(named))) if wanted == named),
+    )
+}
+
+/// The change that is asked for.
+fn request(change: &LimitChange) -> Result<Request, Refused> {
+    let mut request = Request {
+        memory: change
+            .memory_bytes
+            .map(|bytes| Named::new(MemoryRequest::Limit(Amount::Bytes(bytes)), NAMES.memory)),
+        real: change
+            .memory_real_bytes
+            .map(|bytes| Named::new(Part::Amount(Amount::Bytes(bytes)), NAMES.real)),
+        share: change.share_ppm.map(|share| Named::new(share, NAMES.share)),
+        policy: change.policy.map(|policy| Named::new(Policy::from(policy), "policy")),
+        soft: change.soft_ppm.map(|soft| Named::new(soft, "soft_ppm")),
+        weight: change.weight.map(|weight| Named::new(weight, "weight")),
+        priority: change.priority.map(|priority| Named::new(priority.into(), "priority")),
+        ..Request::nothing(NAMES)
+    };
+    if change.no_memory_limit == Some(true) {
+        if request.memory.is_some() || request.real.is_some() {
+            let message = "no_memory_limit stands beside memory_bytes or memory_real_bytes";
+            return Err(Refused::new(ProblemCode::BadLimits, message, "one of them"));
+        }
+        request.memory = Some(Named::new(MemoryRequest::NoLimit, "no_memory_limit"));
+    }
+    if request.is_empty() {
+        let accepted = "at least one of memory_bytes, memory_real_bytes, no_memory_limit, share_ppm, policy, soft_ppm, \
+                        weight and priority";
+        return Err(Refused::new(ProblemCode::BadLimits, "nothing to change", accepted));
+    }
+    Ok(request)
+}
+
+fn out_of_reach(name: &str, why: &str) -> Refused {
+    let message = format!("the pages of session {name:?} can not be changed from here: {why}");
+    let accepted = "a session with a process whose files the daemon may see: root's daemon those of all, another \
+                    user's its own; others are changed by 'sluice limit' where they run";
+    Refused::new(ProblemCode::NoPage, message, accepted)
+}
+
+/// The session's directory, and the process that it was found through, if that may be in a container. The session's
+/// processes tell the daemon the last part of its name.
+fn found(wanted: &SessionToChange) -> Result<(Found, Option<ProcessIdentity>), Refused> {
+    let SessionToChange { uid, name, .. } = wanted;
+    let none = |why: String| out_of_reach(name, &why);
+    let mut why = format!("user {uid} has no directory of that name");
+    if wanted.is_beside {
+        let listing = directory::list().map_err(|error| none(error.to_string()))?;
+        if let Some(found) = one_of(listing.sessions, wanted)? {
+            return Ok((found, None));
+        }
+    }
+    // Where its processes are.
+    let elsewhere = wanted.processes.iter().filter(|process| is_elsewhere(process));
+    for &process in elsewhere.take(MOST_LOOKED_AT) {
+        match directory::list_of_process(process.pid, *uid) {
+            Ok(listing) => {
+                if let Some(found) = one_of(listing.sessions, wanted)? {
+                    return Ok((found, Some(process)));
+                }
+            }
+            Err(error) => why = error.to_string(),
+        }
+    }
+    Err(none(why))
+}
+
+/// The session that is meant, if it is among these.
+fn one_of(sessions: Vec<Found>, wanted: &SessionToChange) -> Result<Option<Found>, Refused> {
+    let SessionToChange { uid, name, .. } = wanted;
+    let is_it = |found: &Found| {
+        found.uid == *uid && found.name.rsplit('/').next().is_some_and(|last| last == name)
+    };
+    let mut matching = sessions.into_iter().filter(is_it);
+    match (matching.next(), matching.next()) {
+        (found, None) => Ok(found),
+        _ => {
+            let why = format!("user {uid} has several directories of that name");
+            Err(out_of_reach(name, &why))
+        }
+    }
+}
+
+/// Whether a process sees other file systems than the daemon.
+fn is_elsewhere(process: &ProcessIdentity) -> bool {
+    let namespace = |of: String| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    let (own, its) = (namespace("self".to_owned()), namespace(process.pid.to_string()));
+    its.is_some() && own != its
+}
+
+fn no_page(error: &PageError) -> Refused {
+    Refused::new(ProblemCode::NoPage, error.to_string(), "a session whose pages are whole")
+}
+
+fn told(
+    uuid: GpuId,
+    (before, limits, used_bytes): &(::limits::Limits, ::limits::Limits, u64),
+    took: &[Took],
+) -> DeviceLimits {
+    let process = |took: &Took| ProcessTook {
+        pid: took.process.pid,
+        host_pid: took.process.host_pid,
+        taken: took.taken,
+    };
+    DeviceLimits {
+        uuid: uuid.to_string(),
+        memory_bytes: limits.memory.map(|memory| memory.limit),
+        memory_real_bytes: limits.memory.and_then(|memory| memory.real),
+        policy: limits.compute.policy.into(),
+        share_ppm: limits.compute.share_ppm,
+        soft_ppm: limits.compute.soft_ppm,
+        weight: limits.compute.weight,
+        priority: limits.compute.priority.into(),
+        before: before.into(),
+        used_bytes: *used_bytes,
+        processes: took.iter().map(process).collect(),
+    }
+}

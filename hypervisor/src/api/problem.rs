@@ -1,0 +1,136 @@
+//! Refusals of the API: a status, and what is wrong.
+
+use api::{Problem, ProblemCode};
+use limits::RequestError;
+use poem::http::StatusCode;
+use poem::{IntoResponse, Response};
+use poem_openapi::ApiResponse;
+use poem_openapi::registry::{MetaResponses, Registry};
+use poem_openapi::types::Type;
+
+use super::payload::response;
+use crate::refused::CallRefused;
+
+/// Why a call is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    status: StatusCode,
+    problem: Problem,
+}
+
+impl Refused {
+    pub(super) fn new(
+        code: ProblemCode,
+        message: impl Into<String>,
+        accepted: impl Into<String>,
+    ) -> Self {
+        let status = match code {
+            ProblemCode::BadRequest | ProblemCode::BadLimits => StatusCode::BAD_REQUEST,
+            ProblemCode::Forbidden => StatusCode::FORBIDDEN,
+            ProblemCode::NotFound => StatusCode::NOT_FOUND,
+            ProblemCode::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            ProblemCode::Timeout => StatusCode::REQUEST_TIMEOUT,
+            ProblemCode::NoTimeLimit | ProblemCode::Frozen | ProblemCode::NoPage => {
+                StatusCode::CONFLICT
+            }
+            ProblemCode::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ProblemCode::WrongType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ProblemCode::TooMany => StatusCode::TOO_MANY_REQUESTS,
+            ProblemCode::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let (message, accepted) = (message.into(), accepted.into());
+        Self { status, problem: Problem { code, message, accepted } }
+    }
+
+    pub(super) fn forbidden(message: String) -> Self {
+        Self::new(ProblemCode::Forbidden, message, "calls by the session's user, and by root")
+    }
+
+    pub(super) fn limits(error: &RequestError) -> Self {
+        let accepted = "limits that are possible together, of the present ones and the new";
+        Self::new(ProblemCode::BadLimits, error.to_string(), accepted)
+    }
+}
+
+impl From<CallRefused> for Refused {
+    fn from(refused: CallRefused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            CallRefused::UnknownSession(_) => {
+                Self::new(ProblemCode::NotFound, message, "an id that GET /api/v1/sessions lists")
+            }
+            CallRefused::NotYourSession(_) => Self::forbidden(message),
+            CallRefused::NotOperator => {
+                let accepted = "calls by root and by the daemon's own user";
+                Self::new(ProblemCode::Forbidden, message, accepted)
+            }
+            CallRefused::NotObserved(_) => {
+                let accepted = "a device of GET /api/v1/devices that has `figures`";
+                Self::new(ProblemCode::NotFound, message, accepted)
+            }
+            CallRefused::NoTimeLimit { .. } => {
+                let accepted = "a session with a time limit on each of its devices; share_ppm 1000000 under policy \
+                                balance takes nothing away";
+                Self::new(ProblemCode::NoTimeLimit, message, accepted)
+            }
+            CallRefused::StatusNotRead { .. } => {
+                let accepted = "another call when one of them has been read";
+                Self::new(ProblemCode::TooMany, message, accepted)
+            }
+            other => Self::new(code(other.status()), message, "see the message"),
+        }
+    }
+}
+
+/// The code for a status that says all there is.
+fn code(status: StatusCode) -> ProblemCode {
+    match status {
+        StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED => ProblemCode::Forbidden,
+        StatusCode::NOT_FOUND => ProblemCode::NotFound,
+        StatusCode::METHOD_NOT_ALLOWED => ProblemCode::MethodNotAllowed,
+        StatusCode::REQUEST_TIMEOUT => ProblemCode::Timeout,
+        StatusCode::PAYLOAD_TOO_LARGE => ProblemCode::TooLarge,
+        StatusCode::UNSUPPORTED_MEDIA_TYPE => ProblemCode::WrongType,
+        StatusCode::TOO_MANY_REQUESTS => ProblemCode::TooMany,
+        status if status.is_server_error() => ProblemCode::Internal,
+        _ => ProblemCode::BadRequest,
+    }
+}
+
+/// Turns any error of the routes into a [`Problem`].
+pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
+    if error.is_from_response() {
+        return error.into_response();
+    }
+    let message: String = error.to_string().chars().take(1_000).collect();
+    if error.status() == StatusCode::FORBIDDEN {
+        return Refused::forbidden(message).into_response();
+    }
+    let accepted = "what GET /api/v1/openapi.json describes";
+    Refused::new(code(error.status()), message, accepted).into_response()
+}
+
+impl IntoResponse for Refused {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.problem).unwrap_or_default();
+        Response::builder().status(self.status).content_type(super::payload::JSON).body(body)
+    }
+}
+
+impl From<Refused> for poem::Error {
+    fn from(refused: Refused) -> Self {
+        Self::from_response(refused.into_response())
+    }
+}
+
+impl ApiResponse for Refused {
+    fn meta() -> MetaResponses {
+        let mut refused = response::<Problem>(None, Some("4XX"));
+        refused.description = "Refused: what is wrong, and what would be accepted.";
+        MetaResponses { responses: vec![refused] }
+    }
+
+    fn register(registry: &mut Registry) {
+        Problem::register(registry);
+    }
+}

@@ -1,0 +1,42 @@
+//! Sessions, and how they are stopped for a while.
+
+use std::sync::Arc;
+
+use api::{Session, SessionAction, SessionList};
+use poem_openapi::OpenApi;
+use poem_openapi::param::Path;
+
+use super::payload::Sent;
+use super::problem::Refused;
+use crate::core::Core;
+use crate::identity::Caller;
+
+pub(super) struct Sessions(pub(super) Arc<Core>);
+
+#[OpenApi]
+impl Sessions {
+    /// The sessions. Root and the daemon's own user see all; others see their own, and how many there are beside.
+    #[oai(path = "/api/v1/sessions", method = "get")]
+    async fn sessions(&self, caller: Caller) -> Result<Sent<SessionList>, Refused> {
+        Ok(Sent::with(self.0.session_list(&caller).await?))
+    }
+
+    /// One session, by its id.
+    #[oai(path = "/api/v1/sessions/:id", method = "get")]
+    async fn session(&self, caller: Caller, id: Path<u64>) -> Result<Sent<Session>, Refused> {
+        Ok(Sent::with(self.0.session(&caller, id.0).await?))
+    }
+
+    /// From now on the session is granted nothing. Its leases end at once where its gates are in its streams, and
+    /// within 50 milliseconds elsewhere.
+    #[oai(path = "/api/v1/sessions/:id/freeze", method = "post")]
+    async fn freeze(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
+        Ok(self.0.set_frozen(&caller, id.0, true)?.into())
+    }
+
+    /// From now on the session is granted leases again, without savings.
+    #[oai(path = "/api/v1/sessions/:id/thaw", method = "post")]
+    async fn thaw(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
+        Ok(self.0.set_frozen(&caller, id.0, false)?.into())
+    }
+}

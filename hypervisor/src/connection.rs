@@ -1,0 +1,131 @@
+//! A connection to the daemon's socket: admitted or not, and whose it is.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use http_bidir_comm::server::{ApiError, ConnectionFilter, Peer};
+use poem::{FromRequest, Request, RequestBody};
+use session::process::{has_ended, peer_pidfd, pidfd};
+
+use super::connection_quota::{ConnectionPermit, ConnectionQuota};
+use super::identity::{Caller, Identity, Unidentified};
+
+/// Admits or refuses each connection, and identifies its caller.
+#[derive(Debug)]
+pub(super) struct ConnectionAdmission {
+    pub(super) quota: Arc<ConnectionQuota>,
+    pub(super) identity: Arc<dyn Identity>,
+}
+
+/// An admitted connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    caller: Result<Caller, Unidentified>,
+    _permit: ConnectionPermit,
+}
+
+impl ConnectionFilter for ConnectionAdmission {
+    type Permit = (ConnectionPermit, Arc<dyn Identity>);
+    type Connection = Connection;
+
+    fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError> {
+        Ok((self.quota.take(peer.uid)?, Arc::clone(&self.identity)))
+    }
+
+    fn begin((permit, identity): Self::Permit, peer: Peer, socket: BorrowedFd<'_>) -> Connection {
+        Connection { caller: identify(&*identity, peer, socket), _permit: permit }
+    }
+}
+
+/// What is read of a process by its id is of another one if it has ended and its id is used again. Its
+/// descriptor tells.
+fn identify(
+    identity: &dyn Identity,
+    peer: Peer,
+    socket: BorrowedFd<'_>,
+) -> Result<Caller, Unidentified> {
+    let Peer { pid, .. } = peer;
+    let not = |reason: &str| Unidentified { pid, reason: reason.to_owned() };
+    if pid <= 0 {
+        return Err(not("it is in a pid namespace that the daemon cannot see"));
+    }
+    const ENDED: &str = "it has ended";
+    let process = match peer_pidfd(socket) {
+        Ok(Some(process)) => Some(process),
+        Ok(None) => pidfd(pid).map_err(|_| not(ENDED))?,
+        Err(_) => return Err(not(ENDED)),
+    };
+    let caller = identity.caller(peer)?;
+    if process.is_some_and(|process| has_ended(process.as_fd())) {
+        return Err(not(ENDED));
+    }
+    Ok(caller)
+}
+
+impl<'a> FromRequest<'a> for Caller {
+    async fn from_request(request: &'a Request, _: &mut RequestBody) -> poem::Result<Self> {
+        // Over TCP a token says who calls.
+        if let Some(caller) = request.extensions().get::<Caller>() {
+            return Ok(caller.clone());
+        }
+        let connection = request.extensions().get::<Arc<Connection>>();
+        let caller = connection.map_or_else(
+            || Err(Unidentified { pid: 0, reason: "no connection of a process".to_owned() }),
+            |connection| connection.caller.clone(),
+        );
+        Ok(caller.map_err(ApiError::from)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::identity::{KernelIdentity, Owner};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::process::Command;
+
+    /// Says that the process with the caller's id is somebody, as it is once the id is used again.
+    #[derive(Debug)]
+    struct Anybody;
+
+    impl Identity for Anybody {
+        fn caller(&self, peer: Peer) -> Result<Caller, Unidentified> {
+            Ok(Caller::new(peer.pid, Owner::user(peer.uid)))
+        }
+    }
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "the child's child is to outlive it")]
+    fn a_process_that_has_ended_is_not_taken_for_the_one_that_has_its_id_now() {
+        const CONNECT: &str = "TEST_CONNECT";
+        if let Some(path) = std::env::var_os(CONNECT) {
+            // This is the child: it connects, leaves its connection to a child of its own, and ends.
+            let connection = std::os::fd::OwnedFd::from(UnixStream::connect(path).unwrap());
+            Command::new("cat").stdin(connection).spawn().unwrap();
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let name = std::thread::current().name().unwrap().to_owned();
+        command.args(["--exact", &name]).env(CONNECT, &path);
+        let mut child = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let peer = Peer { pid: child.id().cast_signed(), uid: rustix::process::geteuid().as_raw() };
+        child.wait().unwrap();
+        let refused = identify(&Anybody, peer, stream.as_fd()).unwrap_err();
+        assert_eq!(refused.reason, "it has ended");
+    }
+
+    #[test]
+    fn a_process_that_lives_is_identified() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let (pid, uid) = (std::process::id().cast_signed(), rustix::process::geteuid().as_raw());
+        let identity = KernelIdentity::default();
+        let caller = identify(&identity, Peer { pid, uid }, one.as_fd()).unwrap();
+        assert_eq!((caller.pid, caller.owner), (pid, identity.own()));
+        let unseen = identify(&identity, Peer { pid: 0, uid }, one.as_fd()).unwrap_err();
+        assert!(unseen.reason.contains("pid namespace"), "{unseen}");
+    }
+}

@@ -1,0 +1,206 @@
+//! What the API asks of the daemon's state.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use api::{
+    Health, LeaseList, Readiness, Reason, ReasonCode, Session, SessionAction, SessionList,
+    SessionState, WorkerList,
+};
+
+use super::Core;
+use super::alive::{STATE_WITHIN, STEP, Stuck};
+use crate::events::{Events, NoEventId, Place, Reader};
+use crate::identity::{Caller, Owner};
+use crate::log;
+use crate::node::Node;
+use crate::page_memory::PageMemory;
+use crate::refused::CallRefused;
+use crate::status_quota::StatusPermit;
+use session::process::ProcessIdentity;
+
+/// A session whose limits are to be changed.
+pub(crate) struct SessionToChange {
+    pub(crate) uid: u32,
+    pub(crate) name: String,
+    pub(crate) is_frozen: bool,
+    /// Whether its processes are where the daemon is, and not in a container of their own. A session of the same name
+    /// and user in a container is another one.
+    pub(crate) is_beside: bool,
+    pub(crate) processes: Vec<ProcessIdentity>,
+}
+
+impl Core {
+    /// Whose sessions a caller may see and change: everybody's, or one owner's.
+    pub(super) fn only<'caller>(&self, caller: &'caller Caller) -> Option<&'caller Owner> {
+        (!caller.owner.sees_all(&self.own)).then_some(&caller.owner)
+    }
+
+    /// An answer about the state, and the right to send it.
+    pub(super) async fn answer<T>(
+        &self,
+        caller: &Caller,
+        make: impl FnOnce(&mut Node, Option<&Owner>, u64) -> Result<T, CallRefused> + Send,
+    ) -> Result<(T, StatusPermit), CallRefused> {
+        let mut permit = self.permit(caller).await?;
+        let start = Instant::now();
+        let made = {
+            let mut state = self.state();
+            let now = self.now(&mut state);
+            make(&mut state.node, self.only(caller), now)
+        };
+        permit.took(start.elapsed(), Instant::now());
+        Ok((made?, permit))
+    }
+
+    /// The right to one answer, when it is the caller's turn.
+    pub(crate) async fn permit(&self, caller: &Caller) -> Result<StatusPermit, CallRefused> {
+        let permit = self.statuses.take(&caller.owner, Instant::now());
+        let permit = permit.inspect_err(|refused| self.refusals.count(refused))?;
+        tokio::time::sleep(permit.wait).await;
+        Ok(permit)
+    }
+
+    pub(crate) async fn session_list(
+        &self,
+        caller: &Caller,
+    ) -> Result<(SessionList, StatusPermit), CallRefused> {
+        self.answer(caller, |node, only, now| Ok(node.sessions(only, None, now))).await
+    }
+
+    /// One session. Another user's counts as unknown.
+    pub(crate) async fn session(
+        &self,
+        caller: &Caller,
+        id: u64,
+    ) -> Result<(Session, StatusPermit), CallRefused> {
+        let one = |node: &mut Node, only: Option<&Owner>, now| {
+            let mut found = node.sessions(only, Some(id), now);
+            found.sessions.pop().ok_or(CallRefused::UnknownSession(id))
+        };
+        self.answer(caller, one).await
+    }
+
+    pub(crate) async fn worker_list(
+        &self,
+        caller: &Caller,
+    ) -> Result<(WorkerList, StatusPermit), CallRefused> {
+        self.answer(caller, |node, only, _| Ok(node.workers(only))).await
+    }
+
+    pub(crate) async fn lease_list(
+        &self,
+        caller: &Caller,
+    ) -> Result<(LeaseList, StatusPermit), CallRefused> {
+        self.answer(caller, |node, only, now| Ok(node.leases(only, now))).await
+    }
+
+    /// From now on a session is granted nothing, or is again.
+    pub(crate) fn set_frozen(
+        &self,
+        caller: &Caller,
+        id: u64,
+        frozen: bool,
+    ) -> Result<SessionAction, CallRefused> {
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        let (changed, leases) = state.node.set_frozen(id, frozen, self.only(caller), now)?;
+        state.node.all_devices().into_iter().for_each(|uuid| state.hand_out(uuid, now));
+        self.set_alarm(&mut state, now);
+        let frozen = if frozen { SessionState::Frozen } else { SessionState::Running };
+        Ok(SessionAction { id, state: frozen, changed, leases: leases as u64 })
+    }
+
+    /// The owner and the name of a session that a caller may change, and whether it is frozen.
+    pub(crate) fn session_to_change(
+        &self,
+        caller: &Caller,
+        id: u64,
+    ) -> Result<SessionToChange, CallRefused> {
+        let state = self.state();
+        let (owner, name) = state.node.session_for(id, self.only(caller))?;
+        Ok(SessionToChange {
+            uid: owner.uid,
+            name: name.to_owned(),
+            is_frozen: state.node.is_frozen(id),
+            is_beside: self.is_beside(owner),
+            processes: state.node.processes_of(id),
+        })
+    }
+
+    /// Whether an owner's processes are where the daemon is, and not in a container of their own.
+    pub(super) fn is_beside(&self, owner: &Owner) -> bool {
+        (owner.pod, owner.container) == (self.own.pod, self.own.container)
+    }
+
+    /// The right to read what happens.
+    pub(crate) fn events_place(&self, caller: &Caller) -> Result<Place, CallRefused> {
+        self.events.place(caller.owner.uid)
+    }
+
+    /// What happens, as far as a caller may see it.
+    pub(crate) fn read_events(
+        &self,
+        caller: &Caller,
+        place: Place,
+        after: Option<&str>,
+    ) -> Result<Reader, NoEventId> {
+        Events::read(place, self.only(caller).copied(), after)
+    }
+
+    /// What the sessions' pages say of their memory.
+    pub(crate) fn page_memory(&self) -> Arc<PageMemory> {
+        Arc::clone(&self.memory)
+    }
+
+    /// A call was refused.
+    pub(crate) fn tell_refused(&self, caller: &Caller, refused: &CallRefused) {
+        self.refusals.count(refused);
+        self.events.refuse(caller, refused.to_string());
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        Health {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_us: u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            log_lines_lost: log::lines_lost(),
+        }
+    }
+
+    /// Whether the daemon can serve, and why it cannot.
+    pub(crate) async fn readiness(&self) -> Readiness {
+        let mut reasons = Vec::new();
+        let mut not_ready = |code, message| reasons.push(Reason { code, message });
+        let known = self.knows_a_device().await;
+        let stuck = if known.is_none() { Err(Stuck::State) } else { self.came_round() };
+        if let Err(stuck) = stuck {
+            not_ready(ReasonCode::SchedulerStuck, stuck.to_string());
+        }
+        if known == Some(false) && !self.devices.any() {
+            let message = "the node shows no GPU, and no process has named one";
+            not_ready(ReasonCode::NoDevice, message.to_owned());
+        }
+        let ready = reasons.is_empty();
+        let problem = self.writing.as_ref().and_then(|writing| writing.problem());
+        reasons
+            .extend(problem.map(|message| Reason { code: ReasonCode::StateNotWritten, message }));
+        let file = self.writing.as_ref().map(|writing| writing.path().display().to_string());
+        Readiness { ready, reasons, state_file: file }
+    }
+
+    /// Whether any process has named a device. `None`: the state cannot be looked at.
+    async fn knows_a_device(&self) -> Option<bool> {
+        let start = Instant::now();
+        loop {
+            let known = self.look_at(Node::knows_a_device);
+            if known.is_some() || start.elapsed() >= STATE_WITHIN {
+                return known;
+            }
+            tokio::time::sleep(STEP).await;
+        }
+    }
+
+    pub(super) fn milliseconds(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}

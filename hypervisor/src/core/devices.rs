@@ -1,0 +1,173 @@
+//! What is seen of the node's devices, and what follows from it.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+
+use ::limits::GpuId;
+use api::{DeviceDeclared, DeviceList, EventKind, Observer};
+use observer::{Change, DeviceView, Model, UnknownProcess, View, XidClass};
+use protocol::Withheld;
+
+use super::Core;
+use crate::events::Happened;
+use crate::identity::{Caller, Owner};
+use crate::observe::UnknownProcesses;
+use crate::refused::CallRefused;
+use crate::status_quota::StatusPermit;
+
+impl Core {
+    /// What is known of the devices.
+    pub(crate) fn view(&self) -> View {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner).view()
+    }
+
+    /// The processes that are served, by their ids.
+    pub(crate) fn served(&self) -> Vec<u32> {
+        self.state().node.pids().map(i32::unsigned_abs).collect()
+    }
+
+    /// Takes what was seen: leases are granted, or are not, as it says.
+    pub(crate) fn observe(&self, take: impl FnOnce(&mut Model) -> Vec<Change>) -> View {
+        // Until its consequences are drawn, nobody draws those of something else.
+        let mut model = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = take(&mut model);
+        let view = model.view();
+        for change in changes {
+            self.tell(change, view.seen.is_some());
+        }
+        self.withhold(&view);
+        view
+    }
+
+    fn withhold(&self, view: &View) {
+        let why = |device: &DeviceView| {
+            if !device.health.is_healthy() {
+                return Some(Withheld::Unhealthy);
+            }
+            let holds = self.unknown_policy == UnknownProcesses::Hold;
+            (holds && !device.unknown.is_empty()).then_some(Withheld::UnknownProcess)
+        };
+        let withheld: BTreeMap<GpuId, Withheld> = view
+            .devices
+            .iter()
+            .filter_map(|device| Some((device.reading.uuid, why(device)?)))
+            .collect();
+        let mut state = self.state();
+        let now = self.now(&mut state);
+        let changed = state.node.withhold(withheld, now);
+        if !changed.is_empty() {
+            changed.into_iter().for_each(|uuid| state.hand_out(uuid, now));
+            self.set_alarm(&mut state, now);
+        }
+    }
+
+    /// `has_seen`: whether any device was ever seen. Where none was, that is told by the log and the state.
+    fn tell(&self, change: Change, has_seen: bool) {
+        let (kind, uuid, message) = match change {
+            Change::Blind(why) => {
+                tracing::warn!(%why, "the node's devices can not be observed");
+                if !has_seen {
+                    return;
+                }
+                (EventKind::ObserverBlind, None, Some(why.to_string()))
+            }
+            Change::Sees => {
+                tracing::info!("the node's devices can be observed again");
+                (EventKind::ObserverSees, None, None)
+            }
+            Change::Xid(uuid, xid) => {
+                let whose = match xid.class() {
+                    XidClass::Application => "a program's fault",
+                    XidClass::Critical => "not a program's fault",
+                };
+                tracing::warn!(%uuid, "{xid}: {whose}");
+                (EventKind::DeviceError, Some(uuid), Some(format!("{xid}: {whose}")))
+            }
+            Change::Unhealthy(uuid, ailment) => {
+                tracing::error!(%uuid, "unhealthy, no leases are granted: {ailment}");
+                (EventKind::DeviceUnhealthy, Some(uuid), Some(ailment.to_string()))
+            }
+            Change::Healthy(uuid) => {
+                tracing::info!(%uuid, "declared healthy");
+                (EventKind::DeviceHealthy, Some(uuid), None)
+            }
+            Change::UnknownCame(uuid, process) => {
+                tracing::warn!(%uuid, "no session knows {}", described(&process));
+                return self.tell_of_process(EventKind::UnknownProcess, uuid, &process, None);
+            }
+            Change::UnknownWent(uuid, process) => {
+                tracing::info!(%uuid, "no longer there, or known: {}", described(&process));
+                return self.tell_of_process(EventKind::UnknownProcessGone, uuid, &process, None);
+            }
+        };
+        self.events.publish(Happened { uuid, message, ..Happened::for_owner(kind, None) });
+    }
+
+    /// Something happened to a process that no session knows. Its user and the operator are told.
+    pub(crate) fn tell_of_process(
+        &self,
+        kind: EventKind,
+        uuid: GpuId,
+        process: &UnknownProcess,
+        message: Option<String>,
+    ) {
+        self.events.publish(Happened {
+            pid: i32::try_from(process.pid).ok(),
+            uuid: Some(uuid),
+            message: message.or_else(|| Some(described(process))),
+            ..Happened::for_owner(kind, Some(process.uid.map_or(self.own, Owner::user)))
+        });
+    }
+
+    pub(crate) async fn device_list(
+        &self,
+        caller: &Caller,
+    ) -> Result<(DeviceList, StatusPermit), CallRefused> {
+        let view = self.view();
+        let observer = Observer {
+            sees: view.blind.is_none() && view.seen.is_some(),
+            message: view.blind.as_ref().map(ToString::to_string),
+            unknown_processes: self.unknown_policy,
+        };
+        self.answer(caller, |node, only, now| {
+            Ok(DeviceList { devices: node.devices(only, &view, now), observer })
+        })
+        .await
+    }
+
+    /// The operator says that a device is healthy.
+    pub(crate) fn declare_healthy(
+        &self,
+        caller: &Caller,
+        uuid: GpuId,
+    ) -> Result<DeviceDeclared, CallRefused> {
+        if !caller.owner.sees_all(&self.own) {
+            return Err(CallRefused::NotOperator);
+        }
+        let mut changed = Err(CallRefused::NotObserved(uuid));
+        self.observe(|model| {
+            let changes = model.declare_healthy(uuid);
+            if let Some(changes) = &changes {
+                changed = Ok(!changes.is_empty());
+            }
+            changes.unwrap_or_default()
+        });
+        Ok(DeviceDeclared { uuid: uuid.to_string(), changed: changed? })
+    }
+}
+
+/// In words.
+fn described(process: &UnknownProcess) -> String {
+    let UnknownProcess { pid, uid, name, bytes, .. } = process;
+    let mut text = format!("process {pid}");
+    if let Some(name) = name {
+        text += &format!(" ({:?})", name);
+    }
+    if let Some(uid) = uid {
+        text += &format!(" of user {uid}");
+    }
+    if let Some(bytes) = bytes {
+        text += &format!(", which has {} MiB", bytes >> 20);
+    }
+    text
+}

@@ -1,0 +1,118 @@
+//! What the lock of the core protects.
+
+use std::collections::HashMap;
+
+use limits::GpuId;
+use protocol::Register;
+use scheduler::{Grant, Handover, WorkerId};
+use session::gate_page::PeerGatePage;
+use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
+
+use super::pending_poll::Granted;
+use crate::clock::Clock;
+use crate::gate_pages::{GatePages, HeldLease};
+use crate::identity::Caller;
+use crate::node::Node;
+
+#[derive(Debug)]
+pub(super) struct DaemonState {
+    pub(super) node: Node,
+    pub(super) clock: Clock,
+    pub(super) waiting: HashMap<(WorkerId, GpuId), Waiter>,
+    pub(super) watches: HashMap<WorkerId, AbortHandle>,
+    pub(super) gates: GatePages,
+    pub(super) tickets: u64,
+    /// When the timer will run next, on the schedulers' clock.
+    pub(super) alarm: u64,
+}
+
+impl DaemonState {
+    /// Ends leases early and hands out those that can be granted on a device. A grant that no call takes is given
+    /// back, and the scheduler decides again. Each round has one waiting worker less, so this ends.
+    pub(super) fn hand_out(&mut self, uuid: GpuId, now: u64) {
+        loop {
+            let mut refused = false;
+            let mut grants = self.node.decide_together(now);
+            grants.extend(self.node.decide(uuid, now).into_iter().map(|grant| (uuid, grant)));
+            // First, so that what is granted begins with a device that is about to be free.
+            let stopped = self.node.stopped(uuid, now);
+            for &(worker, lease) in &stopped {
+                if !self.gates.stop(worker, uuid, lease) {
+                    // From now on others wait until its leases end.
+                    self.node.set_handover(worker, uuid, Handover::OnThread);
+                }
+            }
+            for (device, grant) in grants {
+                let Grant { worker, lease, .. } = grant;
+                let waiter = self.waiting.remove(&(worker, device));
+                if stopped.contains(&(worker, lease)) {
+                    // Over before it was told.
+                    self.take_back(device, Granted { grant, opened: false }, now);
+                    refused = true;
+                    continue;
+                }
+                let word = waiter.as_ref().and_then(|waiter| waiter.gate);
+                let opened = self.gates.grant(HeldLease { worker, device, lease }, word);
+                let granted = Granted { grant, opened };
+                let taken = waiter.is_some_and(|waiter| waiter.answer.send(granted).is_ok());
+                if taken || opened {
+                    self.node.was_granted(worker, device, now);
+                }
+                if !taken {
+                    self.take_back(device, granted, now);
+                    refused = true;
+                }
+            }
+            if !refused {
+                break;
+            }
+        }
+    }
+
+    /// Takes back a lease of which the worker was not told. If its gate was opened, the worker may have
+    /// used it all the same, and pays.
+    pub(super) fn take_back(&mut self, uuid: GpuId, granted: Granted, now: u64) {
+        let Granted { grant: Grant { worker, lease, .. }, opened } = granted;
+        self.gates.forget_lease(worker, uuid);
+        if opened {
+            self.gates.stop(worker, uuid, lease);
+            self.node.end_unreported(uuid, worker, lease, now);
+        } else {
+            self.node.give_back(uuid, worker, lease, now);
+        }
+    }
+
+    /// From now on a worker's gates on the devices of a registration are as that says.
+    pub(super) fn take_gates(
+        &mut self,
+        worker: WorkerId,
+        caller: &Caller,
+        register: &Register,
+        page: Option<PeerGatePage>,
+    ) {
+        let is_kept = page.is_some_and(|page| self.gates.keep(worker, caller, page));
+        for device in &register.devices {
+            let in_stream = is_kept && self.gates.has_gate(worker, device.uuid);
+            let handover = if in_stream { Handover::InStream } else { Handover::OnThread };
+            self.node.set_handover(worker, device.uuid, handover);
+        }
+    }
+
+    /// Removes a worker that has ended.
+    pub(super) fn forget(&mut self, worker: WorkerId) {
+        if let Some(watch) = self.watches.remove(&worker) {
+            watch.abort();
+        }
+        self.waiting.retain(|(waiting, _), _| *waiting != worker);
+        self.gates.forget(worker);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) ticket: u64,
+    pub(super) answer: oneshot::Sender<Granted>,
+    /// The closed gate's word, as the call named it.
+    pub(super) gate: Option<u32>,
+}

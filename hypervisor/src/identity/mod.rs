@@ -1,0 +1,230 @@
+//! Who a caller is.
+
+mod workload;
+#[cfg(test)]
+mod workload_tests;
+
+use core::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+
+use http_bidir_comm::server::{ApiError, Peer};
+use poem::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use session::process::ProcessIdentity;
+
+pub use self::workload::{Container, ContainerId, NotAnId, PodUid, Runtime, Workload};
+
+/// Identifies the process at the other end of a connection, and its owner. Asked once for each
+/// connection, by a thread that serves others, too, so it has to answer at once.
+pub trait Identity: fmt::Debug + Send + Sync {
+    /// Identifies the process that the kernel names. If it ends meanwhile, the answer is not used.
+    ///
+    /// # Errors
+    /// [`Unidentified`]: the connection's calls are refused.
+    fn caller(&self, peer: Peer) -> Result<Caller, Unidentified>;
+}
+
+/// A process that calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its process id in the daemon's pid namespace.
+    pub pid: i32,
+    /// When it started, in clock ticks since boot, if that is known. Another process that gets the
+    /// same id is not taken for it.
+    pub started: Option<u64>,
+    /// The owner on whose behalf it calls.
+    pub owner: Owner,
+    /// The unit of systemd that it runs in.
+    pub unit: Option<String>,
+}
+
+impl Caller {
+    /// A process of which no more is known.
+    #[must_use]
+    pub const fn new(pid: i32, owner: Owner) -> Self {
+        Self { pid, started: None, owner, unit: None }
+    }
+
+    /// Whether the process that has the id now is the one that called.
+    pub(crate) fn is_present(&self) -> bool {
+        let Some(start_time) = self.started else { return true };
+        ProcessIdentity { pid: self.pid.unsigned_abs(), start_time }.is_running()
+    }
+}
+
+/// The owner of sessions. A process of another owner can neither join such a session by its name
+/// nor see it. So sessions of one name and one user in two containers are two sessions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Owner {
+    /// The user, as the kernel states it. Connections, processes and sessions are counted by user.
+    pub uid: u32,
+    /// The pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodUid>,
+    /// The container.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<Container>,
+}
+
+/// Among whom a device is divided first, if more is guaranteed than there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Party {
+    User(u32),
+    Pod(PodUid),
+    Container(ContainerId),
+}
+
+impl Owner {
+    /// The owner that stands for a user of the node.
+    #[must_use]
+    pub const fn user(uid: u32) -> Self {
+        Self { uid, pod: None, container: None }
+    }
+
+    /// The user's processes in a workload.
+    #[must_use]
+    pub const fn within(uid: u32, workload: &Workload) -> Self {
+        Self { uid, pod: workload.pod, container: workload.container }
+    }
+
+    /// Whether it sees all sessions: root and the daemon's own user do, on the node itself and in the
+    /// daemon's own container.
+    pub(crate) fn sees_all(&self, daemon: &Self) -> bool {
+        let on_node = (self.pod, self.container) == (None, None);
+        let beside = (self.pod, self.container) == (daemon.pod, daemon.container);
+        (on_node || beside) && (self.uid == 0 || self.uid == daemon.uid)
+    }
+
+    /// A user may make as many containers of its own as it likes, and is one party with all of them.
+    pub(crate) fn party(&self) -> Party {
+        match (self.container, self.pod) {
+            (Some(Container { user: Some(user), .. }), _) => Party::User(user),
+            (_, Some(pod)) => Party::Pod(pod),
+            (Some(container), None) => Party::Container(container.id),
+            (None, None) => Party::User(self.uid),
+        }
+    }
+}
+
+/// The caller cannot be identified.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("process {pid} can not be identified: {reason}")]
+pub struct Unidentified {
+    /// The caller's process.
+    pub pid: i32,
+    /// Why.
+    pub reason: String,
+}
+
+impl From<Unidentified> for ApiError {
+    fn from(unidentified: Unidentified) -> Self {
+        ApiError::new(StatusCode::FORBIDDEN, unidentified.to_string())
+    }
+}
+
+/// A process belongs to its user, as the kernel states it, in the container and pod of its cgroup.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelIdentity {
+    /// Whether `/proc` shows the processes of the daemon's own pid namespace. Otherwise an id there is
+    /// another process's, and a caller is known by its user alone.
+    proc_is_ours: bool,
+}
+
+impl Default for KernelIdentity {
+    fn default() -> Self {
+        Self { proc_is_ours: ProcessIdentity::own().start_time != 0 }
+    }
+}
+
+impl KernelIdentity {
+    /// The owner that this process itself is.
+    pub(crate) fn own(self) -> Owner {
+        let uid = rustix::process::geteuid().as_raw();
+        let workload = read_cgroup("self").ok().filter(|_| self.proc_is_ours);
+        Owner::within(uid, &workload.unwrap_or_default())
+    }
+}
+
+impl Identity for KernelIdentity {
+    fn caller(&self, peer: Peer) -> Result<Caller, Unidentified> {
+        let Peer { pid, uid } = peer;
+        if !self.proc_is_ours {
+            return Ok(Caller::new(pid, Owner::user(uid)));
+        }
+        let not = |reason: String| Unidentified { pid, reason };
+        let Some(known) = ProcessIdentity::of(pid.unsigned_abs()) else {
+            return Err(not("it has ended".to_owned()));
+        };
+        let workload = read_cgroup(pid).map_err(|error| not(format!("its cgroup: {error}")))?;
+        let owner = Owner::within(uid, &workload);
+        Ok(Caller { pid, started: Some(known.start_time), owner, unit: workload.unit })
+    }
+}
+
+/// As much of `/proc/PID/cgroup` as is read. A path may have 4 KiB, and there are about 14 hierarchies.
+const CGROUP_LIMIT: u64 = 64 * 1024;
+
+/// A kernel without cgroups has no such file for any process.
+fn read_cgroup(pid: impl fmt::Display) -> io::Result<Workload> {
+    let file = match File::open(format!("/proc/{pid}/cgroup")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !has_cgroups() => {
+            return Ok(Workload::default());
+        }
+        other => other?,
+    };
+    let mut text = Vec::new();
+    file.take(CGROUP_LIMIT).read_to_end(&mut text)?;
+    Ok(Workload::of_cgroup(&text))
+}
+
+fn has_cgroups() -> bool {
+    std::fs::exists("/proc/self/cgroup").unwrap_or(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(digit: &str, user: Option<u32>) -> Option<Container> {
+        let id = digit.repeat(64).parse().unwrap();
+        Some(Container { runtime: Runtime::Docker, id, user })
+    }
+
+    #[test]
+    fn the_kernel_names_this_process() {
+        let (pid, uid) = (std::process::id().cast_signed(), rustix::process::geteuid().as_raw());
+        let identity = KernelIdentity::default();
+        let caller = identity.caller(Peer { pid, uid }).unwrap();
+        assert_eq!((caller.pid, caller.owner), (pid, identity.own()));
+        assert!(caller.is_present());
+        let other = Caller { started: caller.started.map(|start| start + 1), ..caller };
+        assert!(!other.is_present());
+        let gone = identity.caller(Peer { pid: i32::MAX, uid }).unwrap_err().to_string();
+        assert_eq!(gone, format!("process {} can not be identified: it has ended", i32::MAX));
+    }
+
+    #[test]
+    fn root_in_a_container_does_not_see_all() {
+        let (daemon, root) = (Owner::user(7), Owner::user(0));
+        assert!(root.sees_all(&daemon) && daemon.sees_all(&daemon));
+        assert!(!Owner::user(8).sees_all(&daemon));
+        let inside = Owner { container: container("a", None), ..root };
+        assert!(!inside.sees_all(&daemon));
+        // A daemon that runs in a container itself.
+        let beside = Owner { uid: 7, ..inside };
+        assert!(inside.sees_all(&beside) && root.sees_all(&beside));
+        let next = Owner { container: container("b", None), ..root };
+        assert!(!next.sees_all(&beside));
+    }
+
+    #[test]
+    fn containers_of_the_node_are_parties_and_a_user_s_own_are_not() {
+        let of = |container| Owner { container, ..Owner::user(1000) }.party();
+        assert_ne!(of(container("a", None)), of(container("b", None)));
+        assert_eq!(of(container("a", Some(7))), Party::User(7));
+        let pod = Some("2fc932ce-fdcc-454b-97bd-aadfdeb4c340".parse().unwrap());
+        let in_pod = |digit| Owner { pod, container: container(digit, None), uid: 0 }.party();
+        assert_eq!(in_pod("a"), in_pod("b"));
+    }
+}

@@ -1,0 +1,31 @@
+//! Prometheus' older text format, from OpenMetrics: names of families with the suffixes of their series,
+//! and no end mark. What does not know OpenMetrics, as `promtool check metrics`, reads it.
+
+pub(super) fn of(open: &str) -> String {
+    let mut text = String::with_capacity(open.len());
+    // HELP comes before the TYPE that it is about.
+    let mut help = None;
+    for line in open.lines() {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some("HELP"), Some(name), said) => help = Some((name, said.unwrap_or(""))),
+            (Some("#"), Some("TYPE"), Some(name), Some(kind)) => {
+                let (suffix, kind) = match kind {
+                    "counter" => ("_total", kind),
+                    "info" => ("_info", "gauge"),
+                    kind => ("", kind),
+                };
+                if let Some((_, said)) = help.take().filter(|(of, _)| *of == name) {
+                    text += &format!("# HELP {name}{suffix} {said}\n");
+                }
+                text += &format!("# TYPE {name}{suffix} {kind}\n");
+            }
+            (Some("#"), ..) => {}
+            _ => {
+                text += line;
+                text.push('\n');
+            }
+        }
+    }
+    text
+}

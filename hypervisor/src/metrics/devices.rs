@@ -1,0 +1,55 @@
+//! Devices: all sessions on each together.
+//!
+//! What the driver shows of them is in [`super::observed`].
+
+use core::fmt::Error;
+
+use ::limits::GpuId;
+
+use super::family::{Families, Labels, ratio, seconds};
+use crate::node::measure::{Figures, OnDevice};
+
+fn labels(uuid: GpuId) -> Labels<'static> {
+    vec![("uuid", uuid.to_string().into())]
+}
+
+pub(super) fn tell(figures: &Figures, families: &mut Families<'_>) -> Result<(), Error> {
+    let each = |value: fn(&OnDevice) -> f64| {
+        figures.devices.iter().map(move |(&uuid, device)| (labels(uuid), value(device)))
+    };
+    families.gauge(
+        "sluice_device_sessions",
+        "Sessions with a share of the device's time.",
+        each(|device| device.sessions as f64),
+    )?;
+    families.gauge(
+        "sluice_device_asking_sessions",
+        "Sessions that wait for a turn.",
+        each(|device| device.asking as f64),
+    )?;
+    families.gauge(
+        "sluice_device_leases",
+        "Leases that are held.",
+        each(|device| device.leases as f64),
+    )?;
+    families.gauge(
+        "sluice_device_share_ratio",
+        "Shares of the device's time that sessions have together; above 1 they cannot all get theirs at once.",
+        each(|device| ratio(device.share_ppm)),
+    )?;
+    families.counter(
+        "sluice_device_gpu_seconds",
+        "Device time that sessions with a share have been charged.",
+        each(|device| seconds(device.charged_ns)),
+    )?;
+    families.counter(
+        "sluice_device_turns",
+        "Turns on the device: leases that were granted.",
+        each(|device| device.served.turns as f64),
+    )?;
+    families.waits(
+        "sluice_device_turn_wait_seconds",
+        "How long processes waited for their turns.",
+        figures.devices.iter().map(|(&uuid, device)| (labels(uuid), device.served)),
+    )
+}

@@ -1,0 +1,219 @@
+//! Sessions and their processes.
+
+use core::fmt::Error;
+
+use ::limits::Policy;
+use session::layout::MemoryKind;
+
+use super::family::{Families, Labels, ratio, seconds};
+use super::observed::memory_of_sessions;
+use crate::identity::Owner;
+use crate::node::measure::{AccountFigures, Figures, SessionFigures, WorkerFigures};
+use crate::page_memory::{MemoryFigures, PageKey, Sample};
+use observer::View;
+
+/// What together tells sessions apart. It is the same after a restart of the daemon.
+fn labels<'a>(owner: &Owner, session: &'a str) -> Labels<'a> {
+    let mut labels: Labels<'a> =
+        vec![("session", session.into()), ("uid", owner.uid.to_string().into())];
+    labels.extend(owner.container.map(|container| ("container", container.id.to_string().into())));
+    labels.extend(owner.pod.map(|pod| ("pod", pod.to_string().into())));
+    labels
+}
+
+fn of_account<'a>(session: &'a SessionFigures, account: &AccountFigures) -> Labels<'a> {
+    with(labels(&session.owner, &session.name), "uuid", account.uuid)
+}
+
+/// `place`: the container and pod that the page is in.
+fn of_page<'a>(key: &'a PageKey, place: &Owner) -> Labels<'a> {
+    let owner = Owner { uid: key.uid, ..*place };
+    with(labels(&owner, &key.session), "uuid", key.uuid)
+}
+
+fn with<'a>(mut labels: Labels<'a>, name: &'static str, value: impl ToString) -> Labels<'a> {
+    labels.push((name, value.to_string().into()));
+    labels
+}
+
+pub(super) fn tell(
+    figures: &Figures,
+    view: &View,
+    families: &mut Families<'_>,
+) -> Result<(), Error> {
+    let sessions = || {
+        let each = figures.sessions.iter();
+        each.map(|session| (labels(&session.owner, &session.name), session))
+    };
+    families.gauge(
+        "sluice_session_processes",
+        "Processes of the session that the daemon serves.",
+        sessions().map(|(labels, session)| (labels, session.pids.len() as f64)),
+    )?;
+    families.gauge(
+        "sluice_session_frozen",
+        "Whether the session is granted nothing: 1, or 0.",
+        sessions().map(|(labels, session)| (labels, f64::from(u8::from(session.frozen)))),
+    )?;
+    families.gauge(
+        "sluice_series_left_out",
+        "Sessions and processes that have no series, because there are too many.",
+        [(vec![], figures.left_out as f64)],
+    )?;
+    families.gauge(
+        "sluice_session_driver_memory_bytes",
+        "Memory that the driver shows of the processes that the daemon serves. No session has a say in that.",
+        memory_of_sessions(view, figures).into_iter().filter_map(|(index, uuid, bytes)| {
+            let session = figures.sessions.get(index)?;
+            Some((with(labels(&session.owner, &session.name), "uuid", uuid), bytes as f64))
+        }),
+    )?;
+    tell_accounts(figures, families)?;
+    tell_workers(figures, families)
+}
+
+fn tell_accounts(figures: &Figures, families: &mut Families<'_>) -> Result<(), Error> {
+    let accounts = || {
+        figures.sessions.iter().flat_map(|session| {
+            session.accounts.iter().map(move |account| (of_account(session, account), account))
+        })
+    };
+    let each = |value: fn(&AccountFigures) -> f64| {
+        accounts().map(move |(labels, account)| (labels, value(account)))
+    };
+    families.gauge(
+        "sluice_session_share_ratio",
+        "The session's share of the device's time.",
+        each(|account| ratio(account.limit.share_ppm.into())),
+    )?;
+    families.gauge(
+        "sluice_session_share_ceiling_ratio",
+        "The most of the device's time that the session may have: under policy balance more than its share.",
+        each(ceiling),
+    )?;
+    families.gauge(
+        "sluice_session_balance_seconds",
+        "Guaranteed device time that the session may still use; negative: it owes time.",
+        each(|account| account.balance_ns as f64 / 1e9),
+    )?;
+    families.counter(
+        "sluice_session_gpu_seconds",
+        "Device time that the session has been charged. A restart of the daemon does not set it back.",
+        each(|account| seconds(account.charged_ns)),
+    )?;
+    families.counter(
+        "sluice_session_spare_gpu_seconds",
+        "The part of it that nobody else wanted.",
+        each(|account| seconds(account.spare_ns)),
+    )?;
+    families.counter(
+        "sluice_session_turns",
+        "Turns of the session: leases that were granted.",
+        each(|account| account.served.turns as f64),
+    )?;
+    families.waits(
+        "sluice_session_turn_wait_seconds",
+        "How long the session's processes waited for their turns.",
+        accounts().map(|(labels, account)| (labels, account.served)),
+    )
+}
+
+fn ceiling(account: &AccountFigures) -> f64 {
+    let limit = &account.limit;
+    match limit.policy {
+        Policy::Balance => limit.soft_ppm.map_or(1.0, |soft| ratio(soft.into())),
+        Policy::Fixed | Policy::None => ratio(limit.share_ppm.into()),
+    }
+}
+
+fn tell_workers(figures: &Figures, families: &mut Families<'_>) -> Result<(), Error> {
+    let each = |value: fn(&WorkerFigures) -> f64| {
+        figures.workers.iter().map(move |worker| {
+            let labels = with(labels(&worker.owner, &worker.session), "pid", worker.pid);
+            (with(labels, "uuid", worker.uuid), value(worker))
+        })
+    };
+    families.counter(
+        "sluice_worker_gpu_seconds",
+        "Device time that the process has been charged.",
+        each(|worker| seconds(worker.charged_ns)),
+    )?;
+    families.counter(
+        "sluice_worker_turns",
+        "Turns of the process: leases that it was granted.",
+        each(|worker| worker.turns as f64),
+    )?;
+    families.counter(
+        "sluice_worker_turn_wait_seconds",
+        "For how long the process has waited for its turns.",
+        each(|worker| seconds(worker.waited_ns)),
+    )
+}
+
+/// Memory as the sessions' own pages tell it. `place`: the container and pod that the pages are in.
+pub(super) fn tell_memory(
+    memory: &Sample,
+    place: &Owner,
+    families: &mut Families<'_>,
+) -> Result<(), Error> {
+    let each = |value: fn(&MemoryFigures) -> Option<f64>| {
+        let all = memory.sessions.iter();
+        all.filter_map(move |(key, figures)| Some((of_page(key, place), value(figures)?)))
+    };
+    families.gauge(
+        "sluice_session_memory_limit_bytes",
+        "The session's limit of memory, if it has one.",
+        each(|figures| figures.limit.map(|limit| limit as f64)),
+    )?;
+    families.counter(
+        "sluice_session_memory_byte_seconds",
+        "Memory of the session, by its own account, times the time for which it was in use.",
+        each(|figures| Some(figures.byte_seconds)),
+    )?;
+    families.counter(
+        "sluice_session_memory_refusals",
+        "Allocations of the session that were refused because they did not fit, by its own account.",
+        each(|figures| Some(figures.refusals as f64)),
+    )?;
+    let by_kind = memory.sessions.iter().flat_map(|(key, figures)| {
+        let kinds = MemoryKind::ALL.into_iter().zip(figures.bytes);
+        kinds
+            .map(move |(kind, bytes)| (with(of_page(key, place), "kind", word(kind)), bytes as f64))
+    });
+    families.gauge(
+        "sluice_session_memory_bytes",
+        "Memory of the session by its own account, by kind; oversubscribed is on the host.",
+        by_kind,
+    )?;
+    let by_process = memory.sessions.iter().flat_map(|(key, figures)| {
+        figures.processes.iter().flat_map(move |(pid, bytes)| {
+            let kinds = MemoryKind::ALL.into_iter().zip(*bytes).filter(|(_, bytes)| *bytes > 0);
+            kinds.map(move |(kind, bytes)| {
+                (with(with(of_page(key, place), "pid", pid), "kind", word(kind)), bytes as f64)
+            })
+        })
+    });
+    families.gauge(
+        "sluice_worker_memory_bytes",
+        "Memory of the process by its session's account, by kind. Kinds of which it has none are left out.",
+        by_process,
+    )?;
+    families.gauge(
+        "sluice_memory_left_out_sessions",
+        "Sessions whose memory is not shown, because there are too many.",
+        [(vec![], memory.left_out as f64)],
+    )
+}
+
+const fn word(kind: MemoryKind) -> &'static str {
+    match kind {
+        MemoryKind::Data => "data",
+        MemoryKind::Context => "context",
+        MemoryKind::Pool => "pool",
+        MemoryKind::Graph => "graph",
+        MemoryKind::Array => "array",
+        MemoryKind::Oversubscribed => "oversubscribed",
+        MemoryKind::Driver => "driver",
+        MemoryKind::Headroom => "headroom",
+    }
+}

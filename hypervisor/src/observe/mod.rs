@@ -1,0 +1,133 @@
+//! The observer at work: what it sees goes to the core, into the node's page, and where the policy says so to the
+//! processes that no session knows. All of it is done by the observer's own thread.
+
+mod census;
+mod eviction;
+mod shown;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::EventKind;
+use observer::{AllReadings, NvmlSource, Seen, View, Watch};
+use session::node_page::NodePageWriter;
+
+pub use api::UnknownProcesses;
+
+use self::census::Census;
+use self::eviction::Eviction;
+use crate::core::Core;
+
+pub(crate) use self::shown::{figures, health, unknown_processes};
+
+/// How devices are observed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// They are not.
+    pub off: bool,
+    /// The driver's NVML; `None`: where the loader finds it.
+    pub nvml: Option<PathBuf>,
+    /// What happens where a process uses a device that no session knows.
+    pub unknown_processes: UnknownProcesses,
+}
+
+/// The page of the node of a daemon that listens there.
+fn page_beside(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".devices");
+    name.into()
+}
+
+/// The observer's thread, and its page. The page is removed with this.
+#[derive(Debug)]
+pub(crate) struct ObserverThread {
+    _watch: Watch,
+    page: Option<Arc<NodePageWriter>>,
+}
+
+impl Drop for ObserverThread {
+    fn drop(&mut self) {
+        // The thread may be in a call of the driver.
+        if let Some(page) = &self.page {
+            page.remove();
+        }
+    }
+}
+
+/// Starts the observer's thread, if there is to be one.
+pub(crate) fn start(
+    core: &Arc<Core>,
+    observation: &Observation,
+    socket: &Path,
+) -> io::Result<Option<ObserverThread>> {
+    if observation.off {
+        return Ok(None);
+    }
+    let path = page_beside(socket);
+    let page = NodePageWriter::create(&path)
+        .inspect_err(|error| {
+            tracing::warn!(page = %path.display(), %error, "what is observed is not published");
+        })
+        .ok()
+        .map(Arc::new);
+    let kills = observation.unknown_processes == UnknownProcesses::Kill;
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    if kills && !matches!(session::process::pidfd(own), Ok(Some(_))) {
+        tracing::warn!("the kernel has no pidfd_open(2): unknown processes are reported only");
+    }
+    let mut observing = Observing {
+        core: Arc::clone(core),
+        census: Census::default(),
+        eviction: kills.then(Eviction::default),
+        page: page.clone(),
+    };
+    let source = observation.nvml.as_deref().map_or_else(NvmlSource::default, NvmlSource::at);
+    let _watch = Watch::start(Box::new(source), move |seen| observing.take(seen))?;
+    Ok(Some(ObserverThread { _watch, page }))
+}
+
+struct Observing {
+    core: Arc<Core>,
+    census: Census,
+    /// Ends processes that no session knows.
+    eviction: Option<Eviction>,
+    page: Option<Arc<NodePageWriter>>,
+}
+
+impl Observing {
+    fn take(&mut self, seen: Seen) {
+        let view = match seen {
+            Seen::Devices(readings) => self.take_all(readings),
+            Seen::Xid(uuid, xid) => self.core.observe(|model| model.xid(uuid, xid)),
+            Seen::Blind(why) => self.core.observe(|model| model.blind(why)),
+        };
+        self.publish(&view);
+    }
+
+    fn take_all(&mut self, readings: AllReadings) -> View {
+        let taken = readings.taken;
+        let found = self.census.unknown(&readings, &self.core.served());
+        let unknown = census::by_device(&found);
+        let view = self.core.observe(|model| {
+            let mut changes = model.read(readings);
+            changes.extend(model.unknown(unknown));
+            changes
+        });
+        if let Some(eviction) = &mut self.eviction {
+            for (uuid, process, signal) in eviction.round(&found, taken) {
+                let message = format!("process {} was sent {signal}", process.pid);
+                tracing::warn!(%uuid, "no session knows it: {message}");
+                let kind = EventKind::UnknownProcessKilled;
+                self.core.tell_of_process(kind, uuid, &process, Some(message));
+            }
+        }
+        view
+    }
+
+    fn publish(&self, view: &View) {
+        if let Some(page) = &self.page {
+            page.publish(&shown::page(view));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The daemon over TCP: who has the token reads, and nobody does more.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use api::{SessionAction, SessionList};
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use protocol::{Registered, path};
+
+use crate::process::{Daemon, PATIENCE, place, register, registration};
+
+const TOKEN: &str = "0123456789abcdef";
+
+fn secret(path: &Path, token: &str, mode: u32) {
+    fs::write(path, token).unwrap();
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+fn command(socket: &Path, token: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hypervisor"));
+    command.env_clear().arg("daemon").arg("--socket").arg(socket);
+    command.args(["--listen", "127.0.0.1:0", "--token-file"]).arg(token);
+    command
+}
+
+/// A daemon that listens on a port of this machine.
+fn start() -> (tempfile::TempDir, Daemon, SocketAddr) {
+    let (dir, socket) = place();
+    let (token, log) = (dir.path().join("token"), dir.path().join("log"));
+    secret(&token, &format!("{TOKEN}\n"), 0o600);
+    let mut command = command(&socket, &token);
+    let daemon = Daemon::start_by(command.stderr(File::create(&log).unwrap()), &socket);
+    let address = listens_at(&log);
+    (dir, daemon, address)
+}
+
+/// Where a daemon says that it listens.
+fn listens_at(log: &Path) -> SocketAddr {
+    let start = Instant::now();
+    loop {
+        let said = fs::read_to_string(log).unwrap();
+        let address = said.lines().find(|line| line.contains("can be read with the token"));
+        let address = address.and_then(|line| line.split("address=").nth(1)?.trim().parse().ok());
+        if let Some(address) = address {
+            return address;
+        }
+        assert!(start.elapsed() < PATIENCE, "{said}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn client(address: SocketAddr, token: Option<&str>) -> BlockingHttpClient {
+    let (host, token) = (address.ip().to_string(), token.map(str::to_owned));
+    BlockingHttpClient::new(Endpoint::Tcp { host, port: address.port(), token })
+}
+
+fn status_of<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> u16 {
+    match answer {
+        Err(ClientError::Refused { status, .. }) => status,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_has_the_token_may_read_and_nobody_may_do_more() {
+    let (_dir, daemon, address) = start();
+    register(&daemon.client(), "a", 1000).unwrap();
+    let read = |token: Option<&str>| client(address, token).get(api::path::SESSIONS, PATIENCE);
+    let seen: SessionList = read(Some(TOKEN)).unwrap();
+    let session = &seen.sessions[0];
+    assert_eq!((&*session.name, session.pids.len()), ("a", 1));
+    for wrong in [None, Some("0123456789abcdeg"), Some("0123456789abcde"), Some("x")] {
+        assert_eq!(status_of(read(wrong)), 401, "{wrong:?}");
+    }
+    for (token, status) in [("", 401), (TOKEN, 200)] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = "GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer";
+        write!(stream, "{head} {token}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with(&format!("HTTP/1.1 {status} ")), "{text}");
+        assert_eq!(text.contains("sluice_session_share_ratio{session=\"a\""), status == 200);
+    }
+    // With and without the token: a process there cannot be watched.
+    for token in [None, Some(TOKEN)] {
+        let message = registration("a", 1000);
+        let answer: Result<Registered, _> =
+            client(address, token).post(path::REGISTER, &message, PATIENCE);
+        let words = answer.as_ref().unwrap_err().to_string();
+        assert!(words.contains("Unix socket"), "{words}");
+        assert_eq!(status_of(answer), 403);
+    }
+    assert_eq!(daemon.sessions()[0].pids.len(), 1);
+    // Nor is anything changed.
+    let freeze = api::path::session(session.id, "/freeze");
+    let answer: Result<SessionAction, _> =
+        client(address, Some(TOKEN)).post(&freeze, &(), PATIENCE);
+    assert_eq!(status_of(answer), 403);
+    assert_eq!(daemon.sessions()[0].state, api::SessionState::Running);
+}
+
+#[test]
+fn a_crowd_on_the_port_leaves_the_socket_alone() {
+    let (_dir, daemon, address) = start();
+    let mut crowd: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (n, one) in crowd.iter_mut().enumerate() {
+        let garbage: Vec<u8> = (0..=255).cycle().skip(n).take(64).collect();
+        let _ = one.write_all(if n % 2 == 0 { &garbage } else { b"GET / HT" });
+    }
+    register(&daemon.client(), "a", 1000).unwrap();
+    // Those who sent garbage are let go; the others have all places but theirs.
+    let start = Instant::now();
+    let answer = loop {
+        let mut more: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let mut refused = more.iter_mut().filter_map(|one| {
+            one.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+            let mut answer = String::new();
+            one.read_to_string(&mut answer).ok().map(|_| answer)
+        });
+        if let Some(answer) = refused.next() {
+            break answer;
+        }
+        assert!(start.elapsed() < PATIENCE);
+    };
+    assert!(answer.contains(" 503 ") && answer.contains("32 connections"), "{answer}");
+    drop(crowd);
+    let start = Instant::now();
+    while client(address, Some(TOKEN)).get::<SessionList>(api::path::SESSIONS, PATIENCE).is_err() {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn a_token_that_is_no_secret_is_refused() {
+    let (dir, socket) = place();
+    let token = dir.path().join("token");
+    let refused = |words: &str| {
+        let output = command(&socket, &token).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains(words) && said.contains(&*token.to_string_lossy()), "{said}");
+        assert!(!said.contains(TOKEN) && !socket.exists(), "{said}");
+    };
+    refused("No such file");
+    for mode in [0o644, 0o640, 0o604, 0o666] {
+        secret(&token, TOKEN, mode);
+        refused("mode 600");
+    }
+    for weak in ["", "\n", "fifteen bytes..", "with a blank in it", "0123456789abcdef\n\0"] {
+        secret(&token, weak, 0o600);
+        refused("16 at least");
+    }
+    fs::remove_file(&token).unwrap();
+    fs::create_dir(&token).unwrap();
+    refused("mode");
+    // Neither option is of use alone.
+    for alone in [&["--listen", "127.0.0.1:0"][..], &["--token-file", "x"], &["--listen", "x"]] {
+        let output = Daemon::command(&socket).args(alone).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{alone:?}");
+    }
+}
+
+#[test]
+fn a_token_in_the_variable_does_as_well_and_a_wrong_one_ends_the_connection() {
+    let (dir, socket) = place();
+    let log = dir.path().join("log");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hypervisor"));
+    command.env_clear().args(["daemon", "--nvml", "none", "--listen", "127.0.0.1:0", "--socket"]);
+    let said = command.arg(&socket).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stderr);
+    assert!(said.contains("--listen needs a token") && said.contains("SLUICE_TOKEN"), "{said}");
+    let weak = command.env("SLUICE_TOKEN", "short").output().unwrap();
+    let said = String::from_utf8_lossy(&weak.stderr);
+    assert!(said.contains("the token in SLUICE_TOKEN: a token of 5 bytes"), "{said}");
+    command.env("SLUICE_TOKEN", TOKEN).stderr(File::create(&log).unwrap());
+    let _daemon = Daemon::start_by(&mut command, &socket);
+    let address = listens_at(&log);
+    let list: SessionList =
+        client(address, Some(TOKEN)).get(api::path::SESSIONS, PATIENCE).unwrap();
+    assert!(list.sessions.is_empty());
+    // What comes after a wrong token on the same connection is not read any more.
+    let mut stream = TcpStream::connect(address).unwrap();
+    let call = |token: &str| {
+        format!("GET /api/v1/sessions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n")
+    };
+    stream.write_all((call("x") + &call(TOKEN)).as_bytes()).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).unwrap();
+    assert!(answers.starts_with("HTTP/1.1 401") && !answers.contains("HTTP/1.1 200"), "{answers}");
+}

@@ -1,0 +1,16 @@
+//! What the library was built from. It stands in the file, where `sluice version --verbose` reads it.
+
+#[cfg(feature = "frida")]
+const ENGINE: (&str, &str) = (", features frida", ", engine frida-gum");
+#[cfg(not(feature = "frida"))]
+const ENGINE: (&str, &str) = (", features none", ", engine detour");
+
+const PARTS: [&str; 15] = build_info::parts("libcuda_limiter.so", ENGINE.0, ENGINE.1);
+
+#[used]
+static LINE: [u8; build_info::length(&PARTS)] = build_info::joined(&PARTS);
+
+/// The line, without its mark.
+pub(crate) fn line() -> &'static str {
+    build_info::line_in(&LINE).unwrap_or_default()
+}

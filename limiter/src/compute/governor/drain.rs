@@ -1,0 +1,304 @@
+//! Drain: waiting after a lease's end until everything launched is done.
+
+use super::super::account::Account;
+use super::super::clock;
+use super::super::gate::Gate;
+use super::super::lanes::LaneList;
+use super::super::rest::Rest;
+use super::super::usage::Used;
+use super::POLL_NS;
+use super::tenure::Tenure;
+
+/// How often the account is told of work that still runs.
+const TELL_NS: u64 = 20_000_000;
+/// How long work may stand still, with a thread waiting at the gate, before it is taken to wait for that
+/// thread.
+const STUCK_NS: u64 = 1_000_000_000;
+/// The same for work that has just been seen to wait for that.
+const STUCK_AGAIN_NS: u64 = 50_000_000;
+/// How long the gate is then opened at most.
+const GLIMPSE_NS: u64 = 5_000_000;
+/// The same, while the program goes on launching what has to wait.
+const LONGEST_GLIMPSE_NS: u64 = 100_000_000;
+/// How long a device whose lease has ended may go on to launch what work on other devices waits for.
+const CATCH_UP_NS: u64 = 15_000_000;
+/// So long before its work will be done the daemon is told that a lease is over: the next holder's first
+/// launch takes at least as long to come.
+const HANDOVER_NS: u64 = 300_000;
+/// The same between gates in streams: so long it takes until the next gate is open. The device goes on with what runs
+/// until that is done, or for its time slice (2 ms).
+const STREAM_HANDOVER_NS: u64 = 120_000;
+/// Work between gates in streams that is done so much later than expected was another than it was taken for.
+const LATE_NS: u64 = 500_000;
+
+/// What one lease's end teaches for the next one's. Leases are given up when the last work is about to be
+/// done, by what is known of it.
+pub(super) struct Handover {
+    /// Work was last seen to wait for what its program would launch next.
+    dependent: bool,
+    /// When the last one's should have been.
+    ended: Option<u64>,
+    /// After one that was given up far too early.
+    rest: Rest,
+}
+
+impl Default for Handover {
+    fn default() -> Self {
+        Self { dependent: false, ended: None, rest: Rest::none() }
+    }
+}
+
+impl Handover {
+    /// Looks, once, whether the work of the last lease is still not done although it should be: then it was
+    /// another than it was taken for, and for a while nothing is given up early.
+    pub(super) fn check_for_left_work(&mut self, gate: &Gate) -> bool {
+        let now = clock::now();
+        let Some(at) = self.ended.take() else { return false };
+        let lanes = gate.lanes();
+        let done = gate.inside(&lanes).is_none_or(|_inside| lanes.are_drained(gate));
+        if !done && now > at.saturating_add(HANDOVER_NS) {
+            self.rest.begin(now);
+        }
+        !done && now > at
+    }
+}
+
+impl Tenure {
+    /// Waits until the work launched under the lease is done.
+    ///
+    /// Work may wait for work that its program is about to launch (a stream that waits for a value, a
+    /// kernel that waits for another): where nothing gets done while a thread waits at the gate, the gate is
+    /// opened for a moment. The time goes on being charged.
+    ///
+    /// It may also wait for what is held in another stream, and its mark may come behind that. So where work is held,
+    /// a lease ends by the clock.
+    pub(super) fn drain(&mut self, account: &mut Account, handover: &mut Handover) {
+        let gate = self.gate;
+        let lanes = gate.lanes();
+        let begun = clock::now();
+        let busy_since = gate.inside(&lanes).and_then(|_inside| self.busy_since(&lanes));
+        self.look(begun, busy_since);
+        let mut done_before = 0;
+        let mut since = begun;
+        let mut told_early = None;
+        let expected_ns = lanes.expected_ns();
+        let mut told = since;
+        let mut called = 0;
+        let mut patience = if handover.dependent { STUCK_AGAIN_NS } else { STUCK_NS };
+        let mut done_at = None;
+        let mut was_stuck = false;
+        let mut was_launching = true;
+        // Since the last look. Nobody sees for how much of the time.
+        let mut waited = false;
+        let mut unfinished_at = begun;
+        let mut is_drained = false;
+        loop {
+            // A thread that was on its way when the gate closed may have made a lane since: look each
+            // time.
+            let lanes = gate.lanes();
+            // First: it may close the gate, and what passed before that is to be looked at.
+            let behind = self.catches_up(begun);
+            let all = match gate.inside(&lanes) {
+                Some(_inside) => lanes.are_drained(gate),
+                None => {
+                    gate.stream_closed_at().is_some()
+                        && lanes.iter().all(|lane| !lane.holds_back() && lane.is_seen_drained(gate))
+                }
+            };
+            if all && !behind {
+                is_drained = true;
+                break;
+            }
+            unfinished_at = clock::now();
+            waited |= lanes.only_wait();
+            clock::sleep(POLL_NS);
+            let now = clock::now();
+            lanes.release_overdue(now);
+            if was_launching && !lanes.are_launching() {
+                // Until now there may have been nothing to be done.
+                was_launching = false;
+                self.look(now, None);
+            }
+            let done = lanes.progress();
+            if !was_stuck && gate.is_wanted() {
+                patience = self.patience(patience, &lanes);
+            }
+            if done != done_before {
+                done_before = done;
+                since = now;
+                let may_guess = self.lease.id.is_some() && handover.rest.is_over(now);
+                done_at = match gate.stream_gate().filter(|_| may_guess) {
+                    // The batch that runs began when the one before it was done.
+                    Some(_) if !lanes.may_wait() => {
+                        let left_ns = lanes.begun_takes_ns(gate);
+                        left_ns.map(|ns| self.see_progress(now).1.saturating_add(ns))
+                    }
+                    Some(_) => None,
+                    None if may_guess => expected_end(now, &lanes),
+                    None => None,
+                };
+            } else if !behind && waits_for_held_work(gate, &lanes, now.saturating_sub(since)) {
+                waited = true;
+                break;
+            } else if let Some(set) = gate
+                .collectives()
+                .set()
+                .filter(|set| now.saturating_sub(called.max(since)) > set.patience())
+            {
+                called = now;
+                set.call_others(now.saturating_add(GLIMPSE_NS));
+            } else if now.saturating_sub(since) > patience && gate.is_wanted() {
+                was_stuck = true;
+                tracing::debug!(
+                    "device {}: work stands still at a closed gate: {lanes:?}",
+                    gate.ledger().uuid()
+                );
+                handover.dependent = self.glimpse(done);
+                since = clock::now();
+                // Longer each time, so that it outgrows kernels that only take long.
+                patience =
+                    if handover.dependent { STUCK_AGAIN_NS } else { patience.saturating_mul(2) };
+            }
+            let in_stream = gate.stream_gate();
+            let early_ns = if in_stream.is_some() { STREAM_HANDOVER_NS } else { HANDOVER_NS };
+            let soon = |at: &u64| (*at..*at + early_ns).contains(&(now + early_ns));
+            // Whoever holds a stream back has to be looked after.
+            let ends = done_at.filter(soon).filter(|_| !behind && !lanes.hold_back());
+            if let Some((at, (stream_gate, lease))) = ends.zip(in_stream.zip(self.lease.id)) {
+                // A word says so, and the governor goes on to see how long it takes.
+                if told_early.is_none() {
+                    stream_gate.end(lease);
+                    told_early = Some(at);
+                }
+            } else if let Some(at) = ends {
+                handover.ended = Some(at);
+                // What is left is paid for now.
+                self.used += Used::busy(at.saturating_sub(now));
+                break;
+            }
+            if now.saturating_sub(told) > TELL_NS {
+                told = now;
+                self.look_at_the_rest(now, core::mem::take(&mut waited));
+                account.still_draining(self.lease, core::mem::take(&mut self.used));
+            }
+        }
+        if let Some(set) = gate.collectives().known_set().filter(|_| called > 0) {
+            set.call_is_over();
+        }
+        let now = clock::now();
+        match (told_early, gate.stream_gate().zip(self.lease.id)) {
+            (Some(at), _) if now.saturating_sub(at) > LATE_NS => handover.rest.begin(now),
+            (None, Some((stream_gate, lease))) => stream_gate.end(lease),
+            _ => {}
+        }
+        tracing::trace!(
+            "device {}: drained at {now}, not {} us before",
+            gate.ledger().uuid(),
+            now.saturating_sub(unfinished_at) / 1_000
+        );
+        // Work that waited for its program tells nothing of how long it takes.
+        if let Some(expected_ns) = expected_ns.filter(|_| !was_stuck && !gate.is_shared()) {
+            gate.launch_times().took_at_least(expected_ns, now.saturating_sub(begun));
+        }
+        if is_drained {
+            // At some time between the last two looks, and they may be far apart on a busy machine.
+            self.look_at_the_rest(unfinished_at.midpoint(now), waited);
+            self.usage.drained(gate.device_lanes().totals());
+            self.look(now, None);
+        } else {
+            self.look_at_the_rest(now, waited);
+        }
+        self.give_back_unneeded();
+        self.remove_abandoned();
+    }
+
+    /// Whether the gate was opened to catch up, and closed when that was done.
+    pub(super) fn has_caught_up(&self) -> bool {
+        self.gate.collectives().catch_up() && self.gate.lease().is_none()
+    }
+
+    /// Keeps the gate open, after the end of the lease at `since`, while other devices have launched collectives
+    /// that this one's program has yet to launch. Without them they would not get done.
+    fn catches_up(&self, since: u64) -> bool {
+        let gate = self.gate;
+        let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
+        let behind = in_time && gate.collectives().are_behind();
+        if behind && gate.lease().is_none() {
+            let _ = gate.open_to_catch_up(self.lease.id);
+        } else if !behind && gate.collectives().catch_up() {
+            gate.close();
+        }
+        behind
+    }
+
+    /// How long work may stand still. If it may wait for more, as long as a launch waits at an open gate; not long, if
+    /// it has done so lately, or for work that is held.
+    fn patience(&self, usual: u64, lanes: &LaneList) -> u64 {
+        let usual = if self.unknown_may_wait(lanes) { usual.min(GLIMPSE_NS) } else { usual };
+        if !lanes.iter().any(|lane| lane.has_unfinished_waits()) {
+            return usual;
+        }
+        let usual = usual.min(self.gate.budget().patience());
+        let outstanding = lanes.iter().map(|lane| lane.totals().outstanding_ns);
+        let outstanding = outstanding.fold(0, u64::saturating_add);
+        self.gate.stall().patience(clock::now(), usual, outstanding)
+    }
+
+    /// Whether work of unknown length is under way, and may wait for what is held: the driver may have put it behind
+    /// that. When it will be done cannot be told.
+    fn unknown_may_wait(&self, lanes: &LaneList) -> bool {
+        lanes.begun_takes_ns(self.gate).is_none() && self.gate.holds_work()
+    }
+
+    /// Opens the gate until more has been done than before, or for a moment; tells which. Launches into streams that
+    /// wait make the moment longer, and work of unknown length that may wait for what is held.
+    fn glimpse(&self, before: u64) -> bool {
+        let gate = self.gate;
+        let begun = clock::now();
+        let mut until = begun.saturating_add(GLIMPSE_NS);
+        let lanes = gate.lanes();
+        let mut launched = lanes.launches_into_waiting();
+        let for_unknown = self.unknown_may_wait(&lanes);
+        if for_unknown {
+            until = begun.saturating_add(LONGEST_GLIMPSE_NS);
+        }
+        gate.stall().begin(before, begun);
+        let _ = gate.open(None);
+        let helped = loop {
+            clock::sleep(POLL_NS);
+            let now = clock::now();
+            let lanes = gate.lanes();
+            lanes.release_overdue(now);
+            let all = gate.inside(&lanes).is_some_and(|_inside| lanes.are_drained(gate));
+            let goes_on = lanes.progress() != before;
+            if all || goes_on && !(for_unknown && lanes.begun_takes_ns(gate).is_none()) {
+                break true;
+            }
+            let launches = lanes.launches_into_waiting();
+            if launches != launched {
+                launched = launches;
+                until = until.max(now + GLIMPSE_NS).min(begun + LONGEST_GLIMPSE_NS);
+            }
+            if now >= until {
+                break goes_on;
+            }
+        };
+        gate.close();
+        helped
+    }
+}
+
+/// When everything launched will be done, if something has just been seen to be done; `None`: not known,
+/// or not soon.
+fn expected_end(now: u64, lanes: &LaneList) -> Option<u64> {
+    const SOON_NS: u64 = 5_000_000;
+    lanes.expected_ns().filter(|&left_ns| left_ns < SOON_NS).map(|left_ns| now + left_ns)
+}
+
+/// Whether what has begun should have been done after so long without progress. Then it waits for what is held in
+/// another stream: it needs no time until the gate opens again.
+fn waits_for_held_work(gate: &Gate, lanes: &LaneList, still_ns: u64) -> bool {
+    const LEAST_NS: u64 = 500_000;
+    let lasts = |ns: u64| ns.saturating_add(LEAST_NS).saturating_mul(5) / 4;
+    gate.holds_work() && lanes.begun_takes_ns(gate).is_some_and(|ns| still_ns > lasts(ns))
+}

@@ -1,0 +1,122 @@
+//! Which launches of a lane are sampled.
+
+use super::super::estimate::Estimate;
+use super::super::family::Guess;
+use super::super::sampler::{Place, Started};
+use super::super::{Gate, Work, clock};
+use super::Lane;
+use core::sync::atomic::Ordering::Relaxed;
+use driver::cuda::Stream;
+
+/// One launch in so many batches is sampled.
+const SAMPLE_EVERY: u32 = 8;
+/// Of work that always takes the same, one in so many of those.
+const STEADY_EVERY: u32 = 4;
+/// Samples take at most one part in so many of the thread's time, apart from the first ones.
+const SAMPLE_PART: u64 = 400;
+/// Those of work that is only guessed, and will be known after some more: one part in so many.
+const LEARNING_PART: u64 = 32;
+/// After one that took long by chance.
+const LONGEST_REST_NS: u64 = 50_000_000;
+
+impl Lane {
+    /// Begins a sample, if the launch that comes is to be one. `guess`: for what it is taken, if it is not known.
+    pub(in crate::compute) fn start_sample(
+        &self,
+        work: Work,
+        estimate: &Estimate,
+        guess: Option<Guess>,
+        gate: &Gate,
+    ) -> Option<Started<'_>> {
+        // Drawn whatever the work is: what such a sample says of guesses is so of all of them.
+        let drawn = guess.filter(|_| self.is_place_of_sample(false));
+        let due = || clock::now() >= self.learn_at.load(Relaxed);
+        let sampled = if guess.is_some() {
+            drawn.is_some() || estimate.is_met_again() && due()
+        } else if estimate.ns().is_none() {
+            estimate.wants_sample()
+        } else {
+            // A moment alone may be all that there is, and three samples are all that is wanted.
+            let rare = !gate.is_shared() && estimate.is_unsettled();
+            rare && self.batch.load(Relaxed) == 1 && due()
+                || self.is_place_of_sample(
+                    estimate.is_doubtful() || gate.launch_times().estimates_are_off(),
+                ) && (gate.launch_times().estimates_are_off() || !self.skips(estimate))
+        };
+        if !sampled {
+            return None;
+        }
+        let begun = clock::now();
+        let place = Place { stream: self.stream as Stream, context: self.context, gate };
+        let mut sampler = self.sampler.try_lock().ok()?;
+        let started = sampler.start(place, &self.hold, work, drawn, !gate.is_shared(), begun);
+        if started.is_none() {
+            self.rest_from_samples(begun);
+        }
+        started
+    }
+
+    /// Whether a launch of known duration is the one that has been chosen.
+    fn is_place_of_sample(&self, doubtful: bool) -> bool {
+        let (next, batch) = (self.count.uncovered.load(Relaxed) + 1, self.batch.load(Relaxed));
+        // Not because of the batch's end.
+        (next < batch && next >= self.count.stop.load(Relaxed))
+            || batch == 1
+                && (self.is_due() || doubtful)
+                && self.mark.load(Relaxed) >= self.sample_at.load(Relaxed)
+    }
+
+    /// Leaves most samples of steady work out.
+    fn skips(&self, estimate: &Estimate) -> bool {
+        if !estimate.is_steady() {
+            return false;
+        }
+        let skipped = self.skipped.load(Relaxed).wrapping_add(1);
+        self.skipped.store(skipped, Relaxed);
+        !skipped.is_multiple_of(STEADY_EVERY)
+    }
+
+    /// Ends a sample.
+    pub(in crate::compute) fn finish_sample(
+        &self,
+        started: Started<'_>,
+        estimate: &'static Estimate,
+    ) {
+        let begun = started.begun;
+        if let Ok(mut sampler) = self.sampler.try_lock() {
+            sampler.finish(started, self.stream as Stream, estimate);
+        }
+        self.rest_from_samples(begun);
+    }
+
+    /// After a sample that was begun at some moment.
+    fn rest_from_samples(&self, begun: u64) {
+        let now = clock::now();
+        let rest = |part| now.saturating_sub(begun).saturating_mul(part).min(LONGEST_REST_NS);
+        self.sample_at.store(now.saturating_add(rest(SAMPLE_PART)), Relaxed);
+        self.learn_at.store(now.saturating_add(rest(LEARNING_PART)), Relaxed);
+    }
+
+    /// Whether a sample is due, at the end of a batch. Not in a fixed rhythm, which the program may have
+    /// as well.
+    fn is_due(&self) -> bool {
+        (self.mixed() >> 8).is_multiple_of(SAMPLE_EVERY)
+    }
+
+    /// Another number after each batch, in no order.
+    fn mixed(&self) -> u32 {
+        (self.recorded.load(Relaxed) as u32).wrapping_mul(0x9E37_79B9)
+    }
+
+    /// Has a launch of the next batch sampled, now and then: any of them, or programs that repeat
+    /// themselves would always be seen at the same place.
+    pub(super) fn plan_sample(&self, now: u64, gate: &Gate) {
+        let batch = self.batch.load(Relaxed);
+        if batch > 1
+            && (self.is_due() || gate.launch_times().estimates_are_off())
+            && now >= self.sample_at.load(Relaxed)
+        {
+            self.stop_at(1 + (self.mixed() >> 16) % (batch - 1));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Whose batch a stream has open. Threads that launch into one stream have a lane each, and what they put there is
+//! done in turn: a batch of one lane would stay without its mark behind the wait of another, which is held. So whoever
+//! begins a batch ends the one before.
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use driver::cuda::DevicePtr;
+
+/// None is open. No word has this address.
+const NOBODYS: DevicePtr = 0;
+/// A thread is about to end one, or to begin one. Nor this.
+const BUSY: DevicePtr = DevicePtr::MAX;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(in crate::compute) struct Turnstile {
+    /// Where the mark of the open batch goes, and its number.
+    open: AtomicU64,
+    number: AtomicU64,
+}
+
+/// The right to end and to begin a batch, until this is dropped.
+pub(super) struct Passing<'turnstile> {
+    turnstile: &'turnstile Turnstile,
+    before: DevicePtr,
+    after: DevicePtr,
+}
+
+impl Turnstile {
+    /// Whether the open batch is the one whose mark goes there. Another thread may end it in the same moment.
+    pub(super) fn has_open(&self, mark_at: DevicePtr) -> bool {
+        self.open.load(SeqCst) == mark_at
+    }
+
+    /// From now on none is open. `None`: another thread is about to end or to begin one.
+    pub(super) fn pass(&self) -> Option<Passing<'_>> {
+        // In one order with what is then asked of the batch's thread.
+        let take = |open| (open != BUSY).then_some(BUSY);
+        let before = self.open.fetch_update(SeqCst, Relaxed, take).ok()?;
+        Some(Passing { turnstile: self, before, after: NOBODYS })
+    }
+
+    /// The same, if the open batch is the one whose mark goes there. `None`: another thread has ended that, or does so
+    /// now.
+    pub(super) fn pass_after(&self, mark_at: DevicePtr) -> Option<Passing<'_>> {
+        let before = self.open.compare_exchange(mark_at, BUSY, Acquire, Relaxed).ok()?;
+        Some(Passing { turnstile: self, before, after: NOBODYS })
+    }
+}
+
+impl Passing<'_> {
+    /// The batch that was open, and has no mark: where that goes, and its number.
+    pub(super) fn unmarked(&self) -> Option<(DevicePtr, u64)> {
+        (self.before != NOBODYS).then(|| (self.before, self.turnstile.number.load(Relaxed)))
+    }
+
+    /// A batch is open when this is dropped.
+    pub(super) fn begin(&mut self, mark_at: DevicePtr, number: u64) {
+        self.turnstile.number.store(number, Relaxed);
+        self.after = mark_at;
+    }
+}
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        self.turnstile.open.store(self.after, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begun(mark_at: DevicePtr, number: u64) -> Turnstile {
+        let turnstile = Turnstile::default();
+        turnstile.pass().unwrap().begin(mark_at, number);
+        turnstile
+    }
+
+    #[test]
+    fn one_thread_at_a_time_sees_whose_batch_is_open() {
+        let turnstile = begun(64, 3);
+        assert!(turnstile.has_open(64) && !turnstile.has_open(128));
+        let passing = turnstile.pass().unwrap();
+        assert_eq!(passing.unmarked(), Some((64, 3)));
+        assert!(turnstile.pass().is_none() && !turnstile.has_open(64));
+        drop(passing);
+        assert_eq!(turnstile.pass().unwrap().unmarked(), None);
+    }
+
+    /// Otherwise the batch's own thread would take it for ended, and nobody would write its mark.
+    #[test]
+    fn who_ends_another_batch_is_in_nobodys_way() {
+        let turnstile = begun(64, 3);
+        assert!(turnstile.pass_after(128).is_none());
+        let passing = turnstile.pass_after(64).unwrap();
+        assert!(turnstile.pass_after(64).is_none() && turnstile.pass().is_none());
+        drop(passing);
+        assert!(turnstile.pass_after(64).is_none());
+    }
+
+    /// The mark could not be put into the stream.
+    #[test]
+    fn a_batch_may_stay_open() {
+        let turnstile = begun(64, 3);
+        turnstile.pass_after(64).unwrap().begin(64, 3);
+        assert_eq!(turnstile.pass().unwrap().unmarked(), Some((64, 3)));
+    }
+}

@@ -1,0 +1,173 @@
+//! The lanes that lead through one device's gate, taken together.
+
+use super::gate::Gate;
+use super::hold;
+use super::lane::{Lane, LaunchedAhead, Turnstile};
+use super::usage::Totals;
+use core::ops::Deref;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// All lanes of a device in this process.
+#[derive(Default)]
+pub(super) struct DeviceLanes {
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    /// What lanes that are gone had launched.
+    retired: Mutex<Totals>,
+    /// Time for which some lane had work queued.
+    backlogged_ns: AtomicU64,
+}
+
+impl DeviceLanes {
+    /// No driver call while this is held.
+    fn locked(&self) -> MutexGuard<'_, Vec<Arc<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, lane: Arc<Lane>) {
+        super::HAS_LANES.store(true, Ordering::SeqCst);
+        self.locked().push(lane);
+    }
+
+    pub(super) fn now(&self) -> LaneList {
+        LaneList(self.locked().clone())
+    }
+
+    /// Does something with each lane.
+    pub(super) fn each(&self, mut with: impl FnMut(&Lane)) {
+        self.locked().iter().for_each(|lane| with(lane));
+    }
+
+    /// Removes a lane that nobody will use again and that is drained.
+    pub(super) fn retire(&self, gone: &Arc<Lane>) {
+        let mut lanes = self.locked();
+        lanes.retain(|lane| !Arc::ptr_eq(lane, gone));
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.add(gone.totals());
+        (retired.outstanding_ns, retired.unknown) = (0, false);
+    }
+
+    /// Whose batch is open in a stream, for one more lane there; `None`: no more streams may be held.
+    pub(super) fn turnstile_for(&self, stream: usize, context: usize) -> Option<Arc<Turnstile>> {
+        let lanes = self.locked();
+        let known = lanes.iter().find_map(|lane| lane.turnstile_of(stream, context));
+        let streams = lanes.iter().filter_map(|lane| lane.turnstile()).map(Arc::as_ptr);
+        let has_room = || streams.collect::<BTreeSet<_>>().len() < hold::queues() as usize;
+        known.cloned().or_else(|| has_room().then(Arc::default))
+    }
+
+    /// What all streams with gates have queued.
+    pub(super) fn ahead(&self) -> LaunchedAhead {
+        self.locked().iter().map(|lane| lane.ahead()).sum()
+    }
+
+    /// What has been launched. To be asked by the governor.
+    pub(super) fn totals(&self) -> Totals {
+        let lanes = self.locked();
+        let mut totals = *self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backlogged_ns = 0;
+        for lane in lanes.iter() {
+            totals.add(lane.totals());
+            backlogged_ns = backlogged_ns.max(lane.take_backlogged_ns());
+        }
+        // Queues of several lanes stand for the same time.
+        totals.backlogged_ns =
+            self.backlogged_ns.fetch_add(backlogged_ns, Ordering::Relaxed) + backlogged_ns;
+        totals
+    }
+}
+
+/// The lanes as they were at one moment.
+#[derive(Debug)]
+pub(super) struct LaneList(Vec<Arc<Lane>>);
+
+impl Deref for LaneList {
+    type Target = [Arc<Lane>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl LaneList {
+    fn sum(&self, number: impl Fn(&Lane) -> u64) -> u64 {
+        self.iter().fold(0, |sum, lane| sum.wrapping_add(number(lane)))
+    }
+
+    /// A number that changes whenever something is launched.
+    pub(super) fn activity(&self) -> u64 {
+        self.sum(Lane::activity)
+    }
+
+    /// A number that changes whenever something is seen to be done.
+    pub(super) fn progress(&self) -> u64 {
+        self.sum(Lane::progress)
+    }
+
+    /// A number that changes whenever a stream is seen to have passed its gate.
+    pub(super) fn begun(&self) -> u64 {
+        self.sum(Lane::has_begun)
+    }
+
+    /// A number that changes whenever something is launched into a stream with unfinished waits.
+    pub(super) fn launches_into_waiting(&self) -> u64 {
+        self.sum(|lane| if lane.has_unfinished_waits() { lane.activity() } else { 0 })
+    }
+
+    /// Launches that are done, and what they were estimated to take.
+    pub(super) fn done_launches(&self) -> (u64, u64) {
+        self.iter().map(|lane| lane.done_launches()).fold((0, 0), |(launches, ns), (more, took)| {
+            (launches.wrapping_add(more), ns.wrapping_add(took))
+        })
+    }
+
+    /// Whether everything that was launched is done, as far as the gate has let it through. The driver may be asked.
+    pub(super) fn are_drained(&self, gate: &Gate) -> bool {
+        let _pin = gate.governors().enter();
+        // Each is asked, so that each one's progress is seen.
+        self.iter().filter(|lane| !lane.is_drained(gate)).count() == 0
+    }
+
+    /// Whether a thread is on its way to the driver.
+    pub(super) fn are_launching(&self) -> bool {
+        self.iter().any(|lane| lane.is_launching())
+    }
+
+    /// Whether a stream is held back for a sample.
+    pub(super) fn hold_back(&self) -> bool {
+        self.iter().any(|lane| lane.holds_back())
+    }
+
+    /// Lets streams go that have been held back for too long.
+    pub(super) fn release_overdue(&self, now: u64) {
+        self.iter().for_each(|lane| lane.release_overdue(now));
+    }
+
+    /// How long all that is outstanding should take; `None`: not known.
+    pub(super) fn expected_ns(&self) -> Option<u64> {
+        self.iter().try_fold(0_u64, |sum, lane| {
+            let totals = lane.totals();
+            let is_known = !totals.unknown && !lane.may_wait();
+            is_known.then(|| sum.saturating_add(totals.outstanding_ns))
+        })
+    }
+
+    /// For how long what has begun may keep the device busy; `None`: that is not known.
+    pub(super) fn begun_takes_ns(&self, gate: &Gate) -> Option<u64> {
+        self.iter().try_fold(0_u64, |sum, lane| {
+            (!lane.totals().unknown).then(|| sum.saturating_add(lane.begun_takes_ns(gate)))
+        })
+    }
+
+    /// Whether there is work that may wait for something outside of the device.
+    pub(super) fn may_wait(&self) -> bool {
+        self.iter().any(|lane| lane.may_wait())
+    }
+
+    /// Whether there is work that may wait for something outside of the device, and no other.
+    pub(super) fn only_wait(&self) -> bool {
+        let waits = |lane: &Arc<Lane>| lane.may_wait();
+        self.iter().any(waits) && !self.iter().any(|lane| !waits(lane) && lane.under_way() > 0)
+    }
+}

@@ -1,0 +1,132 @@
+//! How long launches really took lately, and in relation to their estimates. Pure.
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+use limits::turns::ratio_ppm;
+
+/// What work takes in relation to its estimates, in millionths: as much; so much more that it matters; more than that
+/// is not believed.
+const AS_ESTIMATED_PPM: u64 = 1_000_000;
+const OFF_PPM: u64 = 1_250_000;
+const MOST_PPM: u64 = 64_000_000;
+/// Work that is waited for by itself has taken far longer than expected if it took so many times as long, and so long.
+const FAR_OFF: u64 = 2;
+const LONG_NS: u64 = 4_000_000;
+
+/// See the module.
+pub(super) struct LaunchTimes {
+    /// Of each; zero: not known.
+    each_ns: AtomicU64,
+    took_ppm: AtomicU64,
+}
+
+impl LaunchTimes {
+    pub(super) const fn new() -> Self {
+        Self { each_ns: AtomicU64::new(0), took_ppm: AtomicU64::new(AS_ESTIMATED_PPM) }
+    }
+
+    /// How long one took; zero: not known.
+    pub(super) fn each_ns(&self) -> u64 {
+        self.each_ns.load(Relaxed)
+    }
+
+    /// Whether they took another time than they were estimated to.
+    pub(super) fn estimates_are_off(&self) -> bool {
+        let took = self.took_ppm.load(Relaxed);
+        !(AS_ESTIMATED_PPM * AS_ESTIMATED_PPM / OFF_PPM..=OFF_PPM).contains(&took)
+    }
+
+    /// By how much they took longer than estimated, in millionths; less than what matters is nothing.
+    fn longer_ppm(&self) -> u64 {
+        Some(self.took_ppm.load(Relaxed)).filter(|&took| took > OFF_PPM).unwrap_or(AS_ESTIMATED_PPM)
+    }
+
+    /// How long what is estimated at so much takes.
+    pub(super) fn really(&self, estimated_ns: u64) -> u64 {
+        estimated_ns.saturating_mul(self.longer_ppm()) / AS_ESTIMATED_PPM
+    }
+
+    /// What is done in so much time, in estimated time.
+    pub(super) fn estimated(&self, ns: u64) -> u64 {
+        ns.saturating_mul(AS_ESTIMATED_PPM) / self.longer_ppm()
+    }
+
+    /// So many launches, estimated at so much, were done in some time. `busy`: the device had work all the time.
+    /// Otherwise they took no longer than that.
+    pub(super) fn add(&self, launches: u64, estimated_ns: u64, ns: u64, busy: bool) {
+        let followed = |new: u64, old: u64, at_once: bool| match new > old {
+            true if !busy => old,
+            true if at_once => new,
+            true => old + (new - old) / 4,
+            false => old - (old - new) / 4,
+        };
+        if estimated_ns > 0 {
+            let old = self.took_ppm.load(Relaxed);
+            let new = ratio_ppm(ns, estimated_ns).min(MOST_PPM);
+            self.took_ppm.store(followed(new, old, new / 2 > old), Relaxed);
+        }
+        if launches > 0 && busy {
+            // Longer ones at once: a batch of them holds others up.
+            let new = followed(ns / launches, self.each_ns(), true);
+            self.each_ns.store(new.max(1), Relaxed);
+        }
+    }
+
+    /// What was estimated at so much was not done for so long.
+    pub(super) fn took_at_least(&self, estimated_ns: u64, ns: u64) {
+        if ns > LONG_NS && ns / FAR_OFF > estimated_ns {
+            let took = ratio_ppm(ns, estimated_ns.max(1)).min(MOST_PPM);
+            self.took_ppm.fetch_max(took, Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn little_does_not_matter() {
+        let times = LaunchTimes::new();
+        (0..20).for_each(|_| times.add(10, 4 * MS, 4 * MS + MS / 2, true));
+        assert!(!times.estimates_are_off());
+        assert_eq!((times.really(MS), times.estimated(MS)), (MS, MS));
+        assert_eq!(times.each_ns(), 450_000);
+    }
+
+    #[test]
+    fn far_longer_ones_count_at_once_and_are_forgotten_slowly() {
+        let times = LaunchTimes::new();
+        times.add(10, MS, 4 * MS, true);
+        assert!(times.estimates_are_off());
+        assert_eq!((times.really(MS), times.estimated(40 * MS)), (4 * MS, 10 * MS));
+        times.add(10, 4 * MS, 4 * MS, true);
+        assert_eq!(times.really(MS), 3_250_000);
+        (0..10).for_each(|_| times.add(10, 4 * MS, 4 * MS, true));
+        assert!(!times.estimates_are_off());
+    }
+
+    /// A pause is nobody's work. But what was done took no longer than all of the time.
+    #[test]
+    fn where_the_device_was_idle_they_took_no_longer() {
+        let times = LaunchTimes::new();
+        times.add(10, MS, 10 * MS, false);
+        assert_eq!((times.really(MS), times.each_ns()), (MS, 0));
+        times.took_at_least(MS, 1_000 * MS);
+        assert_eq!(times.really(MS), 64 * MS);
+        (0..20).for_each(|_| times.add(10, 4 * MS, 4 * MS, false));
+        assert_eq!(times.really(MS), MS);
+    }
+
+    #[test]
+    fn a_short_wait_tells_nothing() {
+        let times = LaunchTimes::new();
+        times.took_at_least(0, LONG_NS);
+        times.took_at_least(10 * MS, 19 * MS);
+        assert!(!times.estimates_are_off());
+        times.took_at_least(10 * MS, 21 * MS);
+        assert_eq!(times.really(10 * MS), 21 * MS);
+    }
+}

@@ -1,0 +1,271 @@
+//! Sessions that use several devices together: collective kernels spin on one device until those of the other
+//! have begun. All of these measure, so run one test at a time.
+
+use crate::common::{Outcome, Running, Stage, built, eventually, start};
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// Two devices, and a daemon if there is to be one.
+struct Node {
+    stage: Stage,
+    daemon: Option<Running>,
+    runs: u32,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Some(daemon) = &self.daemon {
+            daemon.kill();
+        }
+    }
+}
+
+impl Node {
+    fn new(with_daemon: bool) -> Self {
+        let mut node = Self { stage: Stage::new(), daemon: None, runs: 0 };
+        if with_daemon {
+            let mut command = node.stage.native(built("hypervisor"));
+            command.args(["daemon", "--log", "warn", "--socket"]).arg(node.socket());
+            node.daemon = Some(start(command.env("SLUICE_FAKE_DEVICES", "2")));
+            eventually("the daemon listens", || UnixStream::connect(node.socket()).is_ok());
+        }
+        node
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.stage.folder().join("daemon.sock")
+    }
+
+    /// A script of the shell in a session of its own; `None`: without a limit of time.
+    fn session(&self, compute: Option<u32>, script: &str) -> Running {
+        let mut command: Command = self.stage.native(built("sluice"));
+        command.env("SLUICE_FAKE_DEVICES", "2").args(["run", "--fake-gpu", "--daemon"]);
+        match self.daemon {
+            Some(_) => command.arg(self.socket()),
+            None => command.arg("none"),
+        };
+        if let Some(percent) = compute {
+            command.args(["--compute", &percent.to_string()]);
+        }
+        start(command.args(["--", "sh", "-c", script]))
+    }
+
+    /// Collective steps of 1.8 ms, by one process a device.
+    fn ranks(&mut self, compute: Option<u32>, steps: u32, more: &str) -> Running {
+        self.ranks_of(WORK, compute, steps, more)
+    }
+
+    fn ranks_of(&mut self, work: &str, compute: Option<u32>, steps: u32, more: &str) -> Running {
+        self.runs += 1;
+        let page = self.stage.folder().join(format!("page{}", self.runs));
+        std::fs::File::create(&page).unwrap();
+        let rank = |rank: u32| {
+            format!(
+                "{} {work} --steps {steps} --rank {rank} --ranks 2 --device {rank} --group {} --page {} {more}",
+                built("tenant").display(),
+                self.runs,
+                page.display()
+            )
+        };
+        // The second rank's process is known by its number.
+        let number = self.second_rank();
+        let script = format!("{} & {} & echo $! >{}; wait", rank(0), rank(1), number.display());
+        self.session(compute, &script)
+    }
+
+    fn second_rank(&self) -> PathBuf {
+        self.stage.folder().join(format!("second{}", self.runs))
+    }
+
+    /// The same, by one process with both devices.
+    fn process(&mut self, compute: Option<u32>, steps: u32) -> Running {
+        self.runs += 1;
+        let script = format!("{} {WORK} --steps {steps} --devices 2", built("tenant").display());
+        self.session(compute, &script)
+    }
+
+    fn dense(&self, compute: u32, device: u32, seconds: u32) -> Running {
+        let script = format!(
+            "{} dense --kernel-us 200 --seconds {seconds} --device {device}",
+            built("tenant").display()
+        );
+        self.session(Some(compute), &script)
+    }
+}
+
+const WORK: &str = "collective --kernel-us 200 --kernels 8 --collective-us 200";
+const WORK_US: f64 = 1800.0;
+/// The same, and 1 ms of nothing after each step.
+const WITH_RESTS: &str =
+    "collective --kernel-us 200 --kernels 8 --collective-us 200 --wait-every 1 --rest-us 1000";
+const WITH_RESTS_US: f64 = 2800.0;
+/// Many short kernels, and collectives that are waited for.
+const SHORT: &str = "collective --kernel-us 40 --kernels 4 --collective-us 40";
+const SHORT_US: f64 = 200.0;
+
+/// Two jobs whose processes all launch short work have more to do than two cores can: one of them had 0.17 and 0.34 of its
+/// speed in runs in which the other had 0.49. So only that nobody starves is checked here: where the gates of the devices
+/// are not opened together it is below 0.02.
+const LEAST: f64 = 0.1;
+
+/// Steps a second without a limit.
+#[derive(Clone, Copy)]
+struct Whole {
+    /// What this machine did.
+    here: f64,
+    /// What the devices can do: no machine does more.
+    most: f64,
+}
+
+impl Whole {
+    fn of(outcome: Outcome, step_us: f64) -> Self {
+        let here = outcome.succeeded().rate();
+        println!("{here:.1} steps a second without a limit");
+        Self { here, most: 1e6 / step_us }
+    }
+}
+
+fn native_of(work: &str, steps: u32, step_us: f64) -> Whole {
+    Whole::of(Node::new(false).ranks_of(work, None, steps, "").end(), step_us)
+}
+
+fn native() -> Whole {
+    native_of(WORK, 1000, WORK_US)
+}
+
+/// Nobody has more than `most` of what the devices can do. Nor less than `least` of what this machine did without a
+/// limit, unless it is busier now.
+#[track_caller]
+fn within(what: &str, outcome: Outcome, whole: Whole, least: f64, most: f64) -> f64 {
+    let outcome = outcome.succeeded();
+    let (rate, busy) = (outcome.rate(), outcome.busy);
+    let range = busy.least_in_turn(whole.here * least, 0.0)..=whole.most * most;
+    let part = rate / whole.here;
+    println!("{what}: {part:.3}, {rate:.1} of {range:.1?}, {busy:?}");
+    assert!(range.contains(&rate), "{what}: {part:.3}, {rate:.1} not in {range:.1?}, {busy:?}");
+    part
+}
+
+/// Fails where each device opens and closes by itself: below 0.02 there.
+#[test]
+fn ranks_have_their_share_of_the_devices_together() {
+    let native = native();
+    for with_daemon in [false, true] {
+        let mut node = Node::new(with_daemon);
+        let half = node.ranks(Some(50), 2000, "").end();
+        within(&format!("50 %, daemon {with_daemon}"), half, native, 0.45, 0.53);
+        let all = node.ranks(Some(100), 3000, "").end();
+        within(&format!("100 %, daemon {with_daemon}"), all, native, 0.95, 1.03);
+    }
+}
+
+/// Who holds the devices pays, whatever is done with them: estimates would let it have 0.78. On a busy machine some of the
+/// idle time is not charged under a daemon: 0.68 were seen on one core. No more than the estimates allow. That it gets
+/// its share is what other tests are for.
+#[test]
+fn idle_time_is_paid_while_nobody_else_is_there() {
+    let native = native_of(WITH_RESTS, 800, WITH_RESTS_US);
+    for with_daemon in [false, true] {
+        let job = Node::new(with_daemon).ranks_of(WITH_RESTS, Some(50), 1200, "").end();
+        let most = (0.54 * job.busy.more()).min(0.8);
+        within(&format!("50 %, daemon {with_daemon}"), job, native, 0.3, most);
+    }
+}
+
+/// Each needs two thirds of the devices. Where the machine keeps up they have 0.66 to 0.76 each. Where it does not, their
+/// collectives spin for each other's processes, and they take turns: 0.38 to 0.45. What overlap gives is measured under a
+/// virtual clock, by the scheduler's tests of gangs.
+#[test]
+fn jobs_that_leave_the_devices_idle_overlap() {
+    let native = native_of(WITH_RESTS, 800, WITH_RESTS_US);
+    let mut node = Node::new(true);
+    let jobs = [0, 1].map(|_| node.ranks_of(WITH_RESTS, Some(50), 2000, ""));
+    let [first, second] = jobs.map(Running::end);
+    within("the first", first, native, LEAST, 0.85);
+    within("the second", second, native, LEAST, 0.85);
+}
+
+/// As tensor-parallel programs have them. Each launch takes processor time on the simulated device, so a slow
+/// machine has less left for two jobs.
+#[test]
+fn many_short_collectives() {
+    let native = native_of(SHORT, 6000, SHORT_US);
+    let mut node = Node::new(true);
+    let half = node.ranks_of(SHORT, Some(50), 6000, "").end();
+    within("50 %", half, native, 0.4, 0.56);
+    let jobs = [0, 1].map(|_| node.ranks_of(SHORT, Some(50), 8000, ""));
+    let [first, second] = jobs.map(Running::end);
+    within("the first", first, native, LEAST, 0.56);
+    within("the second", second, native, LEAST, 0.56);
+}
+
+#[test]
+fn so_has_one_process_with_two_devices() {
+    let native = native();
+    for with_daemon in [false, true] {
+        let mut node = Node::new(with_daemon);
+        let half = node.process(Some(50), 2000).end();
+        within(&format!("50 %, daemon {with_daemon}"), half, native, 0.45, 0.53);
+    }
+}
+
+#[test]
+fn two_jobs_take_turns_on_both_devices() {
+    let native = native();
+    let mut node = Node::new(true);
+    let jobs = [node.ranks(Some(50), 2500, ""), node.process(Some(50), 2500)];
+    let [first, second] = jobs.map(Running::end);
+    let busy = first.busy;
+    // Their collectives spin for each other's processes: on a busy machine one of them loses more.
+    let sum = within("the first", first, native, 0.3, 0.54)
+        + within("the second", second, native, 0.3, 0.54);
+    assert!(sum >= busy.least_in_turn(0.8, 0.0), "the sum: {sum}, {busy:?}");
+}
+
+#[test]
+fn a_job_on_both_devices_beside_one_on_each() {
+    let native = native();
+    let mut node = Node::new(true);
+    let [first, second] = [0, 1].map(|device| node.dense(50, device, 7));
+    let job = node.ranks(Some(50), 1500, "");
+    within("the job", job.end(), native, 0.42, 0.54);
+    for (what, single) in [("on the first", first), ("on the second", second)] {
+        within(what, single.end(), Whole { here: 5000.0, most: 5000.0 }, 0.43, 0.55);
+    }
+}
+
+/// As in a pipeline of more than two stages, or with groups of some of the ranks: one device launches more
+/// collectives than another.
+#[test]
+fn numbers_of_collectives_may_differ() {
+    let native = {
+        let mut node = Node::new(false);
+        Whole::of(node.ranks(None, 1000, "--alone-on-first 1").end(), WORK_US)
+    };
+    for with_daemon in [false, true] {
+        let mut node = Node::new(with_daemon);
+        let half = node.ranks(Some(50), 1500, "--alone-on-first 1").end();
+        within(&format!("daemon {with_daemon}"), half, native, 0.4, 0.56);
+    }
+}
+
+/// The others wait for it as they do natively, and the devices are free again when they have ended.
+#[test]
+fn a_rank_that_is_killed_leaves_the_devices_free() {
+    for with_daemon in [false, true] {
+        let mut node = Node::new(with_daemon);
+        let job = node.ranks(Some(50), 100_000, "");
+        std::thread::sleep(Duration::from_millis(2500));
+        let number = std::fs::read_to_string(node.second_rank()).unwrap();
+        let pid = Pid::from_raw(number.trim().parse().unwrap()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        job.kill();
+        let _ = job.end();
+        let half = node.process(Some(50), 1500).end();
+        within(&format!("afterwards, daemon {with_daemon}"), half, native(), 0.44, 0.54);
+    }
+}

@@ -1,0 +1,87 @@
+//! From one program's last work to the opening of the next one's gate.
+
+use super::daemon::{daemon, limited, socket};
+use crate::common::{Outcome, Stage, start};
+use limits::env::{GATES, LOG};
+
+/// A gate was opened at the first moment, and its governor saw that at the second; or its work was done.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Seen {
+    Open(u64, u64),
+    Drained(u64),
+}
+
+impl Seen {
+    fn at(self) -> u64 {
+        match self {
+            Self::Open(at, _) | Self::Drained(at) => at,
+        }
+    }
+}
+
+/// What a governor told.
+fn seen(outcome: &Outcome) -> Vec<Seen> {
+    let line = |line: &str| {
+        let number = |after: &str| {
+            let digits = line.split_once(after)?.1;
+            let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+            digits[..end].parse().ok()
+        };
+        let open = || Some(Seen::Open(number(": open at ")?, number(", seen at ")?));
+        open().or_else(|| Some(Seen::Drained(number(": drained at ")?)))
+    };
+    outcome.stderr.lines().filter_map(line).collect()
+}
+
+/// The daemon opens the next gate long before the governor behind it has its answer.
+#[test]
+fn the_next_gate_is_open_before_the_answer_is_there() {
+    let stage = Stage::new();
+    let daemon = daemon(&stage);
+    let tenants = ["one", "two"].map(|name| {
+        let mut command = limited(&stage, name, 50, &socket(&stage));
+        command.env(GATES, "stream").env(LOG, "trace");
+        start(command.args(["dense", "--kernel-us", "200", "--seconds", "4"]))
+    });
+    let (mut all, mut more): (Vec<(u64, usize, Seen)>, f64) = (Vec::new(), 1.0);
+    for (number, tenant) in tenants.into_iter().enumerate() {
+        let outcome = tenant.end();
+        assert_eq!(outcome.code(), 0, "{outcome:#?}");
+        more = more.max(outcome.busy.more());
+        all.extend(seen(&outcome).into_iter().map(|seen| (seen.at(), number, seen)));
+    }
+    all.sort_unstable();
+    // At first the daemon looks at each of them alone.
+    let first = all[0].0 + 1_000_000_000;
+    let (mut opened, mut answered) = (Vec::new(), Vec::new());
+    for pair in all.windows(2) {
+        if let [(_, a, Seen::Drained(done)), (_, b, Seen::Open(open, answer))] = pair
+            && a != b
+            && *done > first
+        {
+            opened.push(open - done);
+            answered.push(answer - done);
+        }
+    }
+    // A thousand on a quiet machine. Where the machine is so busy that there are few, they say nothing.
+    if opened.len() <= 100 {
+        assert!(more > 1.3, "{} handovers", opened.len());
+        println!("{} handovers: the machine is too busy", opened.len());
+        return;
+    }
+    for (name, list) in [("open", &mut opened), ("answer", &mut answered)] {
+        list.sort_unstable();
+        let part = |n: usize| list[list.len() * n / 100] / 1_000;
+        println!(
+            "{name}: 10 % {}, 50 % {}, 75 % {}, 90 % {} us",
+            part(10),
+            part(50),
+            part(75),
+            part(90)
+        );
+    }
+    let middle = opened.len() / 2;
+    // As promised.
+    assert!(opened[middle] * 3 < answered[middle] * 2, "{} {}", opened[middle], answered[middle]);
+    daemon.kill();
+}

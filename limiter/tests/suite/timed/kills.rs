@@ -1,0 +1,99 @@
+//! The daemon is killed again and again under tenants that run, and stands still for long.
+//!
+//! `SLUICE_FAULTS=60` makes a minute of it, and ten seconds of standing still: that is the full form, for a machine that
+//! does nothing else. Without it nothing is asked that other work on the machine's CPUs could take away.
+
+use super::daemon::{daemon, limited, socket};
+use crate::common::{Outcome, Stage, built, outcome, start};
+use std::time::Duration;
+
+/// How much of it there is to be.
+struct Extent {
+    /// How many times it is killed, a second apart.
+    kills: u32,
+    /// How long it stands still.
+    still: Duration,
+    /// The part of its share that a tenant gets at least.
+    least: f64,
+    /// No pause is longer, in milliseconds.
+    longest: f64,
+}
+
+impl Extent {
+    fn asked_for() -> Self {
+        let kills = std::env::var("SLUICE_FAULTS").ok().and_then(|text| text.parse().ok());
+        match kills {
+            Some(kills) => {
+                Self { kills, still: Duration::from_secs(10), least: 0.9, longest: 1_000.0 }
+            }
+            None => Self { kills: 6, still: Duration::from_secs(2), least: 0.4, longest: 10_000.0 },
+        }
+    }
+
+    /// Nobody is unlimited, and nobody waits for a daemon that is not there.
+    #[track_caller]
+    fn holds(&self, share: f64, outcome: &Outcome, native: f64) {
+        let longest = outcome.json()["pauses"]["longest_ms"].as_f64().unwrap();
+        let delivered = outcome.rate() / native * 100.0;
+        println!("{delivered:.2} of {share}, longest pause {longest:.1} ms");
+        assert!(
+            (share * self.least..=share + 5.0).contains(&delivered),
+            "{delivered}: {outcome:#?}"
+        );
+        assert!(longest < self.longest, "{longest}: {outcome:#?}");
+    }
+}
+
+fn rate(stage: &Stage) -> f64 {
+    let options = ["dense", "--kernel-us", "2000", "--seconds", "1"];
+    outcome(stage.native(built("tenant")).args(options)).silent().rate()
+}
+
+/// Nobody crashes, nobody is unlimited, and nobody waits for a daemon that is not there.
+#[test]
+fn a_daemon_that_is_killed_every_second() {
+    let extent = Extent::asked_for();
+    let kills = extent.kills;
+    let stage = Stage::new();
+    let native = rate(&stage);
+    let mut present = daemon(&stage);
+    let seconds = (kills + 2).to_string();
+    let shares = [("one", 50), ("two", 25)];
+    let tenants = shares.map(|(name, share)| {
+        let mut command = limited(&stage, name, share, &socket(&stage));
+        start(command.args(["dense", "--kernel-us", "2000", "--seconds", &seconds]))
+    });
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_secs(1));
+        present.kill();
+        present = daemon(&stage);
+    }
+    for ((_, share), tenant) in shares.into_iter().zip(tenants) {
+        let outcome = tenant.end().succeeded();
+        extent.holds(f64::from(share), &outcome, native);
+        // One line when it goes and one when it is back, once in half a minute.
+        let most = 4 + usize::try_from(kills).unwrap() / 15;
+        assert!(outcome.complaints().len() <= most, "{outcome:#?}");
+    }
+    present.kill();
+}
+
+/// Alone, a tenant keeps its share by its own account while the daemon stands still, and after it.
+#[test]
+fn a_daemon_that_stands_still_for_long() {
+    let extent = Extent::asked_for();
+    let still = extent.still;
+    let stage = Stage::new();
+    let native = rate(&stage);
+    let present = daemon(&stage);
+    let seconds = (still.as_secs() + 3).to_string();
+    let mut command = limited(&stage, "one", 40, &socket(&stage));
+    let tenant = start(command.args(["dense", "--kernel-us", "2000", "--seconds", &seconds]));
+    std::thread::sleep(Duration::from_secs(1));
+    present.freeze();
+    std::thread::sleep(still);
+    present.thaw();
+    let outcome = tenant.end().succeeded();
+    extent.holds(40.0, &outcome, native);
+    present.kill();
+}

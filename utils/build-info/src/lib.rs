@@ -1,0 +1,136 @@
+//! What a program or library was built from, and how.
+//!
+//! A library carries this as one line of text that begins with [`MARK`], so that a program reads it out
+//! of the file without loading it.
+
+#![forbid(unsafe_code)]
+
+/// The version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The commit, with `-modified` where files differed from it. `unknown`: it was built without a
+/// repository, or as everyday builds are.
+pub const COMMIT: &str = env!("BUILD_COMMIT");
+
+/// `release` or `debug`.
+pub const PROFILE: &str = env!("BUILD_PROFILE");
+
+/// What it was built for.
+pub const TARGET: &str = env!("BUILD_TARGET");
+
+/// The compiler's version.
+pub const RUSTC: &str = env!("BUILD_RUSTC");
+
+/// What the line in a library begins with. It ends with a line feed.
+pub const MARK: &str = "\nsluice-build: ";
+
+/// The longest line that is looked for.
+const LONGEST: usize = 1024;
+
+/// The parts of the line about a library or program.
+#[must_use]
+pub const fn parts<'a>(name: &'a str, features: &'a str, engine: &'a str) -> [&'a str; 15] {
+    [
+        MARK,
+        name,
+        " ",
+        VERSION,
+        ", commit ",
+        COMMIT,
+        ", ",
+        PROFILE,
+        ", ",
+        TARGET,
+        ", rustc ",
+        RUSTC,
+        features,
+        engine,
+        "\n",
+    ]
+}
+
+/// How many bytes some parts are together.
+#[must_use]
+pub const fn length(parts: &[&str]) -> usize {
+    let (mut index, mut sum) = (0, 0);
+    while index < parts.len() {
+        sum += parts[index].len();
+        index += 1;
+    }
+    sum
+}
+
+/// The parts as one text.
+#[must_use]
+pub const fn joined<const LENGTH: usize>(parts: &[&str]) -> [u8; LENGTH] {
+    let mut all = [0; LENGTH];
+    let (mut index, mut end) = (0, 0);
+    while index < parts.len() {
+        let part = parts[index].as_bytes();
+        let mut byte = 0;
+        while byte < part.len() {
+            all[end] = part[byte];
+            (byte, end) = (byte + 1, end + 1);
+        }
+        index += 1;
+    }
+    all
+}
+
+/// The line that a library carries.
+#[must_use]
+pub fn line_in(library: &[u8]) -> Option<&str> {
+    let mark = MARK.as_bytes();
+    let places = library.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark);
+    places.filter_map(|(at, _)| line_at(&library[at + mark.len()..])).next()
+}
+
+/// A program that reads such lines has the mark itself, with no line behind it.
+fn line_at(rest: &[u8]) -> Option<&str> {
+    let rest = &rest[..rest.len().min(LONGEST)];
+    let end = rest.iter().position(|&byte| byte == b'\n')?;
+    let line = core::str::from_utf8(&rest[..end]).ok()?;
+    (line.contains(", commit ") && !line.chars().any(char::is_control)).then_some(line)
+}
+
+/// What `--version` of a program says with `--verbose`: one fact a line.
+#[must_use]
+pub fn told(name: &str, features: &[&str], more: &[(&str, &str)]) -> String {
+    let features = if features.is_empty() { "none".to_owned() } else { features.join(", ") };
+    let mut text = format!(
+        "{name} {VERSION}\ncommit: {COMMIT}\nbuild: {PROFILE}, {TARGET}, rustc {RUSTC}\nfeatures: {features}"
+    );
+    for (key, value) in more {
+        text += &format!("\n{key}: {value}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTS: [&str; 15] = parts("lib", ", features none", ", engine e");
+    static LINE: [u8; length(&PARTS)] = joined(&PARTS);
+
+    #[test]
+    fn a_line_is_found_among_other_bytes() {
+        let mut file = vec![0xff; 100];
+        // Something that only looks like it.
+        file.extend(MARK.as_bytes());
+        file.extend([0; 10]);
+        file.extend(LINE);
+        file.extend([0xff; 100]);
+        let line = line_in(&file).unwrap();
+        assert!(line.starts_with(&format!("lib {VERSION}, commit {COMMIT}, ")), "{line}");
+        assert!(line.ends_with(", features none, engine e"), "{line}");
+        assert_eq!(line_in(&file[..150]), None);
+    }
+
+    #[test]
+    fn nothing_is_left_empty() {
+        for fact in [COMMIT, PROFILE, TARGET, RUSTC] {
+            assert!(!fact.is_empty());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Devices that a session uses together: one account, one end, and counted collectives.
+
+use limits::{ComputeLimit, GpuId, Limits};
+use session::ledger::Turn;
+use session::together::Together;
+use session::{Membership, clock};
+use std::path::Path;
+
+const MS: u64 = 1_000_000;
+
+struct Device {
+    own: Together,
+    membership: Membership,
+}
+
+impl Device {
+    fn join(dir: &Path, number: u8, share_ppm: u32) -> Self {
+        let limits = Limits { compute: ComputeLimit::fixed(share_ppm), ..Limits::NONE };
+        let id = GpuId::from_bytes([number; 16]);
+        let (own, membership) = Together::join(dir, id, &limits).unwrap();
+        let device = Self { own, membership };
+        device.own.is_used(device.membership.look().unwrap(), share_ppm);
+        device
+    }
+
+    fn is(&self, question: impl Fn(&Together, &session::layout::PageLayout) -> bool) -> bool {
+        question(&self.own, self.membership.look().unwrap())
+    }
+
+    fn launches(&self, collectives: u64) {
+        let page = self.membership.look().unwrap();
+        (0..collectives).for_each(|_| self.own.collective_begins(page));
+    }
+
+    fn begin(&self, now: u64) -> Turn {
+        self.membership.open().unwrap().begin_lease(self.membership.slot(), now)
+    }
+
+    fn renew(&self, now: u64, used: u64) -> Turn {
+        self.membership.open().unwrap().renew_lease(self.membership.slot(), now, used)
+    }
+
+    fn end(&self, now: u64, used: u64) {
+        self.membership.open().unwrap().end_lease(self.membership.slot(), now, used);
+    }
+
+    fn called(&self, now: u64) -> Option<u64> {
+        self.membership.open().unwrap().begin_called_lease(self.membership.slot(), now)
+    }
+}
+
+/// A process that waits for its first lease launches no collective. It is one of those together all the same, for a
+/// second, if others of its session launch some.
+#[test]
+fn a_device_is_presumed_to_be_used_with_others() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    assert!(!Together::may_join(dir.path()));
+    let limits = Limits { compute: ComputeLimit::fixed(500_000), ..Limits::NONE };
+    let (own, membership) =
+        Together::join(dir.path(), GpuId::from_bytes([2; 16]), &limits).unwrap();
+    assert!(Together::may_join(dir.path()));
+    let page = membership.look().unwrap();
+    assert!(!own.may_be_used(page, 500_000) && !own.holds(page));
+    let first = Device::join(dir.path(), 1, 500_000);
+    assert!(!own.holds(page) && !first.is(Together::holds));
+    assert!(own.may_be_used(page, 500_000) && own.holds(page));
+    assert!(first.is(Together::holds));
+    first.launches(1);
+    assert!(own.is_behind(page));
+}
+
+/// Two devices of one process, with the first lease under way on both.
+fn two(shares: [u32; 2]) -> (tempfile::TempDir, [Device; 2], u64) {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let first = Device::join(dir.path(), 1, shares[0]);
+    assert!(!first.is(Together::holds));
+    let second = Device::join(dir.path(), 2, shares[1]);
+    assert!(first.is(Together::holds) && second.is(Together::holds));
+    let now = clock::now_ns();
+    assert!(matches!(first.begin(now), Turn::In(_)));
+    (dir, [first, second], now + 200 * MS)
+}
+
+#[test]
+fn leases_have_one_end_and_the_least_share() {
+    let (_dir, [first, second], now) = two([500_000, 250_000]);
+    // A quarter of a period has been saved up, and lasts for a third longer.
+    let Turn::Granted(length) = first.begin(now) else { panic!() };
+    assert_eq!(length, 30 * MS);
+    assert_eq!(second.begin(now + 5 * MS), Turn::Granted(25 * MS));
+    // The first to ask decides for both, whether it goes on ...
+    let Turn::Granted(more) = second.renew(now + 24 * MS, 19 * MS) else { panic!() };
+    assert_eq!(first.renew(now + 25 * MS, 25 * MS), Turn::Granted(more - MS));
+    let end = now + 24 * MS + more;
+    // ... or does not.
+    for device in [&first, &second] {
+        let renewed = device.renew(end - MS, 100 * MS);
+        assert!(matches!(renewed, Turn::In(0) | Turn::Granted(0..=MS)), "{renewed:?}");
+    }
+    first.end(end, MS);
+    // What ends later is not joined.
+    assert!(matches!(first.begin(end), Turn::In(_)));
+    second.end(end + MS, MS);
+    assert!(matches!(first.begin(end + 2 * MS), Turn::In(_)));
+}
+
+#[test]
+fn a_device_is_behind_until_it_has_launched_as_many() {
+    let (_dir, [first, second], now) = two([500_000; 2]);
+    let _ = (first.begin(now), second.begin(now));
+    first.launches(3);
+    second.launches(2);
+    assert!(second.is(Together::is_behind) && first.is(Together::is_ahead));
+    second.launches(1);
+    assert!(!second.is(Together::is_behind) && !first.is(Together::is_ahead));
+    first.end(now + 50 * MS, 50 * MS);
+    second.end(now + 50 * MS, 50 * MS);
+    // They differ when all is done: the numbers do not tell who waits.
+    first.launches(1);
+    let later = now + 300 * MS;
+    let _ = (first.begin(later), second.begin(later));
+    first.launches(5);
+    assert!(!second.is(Together::is_behind) && !first.is(Together::numbers_tell));
+}
+
+#[test]
+fn a_call_is_for_those_behind_or_for_all() {
+    let (_dir, [first, second], now) = two([500_000; 2]);
+    let _ = (first.begin(now), second.begin(now));
+    first.launches(1);
+    second.end(now + 50 * MS, 50 * MS);
+    let called = |device: &Device| device.is(|own, page| own.is_called(page, now + 51 * MS));
+    first.is(|own, page| {
+        own.call_others(page, now + 55 * MS);
+        true
+    });
+    assert!(called(&second) && !called(&first));
+    // Whatever is left, and nobody joins it.
+    assert!(matches!(second.begin(now + 200 * MS), Turn::In(_)));
+    assert!(second.called(now + 51 * MS).is_some_and(|length| length <= 5 * MS));
+    first.end(now + 52 * MS, 52 * MS);
+    assert!(matches!(first.begin(now + 52 * MS), Turn::In(_)));
+    first.is(|own, page| {
+        own.call_is_over(page);
+        true
+    });
+    assert!(!called(&second) && second.called(now + 52 * MS).is_none());
+}
