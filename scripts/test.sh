@@ -95,7 +95,41 @@ tests() {
     failed=$((failed + now_failed))
     while read -r name; do
         flaky+=("$name")
-    done < <(awk '/^ *Summary \[/ { after = 1 } after && $1 == "FLAKY" { print $NF }' "$log")
+    done < <(after_summary | awk '$1 == "FLAKY" { print $NF }')
+}
+
+# What the closing list of nextest says.
+after_summary() {
+    awk 'after { print } /^ *Summary \[/ { after = 1 }' "$log"
+}
+
+# The tests that failed, each behind its program.
+failing() {
+    after_summary | awk '/\[ *[0-9.]+s\] *\(/ && $1 != "FLAKY" { print $(NF - 1), $NF }' | sort -u
+}
+
+# The same as `tests`, by nextest. What failed runs once more, one at a time: on a slow or shared machine tests
+# disturb each other. A fault does not go away, and more failures than a few are no accident.
+most_alone=10
+tests_and_again() {
+    local name=$1 failed_before=$failed expression='' program test
+    local -a first=()
+    tests "$@"
+    mapfile -t first < <(failing)
+    if [ "${#first[@]}" -eq 0 ] || [ "${#first[@]}" -gt "$most_alone" ] ||
+        [ "$((failed - failed_before))" -ne "${#first[@]}" ]; then
+        return
+    fi
+    failed=$failed_before
+    unset 'failures[-1]'
+    for test in "${first[@]}"; do
+        read -r program test <<<"$test"
+        expression+="${expression:+ + }(binary_id(=$program) & test(=$test))"
+    done
+    tests "$name: those that failed, one at a time" nextest -E "$expression" --test-threads 1
+    while read -r test; do
+        flaky+=("${test#* }")
+    done < <(printf '%s\n' "${first[@]}" | grep -vxFf <(failing))
 }
 
 # sum WORD: adds up "N WORD" over the closing lines of test runs in $log.
@@ -275,19 +309,19 @@ lint_tier() {
 
 test_tier() {
     build
-    tests 'tests' nextest -E 'not test(/(^|::)timed::/)'
+    tests_and_again 'tests' nextest -E 'not test(/(^|::)timed::/)'
 }
 
 # They sleep nearly always and take turns by .config/nextest.toml; nothing else runs meanwhile.
 timed_tier() {
-    tests 'tests that measure time' nextest -E 'test(/(^|::)timed::/)' --test-threads 4
+    tests_and_again 'tests that measure time' nextest -E 'test(/(^|::)timed::/)' --test-threads 4
 }
 
 # The limiter's behaviour, the other way: work waits in its stream instead of on the thread. Two do not hold yet there:
 # see docs/specification.md. The simulated device looks at its streams' words 45 to 95 us late, so a busy machine disturbs
 # these more.
 streams_tier() {
-    SLUICE_GATES=stream tests 'tests with gates in streams' nextest -E \
+    SLUICE_GATES=stream tests_and_again 'tests with gates in streams' nextest -E \
         'package(cuda-limiter) & test(/timed::(compute|copies|daemon|live|odd_launches|deaths|held|threads)::/)
             - test(launches_into_several_streams) - test(a_neighbour_of_many_threads)' --test-threads 4
 }
@@ -378,8 +412,8 @@ for line in ${times[@]+"${times[@]}"}; do
     printf '%-8s %4d s of %4d s %s\n' "$name" "$took" "$budget" "$over"
 done
 printf '%-8s %4d s\n' total "$SECONDS"
-for name in ${flaky[@]+"${flaky[@]}"}; do
-    printf '%sFLAKY%s: %s passed when it was tried again\n' "$yellow" "$plain" "$name"
+printf '%s\n' ${flaky[@]+"${flaky[@]}"} | sort -u | while read -r name; do
+    [ -z "$name" ] || printf '%sFLAKY%s: %s passed when it was tried again\n' "$yellow" "$plain" "$name"
 done
 for name in ${failures[@]+"${failures[@]}"}; do
     printf 'FAILED: %s\n' "$name" >&2

@@ -9,6 +9,9 @@
 mod containers;
 mod freeze;
 mod limit;
+#[path = "../../../../limiter/tests/suite/common/machine.rs"]
+#[allow(dead_code, reason = "the limiter's tests use more of it")]
+mod machine;
 mod people;
 mod profiles;
 mod run;
