@@ -246,7 +246,7 @@ impl Gate {
     /// The device's time has come to be limited, or is no more: then whoever waits passes. `false`: it was
     /// so before.
     ///
-    /// The governor goes on as it was: with a lease under way, or asleep.
+    /// The governor ends a lease under way at its next look, and then sleeps until the device's time is limited again.
     pub(super) fn set_active(&self, active: bool) -> bool {
         if self.active.swap(active, Ordering::SeqCst) == active {
             return false;

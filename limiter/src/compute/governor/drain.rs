@@ -109,6 +109,10 @@ impl Tenure {
                 is_drained = true;
                 break;
             }
+            // What is launched now is limited by nothing, and marks come behind it.
+            if !gate.is_active() {
+                break;
+            }
             unfinished_at = clock::now();
             waited |= lanes.only_wait();
             clock::sleep(POLL_NS);

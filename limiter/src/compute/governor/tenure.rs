@@ -163,7 +163,8 @@ impl Tenure {
             let next = self.lease.end.min(self.renew_at.unwrap_or(u64::MAX));
             self.sleep(now.saturating_add(self.until_look(now)).min(next));
             let now = clock::now();
-            if self.is_stopped() || self.has_caught_up() {
+            // What a program does while nothing limits it is no use of a lease.
+            if self.is_stopped() || self.has_caught_up() || !self.gate.is_active() {
                 return;
             }
             let lanes = self.gate.lanes();
