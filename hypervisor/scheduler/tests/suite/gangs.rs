@@ -1,7 +1,6 @@
 //! Sessions that hold several devices together, beside others, under a virtual clock.
 
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use scheduler::SessionId;
 
 use crate::simulation::node::{Node, Player, near, player, run, sparse, worker};
@@ -209,13 +208,6 @@ fn sparse_gangs_that_spin_beside_each_other_get_their_share() {
 }
 
 proptest! {
-    // The same cases each time: a few of a thousand do not hold yet (see the test above).
-    #![proptest_config(ProptestConfig {
-        cases: 64,
-        rng_seed: RngSeed::Fixed(1),
-        ..ProptestConfig::default()
-    })]
-
     /// Whatever their sessions use of them: nobody waits for ever, and no gang waits on some of its devices for others.
     #[test]
     fn nobody_starves_where_some_are_sparse(

@@ -175,11 +175,9 @@ fn idle_time_is_paid_while_nobody_else_is_there() {
     }
 }
 
-/// Each needs two thirds of the devices. Where the machine keeps up they have 0.66 to 0.76 each. Where it does not, their
-/// collectives spin for each other's processes, and they take turns: 0.38 to 0.45. What overlap gives is measured under a
-/// virtual clock, by the scheduler's tests of gangs.
+/// They take turns, and each has 0.38 to 0.45 where the machine keeps up.
 #[test]
-fn jobs_that_leave_the_devices_idle_overlap() {
+fn two_jobs_that_leave_the_devices_idle() {
     let native = native_of(WITH_RESTS, 800, WITH_RESTS_US);
     let mut node = Node::new(true);
     let jobs = [0, 1].map(|_| node.ranks_of(WITH_RESTS, Some(50), 2000, ""));
