@@ -1,8 +1,8 @@
 //! Patches functions of loaded libraries in memory.
 //!
-//! * [`HookEngine`] redirects a function's first instructions. There are two: [`DetourEngine`], the
+//! * [`HookEngine`] redirects functions' first instructions. There are two: [`DetourEngine`], the
 //!   default, and `FridaEngine` (feature `frida`).
-//! * [`PatchBatch`] has an engine patch many functions, and verifies what it did. [`PatchedEntry`]
+//! * [`PatchBatch`] has an engine patch many functions, all or none, and verifies what it did. [`PatchedEntry`]
 //!   looks later whether a patch is still there.
 //! * [`loader`] lists the loaded libraries and their functions, and watches for changes.
 //! * `conformance` (feature `conformance`) is a suite that runs over any engine: what an engine
@@ -24,8 +24,9 @@ mod patch_batch;
 mod patched_entry;
 mod refuse;
 
+pub use code::mappings::Mappings;
 pub use detour_engine::DetourEngine;
-pub use engine::{HookEngine, HookError, Slot};
+pub use engine::{HookEngine, HookError, Slot, Target};
 #[cfg(feature = "frida")]
 pub use frida_engine::FridaEngine;
 pub use patch_batch::{Lost, Patch, PatchBatch, Verified};
