@@ -5,6 +5,15 @@ use super::{Case, PLAIN, PLAIN_RESULTS};
 pub(super) const CASES: &[Case] = &[
     Case::code("a plain prologue", PLAIN, PLAIN_RESULTS),
     Case::code(
+        "a function of eight bytes with padding behind it",
+        // mov rax, rdi; add rax, 5; ret
+        &[
+            0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0xc3, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90,
+            0x90,
+        ],
+        PLAIN_RESULTS,
+    ),
+    Case::code(
         "a prologue with endbr64",
         // endbr64; mov rax, rdi; ret
         &[0xf3, 0x0f, 0x1e, 0xfa, 0x48, 0x89, 0xf8, 0xc3],
@@ -38,6 +47,15 @@ pub(super) const CASES: &[Case] = &[
             0xc4, 8, 0x41, 0x5c, 0x5d, 0xc3, 0xcc, 0xcc, 0xcc, 0x78, 0x56, 0x34, 0x12,
         ],
         [1, 8],
+    ),
+    Case::code(
+        "a long function that begins with endbr64",
+        // endbr64; push rbp; mov rbp, rsp; sub rsp, 16; lea rax, [rdi + 2]; nop; leave; ret
+        &[
+            0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0x48, 0x8d, 0x47,
+            2, 0x90, 0xc9, 0xc3,
+        ],
+        [2, 9],
     ),
     Case::code(
         "a branch in the prologue",

@@ -14,6 +14,7 @@ pub(super) const CASES: &[Case] = &[
     Case::other("a target beyond 2 GiB", far),
     Case::other("a leading jump to anywhere", leading_far_jump),
     Case::other("a function packed against the next one", packed),
+    Case::other("a longer function packed against the next one", packed_and_longer),
     Case::other("a function shorter than a jump, packed against the next one", packed_and_short),
     Case::other("many functions in one page", many),
     Case::other("a function across two pages", across_pages),
@@ -70,6 +71,11 @@ unsafe fn packed(make: Make) -> Result<Outcome, Failure> {
     unsafe { beside(make, &[0xb8, 7, 0, 0, 0, 0xc3], 6, [7, 7]) }
 }
 
+unsafe fn packed_and_longer(make: Make) -> Result<Outcome, Failure> {
+    // SAFETY: the caller's.
+    unsafe { beside(make, &PLAIN[..17], 17, PLAIN_RESULTS) }
+}
+
 unsafe fn packed_and_short(make: Make) -> Result<Outcome, Failure> {
     // xor eax, eax; ret
     // SAFETY: the caller's.
@@ -77,11 +83,11 @@ unsafe fn packed_and_short(make: Make) -> Result<Outcome, Failure> {
 }
 
 unsafe fn many(make: Make) -> Result<Outcome, Failure> {
-    const COUNT: usize = PAGE / 16;
+    const COUNT: usize = PAGE / PLAIN.len();
     let address = map(&PLAIN.repeat(COUNT), 0)?;
     // All have one detour, and their trampolines do the same: the slot's last one serves.
     let slots: Vec<Slot> = (0..COUNT).map(|_| Slot::new()).collect();
-    let at = |index: usize| address.wrapping_byte_add(16 * index);
+    let at = |index: usize| address.wrapping_byte_add(PLAIN.len() * index);
     let functions: Vec<_> = slots
         .iter()
         .enumerate()
