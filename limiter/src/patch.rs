@@ -12,7 +12,7 @@ use core::ptr;
 use driver::cuda::CuResult;
 use driver::nvml::NvmlReturn;
 use hook::loader;
-use hook::{self, Patch, PatchBatch, Slot, Verified};
+use hook::{Patch, PatchBatch, Slot};
 use std::collections::HashMap;
 use std::panic::{self, AssertUnwindSafe};
 
@@ -211,57 +211,60 @@ struct Found {
     hook: &'static hooks::Hook,
     address: *const c_void,
     outcome: Result<(), hook::HookError>,
+    /// Of the function that has the same address and was found before.
+    same_as: Option<usize>,
+}
+
+/// What became of a library's functions.
+struct Patched {
+    engine: &'static str,
+    found: Vec<Found>,
+    patches: Vec<Patch>,
 }
 
 /// Patches the functions of a library, each once: it may have several names, and the trampoline of a second patch
 /// would lead to the hook of the first. `slots`: whether the hooks lead back into this library. What an engine says
 /// is not believed but verified.
-fn patch_all(kind: Library, library: &loader::Library, slots: bool) -> (Vec<Found>, Vec<Patch>) {
+fn patch_all(kind: Library, library: &loader::Library, slots: bool) -> Patched {
     let wanted: HashMap<&str, &'static hooks::Hook> =
         hooks::all().filter(|hook| hook.library == kind).map(|hook| (hook.symbol, hook)).collect();
+    let unused = Slot::new();
     let mut batch = PatchBatch::begin(hook::engine);
     let mut found: Vec<Found> = Vec::new();
     let mut first: HashMap<*const c_void, usize> = HashMap::new();
     library.functions(&mut |symbol| {
         let (Some(&hook), address) = (wanted.get(symbol.name), symbol.address) else { return };
-        let outcome = match first.get(&address).and_then(|&index| found.get(index)) {
-            Some(known) => {
-                if slots && known.outcome.is_ok() {
-                    hook.slot.set(known.hook.slot.get());
-                }
-                known.outcome.clone()
-            }
+        let same_as = first.get(&address).copied();
+        let outcome = match same_as.and_then(|index| found.get(index)) {
+            Some(known) => known.outcome.clone(),
             None => {
                 first.insert(address, found.len());
-                let unused = Slot::new();
-                install(&mut batch, address, hook.entry, if slots { hook.slot } else { &unused })
+                let slot = if slots { hook.slot } else { &unused };
+                // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
+                // hook repeats the driver's signature.
+                unsafe { batch.prepare(address, hook.entry, slot) }
             }
         };
-        found.push(Found { hook, address, outcome });
+        found.push(Found { hook, address, outcome, same_as });
     });
-    let verified = panic::catch_unwind(AssertUnwindSafe(|| batch.end())).unwrap_or_else(|_| {
-        let lost = |function: &Found| hook::Lost {
-            error: panicked(function.address),
-            is_unchanged: false,
-        };
-        Verified { patches: Vec::new(), lost: found.iter().map(lost).collect() }
-    });
+    let verified = batch.enable();
     let lost: HashMap<usize, &hook::Lost> =
         verified.lost.iter().map(|lost| (lost.error.address, lost)).collect();
-    for function in &mut found {
+    for index in 0..found.len() {
+        let original = found[index].same_as.map(|first| found[first].hook.slot.get());
+        let function = &mut found[index];
         if let (Ok(()), Some(lost)) = (&function.outcome, lost.get(&(function.address as usize))) {
             function.outcome = Err(lost.error.clone());
-            // The trampoline may be gone. The function itself is there.
-            if slots && lost.is_unchanged {
-                function.hook.slot.set(function.address);
-            }
+        }
+        if let Some(original) = original.filter(|_| slots) {
+            function.hook.slot.set(original);
         }
     }
-    (found, verified.patches)
+    Patched { engine: verified.engine, found, patches: verified.patches }
 }
 
 fn patch(kind: Library, library: loader::Library) {
-    let (found, patches) = patch_all(kind, &library, true);
+    let Patched { engine, found, patches } = patch_all(kind, &library, true);
     let patches: HashMap<usize, &Patch> =
         patches.iter().map(|patch| (patch.address, patch)).collect();
     // The trampoline of each patched function.
@@ -295,7 +298,7 @@ fn patch(kind: Library, library: loader::Library) {
         driver_calls::library::loaded(library.handle());
         unpatched::check_by(check_again);
     }
-    write_report(kind, &states);
+    write_report(kind, engine, &states);
     if kind == Library::Cuda && !states.contains_key("cuInit") {
         // Every driver has it: this one's table of symbols is not what it seems.
         failed(format!(
@@ -323,7 +326,7 @@ fn refuses(function: &Found) -> bool {
     let config = configuration();
     let closed = may_be_limited(&config)
         && config.map_or(OnFailure::Closed, |config| config.on_failure) == OnFailure::Closed;
-    // SAFETY: as in `install`; `cuInit` is longer than six bytes, and returns a CUresult.
+    // SAFETY: as in `patch_all`; `cuInit` is longer than six bytes, and returns a CUresult.
     closed && unsafe { hook::refuse(function.address, CuResult::NOT_PERMITTED.0) }
 }
 
@@ -344,7 +347,7 @@ fn further_copy(kind: Library, library: &loader::Library) {
         }
         Library::Cuda => {
             report::once(format_args!("{copy}: calls into it go to the first, or fail"));
-            let (found, _) = patch_all(kind, library, false);
+            let found = patch_all(kind, library, false).found;
             for function in &found {
                 if let Err(error) = &function.outcome {
                     failed(format!("{copy}: {}: {error}", function.hook.symbol));
@@ -355,32 +358,14 @@ fn further_copy(kind: Library, library: &loader::Library) {
     }
 }
 
-/// Patches one function; a panic of the engine counts as a failure of this function only.
-fn install(
-    batch: &mut PatchBatch,
-    target: *const c_void,
-    entry: *const c_void,
-    slot: &Slot,
-) -> Result<(), hook::HookError> {
-    let install = AssertUnwindSafe(|| {
-        // SAFETY: the library has just been loaded, so nobody executes it yet; the declaration of the
-        // hook repeats the driver's signature.
-        unsafe { batch.install(target, entry, slot) }
-    });
-    panic::catch_unwind(install).unwrap_or_else(|_| Err(panicked(target)))
-}
-
-fn panicked(target: *const c_void) -> hook::HookError {
-    hook::HookError { address: target as usize, reason: "the engine panicked".to_owned() }
-}
-
-fn write_report(kind: Library, states: &HashMap<&str, String>) {
+fn write_report(kind: Library, engine: &str, states: &HashMap<&str, String>) {
     let line = |hook: &hooks::Hook| {
         let state = states.get(hook.symbol).map_or("absent", String::as_str);
         unpatched::line(kind.soname(), hook.symbol, state)
     };
     unpatched::write_report(|| {
-        hooks::all().filter(|hook| hook.library == kind).map(line).collect()
+        let functions = hooks::all().filter(|hook| hook.library == kind).map(line);
+        unpatched::engine_line(kind.soname(), engine) + &functions.collect::<String>()
     });
 }
 

@@ -64,6 +64,11 @@ pub(crate) fn line(library: &str, symbol: &str, state: &str) -> String {
     format!("{library}\t{symbol}\t{state}\n")
 }
 
+/// The line of the report with the engine that patched a library.
+pub(crate) fn engine_line(library: &str, engine: &str) -> String {
+    line(library, "", &format!("engine:{engine}"))
+}
+
 /// Appends lines to the report, if one is wanted. Of two lines for a function the worse one counts.
 pub(crate) fn write_report(text: impl FnOnce() -> String) {
     let Some(path) = std::env::var_os(REPORT_FILE).filter(|path| !path.is_empty()) else { return };

@@ -25,7 +25,7 @@ use super::{Error, ExitStatus, devices, links};
 
 /// Path of the file that the limiter appends its report to. It has one line for each function that
 /// Sluice names: `library<TAB>symbol<TAB>state`. The state is `patched`, `absent` or
-/// `failed:<reason>`.
+/// `failed:<reason>`. A line without a symbol names the engine that patched the library: `engine:<name>`.
 pub const REPORT: &str = "SLUICE_HOOK_REPORT";
 
 /// The state of one function.
@@ -36,8 +36,14 @@ enum HookState {
     Failed(String),
 }
 
-/// The states by library and symbol.
-type Table = BTreeMap<(String, String), HookState>;
+/// What the limiter reported.
+#[derive(Debug, Default)]
+struct Table {
+    /// The engine by library.
+    engines: BTreeMap<String, String>,
+    /// The states by library and symbol.
+    states: BTreeMap<(String, String), HookState>,
+}
 
 /// Prints the table and returns the exit status: 0 if every function that exists is patched.
 ///
@@ -84,12 +90,12 @@ pub(crate) fn report(fake_gpu: bool) -> Result<HooksReport, Error> {
             .map_err(|e| Error::system("cannot find this executable's own path", e))?,
     );
     nvml.arg("load-nvml");
-    let mut table = Table::new();
+    let mut table = Table::default();
     for (mut command, library) in [(cuda, parts::FAKE_CUDA.1), (nvml, parts::FAKE_NVML.1)] {
         environment.apply(&mut command, |name| var_os(name));
         let file = session.path().join(format!("{library}.hooks"));
         read_into(&mut table, &reported(command, &file)?)?;
-        if !table.keys().any(|(named, _)| named == library) {
+        if !table.states.keys().any(|(named, _)| named == library) {
             let problem = format!("it did not report on {library}");
             return Err(Error::Helper { name: parts::LIMITER, problem });
         }
@@ -106,9 +112,10 @@ fn counted(table: Table) -> HooksReport {
         };
         HookedFunction { library, symbol, state, reason }
     };
-    let functions: Vec<HookedFunction> = table.into_iter().map(function).collect();
+    let functions: Vec<HookedFunction> = table.states.into_iter().map(function).collect();
     let count = |word| functions.iter().filter(|function| function.state == word).count();
     HooksReport {
+        engines: table.engines,
         patched: count(HookWord::Patched),
         absent: count(HookWord::Absent),
         failed: count(HookWord::Failed),
@@ -150,27 +157,43 @@ fn reported(mut command: Command, file: &Path) -> Result<String, Error> {
 /// Adds the lines of a report. If a function has two states, the worse one counts.
 fn read_into(table: &mut Table, text: &str) -> Result<(), Error> {
     for line in text.lines() {
-        let (key, state) = parse(line).ok_or_else(|| Error::Helper {
+        let line = parse(line).ok_or_else(|| Error::Helper {
             name: parts::LIMITER,
             problem: format!("a line of its report makes no sense: '{line}'"),
         })?;
-        let known = table.entry(key).or_insert_with(|| state.clone());
-        if *known < state {
-            *known = state;
+        match line {
+            Line::Engine { library, name } => {
+                table.engines.insert(library, name);
+            }
+            Line::Function { key, state } => {
+                let known = table.states.entry(key).or_insert_with(|| state.clone());
+                if *known < state {
+                    *known = state;
+                }
+            }
         }
     }
     Ok(())
 }
 
-fn parse(line: &str) -> Option<((String, String), HookState)> {
+/// A line of the report.
+enum Line {
+    Engine { library: String, name: String },
+    Function { key: (String, String), state: HookState },
+}
+
+fn parse(line: &str) -> Option<Line> {
     let mut fields = line.splitn(3, '\t');
     let key = (fields.next()?.to_owned(), fields.next()?.to_owned());
     let state = match fields.next()? {
         "patched" => HookState::Patched,
         "absent" => HookState::Absent,
-        other => HookState::Failed(other.strip_prefix("failed:")?.to_owned()),
+        other => match other.strip_prefix("engine:").filter(|_| key.1.is_empty()) {
+            Some(name) => return Some(Line::Engine { library: key.0, name: name.to_owned() }),
+            None => HookState::Failed(other.strip_prefix("failed:")?.to_owned()),
+        },
     };
-    Some((key, state))
+    Some(Line::Function { key, state })
 }
 
 fn render(report: &HooksReport) -> String {
@@ -185,7 +208,10 @@ fn render(report: &HooksReport) -> String {
         };
         let _ = writeln!(text, "{library:<18}  {symbol:<44}  {state}");
     }
-    let HooksReport { patched, absent, failed, functions } = report;
+    for (library, engine) in &report.engines {
+        let _ = writeln!(text, "engine: {library} is patched by {engine}");
+    }
+    let HooksReport { patched, absent, failed, functions, .. } = report;
     let _ = writeln!(
         text,
         "total: {} functions named, {patched} patched, {absent} absent in this driver, {failed} failed",
@@ -200,13 +226,15 @@ mod tests {
 
     #[test]
     fn reports_are_merged_and_the_worse_state_counts() {
-        let mut table = Table::new();
+        let mut table = Table::default();
         read_into(&mut table, "libcuda.so.1\tcuInit\tpatched\nlibcuda.so.1\tcuOld\tabsent\n")
             .unwrap();
         read_into(&mut table, "libcuda.so.1\tcuInit\tfailed:too short: 5 bytes\n").unwrap();
         read_into(&mut table, "libcuda.so.1\tcuInit\tpatched\n").unwrap();
+        read_into(&mut table, "libcuda.so.1\t\tengine:detour\n").unwrap();
         let text = render(&counted(table));
         assert!(text.contains("FAILED: too short: 5 bytes"), "{text}");
+        assert!(text.contains("engine: libcuda.so.1 is patched by detour\n"), "{text}");
         assert!(
             text.ends_with("2 functions named, 0 patched, 1 absent in this driver, 1 failed\n")
         );
@@ -214,8 +242,8 @@ mod tests {
 
     #[test]
     fn a_line_that_makes_no_sense_is_an_error() {
-        for line in ["cuInit patched", "a\tb", "a\tb\tmaybe"] {
-            assert!(read_into(&mut Table::new(), line).is_err(), "{line}");
+        for line in ["cuInit patched", "a\tb", "a\tb\tmaybe", "a\tb\tengine:detour"] {
+            assert!(read_into(&mut Table::default(), line).is_err(), "{line}");
         }
     }
 }

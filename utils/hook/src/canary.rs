@@ -2,7 +2,7 @@
 //! engine's patches redirect calls.
 
 use crate::code::{follow, forced};
-use crate::{HookEngine, HookError, Slot};
+use crate::{HookEngine, HookError, Mappings, Slot, Target};
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -44,9 +44,10 @@ struct Call {
 pub(crate) struct Canary(*const c_void);
 
 extern "C" fn hook(call: &Call) -> usize {
-    call.arrived.store(true, Ordering::Relaxed);
+    // A trampoline that leads to the entry would go round for ever.
+    let again = call.arrived.swap(true, Ordering::Relaxed);
     let original = call.slot.get();
-    if original.is_null() {
+    if again || original.is_null() {
         return 0;
     }
     // SAFETY: the trampoline of the function, of this signature.
@@ -80,33 +81,35 @@ impl Canary {
         written.then_some(Self(start))
     }
 
-    /// Has it patched.
-    pub(crate) fn patch(&self, engine: &mut dyn HookEngine) -> Result<Patched, HookError> {
+    pub(crate) fn address(&self) -> *const c_void {
+        self.0
+    }
+
+    /// Has it prepared like the others.
+    pub(crate) fn prepare(
+        &self,
+        engine: &mut dyn HookEngine,
+        mappings: &mut Mappings,
+    ) -> Result<Prepared, HookError> {
+        let function = Target::look(self.0, hook as *const c_void, mappings)?;
         let call = Box::new(Call { slot: Slot::new(), arrived: AtomicBool::new(false) });
         // SAFETY: a function that nothing else calls; the hook has its signature.
-        unsafe { engine.install(self.0, hook as *const c_void, &call.slot) }?;
-        Ok(Patched { address: self.0, call, through_own_code: engine.goes_through_own_code() })
+        call.slot.set(unsafe { engine.prepare(&function, mappings) }?);
+        Ok(Prepared { address: self.0, call })
     }
 }
 
-/// The function after it was patched.
-pub(crate) struct Patched {
+/// The function after it was prepared.
+pub(crate) struct Prepared {
     address: *const c_void,
     call: Box<Call>,
-    through_own_code: bool,
 }
 
-impl Patched {
+impl Prepared {
     /// Calls it: does the call arrive, and does the trampoline lead back?
     pub(crate) fn is_redirected(&self) -> bool {
-        let leads = follow::leads(self.address as usize, hook as *const () as usize);
-        let safe = match leads {
-            follow::Leads::Nowhere => false,
-            follow::Leads::To(place) => {
-                place == hook as *const () as usize || self.through_own_code
-            }
-        };
-        if !safe {
+        let hook = hook as *const () as usize;
+        if follow::leads(self.address as usize, hook) != follow::Leads::To(hook) {
             return false;
         }
         // SAFETY: the code above, or the hook; both have this signature.

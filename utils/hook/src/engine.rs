@@ -1,12 +1,13 @@
 //! The interface of every hook engine.
 
-use core::ffi::c_void;
+use crate::Mappings;
+use core::ffi::{c_int, c_void};
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// Holds the trampoline of a patched function: the address that runs the original.
 ///
-/// Null until the function is patched. A detour may rely on the slot being set: an engine fills it
+/// Null until the function is patched. A detour may rely on the slot being set: a batch fills it
 /// before the first caller can arrive.
 #[derive(Debug)]
 #[repr(transparent)]
@@ -55,30 +56,91 @@ pub struct HookError {
     pub reason: String,
 }
 
-/// Redirects functions. One engine serves functions that are patched together.
+impl HookError {
+    pub(crate) fn new(function: *const c_void, reason: &str) -> Self {
+        Self { address: function as usize, reason: reason.to_owned() }
+    }
+}
+
+/// A function that is to be patched: code, and a detour that is code.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub(crate) entry: *const c_void,
+    pub(crate) detour: *const c_void,
+    /// Of the mapping that it lies in.
+    pub(crate) protection: c_int,
+    /// How many bytes of that mapping are left from its entry on.
+    pub(crate) left: usize,
+}
+
+impl Target {
+    /// Looks at the mappings of both: data is not patched, and nothing leads into data.
+    ///
+    /// # Errors
+    /// [`HookError`] if one of them is no code.
+    pub fn look(
+        entry: *const c_void,
+        detour: *const c_void,
+        mappings: &Mappings,
+    ) -> Result<Self, HookError> {
+        const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
+        let code = |at| mappings.at(at as usize).filter(|&(rights, _)| rights & CODE == CODE);
+        let refused = |reason: &str| HookError::new(entry, reason);
+        let (protection, left) =
+            code(entry).ok_or_else(|| refused("it is not in memory that can be executed"))?;
+        code(detour).ok_or_else(|| refused("its detour is not in memory that can be executed"))?;
+        Ok(Self { entry, detour, protection, left })
+    }
+
+    /// The function's address.
+    #[must_use]
+    pub fn entry(&self) -> *const c_void {
+        self.entry
+    }
+
+    /// Where its calls are to go.
+    #[must_use]
+    pub fn detour(&self) -> *const c_void {
+        self.detour
+    }
+}
+
+/// Redirects functions, in two steps. One engine serves functions that are patched together, and is dropped once
+/// they are: what it did has to outlast it.
+///
+/// [`crate::PatchBatch`] walks the steps, and believes nothing: every function is prepared, every slot is filled,
+/// then all are enabled. If that fails, all is undone.
 pub trait HookEngine {
     /// The engine's name in logs and reports.
     fn name(&self) -> &'static str;
 
-    /// Whether the jump may lead to code of the engine's own, which calls the detour.
-    fn goes_through_own_code(&self) -> bool {
-        false
-    }
-
-    /// Redirects `target` to `detour` for the rest of the process and puts the trampoline into
-    /// `slot`.
+    /// Makes the trampoline: the address that runs the original. Callers of the function notice nothing yet. A function is
+    /// prepared once. Its jump, once it is enabled, has to lead to its detour through nothing but jumps.
     ///
     /// # Safety
-    /// `target` must be the entry of a function whose first instructions no thread is executing.
-    /// `detour` must be a function of the same signature and calling convention. No other thread
-    /// may patch in the same page meanwhile.
+    /// The function's first instructions may be executed by no thread until it is enabled or undone. Its detour must be
+    /// of the same signature and calling convention. No other thread may patch in the same page meanwhile.
     ///
     /// # Errors
-    /// [`HookError`] if the function's shape does not allow it; the function is left unpatched.
-    unsafe fn install(
+    /// [`HookError`] if the function's shape does not allow it; nothing has changed then.
+    unsafe fn prepare(
         &mut self,
-        target: *const c_void,
-        detour: *const c_void,
-        slot: &Slot,
-    ) -> Result<(), HookError>;
+        function: &Target,
+        mappings: &mut Mappings,
+    ) -> Result<*const c_void, HookError>;
+
+    /// Redirects every function that was prepared to its detour, for the rest of the process.
+    ///
+    /// # Safety
+    /// As for [`HookEngine::prepare`], of each function. The trampolines are where the detours look for them.
+    ///
+    /// # Errors
+    /// [`HookError`] for the first that it fails for; some may be redirected then, and the caller has all undone.
+    unsafe fn enable(&mut self) -> Result<(), HookError>;
+
+    /// Gives every function that was prepared its own first instructions back. Trampolines stay: a thread may be in one.
+    ///
+    /// # Safety
+    /// As for [`HookEngine::prepare`], of each function.
+    unsafe fn undo(&mut self);
 }

@@ -1,8 +1,8 @@
 //! Patches functions of loaded libraries in memory.
 //!
-//! * [`HookEngine`] redirects a function's first instructions. There are two: [`DetourEngine`], the
-//!   default, and `FridaEngine` (feature `frida`).
-//! * [`PatchBatch`] has an engine patch many functions, and verifies what it did. [`PatchedEntry`]
+//! * [`HookEngine`] redirects functions' first instructions. There are two: [`DetourEngine`], the
+//!   default, and frida-gum (feature `frida`).
+//! * [`PatchBatch`] has an engine patch many functions, all or none, and verifies what it did. [`PatchedEntry`]
 //!   looks later whether a patch is still there.
 //! * [`loader`] lists the loaded libraries and their functions, and watches for changes.
 //! * `conformance` (feature `conformance`) is a suite that runs over any engine: what an engine
@@ -17,26 +17,32 @@ mod code;
 pub mod conformance;
 mod detour_engine;
 mod engine;
-#[cfg(feature = "frida")]
+#[cfg(all(target_arch = "x86_64", any(feature = "frida", test)))]
+#[cfg_attr(
+    not(feature = "frida"),
+    allow(dead_code, reason = "the tests run it over a simulated gum")
+)]
 mod frida_engine;
 pub mod loader;
 mod patch_batch;
 mod patched_entry;
 mod refuse;
 
+pub use code::mappings::Mappings;
 pub use detour_engine::DetourEngine;
-pub use engine::{HookEngine, HookError, Slot};
-#[cfg(feature = "frida")]
-pub use frida_engine::FridaEngine;
+pub use engine::{HookEngine, HookError, Slot, Target};
 pub use patch_batch::{Lost, Patch, PatchBatch, Verified};
 pub use patched_entry::PatchedEntry;
 pub use refuse::refuse;
+
+#[cfg(all(feature = "frida", not(target_arch = "x86_64")))]
+compile_error!("frida-gum is built in for x86-64 only");
 
 /// A new engine of the kind that this build uses, for the functions that are patched next.
 #[must_use]
 pub fn engine() -> Box<dyn HookEngine> {
     #[cfg(feature = "frida")]
-    return Box::new(FridaEngine::new());
+    return frida_engine::engine();
     #[cfg(not(feature = "frida"))]
     Box::new(DetourEngine::new())
 }

@@ -1,13 +1,18 @@
-//! Functions that one engine patches together. What the engine says is verified.
+//! Functions that one engine patches together: all of them, or none where the engine fails. What the engine says is
+//! verified.
+//!
+//! Each function is prepared, and its slot filled; then all are enabled, the engine goes, and each entry is looked at.
 
 #[cfg(target_arch = "x86_64")]
 use crate::canary::Canary;
 #[cfg(target_arch = "x86_64")]
 use crate::code::follow;
+use crate::code::overwrite::overwrite;
 use crate::code::peek;
-use crate::{HookEngine, HookError, Slot};
+use crate::{HookEngine, HookError, Mappings, Slot, Target};
 use core::ffi::c_void;
 use core::fmt;
+use std::panic::{self, AssertUnwindSafe};
 
 const UNCHANGED: &str =
     "the hook engine reports it as patched, and its first instructions are as they were";
@@ -15,9 +20,14 @@ const ELSEWHERE: &str =
     "the hook engine reports it as patched, and its first instructions do not lead to the hook";
 const NO_CANARY: &str =
     "a function of Sluice's own that was patched in the same way is not redirected";
+const NO_MAPPINGS: &str = "the list of this process's mappings cannot be read";
+const TWICE: &str = "it is in this batch already";
+const PANICKED: &str = "the engine panicked";
 
 /// How much of a function's beginning is recorded.
 const RECORDED: usize = size_of::<u64>();
+/// How much an engine may overwrite: a far jump, rounded up.
+const OVERWRITTEN: usize = 16;
 
 /// A patch that was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,135 +41,248 @@ pub struct Patch {
 /// What is true of a batch after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
+    /// The engine's name.
+    pub engine: &'static str,
     /// The functions whose calls reach their detours.
     pub patches: Vec<Patch>,
-    /// Those whose calls do not, or may not, in the order in which they were patched.
+    /// Those whose calls do not, or may not, in the order in which they were prepared.
     pub lost: Vec<Lost>,
 }
 
-/// A function that is not patched although the engine says so.
+/// A function that was prepared and is not patched, whatever the engine says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Why.
     pub error: HookError,
-    /// Whether the function is as it was before: then its trampoline may be gone.
+    /// Whether the function is as it was before. Its slot holds its own address then, because the trampoline may be gone.
     pub is_unchanged: bool,
 }
 
-/// A function that the engine reports as patched.
-struct Reported {
-    address: usize,
-    detour: usize,
-    before: [u8; RECORDED],
+/// A function that the engine has prepared.
+struct Prepared<'slots> {
+    target: Target,
+    slot: &'slots Slot,
+    before: [u8; OVERWRITTEN],
+    /// How much of it could be read.
+    length: usize,
 }
 
 /// Functions that are patched together by one engine.
-pub struct PatchBatch {
-    // Made before the engine, which may look at what is mapped only once.
+pub struct PatchBatch<'slots> {
     #[cfg(target_arch = "x86_64")]
     canary: Option<Canary>,
     engine: Box<dyn HookEngine>,
-    reported: Vec<Reported>,
+    mappings: Option<Mappings>,
+    prepared: Vec<Prepared<'slots>>,
 }
 
-impl fmt::Debug for PatchBatch {
+impl fmt::Debug for PatchBatch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.engine.name())
     }
 }
 
-impl PatchBatch {
-    /// Begins a batch of the engine that `make` makes.
+/// A panic of an engine is an error like others.
+fn caught<T>(
+    function: *const c_void,
+    work: impl FnOnce() -> Result<T, HookError>,
+) -> Result<T, HookError> {
+    panic::catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(HookError::new(function, PANICKED)))
+}
+
+impl<'slots> PatchBatch<'slots> {
+    /// Begins a batch of the engine that `make` makes. What is mapped later is not patched by it.
     pub fn begin(make: impl FnOnce() -> Box<dyn HookEngine>) -> Self {
         Self {
             #[cfg(target_arch = "x86_64")]
             canary: Canary::map(),
             engine: make(),
-            reported: Vec::new(),
+            mappings: Mappings::now(),
+            prepared: Vec::new(),
         }
     }
 
-    /// As [`HookEngine::install`]. What the engine says is not verified yet.
+    /// The engine's name.
+    #[must_use]
+    pub fn engine(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    /// Has the engine prepare `target`, and puts the trampoline into `slot`. Callers notice nothing until
+    /// [`Self::enable`].
     ///
     /// # Safety
-    /// As for [`HookEngine::install`].
+    /// `target` must be the entry of a function whose first instructions no thread executes until the batch has ended.
+    /// `detour` must be a function of the same signature and calling convention. No other thread may patch in the same
+    /// page meanwhile.
     ///
     /// # Errors
-    /// As for [`HookEngine::install`].
-    pub unsafe fn install(
+    /// [`HookError`] if it cannot be patched. It is left out then; nothing has changed, nor has the slot.
+    pub unsafe fn prepare(
         &mut self,
         target: *const c_void,
         detour: *const c_void,
-        slot: &Slot,
+        slot: &'slots Slot,
     ) -> Result<(), HookError> {
-        let (address, mut before) = (target as usize, [0; RECORDED]);
-        peek::read(address, &mut before);
+        let refused = |reason| HookError::new(target, reason);
+        let mappings = self.mappings.as_mut().ok_or_else(|| refused(NO_MAPPINGS))?;
+        if self.prepared.iter().any(|prepared| prepared.target.entry == target) {
+            return Err(refused(TWICE));
+        }
+        let function = Target::look(target, detour, mappings)?;
+        let mut before = [0; OVERWRITTEN];
+        let length = peek::read(target as usize, &mut before);
+        let engine = &mut self.engine;
         // SAFETY: the caller's.
-        unsafe { self.engine.install(target, detour, slot) }?;
-        self.reported.push(Reported { address, detour: detour as usize, before });
+        let original = caught(target, || unsafe { engine.prepare(&function, mappings) })?;
+        slot.set(original);
+        self.prepared.push(Prepared { target: function, slot, before, length });
         Ok(())
     }
 
-    /// Ends the batch: the engine goes, and each function's entry is looked at. A function of our own
-    /// that was patched in the same way is called. If that call does not arrive, no function of the
-    /// batch counts as patched.
+    /// Ends the batch: enables what was prepared. Then the engine goes, and each function's entry is looked at. A function
+    /// of our own that was patched in the same way is called. If the engine fails, or that call does not arrive,
+    /// every function is made what it was before.
     #[must_use]
-    pub fn end(self) -> Verified {
+    pub fn enable(mut self) -> Verified {
+        let engine = self.engine.name();
         #[cfg(target_arch = "x86_64")]
-        let Self { canary, mut engine, reported } = self;
-        #[cfg(not(target_arch = "x86_64"))]
-        let Self { engine, reported } = self;
-        let through_own_code = engine.goes_through_own_code();
-        #[cfg(target_arch = "x86_64")]
-        let canary = canary.and_then(|canary| canary.patch(engine.as_mut()).ok());
-        drop(engine);
+        let canary = self.prepare_canary();
+        let enabled = self.enable_all();
+        let Self { engine: used, prepared, .. } = self;
+        let _ = caught(core::ptr::null(), || {
+            drop(used);
+            Ok(())
+        });
         #[cfg(target_arch = "x86_64")]
         let redirects = canary.is_some_and(|canary| canary.is_redirected());
         #[cfg(not(target_arch = "x86_64"))]
         let redirects = true;
-        let mut verified = Verified { patches: Vec::new(), lost: Vec::new() };
-        for function in &reported {
-            match look(function, through_own_code) {
-                Ok(patch) if redirects => verified.patches.push(patch),
-                Ok(_) => verified.lost.push(function.lost(NO_CANARY, false)),
+        let mut verified = Verified { engine, patches: Vec::new(), lost: Vec::new() };
+        let is_kept = enabled.is_ok() && redirects;
+        for function in &prepared {
+            match function.look() {
+                Ok(patch) if is_kept => verified.patches.push(patch),
+                Ok(_) => verified.lost.push(function.lost(NO_CANARY)),
                 Err(lost) => verified.lost.push(lost),
+            }
+        }
+        if let Err(error) = enabled {
+            verified.lost.iter_mut().for_each(|lost| lost.because_of(&error));
+        }
+        for (function, lost) in lost_of(&prepared, &mut verified.lost) {
+            if !is_kept {
+                function.restore();
+            }
+            lost.is_unchanged = function.is_unchanged();
+            if lost.is_unchanged {
+                function.slot.set(function.target.entry);
             }
         }
         verified
     }
-}
 
-impl Reported {
-    fn lost(&self, reason: &str, is_unchanged: bool) -> Lost {
-        let error = HookError { address: self.address, reason: reason.to_owned() };
-        Lost { error, is_unchanged }
+    /// The canary is patched last, as one of the functions.
+    #[cfg(target_arch = "x86_64")]
+    fn prepare_canary(&mut self) -> Option<crate::canary::Prepared> {
+        let (canary, mappings) = (self.canary.take()?, self.mappings.as_mut()?);
+        let engine = &mut self.engine;
+        caught(canary.address(), || canary.prepare(engine.as_mut(), mappings)).ok()
+    }
+
+    /// Enables all that was prepared, or undoes it.
+    fn enable_all(&mut self) -> Result<(), HookError> {
+        let engine = &mut self.engine;
+        // SAFETY: vouched for where each function was prepared; its slot is filled.
+        let enabled = caught(core::ptr::null(), || unsafe { engine.enable() });
+        if enabled.is_err() {
+            // SAFETY: as above.
+            let _ = caught(core::ptr::null(), || {
+                unsafe { engine.undo() };
+                Ok(())
+            });
+        }
+        enabled
     }
 }
 
-/// Looks where the function's entry leads.
-fn look(reported: &Reported, through_own_code: bool) -> Result<Patch, Lost> {
-    let mut code = [0; RECORDED];
-    let read = peek::read(reported.address, &mut code);
-    let changed = (0..read).rev().find(|&index| code[index] != reported.before[index]);
-    let Some(last) = changed else { return Err(reported.lost(UNCHANGED, true)) };
-    if leads(reported, through_own_code) {
-        // What is not read cannot be looked at later.
-        Ok(Patch { address: reported.address, code, length: last + 1 })
-    } else {
-        Err(reported.lost(ELSEWHERE, false))
+/// Each lost function with what is told of it.
+fn lost_of<'a, 's>(
+    prepared: &'a [Prepared<'s>],
+    lost: &'a mut [Lost],
+) -> impl Iterator<Item = (&'a Prepared<'s>, &'a mut Lost)> {
+    // Both are in the order in which the functions were prepared.
+    let mut functions = prepared.iter();
+    lost.iter_mut().filter_map(move |lost| {
+        let function = functions.find(|one| one.target.entry as usize == lost.error.address)?;
+        Some((function, lost))
+    })
+}
+
+impl Lost {
+    /// The engine failed with `error`, for this function or another.
+    fn because_of(&mut self, error: &HookError) {
+        self.error.reason = if error.address == self.error.address || error.address == 0 {
+            error.reason.clone()
+        } else {
+            format!("undone, because the hook engine failed: {error}")
+        };
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn leads(reported: &Reported, through_own_code: bool) -> bool {
-    match follow::leads(reported.address, reported.detour) {
-        follow::Leads::Nowhere => false,
-        follow::Leads::To(place) => place == reported.detour || through_own_code,
+impl Prepared<'_> {
+    fn lost(&self, reason: &str) -> Lost {
+        Lost { error: HookError::new(self.target.entry, reason), is_unchanged: false }
     }
-}
 
-/// Without a decoder a changed entry has to do.
-#[cfg(not(target_arch = "x86_64"))]
-fn leads(_: &Reported, _: bool) -> bool {
-    true
+    /// The function's first bytes as they are now.
+    fn now(&self) -> ([u8; OVERWRITTEN], usize) {
+        let mut code = [0; OVERWRITTEN];
+        let read = peek::read(self.target.entry as usize, &mut code);
+        (code, read)
+    }
+
+    fn is_unchanged(&self) -> bool {
+        let (code, read) = self.now();
+        read == self.length && code == self.before
+    }
+
+    /// Makes the function what it was. What an engine says is not believed here either.
+    fn restore(&self) {
+        if !self.is_unchanged() {
+            // SAFETY: code of one mapping, as it was before, of which nothing was executed since the batch began.
+            unsafe {
+                let bytes = &self.before[..self.length.min(self.target.left)];
+                overwrite(self.target.entry, bytes, self.target.protection);
+            }
+        }
+    }
+
+    /// Looks where the function's entry leads.
+    fn look(&self) -> Result<Patch, Lost> {
+        let (now, read) = self.now();
+        let mut code = [0; RECORDED];
+        code.copy_from_slice(&now[..RECORDED]);
+        let changed = (0..read.min(RECORDED)).rev().find(|&index| now[index] != self.before[index]);
+        let Some(last) = changed else { return Err(self.lost(UNCHANGED)) };
+        if self.leads() {
+            // What is not read cannot be looked at later.
+            Ok(Patch { address: self.target.entry as usize, code, length: last + 1 })
+        } else {
+            Err(self.lost(ELSEWHERE))
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn leads(&self) -> bool {
+        let detour = self.target.detour as usize;
+        follow::leads(self.target.entry as usize, detour) == follow::Leads::To(detour)
+    }
+
+    /// Without a decoder a changed entry has to do.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn leads(&self) -> bool {
+        true
+    }
 }

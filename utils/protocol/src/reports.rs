@@ -1,5 +1,7 @@
 //! What `sluice limit`, `hooks`, `explain` and `doctor` print with `--json`. [`crate::sessions`] has that of `status`.
 
+use std::collections::BTreeMap;
+
 use limits::{GpuId, Limits, Policy, Priority};
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +91,9 @@ pub struct TookChange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HooksReport {
+    /// The hook engine that patched each library, by the library's name.
+    #[serde(default)]
+    pub engines: BTreeMap<String, String>,
     /// Functions that are patched.
     pub patched: usize,
     /// Functions that this driver does not have.

@@ -1,5 +1,6 @@
 //! The parts of Sluice, the driver, and the loader.
 
+use std::collections::BTreeSet;
 use std::env::var_os;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -122,5 +123,8 @@ pub(super) fn functions(fake: bool) -> Checked {
         let found = format!("{} functions of the driver are not patched", report.failed);
         return Err(Wrong::broken(found, "sluice hooks  # names them, and says why"));
     }
-    Ok(format!("{} patched, {} absent in this driver", report.patched, report.absent))
+    let engines: BTreeSet<&str> = report.engines.values().map(String::as_str).collect();
+    let engines: Vec<&str> = engines.into_iter().collect();
+    let (patched, absent) = (report.patched, report.absent);
+    Ok(format!("{patched} patched by {}, {absent} absent in this driver", engines.join(" and ")))
 }

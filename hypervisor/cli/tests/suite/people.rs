@@ -189,6 +189,9 @@ fn the_doctor_names_what_is_broken_and_the_hooks_have_a_document() {
     let hooks: HooksReport = read(&hooks);
     assert_eq!((code, hooks.failed), (0, 0));
     assert_eq!(hooks.functions.len(), hooks.patched + hooks.absent);
+    let engines: Vec<_> = hooks.engines.keys().map(String::as_str).collect();
+    assert_eq!(engines, ["libcuda.so.1", "libnvidia-ml.so.1"]);
+    assert!(hooks.engines.values().all(|engine| engine == "detour"), "{:?}", hooks.engines);
     // Not the limiter.
     sluice.set("SLUICE_LIBRARY", "/bin/true");
     let (code, report) = ask(&sluice, &["doctor", "--fake-gpu", "--daemon", "none", "--json"]);

@@ -13,13 +13,14 @@ struct Mapping {
     protection: c_int,
 }
 
-/// The mappings, by address.
+/// The mappings of this process, by address, as they were at one moment.
 #[derive(Debug, Default)]
-pub(crate) struct Mappings(Vec<Mapping>);
+pub struct Mappings(Vec<Mapping>);
 
 impl Mappings {
     /// The present mappings; `None` if the kernel does not tell them.
-    pub(crate) fn now() -> Option<Self> {
+    #[must_use]
+    pub fn now() -> Option<Self> {
         let mut list = Vec::with_capacity(64 * 1024);
         File::open("/proc/self/maps").ok()?.read_to_end(&mut list).ok()?;
         Self::parse(&list)

@@ -25,11 +25,11 @@ const TRIES: usize = 64;
 /// Blocks of memory that stay mapped for the life of the process. They are writable while this
 /// value exists, and only executable afterwards.
 #[derive(Debug, Default)]
-pub(super) struct CodeMemory(Vec<Block>);
+pub(crate) struct CodeMemory(Vec<Block>);
 
 /// A mapping that is filled from its start.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     range: Range<usize>,
     next: usize,
     /// If it is not writable, it is executable all the same.
@@ -38,7 +38,7 @@ pub(super) struct Block {
 
 impl CodeMemory {
     /// A block that lies within reach of `origin` as a whole and has [`ROOM`] left.
-    pub(super) fn near(&mut self, origin: usize, mappings: &mut Mappings) -> Option<&mut Block> {
+    pub(crate) fn near(&mut self, origin: usize, mappings: &mut Mappings) -> Option<&mut Block> {
         let within = origin.saturating_sub(REACH).max(LOWEST)..origin.saturating_add(REACH);
         let fits = |block: &Block| {
             within.start <= block.range.start
@@ -89,12 +89,12 @@ impl Block {
     }
 
     /// The address of the next code.
-    pub(super) fn next(&self) -> usize {
+    pub(crate) fn next(&self) -> usize {
         self.next
     }
 
     /// Puts `code` at [`Self::next`]; `None` if it is too long or cannot be written.
-    pub(super) fn put(&mut self, code: &[u8]) -> Option<usize> {
+    pub(crate) fn put(&mut self, code: &[u8]) -> Option<usize> {
         if code.len() > self.range.end - self.next {
             return None;
         }

@@ -9,7 +9,7 @@ const BREAKPOINT: u8 = 0xcc;
 
 /// The code at `address` without the breakpoints that were set in it; `seen` is what memory holds
 /// there. `None` if its file cannot be read, or differs in anything else.
-pub(super) fn beneath_breakpoints(seen: &[u8], address: usize) -> Option<Vec<u8>> {
+pub(crate) fn beneath_breakpoints(seen: &[u8], address: usize) -> Option<Vec<u8>> {
     let maps = std::fs::read("/proc/self/maps").ok()?;
     let (path, offset) = maps.split(|&byte| byte == b'\n').find_map(|line| place(line, address))?;
     let mut code = vec![0; seen.len()];

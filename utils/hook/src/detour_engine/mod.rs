@@ -1,50 +1,55 @@
 //! The default engine: the `detour` crate, pure Rust.
 
 #[cfg(target_arch = "x86_64")]
-mod batch;
-#[cfg(target_arch = "x86_64")]
-mod code_memory;
+pub(crate) mod code_memory;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod in_file;
 #[cfg(target_arch = "x86_64")]
+mod jumps;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod prologue;
 
-use crate::{HookEngine, HookError, Slot};
+use crate::{HookEngine, HookError, Mappings, Target};
 #[cfg(target_arch = "x86_64")]
-use batch::Batch;
+use code_memory::CodeMemory;
 use core::ffi::c_void;
-use core::mem;
+use core::mem::ManuallyDrop;
 use detour::RawDetour;
+#[cfg(target_arch = "x86_64")]
+use jumps::Jump;
 #[cfg(target_arch = "x86_64")]
 use prologue::Unfit;
 
 #[cfg(target_arch = "x86_64")]
 const BREAKPOINT: &str =
     "a breakpoint is in its first instructions, and its file does not tell what it stands for";
+#[cfg(target_arch = "x86_64")]
+const NOT_WRITTEN: &str = "its first instructions cannot be overwritten";
 
 /// Patches with a five-byte jump. If the detour is out of its reach, the jump leads to a relay near
 /// the target. A call costs 1 ns more.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DetourEngine {
-    /// Patches most functions itself.
     #[cfg(target_arch = "x86_64")]
-    batch: Option<Batch>,
+    memory: CodeMemory,
+    prepared: Vec<Prepared>,
+}
+
+/// A function that was prepared, and how it is redirected.
+#[derive(Debug)]
+enum Prepared {
+    /// By a jump of this module's own.
+    #[cfg(target_arch = "x86_64")]
+    Jump(Jump),
+    /// By the crate, because a plain copy of the first instructions would not do. Never dropped: that would undo it.
+    Crate(*const c_void, ManuallyDrop<RawDetour>),
 }
 
 impl DetourEngine {
-    /// Reads the list of mappings. Functions and detours that are mapped later cost more to patch.
+    /// An engine that has prepared nothing.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            #[cfg(target_arch = "x86_64")]
-            batch: Batch::begin(),
-        }
-    }
-}
-
-impl Default for DetourEngine {
-    fn default() -> Self {
-        Self::new()
+        Self::default()
     }
 }
 
@@ -53,41 +58,64 @@ impl HookEngine for DetourEngine {
         "detour"
     }
 
-    unsafe fn install(
+    unsafe fn prepare(
         &mut self,
-        target: *const c_void,
-        detour: *const c_void,
-        slot: &Slot,
-    ) -> Result<(), HookError> {
+        function: &Target,
+        mappings: &mut Mappings,
+    ) -> Result<*const c_void, HookError> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(batch) = &mut self.batch {
-            // SAFETY: the caller's.
-            match unsafe { batch.install(target, detour, slot) } {
-                Ok(()) => return Ok(()),
-                // The crate would take the breakpoint for an instruction of the function.
-                Err(Unfit::Breakpoint) => {
-                    return Err(HookError {
-                        address: target as usize,
-                        reason: BREAKPOINT.to_owned(),
-                    });
+        // SAFETY: the caller's.
+        match unsafe { Jump::prepare(function, &mut self.memory, mappings) } {
+            Ok(jump) => {
+                let original = jump.original();
+                self.prepared.push(Prepared::Jump(jump));
+                return Ok(original);
+            }
+            // The crate would take the breakpoint for an instruction of the function.
+            Err(Unfit::Breakpoint) => return Err(HookError::new(function.entry, BREAKPOINT)),
+            Err(Unfit::Shape) => {}
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = mappings;
+        // SAFETY: the caller vouches for entry and detour.
+        let hook = unsafe { RawDetour::new(function.entry.cast(), function.detour.cast()) }
+            .map_err(|error| HookError::new(function.entry, &error.to_string()))?;
+        let original = hook.trampoline().cast();
+        self.prepared.push(Prepared::Crate(function.entry, ManuallyDrop::new(hook)));
+        Ok(original)
+    }
+
+    unsafe fn enable(&mut self) -> Result<(), HookError> {
+        for prepared in &self.prepared {
+            // SAFETY: the caller vouches that no thread executes the functions' first instructions.
+            unsafe {
+                match prepared {
+                    #[cfg(target_arch = "x86_64")]
+                    Prepared::Jump(jump) if jump.enable() => {}
+                    #[cfg(target_arch = "x86_64")]
+                    Prepared::Jump(jump) => return Err(HookError::new(jump.entry(), NOT_WRITTEN)),
+                    Prepared::Crate(entry, hook) => {
+                        hook.enable()
+                            .map_err(|error| HookError::new(*entry, &error.to_string()))?;
+                    }
                 }
-                Err(Unfit::Shape) => {}
             }
         }
-        let failed = |error: detour::Error| HookError {
-            address: target as usize,
-            reason: error.to_string(),
-        };
-        // SAFETY: the caller vouches for target and detour.
-        let hook = unsafe { RawDetour::new(target.cast(), detour.cast()) }.map_err(failed)?;
-        slot.set(hook.trampoline().cast());
-        // SAFETY: the caller vouches that no thread executes the target's first instructions.
-        if let Err(error) = unsafe { hook.enable() } {
-            slot.set(core::ptr::null());
-            return Err(failed(error));
-        }
-        // Dropping it would remove the patch, which stays for the life of the process.
-        mem::forget(hook);
         Ok(())
+    }
+
+    unsafe fn undo(&mut self) {
+        for prepared in self.prepared.iter().rev() {
+            // SAFETY: as above. What cannot be written back is noticed by the batch.
+            unsafe {
+                match prepared {
+                    #[cfg(target_arch = "x86_64")]
+                    Prepared::Jump(jump) => jump.undo(),
+                    Prepared::Crate(_, hook) => {
+                        let _ = hook.disable();
+                    }
+                }
+            }
+        }
     }
 }

@@ -56,9 +56,9 @@ pub unsafe fn watch(
             Ok(())
         } else {
             let mut batch = PatchBatch::begin(engine);
-            let installed = batch.install(function, detour, &ORIGINAL);
-            let lost = batch.end().lost.into_iter().next();
-            installed.and(lost.map_or(Ok(()), |lost| Err(lost.error)))
+            let prepared = batch.prepare(function, detour, &ORIGINAL);
+            let lost = batch.enable().lost.into_iter().next();
+            prepared.and(lost.map_or(Ok(()), |lost| Err(lost.error)))
         }
     };
     if let Err(error) = patched {

@@ -2,7 +2,10 @@
 
 use core::ffi::c_void;
 use core::ptr;
-use hook::{DetourEngine, HookEngine, HookError, PatchBatch, PatchedEntry, Slot, Verified, engine};
+use hook::{
+    DetourEngine, HookEngine, HookError, Mappings, PatchBatch, PatchedEntry, Slot, Target,
+    Verified, engine,
+};
 
 type Function = extern "C" fn(u64) -> u64;
 
@@ -10,7 +13,7 @@ const CODE: i32 = libc::PROT_READ | libc::PROT_EXEC;
 
 /// Functions of 64 bytes each: mov rax, rdi; add rax, 5; ret; int3 ...
 fn functions(count: usize) -> Vec<*const c_void> {
-    let function = [0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0xc3];
+    let function = [0x48_u8, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0xc3];
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let rights = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping that nothing executes yet.
@@ -47,15 +50,28 @@ fn first_bytes(address: *const c_void) -> [u8; 16] {
 }
 
 /// What an engine does to each function that it says it has patched.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     Nothing,
     WritesData,
     LeadsElsewhere,
     EverySecond,
+    /// As frida-gum does when the last reference to it is dropped.
     UndoesWhenDropped,
     /// The functions right, and ours not: it knows which is which.
     OnlyTheTargets,
+    /// Only some, and says so.
+    FailsInTheMiddle,
+    /// The same, and does not undo what it is told to.
+    FailsAndUndoesNothing,
+    PanicsWhenItPrepares,
+    PanicsWhenItEnables,
+    /// It changes the functions when it prepares them.
+    EnablesTooEarly,
+    /// Leads callers into code of its own first.
+    LeadsThroughOwnCode,
+    /// Its trampoline is no code.
+    ForgetsTheTrampoline,
 }
 
 struct Double {
@@ -63,6 +79,29 @@ struct Double {
     does: Does,
     count: usize,
     before: Vec<(*const c_void, [u8; 16])>,
+    /// Code that does something before it goes on: its address, and where it goes.
+    own_code: *const c_void,
+}
+
+impl Double {
+    fn make(does: Does) -> Box<dyn HookEngine> {
+        let own_code = functions(1)[0];
+        Box::new(Self { engine: DetourEngine::new(), does, count: 0, before: Vec::new(), own_code })
+    }
+
+    /// Patched and enabled at once, by an engine of its own.
+    fn at_once(&mut self, target: &Target, mappings: &mut Mappings) {
+        let mut engine = DetourEngine::new();
+        // SAFETY: the caller of `prepare` vouches for it.
+        unsafe {
+            engine.prepare(target, mappings).unwrap();
+            engine.enable().unwrap();
+        }
+    }
+
+    fn instead(target: &Target, detour: *const c_void, mappings: &Mappings) -> Target {
+        Target::look(target.entry(), detour, mappings).unwrap()
+    }
 }
 
 impl HookEngine for Double {
@@ -70,28 +109,57 @@ impl HookEngine for Double {
         "double"
     }
 
-    unsafe fn install(
+    unsafe fn prepare(
         &mut self,
-        target: *const c_void,
-        detour: *const c_void,
-        slot: &Slot,
-    ) -> Result<(), HookError> {
+        target: &Target,
+        mappings: &mut Mappings,
+    ) -> Result<*const c_void, HookError> {
         self.count += 1;
-        self.before.push((target, first_bytes(target)));
-        slot.set(target);
-        let detour = match self.does {
-            Does::Nothing => return Ok(()),
-            Does::EverySecond if self.count.is_multiple_of(2) => return Ok(()),
-            Does::OnlyTheTargets if detour != hundred as *const c_void => return Ok(()),
-            Does::WritesData => {
-                write(target, &[0x90, 0x90, 0x90]);
-                return Ok(());
+        let entry = target.entry();
+        self.before.push((entry, first_bytes(entry)));
+        let target = match self.does {
+            Does::Nothing => return Ok(entry),
+            Does::EverySecond if self.count.is_multiple_of(2) => return Ok(entry),
+            Does::OnlyTheTargets if target.detour() != hundred as *const c_void => {
+                return Ok(entry);
             }
-            Does::LeadsElsewhere => elsewhere as *const c_void,
-            _ => detour,
+            Does::PanicsWhenItPrepares if self.count == 3 => panic!("a double's own"),
+            Does::WritesData => return Ok(entry),
+            Does::LeadsElsewhere => Self::instead(target, elsewhere as *const c_void, mappings),
+            // mov rax, rdi; add rax, 5; ret: something is done.
+            Does::LeadsThroughOwnCode => Self::instead(target, self.own_code, mappings),
+            Does::EnablesTooEarly => {
+                self.at_once(target, mappings);
+                return Ok(entry);
+            }
+            _ => *target,
         };
         // SAFETY: the caller's.
-        unsafe { self.engine.install(target, detour, slot) }
+        let original = unsafe { self.engine.prepare(&target, mappings) }?;
+        Ok(if self.does == Does::ForgetsTheTrampoline { entry } else { original })
+    }
+
+    unsafe fn enable(&mut self) -> Result<(), HookError> {
+        if self.does == Does::WritesData {
+            self.before.iter().for_each(|(address, _)| write(*address, &[0x90, 0x90, 0x90]));
+        }
+        // SAFETY: the caller's.
+        unsafe { self.engine.enable() }?;
+        let (address, _) = self.before[self.before.len() / 2];
+        match self.does {
+            Does::PanicsWhenItEnables => panic!("a double's own"),
+            Does::FailsInTheMiddle | Does::FailsAndUndoesNothing => {
+                Err(HookError { address: address as usize, reason: "no memory".to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    unsafe fn undo(&mut self) {
+        if self.does != Does::FailsAndUndoesNothing {
+            // SAFETY: the caller's.
+            unsafe { self.engine.undo() }
+        }
     }
 }
 
@@ -103,60 +171,156 @@ impl Drop for Double {
     }
 }
 
-fn patched(make: impl FnOnce() -> Box<dyn HookEngine>, functions: &[*const c_void]) -> Verified {
-    let mut batch = PatchBatch::begin(make);
-    for &function in functions {
-        // SAFETY: functions of these tests, of one signature; nothing calls them meanwhile.
-        unsafe { batch.install(function, hundred as *const c_void, &Slot::new()) }.unwrap();
-    }
-    batch.end()
+/// What became of functions, the slots of those that were prepared, and why the others were not.
+struct Outcome {
+    functions: Vec<*const c_void>,
+    slots: Vec<Slot>,
+    refused: Vec<HookError>,
+    verified: Verified,
 }
 
-fn by_double(does: Does) -> (Vec<*const c_void>, Verified) {
+fn patched(make: impl FnOnce() -> Box<dyn HookEngine>) -> Outcome {
     let functions = functions(6);
-    let make = || -> Box<dyn HookEngine> {
-        Box::new(Double { engine: DetourEngine::new(), does, count: 0, before: Vec::new() })
-    };
-    let verified = patched(make, &functions);
-    (functions, verified)
+    let slots: Vec<Slot> = (0..6).map(|_| Slot::new()).collect();
+    let mut refused = Vec::new();
+    let mut batch = PatchBatch::begin(make);
+    for (&function, slot) in functions.iter().zip(&slots) {
+        // SAFETY: functions of these tests, of one signature; nothing calls them meanwhile.
+        let prepared = unsafe { batch.prepare(function, hundred as *const c_void, slot) };
+        refused.extend(prepared.err());
+    }
+    let verified = batch.enable();
+    Outcome { functions, slots, refused, verified }
+}
+
+fn call(function: *const c_void) -> u64 {
+    // SAFETY: a function of these tests or its trampoline, of this signature.
+    let function: Function = unsafe { core::mem::transmute(function) };
+    function(1)
 }
 
 #[test]
 fn what_the_engine_of_this_build_patches_is_verified() {
-    let functions = functions(6);
-    let verified = patched(engine, &functions);
-    assert!(verified.lost.is_empty(), "{:?}", verified.lost);
-    assert_eq!(verified.patches.len(), 6);
-    for &function in &functions {
-        // SAFETY: patched with a function of this signature.
-        let function: Function = unsafe { core::mem::transmute(function) };
-        assert_eq!(function(1), 100);
+    let Outcome { functions, slots, refused, verified } = patched(engine);
+    assert!(refused.is_empty() && verified.lost.is_empty(), "{refused:?} {:?}", verified.lost);
+    assert_eq!((verified.patches.len(), verified.engine), (6, engine().name()));
+    for (function, slot) in functions.into_iter().zip(slots) {
+        assert_eq!((call(function), call(slot.get())), (100, 6));
     }
 }
 
+/// An engine that cannot be trusted leaves nothing behind: each function is what it was, and its slot leads there.
 #[test]
-fn engines_that_lie_are_found_out() {
-    for (does, lost, unchanged) in [
-        (Does::Nothing, 6, 6),
-        (Does::WritesData, 6, 0),
-        (Does::LeadsElsewhere, 6, 0),
-        (Does::UndoesWhenDropped, 6, 6),
-        // The other half is not believed if our own function was in the wrong half.
-        (Does::EverySecond, 3, 3),
-        (Does::OnlyTheTargets, 6, 0),
+fn engines_that_lie_are_found_out_and_undone() {
+    for does in [
+        Does::Nothing,
+        Does::WritesData,
+        Does::LeadsElsewhere,
+        Does::UndoesWhenDropped,
+        Does::OnlyTheTargets,
+        Does::FailsInTheMiddle,
+        Does::FailsAndUndoesNothing,
+        Does::PanicsWhenItEnables,
+        Does::LeadsThroughOwnCode,
+        Does::ForgetsTheTrampoline,
     ] {
-        let (_, verified) = by_double(does);
-        let same = verified.lost.iter().filter(|lost| lost.is_unchanged).count();
-        assert_eq!((verified.lost.len(), same), (lost, unchanged), "{:?}", verified.lost);
-        assert_eq!(verified.patches.len() + verified.lost.len(), 6);
+        let Outcome { functions, slots, refused, verified } = patched(|| Double::make(does));
+        let lost: Vec<_> = verified.lost.iter().map(|lost| lost.error.address).collect();
+        let all: Vec<_> = functions.iter().map(|&function| function as usize).collect();
+        assert!(refused.is_empty() && verified.patches.is_empty(), "{does:?}: {verified:?}");
+        assert_eq!(lost, all, "{does:?}: {verified:?}");
+        assert!(verified.lost.iter().all(|lost| lost.is_unchanged), "{does:?}: {verified:?}");
+        for (function, slot) in functions.into_iter().zip(slots) {
+            assert_eq!((call(function), slot.get()), (6, function), "{does:?}");
+        }
     }
+}
+
+/// What fails is named, and so is what was undone because of it.
+#[test]
+fn the_reason_of_a_batch_that_is_undone_is_told() {
+    let Outcome { functions, verified, .. } = patched(|| Double::make(Does::FailsInTheMiddle));
+    let reasons: Vec<_> = verified.lost.iter().map(|lost| lost.error.reason.as_str()).collect();
+    let failed = reasons.iter().filter(|&&reason| reason == "no memory").count();
+    let undone = reasons.iter().filter(|reason| {
+        reason.starts_with("undone, because the hook engine failed")
+            && reason.ends_with("no memory")
+    });
+    assert_eq!((failed, undone.count()), (1, functions.len() - 1), "{reasons:?}");
+}
+
+/// Where half of the functions are patched, and ours is, the others are said to be lost.
+#[test]
+fn a_function_that_is_left_out_is_lost_alone() {
+    let Outcome { functions, verified, .. } = patched(|| Double::make(Does::EverySecond));
+    assert_eq!((verified.patches.len(), verified.lost.len()), (3, 3), "{verified:?}");
+    assert!(verified.lost.iter().all(|lost| lost.is_unchanged));
+    assert_eq!(functions.into_iter().map(call).collect::<Vec<_>>(), [100, 6, 100, 6, 100, 6]);
+}
+
+#[test]
+fn an_engine_that_panics_refuses_one_function() {
+    let Outcome { functions, slots, refused, verified } =
+        patched(|| Double::make(Does::PanicsWhenItPrepares));
+    assert_eq!((refused.len(), verified.patches.len()), (1, 5), "{refused:?} {verified:?}");
+    assert!(refused[0].reason.contains("panicked"), "{refused:?}");
+    assert_eq!((call(functions[2]), slots[2].is_set()), (6, false));
+}
+
+/// The trampoline of what is changed already would be wrong. The canary tells.
+#[test]
+fn an_engine_that_enables_too_early_is_not_believed() {
+    let Outcome { verified, .. } = patched(|| Double::make(Does::EnablesTooEarly));
+    assert!(verified.patches.is_empty(), "{verified:?}");
+}
+
+#[test]
+fn no_engine_is_asked_to_patch_data_or_one_function_twice() {
+    struct Never;
+    impl HookEngine for Never {
+        fn name(&self) -> &'static str {
+            "never"
+        }
+        unsafe fn prepare(
+            &mut self,
+            target: &Target,
+            _: &mut Mappings,
+        ) -> Result<*const c_void, HookError> {
+            assert!(target.detour() != hundred as *const c_void, "it was asked");
+            Ok(target.entry())
+        }
+        unsafe fn enable(&mut self) -> Result<(), HookError> {
+            Ok(())
+        }
+        unsafe fn undo(&mut self) {}
+    }
+    let data = Box::new([0x90_u8; 64]);
+    let code = functions(1)[0];
+    let (detour, slot) = (hundred as *const c_void, Slot::new());
+    let mut batch = PatchBatch::begin(|| Box::new(Never));
+    for (target, detour) in
+        [(data.as_ptr().cast(), detour), (code, data.as_ptr().cast()), (ptr::null(), detour)]
+    {
+        // SAFETY: refused before anything is written.
+        let error = unsafe { batch.prepare(target, detour, &slot) }.unwrap_err();
+        assert!(error.reason.contains("memory that can be executed"), "{error}");
+    }
+    drop(batch);
+    let mut batch = PatchBatch::begin(engine);
+    // SAFETY: a function of these tests.
+    unsafe {
+        batch.prepare(code, detour, &slot).unwrap();
+        let error = batch.prepare(code, elsewhere as *const c_void, &slot).unwrap_err();
+        assert!(error.reason.contains("in this batch already"), "{error}");
+    }
+    assert!(batch.enable().lost.is_empty() && !slot.get().is_null());
+    assert_eq!((call(code), *data), (100, [0x90; 64]));
 }
 
 #[test]
 fn a_patch_that_is_undone_later_is_noticed_and_a_breakpoint_is_none() {
-    let functions = functions(1);
-    let before = first_bytes(functions[0]);
-    let verified = patched(engine, &functions);
+    let Outcome { functions, verified, .. } = patched(engine);
+    let before = [0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0xc3];
     let entry = PatchedEntry::new();
     // SAFETY: the function stays mapped.
     let intact = || unsafe { entry.is_intact() };

@@ -2,94 +2,111 @@
 //!
 //! For each function, the `detour` crate makes the kernel write its list of all mappings four
 //! times. For the driver's functions, in a process with 2,000 mappings, this takes half a second.
-//! Here the list is read once. The crate only gets the functions for which a plain copy of the
+//! A batch reads the list once. The crate only gets the functions for which a plain copy of the
 //! first instructions does not work.
 
 use super::code_memory::CodeMemory;
 use super::in_file;
 use super::prologue::{LONGEST, Prologue, Unfit};
-use crate::Slot;
+use crate::Target;
 use crate::code::jump;
 use crate::code::mappings::Mappings;
 use crate::code::overwrite::overwrite;
 use core::ffi::{c_int, c_void};
-use core::ptr;
 
-const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
-
-/// What is known, and kept, while functions are patched.
+/// A function whose first instructions have been copied, and the jump that takes their place.
 #[derive(Debug)]
-pub(super) struct Batch {
-    mappings: Mappings,
-    memory: CodeMemory,
+pub(super) struct Jump {
+    entry: *const c_void,
+    original: usize,
+    before: [u8; jump::NEAR],
+    jump: [u8; jump::NEAR],
+    protection: c_int,
 }
 
-impl Batch {
-    /// Reads the list of mappings; `None` if it cannot be read.
-    pub(super) fn begin() -> Option<Self> {
-        Some(Self { mappings: Mappings::now()?, memory: CodeMemory::default() })
-    }
-
-    /// Redirects `target` to `detour` and puts the trampoline into `slot`. On failure, nothing has
-    /// changed.
+impl Jump {
+    /// Copies the function's first instructions into `memory`. On failure, nothing has changed.
     ///
     /// # Safety
-    /// As for [`crate::HookEngine::install`].
-    pub(super) unsafe fn install(
-        &mut self,
-        target: *const c_void,
-        detour: *const c_void,
-        slot: &Slot,
-    ) -> Result<(), Unfit> {
-        let entry = target as usize;
-        let is_code = |&(protection, _): &(c_int, usize)| protection & CODE == CODE;
-        self.mappings.at(detour as usize).filter(is_code).ok_or(Unfit::Shape)?;
-        let (protection, left) = self.mappings.at(entry).filter(is_code).ok_or(Unfit::Shape)?;
+    /// As for [`crate::HookEngine::prepare`].
+    pub(super) unsafe fn prepare(
+        function: &Target,
+        memory: &mut CodeMemory,
+        mappings: &mut Mappings,
+    ) -> Result<Self, Unfit> {
+        let at = function.entry as usize;
+        let length = function.left.min(LONGEST);
         // SAFETY: readable, and it stays mapped: it is a function's code, as the caller vouches.
-        let code = unsafe { core::slice::from_raw_parts(target.cast(), left.min(LONGEST)) };
-        let prologue = match Prologue::decode(code, entry) {
+        let code = unsafe { core::slice::from_raw_parts(function.entry.cast(), length) };
+        let prologue = match Prologue::decode(code, at) {
             // A tracer's breakpoint (uprobes), set by the kernel, or a debugger's. The jump takes
             // its place.
             Err(Unfit::Breakpoint) => {
-                let code = in_file::beneath_breakpoints(code, entry).ok_or(Unfit::Breakpoint)?;
-                Prologue::decode(&code, entry)?
+                let code = in_file::beneath_breakpoints(code, at).ok_or(Unfit::Breakpoint)?;
+                Prologue::decode(&code, at)?
             }
             decoded => decoded?,
         };
-        let (original, patch) = self.place(&prologue, entry, detour).ok_or(Unfit::Shape)?;
-        slot.set(original as *const c_void);
-        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded.
-        // No thread executes it or changes its protection, as the caller vouches.
-        if !unsafe { overwrite(target, &patch, protection) } {
-            slot.set(ptr::null());
-            return Err(Unfit::Shape);
-        }
-        Ok(())
+        let (original, jump) = place(&prologue, function, memory, mappings).ok_or(Unfit::Shape)?;
+        // As much as a jump was decoded.
+        let before = code.first_chunk().copied().ok_or(Unfit::Shape)?;
+        Ok(Self { entry: function.entry, original, before, jump, protection: function.protection })
     }
 
-    /// Puts what the function at `entry` needs near it. Returns the trampoline, and the jump to
-    /// `detour`.
-    fn place(
-        &mut self,
-        prologue: &Prologue,
-        entry: usize,
-        detour: *const c_void,
-    ) -> Option<(usize, [u8; jump::NEAR])> {
-        let block = self.memory.near(entry, &mut self.mappings)?;
-        let original = block.put(&prologue.relocate(block.next())?)?;
-        let patch = match jump::near(entry, detour as usize) {
-            Some(patch) => patch,
-            None => jump::near(entry, block.put(&jump::far(detour as usize))?)?,
-        };
-        Some((original, patch))
+    pub(super) fn entry(&self) -> *const c_void {
+        self.entry
     }
+
+    /// The trampoline.
+    pub(super) fn original(&self) -> *const c_void {
+        self.original as *const c_void
+    }
+
+    /// Overwrites the function's first instructions; `false`: they are as they were.
+    ///
+    /// # Safety
+    /// As for [`crate::HookEngine::enable`].
+    pub(super) unsafe fn enable(&self) -> bool {
+        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded.
+        // No thread executes it or changes its protection, as the caller vouches.
+        unsafe { overwrite(self.entry, &self.jump, self.protection) }
+    }
+
+    /// Writes the function's own first instructions back.
+    ///
+    /// # Safety
+    /// As for [`crate::HookEngine::undo`].
+    pub(super) unsafe fn undo(&self) {
+        // SAFETY: as above.
+        unsafe { overwrite(self.entry, &self.before, self.protection) };
+    }
+}
+
+/// Puts what the function needs near it. Returns the trampoline, and the jump to its detour.
+fn place(
+    prologue: &Prologue,
+    function: &Target,
+    memory: &mut CodeMemory,
+    mappings: &mut Mappings,
+) -> Option<(usize, [u8; jump::NEAR])> {
+    let (entry, detour) = (function.entry as usize, function.detour as usize);
+    let block = memory.near(entry, mappings)?;
+    let original = block.put(&prologue.relocate(block.next())?)?;
+    let jump = match jump::near(entry, detour) {
+        Some(jump) => jump,
+        None => jump::near(entry, block.put(&jump::far(detour))?)?,
+    };
+    Some((original, jump))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conformance::{CASES, Case};
-    use crate::{DetourEngine, HookEngine};
+    use crate::conformance::{Case, cases};
+    use crate::{DetourEngine, HookError, PatchBatch, Slot};
+    use core::ptr;
+
+    const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
 
     type Function = extern "C" fn(u64) -> u64;
 
@@ -113,6 +130,39 @@ mod tests {
         original(argument) + 1000
     }
 
+    /// Functions that are patched together by jumps of this module's own.
+    struct Jumps {
+        memory: CodeMemory,
+        mappings: Mappings,
+    }
+
+    impl Jumps {
+        fn new() -> Self {
+            Self { memory: CodeMemory::default(), mappings: Mappings::now().unwrap() }
+        }
+
+        /// Patches a function that nothing else calls. `false`: it does not fit.
+        fn patch(&mut self, entry: *const c_void, detour: *const c_void, slot: &Slot) -> bool {
+            let target = Target::look(entry, detour, &self.mappings).unwrap();
+            // SAFETY: the detour has the function's signature.
+            let jump = unsafe { Jump::prepare(&target, &mut self.memory, &mut self.mappings) };
+            let Ok(jump) = jump else { return false };
+            slot.set(jump.original());
+            // SAFETY: as above.
+            assert!(unsafe { jump.enable() });
+            true
+        }
+    }
+
+    /// The whole engine patches a function.
+    fn patch(entry: *const c_void, detour: *const c_void, slot: &Slot) -> Result<(), HookError> {
+        let mut batch = PatchBatch::begin(|| Box::new(DetourEngine::new()));
+        // SAFETY: a function that nothing else calls; the detour has its signature.
+        unsafe { batch.prepare(entry, detour, slot) }?;
+        assert!(batch.enable().lost.is_empty());
+        Ok(())
+    }
+
     /// Maps `code` into pages of its own.
     fn function(code: &[u8], near: usize) -> *const c_void {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -130,22 +180,18 @@ mod tests {
     #[test]
     fn functions_of_every_kind_run_the_detour_and_the_way_back() {
         let coded = |case: &Case| {
-            case.code().map(|(code, results)| (case.name(), function(code, 0), results))
+            case.function().map(|(code, results)| (case.name(), function(code, 0), results))
         };
         // A batch does not know what is mapped after it began.
-        let all: Vec<_> = CASES.iter().filter_map(coded).collect();
-        let mut batch = Batch::begin().unwrap();
-        let mut engine = DetourEngine::new();
+        let all: Vec<_> = cases().filter_map(coded).collect();
+        let mut jumps = Jumps::new();
         let mut left_to_the_crate = Vec::new();
         for (name, address, results) in all {
             let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
-            // SAFETY: functions of one signature that nothing else calls.
-            unsafe {
-                if batch.install(address, detour, &slot).is_err() {
-                    assert!(!slot.is_set(), "{name}");
-                    left_to_the_crate.push(name);
-                    engine.install(address, detour, &slot).unwrap();
-                }
+            if !jumps.patch(address, detour, &slot) {
+                assert!(!slot.is_set(), "{name}");
+                left_to_the_crate.push(name);
+                patch(address, detour, &slot).unwrap();
             }
             SLOT.set(slot.get());
             // SAFETY: the code above.
@@ -156,16 +202,14 @@ mod tests {
         }
         assert_eq!(left_to_the_crate, ["a branch into the prologue"]);
         // Two of the driver's names may be one function.
-        // SAFETY: as above.
-        unsafe {
-            SLOT.set(ptr::null());
-            let address = function(PLAIN, 0);
-            let mut batch = Batch::begin().unwrap();
-            batch.install(address, and_hundred as *const c_void, &SLOT).unwrap();
-            batch.install(address, and_thousand as *const c_void, &SECOND).unwrap();
-            let patched: Function = core::mem::transmute(address);
-            assert_eq!(patched(7), 12 + 100 + 1000);
-        }
+        SLOT.set(ptr::null());
+        let address = function(PLAIN, 0);
+        let mut jumps = Jumps::new();
+        assert!(jumps.patch(address, and_hundred as *const c_void, &SLOT));
+        assert!(jumps.patch(address, and_thousand as *const c_void, &SECOND));
+        // SAFETY: the code above.
+        let patched: Function = unsafe { core::mem::transmute(address) };
+        assert_eq!(patched(7), 12 + 100 + 1000);
     }
 
     #[test]
@@ -174,13 +218,10 @@ mod tests {
         let target = function(code, near);
         let detour = function(code, near + 0x10_0000);
         assert!((target as usize).abs_diff(detour as usize) < 1 << 30);
-        let mut batch = Batch::begin().unwrap();
         let slot = Slot::new();
-        // SAFETY: functions that nothing calls.
-        let patch = unsafe {
-            batch.install(target, detour, &slot).unwrap();
-            core::slice::from_raw_parts(target.cast::<u8>(), jump::NEAR)
-        };
+        assert!(Jumps::new().patch(target, detour, &slot));
+        // SAFETY: a function of this test's own.
+        let patch = unsafe { core::slice::from_raw_parts(target.cast::<u8>(), jump::NEAR) };
         assert_eq!(
             Some(patch),
             jump::near(target as usize, detour as usize).as_ref().map(|p| &p[..])
@@ -212,14 +253,14 @@ mod tests {
         let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
         // SAFETY: functions that nothing else calls; the trampoline has their signature.
         unsafe {
-            Batch::begin().unwrap().install(address, detour, &slot).unwrap();
+            assert!(Jumps::new().patch(address, detour, &slot));
             let original: Function = core::mem::transmute(slot.get());
             assert_eq!([original(0), original(7)], results);
             assert_eq!(address.cast::<u8>().read(), 0xe9);
             // The file can no longer be found.
             std::fs::remove_file(&path).unwrap();
             let slot = Slot::new();
-            let error = DetourEngine::new().install(lost, detour, &slot).unwrap_err();
+            let error = patch(lost, detour, &slot).unwrap_err();
             assert!(error.reason.contains("breakpoint"), "{error}");
             assert_eq!(lost.cast::<u8>().read(), 0xcc);
             assert!(!slot.is_set());
@@ -232,16 +273,15 @@ mod tests {
         // Nothing is mapped after it.
         let target = function(code, 5 << 41);
         let data = [0x90_u8; 64];
-        let mut batch = Batch::begin().unwrap();
         let slot = Slot::new();
         let detour = and_hundred as *const c_void;
-        // SAFETY: refused before anything is written.
+        assert!(patch(data.as_ptr().cast(), detour, &slot).is_err());
+        assert!(patch(target, data.as_ptr().cast(), &slot).is_err());
+        assert!(patch(ptr::null(), detour, &slot).is_err());
+        // SAFETY: a function of this test's own, in a page of its own.
         unsafe {
-            assert!(batch.install(data.as_ptr().cast(), detour, &slot).is_err());
-            assert!(batch.install(target, data.as_ptr().cast(), &slot).is_err());
-            assert!(batch.install(ptr::null(), detour, &slot).is_err());
             // The last bytes of a page, with nothing mapped after them.
-            assert!(batch.install(target.byte_add(4093), detour, &slot).is_err());
+            assert!(!Jumps::new().patch(target.byte_add(4093), detour, &slot));
             assert_eq!(core::slice::from_raw_parts(target.cast::<u8>(), code.len()), code);
         }
         assert!(!slot.is_set());

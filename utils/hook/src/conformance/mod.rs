@@ -1,0 +1,301 @@
+//! What an engine must get right, as cases that run over any engine (x86-64).
+//!
+//! Each case patches as programs' functions are patched: by a [`PatchBatch`], and what is called is called when the
+//! engine has gone. An engine may refuse a function with an error, but must then leave it unchanged. It must never
+//! report a function as patched while callers miss the detour, or while the trampoline does something else than the
+//! original did. Callers notice nothing before a function is enabled, and code cannot be written afterwards.
+//!
+//! ```no_run
+//! for case in hook::conformance::cases() {
+//!     // SAFETY: nothing else in this process patches code meanwhile.
+//!     let outcome = unsafe { case.run(hook::engine) };
+//!     println!("{}: {outcome:?}", case.name());
+//! }
+//! ```
+
+mod calls;
+mod code;
+mod company;
+mod denied;
+mod place;
+
+use crate::{HookEngine, Mappings, PatchBatch, Slot};
+use core::ffi::c_void;
+use core::ptr;
+use std::sync::{Mutex, PoisonError};
+
+/// Makes the engine under test.
+pub type Make = fn() -> Box<dyn HookEngine>;
+
+/// How a case ended well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The function is patched: callers reach the detour, and the trampoline runs the original.
+    Patched,
+    /// The engine refused, for this reason, and changed nothing.
+    Refused(String),
+}
+
+/// How an engine broke the rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// A function gave a wrong result.
+    #[error("the {through} gave {result} for {argument}, not {expected}")]
+    WrongResult {
+        /// Which function was called.
+        through: &'static str,
+        /// The argument.
+        argument: u64,
+        /// What came back.
+        result: u64,
+        /// What should have come back.
+        expected: u64,
+    },
+    /// The engine reported as patched what it had to refuse.
+    #[error("what cannot be patched was said to be patched")]
+    NotRefused,
+    /// The engine refused, but changed the function or the slot.
+    #[error("refused ({0}), but not left as it was")]
+    NotLeftAlone(String),
+    /// The function was changed before it was enabled.
+    #[error("prepared, and changed already")]
+    TooEarly,
+    /// The batch found out that the function is not patched.
+    #[error("said to be patched, and is not: {0}")]
+    Lost(String),
+    /// A function that was undone is not what it was.
+    #[error("undone, and not what it was")]
+    NotUndone,
+    /// Code can be written that could not be written before.
+    #[error("the code at {0:#x} can be written afterwards")]
+    Writable(usize),
+    /// The process in which the case ran ended so.
+    #[error("its process ended with {0}")]
+    Ended(String),
+    /// The case could not be made: no memory at this place, no file, or no process.
+    #[error("the case needs something at {0:#x} that is not to be had")]
+    NotMade(usize),
+}
+
+/// One thing that an engine must get right.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    name: &'static str,
+    check: Check,
+    must_refuse: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Check {
+    /// A function of one argument: its code, and its results for 0 and 7.
+    Code(&'static [u8], [u64; 2]),
+    /// Any other.
+    Other(unsafe fn(Make) -> Result<Outcome, Failure>),
+}
+
+impl Case {
+    const fn code(name: &'static str, code: &'static [u8], results: [u64; 2]) -> Self {
+        Self { name, check: Check::Code(code, results), must_refuse: false }
+    }
+
+    const fn other(name: &'static str, check: unsafe fn(Make) -> Result<Outcome, Failure>) -> Self {
+        Self { name, check: Check::Other(check), must_refuse: false }
+    }
+
+    const fn refused(
+        name: &'static str,
+        check: unsafe fn(Make) -> Result<Outcome, Failure>,
+    ) -> Self {
+        Self { name, check: Check::Other(check), must_refuse: true }
+    }
+
+    /// The case's name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// Whether only a refusal is right.
+    #[must_use]
+    pub const fn must_refuse(&self) -> bool {
+        self.must_refuse
+    }
+
+    /// The code of a function of one argument, and its results for 0 and 7.
+    #[cfg(test)]
+    pub(crate) const fn function(&self) -> Option<(&'static [u8], [u64; 2])> {
+        match self.check {
+            Check::Code(code, results) => Some((code, results)),
+            Check::Other(_) => None,
+        }
+    }
+
+    /// Runs the case over engines that `make` makes.
+    ///
+    /// # Safety
+    /// No other thread may patch code meanwhile.
+    ///
+    /// # Errors
+    /// What the engine did wrong.
+    pub unsafe fn run(&self, make: Make) -> Result<Outcome, Failure> {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        SLOT.set(ptr::null());
+        SECOND.set(ptr::null());
+        // SAFETY: the caller's; each function is the case's own.
+        let outcome = unsafe {
+            match self.check {
+                Check::Code(code, results) => function(make, map(code, 0)?, results),
+                Check::Other(check) => check(make),
+            }
+        }?;
+        if self.must_refuse && outcome == Outcome::Patched {
+            return Err(Failure::NotRefused);
+        }
+        Ok(outcome)
+    }
+}
+
+/// All cases.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    [code::CASES, calls::CASES, place::CASES, company::CASES, denied::CASES].into_iter().flatten()
+}
+
+/// The slots are static, because a detour has to find its trampoline. So one case runs at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+static SLOT: Slot = Slot::new();
+static SECOND: Slot = Slot::new();
+
+type Function = extern "C" fn(u64) -> u64;
+
+/// mov rax, rdi; add rax, 5; nop of 8 bytes; nop; ret; and padding. Long enough for every jump that an engine may write.
+const PLAIN: &[u8] = &[
+    0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x90, 0xc3, 0x90, 0x90,
+    0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90,
+];
+const PLAIN_RESULTS: [u64; 2] = [5, 12];
+const PAGE: usize = 4096;
+
+extern "C" fn and_hundred(argument: u64) -> u64 {
+    // SAFETY: the trampoline of a function of this signature.
+    let original: Function = unsafe { core::mem::transmute(SLOT.get()) };
+    original(argument) + 100
+}
+
+extern "C" fn and_thousand(argument: u64) -> u64 {
+    // SAFETY: as above.
+    let original: Function = unsafe { core::mem::transmute(SECOND.get()) };
+    original(argument) + 1000
+}
+
+/// Maps `code` into pages of its own, near `hint` if that is free.
+fn map(code: &[u8], hint: usize) -> Result<*const c_void, Failure> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
+    let length = code.len().next_multiple_of(PAGE);
+    // SAFETY: anonymous memory of the case's own; nothing is replaced.
+    unsafe {
+        let start = libc::mmap(hint as *mut c_void, length, writable, flags, -1, 0);
+        if start == libc::MAP_FAILED {
+            return Err(Failure::NotMade(hint));
+        }
+        ptr::copy_nonoverlapping(code.as_ptr(), start.cast(), code.len());
+        if libc::mprotect(start, length, libc::PROT_READ | libc::PROT_EXEC) != 0 {
+            return Err(Failure::NotMade(hint));
+        }
+        Ok(start)
+    }
+}
+
+/// # Safety
+/// `function` must be code of this signature.
+unsafe fn expect(
+    function: *const c_void,
+    through: &'static str,
+    argument: u64,
+    expected: u64,
+) -> Result<(), Failure> {
+    // SAFETY: the caller's.
+    let function: Function = unsafe { core::mem::transmute(function) };
+    let result = function(argument);
+    if result == expected {
+        Ok(())
+    } else {
+        Err(Failure::WrongResult { through, argument, result, expected })
+    }
+}
+
+/// The first bytes of code, as they are now.
+///
+/// # Safety
+/// As much has to be mapped there.
+unsafe fn first_bytes(code: *const c_void) -> [u8; 16] {
+    // SAFETY: the caller's.
+    unsafe { ptr::read_volatile(code.cast()) }
+}
+
+/// Whether code can be written that is being executed.
+fn check_rights(code: *const c_void) -> Result<(), Failure> {
+    let rights = Mappings::now().and_then(|mappings| mappings.at(code as usize));
+    match rights {
+        Some((rights, _)) if rights & libc::PROT_WRITE == 0 => Ok(()),
+        _ => Err(Failure::Writable(code as usize)),
+    }
+}
+
+/// Patches functions in one batch, all of them or none.
+///
+/// # Safety
+/// Functions of the case's own, of at least 16 mapped bytes, of their detours' signature, whose first instructions nothing executes.
+unsafe fn patch(
+    make: Make,
+    functions: &[(*const c_void, *const c_void, &Slot)],
+) -> Result<Outcome, Failure> {
+    let mut batch = PatchBatch::begin(make);
+    for &(entry, detour, slot) in functions {
+        let prepared = slot.get();
+        // SAFETY: the caller's.
+        let (before, outcome, after) = unsafe {
+            let before = first_bytes(entry);
+            let outcome = batch.prepare(entry, detour, slot);
+            (before, outcome, first_bytes(entry))
+        };
+        if let Err(error) = outcome {
+            return if before == after && slot.get() == prepared {
+                Ok(Outcome::Refused(error.reason))
+            } else {
+                Err(Failure::NotLeftAlone(error.reason))
+            };
+        }
+        if before != after || !slot.is_set() {
+            return Err(Failure::TooEarly);
+        }
+    }
+    if let Some(lost) = batch.enable().lost.into_iter().next() {
+        return Err(Failure::Lost(lost.error.reason));
+    }
+    functions.iter().try_for_each(|&(entry, ..)| check_rights(entry))?;
+    Ok(Outcome::Patched)
+}
+
+/// Patches a function of one argument, whose results for 0 and 7 are known, and calls it.
+///
+/// # Safety
+/// As for [`patch`].
+unsafe fn function(
+    make: Make,
+    address: *const c_void,
+    results: [u64; 2],
+) -> Result<Outcome, Failure> {
+    // SAFETY: the caller's.
+    unsafe {
+        let outcome = patch(make, &[(address, and_hundred as *const c_void, &SLOT)])?;
+        let added = if outcome == Outcome::Patched { 100 } else { 0 };
+        for (argument, result) in [0, 7].into_iter().zip(results) {
+            expect(address, "function", argument, result + added)?;
+            if outcome == Outcome::Patched {
+                expect(SLOT.get(), "way back", argument, result)?;
+            }
+        }
+        Ok(outcome)
+    }
+}
