@@ -269,6 +269,9 @@ exports_nothing_of_the_driver() {
     echo "libcuda_limiter.so exports $(printf '%s' "$exported" | grep -c .) names, none of them cu*, nvml* or dl*."
 }
 
+# shellcheck source=scripts/reach.sh
+. scripts/reach.sh
+
 # What /metrics tells, as a test has written it, and the rules that go by it.
 prometheus_files() {
     promtool check metrics <hypervisor/tests/golden/metrics.txt &&
@@ -329,6 +332,7 @@ streams_tier() {
 other_tier() {
     tests 'documentation tests' cargo test --locked --workspace --doc --no-fail-fast
     check 'exported names' exports_nothing_of_the_driver
+    check 'symbol versions are read' symbol_versions_are_read
     check 'symbol lists' scripts/find-new-symbols.sh --check-lists
     if get_libclang; then
         check 'frida engine: hook' env DOCS_RS=1 \
@@ -370,6 +374,26 @@ other_tier() {
     fi
 }
 
+# What is shipped, on other C libraries.
+reach_tier() {
+    if ! get_release_tools; then
+        skip 'what is shipped' 'its build needs python3 and PyPI; see scripts/build-release.sh'
+        return
+    fi
+    local one before=$failed
+    check 'build of what is shipped' scripts/build-release.sh
+    [ "$failed" -eq "$before" ] || return 0
+    for one in "${glibcs[@]}"; do
+        # shellcheck disable=SC2086 # suite, version and tests
+        on_glibc $one
+    done
+    if get_musl; then
+        check 'programs on musl' on_musl
+    else
+        skip 'programs on musl' 'musl-gcc is missing; install it with: apt-get install musl-tools (as root)'
+    fi
+}
+
 # Tests of time that fail are tried again. That must not hide a program that failed or hung: tests note each.
 faults="$target/tmp/faults"
 nothing_but_time_failed() {
@@ -401,6 +425,7 @@ else
     fi
     if [ "$mode" = all ]; then
         tier streams 240 streams_tier
+        tier reach 420 reach_tier
     fi
 fi
 check 'no program failed in a test that was tried again' nothing_but_time_failed

@@ -16,13 +16,14 @@
 //!   threads
 //! * [`driver_calls`]: the driver functions that the limiter itself calls
 //! * [`environment`]: the variables that decide; [`verdict`]: what happens to calls when the limiter fails
-//! * [`build`], [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
+//! * [`build`], [`c_library`], [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
 //!
 //! State is a static only if it is needed before that value exists, or by code that gets no reference to it.
 //! Each static says why. All other state is in [`process::Process`]. A forked child forgets one pointer, and
 //! the statics of `compute` (`compute::after_fork`).
 
 mod build;
+mod c_library;
 mod clock;
 mod compute;
 mod device;
@@ -44,6 +45,9 @@ mod verdict;
 /// Runs when the library is loaded: keeps the environment, and starts the watch for the driver's libraries.
 #[ctor::ctor(unsafe)]
 fn start() {
+    if !c_library::is_glibc() {
+        return;
+    }
     let _ = std::panic::catch_unwind(environment::keep);
     // SAFETY: a constructor, so the loader's list is at rest.
     unsafe { patch::start() };

@@ -8,7 +8,7 @@ pub(crate) use machine::{Busy, Measured};
 use limits::env::GATES;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::hash::{Hash, Hasher};
 use std::io::{Read, Write};
@@ -37,10 +37,16 @@ const LIMITER: &str = "libcuda_limiter.so";
 /// No child lives longer than this.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// A folder with other builds of the parts, such as `scripts/old-glibc.sh` makes.
+const PARTS: &str = "SLUICE_TEST_PARTS";
+/// The C compiler.
+const COMPILER: &str = "SLUICE_TEST_CC";
+
 /// A file of the workspace's build, beside the test's own directory.
 pub(crate) fn built(file: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
-    let path = test.parent().and_then(Path::parent).unwrap().join(file);
+    let parts = std::env::var_os(PARTS).map(PathBuf::from);
+    let path = parts.as_deref().or(test.parent().and_then(Path::parent)).unwrap().join(file);
     assert!(
         path.is_file(),
         "{} is missing: run `cargo build --workspace` first, with the profile of the tests",
@@ -156,8 +162,12 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
 }
 
+fn compiler() -> OsString {
+    std::env::var_os(COMPILER).unwrap_or_else(|| "cc".into())
+}
+
 fn compile(source: &str, arguments: &[&str], to: &Path) {
-    let said = Command::new("cc")
+    let said = Command::new(compiler())
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(to)
         .arg(sources().join(source))
@@ -174,7 +184,7 @@ fn compiled(source: &str, arguments: &[&str]) -> PathBuf {
     for file in [source, "any.h", "driver.h"] {
         std::fs::read(sources().join(file)).unwrap().hash(&mut of);
     }
-    (source, arguments).hash(&mut of);
+    (source, arguments, compiler()).hash(&mut of);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let program = folder.join(format!("{source}-{:016x}", of.finish()));
     if program.exists() {

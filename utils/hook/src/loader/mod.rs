@@ -9,7 +9,8 @@ mod plain_return;
 mod watch;
 
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use core::{mem, ptr};
 
 use elf::Own;
 pub use elf::Symbol;
@@ -41,10 +42,27 @@ struct RDebug {
 /// `RT_CONSISTENT`: the list is complete, and no change is under way.
 const RT_CONSISTENT: c_int = 0;
 
-unsafe extern "C" {
-    // Exported by the loader for debuggers.
-    static _r_debug: RDebug;
+/// What the loader exports for debuggers; null where it exports nothing. It is looked up by name: a library that is
+/// linked against these names starts no program on another C library.
+fn debug() -> *const RDebug {
+    static FOUND: AtomicPtr<RDebug> = AtomicPtr::new(ptr::null_mut());
+    let found = FOUND.load(Ordering::Acquire);
+    if !found.is_null() {
+        return found;
+    }
+    let found = by_name(c"_r_debug").cast::<RDebug>();
+    FOUND.store(found, Ordering::Release);
+    found
 }
+
+/// What a loaded library exports by this name, or null.
+fn by_name(name: &CStr) -> *mut c_void {
+    // SAFETY: the name is NUL-terminated. The loader's lock, which dlsym takes, may be taken again by the thread that
+    // holds it.
+    unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
+}
+
+type Dlmopen = unsafe extern "C" fn(libc::Lmid_t, *const c_char, c_int) -> *mut c_void;
 
 /// A library in the loader's list.
 ///
@@ -100,7 +118,7 @@ impl Library {
 /// The list must not change meanwhile: call it from a [`watch`] callback or from a library's
 /// constructor.
 pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
-    let mut debug: *const RDebug = &raw const _r_debug;
+    let mut debug = debug();
     while !debug.is_null() {
         // SAFETY: the head is the loader's own, and the other structures come from it. Only the
         // first part is read before the version is known.
@@ -129,6 +147,12 @@ pub unsafe fn libraries(visit: &mut dyn FnMut(Library)) {
 /// a [`watch`] callback.
 #[must_use]
 pub unsafe fn keep(handle: *const c_void) -> bool {
+    let dlmopen = by_name(c"dlmopen");
+    if dlmopen.is_null() {
+        return false;
+    }
+    // SAFETY: the function of this name has this signature.
+    let dlmopen: Dlmopen = unsafe { mem::transmute(dlmopen) };
     let mut namespace: libc::Lmid_t = libc::LM_ID_BASE;
     // SAFETY: a handle is the address of the library's entry in the list, and the entry's name is
     // its key there. The library is loaded already, so this loads none.
@@ -137,13 +161,16 @@ pub unsafe fn keep(handle: *const c_void) -> bool {
             libc::dlinfo(handle.cast_mut(), libc::RTLD_DI_LMID, (&raw mut namespace).cast());
         let name = (*handle.cast::<LinkMap>()).l_name;
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
-        asked == 0 && !name.is_null() && !libc::dlmopen(namespace, name, flags).is_null()
+        asked == 0 && !name.is_null() && !dlmopen(namespace, name, flags).is_null()
     }
 }
 
 /// The loader's notification function, and whether the list is complete.
 fn notification() -> (*const c_void, bool) {
-    let debug: *const RDebug = &raw const _r_debug;
+    let debug = debug();
+    if debug.is_null() {
+        return (ptr::null(), false);
+    }
     // SAFETY: the loader's own structure lives as long as the process. The read is volatile,
     // because the loader changes it without the compiler's knowledge.
     let (brk, state) = unsafe {

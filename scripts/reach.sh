@@ -1,0 +1,123 @@
+# Sourced by test.sh: checks of what is shipped, on other C libraries.
+# shellcheck shell=bash disable=SC2154 # variables of test.sh
+
+# Versions of glibc: Debian's suite that has it, and tests that cannot hold there. Before 2.35 the loader does not tell
+# of what another namespace (dlmopen) has: see docs/processes.md.
+# shellcheck disable=SC2034
+glibcs=('bullseye 2.31 a_driver_in_a_namespace|a_second_copy_of_the_driver_is_not' 'here 2.36 ^$' 'trixie 2.41 ^$')
+
+shipped="$target/shipped"
+
+# A library that needs symbols of versions that we make up is told from one that does not.
+symbol_versions_are_read() {
+    local folder shown status=0
+    folder=$(mktemp -d)
+    (
+        cd "$folder"
+        printf 'int first(void){return 1;}int second(void){return 2;}int own(void){return 3;}\n' >libc.c
+        printf 'GLIBC_2.9 { global: first; };\nGLIBC_2.99 { global: second; };\nGLIBC_PRIVATE { global: own; };\n' >libc.map
+        cc -shared -fPIC -nostdlib -Wl,-soname,libc.so.6 -Wl,--version-script=libc.map -o libc.so libc.c
+        printf 'int first(void);int uses(void){return first();}\n' >old.c
+        printf 'int first(void);int second(void);int uses(void){return first()+second();}\n' >new.c
+        printf 'int own(void);int uses(void){return own();}\n' >private.c
+        for name in old new private; do cc -shared -fPIC -nostdlib -o "$name.so" "$name.c" libc.so; done
+    ) || return 1
+    # expect STATUS OUTPUT ARGUMENT...
+    expect() {
+        local wanted=$1 output=$2 found=0
+        shift 2
+        shown=$(scripts/symbol-versions.sh "$@" 2>&1) || found=$?
+        [ "$found" = "$wanted" ] && [ "$shown" = "$output" ] && return
+        printf '%s: status %s and "%s" instead of %s and "%s"\n' "$*" "$found" "$shown" "$wanted" "$output"
+        status=1
+    }
+    expect 0 '' 2.17 "$folder/old.so"
+    expect 0 '' 2.99 "$folder/old.so" "$folder/new.so"
+    expect 1 "$folder/new.so: GLIBC_2.99" 2.17 "$folder/old.so" "$folder/new.so"
+    expect 1 "$folder/old.so: GLIBC_2.9" 2.8 "$folder/old.so"
+    expect 1 "$folder/private.so: GLIBC_PRIVATE" 2.17 "$folder/private.so"
+    expect 1 "$folder/old.so: not in musl: first" --musl "$folder/private.so" 2.17 "$folder/old.so"
+    expect 0 '' --musl "$folder/libc.so" 2.17 "$folder/old.so"
+    expect 2 "symbol-versions.sh: 'old' is not a version as in 2.17" old "$folder/old.so"
+    expect 2 "symbol-versions.sh: $folder/none.so cannot be read" 2.17 "$folder/none.so"
+    scripts/symbol-versions.sh 2.17 "$folder/old.c" >/dev/null 2>&1 && status=1
+    unset -f expect
+    rm -rf "$folder"
+    return "$status"
+}
+
+# The linker comes from PyPI.
+get_release_tools() {
+    command -v python3 >/dev/null || return 1
+    printf '%s== getting the tools of a release%s\n' "$bold" "$plain"
+    scripts/build-release.sh --tools >/dev/null 2>&1
+}
+
+# The limiter's tests whose programs depend most on the C library: how it is loaded, threads that end, memory.
+on_glibc() {
+    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2"
+    [[ $target != /* ]] || folder="$target/old-glibc/$2"
+    if ! scripts/old-glibc.sh "$suite" "$version" "$shipped" "$folder"; then
+        skip "glibc $version" "it is not to be had here; it is the package libc6 of Debian's $suite"
+        return
+    fi
+    SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests "limiter on glibc $version" nextest -E \
+        "package(cuda-limiter) & binary(suite) & test(/^(bad_input|bus_errors|cancel|loader|memory|processes|quiet)::/) - test(/$cannot/)"
+    check "programs on glibc $version" start_on "$folder/parts"
+}
+
+# Each program starts and tells its version.
+start_on() {
+    local program
+    for program in sluice hypervisor; do
+        "$1/$program" --version || return 1
+    done
+}
+
+get_musl() {
+    command -v musl-gcc >/dev/null || apt_get musl-tools
+}
+
+musl=/lib/x86_64-linux-musl/libc.so
+
+# Programs on musl start with each library preloaded, and see nothing of it; so does what they start.
+on_musl() {
+    local folder status=0 library shown
+    scripts/symbol-versions.sh --musl "$musl" 2.17 "$shipped"/lib{cuda_limiter,add_path}.so || return 1
+    folder=$(mktemp -d)
+    cat >"$folder/program.c" <<'END'
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+static void *thread(void *unused) { return unused; }
+#include <pthread.h>
+int main(int argc, char **argv) {
+    pthread_t one;
+    int status = 1;
+    if (pthread_create(&one, NULL, thread, NULL) || pthread_join(one, NULL)) return 1;
+    if (fork() == 0) { if (argc > 1) execv(argv[1], argv + 1); _exit(0); }
+    wait(&status);
+    printf("%s: %d\n", argc > 1 ? "parent" : "child", status);
+    return 0;
+}
+END
+    musl-gcc -O1 -o "$folder/program" "$folder/program.c" || return 1
+    for library in cuda_limiter add_path; do
+        library=$(realpath "$shipped/lib$library.so")
+        shown=$(TENSOR_FUSION_CUDA_MEM_LIMIT='{"0": 1073741824}' LD_PRELOAD=$library "$folder/program" "$folder/program" 2>&1) || status=1
+        [ "$shown" = $'child: 0\nparent: 0' ] || {
+            printf 'with %s: %s\n' "$library" "$shown"
+            status=1
+        }
+    done
+    # A program on glibc that starts one on musl, and the other way round: both get what the environment says.
+    # shellcheck disable=SC2016 # the shell that is started expands it
+    shown=$(TF_PATH=/added LD_PRELOAD="$(realpath "$shipped/libadd_path.so")" PATH=/usr/bin:/bin "$folder/program" /bin/sh -c 'echo $PATH') || status=1
+    [[ $shown == *'/usr/bin:/bin:/added'* ]] || {
+        printf 'a program on glibc that one on musl starts: %s\n' "$shown"
+        status=1
+    }
+    rm -rf "$folder"
+    return "$status"
+}
