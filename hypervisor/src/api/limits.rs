@@ -112,8 +112,7 @@ fn change_session(
     }
     let (mut changed, mut figures) = (Vec::new(), Vec::new());
     for (page, before, after, used) in changes {
-        let change = page.change_limits(&after).map_err(|error| no_page(&error))?;
-        changed.push(Changed { change, page });
+        changed.push(Changed::make(page, &after).map_err(|error| no_page(&error))?);
         figures.push((before, after, used));
     }
     drop(locks);
@@ -121,7 +120,7 @@ fn change_session(
         wait_until_taken(&changed, Instant::now() + wait).map_err(|error| no_page(&error))?;
     let devices = changed.iter().zip(&figures).zip(took);
     Ok(devices
-        .map(|((changed, figures), took)| told(changed.page.device(), figures, &took))
+        .map(|((changed, figures), took)| told(changed.page().device(), figures, &took))
         .collect())
 }
 
