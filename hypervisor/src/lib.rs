@@ -14,6 +14,7 @@ mod connection;
 mod connection_quota;
 mod core;
 mod devices;
+mod elsewhere;
 mod end;
 mod events;
 mod gate_pages;
@@ -204,7 +205,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let _keeper = keeper.map_err(|source| DaemonError::System { what: "threads", source })?;
     let _watch =
         EndWatch::start(&core).map_err(|source| DaemonError::System { what: "threads", source })?;
-    let _pages = PageWatch::start(core.page_memory())
+    let _pages = PageWatch::start(&core)
         .map_err(|source| DaemonError::System { what: "threads", source })?;
     let _observer = observe::start(&core, &options.observation, &socket)
         .map_err(|source| DaemonError::System { what: "threads", source })?;

@@ -1,13 +1,16 @@
-//! What the sessions' pages say of their memory, looked at now and then by a thread of its own.
+//! What the sessions' pages say of their memory and of the limiter, looked at now and then by a thread of its own.
 //!
 //! The pages are the account by which the limiter decides, and the only one that knows kinds. They belong
 //! to the sessions' users: who replaces the limiter can write there what it likes. So these figures are
 //! for display and for bills among those who trust each other; what NVML shows of a process is beyond its
 //! reach.
+//!
+//! The pages of a session in a container are where its processes see them ([`crate::elsewhere`]). Its file systems can
+//! keep whoever looks there waiting for ever, so each look is an [errand](Errands) of another thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,23 +18,33 @@ use std::time::{Duration, Instant};
 use ::limits::GpuId;
 use session::directory::{self, Found};
 use session::layout::MemoryKind;
-use session::process::may_be_of;
+use session::ledger::RefusedFor;
+use session::process::{ProcessIdentity, may_be_of};
 use session::{ProcessSummary, SessionSummary, Summary};
 
+use crate::core::Core;
+use crate::elsewhere;
+use crate::identity::Owner;
 use crate::limits::check_fair_part;
 
 /// How often the pages are looked at.
 const EVERY: Duration = Duration::from_secs(5);
 /// How many pages are looked at. A user has no more of them than are left for all others.
 const PAGES: usize = 1024;
+/// How long a look at a container's pages may take, and how many may be under way beyond that.
+const ERRAND: Duration = Duration::from_secs(1);
+const MOST_ERRANDS: usize = 8;
 
 /// Bytes, by kind.
 pub(crate) type ByKind = [u64; MemoryKind::ALL.len()];
 
+/// Allocations that failed, by reason.
+pub(crate) type ByReason = [u64; RefusedFor::ALL.len()];
+
 /// A session on a device, as its page names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PageKey {
-    pub(crate) uid: u32,
+    pub(crate) owner: Owner,
     pub(crate) session: String,
     pub(crate) uuid: GpuId,
 }
@@ -41,25 +54,33 @@ pub(crate) struct PageKey {
 pub(crate) struct MemoryFigures {
     /// `None`: there is no limit.
     pub(crate) limit: Option<u64>,
+    /// The part of it that may be on the device, if that is less.
+    pub(crate) real: Option<u64>,
     pub(crate) bytes: ByKind,
+    /// The most that has been in use.
+    pub(crate) peak: u64,
     /// Bytes, each for as long as it was in use.
     pub(crate) byte_seconds: f64,
-    /// Allocations that were refused because they did not fit.
-    pub(crate) refusals: u64,
+    pub(crate) refused_for: ByReason,
+    /// What the limiter's own threads have used of the CPUs.
+    pub(crate) limiter_cpu_ns: u64,
     /// By process id, as the node knows it.
     pub(crate) processes: BTreeMap<u32, ByKind>,
 }
 
 impl MemoryFigures {
-    fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.bytes.iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 
     fn add(&mut self, summary: &Summary, uid: u32) {
-        let limit = summary.limits.memory.map(|memory| memory.limit);
-        self.limit = self.limit.max(limit);
-        let refusals = summary.refused.map_or(0, |refused| refused.count);
-        self.refusals = self.refusals.saturating_add(refusals);
+        let memory = summary.limits.memory;
+        self.limit = self.limit.max(memory.map(|memory| memory.limit));
+        let real = memory.map(|memory| memory.on_device());
+        self.real = self.real.max(real.filter(|&real| Some(real) < self.limit));
+        self.peak = self.peak.max(summary.peak_bytes);
+        add(&mut self.refused_for, &summary.refused_for);
+        self.limiter_cpu_ns = self.limiter_cpu_ns.saturating_add(summary.limiter_cpu_ns);
         for process in &summary.processes {
             let bytes = MemoryKind::ALL.map(|kind| process.bytes(kind));
             add(&mut self.bytes, &bytes);
@@ -70,7 +91,7 @@ impl MemoryFigures {
     }
 }
 
-fn add(sum: &mut ByKind, more: &ByKind) {
+fn add<const N: usize>(sum: &mut [u64; N], more: &[u64; N]) {
     sum.iter_mut().zip(more).for_each(|(sum, more)| *sum = sum.saturating_add(*more));
 }
 
@@ -89,6 +110,21 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
+    /// What the pages of one session say, by device.
+    pub(crate) fn of<'a>(
+        &'a self,
+        owner: &Owner,
+        session: &str,
+    ) -> impl Iterator<Item = (GpuId, &'a MemoryFigures)> + use<'a> {
+        let key = |byte| PageKey {
+            owner: *owner,
+            session: session.to_owned(),
+            uuid: GpuId::from_bytes([byte; 16]),
+        };
+        let pages = self.sessions.range(key(0)..=key(u8::MAX));
+        pages.map(|(key, figures)| (key.uuid, figures))
+    }
+
     /// Goes on from what was seen before: time passed with a mean of what was in use before and after.
     fn after(mut self, before: &Self, now: Instant) -> Self {
         let passed = before.at.map(|at| now.saturating_duration_since(at).as_secs_f64());
@@ -117,43 +153,134 @@ impl PageMemory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn look(&self) {
+    fn look(&self, core: &Core, errands: &mut Errands) {
+        let mut seen = Looked::default();
         match directory::list() {
-            Ok(listing) => {
-                let seen = look_at(&listing.sessions);
-                let mut sample = self.sample();
-                *sample = seen.after(&sample, Instant::now());
-            }
+            Ok(listing) => seen.look_here(&listing.sessions, core.own()),
             Err(error) => tracing::debug!(%error, "the sessions' pages can not be listed"),
+        }
+        for session in core.registered() {
+            seen.look_elsewhere(session, errands);
+        }
+        let mut sample = self.sample();
+        *sample = seen.sample.after(&sample, Instant::now());
+    }
+}
+
+/// A session with processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registered {
+    pub(crate) owner: Owner,
+    pub(crate) name: String,
+    pub(crate) processes: Vec<ProcessIdentity>,
+}
+
+/// A look at all pages.
+#[derive(Default)]
+struct Looked {
+    sample: Sample,
+    here: BTreeSet<(Owner, String)>,
+    of_user: BTreeMap<u32, usize>,
+    all: usize,
+}
+
+impl Looked {
+    /// Whether so many more pages of a user may be looked at.
+    fn fits(&mut self, uid: u32, pages: usize) -> bool {
+        let own = self.of_user.get(&uid).copied().unwrap_or(0);
+        let fits = check_fair_part("pages", uid, (own + pages, self.all + pages), PAGES).is_ok();
+        self.sample.left_out += usize::from(!fits);
+        fits
+    }
+
+    fn add(&mut self, owner: Owner, name: &str, pages: usize, summary: &SessionSummary) {
+        *self.of_user.entry(owner.uid).or_default() += pages;
+        self.all += pages;
+        for (uuid, device) in &summary.devices {
+            let (session, uuid) = (name.to_owned(), *uuid);
+            let key = PageKey { owner, session, uuid };
+            self.sample.sessions.entry(key).or_default().add(device, owner.uid);
+        }
+    }
+
+    /// Looks where the daemon's own pages would be.
+    fn look_here(&mut self, sessions: &[Found], daemon: &Owner) {
+        for found in sessions {
+            if !self.fits(found.uid, found.pages.len()) {
+                continue;
+            }
+            let summary = SessionSummary::of(found);
+            if !(found.owned || summary.is_in_use()) {
+                continue;
+            }
+            // The daemon knows a session by the last part of its name, as its processes tell it.
+            let name = found.name.rsplit('/').next().unwrap_or(&found.name);
+            let owner = Owner { uid: found.uid, ..*daemon };
+            self.here.insert((owner, name.to_owned()));
+            self.add(owner, name, found.pages.len(), &summary);
+        }
+    }
+
+    /// Looks where a session's processes are, if that is elsewhere.
+    fn look_elsewhere(&mut self, session: Registered, errands: &mut Errands) {
+        let Registered { owner, name, processes } = session;
+        let key = (owner, name.clone());
+        if self.here.contains(&key) || !processes.iter().any(elsewhere::is_elsewhere) {
+            return;
+        }
+        let look = move || {
+            let (found, process) = elsewhere::find(owner.uid, &name, &processes).ok()?;
+            let summary = SessionSummary::of(&found);
+            // Whoever has its id now may be in another container.
+            process.is_running().then_some((found.pages.len(), summary))
+        };
+        let (name, seen) = (key.1.clone(), errands.run(key, look));
+        if let Some((pages, summary)) = seen
+            && self.fits(owner.uid, pages)
+        {
+            self.add(owner, &name, pages, &summary);
         }
     }
 }
 
-fn look_at(sessions: &[Found]) -> Sample {
-    let mut sample = Sample::default();
-    let mut of_user: BTreeMap<u32, usize> = BTreeMap::new();
-    let mut all = 0;
-    for found in sessions {
-        let own = of_user.entry(found.uid).or_default();
-        let pages = found.pages.len();
-        if check_fair_part("pages", found.uid, (*own + pages, all + pages), PAGES).is_err() {
-            sample.left_out += 1;
-            continue;
+/// Looks at containers, each by a thread of its own. One that takes too long is left alone, and what it was to look at
+/// is not looked at again before it comes back.
+struct Errands<T = (usize, SessionSummary)> {
+    away: BTreeMap<(Owner, String), Receiver<Option<T>>>,
+    patience: Duration,
+}
+
+impl<T: Send + 'static> Errands<T> {
+    const fn new(patience: Duration) -> Self {
+        Self { away: BTreeMap::new(), patience }
+    }
+
+    fn run(
+        &mut self,
+        what: (Owner, String),
+        look: impl FnOnce() -> Option<T> + Send + 'static,
+    ) -> Option<T> {
+        self.away
+            .retain(|_, back| back.try_recv().is_err_and(|error| error == TryRecvError::Empty));
+        if self.away.len() >= MOST_ERRANDS || self.away.contains_key(&what) {
+            return None;
         }
-        let summary = SessionSummary::of(found);
-        if !(found.owned || summary.is_in_use()) {
-            continue;
-        }
-        (*own, all) = (*own + pages, all + pages);
-        // The daemon knows a session by the last part of its name, as its processes tell it.
-        let name = found.name.rsplit('/').next().unwrap_or(&found.name);
-        for (uuid, device) in &summary.devices {
-            let (session, uuid) = (name.to_owned(), *uuid);
-            let key = PageKey { uid: found.uid, session, uuid };
-            sample.sessions.entry(key).or_default().add(device, found.uid);
+        let (tell, back) = channel();
+        let errand = move || _ = tell.send(look());
+        thread::Builder::new().name("pages-of-one".to_owned()).spawn(errand).ok()?;
+        match back.recv_timeout(self.patience) {
+            Ok(seen) => seen,
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!(
+                    session = what.1,
+                    "its pages can not be looked at: it takes too long"
+                );
+                self.away.insert(what, back);
+                None
+            }
+            Err(RecvTimeoutError::Disconnected) => None,
         }
     }
-    sample
 }
 
 /// The thread that looks at the pages, until this is dropped.
@@ -163,11 +290,13 @@ pub(crate) struct PageWatch {
 }
 
 impl PageWatch {
-    pub(crate) fn start(memory: Arc<PageMemory>) -> io::Result<Self> {
+    pub(crate) fn start(core: &Arc<Core>) -> io::Result<Self> {
         let (over, end): (Sender<()>, Receiver<()>) = channel();
+        let core = Arc::clone(core);
         let watching = move || {
+            let mut errands = Errands::new(ERRAND);
             loop {
-                memory.look();
+                core.page_memory().look(&core, &mut errands);
                 if end.recv_timeout(EVERY) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
@@ -185,7 +314,7 @@ mod tests {
     const UUID: GpuId = GpuId::from_bytes([7; 16]);
 
     fn sample(bytes: u64) -> Sample {
-        let key = PageKey { uid: 1, session: "a".to_owned(), uuid: UUID };
+        let key = PageKey { owner: Owner::user(1), session: "a".to_owned(), uuid: UUID };
         let figures =
             MemoryFigures { bytes: [bytes, 0, 0, 0, 0, 0, 0, 0], ..MemoryFigures::default() };
         Sample { sessions: BTreeMap::from([(key, figures)]), ..Sample::default() }
@@ -214,5 +343,45 @@ mod tests {
         let mut sum = [u64::MAX; 8];
         add(&mut sum, &[1; 8]);
         assert_eq!(sum, [u64::MAX; 8]);
+    }
+
+    #[test]
+    fn a_session_has_its_own_pages_only() {
+        let key = |uid, session: &str, byte| PageKey {
+            owner: Owner::user(uid),
+            session: session.to_owned(),
+            uuid: GpuId::from_bytes([byte; 16]),
+        };
+        let keys =
+            [key(1, "a", 3), key(1, "a", 0xff), key(1, "aa", 1), key(1, "b", 1), key(2, "a", 1)];
+        let figures = |key: PageKey| (key, MemoryFigures::default());
+        let sample = Sample { sessions: keys.map(figures).into(), ..Sample::default() };
+        let of = |uid, session| sample.of(&Owner::user(uid), session).count();
+        assert_eq!([of(1, "a"), of(1, "aa"), of(2, "a"), of(2, "b"), of(3, "a")], [2, 1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn an_errand_that_does_not_come_back_holds_up_nobody() {
+        let mut errands = Errands::new(Duration::from_millis(20));
+        let key = |number: usize| (Owner::user(1), number.to_string());
+        let mut holds = Vec::new();
+        for number in 0..MOST_ERRANDS {
+            let (hold, held) = channel::<()>();
+            holds.push(hold);
+            let stuck = move || {
+                let _ = held.recv();
+                Some(number)
+            };
+            assert_eq!(errands.run(key(number), stuck), None);
+            // Not again while it is away.
+            assert_eq!(errands.run(key(number), move || Some(number)), None);
+        }
+        assert_eq!(errands.run(key(99), || Some(99)), None, "too many are away");
+        holds.remove(0);
+        let start = Instant::now();
+        while errands.run(key(99), || Some(99)) != Some(99) {
+            assert!(start.elapsed() < Duration::from_secs(60));
+        }
+        assert_eq!(errands.away.len(), MOST_ERRANDS - 1);
     }
 }

@@ -1,14 +1,14 @@
 //! The session's ledger of one device, with this process's membership.
 
-use crate::report;
 use crate::verdict::LimiterFailure;
+use crate::{clock, report};
 use config::OnFailure;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::GpuId;
 use limits::Limits;
 use session::layout::{MemberSlot, MemoryKind, PageLayout};
-use session::ledger::Ledger;
+use session::ledger::{Ledger, RefusedFor};
 use session::together::Together;
 use session::{LedgerGuard, Membership, Page, PageError};
 use std::path::Path;
@@ -81,6 +81,20 @@ impl DeviceLedger {
     pub(crate) fn note_wait(&self, waited_ns: u64) {
         if let Some(page) = self.page() {
             page.waited_ns.fetch_add(waited_ns, Relaxed);
+        }
+    }
+
+    /// An allocation of this process failed for good.
+    pub(crate) fn note_refusal(&self, reason: RefusedFor, bytes: u64) {
+        if let Some(mut opened) = self.open() {
+            opened.note_refusal(reason, bytes, clock::now());
+        }
+    }
+
+    /// One of the limiter's own threads has used CPU time for this device.
+    pub(crate) fn note_own_cpu(&self, used_ns: u64) {
+        if let Some(page) = self.page() {
+            page.limiter_cpu_ns.fetch_add(used_ns, Relaxed);
         }
     }
 

@@ -29,6 +29,18 @@ pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     started
 }
 
+/// The CPU time of one of these threads.
+#[derive(Default)]
+pub(crate) struct CpuTime(u64);
+
+impl CpuTime {
+    /// What the calling thread has used since it last asked, in nanoseconds.
+    pub(crate) fn since(&mut self) -> u64 {
+        let now = session::clock::thread_cpu_ns();
+        now.saturating_sub(core::mem::replace(&mut self.0, now))
+    }
+}
+
 /// Sleeps without any signal. While such a thread is awake, it may run a handler that the program has set in
 /// place of the limiter's.
 pub(crate) fn asleep<R>(sleep: impl FnOnce() -> R) -> R {

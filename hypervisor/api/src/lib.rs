@@ -51,7 +51,7 @@ pub use limits::{
 pub use problem::{Problem, ProblemCode};
 pub use session::{
     Class, Container, Lease, LeaseList, Presence, Session, SessionAction, SessionDevice,
-    SessionList, SessionState, Worker, WorkerDevice, WorkerList, WorkerState,
+    SessionList, SessionMemory, SessionState, Worker, WorkerDevice, WorkerList, WorkerState,
 };
 
 /// The version of the API that the description names.

@@ -70,6 +70,61 @@ message! {
         pub pids: Vec<i32>,
         /// The devices on which it has a time limit.
         pub devices: Vec<SessionDevice>,
+        /// Its memory on each device that it has used, by its own pages, where the daemon sees them. Looked at every five
+        /// seconds.
+        #[serde(default)]
+        pub memory: Vec<SessionMemory>,
+    }
+}
+
+impl Session {
+    /// The devices that it has a limit on, or has used.
+    #[must_use]
+    pub fn uuids(&self) -> std::collections::BTreeSet<&str> {
+        let limited = self.devices.iter().map(|device| device.uuid.as_str());
+        limited.chain(self.memory.iter().map(|memory| memory.uuid.as_str())).collect()
+    }
+
+    /// Its memory on a device.
+    #[must_use]
+    pub fn memory_on(&self, uuid: &str) -> Option<&SessionMemory> {
+        self.memory.iter().find(|memory| memory.uuid == uuid)
+    }
+}
+
+message! {
+    /// A session's memory on a device, by its own account: its user can write there.
+    pub struct SessionMemory {
+        /// The device.
+        pub uuid: String,
+        /// What it may have; left out: there is no limit.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub limit_bytes: Option<u64>,
+        /// The part of it that may be on the device, if that is less.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pub real_bytes: Option<u64>,
+        /// What it has of all kinds.
+        pub used_bytes: u64,
+        /// The most that it has had.
+        pub peak_bytes: u64,
+        /// Linear memory and the virtual memory API.
+        pub data_bytes: u64,
+        /// Contexts.
+        pub context_bytes: u64,
+        /// Pools.
+        pub pool_bytes: u64,
+        /// Graphs.
+        pub graph_bytes: u64,
+        /// Arrays.
+        pub array_bytes: u64,
+        /// Placed on the host.
+        pub oversubscribed_bytes: u64,
+        /// Taken by the driver without a call that says so.
+        pub driver_bytes: u64,
+        /// Kept free for code that the driver has yet to place.
+        pub headroom_bytes: u64,
+        /// Allocations that its limits refused.
+        pub refusals: u64,
     }
 }
 

@@ -243,6 +243,7 @@ mod tests {
             state: api::SessionState::Running,
             pids: vec![4_000_000],
             devices: Vec::new(),
+            memory: Vec::new(),
         };
         let sessions = vec![in_container(1, "env-1", "ab12cd"), in_container(2, "env-2", "cd34")];
         let daemon = Some(Daemon { socket: "/d".into(), sessions, others: 0 });

@@ -76,6 +76,7 @@ mod tests {
             state: SessionState::Running,
             pids: Vec::new(),
             devices: Vec::new(),
+            memory: Vec::new(),
         };
         let done = |state, changed, leases| {
             told(&session, &SessionAction { id: 1, state, changed, leases })

@@ -44,6 +44,11 @@ pub(crate) struct Row<'a> {
 }
 
 impl Row<'_> {
+    /// Whether nothing of its pages is known.
+    pub(crate) const fn is_unseen(&self) -> bool {
+        self.elsewhere && self.memory.is_none()
+    }
+
     /// The limit of time, in millionths.
     pub(crate) fn limit_ppm(&self) -> Option<u32> {
         let compute = self.compute?;
@@ -116,7 +121,7 @@ pub(crate) fn rows(sample: &Sample) -> Vec<Row<'_>> {
                 frozen: session.frozen,
                 elsewhere: true,
                 compute: Some(&device.compute),
-                memory: None,
+                memory: device.memory.as_ref(),
                 processes: &[],
                 age_us: None,
                 refusals: 0,
@@ -375,6 +380,7 @@ pub(crate) mod tests {
                 uuid: gpu(1),
                 index: Some(0),
                 compute: compute(5, 0, 0),
+                memory: None,
             }],
         }
     }

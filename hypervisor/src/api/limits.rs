@@ -22,12 +22,11 @@ use session::taken::{Changed, Took, wait_until_taken};
 use super::payload::{Call, Sent};
 use super::problem::Refused;
 use crate::core::{Core, SessionToChange};
+use crate::elsewhere;
 use crate::identity::Caller;
 
 /// How long other changes of the same limits are waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Of so many processes of a session it is looked at how they see their files.
-const MOST_LOOKED_AT: usize = 8;
 /// How long to wait until the processes have taken a change, unless the caller says so.
 const WAIT_MS: u32 = 100;
 
@@ -112,8 +111,7 @@ fn change_session(
     }
     let (mut changed, mut figures) = (Vec::new(), Vec::new());
     for (page, before, after, used) in changes {
-        let change = page.change_limits(&after).map_err(|error| no_page(&error))?;
-        changed.push(Changed { change, page });
+        changed.push(Changed::make(page, &after).map_err(|error| no_page(&error))?);
         figures.push((before, after, used));
     }
     drop(locks);
@@ -121,7 +119,7 @@ fn change_session(
         wait_until_taken(&changed, Instant::now() + wait).map_err(|error| no_page(&error))?;
     let devices = changed.iter().zip(&figures).zip(took);
     Ok(devices
-        .map(|((changed, figures), took)| told(changed.page.device(), figures, &took))
+        .map(|((changed, figures), took)| told(changed.page().device(), figures, &took))
         .collect())
 }
 
@@ -176,51 +174,17 @@ fn out_of_reach(name: &str, why: &str) -> Refused {
 /// The session's directory, and the process that it was found through, if that may be in a container. The session's
 /// processes tell the daemon the last part of its name.
 fn found(wanted: &SessionToChange) -> Result<(Found, Option<ProcessIdentity>), Refused> {
-    let SessionToChange { uid, name, .. } = wanted;
-    let none = |why: String| out_of_reach(name, &why);
-    let mut why = format!("user {uid} has no directory of that name");
+    let SessionToChange { uid, name, processes, .. } = wanted;
     if wanted.is_beside {
-        let listing = directory::list().map_err(|error| none(error.to_string()))?;
-        if let Some(found) = one_of(listing.sessions, wanted)? {
+        let listing = directory::list().map_err(|error| out_of_reach(name, &error.to_string()))?;
+        let one = elsewhere::one_of(listing.sessions, *uid, name);
+        if let Some(found) = one.map_err(|error| out_of_reach(name, &error.to_string()))? {
             return Ok((found, None));
         }
     }
-    // Where its processes are.
-    let elsewhere = wanted.processes.iter().filter(|process| is_elsewhere(process));
-    for &process in elsewhere.take(MOST_LOOKED_AT) {
-        match directory::list_of_process(process.pid, *uid) {
-            Ok(listing) => {
-                if let Some(found) = one_of(listing.sessions, wanted)? {
-                    return Ok((found, Some(process)));
-                }
-            }
-            Err(error) => why = error.to_string(),
-        }
-    }
-    Err(none(why))
-}
-
-/// The session that is meant, if it is among these.
-fn one_of(sessions: Vec<Found>, wanted: &SessionToChange) -> Result<Option<Found>, Refused> {
-    let SessionToChange { uid, name, .. } = wanted;
-    let is_it = |found: &Found| {
-        found.uid == *uid && found.name.rsplit('/').next().is_some_and(|last| last == name)
-    };
-    let mut matching = sessions.into_iter().filter(is_it);
-    match (matching.next(), matching.next()) {
-        (found, None) => Ok(found),
-        _ => {
-            let why = format!("user {uid} has several directories of that name");
-            Err(out_of_reach(name, &why))
-        }
-    }
-}
-
-/// Whether a process sees other file systems than the daemon.
-fn is_elsewhere(process: &ProcessIdentity) -> bool {
-    let namespace = |of: String| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
-    let (own, its) = (namespace("self".to_owned()), namespace(process.pid.to_string()));
-    its.is_some() && own != its
+    let found = elsewhere::find(*uid, name, processes);
+    let (found, process) = found.map_err(|error| out_of_reach(name, &error.to_string()))?;
+    Ok((found, Some(process)))
 }
 
 fn no_page(error: &PageError) -> Refused {

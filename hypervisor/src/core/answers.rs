@@ -14,7 +14,7 @@ use crate::events::{Events, NoEventId, Place, Reader};
 use crate::identity::{Caller, Owner};
 use crate::log;
 use crate::node::Node;
-use crate::page_memory::PageMemory;
+use crate::page_memory::{PageMemory, Registered};
 use crate::refused::CallRefused;
 use crate::status_quota::StatusPermit;
 use session::process::ProcessIdentity;
@@ -65,7 +65,8 @@ impl Core {
         &self,
         caller: &Caller,
     ) -> Result<(SessionList, StatusPermit), CallRefused> {
-        self.answer(caller, |node, only, now| Ok(node.sessions(only, None, now))).await
+        let pages = self.memory.last();
+        self.answer(caller, |node, only, now| Ok(node.sessions(only, None, &pages, now))).await
     }
 
     /// One session. Another user's counts as unknown.
@@ -74,8 +75,9 @@ impl Core {
         caller: &Caller,
         id: u64,
     ) -> Result<(Session, StatusPermit), CallRefused> {
+        let pages = self.memory.last();
         let one = |node: &mut Node, only: Option<&Owner>, now| {
-            let mut found = node.sessions(only, Some(id), now);
+            let mut found = node.sessions(only, Some(id), &pages, now);
             found.sessions.pop().ok_or(CallRefused::UnknownSession(id))
         };
         self.answer(caller, one).await
@@ -129,7 +131,7 @@ impl Core {
     }
 
     /// Whether an owner's processes are where the daemon is, and not in a container of their own.
-    pub(super) fn is_beside(&self, owner: &Owner) -> bool {
+    fn is_beside(&self, owner: &Owner) -> bool {
         (owner.pod, owner.container) == (self.own.pod, self.own.container)
     }
 
@@ -146,6 +148,16 @@ impl Core {
         after: Option<&str>,
     ) -> Result<Reader, NoEventId> {
         Events::read(place, self.only(caller).copied(), after)
+    }
+
+    /// The owner that the daemon itself is.
+    pub(crate) const fn own(&self) -> &Owner {
+        &self.own
+    }
+
+    /// The sessions that have processes.
+    pub(crate) fn registered(&self) -> Vec<Registered> {
+        self.state().node.registered()
     }
 
     /// What the sessions' pages say of their memory.

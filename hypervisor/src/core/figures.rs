@@ -28,21 +28,15 @@ impl Core {
             log_lines_lost: log::lines_lost(),
             refusals,
         };
-        let exposition = Exposition {
-            daemon,
-            node,
-            view: self.view(),
-            memory: self.memory_for(caller),
-            place: self.own,
-        };
+        let exposition =
+            Exposition { daemon, node, view: self.view(), memory: self.memory_for(caller) };
         Ok((exposition.written(format), permit))
     }
 
     fn memory_for(&self, caller: &Caller) -> Sample {
         let mut memory = self.memory.last();
         if let Some(owner) = self.only(caller) {
-            let is_here = self.is_beside(owner);
-            memory.sessions.retain(|key, _| is_here && key.uid == owner.uid);
+            memory.sessions.retain(|key, _| key.owner == *owner);
         }
         memory
     }

@@ -16,7 +16,6 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
 
-use crate::identity::Owner;
 use crate::node::measure::Figures;
 use crate::page_memory::Sample;
 use family::Families;
@@ -54,8 +53,6 @@ pub(crate) struct Exposition {
     pub(crate) view: View,
     /// What the caller may see of the sessions' memory.
     pub(crate) memory: Sample,
-    /// Whose sessions that memory is of, but for the user.
-    pub(crate) place: Owner,
 }
 
 /// The daemon itself.
@@ -88,7 +85,7 @@ impl Collector for Exposition {
         devices::tell(&self.node, &mut families)?;
         observed::tell(&self.view, &mut families)?;
         sessions::tell(&self.node, &self.view, &mut families)?;
-        sessions::tell_memory(&self.memory, &self.place, &mut families)
+        sessions::tell_memory(&self.memory, &mut families)
     }
 }
 

@@ -4,6 +4,7 @@ use core::fmt::Error;
 
 use ::limits::Policy;
 use session::layout::MemoryKind;
+use session::ledger::RefusedFor;
 
 use super::family::{Families, Labels, ratio, seconds};
 use super::observed::memory_of_sessions;
@@ -25,10 +26,8 @@ fn of_account<'a>(session: &'a SessionFigures, account: &AccountFigures) -> Labe
     with(labels(&session.owner, &session.name), "uuid", account.uuid)
 }
 
-/// `place`: the container and pod that the page is in.
-fn of_page<'a>(key: &'a PageKey, place: &Owner) -> Labels<'a> {
-    let owner = Owner { uid: key.uid, ..*place };
-    with(labels(&owner, &key.session), "uuid", key.uuid)
+fn of_page(key: &PageKey) -> Labels<'_> {
+    with(labels(&key.owner, &key.session), "uuid", key.uuid)
 }
 
 fn with<'a>(mut labels: Labels<'a>, name: &'static str, value: impl ToString) -> Labels<'a> {
@@ -150,15 +149,11 @@ fn tell_workers(figures: &Figures, families: &mut Families<'_>) -> Result<(), Er
     )
 }
 
-/// Memory as the sessions' own pages tell it. `place`: the container and pod that the pages are in.
-pub(super) fn tell_memory(
-    memory: &Sample,
-    place: &Owner,
-    families: &mut Families<'_>,
-) -> Result<(), Error> {
+/// Memory, and what the limiter costs, as the sessions' own pages tell it.
+pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Result<(), Error> {
     let each = |value: fn(&MemoryFigures) -> Option<f64>| {
         let all = memory.sessions.iter();
-        all.filter_map(move |(key, figures)| Some((of_page(key, place), value(figures)?)))
+        all.filter_map(move |(key, figures)| Some((of_page(key), value(figures)?)))
     };
     families.gauge(
         "sluice_session_memory_limit_bytes",
@@ -171,14 +166,24 @@ pub(super) fn tell_memory(
         each(|figures| Some(figures.byte_seconds)),
     )?;
     families.counter(
+        "sluice_session_limiter_cpu_seconds",
+        "CPU time of the limiter's own threads in the session's processes, by its own account.",
+        each(|figures| Some(seconds(figures.limiter_cpu_ns))),
+    )?;
+    families.counter(
         "sluice_session_memory_refusals",
-        "Allocations of the session that were refused because they did not fit, by its own account.",
-        each(|figures| Some(figures.refusals as f64)),
+        "Allocations of the session that failed, by its own account: over its limit, over the part of it that may be \
+         on the device (real), because of what the driver took by itself, or because the device is full.",
+        memory.sessions.iter().flat_map(|(key, figures)| {
+            let reasons = RefusedFor::ALL.into_iter().zip(figures.refused_for);
+            reasons.map(move |(reason, count)| {
+                (with(of_page(key), "reason", reason.word()), count as f64)
+            })
+        }),
     )?;
     let by_kind = memory.sessions.iter().flat_map(|(key, figures)| {
         let kinds = MemoryKind::ALL.into_iter().zip(figures.bytes);
-        kinds
-            .map(move |(kind, bytes)| (with(of_page(key, place), "kind", word(kind)), bytes as f64))
+        kinds.map(move |(kind, bytes)| (with(of_page(key), "kind", word(kind)), bytes as f64))
     });
     families.gauge(
         "sluice_session_memory_bytes",
@@ -189,7 +194,7 @@ pub(super) fn tell_memory(
         figures.processes.iter().flat_map(move |(pid, bytes)| {
             let kinds = MemoryKind::ALL.into_iter().zip(*bytes).filter(|(_, bytes)| *bytes > 0);
             kinds.map(move |(kind, bytes)| {
-                (with(with(of_page(key, place), "pid", pid), "kind", word(kind)), bytes as f64)
+                (with(with(of_page(key), "pid", pid), "kind", word(kind)), bytes as f64)
             })
         })
     });

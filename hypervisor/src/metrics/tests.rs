@@ -13,6 +13,7 @@ use observer::{
 };
 
 use super::*;
+use crate::identity::Owner;
 use crate::node::measure::{AccountFigures, OnDevice, SessionFigures, WorkerFigures};
 use crate::node::served::Served;
 use crate::page_memory::{MemoryFigures, PageKey};
@@ -79,16 +80,19 @@ fn everything() -> Exposition {
     let bytes = [1 << 30, 2 << 20, 0, 0, 0, 0, 4 << 20, 0];
     let memory = MemoryFigures {
         limit: Some(2 << 30),
+        real: None,
         bytes,
+        peak: 2 << 30,
         byte_seconds: 1.5e12,
-        refusals: 15,
+        refused_for: [15, 16, 17, 18],
+        limiter_cpu_ns: SECOND / 4,
         processes: BTreeMap::from([(4711, bytes)]),
     };
-    let key = PageKey { uid: 1000, session, uuid: UUID };
+    let key = PageKey { owner, session, uuid: UUID };
     let memory = Sample { sessions: [(key, memory)].into(), left_out: 11, at: None };
     let refusals = vec![("too_many", 12), ("protocol", 13)];
     let daemon = DaemonFigures { ready: true, started_at: 1.8e9, log_lines_lost: 14, refusals };
-    Exposition { daemon, node, view: view(), memory, place: owner }
+    Exposition { daemon, node, view: view(), memory }
 }
 
 /// Of a second device nothing can be read.

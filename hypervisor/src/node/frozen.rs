@@ -1,5 +1,7 @@
 //! Sessions that are frozen.
 
+use std::collections::BTreeMap;
+
 use ::limits::{GpuId, Policy};
 use api::EventKind;
 
@@ -7,6 +9,7 @@ use super::snapshot::SavedAccount;
 use super::{Node, RegisteredProcess, SessionKey};
 use crate::events::Happened;
 use crate::identity::Owner;
+use crate::page_memory::Registered;
 use crate::refused::CallRefused;
 use scheduler::SessionId;
 use session::process::ProcessIdentity;
@@ -30,11 +33,21 @@ impl Node {
         let of_session = |member: &&RegisteredProcess| {
             self.sessions.get(&member.session).is_some_and(|session| session.id.0 == id)
         };
-        let identity = |member: &RegisteredProcess| {
-            let start_time = member.started?;
-            Some(ProcessIdentity { pid: member.pid.unsigned_abs(), start_time })
+        let of_session = self.members.values().filter(of_session);
+        of_session.filter_map(RegisteredProcess::identity).collect()
+    }
+
+    /// The sessions that have processes.
+    pub(crate) fn registered(&self) -> Vec<Registered> {
+        let mut processes: BTreeMap<&SessionKey, Vec<ProcessIdentity>> = BTreeMap::new();
+        for member in self.members.values() {
+            processes.entry(&member.session).or_default().extend(member.identity());
+        }
+        let of = |(key, processes): (&SessionKey, _)| {
+            let SessionKey { owner, name } = key.clone();
+            Registered { owner, name, processes }
         };
-        self.members.values().filter(of_session).filter_map(identity).collect()
+        processes.into_iter().map(of).collect()
     }
 
     /// From now on a session is granted nothing, or is again. Returns whether that is new, and how many leases it still

@@ -30,6 +30,7 @@ use scheduler::{
     Gangs, Grant, Handover, LeaseId, Scheduler, SessionId, SessionView, Tuning, WorkerId,
 };
 use served::{Served, WorkerServed};
+use session::process::ProcessIdentity;
 use snapshot::{Delivered, Restored, SavedAccount};
 
 /// Idle sessions are looked for, where there is no place left, after so many processes have left:
@@ -103,6 +104,12 @@ impl RegisteredProcess {
     /// Whether it is the caller. A process that has ended may have left its connection to another one, and its id, too.
     fn is(&self, caller: &Caller) -> bool {
         (self.pid, self.started, self.session.owner) == (caller.pid, caller.started, caller.owner)
+    }
+
+    /// The process, if it is known when it started.
+    fn identity(&self) -> Option<ProcessIdentity> {
+        let start_time = self.started?;
+        Some(ProcessIdentity { pid: self.pid.unsigned_abs(), start_time })
     }
 }
 

@@ -4,6 +4,7 @@ use super::snapshot::{SavedDevice, SavedSession};
 use super::tests::{GPUS, MS, by, node, register};
 use super::*;
 use crate::identity::{Container, Runtime};
+use crate::page_memory::Sample;
 use api::{Presence, Session, SessionDevice, SessionState};
 use observer::View;
 use proptest::prelude::*;
@@ -34,7 +35,7 @@ fn restarted(snapshot: Snapshot) -> Node {
 
 /// The only session.
 fn session(node: &mut Node, now: u64) -> Session {
-    let mut sessions = node.sessions(None, None, now).sessions;
+    let mut sessions = node.sessions(None, None, &Sample::default(), now).sessions;
     assert_eq!((sessions.len(), sessions[0].devices.len()), (1, 1));
     sessions.remove(0)
 }
@@ -188,7 +189,8 @@ fn another_owner_does_not_get_an_account_by_its_name() {
     let container = Some(Container { runtime: Runtime::Podman, id, user: None });
     let inside = Caller::new(8, Owner { container, ..Owner::user(0) });
     after.admit(&inside, &message, 0).unwrap();
-    let sessions = after.sessions(Some(&inside.owner), None, 0).sessions.remove(0).devices;
+    let sessions =
+        after.sessions(Some(&inside.owner), None, &Sample::default(), 0).sessions.remove(0).devices;
     assert_eq!((sessions[0].charged_us, sessions[0].balance_us), (0, 0));
     assert_eq!(after.restored.len(), 1);
     // And it is kept under its owner.
@@ -238,7 +240,7 @@ proptest! {
         node.device(worker, &by(7, 0), GPUS[0]).unwrap().ask(worker, now).unwrap();
         let later = now + 100_000 * MS;
         prop_assert_eq!(node.decide(GPUS[0], later).len(), 1);
-        let sessions = node.sessions(None, None, later).sessions;
+        let sessions = node.sessions(None, None, &Sample::default(), later).sessions;
         let shown = sessions.iter().find(|one| one.name == "a").unwrap().devices[0].charged_us;
         prop_assert!(shown >= charged_ns.max(shown_ns) / 1_000);
         node.snapshot(later, MS);

@@ -5,15 +5,19 @@ use std::collections::BTreeMap;
 use ::limits::{ComputeLimit, GpuId, Policy};
 use api::{
     Class, Container, Device, DeviceState, Lease, LeaseList, Presence, Session, SessionDevice,
-    SessionList, SessionState, Sums, Withheld, Worker, WorkerDevice, WorkerList, WorkerState,
+    SessionList, SessionMemory, SessionState, Sums, Withheld, Worker, WorkerDevice, WorkerList,
+    WorkerState,
 };
 use observer::View;
 use scheduler::{DeviceView, Paid, Scheduler, SessionId, SessionView, WorkerId};
+use session::layout::MemoryKind;
+use session::ledger::RefusedFor;
 
 use super::snapshot::{Delivered, Restored, SavedAccount};
 use super::{Node, RegisteredProcess, SessionKey, SessionQuotas};
 use crate::identity::Owner;
 use crate::observe;
+use crate::page_memory::{MemoryFigures, Sample};
 
 /// Whether a caller may see what is an owner's: everything, or what is its own.
 fn sees(only: Option<&Owner>, key: &SessionKey) -> bool {
@@ -83,6 +87,7 @@ impl Node {
         &mut self,
         only: Option<&Owner>,
         id: Option<u64>,
+        pages: &Sample,
         now: u64,
     ) -> SessionList {
         let views = self.views(now);
@@ -102,6 +107,7 @@ impl Node {
                 pids,
                 presence,
                 devices,
+                memory: memory(key, pages),
                 ..without_processes(key, session.id, session.frozen)
             }
         });
@@ -225,7 +231,34 @@ fn without_processes(key: &SessionKey, id: SessionId, frozen: bool) -> Session {
         state: if frozen { SessionState::Frozen } else { SessionState::Running },
         pids: Vec::new(),
         devices: Vec::new(),
+        memory: Vec::new(),
     }
+}
+
+/// What the session's pages say, where the daemon sees them.
+fn memory(key: &SessionKey, pages: &Sample) -> Vec<SessionMemory> {
+    let of = |(uuid, figures): (GpuId, &MemoryFigures)| {
+        let bytes = |kind: MemoryKind| figures.bytes[kind as usize];
+        let refused = figures.refused_for.iter().zip(RefusedFor::ALL);
+        let by_limits = refused.filter(|(_, reason)| *reason != RefusedFor::Device);
+        SessionMemory {
+            uuid: uuid.to_string(),
+            limit_bytes: figures.limit,
+            real_bytes: figures.real,
+            used_bytes: figures.total(),
+            peak_bytes: figures.peak.max(figures.total()),
+            data_bytes: bytes(MemoryKind::Data),
+            context_bytes: bytes(MemoryKind::Context),
+            pool_bytes: bytes(MemoryKind::Pool),
+            graph_bytes: bytes(MemoryKind::Graph),
+            array_bytes: bytes(MemoryKind::Array),
+            oversubscribed_bytes: bytes(MemoryKind::Oversubscribed),
+            driver_bytes: bytes(MemoryKind::Driver),
+            headroom_bytes: bytes(MemoryKind::Headroom),
+            refusals: by_limits.fold(0, |sum: u64, (count, _)| sum.saturating_add(*count)),
+        }
+    };
+    pages.of(&key.owner, &key.name).map(of).collect()
 }
 
 fn on_devices(session: &SessionQuotas, views: &[(GpuId, DeviceView)]) -> Vec<SessionDevice> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::identity::{Container, Runtime};
+use crate::page_memory::Sample;
 use crate::quotas::AsRegistered;
 use api::{DeviceState, Session, WorkerState};
 use observer::View;
@@ -60,7 +61,10 @@ fn registering_again_ends_what_was_held_on_that_device() {
     assert_eq!(node.decide(GPUS[0], 100 * MS).len(), 1);
     node.admit(&by(7, 0), &message, 110 * MS).unwrap();
     assert!(node.leases(None, 200 * MS).leases.is_empty());
-    assert_eq!(node.sessions(None, None, 200 * MS).sessions[0].devices[0].charged_us, 10_000);
+    assert_eq!(
+        node.sessions(None, None, &Sample::default(), 200 * MS).sessions[0].devices[0].charged_us,
+        10_000
+    );
 }
 
 #[test]
@@ -69,15 +73,15 @@ fn the_latest_word_about_a_quota_counts() {
     let half = register("a", &[(GPUS[0], 500_000)]);
     let more = register("a", &[(GPUS[0], 900_000)]);
     let share = |node: &mut Node| {
-        let list = node.sessions(Some(&Owner::user(0)), None, MS);
+        let list = node.sessions(Some(&Owner::user(0)), None, &Sample::default(), MS);
         list.sessions[0].devices[0].share_ppm
     };
     let first = node.admit(&by(7, 0), &half, 0).unwrap().worker;
     // Another user's session of the same name is another session.
     assert!(node.admit(&by(9, 1000), &more, 0).unwrap().new);
-    let own = node.sessions(Some(&Owner::user(1000)), None, 0);
+    let own = node.sessions(Some(&Owner::user(1000)), None, &Sample::default(), 0);
     assert_eq!((own.sessions.len(), own.others), (1, 1));
-    assert_eq!(node.sessions(None, None, 0).sessions.len(), 2);
+    assert_eq!(node.sessions(None, None, &Sample::default(), 0).sessions.len(), 2);
     assert_eq!(share(&mut node), 500_000);
     node.admit(&by(8, 0), &more, 0).unwrap();
     assert_eq!(share(&mut node), 900_000);
@@ -113,7 +117,8 @@ fn sessions_of_one_name_and_user_in_two_containers_are_two() {
         let container = session.container.as_ref().map(|container| container.id[..1].to_owned());
         (container, session.devices[0].share_ppm, session.pids.clone())
     };
-    let sessions: Vec<_> = node.sessions(None, None, 0).sessions.iter().map(shown).collect();
+    let sessions: Vec<_> =
+        node.sessions(None, None, &Sample::default(), 0).sessions.iter().map(shown).collect();
     let expected =
         |digit: Option<&str>, share, pids: &[i32]| (digit.map(str::to_owned), share, pids.to_vec());
     assert_eq!(
@@ -126,7 +131,7 @@ fn sessions_of_one_name_and_user_in_two_containers_are_two() {
     );
     // Each sees its own.
     let own = inside(7, "a").owner;
-    let seen = node.sessions(Some(&own), None, 0);
+    let seen = node.sessions(Some(&own), None, &Sample::default(), 0);
     assert_eq!((seen.sessions.len(), seen.others), (1, 2));
     let workers = node.workers(Some(&own));
     assert_eq!((workers.workers.len(), workers.others), (2, 2));

@@ -191,8 +191,15 @@ fn limits_are_changed_in_the_pages_and_nobody_is_late() {
     let after = page.layout().limits();
     assert_eq!(after.compute.share_ppm, 250_000);
     assert_eq!(after.memory.unwrap().limit, device.memory_bytes.unwrap());
-    // A member that does not follow the limits is named, and is not waited for longer than was asked.
+    // A member that computes nothing on the device is not expected to follow.
     let member = session::Membership::claim(page).unwrap();
+    let (_, text) = call(&socket, "PUT", &path, Some(change));
+    let changed: LimitsChanged = serde_json::from_str(&text).unwrap();
+    assert!(changed.taken_by_all && changed.devices[0].processes.is_empty(), "{text}");
+    // One that does, and does not follow, is named, and is not waited for longer than was asked.
+    let context = session::layout::MemoryKind::Context as usize;
+    let bytes = &member.look().unwrap().slots[member.slot()].bytes[context];
+    bytes.store(1, core::sync::atomic::Ordering::Relaxed);
     let start = Instant::now();
     let (_, text) = call(&socket, "PUT", &path, Some(change));
     let changed: LimitsChanged = serde_json::from_str(&text).unwrap();

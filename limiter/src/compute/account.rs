@@ -6,6 +6,7 @@ use super::gate::Gate;
 use super::together::Set;
 use super::usage::Used;
 use crate::ledger::DeviceLedger;
+use crate::own_thread::CpuTime;
 use core::sync::atomic::Ordering;
 use rustix::thread::{Timespec, futex};
 use session::layout::PageLayout;
@@ -39,11 +40,14 @@ pub(super) struct Account {
     gate: &'static Gate,
     ledger: &'static DeviceLedger,
     daemon: Option<Daemon>,
+    /// The governor's own CPU time.
+    cpu: CpuTime,
 }
 
 impl Account {
     pub(super) fn new(gate: &'static Gate) -> Self {
-        Self { gate, ledger: gate.ledger(), daemon: gate.daemon().map(Daemon::new) }
+        let daemon = gate.daemon().map(Daemon::new);
+        Self { gate, ledger: gate.ledger(), daemon, cpu: CpuTime::default() }
     }
 
     /// Waits for a lease. `None`: nobody wants one any more, or not yet.
@@ -162,6 +166,7 @@ impl Account {
     /// Charges for how the lease was used since this was last told, and asks for it to go on. What comes
     /// back is the lease as it stands now.
     pub(super) fn renew(&mut self, lease: Lease, used: Used) -> Lease {
+        self.note_cpu();
         if let (Some(id), Some(daemon)) = (lease.id, &mut self.daemon) {
             if !self.ledger.is_scheduled() {
                 daemon.end(id, used, 0);
@@ -242,6 +247,7 @@ impl Account {
 
     /// Ends a lease; tells how it was used since that was last told.
     pub(super) fn end(&mut self, lease: Lease, used: Used) {
+        self.note_cpu();
         match (lease.id, &mut self.daemon) {
             (Some(id), Some(daemon)) => {
                 used_elsewhere(self.gate, used);
@@ -277,9 +283,14 @@ impl Account {
         }
     }
 
+    fn note_cpu(&mut self) {
+        self.ledger.note_own_cpu(self.cpu.since());
+    }
+
     /// Nobody wants a lease: tells the daemon what it does not know yet, instead of with the next
     /// question.
     pub(super) fn idle(&mut self) {
+        self.note_cpu();
         if let Some(daemon) = &mut self.daemon {
             daemon.tell_the_rest(self.ledger);
             daemon.look_for_it(self.ledger, u64::MAX);

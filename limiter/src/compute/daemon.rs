@@ -65,6 +65,16 @@ pub(super) struct Daemon {
     withheld_until: Option<u64>,
 }
 
+/// The place that it is asked at.
+pub(super) fn endpoint(source: &Source) -> Endpoint {
+    match &source.address {
+        DaemonAddress::Unix(path) => Endpoint::Unix(path.clone()),
+        DaemonAddress::Tcp { host, port } => {
+            Endpoint::Tcp { host: host.clone(), port: *port, token: None }
+        }
+    }
+}
+
 /// Asks for a lease.
 #[derive(Clone, Copy)]
 struct Question {
@@ -86,14 +96,8 @@ struct Loss {
 
 impl Daemon {
     pub(super) fn new(source: &Source) -> Self {
-        let endpoint = match &source.address {
-            DaemonAddress::Unix(path) => Endpoint::Unix(path.clone()),
-            DaemonAddress::Tcp { host, port } => {
-                Endpoint::Tcp { host: host.clone(), port: *port, token: None }
-            }
-        };
         Self {
-            client: BlockingHttpClient::new(endpoint),
+            client: BlockingHttpClient::new(endpoint(source)),
             session: source.session.clone(),
             worker: None,
             report: None,
@@ -371,7 +375,7 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
 }
 
 /// The session's quota, as its page has it now.
-fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
+pub(super) fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
     Some(DeviceQuota { uuid: ledger.uuid(), limit: ledger.page()?.limits().compute })
 }
 

@@ -1,11 +1,14 @@
 //! Follows changes of a session's limits.
 //!
 //! One thread per device sleeps on the page's count of changes. A process that changes the limits wakes it.
-//! The thread makes launches pass the gate or skip it, and notifies code that would notice later. It never
-//! calls the driver or foreign code, so the process's end does not have to wait for it.
+//! The thread makes launches pass the gate or skip it, and notifies code that would notice later. Where no limit makes a
+//! governor speak to the daemon, it tells the daemon that the process is there. It never calls the driver or foreign
+//! code, so the process's end does not have to wait for it.
 
 use super::clock;
 use super::gate::Gate;
+use super::presence::Presence;
+use crate::own_thread::CpuTime;
 use crate::{own_thread, report};
 use core::sync::atomic::Ordering;
 use limits::{Limits, Priority};
@@ -35,6 +38,8 @@ pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send +
 
 fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
     let mut followed = None;
+    let mut presence = gate.daemon().map(Presence::new);
+    let mut cpu = CpuTime::default();
     // Of a damaged page nothing is believed any more; `DeviceLedger::broken` says so to the program.
     while let Some(page) = gate.ledger().page() {
         // Before the limits are read: a change that comes between is another one.
@@ -44,6 +49,10 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
             page.take_change(gate.ledger().membership().slot(), count);
             followed = Some(count);
         }
+        if let Some(presence) = &mut presence {
+            presence.tell(gate.ledger());
+        }
+        gate.ledger().note_own_cpu(cpu.since());
         let (changes, any) = (&page.limit_changes, futex::Flags::empty());
         match own_thread::asleep(|| futex::wait(changes, any, count, Some(&PERIOD))) {
             Err(Errno::TIMEDOUT) => {}

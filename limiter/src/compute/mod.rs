@@ -23,6 +23,7 @@ mod lane;
 mod lanes;
 mod launch_times;
 mod looks;
+mod presence;
 mod rest;
 mod sampler;
 mod stall;

@@ -6,12 +6,13 @@
 //! does not let it in again.
 
 use super::bell::Bell;
-use super::device::{DeviceMemory, Devices};
+use super::device::Devices;
 use super::holdings::Holdings;
 use super::oversubscribe::HostPlaced;
 use super::reconcile::Reconciliations;
 use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
+use crate::own_thread::CpuTime;
 use crate::{own_thread, report, unpatched};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{AcqRel, Release};
@@ -63,13 +64,14 @@ fn keep(visits: &Visits, charge: Charge) {
     // This thread queries and frees while other threads may be capturing.
     in_driver(visits, driver_calls::never_disturb);
     let (mut looked, mut wanted) = (None::<Instant>, false);
+    let mut cpu = CpuTime::default();
     loop {
         wanted |= charge.bell.was_rung();
         let since = looked.map_or(PERIOD, |looked| looked.elapsed());
         if since >= PERIOD || (wanted && since >= DEBOUNCE) {
             wanted = in_driver(visits, || {
                 unpatched::check();
-                charge.look()
+                charge.look(&mut cpu)
             });
             looked = Some(Instant::now());
         }
@@ -85,12 +87,13 @@ fn keep(visits: &Visits, charge: Charge) {
 
 impl Charge {
     /// Checks each device. `true`: check again soon.
-    fn look(&self) -> bool {
-        // Each device is checked, whatever the results of the others.
-        self.devices
-            .iter()
-            .filter(|device: &&'static DeviceMemory| self.looks.reconcile(self.holdings, device))
-            .count()
-            > 0
+    fn look(&self, cpu: &mut CpuTime) -> bool {
+        let mut soon = false;
+        for device in self.devices.iter() {
+            // Each device is checked, whatever the results of the others.
+            soon |= self.looks.reconcile(self.holdings, device);
+            device.ledger.note_own_cpu(cpu.since());
+        }
+        soon
     }
 }

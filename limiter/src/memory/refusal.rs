@@ -4,7 +4,7 @@ use crate::ledger::DeviceLedger;
 use crate::report;
 use core::fmt;
 use driver::cuda::CuResult;
-use session::ledger::{Ledger, MemoryBound, MemoryRefused, Placement};
+use session::ledger::{Ledger, MemoryBound, MemoryRefused, Placement, RefusedFor};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,8 +31,16 @@ impl Why {
     }
 
     /// Whether the limit would have room, but not on the device itself.
-    const fn is_of_real_part(&self) -> bool {
-        matches!(self, Self::Bound(MemoryRefused { bound: MemoryBound::Real, .. }))
+    pub(super) fn is_of_real_part(&self) -> bool {
+        self.reason() == RefusedFor::Real
+    }
+
+    pub(super) const fn reason(&self) -> RefusedFor {
+        match self {
+            Self::Bound(MemoryRefused { bound: MemoryBound::Limit, .. }) => RefusedFor::Limit,
+            Self::Bound(MemoryRefused { bound: MemoryBound::Real, .. }) => RefusedFor::Real,
+            Self::Driver { .. } => RefusedFor::Driver,
+        }
     }
 }
 
@@ -66,6 +74,7 @@ impl fmt::Display for Why {
 pub(super) fn refused(device: &DeviceLedger, asked: u64) -> CuResult {
     let why = device.open().map(|opened| Why::of(&opened, asked));
     if let Some(why) = why.filter(Why::is_of_real_part) {
+        device.note_refusal(why.reason(), asked);
         report::once(format_args!(
             "device {}: {} MiB are refused: {why}, and memory of graphs, arrays or cuMemCreate cannot be placed on the host",
             device.uuid(),

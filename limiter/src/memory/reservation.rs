@@ -11,7 +11,7 @@ use core::mem;
 use core::sync::atomic::Ordering::Relaxed;
 use driver::cuda::CuResult;
 use session::layout::MemoryKind;
-use session::ledger::{Damaged, Ledger, Placement};
+use session::ledger::{Damaged, Ledger, Placement, RefusedFor};
 
 /// Bytes that no other process of the session can take. They are given back when this is dropped.
 #[must_use]
@@ -66,6 +66,11 @@ const fn shares_pages(kind: MemoryKind, bytes: u64) -> bool {
     matches!(kind, MemoryKind::Data | MemoryKind::Array) && !bytes.is_multiple_of(PAGE)
 }
 
+/// How much has to be free for a reservation. Small allocations share pages; each may be the first one of a page.
+pub(super) fn needed(kind: MemoryKind, bytes: u64) -> u64 {
+    if shares_pages(kind, bytes) { bytes.max(PAGE) } else { bytes }
+}
+
 impl Reservation {
     /// Reserves. If it does not fit, gives back what dead processes held and tries once more. Also returns
     /// how much is left.
@@ -77,9 +82,7 @@ impl Reservation {
         let ledger = device.ledger;
         let reserve = || match ledger.open() {
             Some(mut opened) => {
-                // Small allocations share pages; each may be the first one of a page.
-                let needs = if shares_pages(kind, bytes) { bytes.max(PAGE) } else { bytes };
-                let fits = match opened.place(needs) {
+                let fits = match opened.place(needed(kind, bytes)) {
                     Ok(Placement::Device) => true,
                     Ok(Placement::Host) => kind == MemoryKind::Oversubscribed,
                     Err(_) => false,
@@ -115,11 +118,14 @@ impl Reservation {
         call: impl FnOnce() -> CuResult,
         handle: impl FnOnce() -> Handle,
     ) -> CuResult {
-        let context = self.device.current_context();
+        let (device, kind, bytes) = (self.device, self.kind, self.bytes);
+        let context = device.current_context();
         let result = call();
         if result.is_ok() {
-            let (device, kind, bytes) = (self.device, self.kind, self.keep());
+            let _ = self.keep();
             device.remember(handle(), Allocation { kind, bytes, context });
+        } else if result == CuResult::OUT_OF_MEMORY {
+            is_full(device, bytes);
         }
         result
     }
@@ -135,6 +141,13 @@ impl Reservation {
     pub(super) fn give_back_in(self, opened: &mut Ledger<'_>) -> Result<(), Damaged> {
         let (device, kind) = (self.device, self.kind);
         opened.release(device.ledger.membership().slot(), kind, self.keep())
+    }
+}
+
+/// The device has no room for what the session's limit allows. What may yet be placed on the host is not refused.
+fn is_full(device: &DeviceMemory, bytes: u64) {
+    if !device.ledger.is_oversubscribed() {
+        device.ledger.note_refusal(RefusedFor::Device, bytes);
     }
 }
 

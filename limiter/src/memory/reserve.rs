@@ -3,8 +3,8 @@
 use super::device::DeviceMemory;
 use super::holdings::Holdings;
 use super::reconcile::{Caller, Reconciliations};
-use super::reservation::{Left, Reservation, left_on};
-use crate::clock;
+use super::refusal::Why;
+use super::reservation::{Left, Reservation, left_on, needed};
 use session::layout::MemoryKind;
 
 /// Whether the driver may have taken much memory.
@@ -43,9 +43,12 @@ impl Reserve {
         let efforts = [Effort::Nothing, Effort::Trim, Effort::LookAgain];
         let reserved = self.by(&efforts, device, kind, bytes);
         if reserved.is_none()
-            && let Some(mut opened) = device.ledger.open()
+            && let Some(why) =
+                device.ledger.open().map(|opened| Why::of(&opened, needed(kind, bytes)))
+            // What may yet be placed on the host is not refused.
+            && !why.is_of_real_part()
         {
-            opened.note_refusal(bytes, clock::now());
+            device.ledger.note_refusal(why.reason(), bytes);
         }
         reserved
     }

@@ -58,7 +58,7 @@ pub struct ElsewhereReport {
     pub frozen: bool,
     /// The processes that the daemon serves, by their ids there.
     pub pids: Vec<i32>,
-    /// The devices on which it has a time limit.
+    /// The devices on which it has a time limit, or memory that the daemon sees.
     pub devices: Vec<ElsewhereDevice>,
 }
 
@@ -73,6 +73,9 @@ pub struct ElsewhereDevice {
     pub index: Option<u32>,
     /// Its time.
     pub compute: ComputeReport,
+    /// Its memory, if the daemon sees its pages. Some seconds old.
+    #[serde(default)]
+    pub memory: Option<MemoryReport>,
 }
 
 /// A container.

@@ -201,8 +201,12 @@ pub struct PageLayout {
     pub refused_bytes: AtomicU64,
     /// ... and when that was, on `CLOCK_MONOTONIC` in nanoseconds.
     pub refused_at_ns: AtomicU64,
+    /// How many allocations failed for each reason, see [`crate::ledger::RefusedFor`].
+    pub refused_for: [AtomicU64; 4],
+    /// CPU time of the limiter's own threads in the session's processes, in nanoseconds.
+    pub limiter_cpu_ns: AtomicU64,
     /// For later fields.
-    pub unused: [AtomicU64; 62],
+    pub unused: [AtomicU64; 57],
     /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
 }

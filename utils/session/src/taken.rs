@@ -8,8 +8,9 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::time::{Duration, Instant};
 
-use crate::layout::PageLayout;
+use crate::layout::{MemoryKind, PageLayout};
 use crate::{Page, PageError, ProcessSummary};
+use limits::Limits;
 
 /// How often the words are looked at.
 const STEP: Duration = Duration::from_millis(1);
@@ -56,10 +57,52 @@ const fn is_later(change: u32, than: u32) -> bool {
 /// A page whose limits were changed.
 #[derive(Debug)]
 pub struct Changed {
+    page: Page,
+    change: u32,
+    /// Who is to take the change.
+    expected: Vec<ProcessSummary>,
+}
+
+impl Changed {
+    /// Changes the limits of a page. Those processes are to take it that compute on the device: who has a context there,
+    /// or has taken the change before. A process that only has the page, as each one of a job on several devices has
+    /// those of all, follows nothing there.
+    ///
+    /// # Errors
+    /// [`PageError::Damaged`]
+    pub fn make(page: Page, limits: &Limits) -> Result<Self, PageError> {
+        let layout = page.look()?;
+        let before = layout.limit_changes.load(Acquire);
+        let mut expected = page.summary()?.processes;
+        expected.retain(|process| {
+            process.bytes(MemoryKind::Context) > 0 || layout.has_taken(process.slot, before)
+        });
+        let change = page.change_limits(limits)?;
+        Ok(Self { page, change, expected })
+    }
+
     /// The page.
-    pub page: Page,
-    /// From [`Page::change_limits`].
-    pub change: u32,
+    #[must_use]
+    pub const fn page(&self) -> &Page {
+        &self.page
+    }
+
+    /// Who has taken the change, of those who were to, and others who did.
+    fn took(&self) -> Result<Vec<Took>, PageError> {
+        let layout = self.page.look()?;
+        let mut took = Vec::new();
+        // Without those that have ended meanwhile.
+        for process in self.page.summary()?.processes {
+            let taken = layout.has_taken(process.slot, self.change);
+            let is_it = |expected: &ProcessSummary| {
+                (expected.slot, expected.identity()) == (process.slot, process.identity())
+            };
+            if taken || self.expected.iter().any(is_it) {
+                took.push(Took { process, taken });
+            }
+        }
+        Ok(took)
+    }
 }
 
 /// A process of a session whose limits were changed.
@@ -71,53 +114,32 @@ pub struct Took {
     pub taken: bool,
 }
 
-/// Waits until each process has taken the changes, until a given time. Returns who has, for each page. A process that
-/// is stopped or of an earlier build does not say so.
+/// Waits until each process that computes on a device has taken the change there, until a given time. Returns who has,
+/// for each page. A process that is stopped or of an earlier build does not say so.
 ///
 /// # Errors
 /// [`PageError::Damaged`]
 pub fn wait_until_taken(changes: &[Changed], until: Instant) -> Result<Vec<Vec<Took>>, PageError> {
-    let mut slots = Vec::new();
-    for changed in changes {
-        slots.push(
-            changed
-                .page
-                .summary()?
-                .processes
-                .iter()
-                .map(|process| process.slot)
-                .collect::<Vec<_>>(),
-        );
-    }
     loop {
         let mut all = true;
-        for (Changed { page, change }, slots) in changes.iter().zip(&slots) {
+        for Changed { page, change, expected } in changes {
             let layout = page.look()?;
-            all &= slots.iter().all(|&slot| layout.has_taken(slot, *change));
+            all &= expected.iter().all(|process| layout.has_taken(process.slot, *change));
         }
         if all || Instant::now() >= until {
             break;
         }
         std::thread::sleep(STEP);
     }
-    // Without those that have ended meanwhile.
-    changes
-        .iter()
-        .map(|Changed { page, change }| {
-            let (layout, processes) = (page.look()?, page.summary()?.processes);
-            let took = |process: ProcessSummary| Took {
-                process,
-                taken: layout.has_taken(process.slot, *change),
-            };
-            Ok(processes.into_iter().map(took).collect())
-        })
-        .collect()
+    changes.iter().map(Changed::took).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use limits::{GpuId, Limits};
+    use crate::Membership;
+    use core::sync::atomic::Ordering::Relaxed;
+    use limits::GpuId;
     use proptest::prelude::*;
 
     fn page(folder: &std::path::Path) -> Page {
@@ -156,12 +178,31 @@ mod tests {
     fn the_wait_is_bounded_and_nobody_has_nothing_to_take() {
         let folder = tempfile::tempdir().unwrap();
         let page = page(folder.path());
-        let change = page.change_limits(&Limits::NONE).unwrap();
-        let took = wait_until_taken(
-            &[Changed { page, change }],
-            Instant::now() + Duration::from_secs(3600),
-        );
+        let changed = Changed::make(page, &Limits::NONE).unwrap();
+        let took = wait_until_taken(&[changed], Instant::now() + Duration::from_secs(3600));
         assert_eq!(took.unwrap(), [[]]);
+    }
+
+    #[test]
+    fn only_who_computes_on_the_device_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let member = Membership::claim(page(folder.path())).unwrap();
+        let change = |wait: Duration| {
+            let changed = Changed::make(page(folder.path()), &Limits::NONE).unwrap();
+            let took = wait_until_taken(&[changed], Instant::now() + wait).unwrap();
+            took[0].iter().map(|took| (took.process.slot, took.taken)).collect::<Vec<_>>()
+        };
+        let slot = member.slot();
+        // It has the page and nothing else. Waiting for it would take an hour.
+        assert_eq!(change(Duration::from_secs(3600)), []);
+        // It follows, and is late now.
+        let layout = member.look().unwrap();
+        layout.take_change(slot, layout.limit_changes.load(Relaxed));
+        assert_eq!(change(Duration::ZERO), [(slot, false)]);
+        // It has a context, and is late again and again.
+        layout.slots[slot].bytes[MemoryKind::Context as usize].store(1, Relaxed);
+        assert_eq!(change(Duration::ZERO), [(slot, false)]);
+        assert_eq!(change(Duration::ZERO), [(slot, false)]);
     }
 
     proptest! {

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 
 use ::limits::Shown;
 use ::limits::units::parse_whole;
-use api::{Device, DeviceList, Session, SessionDevice, SessionState};
+use api::{Device, DeviceList, Session, SessionState};
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use protocol::reports::{ExplainReport, ExplainedDevice, ExplainedProcess, ReasonWord};
 use session::directory::Found;
@@ -17,7 +17,7 @@ use session::{Names, SessionSummary, clock};
 
 use super::cli::ExplainArgs;
 use super::node::Node;
-use super::status::{json, known_compute, page_device};
+use super::status::{json, known_compute_on, page_device};
 use super::{Error, ExitStatus, choice, daemon_link};
 use reasons::{Known, reasons};
 
@@ -93,26 +93,29 @@ fn of_session(node: &Node, found: &Found, process: Option<ExplainedProcess>) -> 
     }
 }
 
-/// A session whose pages cannot be seen: its time, as the daemon knows it.
+/// A session whose pages cannot be seen: as the daemon knows it.
 fn elsewhere(node: &Node, known: &Session, process: Option<ExplainedProcess>) -> ExplainReport {
     let asking = asking(node);
-    let device = |account: &SessionDevice| {
-        let uuid = account.uuid.parse().ok()?;
+    let device = |name: &str| {
+        let uuid = name.parse().ok()?;
+        let account = known.devices.iter().find(|account| account.uuid == name);
+        let memory = known.memory_on(name);
+        let asks = account.is_some_and(|account| account.asks);
         Some(ExplainedDevice {
             uuid,
-            used: 0,
-            limit: None,
-            refusals: 0,
+            used: memory.map_or(0, |memory| memory.used_bytes),
+            limit: memory.and_then(|memory| memory.limit_bytes),
+            refusals: memory.map_or(0, |memory| memory.refusals),
             refused_bytes: None,
             refused_ago_us: None,
-            waiting: usize::from(account.asks),
+            waiting: usize::from(asks),
             holding: 0,
-            compute: known_compute(account),
-            balance_us: Some(account.balance_us),
-            others_asking: others(&asking, uuid, account.asks),
+            compute: known_compute_on(known, name),
+            balance_us: account.map(|account| account.balance_us),
+            others_asking: others(&asking, uuid, asks),
         })
     };
-    let devices: Vec<ExplainedDevice> = known.devices.iter().filter_map(device).collect();
+    let devices: Vec<ExplainedDevice> = known.uuids().into_iter().filter_map(device).collect();
     let reasons = reasons(&Known {
         name: &known.name,
         process: process.as_ref(),

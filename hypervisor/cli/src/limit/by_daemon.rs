@@ -61,7 +61,7 @@ fn asked(session: &Session, arguments: &LimitArguments, gpus: &Gpus) -> Result<L
         None => None,
     };
     let sizes = || {
-        let all = session.devices.iter().filter_map(|device| device.uuid.parse().ok());
+        let all = session.uuids().into_iter().filter_map(|uuid| uuid.parse().ok());
         let all = all.filter(|uuid| device.is_none_or(|device| device == *uuid));
         all.map(|uuid: GpuId| gpus.memory(uuid)).collect::<Vec<_>>()
     };
@@ -103,7 +103,7 @@ fn asked(session: &Session, arguments: &LimitArguments, gpus: &Gpus) -> Result<L
 /// A device of the session.
 fn chosen(session: &Session, wanted: &str, gpus: &Gpus) -> Result<GpuId, Error> {
     let own: Vec<GpuId> =
-        session.devices.iter().filter_map(|device| device.uuid.parse().ok()).collect();
+        session.uuids().into_iter().filter_map(|uuid| uuid.parse().ok()).collect();
     let choice: Option<GpuChoice> = wanted.parse().ok();
     let fits = |uuid: &&GpuId| {
         choice.as_ref().is_some_and(|choice| choice.fits(gpus.index(None, **uuid), uuid))

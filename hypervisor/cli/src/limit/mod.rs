@@ -100,9 +100,8 @@ pub(crate) fn change(
         text += &told(page.device(), before, after, used);
         report.devices.push(changed_device(page.device(), before, after, used));
     }
-    let change = |(page, _, after): (Page, Limits, Limits)| {
-        Ok::<_, Error>(Changed { change: page.change_limits(&after)?, page })
-    };
+    let change =
+        |(page, _, after): (Page, Limits, Limits)| Changed::make(page, &after).map_err(Error::from);
     let changed: Result<Vec<Changed>, _> = changes.into_iter().map(change).collect();
     tell(&text);
     let took = wait_until_taken(&changed?, Instant::now() + TAKEN_WITHIN)?;

@@ -128,6 +128,7 @@ mod tests {
             state: api::SessionState::Running,
             pids: Vec::new(),
             devices: Vec::new(),
+            memory: Vec::new(),
         };
         let found = |name: &str| Found {
             uid: 7,

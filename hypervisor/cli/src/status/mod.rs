@@ -23,7 +23,7 @@ use detail::Detail;
 pub(crate) use detail::{compute_limit, named};
 pub(crate) use devices::{blind, trouble};
 pub(crate) use report::report;
-pub(crate) use report::{device as page_device, known_compute};
+pub(crate) use report::{device as page_device, known_compute_on};
 pub(crate) use table::{Bytes, Percent, Seconds, limit};
 
 /// Clears a terminal.

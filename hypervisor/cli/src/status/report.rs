@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use api::SessionState;
-use limits::{GpuId, Policy};
+use limits::{ComputeLimit, GpuId, Policy};
 use protocol::sessions::{
     ByKind, ComputeReport, ContainerReport, DamagedPage, DeviceReport, ElsewhereDevice,
     ElsewhereReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
@@ -91,10 +91,16 @@ fn prefer(compute: &mut ComputeReport, known: &api::SessionDevice) {
 }
 
 fn elsewhere(known: &api::Session, gpus: &Gpus) -> ElsewhereReport {
-    let device = |device: &api::SessionDevice| {
-        let uuid = device.uuid.parse().ok()?;
+    let device = |name: &str| {
+        let uuid = name.parse().ok()?;
         let index = gpus.index(None, uuid);
-        Some(ElsewhereDevice { uuid, index, compute: known_compute(device) })
+        let compute = known_compute_on(known, name);
+        Some(ElsewhereDevice {
+            uuid,
+            index,
+            compute,
+            memory: known.memory_on(name).map(known_memory),
+        })
     };
     ElsewhereReport {
         session: known.name.clone(),
@@ -104,12 +110,61 @@ fn elsewhere(known: &api::Session, gpus: &Gpus) -> ElsewhereReport {
         pod: known.pod.clone(),
         frozen: known.state == SessionState::Frozen,
         pids: known.pids.clone(),
-        devices: known.devices.iter().filter_map(device).collect(),
+        devices: known.uuids().into_iter().filter_map(device).collect(),
+    }
+}
+
+/// A session's time on one of its devices, as the daemon knows it.
+pub(crate) fn known_compute_on(known: &api::Session, uuid: &str) -> ComputeReport {
+    let limited = known.devices.iter().find(|device| device.uuid == uuid);
+    limited.map_or_else(unlimited, known_compute)
+}
+
+/// Of a session without a time limit nothing is measured.
+fn unlimited() -> ComputeReport {
+    let ComputeLimit { share_ppm, policy, soft_ppm, weight, priority } = ComputeLimit::NONE;
+    ComputeReport {
+        policy,
+        share_ppm,
+        soft_ppm,
+        weight,
+        priority,
+        density_ppm: None,
+        recent_ppm: None,
+        mean_ppm: None,
+        delivered_us: 0,
+        waited_us: 0,
+    }
+}
+
+/// A session's memory on a device, as the daemon has seen it in its pages.
+fn known_memory(known: &api::SessionMemory) -> MemoryReport {
+    let used = known.used_bytes;
+    let over = known.limit_bytes.map_or(0, |limit| used.saturating_sub(limit));
+    MemoryReport {
+        limit: known.limit_bytes,
+        real: known.real_bytes,
+        used,
+        peak: known.peak_bytes,
+        on_device: used.saturating_sub(known.oversubscribed_bytes),
+        by_kind: ByKind {
+            data: known.data_bytes,
+            context: known.context_bytes,
+            pool: known.pool_bytes,
+            graph: known.graph_bytes,
+            array: known.array_bytes,
+            oversubscribed: known.oversubscribed_bytes,
+            driver: known.driver_bytes,
+            headroom: known.headroom_bytes,
+        },
+        left: known.limit_bytes.map(|limit| limit.saturating_sub(used)),
+        over,
+        growth_refused: over > 0,
     }
 }
 
 /// A session's time on a device, as the daemon knows it.
-pub(crate) fn known_compute(device: &api::SessionDevice) -> ComputeReport {
+fn known_compute(device: &api::SessionDevice) -> ComputeReport {
     ComputeReport {
         policy: device.policy.into(),
         share_ppm: device.share_ppm,

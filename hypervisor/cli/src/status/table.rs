@@ -118,28 +118,31 @@ fn rows_of(session: &SessionReport, uuids: &ShortIds) -> Vec<Row> {
 }
 
 fn rows_elsewhere(session: &ElsewhereReport, uuids: &ShortIds) -> Vec<Row> {
-    let devices = session.devices.iter().map(|device| {
+    let who = |gpu: [Option<String>; 2]| {
+        let [index, uuid] = gpu;
         let user = session.user.clone().unwrap_or_else(|| session.uid.to_string());
-        let who = [
-            index(device.index),
-            Some(uuids.short(device.uuid)),
-            Some(shown(&user)),
-            Some(shown(&session.session)),
-            session.container.as_ref().map(container),
-            None,
-        ];
-        let compute = &device.compute;
+        let container = session.container.as_ref().map(container);
+        [index, uuid, Some(shown(&user)), Some(shown(&session.session)), container, None]
+    };
+    let frozen = || session.frozen.then(|| "frozen".to_owned());
+    let unseen = || "pages not seen here".to_owned();
+    if session.devices.is_empty() {
+        return vec![row(who([None, None]), Default::default(), note([frozen(), Some(unseen())]))];
+    }
+    let devices = session.devices.iter().map(|device| {
+        let (compute, memory) = (&device.compute, device.memory.as_ref());
         let figures = [
-            None,
-            None,
+            memory.map(|memory| Bytes(memory.used).to_string()),
+            memory.and_then(|memory| memory.limit).map(|limit| Bytes(limit).to_string()),
             limit(compute),
             compute.recent_ppm.map(|ppm| Percent(ppm).to_string()),
             compute.mean_ppm.map(|ppm| Percent(ppm).to_string()),
             None,
         ];
-        let notes =
-            [session.frozen.then(|| "frozen".to_owned()), Some("pages not seen here".to_owned())];
-        row(who, figures, note(notes))
+        let over = memory.filter(|memory| memory.growth_refused);
+        let over = over.map(|memory| format!("OVER by {}", Bytes(memory.over)));
+        let notes = [frozen(), over, memory.is_none().then(unseen)];
+        row(who([index(device.index), Some(uuids.short(device.uuid))]), figures, note(notes))
     });
     devices.collect()
 }

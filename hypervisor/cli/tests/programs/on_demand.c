@@ -1,6 +1,7 @@
 /* Does to the first device what the lines of its input say, and answers each with a line:
  *   take N   allocates N MiB         give   frees the last
  *   info     total and free MiB      (end)  leaves
+ *   size N   MiB of device N
  *   become N the user and group N    hide   closes all descriptors and overwrites its environment, as
  *                                           a daemon does that shows its state in its title */
 #define _GNU_SOURCE
@@ -44,6 +45,7 @@ int main(void) {
     FIND(cuMemAlloc_v2);
     FIND(cuMemFree_v2);
     FIND(cuMemGetInfo_v2);
+    FIND(cuDeviceTotalMem_v2);
     uint64_t held[64];
     void *context;
     int count = 0, result = ((int (*)(unsigned))cuInit)(0);
@@ -64,6 +66,10 @@ int main(void) {
             size_t available, total;
             result = ((int (*)(size_t *, size_t *))cuMemGetInfo_v2)(&available, &total);
             printf("%zu %zu\n", result ? 0 : total / MIB, result ? 0 : available / MIB);
+        } else if (!strncmp(line, "size ", 5)) {
+            size_t total;
+            result = ((int (*)(size_t *, int))cuDeviceTotalMem_v2)(&total, atoi(line + 5));
+            printf("%zu\n", result ? 0 : total / MIB);
         } else if (!strncmp(line, "become ", 7)) {
             printf("%d\n", become((unsigned)strtoul(line + 7, NULL, 10)));
         } else if (!strcmp(line, "hide\n")) {

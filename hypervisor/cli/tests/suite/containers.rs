@@ -3,7 +3,9 @@
 //! preloaded, and nothing else is known of Sluice inside.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,7 +13,7 @@ use api::{Session, SessionList};
 use serde_json::Value;
 
 use crate::freeze::Daemon;
-use crate::limit::program::{DEVICE, Program};
+use crate::limit::program::{DEVICE, DONE, GIB, Program, REFUSED};
 use crate::support::{Sluice, eventually, outcome};
 
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
@@ -59,6 +61,10 @@ impl Drop for Cgroup {
     }
 }
 
+type Limit = (&'static str, &'static str);
+const MEMORY: Limit = ("TENSOR_FUSION_CUDA_MEM_LIMIT", r#"{"0": 4294967296}"#);
+const TIME: Limit = ("TENSOR_FUSION_CUDA_UP_LIMIT", r#"{"0": 30}"#);
+
 /// Whether this user may make such namespaces here.
 fn are_permitted(namespaces: &[&str]) -> bool {
     let script =
@@ -69,7 +75,7 @@ fn are_permitted(namespaces: &[&str]) -> bool {
 }
 
 /// A container with a program that keeps the GPU busy, and one that the test controls.
-fn contained(sluice: &Sluice, cgroup: &Cgroup, namespaces: &[&str]) -> Program {
+fn contained(sluice: &Sluice, cgroup: &Cgroup, namespaces: &[&str], limits: &[Limit]) -> Program {
     let driver = sluice.folder().join("driver");
     fs::create_dir_all(&driver).unwrap();
     for (file, package, name) in [
@@ -101,13 +107,12 @@ fn contained(sluice: &Sluice, cgroup: &Cgroup, namespaces: &[&str]) -> Program {
         .env("LD_LIBRARY_PATH", &driver)
         .env("TENANT", sluice.built("tenant", "tenant"))
         .env("PROGRAM", Program::compiled())
-        .env("TENSOR_FUSION_CUDA_MEM_LIMIT", r#"{"0": 4294967296}"#)
-        .env("TENSOR_FUSION_CUDA_UP_LIMIT", r#"{"0": 30}"#);
+        .envs(limits.iter().copied());
     Program::start(&mut command)
 }
 
 /// `sluice`, where docker's files tell the names of two containers.
-fn sluice_beside_docker(sluice: &Sluice, cgroups: &[Cgroup; 2], arguments: &[&str]) -> Command {
+fn sluice_beside_docker(sluice: &Sluice, cgroups: &[Cgroup], arguments: &[&str]) -> Command {
     let script = r#"
         mount -t tmpfs none /var/lib
         for pair in $NAMES; do
@@ -115,31 +120,98 @@ fn sluice_beside_docker(sluice: &Sluice, cgroups: &[Cgroup; 2], arguments: &[&st
             mkdir -p "$folder" && echo "{\"Name\": \"/${pair%%=*}\"}" > "$folder/config.v2.json"
         done
         exec "$@""#;
-    let names = format!("first={} second={}", cgroups[0].id, cgroups[1].id);
+    let names = ["first", "second"].into_iter().zip(cgroups);
+    let names: Vec<_> = names.map(|(name, cgroup)| format!("{name}={}", cgroup.id)).collect();
+    let names = names.join(" ");
     let mut command = sluice.command_of("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]).env("NAMES", names);
     command.arg(env!("CARGO_BIN_EXE_sluice")).args(arguments);
     command
 }
 
-#[test]
-fn two_containers_are_seen_and_limited_from_the_host() {
-    let skip = |why: &str| println!("SKIPPED: {why}");
+/// The cgroups of containers; `None`: none can be made here, which is said.
+fn cgroups<const N: usize>(digits: [char; N]) -> Option<[Cgroup; N]> {
+    let skip = |why: &str| {
+        println!("SKIPPED: {why}");
+        None
+    };
     if !NAMESPACES.iter().all(|namespaces| are_permitted(namespaces)) {
         return skip("namespaces are not permitted here");
     }
-    let [Some(first), Some(second)] = ['a', 'b'].map(Cgroup::make) else {
+    let made: Vec<Cgroup> = digits.into_iter().filter_map(Cgroup::make).collect();
+    let Ok(made) = <[Cgroup; N]>::try_from(made) else {
         return skip("cgroups can not be made here");
     };
-    let cgroups = [first, second];
-    if !cgroups.iter().all(Cgroup::counts) {
+    if !made.iter().all(Cgroup::counts) {
         return skip("this is in a container itself");
     }
+    Some(made)
+}
+
+#[test]
+fn a_container_without_a_time_limit_is_seen_with_its_memory_and_limited() {
+    let Some(cgroups) = cgroups(['c']) else { return };
     let sluice = Sluice::new();
     fs::create_dir(sluice.folder().join("run")).unwrap();
     let daemon = Daemon::start_at(&sluice, sluice.folder().join("run/hypervisor.sock"));
-    let mut programs =
-        [0, 1].map(|number| contained(&sluice, &cgroups[number], NAMESPACES[number]));
+    let mut program = contained(&sluice, &cgroups[0], NAMESPACES[0], &[MEMORY]);
+    assert_eq!(program.tell("take 1024"), DONE);
+    assert_eq!(program.tell("take 4096"), REFUSED);
+    let session = || {
+        let list: SessionList = daemon.client.get(api::path::SESSIONS, PATIENCE).unwrap();
+        list.sessions.into_iter().find(|session| {
+            session.container.as_ref().is_some_and(|container| container.id == cgroups[0].id)
+        })
+    };
+    eventually("its memory is seen", || {
+        let memory = session().and_then(|session| session.memory.first().cloned());
+        memory.is_some_and(|memory| {
+            (memory.limit_bytes, memory.data_bytes) == (Some(4 * GIB), GIB) && memory.refusals == 1
+        })
+    });
+    assert!(session().unwrap().devices.is_empty(), "its time is not limited");
+    let metrics = || {
+        let mut stream = UnixStream::connect(&daemon.socket).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        std::io::read_to_string(stream).unwrap()
+    };
+    let metrics = metrics();
+    let series = |name: &str, label: &str| {
+        let container = format!("container=\"{}\"", cgroups[0].id);
+        let is_it = |line: &&str| {
+            line.starts_with(name) && line.contains(&container) && line.contains(label)
+        };
+        let line = metrics.lines().find(is_it).unwrap_or_else(|| panic!("{name}: {metrics}"));
+        line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()
+    };
+    assert_eq!(series("sluice_session_memory_bytes", "kind=\"data\""), GIB as f64);
+    assert_eq!(series("sluice_session_memory_refusals_total", "reason=\"limit\""), 1.0);
+    assert!(series("sluice_session_limiter_cpu_seconds_total", "") > 0.0);
+    let socket = daemon.socket.to_str().unwrap();
+    let run = |arguments: &[&str]| {
+        let arguments = [arguments, &["--daemon", socket]].concat();
+        outcome(&mut sluice_beside_docker(&sluice, &cgroups, &arguments))
+    };
+    let (code, table, stderr) = run(&["status"]);
+    assert!(code == 0 && table.contains("first") && table.contains("4.0 GiB"), "{table}{stderr}");
+    assert!(!table.contains("pages not seen here"), "{table}");
+    let (code, said, stderr) = run(&["limit", "first", "--compute", "20", "--device", DEVICE]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{said}");
+    assert!(said.contains("compute was no limit, is now 20% fixed"), "{said}");
+    eventually("its time is limited", || {
+        let device = session().unwrap().devices.first().cloned();
+        device.is_some_and(|device| device.share_ppm == 200_000 && device.charged_us > 0)
+    });
+}
+
+#[test]
+fn two_containers_are_seen_and_limited_from_the_host() {
+    let Some(cgroups) = cgroups(['a', 'b']) else { return };
+    let sluice = Sluice::new();
+    fs::create_dir(sluice.folder().join("run")).unwrap();
+    let daemon = Daemon::start_at(&sluice, sluice.folder().join("run/hypervisor.sock"));
+    let mut programs = [0, 1]
+        .map(|number| contained(&sluice, &cgroups[number], NAMESPACES[number], &[MEMORY, TIME]));
     let sessions = || {
         let list: SessionList = daemon.client.get(api::path::SESSIONS, PATIENCE).unwrap();
         let of = |cgroup: &Cgroup| {

@@ -155,6 +155,8 @@ pub(crate) fn sessions() -> StatusReport {
         withheld: Some("unhealthy".to_owned()),
         unknown_processes: 1,
     };
+    let memory = Some(device.memory.clone());
+    let elsewhere = ElsewhereDevice { uuid: GPU_ID, index: Some(1), compute, memory };
     StatusReport {
         gpus: vec![gpu],
         damaged: vec![DamagedPage {
@@ -182,7 +184,7 @@ pub(crate) fn sessions() -> StatusReport {
             pod: Some("5a1ce000-0000-4000-8000-000000000001".to_owned()),
             frozen: true,
             pids: vec![4712],
-            devices: vec![ElsewhereDevice { uuid: GPU_ID, index: Some(1), compute }],
+            devices: vec![elsewhere],
         }],
     }
 }

@@ -24,6 +24,35 @@ pub enum MemoryBound {
     Real,
 }
 
+/// Why an allocation failed for good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RefusedFor {
+    /// It exceeds the session's limit.
+    Limit = 0,
+    /// It exceeds the part of the limit that may be on the device, and cannot be placed on the host.
+    Real = 1,
+    /// By the ledger it fits, but the driver has taken more than the ledger says.
+    Driver = 2,
+    /// It is within the limit, and the device itself is full. Not a refusal of the session's limits.
+    Device = 3,
+}
+
+impl RefusedFor {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Limit, Self::Real, Self::Driver, Self::Device];
+
+    /// As metrics name it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Real => "real",
+            Self::Driver => "driver",
+            Self::Device => "device",
+        }
+    }
+}
+
 /// A reservation that does not fit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{asked} bytes do not fit: {used} of {limit} bytes{bound} are in use")]
@@ -128,9 +157,10 @@ impl Ledger<'_> {
         MemoryRefused { asked, used, limit, bound }
     }
 
-    /// Notes that bytes were refused for good, unless there is room for them on the host.
-    pub fn note_refusal(&mut self, bytes: u64, now_ns: u64) {
-        if self.place(bytes) == Ok(Placement::Host) {
+    /// Notes that bytes were refused for good.
+    pub fn note_refusal(&mut self, reason: RefusedFor, bytes: u64, now_ns: u64) {
+        add(&self.0.refused_for[reason as usize], 1);
+        if reason == RefusedFor::Device {
             return;
         }
         let refusals = self.0.refusals.load(Relaxed);

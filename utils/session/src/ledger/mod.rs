@@ -15,7 +15,7 @@ mod memory;
 mod properties;
 mod time;
 
-pub use memory::{Damaged, MemoryBound, MemoryRefused, Placement};
+pub use memory::{Damaged, MemoryBound, MemoryRefused, Placement, RefusedFor};
 pub use time::{ASK_AGAIN_NS, OVERDUE_NS, TAKEN_OFF_NS, Turn};
 
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};

@@ -4,6 +4,7 @@ use super::slot_lock::{Onlooker, lock_is_kept, process_of};
 use super::{Page, PageError};
 use crate::clock;
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
+use crate::ledger::RefusedFor;
 use crate::process::{ProcessIdentity, may_be_of};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
@@ -41,6 +42,10 @@ pub struct Summary {
     pub recent: Recent,
     /// The reservations of memory that were refused.
     pub refused: Option<Refusals>,
+    /// How many allocations failed for each reason.
+    pub refused_for: [u64; RefusedFor::ALL.len()],
+    /// CPU time of the limiter's own threads in its processes, in nanoseconds.
+    pub limiter_cpu_ns: u64,
 }
 
 /// Reservations of memory that were refused.
@@ -177,6 +182,9 @@ impl Summary {
                     at_ns: layout.refused_at_ns.load(Relaxed),
                 }),
             },
+            refused_for: RefusedFor::ALL
+                .map(|reason| layout.refused_for[reason as usize].load(Relaxed)),
+            limiter_cpu_ns: layout.limiter_cpu_ns.load(Relaxed),
         }
     }
 

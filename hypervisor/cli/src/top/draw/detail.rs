@@ -60,7 +60,7 @@ fn who(row: &Row<'_>, theme: Theme) -> Vec<Line<'static>> {
         Span::raw(text),
         Span::styled(state, style),
     ];
-    let command = row.command.unwrap_or(if row.elsewhere {
+    let command = row.command.unwrap_or(if row.is_unseen() {
         "its pages are not seen from here: the daemon tells of its time"
     } else {
         "?"

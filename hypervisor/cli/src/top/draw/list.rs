@@ -180,8 +180,11 @@ fn session(row: &Row<'_>, theme: Theme, width: usize) -> Line<'static> {
     spans.push(Span::raw(right(&cells::duration(row.age_us), AGE)));
     if columns.command > 0 {
         let what = if row.frozen { Some("frozen") } else { None };
-        let what =
-            what.or(row.command).unwrap_or(if row.elsewhere { "pages not seen here" } else { "" });
+        let what = what.or(row.command).unwrap_or(if row.is_unseen() {
+            "pages not seen here"
+        } else {
+            ""
+        });
         spans.push(Span::raw(format!("  {}", fit(what, columns.command).trim_end())));
     }
     Line::from(spans)

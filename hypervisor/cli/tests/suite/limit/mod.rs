@@ -4,4 +4,5 @@ mod memory;
 mod preloaded;
 pub(crate) mod program;
 mod refused;
+mod several;
 mod status;
