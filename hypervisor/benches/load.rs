@@ -1,7 +1,8 @@
 //! The daemon under load: a crowd of processes, a restart under them, and callers that mean harm.
 //!
 //! `cargo bench -p hypervisor --bench load` prints the figures, in about two minutes. What is measured is the daemon and
-//! the real client, over the real socket; all processes share the machine's CPUs.
+//! the real client, over the real socket; all processes share the machine's CPUs. With `-- decisions` behind it, only the
+//! scheduler's decisions are measured, which takes some seconds.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::panic)]
 
 #[path = "../tests/crowd/mod.rs"]
@@ -41,6 +42,9 @@ fn main() {
         return;
     }
     decisions();
+    if std::env::args().any(|argument| argument == "decisions") {
+        return;
+    }
     crowded();
     harmed();
 }
@@ -72,7 +76,7 @@ fn wait_for(socket: &Path) {
 /// What an ask, the decision that follows it and a report take in the scheduler of one device.
 fn decisions() {
     // An eighth of the crowd, as it is spread over the devices; and all of it on one.
-    for (sessions, workers, rounds) in [(25, 125, 200_000), (200, 1_000, 5_000)] {
+    for (sessions, workers, rounds) in [(25, 125, 200_000), (200, 1_000, 20_000)] {
         let mut device = Scheduler::new(Tuning::default());
         for session in 0..sessions {
             let limit = ComputeLimit::fixed(1_000_000 / sessions);

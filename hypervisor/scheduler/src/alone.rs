@@ -23,15 +23,19 @@ impl Scheduler {
             return false;
         }
         let is_suspected = self.is_suspected(worker);
-        let keeps = |id: &WorkerId| {
-            let suspected = self.workers.get(id).filter(|other| other.density.is_suspected());
-            suspected.is_some_and(|other| match other.held {
-                Some(held) => held.counts(),
-                // Suspected workers do not keep each other away: they take ordinary turns.
-                None => !is_suspected && self.can_begin(other),
-            })
-        };
-        self.holding.iter().chain(&self.asking).any(|id| *id != worker && keeps(id))
+        self.suspected().any(|(id, other)| {
+            id != worker
+                && match other.held {
+                    Some(held) => held.counts(),
+                    // Suspected workers do not keep each other away: they take ordinary turns.
+                    None => !is_suspected && other.asks && self.can_begin(other),
+                }
+        })
+    }
+
+    fn suspected(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        let suspects = self.suspects.iter().filter_map(|&id| Some((id, self.workers.get(&id)?)));
+        suspects.filter(|(_, state)| state.density.is_suspected())
     }
 
     pub(super) fn is_suspected(&self, worker: WorkerId) -> bool {
@@ -49,14 +53,15 @@ impl Scheduler {
     pub(super) fn suspect(&mut self, now: u64) {
         let tuning = self.tuning;
         if let Some(since) = self.suspects_since {
-            let mut left = false;
-            for state in self.workers.values_mut() {
-                state.density.end_overdue_suspicion(now, &tuning);
-                left |= state.density.is_suspected();
+            for id in &self.suspects {
+                if let Some(state) = self.workers.get_mut(id) {
+                    state.density.end_overdue_suspicion(now, &tuning);
+                }
             }
-            if left {
+            if self.suspected().next().is_some() {
                 return;
             }
+            self.suspects.clear();
             // All other workers were kept away during this time.
             let took = now.saturating_sub(since);
             self.suspects_since = None;
@@ -112,6 +117,7 @@ impl Scheduler {
         let all: u64 = suspects.iter().map(|&id| self.own_turn(id)).sum();
         let until = now.saturating_add(all).saturating_add(turns::PERIOD_NS);
         self.suspects_since = Some(now);
+        self.suspects.extend(suspects);
         for &id in suspects {
             // With a small share, a turn is shorter than the time wanted for a measurement: then one
             // turn has to be enough.
@@ -143,7 +149,6 @@ impl Scheduler {
     /// When the present suspicion is over at the latest.
     pub(super) fn suspicion_ends_at(&self) -> Option<u64> {
         self.suspects_since?;
-        let ends = self.workers.values().filter_map(|state| state.density.suspected_until());
-        ends.min()
+        self.suspected().filter_map(|(_, state)| state.density.suspected_until()).min()
     }
 }

@@ -120,8 +120,8 @@ impl Scheduler {
             .filter(|held| !held.revoked)
             .flat_map(|held| [Some(held.overdue_at(&self.tuning)), held.passes_at(&self.tuning)]);
         let overdue = overdue.flatten();
-        let ready = self.asking.iter().filter_map(|id| {
-            let session = self.sessions.get(&self.workers.get(id)?.session)?;
+        let ready = self.sessions.values().filter(|session| session.asking > 0);
+        let ready = ready.filter_map(|session| {
             let later = |paid| {
                 let known = Some(session.account.not_before(paid)).filter(|&at| at > now);
                 let ready = || session.account.ready_at(paid);
@@ -134,52 +134,58 @@ impl Scheduler {
         times.filter(|&at| at > now).min()
     }
 
-    /// The workers that ask, without those that certainly have to go on waiting.
-    fn worth_a_look(&self, now: u64) -> Vec<(WorkerId, SessionId)> {
-        let holds_dense = |id: &WorkerId| {
-            self.workers.get(id).is_some_and(|worker| {
-                worker.density.is_dense() && worker.held.is_some_and(|held| held.counts())
-            })
-        };
-        let taken = self.holding.iter().any(holds_dense);
+    /// The workers that ask, without those that certainly have to go on waiting, in the order of their sessions.
+    fn worth_a_look(&self, now: u64) -> Vec<(SessionId, WorkerId)> {
+        let taken = self.is_taken();
         let look = |id: &WorkerId| {
             let worker = self.workers.get(id)?;
-            if self.is_of_several(*id)
-                || self.is_kept_away(*id)
-                || taken && worker.density.is_dense()
-            {
+            if taken && worker.density.is_dense() || self.is_kept_away(*id) {
                 return None;
             }
             let session = self.sessions.get(&worker.session)?;
+            if session.together {
+                return None;
+            }
             let account = &session.account;
             let waits = account.not_before(Paid::Own).min(account.not_before(Paid::Spare)) > now;
             // It may join other members of its session that hold.
-            (!waits || session.members.len() > 1).then_some((*id, worker.session))
+            (!waits || session.members.len() > 1).then_some((worker.session, *id))
         };
-        self.asking.iter().filter_map(look).collect()
+        let mut asking: Vec<_> = self.asking.iter().filter_map(look).collect();
+        asking.sort_unstable();
+        asking
     }
 
-    /// Those of `asking` that can pay and would fit, in the order in which they are served.
+    /// Whether a dense worker holds the device.
+    fn is_taken(&self) -> bool {
+        let holding = self.holding.iter().filter_map(|id| self.workers.get(id));
+        let mut counting = holding.filter(|worker| worker.held.is_some_and(|held| held.counts()));
+        counting.any(|worker| worker.density.is_dense())
+    }
+
+    /// Those of `asking`, which is in the order of sessions, that can pay and would fit, in the order in which they are
+    /// served.
     fn candidates(
         &mut self,
-        asking: &[(WorkerId, SessionId)],
+        asking: &[(SessionId, WorkerId)],
         paid: Paid,
         now: u64,
     ) -> Vec<WorkerId> {
         let mut candidates: Vec<(u128, u64, SessionId, WorkerId)> = Vec::new();
         let joins = |id: &WorkerId| self.workers.get(id).is_some_and(Worker::joins_turns);
         let mean =
-            if asking.iter().any(|(id, _)| joins(id)) { self.mean_virtual_time() } else { 0 };
-        for &(worker, session) in asking {
-            if !self.asking.contains(&worker) {
+            if asking.iter().any(|(_, id)| joins(id)) { self.mean_virtual_time() } else { 0 };
+        let mut looked_at = None;
+        for &(session, worker) in asking {
+            // What holds for a whole session is looked at once.
+            let may_pay = match looked_at {
+                Some((looked, may_pay)) if looked == session => may_pay,
+                _ => self.may_pay(session, paid, now),
+            };
+            looked_at = Some((session, may_pay));
+            if !may_pay || !self.asking.contains(&worker) {
                 continue;
             }
-            let alone = |session: &super::Session| session.members.len() == 1;
-            let Some(state) = self.sessions.get(&session) else { continue };
-            if alone(state) && state.account.not_before(paid) > now {
-                continue;
-            }
-            self.settle(session, now);
             let fits = self.length(worker, paid, false).is_some();
             let Some(asks) = self.workers.get_mut(&worker) else { continue };
             let served_at = asks.served_at;
@@ -206,6 +212,29 @@ impl Scheduler {
         }
         candidates.sort_unstable();
         candidates.into_iter().map(|(.., worker)| worker).collect()
+    }
+
+    /// Whether any worker of a session that asks may be able to pay. Brings its account up to now, unless that is known.
+    fn may_pay(&mut self, session: SessionId, paid: Paid, now: u64) -> bool {
+        let Some(state) = self.sessions.get_mut(&session) else { return false };
+        if state.members.len() == 1 && state.account.not_before(paid) > now {
+            return false;
+        }
+        if paid == Paid::Spare && !state.account.quota().takes_spare() {
+            state.account.remember_wait(paid);
+            return false;
+        }
+        self.settle(session, now);
+        // Beside a member that holds, others need less.
+        if self.is_held_by(session) {
+            return true;
+        }
+        let Some(state) = self.sessions.get_mut(&session) else { return false };
+        let can_pay = state.account.can_pay(paid, false, 0);
+        if !can_pay {
+            state.account.remember_wait(paid);
+        }
+        can_pay
     }
 
     /// Grants a candidate its lease, unless an earlier grant excludes it.
@@ -246,7 +275,7 @@ impl Scheduler {
         let lease = LeaseId(self.leases);
         let company = self.company(worker);
         let ends_at = now.saturating_add(length_ns);
-        self.asking.remove(&worker);
+        self.asks_no_more(worker);
         self.holding.insert(worker);
         let state = self.workers.get_mut(&worker)?;
         state.takes_turns = state.density.is_dense();
@@ -353,9 +382,9 @@ impl Scheduler {
             return 0;
         };
         let since = state.held.map_or(state.served_at, |held| held.granted_at);
-        let waits = self.members(session).any(|(id, other)| {
-            other.density.is_dense() && self.asking.contains(&id) && other.served_at < since
-        });
+        let waits = self
+            .members(session)
+            .any(|(_, other)| other.density.is_dense() && other.asks && other.served_at < since);
         let account = self.sessions.get(&session).map(|session| &session.account);
         account.filter(|_| waits).map_or(0, |account| account.entry_ns())
     }
@@ -433,9 +462,7 @@ impl Scheduler {
             other.held.is_none_or(|held| held.passed) && other.was_active_within(linger_ns, now)
         };
         let waiting = self.workers.iter().filter(|&(&id, other)| {
-            id != worker
-                && other.density.is_dense()
-                && (self.asking.contains(&id) || lingers(other))
+            id != worker && other.density.is_dense() && (other.asks || lingers(other))
         });
         let claim = |(_, other): (&WorkerId, &Worker)| {
             let account = &self.sessions.get(&other.session)?.account;
@@ -446,7 +473,14 @@ impl Scheduler {
             let spare = || ready(Paid::Spare) && !self.yields_to(other.session, worker);
             if ready(Paid::Own) { Some(Paid::Own) } else { spare().then_some(Paid::Spare) }
         };
-        waiting.filter_map(claim).min()
+        let mut strongest = None;
+        for claim in waiting.filter_map(claim) {
+            if claim == Paid::Own {
+                return Some(claim);
+            }
+            strongest = Some(claim);
+        }
+        strongest
     }
 
     pub(super) fn revoke_overdue(&mut self, now: u64) {

@@ -58,6 +58,8 @@ mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashMap;
+
 use limits::turns;
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, Policy};
@@ -80,6 +82,8 @@ use worker::{Company, Held, Worker};
 struct Session {
     account: Account,
     members: Vec<WorkerId>,
+    /// How many of them ask.
+    asking: usize,
     doubt: Doubt,
     /// Who owns it, as far as the caller has said so.
     owner: Option<u64>,
@@ -93,14 +97,17 @@ struct Session {
 #[derive(Debug)]
 pub struct Scheduler {
     tuning: Tuning,
-    sessions: BTreeMap<SessionId, Session>,
-    workers: BTreeMap<WorkerId, Worker>,
+    /// In no order: nothing that is decided may depend on it.
+    sessions: FxHashMap<SessionId, Session>,
+    workers: FxHashMap<WorkerId, Worker>,
     /// The workers that ask.
     asking: BTreeSet<WorkerId>,
     /// The workers that hold, with a revoked lease, too.
     holding: BTreeSet<WorkerId>,
     /// Since when some workers are suspected; `None`: none is.
     suspects_since: Option<u64>,
+    /// These, and others that were since then.
+    suspects: Vec<WorkerId>,
     /// No worker is suspected before this.
     trusts_until: u64,
     /// No worker is suspected before this, only to make sure of what is known.
@@ -137,11 +144,12 @@ impl Scheduler {
     pub fn new(tuning: Tuning) -> Self {
         Self {
             tuning,
-            sessions: BTreeMap::new(),
-            workers: BTreeMap::new(),
+            sessions: FxHashMap::default(),
+            workers: FxHashMap::default(),
             asking: BTreeSet::new(),
             holding: BTreeSet::new(),
             suspects_since: None,
+            suspects: Vec::new(),
             trusts_until: 0,
             sure_until: 0,
             virtual_now: 0,
@@ -191,6 +199,7 @@ impl Scheduler {
                     Session {
                         account,
                         members: Vec::new(),
+                        asking: 0,
                         doubt: Doubt::default(),
                         owner: None,
                         together: false,
@@ -260,6 +269,7 @@ impl Scheduler {
         for (session, ..) in &gone {
             self.sessions.remove(session);
         }
+        gone.sort_unstable();
         gone
     }
 
@@ -315,14 +325,38 @@ impl Scheduler {
                 session.account.join_spare(self.spare_now);
             }
         }
-        self.asking.insert(worker);
+        self.asks(worker, session);
         Ok(())
+    }
+
+    fn asks(&mut self, worker: WorkerId, session: SessionId) {
+        if !self.asking.insert(worker) {
+            return;
+        }
+        if let Some(state) = self.workers.get_mut(&worker) {
+            state.asks = true;
+        }
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.asking += 1;
+        }
+    }
+
+    /// The worker does not ask any more. Returns whether it did.
+    fn asks_no_more(&mut self, worker: WorkerId) -> bool {
+        let asked = self.asking.remove(&worker);
+        if asked && let Some(state) = self.workers.get_mut(&worker) {
+            state.asks = false;
+            if let Some(session) = self.sessions.get_mut(&state.session) {
+                session.asking = session.asking.saturating_sub(1);
+            }
+        }
+        asked
     }
 
     /// The worker no longer wants to use the device, or its poll has ended. This ends no lease.
     pub fn withdraw(&mut self, worker: WorkerId, now: u64) {
         self.forget_aside(worker);
-        if self.asking.remove(&worker)
+        if self.asks_no_more(worker)
             && let Some(worker) = self.workers.get_mut(&worker)
         {
             worker.active_until = Some(now);
@@ -389,10 +423,8 @@ impl Scheduler {
 
     /// Whether the session wants the device, or did so just now.
     fn is_active(&self, session: SessionId, now: u64) -> bool {
-        self.members(session).any(|(id, worker)| {
-            worker.held.is_some()
-                || self.asking.contains(&id)
-                || worker.was_active_within(turns::PERIOD_NS, now)
+        self.members(session).any(|(_, worker)| {
+            worker.held.is_some() || worker.asks || worker.was_active_within(turns::PERIOD_NS, now)
         })
     }
 

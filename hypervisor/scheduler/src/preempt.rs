@@ -47,25 +47,28 @@ impl Scheduler {
             return;
         }
         self.rounds_at = now.saturating_add(ROUNDS_EVERY_NS);
-        let mut sessions = BTreeSet::new();
+        let mut sessions = Vec::new();
         let mut handover = Handover::InStream;
         let mut queued_ns = u64::MAX;
-        for (id, worker) in &self.workers {
+        for worker in self.workers.values() {
             let takes_part = worker.held.is_some()
-                || self.asking.contains(id)
-                || worker.was_active_within(limits::turns::PERIOD_NS, now);
-            let together = self.sessions.get(&worker.session).is_some_and(|own| own.together);
-            if takes_part {
-                queued_ns = queued_ns.min(worker.queued_ns);
+                || worker.was_active_within(limits::turns::PERIOD_NS, now)
+                || worker.asks;
+            if !takes_part {
+                continue;
             }
+            queued_ns = queued_ns.min(worker.queued_ns);
+            let together = self.sessions.get(&worker.session).is_some_and(|own| own.together);
             // A gang waits for a whole turn, sparse or not.
-            if takes_part && (together || worker.density.is_dense()) {
-                sessions.insert(worker.session);
+            if together || worker.density.is_dense() {
+                sessions.push(worker.session);
                 let own = if together { Handover::Together } else { worker.handover };
                 // The costliest one.
                 handover = handover.max(own);
             }
         }
+        sessions.sort_unstable();
+        sessions.dedup();
         let shares = sessions.iter().filter_map(|session| self.sessions.get(session));
         let shares = shares.map(|session| u64::from(session.account.turns_ppm()));
         let (sum_ppm, least_ppm) = (shares.clone().sum(), shares.min().unwrap_or(0));

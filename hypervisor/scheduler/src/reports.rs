@@ -160,7 +160,7 @@ impl Scheduler {
     pub(super) fn stop(&mut self, worker: WorkerId, now: u64) {
         let Some(state) = self.workers.get(&worker) else { return };
         let (session, held, turn) = (state.session, state.held, state.takes_turns);
-        self.asking.remove(&worker);
+        self.asks_no_more(worker);
         self.forget_aside(worker);
         let Some(held) = held else { return };
         self.settle(session, now);

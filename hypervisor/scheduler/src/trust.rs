@@ -250,6 +250,12 @@ impl Scheduler {
 
     /// Takes down, for each holder, whether it keeps a worker away that could begin a turn.
     pub(super) fn notice_who_waits(&mut self, now: u64) {
+        let keeps_away = |id: &WorkerId| {
+            self.workers.get(id).is_some_and(|worker| {
+                worker.density.is_dense() && worker.held.is_some_and(|held| !held.passed)
+            })
+        };
+        let any_keeps = self.holding.iter().any(keeps_away);
         let ready = |id: &WorkerId| {
             let worker = self.workers.get(id).filter(|worker| worker.density.is_dense())?;
             let account = &self.sessions.get(&worker.session)?.account;
@@ -261,11 +267,14 @@ impl Scheduler {
             able.then_some(worker.session)
         };
         // Only those that fill the device keep each other away.
-        let waiting: Vec<SessionId> = self.asking.iter().filter_map(ready).collect();
+        let mut ready = self.asking.iter().filter(|_| any_keeps).filter_map(ready);
+        // Of those that wait, any two sessions tell for each holder whether it keeps another one away.
+        let first = ready.next();
+        let waiting = [first, ready.find(|&session| Some(session) != first)];
         for id in &self.holding {
             let Some(worker) = self.workers.get_mut(id) else { continue };
-            let keeps =
-                worker.density.is_dense() && waiting.iter().any(|other| *other != worker.session);
+            let keeps = worker.density.is_dense()
+                && waiting.iter().flatten().any(|other| *other != worker.session);
             if let Some(held) = worker.held.as_mut().filter(|held| !held.passed) {
                 held.keeps_away(keeps, now);
             }

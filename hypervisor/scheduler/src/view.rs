@@ -93,11 +93,13 @@ impl Scheduler {
 
     /// The state as of `now`.
     pub fn view(&mut self, now: u64) -> DeviceView {
-        let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        let mut ids: Vec<SessionId> = self.sessions.keys().copied().collect();
+        ids.sort_unstable();
         for &session in &ids {
             self.settle(session, now);
         }
-        let sessions = self.sessions.iter().map(|(&session, state)| {
+        let sessions = ids.iter().filter_map(|session| self.sessions.get_key_value(session));
+        let sessions = sessions.map(|(&session, state)| {
             let account = &state.account;
             let densities = || self.members(session).map(|(_, worker)| &worker.density);
             let dense = densities().any(|density| density.is_dense());
@@ -129,6 +131,8 @@ impl Scheduler {
                 revoked: held.revoked,
             })
         });
-        DeviceView { sessions: sessions.collect(), leases: leases.collect() }
+        let mut leases: Vec<LeaseView> = leases.collect();
+        leases.sort_unstable_by_key(|lease| lease.worker);
+        DeviceView { sessions: sessions.collect(), leases }
     }
 }

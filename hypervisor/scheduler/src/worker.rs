@@ -98,6 +98,8 @@ pub(super) struct Worker {
     pub(super) density: Density,
     pub(super) handover: Handover,
     pub(super) held: Option<Held>,
+    /// Whether it asks.
+    pub(super) asks: bool,
     /// All that it was charged.
     pub(super) charged_ns: u64,
     /// What was seen of it from outside.
@@ -122,6 +124,7 @@ impl Worker {
             density,
             handover: Handover::default(),
             held: None,
+            asks: false,
             charged_ns: 0,
             seen: None,
             takes_turns: false,
