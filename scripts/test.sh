@@ -243,6 +243,35 @@ monitor() {
     return "$status"
 }
 
+# A devkit without its functions: the linker has to refuse it, or every program that the library is preloaded into would end.
+incomplete_devkit() {
+    local folder status=0
+    folder=$(mktemp -d)
+    ar rc "$folder/libfrida-gum.a"
+    if DOCS_RS=1 FRIDA_GUM_DEVKIT="$folder" CARGO_TARGET_DIR="$target/frida" \
+        cargo build --locked -p cuda-limiter --features frida >"$folder/said" 2>&1; then
+        echo 'libcuda_limiter.so was linked with a devkit that has no functions'
+        status=1
+    elif ! grep -q 'undefined .*gum_' "$folder/said"; then
+        tail -20 "$folder/said"
+        status=1
+    fi
+    rm -rf "$folder"
+    return "$status"
+}
+
+# The second engine itself: the suite of every engine, and the limiter's tests over it.
+frida_tests() {
+    local header="-I$FRIDA_GUM_DEVKIT"
+    tests 'frida engine: suite of every engine' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
+        cargo nextest run --color never --locked --no-fail-fast -p hook --features frida
+    check 'frida engine: build' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
+        cargo build --locked --workspace --features cuda-limiter/frida
+    tests 'frida engine: limiter' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
+        cargo nextest run --color never --locked --no-fail-fast -p cuda-limiter --features cuda-limiter/frida \
+        -E 'not test(/(^|::)timed::/)'
+}
+
 # The runner of the tests, built once into the folder of the build where the machine has none.
 get_nextest() {
     PATH="$PATH:$PWD/$target/tools/bin"
@@ -339,6 +368,12 @@ other_tier() {
             cargo clippy --locked -p hook --features frida -- -D warnings
         check 'frida engine: limiter' env DOCS_RS=1 \
             cargo clippy --locked -p cuda-limiter --features frida -- -D warnings
+        check 'frida engine: an incomplete devkit' incomplete_devkit
+        if [ -n "${FRIDA_GUM_DEVKIT:-}" ]; then
+            frida_tests
+        else
+            skip 'frida engine over gum itself' 'no devkit; name the folder that has it: FRIDA_GUM_DEVKIT=DIR (docs/engines.md)'
+        fi
     else
         skip 'frida engine' 'libclang is missing; install it with: apt-get install libclang-dev (as root)'
     fi

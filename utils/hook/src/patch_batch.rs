@@ -197,8 +197,8 @@ impl<'slots> PatchBatch<'slots> {
         // SAFETY: vouched for where each function was prepared; its slot is filled.
         let enabled = caught(core::ptr::null(), || unsafe { engine.enable() });
         if enabled.is_err() {
-            // SAFETY: as above.
             let _ = caught(core::ptr::null(), || {
+                // SAFETY: as above.
                 unsafe { engine.undo() };
                 Ok(())
             });

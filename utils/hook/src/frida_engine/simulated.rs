@@ -186,10 +186,10 @@ impl Interceptor for Simulated {
         with(|state| {
             state.level += 1;
             let at = resolved(function as usize);
-            if let Some(function) = state.functions.remove(&at) {
-                if function.is_active {
-                    state.tasks.push(Task::Deactivate(at, function.prologue));
-                }
+            if let Some(function) =
+                state.functions.remove(&at).filter(|function| function.is_active)
+            {
+                state.tasks.push(Task::Deactivate(at, function.prologue));
             }
             state.end();
         });
