@@ -8,6 +8,7 @@
 
 mod containers;
 mod freeze;
+mod inject;
 mod limit;
 mod people;
 mod profiles;
