@@ -62,7 +62,7 @@ on_glibc() {
         return
     fi
     SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests "limiter on glibc $version" nextest -E \
-        "package(cuda-limiter) & binary(suite) & test(/^(bad_input|bus_errors|cancel|loader|memory|processes|quiet)::/) - test(/$cannot/)"
+        "package(cuda-limiter) & binary(suite) & test(/^(bad_input|bus_errors|cancel|loader|memory|quiet)::/) - test(/$cannot/)"
     check "programs on glibc $version" start_on "$folder/parts"
 }
 
