@@ -53,7 +53,7 @@ get_release_tools() {
     scripts/build-release.sh --tools >/dev/null 2>&1
 }
 
-# The limiter's tests whose programs depend most on the C library: how it is loaded, threads that end, memory.
+# How the limiter is loaded, and memory.
 on_glibc() {
     local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2"
     [[ $target != /* ]] || folder="$target/old-glibc/$2"
@@ -62,7 +62,7 @@ on_glibc() {
         return
     fi
     SLUICE_TEST_PARTS="$folder/parts" SLUICE_TEST_CC="$folder/cc" tests "limiter on glibc $version" nextest -E \
-        "package(cuda-limiter) & binary(suite) & test(/^(bad_input|bus_errors|cancel|loader|memory|processes|quiet)::/) - test(/$cannot/)"
+        "package(cuda-limiter) & binary(suite) & test(/^(loader|memory|quiet)::/) - test(/$cannot/)"
     check "programs on glibc $version" start_on "$folder/parts"
 }
 

@@ -1,6 +1,6 @@
 //! Which C library the process has. The library is linked so that a process with another one than glibc loads it, too
 //! (`scripts/build-release.sh`): a name that only glibc has is looked up, never linked against. Such a process could
-//! not load the driver, which needs glibc itself. So it is left alone.
+//! not load the driver, which needs glibc itself. So it is left alone. And whether it may be touched at all.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::{mem, ptr};
@@ -15,6 +15,13 @@ fn by_name(name: &CStr) -> *mut c_void {
 /// Whether it is glibc.
 pub(crate) fn is_glibc() -> bool {
     !version().is_null()
+}
+
+/// Whether the process has more rights than who started it, as a setuid program: its environment is not to be believed.
+/// The loader preloads nothing into it by `LD_PRELOAD`; `/etc/ld.so.preload` holds for it, too.
+pub(crate) fn has_more_rights() -> bool {
+    // SAFETY: reads what the kernel passed.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 /// As in `2.36`; null on another C library.

@@ -45,7 +45,7 @@ mod verdict;
 /// Runs when the library is loaded: keeps the environment, and starts the watch for the driver's libraries.
 #[ctor::ctor(unsafe)]
 fn start() {
-    if !c_library::is_glibc() {
+    if !c_library::is_glibc() || c_library::has_more_rights() {
         return;
     }
     let _ = std::panic::catch_unwind(environment::keep);

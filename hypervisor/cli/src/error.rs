@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::inject::InjectError;
 use crate::profiles::ProfileError;
 use crate::record::file::RecordError;
 
@@ -80,6 +81,9 @@ pub enum Error {
     /// A file of settings that cannot be read, or a profile that is not there.
     #[error(transparent)]
     Profile(#[from] ProfileError),
+    /// A root that cannot be prepared.
+    #[error(transparent)]
+    Inject(#[from] InjectError),
     /// No daemon answers, where one is needed.
     #[error("no daemon: {0}")]
     Daemon(String),
@@ -126,7 +130,7 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         let status = match self {
             Self::Interrupted { signal } => return signal.saturating_add(128),
-            Self::Usage(_) => ExitStatus::Usage,
+            Self::Usage(_) | Self::Inject(_) => ExitStatus::Usage,
             Self::Record(RecordError::Io { .. }) | Self::Profile(ProfileError::Io { .. }) => {
                 ExitStatus::System
             }

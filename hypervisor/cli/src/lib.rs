@@ -17,6 +17,7 @@ pub mod freeze;
 pub mod gpus;
 mod healthy;
 pub mod hooks;
+pub mod inject;
 pub mod library;
 pub mod limit;
 pub mod limits;
@@ -63,6 +64,7 @@ pub fn main(cli: cli::Cli) -> ExitCode {
         cli::Command::Doctor(arguments) => {
             child::hear_of_ends().and_then(|()| doctor::run(&arguments))
         }
+        cli::Command::Inject(arguments) => inject::run(&arguments),
         cli::Command::Prune(arguments) => prune::run(&arguments),
         cli::Command::Demo(arguments) => child::hear_of_ends().and_then(|()| demo::run(&arguments)),
         cli::Command::Hooks(arguments) => {

@@ -9,6 +9,8 @@ pub const LIBRARY: &str = "SLUICE_LIBRARY";
 
 /// The library that is preloaded.
 pub const LIMITER: &str = "libcuda_limiter.so";
+/// The library that adds to search paths.
+pub const ADD_PATH: &str = "libadd_path.so";
 /// The daemon's executable.
 pub const HYPERVISOR: &str = "hypervisor";
 /// The workload of the demo.

@@ -1,5 +1,6 @@
 //! The command line of `sluice`.
 
+mod inject;
 mod inspect;
 mod live;
 mod program;
@@ -16,6 +17,7 @@ use limits::units::{Amount, parse_amount, parse_percent, parse_weight};
 use limits::{Named, Policy, Priority, Request};
 
 use crate::gpus::GpuRequest;
+pub use inject::InjectArgs;
 pub use inspect::{DoctorArgs, ExplainArgs, HealthyArgs, HooksArgs, PruneArgs, StatusArgs};
 pub use live::{PlotArgs, RecordArgs, TopArgs};
 pub use program::check_program;
@@ -63,6 +65,8 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Look at everything that Sluice needs, and prove that limits hold.
     Doctor(DoctorArgs),
+    /// Prepare the root of a container, or a folder for chroot, so that its programs are limited.
+    Inject(InjectArgs),
     /// Remove what sessions without a process have left behind.
     Prune(PruneArgs),
     /// Show two programs sharing one GPU, each held to its memory and its share of GPU time.

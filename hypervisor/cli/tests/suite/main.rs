@@ -8,6 +8,7 @@
 
 mod containers;
 mod freeze;
+mod inject;
 mod limit;
 #[path = "../../../../limiter/tests/suite/common/machine.rs"]
 #[allow(dead_code, reason = "the limiter's tests use more of it")]
