@@ -7,6 +7,9 @@
 //! * The server repeats a task only until it has the result. That is at most one task that was
 //!   handled, and its result is kept.
 //! * A number that is not above the highest handled one is a repetition that was under way for long.
+//!
+//! A sequence that was not heard of before takes the place of the one before. So whoever feeds an inbox reads one
+//! connection at a time: what an earlier run of the server has sent does not come after what a later one has.
 
 use std::time::Duration;
 

@@ -65,6 +65,8 @@ struct World {
     outcomes: Vec<Option<Outcome>>,
     handled: HashMap<usize, u32>,
     superseded: bool,
+    /// The newest run of the server that a task came from.
+    heard: Epoch,
 }
 
 impl World {
@@ -80,6 +82,7 @@ impl World {
             outcomes: Vec::new(),
             handled: HashMap::new(),
             superseded: false,
+            heard: Epoch(0),
         }
     }
 
@@ -211,7 +214,10 @@ impl World {
             Message::Task { run, .. } | Message::Confirm { run, .. }
                 if run != self.client_epoch => {}
             Message::Confirm { epoch, id, .. } => self.inbox.confirm(epoch, id),
+            // A client reads one connection at a time: that to an earlier run of the server is closed.
+            Message::Task { epoch, .. } if epoch.0 < self.heard.0 => {}
             Message::Task { epoch, after, id, expires_in, task, .. } => {
+                self.heard = epoch;
                 let deadline = self.now + expires_in;
                 match self.inbox.receive(epoch, after, id, deadline, self.now) {
                     Verdict::Handle => {
