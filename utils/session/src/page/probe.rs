@@ -7,7 +7,7 @@ use std::io;
 /// How many bytes one question covers.
 pub(crate) const LENGTH: usize = size_of::<libc::itimerspec>();
 
-/// Whether the [`LENGTH`] bytes at an address can be read. `None`: the kernel does not say.
+/// Whether the [`LENGTH`] bytes at an address that is not null can be read. `None`: the kernel does not say.
 ///
 /// It costs half of asking for a file's size. The call changes nothing: the kernel reads a timer's
 /// new value from the address, and then finds that there is no such timer.

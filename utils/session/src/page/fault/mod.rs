@@ -105,9 +105,28 @@ unsafe fn cause(info: *const siginfo_t) -> Option<Cause> {
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        let readable = probe::is_readable(info) != Some(false);
+        // Of null the kernel says nothing: it takes it for "no value".
+        let readable = !info.is_null() && probe::is_readable(info) != Some(false);
         *errno = before;
         (info.is_aligned() && readable && (*info).si_signo == libc::SIGBUS)
             .then(|| Cause { code: (*info).si_code, address: (*info).si_addr().addr() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A handler of the program that passes on the signal's number calls with whatever is in the registers.
+    #[test]
+    fn a_cause_that_is_none_is_not_read() {
+        let of_another_signal = [0_u64; 16];
+        let unaligned = (of_another_signal.as_ptr().addr() + 1) as *const siginfo_t;
+        for info in
+            [ptr::null(), 8 as *const siginfo_t, unaligned, of_another_signal.as_ptr().cast()]
+        {
+            // SAFETY: nothing changes what can be read there.
+            assert!(unsafe { cause(info) }.is_none(), "{info:?}");
+        }
     }
 }
