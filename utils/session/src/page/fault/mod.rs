@@ -122,9 +122,7 @@ mod tests {
     fn a_cause_that_is_none_is_not_read() {
         let of_another_signal = [0_u64; 16];
         let unaligned = (of_another_signal.as_ptr().addr() + 1) as *const siginfo_t;
-        for info in
-            [ptr::null(), 8 as *const siginfo_t, unaligned, of_another_signal.as_ptr().cast()]
-        {
+        for info in [ptr::null(), ptr::dangling(), unaligned, of_another_signal.as_ptr().cast()] {
             // SAFETY: nothing changes what can be read there.
             assert!(unsafe { cause(info) }.is_none(), "{info:?}");
         }
