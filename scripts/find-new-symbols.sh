@@ -6,6 +6,7 @@ export LC_ALL=C
 usage() {
     cat <<'END'
 Usage: scripts/find-new-symbols.sh [LIBCUDA] [LIBNVML]
+       scripts/find-new-symbols.sh --lacking LIBCUDA LIBNVML
        scripts/find-new-symbols.sh --check-lists
 
 Compares what libcuda.so.1 and libnvidia-ml.so.1 export (by default those that ldconfig knows) with
@@ -14,7 +15,8 @@ three lists, and prints each cu* and nvml* symbol that is in none of them, one p
   docs/unhandled.txt   allocates device memory, gives the GPU work, or reports memory, utilisation or
                        processes, and is not patched: symbol, TAB, allocates|launches|reports, TAB, reason
   docs/irrelevant.txt  does none of these: symbol
-The two text files are sorted by symbol (LC_ALL=C). --check-lists only checks the lists: their form,
+The two text files are sorted by symbol (LC_ALL=C). --lacking prints the symbols of the
+lists that an older driver lacks: examples/fake-gpu/node/drivers has them. --check-lists only checks the lists: their form,
 and that no symbol is in two of them. It needs no library.
 
 Exit status: 0 nothing new; 1 new symbols, or lists that are wrong; 2 wrong usage, or no such library.
@@ -127,6 +129,7 @@ compare() {
         }' <(known) - <<<"$names"
 }
 
+lacking=''
 case "${1:-}" in
 -h | --help)
     usage
@@ -137,7 +140,12 @@ case "${1:-}" in
     check_lists
     exit
     ;;
--*) wrong "$1 is not an option; --check-lists and --help are." ;;
+--lacking)
+    [ $# -eq 3 ] || wrong "--lacking takes LIBCUDA and LIBNVML. See --help."
+    lacking=yes
+    shift
+    ;;
+-*) wrong "$1 is not an option; --check-lists, --lacking and --help are." ;;
 esac
 [ $# -le 2 ] || wrong "At most two libraries are expected, LIBCUDA and LIBNVML. See --help."
 command -v nm >/dev/null ||
@@ -148,6 +156,11 @@ nvml=${2:-}
 [ -n "$cuda" ] || cuda=$(installed libcuda.so.1)
 [ -n "$nvml" ] || nvml=$(installed libnvidia-ml.so.1)
 check_lists >&2
+if [ -n "$lacking" ]; then
+    has=$({ exported "$cuda" cu && exported "$nvml" nvml; }) || exit 2
+    known | awk '{ print $2 }' | sort -u | comm -23 - <(sort -u <<<"$has")
+    exit
+fi
 status=0
 compare "$cuda" cu || status=$?
 compare "$nvml" nvml || status=$?

@@ -5,15 +5,16 @@ shopt -s inherit_errexit
 
 usage() {
     cat <<'END'
-Usage: scripts/install.sh [--from FOLDER] [--uninstall]
+Usage: install.sh [--prefix FOLDER] [--from FOLDER] [--uninstall [--purge]]
 
-  --from FOLDER   what was built; target/release of this checkout by default. Nothing is built
-  --uninstall     remove what was installed
+  --prefix FOLDER   where to; /usr/local by default
+  --from FOLDER     in a checkout: what was built; target/release by default. Nothing is built. An archive of
+                    Sluice has what it installs beside this script
+  --uninstall       remove what was installed. End the programs that run under limits first
+  --purge           ... and the daemon's state and configuration: /var/lib/sluice, /run/sluice, /etc/sluice
 
-Programs go to $PREFIX/bin, libraries to $PREFIX/lib, manual pages and completions to $PREFIX/share;
-PREFIX is /usr/local by default. The units of systemd go to $PREFIX/lib/systemd/system, where systemd
-finds them if PREFIX is /usr/local or /usr; nothing is enabled or started. With DESTDIR everything is
-put below that folder, as a package wants it.
+Programs go to FOLDER/bin, libraries to FOLDER/lib/sluice, documents to FOLDER/share. The units of systemd go to
+FOLDER/lib/systemd/system, where systemd finds them if FOLDER is /usr/local or /usr; nothing is enabled or started.
 
 Each file is written under another name first and then takes its place in one step. A program that
 runs keeps the file that it has loaded. If anything fails before that step, nothing has changed.
@@ -25,16 +26,19 @@ fail() {
     exit 1
 }
 
-from="$(dirname "$0")/../target/release"
-uninstall=''
+here=$(realpath -- "$(dirname "$0")")
+from=$here/../target/release
+prefix=/usr/local
+uninstall='' purge=''
 while [ $# -gt 0 ]; do
     case $1 in
-    --from)
-        [ -n "${2:-}" ] || fail '--from needs a folder'
-        from=$2
+    --from | --prefix)
+        [ -n "${2:-}" ] || fail "$1 needs a folder"
+        declare "${1#--}=$2"
         shift
         ;;
     --uninstall) uninstall=yes ;;
+    --purge) purge=yes ;;
     -h | --help)
         usage
         exit
@@ -46,118 +50,107 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-
-prefix=${PREFIX:-/usr/local}
+[ -z "$purge" ] || [ -n "$uninstall" ] || fail '--purge goes with --uninstall'
 case $prefix in
 /*) ;;
-*) fail "PREFIX='$prefix' is not a path that starts with /" ;;
+*) fail "--prefix '$prefix' is not a path that starts with /" ;;
 esac
-root=${DESTDIR:-}$prefix
 
-# The library comes first: a new sluice never meets an old library.
-parts=(
-    lib/libcuda_limiter.so
-    lib/libadd_path.so
-    lib/libfake_cuda.so
-    lib/libfake_nvml.so
-    lib/fake-nvidia-smi
-    lib/tenant
-    bin/hypervisor
-    bin/sluice
-)
+# What is installed: a path below the prefix in each line. Folders that were made for it end with a slash.
+list=lib/sluice/installed
 
-units=(sluice.socket sluice.service)
-deploy="$(dirname "$0")/../deploy/systemd"
-for unit in "${units[@]}"; do
-    parts+=("lib/systemd/system/$unit")
-done
+# listed: the lines of the list that is there, none of which leads out of the prefix.
+listed() {
+    [ -f "$prefix/$list" ] || return 0
+    grep -vE '^/|(^|/)\.\.(/|$)|^$' -- "$prefix/$list" || true
+}
 
-# Written by the programs themselves. One that cannot run here (another glibc) is installed all the same.
-documents=(
-    share/bash-completion/completions/sluice
-    share/bash-completion/completions/hypervisor
-    share/zsh/site-functions/_sluice
-    share/zsh/site-functions/_hypervisor
-    share/fish/vendor_completions.d/sluice.fish
-    share/fish/vendor_completions.d/hypervisor.fish
-)
+# remove LINE...: these files, then these folders if they are empty.
+remove() {
+    local line
+    for line in "$@"; do
+        [[ $line == */ ]] || rm -f -- "$prefix/$line"
+    done
+    printf '%s\n' "$@" | grep '/$' | LC_ALL=C sort -r | while read -r line; do
+        rmdir -- "$prefix/${line#./}" 2>/dev/null || true
+    done || true
+}
 
 if [ -n "$uninstall" ]; then
-    for document in "${documents[@]}"; do
-        rm -f -- "$root/$document"
-    done
-    rm -f -- "$root"/share/man/man1/{sluice,hypervisor}{,-*}.1
-    for part in "${parts[@]}"; do
-        rm -f -- "$root/$part"
-    done
-    # Others may have units there.
-    rmdir -- "$root/lib/systemd/system" "$root/lib/systemd" 2>/dev/null || true
+    mapfile -t lines < <(listed)
+    [ "${#lines[@]}" -gt 0 ] || fail "$prefix/$list is missing: nothing of Sluice was installed there by this script"
+    # A package in /usr has the units and names in /etc/ld.so.preload for itself.
+    if [ "$prefix" = /usr ] || [ ! -e /usr/lib/sluice/before-removal ]; then
+        "$prefix/lib/sluice/before-removal" || true
+    fi
+    remove "${lines[@]}"
+    if [ -n "$purge" ]; then
+        rm -rf -- /var/lib/sluice /run/sluice /run/sluice-library /etc/sluice /dev/shm/sluice-fake-node-*
+        rmdir -- /dev/shm/sluice-root /dev/shm/sluice-[0-9]* 2>/dev/null || true
+    fi
     exit
 fi
 
-# source_of PART: the file that it is made of.
-source_of() {
-    case $1 in
-    lib/systemd/*) printf '%s' "$deploy/${1##*/}" ;;
-    *) printf '%s' "$from/${1##*/}" ;;
-    esac
-}
+# The copies that have not taken their places, and what is made for this alone.
+copies=() own=$(mktemp -d)
+trap 'rm -rf -- "$own" ${copies[@]+"${copies[@]}"}' EXIT
+tree=$here
+if [ ! -d "$here/lib/sluice" ]; then
+    tree=$own/tree
+    "$here/lay-out.sh" "$from" "$tree"
+fi
 
-for part in "${parts[@]}"; do
-    [ -f "$(source_of "$part")" ] || fail "$(source_of "$part") is missing: build it with cargo build --release --workspace"
-    [ ! -d "$root/$part" ] || fail "$root/$part is a folder"
+# The libraries come first, the programs last: a new sluice never meets an old library.
+mapfile -t files < <(cd "$tree" && find lib/sluice share lib/systemd bin -type f | LC_ALL=C sort -r)
+mapfile -t before < <(listed)
+for file in "${files[@]}"; do
+    [ ! -d "$prefix/$file" ] || fail "$prefix/$file is a folder"
 done
 
-copies=()
-trap 'rm -f -- ${copies[@]+"${copies[@]}"}' EXIT
-mkdir -p -- "$root/bin" "$root/lib/systemd/system"
-for part in "${parts[@]}"; do
-    # In the same folder, or it could not be renamed.
-    copy=$(mktemp -- "$root/${part%/*}/.${part##*/}.XXXXXXXX")
+# make_folder FOLDER: and those that it is in. What was not there is in `made`.
+make_folder() {
+    [ ! -d "$prefix/$1" ] || return 0
+    if [ "$1" = . ]; then
+        mkdir -p -- "$prefix"
+    else
+        make_folder "$(dirname -- "$1")"
+        mkdir -- "$prefix/$1"
+    fi
+    made+=("$1/")
+}
+
+# draft FILE MODE SOURCE: copies it under another name into the same folder, or it could not be renamed.
+draft() {
+    local copy=$prefix/${1%/*}/.${1##*/}.$$
+    make_folder "${1%/*}"
     copies+=("$copy")
-    case $part in
+    install -m "$2" -- "$3" "$copy"
+}
+made=()
+for file in "${files[@]}"; do
+    case $file in
     lib/systemd/*)
         # The unit names the program where it is installed.
-        sed "s|^ExecStart=/usr/bin/|ExecStart=$prefix/bin/|" -- "$(source_of "$part")" >"$copy"
-        chmod 644 -- "$copy"
+        sed "s|^ExecStart=/usr/bin/|ExecStart=$prefix/bin/|" -- "$tree/$file" >"$own/unit"
+        draft "$file" 644 "$own/unit"
         ;;
-    *)
-        cat -- "$(source_of "$part")" >"$copy"
-        chmod 755 -- "$copy"
-        ;;
+    share/*) draft "$file" 644 "$tree/$file" ;;
+    *) draft "$file" 755 "$tree/$file" ;;
     esac
-    # What takes the place must be complete, also after a power failure.
-    sync -- "$copy"
 done
-for index in "${!parts[@]}"; do
-    mv -T -f -- "${copies[$index]}" "$root/${parts[$index]}"
+files+=("$list")
+{
+    printf '%s\n' "${files[@]}"
+    printf '%s\n' ${before[@]+"${before[@]}"} ${made[@]+"${made[@]}"} | grep '/$' | LC_ALL=C sort -u || true
+} >"$own/list"
+draft "$list" 644 "$own/list"
+# What takes the place must be complete, also after a power failure.
+sync -- "${copies[@]}"
+for index in "${!files[@]}"; do
+    mv -T -f -- "${copies[$index]}" "$prefix/${files[$index]}"
 done
 copies=()
-sync -- "$root/lib" "$root/lib/systemd/system" "$root/bin"
-
-# For shells and `man`. Nothing depends on them, so what fails here is only said.
-write_documents() {
-    local program shell document drafts
-    drafts=$(mktemp -d)
-    for program in sluice hypervisor; do
-        "$root/bin/$program" man "$drafts/man1" || return 1
-        for shell in bash zsh fish; do
-            "$root/bin/$program" completions "$shell" >"$drafts/$program.$shell" || return 1
-        done
-    done
-    mkdir -p -- "$root/share/man/man1"
-    install -m 644 -- "$drafts"/man1/*.1 "$root/share/man/man1/"
-    for document in "${documents[@]}"; do
-        program=${document##*/}
-        program=${program#_}
-        program=${program%.fish}
-        case $document in
-        */bash-completion/*) shell=bash ;;
-        */zsh/*) shell=zsh ;;
-        *) shell=fish ;;
-        esac
-        install -D -m 644 -- "$drafts/$program.$shell" "$root/$document"
-    done
-    rm -rf -- "$drafts"
-}
-write_documents || printf 'install.sh: completions and manual pages are not installed: a program does not run here\n' >&2
+# What a former version had and this one has not; folders only if they are empty.
+mapfile -t before < <(printf '%s\n' ${before[@]+"${before[@]}"} | grep -vxFf <(printf '%s\n' "${files[@]}") | grep .)
+remove ${before[@]+"${before[@]}"}
+sync -- "$prefix/bin" "$prefix/lib/sluice" "$prefix/lib/systemd/system"

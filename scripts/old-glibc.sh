@@ -24,28 +24,6 @@ tools=$(realpath "${CARGO_TARGET_DIR:-target}/tools/release/bin")
 mkdir -p "$4"
 folder=$(realpath "$4")
 
-# Lists and packages in a folder of their own: what this machine has and wants is not touched.
-fetch() {
-    local apt="$folder/apt"
-    rm -rf "$apt" "$folder/root"
-    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/parts" "$folder/root"
-    : >"$apt/status"
-    local mirror
-    # shellcheck disable=SC2016 # apt-get expands it
-    mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m 1 '/debian/\?$') || {
-        printf 'old-glibc.sh: apt-get knows no mirror of Debian\n' >&2
-        exit 1
-    }
-    printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' "$mirror" "$suite" >"$apt/sources.list"
-    local get=(apt-get -qq -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts="$apt/parts"
-        -o Dir::State::Lists="$apt/lists" -o Dir::Cache="$apt/cache" -o Dir::State::status="$apt/status"
-        -o Acquire::Languages=none -o APT::Sandbox::User="$(id -un)")
-    "${get[@]}" update
-    (cd "$apt" && "${get[@]}" download libc6)
-    dpkg-deb -x "$apt"/libc6_*.deb "$folder/root"
-    rm -rf "$apt"
-}
-
 loader() {
     compgen -G "$folder/root/lib*/x86_64-linux-gnu/ld-linux-x86-64.so.2" ||
         compgen -G "$folder/root/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
@@ -54,7 +32,7 @@ loader() {
 if [ "$suite" = here ]; then
     loader=$(realpath /lib64/ld-linux-x86-64.so.2)
 else
-    loader >/dev/null || fetch
+    loader >/dev/null || scripts/debian-package.sh "$suite" amd64 "$folder" libc6
     loader=$(loader)
 fi
 libraries=$(dirname "$loader")

@@ -18,7 +18,7 @@ Usage: scripts/test.sh [--quick | --all] [NAME...]
 
 The checks are in tiers. Each has a budget in seconds for a machine with two cores and a warm build;
 a tier that takes longer is marked, and fails nothing. The last line is "N passed, N failed": tests,
-and each other check as one. ", N skipped" follows for checks that need what this machine lacks.
+and each other check as one. ", N skipped" follows for checks and tests that need what this machine lacks.
 END
 }
 
@@ -87,15 +87,28 @@ check() {
 # no test ran, counts as one that failed.
 tests() {
     local status=0 now_passed now_failed name
+    rm -f "$unable"
     run "$@" || status=$?
     now_passed=$(sum passed)
     now_failed=$(($(sum failed) + $(sum 'timed out') + $(sum 'exec failed')))
     if [ "$now_failed" -eq 0 ] && { [ "$status" -ne 0 ] || [ "$now_passed" -eq 0 ]; }; then now_failed=1; fi
     passed=$((passed + now_passed))
     failed=$((failed + now_failed))
+    unable_to_run
     while read -r name; do
         flaky+=("$name")
     done < <(after_summary | awk '$1 == "FLAKY" { print $NF }')
+}
+
+# Tests that could not run here have passed for the runner. They say so in a file.
+unable="${CARGO_TARGET_DIR:-target}/tmp/skipped"
+unable_to_run() {
+    local line
+    [ -s "$unable" ] || return 0
+    while read -r line; do
+        skip "${line%%: *}" "${line#*: }"
+        passed=$((passed - 1))
+    done < <(awk -F': ' '!seen[$1]++' "$unable")
 }
 
 # What the closing list of nextest says.
@@ -209,6 +222,23 @@ get_promtool() {
     command -v promtool >/dev/null
 }
 
+# Allocators that people preload. Their packages are unpacked, not installed.
+get_allocators() {
+    local tools="$target/tools/allocators"
+    compgen -G '/usr/lib/x86_64-linux-gnu/libjemalloc.so.2' >/dev/null &&
+        compgen -G '/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4' >/dev/null && return
+    [ -e "$tools/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4" ] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    local packages=(libjemalloc2 libtcmalloc-minimal4)
+    printf '%s== getting %s%s\n' "$bold" "${packages[*]}" "$plain"
+    mkdir -p "$tools"
+    (
+        cd "$tools"
+        apt-get -qq download "${packages[@]}" || { apt-get -qq update && apt-get -qq download "${packages[@]}"; } || exit 1
+        for package in "${packages[@]}"; do dpkg-deb -x "$package"_*.deb . || exit 1; done
+    ) >/dev/null 2>&1
+}
+
 # Programs that people watch GPUs with: those of Python in a folder of their own. Two are not to be had everywhere.
 monitors="$target/tools/monitors"
 get_monitors() {
@@ -300,6 +330,8 @@ exports_nothing_of_the_driver() {
 
 # shellcheck source=scripts/reach.sh
 . scripts/reach.sh
+# shellcheck source=scripts/packages.sh
+. scripts/packages.sh
 
 # What /metrics tells, as a test has written it, and the rules that go by it.
 prometheus_files() {
@@ -341,6 +373,7 @@ lint_tier() {
 
 test_tier() {
     build
+    get_allocators || skip 'allocators beside the limiter' 'they are not to be had here; they are libjemalloc2 and libtcmalloc-minimal4 of Debian'
     tests_and_again 'tests' nextest -E 'not test(/(^|::)timed::/)'
 }
 
@@ -403,14 +436,16 @@ other_tier() {
         skip 'systemd units' 'systemd-analyze is missing; it comes with systemd'
     fi
     if get_shellcheck; then
-        check 'shell scripts' shellcheck --external-sources scripts/*.sh .ci/run
+        check 'shell scripts' shellcheck --external-sources scripts/*.sh scripts/packages/*.sh \
+            deploy/packages/{before-removal,postinst,prerm,postrm} .ci/run
     else
         skip 'shell scripts' 'shellcheck is missing; install it with: apt-get install shellcheck (as root)'
     fi
 }
 
-# What is shipped, on other C libraries.
+# What is shipped, on other C libraries and on another processor.
 reach_tier() {
+    on_simulated_gum
     if ! get_release_tools; then
         skip 'what is shipped' 'its build needs python3 and PyPI; see scripts/build-release.sh'
         return
@@ -427,6 +462,7 @@ reach_tier() {
     else
         skip 'programs on musl' 'musl-gcc is missing; install it with: apt-get install musl-tools (as root)'
     fi
+    on_aarch64
 }
 
 # Tests of time that fail are tried again. That must not hide a program that failed or hung: tests note each.
@@ -461,6 +497,7 @@ else
     if [ "$mode" = all ]; then
         tier streams 240 streams_tier
         tier reach 420 reach_tier
+        tier packages 300 packages_tier
     fi
 fi
 check 'no program failed in a test that was tried again' nothing_but_time_failed

@@ -11,6 +11,7 @@
 //! * Feature `client`: `client::BlockingHttpClient` calls, `client::TaskClient` handles tasks.
 //! * Feature `server`: serves Poem's routes with the caller's identity as the kernel states it, JSON
 //!   with a size limit, and bounded waiting; `server::TaskServer` gives tasks.
+//! * Features `client-tls` and `server-tls`: the same over TLS on TCP. Who does not call for it links none of it.
 #![cfg_attr(all(feature = "client", feature = "server"), doc = "", doc = "---", doc = include_str!("../README.md"))]
 #![forbid(unsafe_code)]
 

@@ -40,7 +40,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http_bidir_comm::server::{BindError, PeerListener};
-use poem::EndpointExt;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use ::limits::{ComputeLimit, GpuId};
@@ -51,7 +50,7 @@ pub use identity::{
 };
 pub use observe::{Observation, UnknownProcesses};
 pub use quotas::{AsRegistered, Asked, Quotas};
-pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TokenSource};
+pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TlsFiles, TokenSource};
 pub use service_manager::PassedError;
 
 use self::connection::ConnectionAdmission;
@@ -60,7 +59,7 @@ use self::core::Core;
 use self::core::ends::EndWatch;
 use self::end::Ends;
 use self::page_memory::PageWatch;
-use self::remote::Token;
+use self::remote::RemoteListener;
 use self::service_manager::Told;
 use self::state::{Beginning, Choice};
 use scheduler::Tuning;
@@ -185,10 +184,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
         }
     };
     prepared.map_err(|source| DaemonError::Folder { socket: socket.clone(), source })?;
-    let remote = match &options.remote {
-        Some(Remote { address, token }) => Some((Token::of(token)?, remote::listen(*address)?)),
-        None => None,
-    };
+    let remote = options.remote.as_ref().map(RemoteListener::bind).transpose()?;
     let connections = ConnectionQuota::of_this_process();
     let listener = match passed {
         Some(listener) => PeerListener::passed(listener, &socket)?,
@@ -213,12 +209,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let server = http_bidir_comm::server::serve(listener, routes::routes(core.clone()));
     let remote = async {
         match remote {
-            Some((token, listener)) => {
-                let read = token.guard(routes::routes(core.clone()));
-                let read = read.catch_all_error(http_bidir_comm::server::error_to_json);
-                let read = read.after(remote::hang_up_on_strangers);
-                http_bidir_comm::server::serve(listener, read).await
-            }
+            Some(remote) => remote.serve(routes::routes(core.clone())).await,
             None => std::future::pending().await,
         }
     };

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use hypervisor::{
-    Observation, Options, Remote, Sources, TOKEN_VARIABLE, TokenSource, UnknownProcesses, log,
+    Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
+    log,
 };
 use tracing::level_filters::LevelFilter;
 
@@ -35,12 +36,18 @@ enum Command {
         #[arg(long, value_name = "DIR")]
         state: Option<PathBuf>,
         /// Also offer the state over TCP, to be read by those who have the token: that of --token-file, or of the
-        /// variable SLUICE_TOKEN. Nothing is encrypted
+        /// variable SLUICE_TOKEN. Encrypted with --tls-cert
         #[arg(long, value_name = "ADDRESS:PORT")]
         listen: Option<SocketAddr>,
         /// The file with the token: one line of 16 bytes at least, of this user or root, mode 600
         #[arg(long, value_name = "FILE", requires = "listen")]
         token_file: Option<PathBuf>,
+        /// Speak TLS there, with the certificate in this file: PEM, its own first, then those that lead to the CA
+        #[arg(long, value_name = "FILE", requires_all = ["listen", "tls_key"])]
+        tls_cert: Option<PathBuf>,
+        /// The certificate's key: PEM, of this user or root, mode 600
+        #[arg(long, value_name = "FILE", requires = "tls_cert")]
+        tls_key: Option<PathBuf>,
         /// What happens where a process uses a GPU that no session knows, so that nothing limits it there: report it;
         /// hold back the sessions on that GPU until it has gone; or kill it (SIGTERM, after 10 s SIGKILL)
         #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Report)]
@@ -100,12 +107,16 @@ fn main() -> ExitCode {
             state,
             listen,
             token_file,
+            tls_cert,
+            tls_key,
             unknown_processes,
             nvml,
             log: level,
             log_format,
         } => {
-            let remote = match remote(listen, token_file) {
+            let tls = tls_cert.zip(tls_key);
+            let tls = tls.map(|(certificate, key)| TlsFiles { certificate, key });
+            let remote = match remote(listen, token_file, tls) {
                 Ok(remote) => remote,
                 Err(error) => error.exit(),
             };
@@ -126,6 +137,7 @@ fn main() -> ExitCode {
 fn remote(
     listen: Option<SocketAddr>,
     token_file: Option<PathBuf>,
+    tls: Option<TlsFiles>,
 ) -> Result<Option<Remote>, clap::Error> {
     let Some(address) = listen else { return Ok(None) };
     let in_file = token_file.map(TokenSource::File);
@@ -136,7 +148,7 @@ fn remote(
         );
         clap::Error::raw(clap::error::ErrorKind::MissingRequiredArgument, message)
     })?;
-    Ok(Some(Remote { address, token }))
+    Ok(Some(Remote { address, token, tls }))
 }
 
 fn write_manual(folder: &Path) -> ExitCode {

@@ -3,16 +3,20 @@
 //! Nobody attests who is at the other end, and no process there can be watched or share memory. So
 //! no process registers here, and nothing is changed.
 
+use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use http_bidir_comm::server::{ApiError, BearerToken, BoundedTcpListener, WeakToken};
+use http_bidir_comm::server::{
+    self, ApiError, BearerToken, BoundedTcpListener, ServerTls, ServerTlsError, WeakToken,
+    error_to_json,
+};
 use poem::http::header::{CONNECTION, HeaderValue};
 use poem::http::{Method, StatusCode};
-use poem::{Endpoint, Request, Response};
+use poem::{Endpoint, EndpointExt, Request, Response};
 
 use super::identity::{Caller, Owner};
 
@@ -20,14 +24,27 @@ use super::identity::{Caller, Owner};
 const CONNECTIONS: usize = 32;
 /// A longer token is none.
 const LONGEST_TOKEN: u64 = 4096;
+/// Longer certificates and keys are none.
+const LONGEST_PEM: u64 = 1 << 20;
 
 /// Where to listen, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// The address. Nothing is encrypted: it should be one of this machine.
+    /// The address. Without `tls` it should be one of this machine: nothing is encrypted.
     pub address: SocketAddr,
     /// Where the token is.
     pub token: TokenSource,
+    /// The files of the certificate and the key, where TLS is to be spoken.
+    pub tls: Option<TlsFiles>,
+}
+
+/// By what the daemon proves over TLS who it is: files in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Its certificate, and those that lead to the CA.
+    pub certificate: PathBuf,
+    /// The key.
+    pub key: PathBuf,
 }
 
 /// Where the token is.
@@ -40,7 +57,7 @@ pub enum TokenSource {
 }
 
 /// The variable that holds the token where no file does. Processes of the daemon's user and root can read it.
-pub const TOKEN_VARIABLE: &str = "SLUICE_TOKEN";
+pub const TOKEN_VARIABLE: &str = ::limits::env::TOKEN;
 
 // A derived implementation would show the token.
 impl std::fmt::Debug for TokenSource {
@@ -55,21 +72,25 @@ impl std::fmt::Debug for TokenSource {
 /// Why a daemon does not listen on TCP.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// The token's file cannot be read.
-    #[error("the token in {file}: {source}", file = file.display())]
+    /// A file cannot be read.
+    #[error("the {what} in {file}: {source}", file = file.display())]
     Unreadable {
+        /// What should be in it.
+        what: &'static str,
         /// The file.
         file: PathBuf,
         /// The system's reason.
         source: io::Error,
     },
-    /// Others can read the token, or have written it.
+    /// Others can read a secret, or have written it.
     #[error(
-        "the token in {file}: it belongs to user {uid} and has mode {mode:03o}: a file of user {own} \
+        "the {what} in {file}: it belongs to user {uid} and has mode {mode:03o}: a file of user {own} \
          or root that nobody else may read (mode 600) is accepted",
         file = file.display()
     )]
     NotSecret {
+        /// What should be in it.
+        what: &'static str,
         /// The file.
         file: PathBuf,
         /// Its user.
@@ -90,6 +111,14 @@ pub enum RemoteError {
     /// The same of the variable.
     #[error("the token in {TOKEN_VARIABLE}: {0}")]
     WeakVariable(WeakToken),
+    /// With these files no TLS can be spoken.
+    #[error("TLS by {certificate} and {key}: {source}", certificate = files.certificate.display(), key = files.key.display())]
+    Tls {
+        /// The files.
+        files: TlsFiles,
+        /// What is wrong with them.
+        source: ServerTlsError,
+    },
     /// The address cannot be used.
     #[error("can not listen: {address}: {source}")]
     Bind {
@@ -102,14 +131,14 @@ pub enum RemoteError {
 
 /// A token, and on whose behalf its bearer calls: the user that the file belongs to.
 #[derive(Clone, Debug)]
-pub(super) struct Token {
+struct Token {
     token: BearerToken,
     owner: Owner,
 }
 
 impl Token {
     /// Reads the token.
-    pub(super) fn of(source: &TokenSource) -> Result<Self, RemoteError> {
+    fn of(source: &TokenSource) -> Result<Self, RemoteError> {
         match source {
             TokenSource::File(path) => Self::read(path),
             TokenSource::Variable(text) => {
@@ -122,42 +151,89 @@ impl Token {
 
     /// Reads a file with a token in one line.
     fn read(path: &Path) -> Result<Self, RemoteError> {
-        let file = || path.to_owned();
-        let unreadable = |source| RemoteError::Unreadable { file: file(), source };
-        let open = File::open(path).map_err(unreadable)?;
-        let found = open.metadata().map_err(unreadable)?;
-        let own = rustix::process::geteuid().as_raw();
-        let (uid, mode) = (found.uid(), found.mode() & 0o777);
-        if !(uid == own || uid == 0) || mode & 0o077 != 0 || !found.is_file() {
-            return Err(RemoteError::NotSecret { file: file(), uid, mode, own });
-        }
-        let mut text = String::new();
-        open.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(unreadable)?;
+        let (text, uid) = secret("token", path, LONGEST_TOKEN)?;
         let token = BearerToken::new(text.trim_end_matches(['\n', '\r']))
-            .map_err(|source| RemoteError::Weak { file: file(), source })?;
+            .map_err(|source| RemoteError::Weak { file: path.to_owned(), source })?;
         Ok(Self { token, owner: Owner::user(uid) })
     }
 
     /// Lets only those pass to `endpoint` who have the token, and only to read.
-    pub(super) fn guard<E: Endpoint>(self, endpoint: E) -> Guarded<E> {
+    fn guard<E: Endpoint>(self, endpoint: E) -> Guarded<E> {
         Guarded { token: self, endpoint }
     }
 }
 
-/// Binds the address, and says what that means.
-pub(super) fn listen(address: SocketAddr) -> Result<BoundedTcpListener, RemoteError> {
-    let bind = |source| RemoteError::Bind { address, source };
-    let listener = BoundedTcpListener::bind(address, CONNECTIONS).map_err(bind)?;
-    let address = listener.local_addr().map_err(bind)?;
-    tracing::info!(%address, "the state can be read with the token");
-    if !address.ip().is_loopback() {
-        tracing::warn!(%address, "the token and the answers go over the network unencrypted");
+/// A secret in a file that nobody else can read, and whose file it is.
+fn secret(what: &'static str, path: &Path, longest: u64) -> Result<(String, u32), RemoteError> {
+    let file = || path.to_owned();
+    let unreadable = |source| RemoteError::Unreadable { what, file: file(), source };
+    let open = File::open(path).map_err(unreadable)?;
+    let found = open.metadata().map_err(unreadable)?;
+    let own = rustix::process::geteuid().as_raw();
+    let (uid, mode) = (found.uid(), found.mode() & 0o777);
+    if !(uid == own || uid == 0) || mode & 0o077 != 0 || !found.is_file() {
+        return Err(RemoteError::NotSecret { what, file: file(), uid, mode, own });
     }
-    Ok(listener)
+    let mut text = String::new();
+    open.take(longest).read_to_string(&mut text).map_err(unreadable)?;
+    Ok((text, uid))
+}
+
+impl TlsFiles {
+    fn read(&self) -> Result<ServerTls, RemoteError> {
+        let unreadable = |source| {
+            let file = self.certificate.clone();
+            RemoteError::Unreadable { what: "certificate", file, source }
+        };
+        let mut certificate = Vec::new();
+        let open = File::open(&self.certificate).map_err(unreadable)?;
+        open.take(LONGEST_PEM).read_to_end(&mut certificate).map_err(unreadable)?;
+        let (key, _) = secret("key", &self.key, LONGEST_PEM)?;
+        ServerTls::from_pem(&certificate, key.as_bytes())
+            .map_err(|source| RemoteError::Tls { files: self.clone(), source })
+    }
+}
+
+/// A bound port, and who may read there.
+#[derive(Debug)]
+pub(super) struct RemoteListener {
+    listener: BoundedTcpListener,
+    tls: Option<ServerTls>,
+    token: Token,
+}
+
+impl RemoteListener {
+    /// Reads the secrets, binds the address, and says what that means.
+    pub(super) fn bind(remote: &Remote) -> Result<Self, RemoteError> {
+        let token = Token::of(&remote.token)?;
+        let tls = remote.tls.as_ref().map(TlsFiles::read).transpose()?;
+        let bind = |source| RemoteError::Bind { address: remote.address, source };
+        let listener = BoundedTcpListener::bind(remote.address, CONNECTIONS).map_err(bind)?;
+        let address = listener.local_addr().map_err(bind)?;
+        let encrypted = tls.is_some();
+        tracing::info!(encrypted, %address, "the state can be read with the token");
+        if !encrypted && !address.ip().is_loopback() {
+            tracing::warn!(
+                %address,
+                "the token and the answers go over the network unencrypted: --tls-cert and --tls-key encrypt them"
+            );
+        }
+        Ok(Self { listener, tls, token })
+    }
+
+    /// Lets those read at `routes` who have the token. Never returns.
+    pub(super) async fn serve(self, routes: impl Endpoint + 'static) -> Infallible {
+        let read = self.token.guard(routes);
+        let read = read.catch_all_error(error_to_json).after(hang_up_on_strangers);
+        match self.tls {
+            Some(tls) => server::serve(self.listener.with_tls(tls), read).await,
+            None => server::serve(self.listener, read).await,
+        }
+    }
 }
 
 /// After a wrong token the connection is over: another try costs another one of the few.
-pub(super) async fn hang_up_on_strangers(answer: poem::Result<Response>) -> poem::Result<Response> {
+async fn hang_up_on_strangers(answer: poem::Result<Response>) -> poem::Result<Response> {
     let mut answer = answer?;
     if answer.status() == StatusCode::UNAUTHORIZED {
         answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -165,7 +241,7 @@ pub(super) async fn hang_up_on_strangers(answer: poem::Result<Response>) -> poem
     Ok(answer)
 }
 
-pub(super) struct Guarded<E> {
+struct Guarded<E> {
     token: Token,
     endpoint: E,
 }

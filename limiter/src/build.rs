@@ -2,7 +2,9 @@
 
 #[cfg(feature = "frida")]
 const ENGINE: (&str, &str) = (", features frida", ", engine frida-gum");
-#[cfg(not(feature = "frida"))]
+#[cfg(feature = "simulated-gum")]
+const ENGINE: (&str, &str) = (", features simulated-gum", ", engine frida-gum, simulated");
+#[cfg(not(any(feature = "frida", feature = "simulated-gum")))]
 const ENGINE: (&str, &str) = (", features none", ", engine detour");
 
 const PARTS: [&str; 15] = build_info::parts("libcuda_limiter.so", ENGINE.0, ENGINE.1);

@@ -19,7 +19,7 @@ use driver::cuda::{self, CuResult, Stream};
 use limits::GpuId;
 use limits::Limits;
 use protocol::socket::default_sockets;
-use session::{Page, directory};
+use session::{Page, directory, node_page};
 use std::collections::HashMap;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -294,7 +294,8 @@ impl Process {
             &self.seen_by_driver(),
         );
         let absent = if config.names_devices() { self.absent(config, uuid) } else { None };
-        let size = config.needs_device_size().then(|| nvml::total_memory(uuid, ordinal)).flatten();
+        let size = || size_on_page(config, uuid).or_else(|| nvml::total_memory(uuid, ordinal));
+        let size = config.needs_device_size().then(size).flatten();
         let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let made = devices.entry(uuid).or_insert_with(|| {
             let identity = DeviceIdentity { uuid, host_index, visible_index };
@@ -390,9 +391,15 @@ impl Process {
         ledger: &'static DeviceLedger,
         limits: &Limits,
     ) -> Device {
-        let address = config.daemon.clone().or_else(|| daemon_in_sight(config));
-        let daemon = address.map(|address| Source { address, session: self.session_name() });
         let is_scheduled = limits.compute.is_limit();
+        let socket = daemon_socket(config);
+        if let (Some(port), None, true) = (&config.daemon, &socket, is_scheduled) {
+            report::once(format_args!(
+                "daemon at {port}: not asked, because a daemon grants leases over its Unix socket alone: SLUICE_DAEMON \
+                 names it, and a container gets /run/sluice mounted; this session keeps its own account"
+            ));
+        }
+        let daemon = socket.map(|socket| Source { socket, session: self.session_name() });
         Device {
             ledger,
             memory: self.memory.device(ledger),
@@ -479,12 +486,23 @@ impl Process {
     }
 }
 
-/// The node's daemon, or the user's own, if its socket is to be seen: a container gets it mounted.
-fn daemon_in_sight(config: &Config) -> Option<DaemonAddress> {
+/// The socket of the daemon that leases come from: the one that was named; else that of the node's daemon or of the
+/// user's own, if it is to be seen. A container gets it mounted. A daemon grants nothing over TCP, so no port is called.
+fn daemon_socket(config: &Config) -> Option<PathBuf> {
+    if let Some(DaemonAddress::Unix(socket)) = &config.daemon {
+        return Some(socket.clone());
+    }
     let is_socket =
         |path: &PathBuf| std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let mut sockets = default_sockets().into_iter().filter(|_| config.finds_daemon);
-    sockets.find(is_socket).map(DaemonAddress::Unix)
+    sockets.find(is_socket)
+}
+
+/// A device's memory as the node's daemon says it, where one writes its page now. Then NVML need not be asked.
+fn size_on_page(config: &Config, uuid: GpuId) -> Option<u64> {
+    let figures = node_page::current_beside(&daemon_socket(config)?)?;
+    let device = figures.devices.iter().find(|device| device.uuid == uuid)?;
+    device.memory_total.filter(|&bytes| bytes > 0)
 }
 
 /// A device's UUID by ordinal.

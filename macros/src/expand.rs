@@ -120,7 +120,6 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
     let (entry, ask) = (format_ident!("jump_{symbol}"), format_ident!("ask_{symbol}"));
     let per_thread = is_per_thread(&symbol.to_string());
     quote! {
-        #[cfg(target_arch = "x86_64")]
         #[allow(non_snake_case)]
         extern "C" fn #ask(found: *const u64) -> bool {
             crate::hooks::tail_jump::ask(|| {
@@ -129,9 +128,6 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
                 self::#passes(&arguments, #per_thread)
             })
         }
-
-        #[cfg(not(target_arch = "x86_64"))]
-        use #hook as #entry;
 
         #[cfg(target_arch = "x86_64")]
         #[allow(non_snake_case)]
@@ -168,6 +164,55 @@ fn tail_jump(symbol: &Ident, passes: &Path) -> TokenStream {
                 "test al, al",
                 "jne 2b",
                 "jmp {hook}",
+                ".cfi_endproc",
+                ungated_word = sym crate::compute::fast_path::FAST_PATH,
+                ungated = const crate::compute::fast_path::UNGATED,
+                ask = sym #ask,
+                hook = sym #hook,
+                slot = sym #slot,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[allow(non_snake_case)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn #entry() {
+            // The same: eight argument registers, and the way back, which is in registers, too.
+            ::core::arch::naked_asm!(
+                ".p2align 6",
+                ".cfi_startproc",
+                "adrp x16, {ungated_word}",
+                "ldrb w16, [x16, :lo12:{ungated_word}]",
+                "cmp w16, {ungated}",
+                "b.ne 3f",
+                "2:",
+                "adrp x16, {slot}",
+                "ldr x16, [x16, :lo12:{slot}]",
+                "br x16",
+                "3:",
+                "sub sp, sp, 96",
+                ".cfi_adjust_cfa_offset 96",
+                "stp x29, x30, [sp, 80]",
+                ".cfi_rel_offset x29, 80",
+                ".cfi_rel_offset x30, 88",
+                "stp x0, x1, [sp]",
+                "stp x2, x3, [sp, 16]",
+                "stp x4, x5, [sp, 32]",
+                "stp x6, x7, [sp, 48]",
+                "mov x0, sp",
+                "bl {ask}",
+                "mov w16, w0",
+                "ldp x0, x1, [sp]",
+                "ldp x2, x3, [sp, 16]",
+                "ldp x4, x5, [sp, 32]",
+                "ldp x6, x7, [sp, 48]",
+                "ldp x29, x30, [sp, 80]",
+                "add sp, sp, 96",
+                ".cfi_adjust_cfa_offset -96",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
+                "tbnz w16, 0, 2b",
+                "b {hook}",
                 ".cfi_endproc",
                 ungated_word = sym crate::compute::fast_path::FAST_PATH,
                 ungated = const crate::compute::fast_path::UNGATED,

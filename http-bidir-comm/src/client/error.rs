@@ -25,6 +25,14 @@ pub enum ClientError {
         /// Who runs it.
         stranger: Stranger,
     },
+    /// The server does not speak TLS, or is not who it should be. No call was sent to it.
+    #[error("{endpoint} is not used: {problem}")]
+    Tls {
+        /// Where the server was called.
+        endpoint: String,
+        /// What is wrong, and what would be accepted.
+        problem: String,
+    },
     /// The call's time ended before the answer came. The server may have acted on the call.
     #[error("{endpoint} did not answer within {after:?}")]
     Timeout {
@@ -68,13 +76,15 @@ pub(super) fn classify(error: ureq::Error, endpoint: &Endpoint, after: Duration)
         ureq::Error::Timeout(_) => ClientError::Timeout { endpoint, after },
         ureq::Error::Io(source) => ClientError::Connect { endpoint, source },
         ureq::Error::Other(other) => match other.downcast::<TransportError>() {
-            Ok(transport) => {
-                let source = transport.into_io();
-                match source.get_ref().and_then(|inner| inner.downcast_ref::<Stranger>()) {
-                    Some(&stranger) => ClientError::Untrusted { endpoint, stranger },
-                    None => ClientError::Connect { endpoint, source },
+            Ok(transport) => match *transport {
+                TransportError::NoConnection(source) | TransportError::Stale(source) => {
+                    match source.get_ref().and_then(|inner| inner.downcast_ref::<Stranger>()) {
+                        Some(&stranger) => ClientError::Untrusted { endpoint, stranger },
+                        None => ClientError::Connect { endpoint, source },
+                    }
                 }
-            }
+                TransportError::Tls(problem) => ClientError::Tls { endpoint, problem },
+            },
             Err(other) => ClientError::Protocol { endpoint, what: other.to_string() },
         },
         other => ClientError::Protocol { endpoint, what: other.to_string() },

@@ -8,6 +8,8 @@
 mod error;
 mod socket;
 mod tasks;
+#[cfg(feature = "client-tls")]
+mod tls;
 mod transport;
 
 use std::fmt;
@@ -18,11 +20,14 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::typestate::WithBody;
+use ureq::unversioned::transport::Connector;
 use ureq::{Agent, Body, RequestBuilder, http};
 
 pub use error::ClientError;
 pub use socket::{Endpoint, Stranger};
 pub use tasks::{Stop, TaskClient, TaskClientSettings, Transport};
+#[cfg(feature = "client-tls")]
+pub use tls::{ClientTlsError, TrustedRoots};
 
 use crate::{BODY_LIMIT, ErrorBody, STATE_LIMIT};
 use transport::{AnyAddress, SocketConnector};
@@ -58,6 +63,28 @@ impl fmt::Debug for BlockingHttpClient {
 impl BlockingHttpClient {
     /// A client of the server at `endpoint`. It does not connect yet, so it cannot fail.
     pub fn new(endpoint: Endpoint) -> Self {
+        let connector = SocketConnector::new(Arc::new(endpoint.clone()));
+        Self::by(endpoint, "http", connector)
+    }
+
+    /// A client that speaks TLS with the server at a port, and believes it if one of `roots` has signed its certificate
+    /// for `host`. It does not connect yet.
+    ///
+    /// # Errors
+    /// [`ClientTlsError`]
+    #[cfg(feature = "client-tls")]
+    pub fn over_tls(
+        host: String,
+        port: u16,
+        token: Option<String>,
+        roots: TrustedRoots,
+    ) -> Result<Self, ClientTlsError> {
+        let endpoint = Endpoint::Tcp { host: host.clone(), port, token };
+        let sockets = SocketConnector::new(Arc::new(endpoint.clone()));
+        Ok(Self::by(endpoint, "https", tls::TlsConnector::new(sockets, roots, &host)?))
+    }
+
+    fn by(endpoint: Endpoint, scheme: &str, connector: impl Connector) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .proxy(None)
@@ -71,15 +98,14 @@ impl BlockingHttpClient {
             .output_buffer_size(16 * 1024)
             .build();
         let (base, authorization) = match &endpoint {
-            Endpoint::Unix(_) => ("http://localhost".to_owned(), None),
-            Endpoint::Tcp { host, port, token } => {
-                (authority(host, *port), token.as_ref().map(|token| format!("Bearer {token}")))
-            }
+            Endpoint::Unix(_) => (format!("{scheme}://localhost"), None),
+            Endpoint::Tcp { host, port, token } => (
+                authority(scheme, host, *port),
+                token.as_ref().map(|token| format!("Bearer {token}")),
+            ),
         };
-        let endpoint = Arc::new(endpoint);
-        let connector = SocketConnector::new(Arc::clone(&endpoint));
         let agent = Agent::with_parts(config, connector, AnyAddress);
-        Self { agent, endpoint, base, authorization }
+        Self { agent, endpoint: Arc::new(endpoint), base, authorization }
     }
 
     /// The server's address.
@@ -264,11 +290,11 @@ fn read(mut answer: Response, most: usize) -> Result<(u16, Vec<u8>), ureq::Error
 }
 
 /// `http://host:port`, with the brackets that an IPv6 address needs.
-fn authority(host: &str, port: u16) -> String {
+fn authority(scheme: &str, host: &str, port: u16) -> String {
     if host.contains(':') && !host.starts_with('[') {
-        format!("http://[{host}]:{port}")
+        format!("{scheme}://[{host}]:{port}")
     } else {
-        format!("http://{host}:{port}")
+        format!("{scheme}://{host}:{port}")
     }
 }
 
@@ -290,9 +316,9 @@ mod tests {
 
     #[test]
     fn hosts_become_authorities() {
-        assert_eq!(authority("10.0.0.1", 80), "http://10.0.0.1:80");
-        assert_eq!(authority("::1", 80), "http://[::1]:80");
-        assert_eq!(authority("[::1]", 80), "http://[::1]:80");
+        assert_eq!(authority("http", "10.0.0.1", 80), "http://10.0.0.1:80");
+        assert_eq!(authority("http", "::1", 80), "http://[::1]:80");
+        assert_eq!(authority("http", "[::1]", 80), "http://[::1]:80");
     }
 
     #[test]

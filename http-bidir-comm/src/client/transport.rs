@@ -32,14 +32,10 @@ pub(super) enum TransportError {
     /// A kept connection was found closed when it was used again.
     #[error("the kept connection had been closed: {0}")]
     Stale(io::Error),
-}
-
-impl TransportError {
-    pub(super) fn into_io(self) -> io::Error {
-        match self {
-            Self::NoConnection(error) | Self::Stale(error) => error,
-        }
-    }
+    /// The server is not who it should be, or does not speak TLS.
+    #[cfg_attr(not(feature = "client-tls"), expect(dead_code, reason = "there is no TLS"))]
+    #[error("{0}")]
+    Tls(String),
 }
 
 /// Whether a call failed only because its kept connection was closed.

@@ -13,6 +13,8 @@ mod prompt_reader;
 mod serve;
 mod tasks;
 mod tcp_listener;
+#[cfg(feature = "server-tls")]
+mod tls;
 mod waiting;
 
 pub use authenticate::{Anyone, Authenticate, BearerToken, Caller, SameUser, WeakToken};
@@ -23,4 +25,6 @@ pub use peer::Peer;
 pub use serve::serve;
 pub use tasks::{Pending, SendError, TaskError, TaskServer, TaskSettings};
 pub use tcp_listener::BoundedTcpListener;
+#[cfg(feature = "server-tls")]
+pub use tls::{ServerTls, ServerTlsError, TlsListener, TlsStream};
 pub use waiting::{OnDrop, wait_up_to};

@@ -82,7 +82,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for PromptReader<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        // Over TLS a last word is written.
+        let went = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.timed(context, went)
     }
 }
 

@@ -14,7 +14,7 @@ use super::json::ApiError;
 use super::listener::{Listener, PAUSE_AFTER_ERROR};
 
 /// A bound TCP port. It knows its callers by their addresses only, so that its routes need an
-/// [`Authenticate`](super::Authenticate) of their own, and it does not encrypt.
+/// [`Authenticate`](super::Authenticate) of their own, and it does not encrypt by itself.
 #[derive(Debug)]
 pub struct BoundedTcpListener {
     listener: TcpListener,
@@ -45,12 +45,12 @@ impl BoundedTcpListener {
     }
 }
 
-impl Listener for BoundedTcpListener {
-    type Stream = TcpStream;
-    type Permit = OwnedSemaphorePermit;
-    type Connection = OwnedSemaphorePermit;
-
-    async fn accept(&mut self) -> (TcpStream, RemoteAddr, OwnedSemaphorePermit) {
+impl BoundedTcpListener {
+    /// The next connection that there is a place for. `refuse` tells the others.
+    pub(super) async fn next(
+        &mut self,
+        refuse: impl Fn(&TcpStream, ApiError),
+    ) -> (TcpStream, RemoteAddr, OwnedSemaphorePermit) {
         loop {
             let Ok((stream, address)) = self.listener.accept().await else {
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
@@ -62,11 +62,23 @@ impl Listener for BoundedTcpListener {
                 Ok(permit) => return (stream, RemoteAddr(Addr::SocketAddr(address)), permit),
                 Err(_) => {
                     let problem = format!("{} connections are served at most", self.most);
-                    let refusal = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem);
-                    let _ = stream.try_write(&refusal.last_words());
+                    refuse(&stream, ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem));
                 }
             }
         }
+    }
+}
+
+impl Listener for BoundedTcpListener {
+    type Stream = TcpStream;
+    type Permit = OwnedSemaphorePermit;
+    type Connection = OwnedSemaphorePermit;
+
+    async fn accept(&mut self) -> (TcpStream, RemoteAddr, OwnedSemaphorePermit) {
+        let tell = |stream: &TcpStream, refusal: ApiError| {
+            let _ = stream.try_write(&refusal.last_words());
+        };
+        self.next(tell).await
     }
 
     fn begin(permit: OwnedSemaphorePermit, _: &TcpStream) -> OwnedSemaphorePermit {

@@ -186,6 +186,8 @@ fn choose<'a, S>(
 
 #[cfg(test)]
 mod tests {
+    use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+
     use super::*;
     use crate::node::Daemon;
 
@@ -246,7 +248,8 @@ mod tests {
             memory: Vec::new(),
         };
         let sessions = vec![in_container(1, "env-1", "ab12cd"), in_container(2, "env-2", "cd34")];
-        let daemon = Some(Daemon { socket: "/d".into(), sessions, others: 0 });
+        let client = BlockingHttpClient::new(Endpoint::Unix("/d".into()));
+        let daemon = Some(Daemon { client, sessions, others: 0 });
         let node = Node { sessions: vec![found("env-1", 7)], daemon, notices: Vec::new() };
         // With pages here, and without.
         assert_eq!(session(&node, "ab12").unwrap().name, "env-1");

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint, Stranger};
 
-use super::Error;
+use super::{Error, remote};
 
 /// How long a daemon may take to answer. A running one needs far less than a millisecond; this is
 /// for a machine under heavy load.
@@ -58,11 +58,12 @@ pub fn choose(
     Ok(Choice { socket: None, notice })
 }
 
-/// A client of the daemon that an option or the variable names, or of the first default one that answers.
+/// A client, for changes, of the daemon that an option or the variable names, or of the first default one that answers.
 ///
 /// # Errors
 /// [`Error::Usage`], [`Error::Daemon`].
 pub(crate) fn connect(option: Option<&OsStr>) -> Result<BlockingHttpClient, Error> {
+    remote::check_may_change(option)?;
     let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
     let defaults = protocol::socket::default_sockets();
     let choice = choose(option, variable.as_deref(), &defaults)?;
@@ -133,7 +134,9 @@ pub fn answers(socket: &Path) -> Result<(), Unanswered> {
         },
         Err(ClientError::Untrusted { stranger, .. }) => Err(Unanswered::Stranger(stranger)),
         Err(ClientError::Timeout { .. }) => Err(Unanswered::Silent),
-        Err(ClientError::Protocol { .. } | ClientError::Refused { .. }) => Err(Unanswered::NotHttp),
+        Err(
+            ClientError::Protocol { .. } | ClientError::Refused { .. } | ClientError::Tls { .. },
+        ) => Err(Unanswered::NotHttp),
     }
 }
 

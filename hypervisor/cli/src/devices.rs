@@ -19,11 +19,17 @@ pub struct VisibleGpu {
     pub uuid: GpuId,
     /// Product name.
     pub name: String,
-    /// Memory in bytes.
+    /// Memory in bytes; 0 if it is not known.
     pub memory: u64,
 }
 
 impl VisibleGpu {
+    /// Its memory in bytes.
+    #[must_use]
+    pub fn known_memory(&self) -> Option<u64> {
+        Some(self.memory).filter(|&bytes| bytes > 0)
+    }
+
     /// Its name in messages.
     #[must_use]
     pub fn title(&self) -> String {
@@ -63,7 +69,13 @@ fn read(nvml: &Nvml) -> Result<Vec<VisibleGpu>, Error> {
 
 fn facts(nvml: &Nvml, index: u32) -> Result<(String, String, u64), NvmlError> {
     let device = nvml.device_by_index(index)?;
-    Ok((device.uuid()?, device.name()?, device.memory_info()?.total))
+    let memory = match device.memory_info() {
+        Ok(memory) => memory.total,
+        // Drivers before 510 have another form of the question, which nvml-wrapper does not ask.
+        Err(NvmlError::FailedToLoadSymbol(_)) => 0,
+        Err(error) => return Err(error),
+    };
+    Ok((device.uuid()?, device.name()?, memory))
 }
 
 /// The loader's message names the file, and NVML's the reason; both are shown.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -35,8 +35,11 @@ pub struct MemberEnvironment {
     pub no_other_daemon: bool,
 }
 
+/// What the loader loads before a program's own libraries.
+const PRELOAD: &str = "LD_PRELOAD";
+
 /// Where programs are looked for without PATH, as by glibc.
-const DEFAULT_PATH: &str = "/bin:/usr/bin";
+pub(crate) const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// The address of a daemon that listens by TCP, in the variables of vgpu.rs.
 pub const DAEMON_BY_TCP: [&str; 2] = ["HYPERVISOR_IP", "HYPERVISOR_PORT"];
@@ -56,7 +59,9 @@ impl MemberEnvironment {
         let mut variables = vec![
             (env::SESSION_DIR, Some(self.session.clone().into_os_string())),
             (env::DAEMON_SOCKET, self.daemon.clone().map(PathBuf::into_os_string)),
-            prepend("LD_PRELOAD", &limiter),
+            (PRELOAD, Some(preloaded(&limiter, current(PRELOAD).unwrap_or_default()))),
+            // The user's, and no program's.
+            (env::TOKEN, None),
         ];
         if let Some(folder) = &self.fake_driver {
             variables.push(prepend("LD_LIBRARY_PATH", folder.as_os_str()));
@@ -115,11 +120,31 @@ pub fn preload(command: &mut Command, libraries: &[PathBuf], current: Option<OsS
     let current = current.unwrap_or_default();
     let entries: Vec<_> = current.as_bytes().split(|byte| b": ".contains(byte)).collect();
     if libraries.first().is_some_and(|first| !entries.contains(&first.as_os_str().as_bytes())) {
-        let value = libraries
+        let none = OsString::new();
+        let own = libraries
             .iter()
-            .rfold(current, |rest, library| prepended(library.as_os_str(), Some(&rest)));
-        command.env("LD_PRELOAD", value);
+            .rfold(none, |rest, library| prepended(library.as_os_str(), Some(&rest)));
+        command.env(PRELOAD, preloaded(&own, current));
     }
+}
+
+/// `LD_PRELOAD` with `own` in front. Run-time libraries of sanitizers stay before it: they end a program in which they are
+/// not the first.
+fn preloaded(own: &OsStr, current: OsString) -> OsString {
+    const SANITIZERS: [&[u8]; 6] =
+        [b"libasan.", b"libhwasan.", b"liblsan.", b"libtsan.", b"libubsan.", b"libclang_rt."];
+    let is_sanitizer = |entry: &&[u8]| {
+        let name = entry.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        SANITIZERS.iter().any(|prefix| name.starts_with(prefix))
+    };
+    let entries = current.as_bytes().split(|byte| b": ".contains(byte));
+    let (first, rest): (Vec<&[u8]>, Vec<&[u8]>) =
+        entries.filter(|entry| !entry.is_empty()).partition(is_sanitizer);
+    if first.is_empty() {
+        return prepended(own, Some(&current));
+    }
+    let all: Vec<&[u8]> = first.into_iter().chain([own.as_bytes()]).chain(rest).collect();
+    OsString::from_vec(all.join(&b':'))
 }
 
 /// `first:rest`. An empty `rest` adds no colon: an empty entry would mean the current directory.
@@ -180,6 +205,8 @@ mod tests {
         let both = "/s/libcuda_limiter.so:/l/libcuda_limiter.so";
         assert_eq!(preload(""), Some(Some(both.into())));
         assert_eq!(preload("/x.so y.so"), Some(Some(format!("{both}:/x.so y.so").into())));
+        let sanitizer = Some(Some(format!("/lib/libasan.so.8:{both}:/x.so:y.so").into()));
+        assert_eq!(preload("/x.so /lib/libasan.so.8 y.so"), sanitizer);
         assert_eq!(value(&plain, "LD_LIBRARY_PATH", "/a"), None);
         assert_eq!(value(&plain, "CUDA_VISIBLE_DEVICES", "3"), None);
     }

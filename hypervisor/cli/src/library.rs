@@ -9,6 +9,7 @@ use rustix::fs::{StatVfsMountFlags, fstatvfs};
 use session::directory::told;
 
 use super::Error;
+use super::processor::{LIBRARY_WANTED, MACHINE};
 
 /// The header of an ELF file of 64 bits.
 type Header = [u8; 64];
@@ -27,7 +28,7 @@ pub fn check(path: &Path) -> Result<(), Error> {
     match file.read_exact(&mut header) {
         Ok(()) if is_library(&header) => {}
         Err(e) if e.kind() != io::ErrorKind::UnexpectedEof => return Err(unread(e)),
-        _ => return refused("it is no shared library for 64-bit x86"),
+        _ => return refused(LIBRARY_WANTED),
     }
     if end(&header) > u128::from(length) {
         return refused("its end is missing");
@@ -39,9 +40,10 @@ pub fn check(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Little-endian, of 64 bits, a shared object, for x86-64.
+/// Little-endian, of 64 bits, a shared object, for this processor.
 fn is_library(header: &Header) -> bool {
-    header.starts_with(b"\x7fELF\x02\x01") && header.get(16..20) == Some(&[3, 0, 62, 0])
+    let [low, high] = MACHINE.to_le_bytes();
+    header.starts_with(b"\x7fELF\x02\x01") && header.get(16..20) == Some(&[3, 0, low, high])
 }
 
 /// Where the table of sections ends, which linkers write last.
@@ -74,7 +76,8 @@ pub(crate) mod tests {
     pub(crate) fn library() -> Header {
         let mut header = [0; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        header[16..20].copy_from_slice(&[3, 0, 62, 0]);
+        header[16] = 3;
+        header[18..20].copy_from_slice(&MACHINE.to_le_bytes());
         header
     }
 
@@ -87,7 +90,7 @@ pub(crate) mod tests {
             check(&path).map_err(|error| error.to_string())
         };
         assert_eq!(checked(&library()), Ok(()));
-        for (at, byte) in [(0, b'e'), (4, 1), (5, 2), (16, 2), (18, 3)] {
+        for (at, byte) in [(0, b'e'), (4, 1), (5, 2), (16, 2), (18, 3), (19, 1)] {
             let mut other = library();
             other[at] = byte;
             assert!(checked(&other).unwrap_err().contains("no shared library"), "{at}");

@@ -38,7 +38,7 @@ pub fn change(
     device: Option<&VisibleGpu>,
     name: &str,
 ) -> Result<Limits, RequestError> {
-    let target = Device { name, total: device.map(|device| device.memory) };
+    let target = Device { name, total: device.and_then(VisibleGpu::known_memory) };
     let after = request.over(before, target, Unused::Refused)?;
     request.fits(&after, target)?;
     Ok(after)

@@ -78,8 +78,7 @@ fn make_page(
     if !settings.unresolved.is_empty() || settings.conflict.is_some() {
         return Ok(());
     }
-    let total = Some(device.memory).filter(|bytes| *bytes > 0);
-    if let Ok(limits) = settings.session(total) {
+    if let Ok(limits) = settings.session(device.known_memory()) {
         Page::open(dir, uuid, &limits)?;
     }
     Ok(())

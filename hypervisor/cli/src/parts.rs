@@ -1,4 +1,4 @@
-//! Finds the other parts of Sluice: beside this executable, or in `../lib` next to it.
+//! Finds the other parts of Sluice: beside this executable, or in `../lib/sluice` next to it.
 
 use std::path::{Path, PathBuf};
 
@@ -44,7 +44,7 @@ impl Parts {
 
     fn new(beside: &Path, library: Option<PathBuf>) -> Self {
         let mut folders = vec![beside.to_owned()];
-        folders.extend(beside.parent().map(|above| above.join("lib")));
+        folders.extend(beside.parent().map(|above| above.join("lib/sluice")));
         Self { folders, limiter: library.filter(|path| !path.as_os_str().is_empty()) }
     }
 
@@ -92,9 +92,9 @@ mod tests {
     #[test]
     fn beside_comes_before_lib() {
         let root = tempfile::tempdir().unwrap();
-        let (bin, lib) = (root.path().join("bin"), root.path().join("lib"));
+        let (bin, lib) = (root.path().join("bin"), root.path().join("lib/sluice"));
         fs::create_dir(&bin).unwrap();
-        fs::create_dir(&lib).unwrap();
+        fs::create_dir_all(&lib).unwrap();
         let parts = Parts::new(&bin, None);
         let missing = parts.limiter().unwrap_err().to_string();
         assert!(missing.contains("libcuda_limiter.so is missing"), "{missing}");

@@ -6,16 +6,17 @@ use ::limits::Shown;
 use api::Presence;
 use session::directory;
 
-use super::Error;
 use super::cli::PruneArgs;
 use super::node::{Node, last_part};
+use super::{Error, say};
 
 /// Prunes, and says what.
 ///
 /// # Errors
 /// [`Error::Directory`] if this user's sessions cannot be read.
 pub(crate) fn run(arguments: &PruneArgs) -> Result<u8, Error> {
-    let node = Node::look(None)?;
+    let node = Node::here(None)?;
+    node.notices.iter().for_each(|notice| say(notice));
     let own = rustix::process::geteuid().as_raw();
     // A process in another pid namespace may have no lock that can be seen from here.
     let serves = |name: &str| {

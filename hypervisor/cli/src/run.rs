@@ -7,15 +7,16 @@ use std::process::Command;
 
 use ::limits::{Request, env};
 use protocol::socket::default_sockets;
-use session::directory::{self, Found, OwnedSession};
+use session::directory::{self, Found, OwnedSession, told};
 
 use super::cli::RunArgs;
-use super::environment::{DAEMON_BY_TCP, MemberEnvironment};
+use super::environment::MemberEnvironment;
 use super::gpus::GpuRequest;
 use super::owner::Label;
 use super::parts::{self, Parts};
 use super::{
-    Error, child, choice, daemon_link, devices, environment, limits, links, profiles, say, summary,
+    Error, child, choice, daemon_link, devices, environment, limits, links, profiles, reach, say,
+    summary,
 };
 
 /// Runs the program and returns its exit status.
@@ -61,7 +62,7 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
     if let Some(notice) = daemon.notice {
         say(&notice);
     }
-    if environment.request.needs_daemon() && !has_daemon(&environment) {
+    if environment.request.needs_daemon() && environment.daemon.is_none() {
         say(
             "no daemon, which gives out what other sessions leave: this one gets its share and no more",
         );
@@ -71,12 +72,20 @@ pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
         devices::list(fake.as_deref()).unwrap_or_default()
     })?;
     environment.apply(&mut command, |name| var_os(name));
+    tell_of_unreached(&command);
     let ended = child::run(command)?;
     if arguments.summary {
         summary::lines(session.path()).iter().for_each(|line| say(line));
     }
     session.end(ended.left);
     Ok(ended.code)
+}
+
+/// Says that limits cannot hold for the program, where that is so.
+fn tell_of_unreached(command: &Command) {
+    if let Some((path, why)) = reach::of_command(command.get_program()) {
+        say(&format!("{} {why}: no limit can hold for it", told(&path).display()));
+    }
 }
 
 /// What people know the session by.
@@ -107,13 +116,6 @@ fn is_a_choice(arguments: &RunArgs) -> bool {
     !arguments.device.is_empty() || arguments.gpus.as_ref().is_some_and(GpuRequest::is_a_choice)
 }
 
-/// Whether the members of the session will look for a daemon.
-fn has_daemon(environment: &MemberEnvironment) -> bool {
-    let named = |name: &str| var_os(name).is_some_and(|value| !value.is_empty());
-    environment.daemon.is_some()
-        || (!environment.no_other_daemon && DAEMON_BY_TCP.iter().all(|name| named(name)))
-}
-
 fn program(arguments: &RunArgs) -> Result<Command, Error> {
     let (program, rest) = arguments
         .command
@@ -138,6 +140,7 @@ fn within_session(arguments: &RunArgs, session: &Path, mut command: Command) -> 
         Ok(names) => environment::preload(&mut command, &names, var_os("LD_PRELOAD")),
         Err(error) => return error,
     }
+    tell_of_unreached(&command);
     let program = command.get_program().display().to_string();
     Error::Spawn { program, source: command.exec() }
 }

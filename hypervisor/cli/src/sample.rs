@@ -9,15 +9,12 @@ use limits::{GpuId, env};
 use protocol::record::{DeviceSample, FigureSource, Sample, VERSION};
 use protocol::sessions::StatusReport;
 use session::clock;
-use session::node_page::{NodeDevice, NodeHealth, NodePage};
+use session::node_page::{self, NodeDevice, NodeHealth};
 
 use super::Error;
 use super::node::Node;
 use super::node::gpus::Gpus;
 use super::status;
-
-/// The daemon writes its page once a second. One that is older than this is of a daemon that has stopped.
-const STALE_NS: u64 = 5_000_000_000;
 
 /// Takes samples of the node, as `sluice status` looks at it.
 pub(crate) struct Sampler {
@@ -66,7 +63,8 @@ impl Sampler {
             notices.extend(status::blind(list));
             all.extend(list.devices.iter().filter_map(told));
         }
-        if list.is_none() {
+        let is_here = node.is_here();
+        if list.is_none() && is_here {
             all.extend(self.page().iter().flatten().map(on_page));
         }
         let used = status.sessions.iter().flat_map(|session| {
@@ -79,7 +77,7 @@ impl Sampler {
         let elsewhere = status.elsewhere.iter().flat_map(|session| &session.devices);
         let used: Vec<_> = used.chain(elsewhere.map(|device| (None, device.uuid))).collect();
         // Without a session only the driver can tell which devices there are.
-        if all.is_empty() && used.is_empty() {
+        if all.is_empty() && used.is_empty() && is_here {
             let of_driver = self.gpus.of_driver().iter();
             all.extend(of_driver.map(|gpu| DeviceSample::unknown(gpu.uuid, FigureSource::Driver)));
         }
@@ -93,14 +91,14 @@ impl Sampler {
             {
                 device.index = device.index.or(Some(gpu.index));
                 device.name = Some(gpu.name.clone());
-                device.memory_total_bytes = device.memory_total_bytes.or(Some(gpu.memory));
+                device.memory_total_bytes = device.memory_total_bytes.or(gpu.known_memory());
             }
         }
         for device in all.iter_mut().filter(|device| device.source == FigureSource::Driver) {
             if let Some(gpu) = self.gpus.find(None, device.uuid) {
                 device.index = Some(gpu.index);
                 device.name = Some(gpu.name.clone());
-                device.memory_total_bytes = Some(gpu.memory);
+                device.memory_total_bytes = gpu.known_memory();
             }
         }
         all.sort_by_key(|device| (device.index.unwrap_or(u32::MAX), device.uuid));
@@ -116,12 +114,8 @@ impl Sampler {
             Some(socket) => vec![PathBuf::from(socket)],
             None => protocol::socket::default_sockets(),
         };
-        sockets.into_iter().find_map(|socket| {
-            let mut path = socket.into_os_string();
-            path.push(".devices");
-            let figures = NodePage::open(path.as_ref()).ok()?.read().ok()?;
-            (figures.age_ns(clock::now_ns()) < STALE_NS).then_some(figures.devices)
-        })
+        let current = |socket: &PathBuf| Some(node_page::current_beside(socket)?.devices);
+        sockets.iter().find_map(current)
     }
 }
 

@@ -30,6 +30,8 @@ const ERROR_PPM: u64 = 50_000;
 const SLICING_PPM: u64 = 220_000;
 /// ... and for each unit that those use who do not fill the device.
 const SLICING_TIMES: u64 = 2;
+/// ... and for each unit that one uses which fills the device, in millionths.
+const SLICED_PPM: u64 = 400_000;
 /// What is beyond that counts this many times, until all that is missing counts.
 const BEYOND_TIMES: u64 = 3;
 /// What a holder with work queued gets at least of an equal slice, in millionths.
@@ -181,6 +183,7 @@ struct Sums {
     sparse_ns: u64,
     /// For how long those that take turns had work queued, one after the other.
     dense_queued_ns: u64,
+    dense_held_ns: u64,
     /// The longest time for which a sparse one had work queued, and the second longest.
     queued_ns: [u64; 2],
     suspicion_ns: u64,
@@ -203,6 +206,7 @@ impl Sums {
                     [longest.max(claim.queued_ns), second.max(claim.queued_ns.min(longest))];
             } else {
                 sums.dense_queued_ns += claim.queued_ns;
+                sums.dense_held_ns += claim.held_ns;
             }
         }
         sums
@@ -226,10 +230,13 @@ struct Evidence {
 }
 
 impl Evidence {
-    fn new(busy_ns: u64, said_ns: u64, sparse_ns: u64) -> Self {
+    /// The device was busy for so long. That is how much its holders say together, how much of it those who do not
+    /// fill the device, and how much those who do, if there are any.
+    fn new(busy_ns: u64, said_ns: u64, sparse_ns: u64, dense_ns: Option<u64>) -> Self {
         let error = share_of(busy_ns, ERROR_PPM);
         let slicing = sparse_ns.saturating_mul(SLICING_TIMES).saturating_add(error);
-        let slicing_ns = slicing.min(share_of(busy_ns, SLICING_PPM)).max(error);
+        let of_dense = dense_ns.map_or(u64::MAX, |ns| share_of(ns, SLICED_PPM));
+        let slicing_ns = slicing.min(of_dense).min(share_of(busy_ns, SLICING_PPM)).max(error);
         Self { busy_ns, unsaid_ns: busy_ns.saturating_sub(said_ns), slicing_ns }
     }
 
@@ -246,7 +253,7 @@ fn judge(span: &Span, findings: &mut Vec<Finding>) {
     let sums = Sums::of(span);
     for (&session, &(claim, paid)) in span {
         let finding = if claim.is_sparse() {
-            overlapping(session, paid, &claim, &sums)
+            overlapping(session, paid, &claim, span, &sums)
         } else {
             taking_turns(session, paid, &claim, span, &sums)
         };
@@ -256,11 +263,35 @@ fn judge(span: &Span, findings: &mut Vec<Finding>) {
 
 /// One that overlaps with others by its own word pays for what is missing, together with all that
 /// do so.
-fn overlapping(session: SessionId, paid: Paid, claim: &Claim, sums: &Sums) -> Option<Finding> {
-    let own = claim.credible_ns(sums.holders_ppm);
-    let busy = sums.dense_queued_ns.max(sums.queued_beside(claim)).max(claim.kept_ns).min(SPAN_NS);
-    let said = sums.used_ns - own + claim.said_ns;
-    let evidence = Evidence::new(busy, said, sums.sparse_ns - own + claim.said_ns);
+fn overlapping(
+    session: SessionId,
+    paid: Paid,
+    claim: &Claim,
+    span: &Span,
+    sums: &Sums,
+) -> Option<Finding> {
+    let beside = sums.queued_beside(claim);
+    let busy = sums.dense_queued_ns.max(beside).max(claim.kept_ns).min(SPAN_NS);
+    // What the sparse ones say of the time in which no dense one held tells nothing of this.
+    let by_dense = busy == sums.dense_queued_ns.min(SPAN_NS);
+    let window = if by_dense { sums.dense_held_ns.min(SPAN_NS) } else { SPAN_NS };
+    let (mut said, mut sparse) = (0, 0);
+    for (&other, (theirs, _)) in span {
+        if theirs.is_sparse() {
+            let there = theirs.held_ns.min(SPAN_NS);
+            let within = theirs.portion(window.min(there), there);
+            let believed = if other == session {
+                within.said_ns
+            } else {
+                within.credible_ns(sums.holders_ppm)
+            };
+            sparse += believed;
+            said += believed;
+        } else {
+            said += theirs.credible_ns(sums.holders_ppm);
+        }
+    }
+    let evidence = Evidence::new(busy, said, sparse, (said > sparse).then_some(said - sparse));
     let part = |ns: u64| {
         let part = u128::from(ns) * u128::from(claim.suspicion_ns());
         let part = part.checked_div(sums.suspicion_ns.into()).unwrap_or(0);
@@ -303,7 +334,8 @@ fn taking_turns(
         queued = queued.max(beside.queued_ns);
     }
     // Where it says itself that it had work queued, the device was busy, with its work or others'.
-    let evidence = Evidence::new(queued.max(claim.kept_ns).min(held), said, sparse);
+    let busy = queued.max(claim.kept_ns).min(held);
+    let evidence = Evidence::new(busy, said, sparse, Some(claim.said_ns));
     let Evidence { unsaid_ns, slicing_ns, .. } = evidence;
     let beyond = unsaid_ns.saturating_sub(slicing_ns).saturating_mul(BEYOND_TIMES);
     let more_ns = claim.owed_ns(beyond.min(unsaid_ns.saturating_sub(evidence.error_ns())));
@@ -373,10 +405,10 @@ mod tests {
         let found = judged(&[dense(5, 0), sparse(0)]);
         assert_eq!(found.last(), Some(&(1, 4_500, 4_500)));
         let found = judged(&[dense(5, 0), sparse(1), sparse(0)]);
-        assert_eq!(found[1..], [(1, 1_750, 1_800), (2, 1_750, 1_800)]);
+        assert_eq!(found[1..], [(1, 1_750, 2_000), (2, 1_750, 2_000)]);
         // Nobody is believed to have got much less than an equal slice.
         let found = judged(&[dense(0, 0), sparse(4)]);
-        assert_eq!(found.last(), Some(&(1, 1_250, -450)));
+        assert_eq!(found.last(), Some(&(1, 1_250, 50)));
     }
 
     #[test]

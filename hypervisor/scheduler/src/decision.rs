@@ -134,24 +134,28 @@ impl Scheduler {
         times.filter(|&at| at > now).min()
     }
 
-    /// The workers that ask, without those that certainly have to go on waiting, in the order of their sessions.
+    /// The workers that ask, without those that certainly have to go on waiting, in the order of their sessions. One of
+    /// a session that has to go on waiting as a whole stands for it: its account is brought up to now.
     fn worth_a_look(&self, now: u64) -> Vec<(SessionId, WorkerId)> {
         let taken = self.is_taken();
         let look = |id: &WorkerId| {
-            let worker = self.workers.get(id)?;
-            if taken && worker.density.is_dense() || self.is_kept_away(*id) {
-                return None;
-            }
-            let session = self.sessions.get(&worker.session)?;
-            if session.together {
-                return None;
-            }
+            let worker = self.workers.get(id).filter(|worker| worker.asks)?;
+            let waits = taken && worker.density.is_dense() || self.is_kept_away(*id);
+            (!waits).then_some((worker.session, *id))
+        };
+        let mut asking = Vec::new();
+        for session in self.sessions.values().filter(|one| one.asking > 0 && !one.together) {
             let account = &session.account;
             let waits = account.not_before(Paid::Own).min(account.not_before(Paid::Spare)) > now;
-            // It may join other members of its session that hold.
-            (!waits || session.members.len() > 1).then_some((worker.session, *id))
-        };
-        let mut asking: Vec<_> = self.asking.iter().filter_map(look).collect();
+            let mut worth = session.members.iter().filter_map(look);
+            let several = session.members.len() > 1;
+            if !waits || several && (session.holding > 0 || session.may_pay_sooner != [false; 2]) {
+                // While it waits, others of its members may join those that hold.
+                asking.extend(worth);
+            } else if several {
+                asking.extend(worth.next());
+            }
+        }
         asking.sort_unstable();
         asking
     }
@@ -183,7 +187,7 @@ impl Scheduler {
                 _ => self.may_pay(session, paid, now),
             };
             looked_at = Some((session, may_pay));
-            if !may_pay || !self.asking.contains(&worker) {
+            if !may_pay || !self.workers.get(&worker).is_some_and(|worker| worker.asks) {
                 continue;
             }
             let fits = self.length(worker, paid, false).is_some();
@@ -221,7 +225,7 @@ impl Scheduler {
             return false;
         }
         if paid == Paid::Spare && !state.account.quota().takes_spare() {
-            state.account.remember_wait(paid);
+            state.remember_wait(paid);
             return false;
         }
         self.settle(session, now);
@@ -232,7 +236,7 @@ impl Scheduler {
         let Some(state) = self.sessions.get_mut(&session) else { return false };
         let can_pay = state.account.can_pay(paid, false, 0);
         if !can_pay {
-            state.account.remember_wait(paid);
+            state.remember_wait(paid);
         }
         can_pay
     }
@@ -276,7 +280,9 @@ impl Scheduler {
         let company = self.company(worker);
         let ends_at = now.saturating_add(length_ns);
         self.asks_no_more(worker);
-        self.holding.insert(worker);
+        if self.holding.insert(worker) {
+            self.sessions.get_mut(&session)?.holding += 1;
+        }
         let state = self.workers.get_mut(&worker)?;
         state.takes_turns = state.density.is_dense();
         state.held = Some(Held {
@@ -359,8 +365,7 @@ impl Scheduler {
         let session = self.workers.get(&worker)?.session;
         let account = &self.sessions.get(&session)?.account;
         // Beside a member that holds, a sparse worker may start before it can pay for a whole turn.
-        let joins = !self.is_dense(worker)
-            && self.members(session).any(|(_, other)| other.held.is_some_and(|held| held.counts()));
+        let joins = !self.is_dense(worker) && self.is_held_by(session);
         let kept_ns = match paid {
             Paid::Own => self.kept_for_a_turn(worker, session),
             Paid::Spare => 0,
@@ -392,6 +397,9 @@ impl Scheduler {
     /// What the session will use of a lease's time, if this worker and the session's present
     /// holders hold.
     fn drain_ppm(&self, worker: WorkerId, session: SessionId) -> u64 {
+        if self.is_dense(worker) {
+            return PPM_ONE.into();
+        }
         let mut sum = 0u64;
         for (id, member) in self.members(session) {
             if id == worker || member.held.is_some() {

@@ -84,6 +84,11 @@ struct Session {
     members: Vec<WorkerId>,
     /// How many of them ask.
     asking: usize,
+    /// How many of them hold, with a revoked lease, too.
+    holding: usize,
+    /// What is known of when it can pay (guaranteed, and spare time) may be too late: a lease of its own has ended
+    /// since, which may have used less than was assumed, or its turns cost less.
+    may_pay_sooner: [bool; 2],
     doubt: Doubt,
     /// Who owns it, as far as the caller has said so.
     owner: Option<u64>,
@@ -91,6 +96,14 @@ struct Session {
     together: bool,
     /// It is granted nothing. These of its workers ask.
     frozen: Option<BTreeSet<WorkerId>>,
+}
+
+impl Session {
+    /// Remembers until when it cannot pay. To be called when it cannot now.
+    fn remember_wait(&mut self, paid: Paid) {
+        self.account.remember_wait(paid);
+        self.may_pay_sooner[paid as usize] = false;
+    }
 }
 
 /// Shares one device among sessions. See the module's description.
@@ -200,6 +213,8 @@ impl Scheduler {
                         account,
                         members: Vec::new(),
                         asking: 0,
+                        holding: 0,
+                        may_pay_sooner: [false; 2],
                         doubt: Doubt::default(),
                         owner: None,
                         together: false,
@@ -384,7 +399,8 @@ impl Scheduler {
 
     fn untold(&self, session: SessionId, now: u64) -> Untold {
         let mut untold = Untold::default();
-        let Some(session) = self.sessions.get(&session) else { return untold };
+        let held = self.sessions.get(&session).filter(|session| session.holding > 0);
+        let Some(session) = held else { return untold };
         for member in &session.members {
             let Some(worker) = self.workers.get(member) else { continue };
             let Some(held) = worker.held else { continue };
@@ -501,5 +517,41 @@ mod tests {
         scheduler.withdraw(worker, 1_100 * MS);
         scheduler.ask(worker, 1_300 * MS).unwrap();
         assert!(virtual_time(&scheduler) > place);
+    }
+
+    #[test]
+    fn a_session_whose_lease_ended_early_is_looked_at_anew() {
+        let session = SessionId(1);
+        let mut scheduler = Scheduler::new(Tuning::default());
+        scheduler.set_session(session, ComputeLimit::fixed(50_000), 0).unwrap();
+        for worker in 1..=3 {
+            scheduler.join(WorkerId(worker), session).unwrap();
+        }
+        let done = Told { held_ns: MS, estimated_ns: MS / 10, backlogged_ns: 0, done: true };
+        let has = |scheduler: &mut Scheduler, worker, at| {
+            scheduler.ask(WorkerId(worker), at).unwrap();
+            let [grant] = scheduler.decide(at)[..] else { panic!("one is granted") };
+            assert_eq!(grant.worker, WorkerId(worker));
+            grant.lease
+        };
+        let lease = has(&mut scheduler, 2, 50 * MS);
+        scheduler.report(WorkerId(2), lease, done, 51 * MS).unwrap();
+        let lease = has(&mut scheduler, 1, 60 * MS);
+        // While the first holds, what it may have used is missing for the others.
+        for worker in [2, 3] {
+            scheduler.ask(WorkerId(worker), 68 * MS).unwrap();
+            assert!(scheduler.decide(68 * MS).is_empty());
+        }
+        scheduler.settle(session, 68 * MS);
+        let account = &mut scheduler.sessions.get_mut(&session).unwrap().account;
+        account.remember_wait(Paid::Own);
+        account.remember_wait(Paid::Spare);
+        assert!(account.not_before(Paid::Own) > 69 * MS);
+        let done = Told { held_ns: 9 * MS, ..done };
+        scheduler.report(WorkerId(1), lease, done, 69 * MS).unwrap();
+        // It has used less. Of those that ask, the one goes first that was never served.
+        assert_eq!(scheduler.decide(69 * MS)[0].worker, WorkerId(3));
+        let held = scheduler.workers.values().filter(|worker| worker.held.is_some()).count();
+        assert_eq!(scheduler.sessions[&session].holding, held);
     }
 }

@@ -181,8 +181,12 @@ impl Scheduler {
 
     /// Ends the worker's lease. Its use has been charged before.
     pub(super) fn release(&mut self, worker: WorkerId, now: u64) {
-        self.holding.remove(&worker);
+        let held = self.holding.remove(&worker);
         if let Some(state) = self.workers.get_mut(&worker) {
+            if let Some(session) = self.sessions.get_mut(&state.session).filter(|_| held) {
+                session.holding = session.holding.saturating_sub(1);
+                session.may_pay_sooner = [true; 2];
+            }
             state.held = None;
             state.served_at = now;
             state.active_until = Some(now);

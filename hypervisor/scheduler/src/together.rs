@@ -38,6 +38,7 @@ impl Scheduler {
         state.together = together;
         let handover = if together { Handover::Together } else { Handover::default() };
         state.account.set_handover(handover);
+        state.may_pay_sooner = [true; 2];
         self.rounds_at = 0;
     }
 
@@ -53,7 +54,15 @@ impl Scheduler {
 
     /// Whether a worker of the session holds a lease that others wait for.
     pub fn is_held_by(&self, session: SessionId) -> bool {
-        self.members(session).any(|(_, worker)| worker.held.is_some_and(|held| held.counts()))
+        self.any_holds(session)
+            && self
+                .members(session)
+                .any(|(_, worker)| worker.held.is_some_and(|held| held.counts()))
+    }
+
+    /// Whether any worker of the session holds, with a revoked lease, too.
+    pub(super) fn any_holds(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|session| session.holding > 0)
     }
 
     /// Whether a worker of the session fills the device, by itself; of those that have used it, if any has: each process

@@ -48,6 +48,8 @@ struct SessionKey {
 struct SessionQuotas {
     id: SessionId,
     quotas: BTreeMap<GpuId, ComputeLimit>,
+    /// Who was the last to tell of its limit on a device.
+    limited_by: BTreeMap<GpuId, WorkerId>,
     /// The devices that it uses together, and the processes that say so of each.
     together: BTreeMap<GpuId, BTreeSet<WorkerId>>,
     /// What it was charged before its present accounts.
@@ -64,8 +66,8 @@ impl SessionQuotas {
     fn new(id: SessionId) -> Self {
         let (quotas, together) = (BTreeMap::new(), BTreeMap::new());
         let (before, unclaimed) = (BTreeMap::new(), BTreeMap::new());
-        let served = BTreeMap::new();
-        Self { id, quotas, together, before, unclaimed, frozen: false, served }
+        let (served, limited_by) = (BTreeMap::new(), BTreeMap::new());
+        Self { id, quotas, limited_by, together, before, unclaimed, frozen: false, served }
     }
 
     /// Goes on where it was before a restart.
@@ -231,8 +233,14 @@ impl Node {
             if let Some(device) = self.devices.get_mut(&uuid) {
                 device.leave(worker, now);
             }
-            self.set_quota(&key, session, uuid, quota, now);
-            if quota.policy != Policy::None {
+            // It may have been sent before the session came to be limited. Who told of the limit tells of its end.
+            let is_late =
+                quota.policy == Policy::None && self.is_limited_by_other(&key, uuid, worker);
+            if !is_late {
+                self.set_quota(&key, session, uuid, quota, now);
+                self.note_who_limits(&key, uuid, worker, quota);
+            }
+            if is_late || quota.policy != Policy::None {
                 self.join(worker, session, uuid);
             }
         }
@@ -291,12 +299,12 @@ impl Node {
         let key = self.caller(worker, caller)?.session.clone();
         let quota = self.quota(&key, uuid, said);
         let Some(session) = self.sessions.get(&key) else { return Ok(quota) };
-        match session.quotas.get(&uuid) {
-            None => return Err(CallRefused::UnknownDevice(uuid)),
-            Some(present) if *present == quota => return Ok(quota),
-            Some(_) => {}
+        let (id, present) = (session.id, session.quotas.get(&uuid).copied());
+        let Some(present) = present else { return Err(CallRefused::UnknownDevice(uuid)) };
+        self.note_who_limits(&key, uuid, worker, quota);
+        if present == quota {
+            return Ok(quota);
         }
-        let id = session.id;
         self.set_quota(&key, id, uuid, quota, now);
         if quota.policy != Policy::None {
             // Processes that had no limit until now, or none on this device, may ask like the
@@ -307,6 +315,27 @@ impl Node {
             }
         }
         Ok(quota)
+    }
+
+    fn note_who_limits(
+        &mut self,
+        key: &SessionKey,
+        uuid: GpuId,
+        worker: WorkerId,
+        to: ComputeLimit,
+    ) {
+        if let Some(session) = self.sessions.get_mut(key) {
+            match to.policy {
+                Policy::None => _ = session.limited_by.remove(&uuid),
+                Policy::Fixed | Policy::Balance => _ = session.limited_by.insert(uuid, worker),
+            }
+        }
+    }
+
+    /// Whether another process of the session, which is still there, was the last to tell of its limit.
+    fn is_limited_by_other(&self, key: &SessionKey, uuid: GpuId, worker: WorkerId) -> bool {
+        let told_by = self.sessions.get(key).and_then(|session| session.limited_by.get(&uuid));
+        told_by.is_some_and(|told_by| *told_by != worker && self.members.contains_key(told_by))
     }
 
     fn set_quota(

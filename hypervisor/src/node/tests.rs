@@ -332,6 +332,30 @@ fn sessions_that_are_gone_and_owe_keep_nobody_out() {
     node.admit(&by(8, 0), &register("a", &[(GPUS[0], 1)]), now).unwrap();
 }
 
+/// A process that had no limit yet when it sent its registration.
+#[test]
+fn a_late_registration_without_a_limit_takes_no_limit_away() {
+    let mut node = node();
+    let limited = register("a", &[(GPUS[0], 500_000)]);
+    let mut free = limited.clone();
+    free.devices[0].limit = ComputeLimit::NONE;
+    let first = node.admit(&by(7, 0), &free, 0).unwrap().worker;
+    node.change(first, &by(7, 0), GPUS[0], limited.devices[0].limit, 0).unwrap();
+    let second = node.admit(&by(8, 0), &free, 0).unwrap().worker;
+    for (worker, pid) in [(first, 7), (second, 8)] {
+        assert!(node.device(worker, &by(pid, 0), GPUS[0]).is_ok(), "{pid}");
+    }
+    // The one that told of it says that it is gone.
+    node.change(first, &by(7, 0), GPUS[0], ComputeLimit::NONE, 0).unwrap();
+    let none = Err(CallRefused::NoLimit(GPUS[0]));
+    assert_eq!(node.device(second, &by(8, 0), GPUS[0]).map(|_| ()), none);
+    // It ends: nobody is left who would say so.
+    node.change(first, &by(7, 0), GPUS[0], limited.devices[0].limit, 0).unwrap();
+    node.leave(first, 0);
+    node.admit(&by(8, 0), &free, 0).unwrap();
+    assert_eq!(node.device(second, &by(8, 0), GPUS[0]).map(|_| ()), none);
+}
+
 /// Whether a dense process of low priority is ever stopped for one of high priority that wants the device
 /// now and then. The first has no limit when it registers.
 fn is_stopped(handover: Option<Handover>) -> bool {

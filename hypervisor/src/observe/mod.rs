@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use api::EventKind;
 use observer::{AllReadings, NvmlSource, Seen, View, Watch};
-use session::node_page::NodePageWriter;
+use session::node_page::{self, NodePageWriter};
 
 pub use api::UnknownProcesses;
 
@@ -30,13 +30,6 @@ pub struct Observation {
     pub nvml: Option<PathBuf>,
     /// What happens where a process uses a device that no session knows.
     pub unknown_processes: UnknownProcesses,
-}
-
-/// The page of the node of a daemon that listens there.
-fn page_beside(socket: &Path) -> PathBuf {
-    let mut name = socket.as_os_str().to_owned();
-    name.push(".devices");
-    name.into()
 }
 
 /// The observer's thread, and its page. The page is removed with this.
@@ -64,7 +57,7 @@ pub(crate) fn start(
     if observation.off {
         return Ok(None);
     }
-    let path = page_beside(socket);
+    let path = node_page::beside(socket);
     let page = NodePageWriter::create(&path)
         .inspect_err(|error| {
             tracing::warn!(page = %path.display(), %error, "what is observed is not published");

@@ -13,6 +13,8 @@ mod remote;
 mod signals;
 mod sockets;
 
+#[path = "../../../http-bidir-comm/tests/suite/authority.rs"]
+mod authority;
 #[path = "../suite/call.rs"]
 mod call;
 #[allow(dead_code, reason = "shared with the tests of `suite`")]

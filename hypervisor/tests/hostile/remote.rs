@@ -1,7 +1,8 @@
 //! The daemon over TCP: who has the token reads, and nobody does more.
 
+use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -10,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use api::{SessionAction, SessionList};
-use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint, TrustedRoots};
 use protocol::{Registered, path};
 
+use crate::authority::Authority;
 use crate::process::{Daemon, PATIENCE, place, register, registration};
 
 const TOKEN: &str = "0123456789abcdef";
@@ -31,10 +33,18 @@ fn command(socket: &Path, token: &Path) -> Command {
 
 /// A daemon that listens on a port of this machine.
 fn start() -> (tempfile::TempDir, Daemon, SocketAddr) {
+    start_with(None)
+}
+
+/// The same, with TLS if there is a CA.
+fn start_with(authority: Option<&Authority>) -> (tempfile::TempDir, Daemon, SocketAddr) {
     let (dir, socket) = place();
     let (token, log) = (dir.path().join("token"), dir.path().join("log"));
     secret(&token, &format!("{TOKEN}\n"), 0o600);
     let mut command = command(&socket, &token);
+    if let Some(authority) = authority {
+        command.args(tls_files(dir.path(), authority.signs("127.0.0.1")));
+    }
     let daemon = Daemon::start_by(command.stderr(File::create(&log).unwrap()), &socket);
     let address = listens_at(&log);
     (dir, daemon, address)
@@ -53,6 +63,20 @@ fn listens_at(log: &Path) -> SocketAddr {
         assert!(start.elapsed() < PATIENCE, "{said}");
         thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The options for a certificate and a key.
+fn tls_files(folder: &Path, (certificate, key): (String, String)) -> [OsString; 4] {
+    let (certificate_file, key_file) = (folder.join("cert.pem"), folder.join("key.pem"));
+    fs::write(&certificate_file, certificate).unwrap();
+    secret(&key_file, &key, 0o600);
+    ["--tls-cert".into(), certificate_file.into(), "--tls-key".into(), key_file.into()]
+}
+
+fn over_tls(address: SocketAddr, token: Option<&str>, ca: &str) -> BlockingHttpClient {
+    let (host, token) = (address.ip().to_string(), token.map(str::to_owned));
+    let roots = TrustedRoots::from_pem(ca.as_bytes()).unwrap();
+    BlockingHttpClient::over_tls(host, address.port(), token, roots).unwrap()
 }
 
 fn client(address: SocketAddr, token: Option<&str>) -> BlockingHttpClient {
@@ -194,4 +218,90 @@ fn a_token_in_the_variable_does_as_well_and_a_wrong_one_ends_the_connection() {
     let mut answers = String::new();
     stream.read_to_string(&mut answers).unwrap();
     assert!(answers.starts_with("HTTP/1.1 401") && !answers.contains("HTTP/1.1 200"), "{answers}");
+}
+
+#[test]
+fn over_tls_the_same_holds_and_either_side_says_what_it_would_accept() {
+    let authority = Authority::new();
+    let (_dir, daemon, address) = start_with(Some(&authority));
+    register(&daemon.client(), "a", 1000).unwrap();
+    let read = |token: Option<&str>, ca: &Authority| {
+        over_tls(address, token, &ca.pem).get::<SessionList>(api::path::SESSIONS, PATIENCE)
+    };
+    assert_eq!(read(Some(TOKEN), &authority).unwrap().sessions.len(), 1);
+    for wrong in [None, Some("0123456789abcdeg"), Some("x")] {
+        assert_eq!(status_of(read(wrong, &authority)), 401, "{wrong:?}");
+    }
+    let said = read(Some(TOKEN), &Authority::new()).unwrap_err();
+    assert!(matches!(said, ClientError::Tls { .. }), "{said:?}");
+    let answer: Result<Registered, _> = over_tls(address, Some(TOKEN), &authority.pem).post(
+        path::REGISTER,
+        &registration("a", 1000),
+        PATIENCE,
+    );
+    assert_eq!(status_of(answer), 403);
+    // Nobody is answered who does not speak TLS, whatever is sent.
+    for token in [None, Some(TOKEN)] {
+        let said = client(address, token).get::<SessionList>(api::path::SESSIONS, PATIENCE);
+        assert!(said.as_ref().unwrap_err().to_string().contains("speaks TLS: https"), "{said:?}");
+        assert_eq!(status_of(said), 400);
+    }
+    let (_dir, _daemon, address) = start();
+    let said = over_tls(address, Some(TOKEN), &authority.pem);
+    let said = said.get::<SessionList>(api::path::SESSIONS, PATIENCE).unwrap_err();
+    assert!(said.to_string().contains("does not speak TLS"), "{said}");
+}
+
+#[test]
+fn handshakes_that_are_never_done_end_and_leave_the_socket_alone() {
+    let authority = Authority::new();
+    let (_dir, daemon, address) = start_with(Some(&authority));
+    let mut crowd: Vec<_> = (0..32).map(|_| TcpStream::connect(address).unwrap()).collect();
+    for (n, one) in crowd.iter_mut().enumerate() {
+        // Nothing; the first byte; the beginning of a hello that never ends.
+        let _ = one.write_all([&[][..], &[22], &[22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]][n % 3]);
+    }
+    register(&daemon.client(), "a", 1000).unwrap();
+    // All of them have a place until their time is over, and are closed then.
+    for one in &mut crowd {
+        one.set_read_timeout(Some(4 * PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        let ended = one.read_to_end(&mut answer);
+        let waits = |error: &std::io::Error| error.kind() == ErrorKind::WouldBlock;
+        assert!(!ended.as_ref().is_err_and(waits), "{ended:?}");
+    }
+    let start = Instant::now();
+    let read = over_tls(address, Some(TOKEN), &authority.pem);
+    while read.get::<SessionList>(api::path::SESSIONS, PATIENCE).is_err() {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn a_key_that_is_no_secret_or_not_the_certificates_is_refused() {
+    let authority = Authority::new();
+    let (dir, socket) = place();
+    let token = dir.path().join("token");
+    secret(&token, TOKEN, 0o600);
+    let refused = |options: &[OsString], words: &str| {
+        let output = command(&socket, &token).args(options).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(words), "{said}");
+        assert!(!said.contains("-----") && !socket.exists(), "{said}");
+    };
+    let options = tls_files(dir.path(), authority.signs("127.0.0.1"));
+    fs::set_permissions(dir.path().join("key.pem"), Permissions::from_mode(0o640)).unwrap();
+    refused(&options, "the key in");
+    let (certificate, key) = authority.signs("127.0.0.1");
+    let (_, other) = authority.signs("127.0.0.1");
+    refused(&tls_files(dir.path(), (certificate.clone(), other)), "belongs to the first");
+    refused(&tls_files(dir.path(), (key, certificate.clone())), "BEGIN CERTIFICATE'");
+    refused(&tls_files(dir.path(), (certificate.clone(), certificate)), "BEGIN PRIVATE KEY'");
+    fs::remove_file(dir.path().join("cert.pem")).unwrap();
+    refused(&options, "the certificate in");
+    // Neither is of use alone, nor without a port.
+    refused(&options[..2], "--tls-key");
+    refused(&options[2..], "--tls-cert");
+    let output = Daemon::command(&socket).args(&options).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
 }

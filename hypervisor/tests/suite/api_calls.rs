@@ -324,7 +324,7 @@ fn who_knows_no_device_is_not_ready() {
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     if Path::new("/proc/driver/nvidia/gpus").exists() {
-        return;
+        return crate::skipped::skipped("this machine has a GPU");
     }
     let (status, text) = call(&socket, "GET", api::path::READY, None);
     assert_eq!(status, 503);

@@ -20,6 +20,8 @@ mod process;
 mod programs;
 mod restarts;
 mod service;
+#[path = "../../../limiter/tests/suite/common/skipped.rs"]
+mod skipped;
 mod sources;
 mod start_and_end;
 mod timed;

@@ -184,7 +184,7 @@ impl Account {
                 Err(_) => self.try_own().unwrap_or(Lease { end: clock::now(), id: None, ..lease }),
             };
         }
-        self.note_use_of_several(lease, used);
+        self.note_own_use(lease, used);
         let (ledger, now) = (self.account_of(lease.of_several), clock::now());
         let slot = ledger.membership().slot();
         let charge = Self::charge(lease, used);
@@ -232,7 +232,7 @@ impl Account {
                 daemon.tell(self.ledger, id, used);
             }
             _ => {
-                self.note_use_of_several(lease, used);
+                self.note_own_use(lease, used);
                 let ledger = self.account_of(lease.of_several);
                 let membership = ledger.membership();
                 membership.still_holding(clock::now());
@@ -253,11 +253,14 @@ impl Account {
                 used_elsewhere(self.gate, used);
                 daemon.end(id, used, self.gate.queued_ns());
             }
-            _ if lease.of_several => {
-                self.note_use_of_several(lease, used);
-                return end_in(self.account_of(true), Self::charge(lease, used));
+            _ => {
+                self.note_own_use(lease, used);
+                let ledger = self.account_of(lease.of_several);
+                end_in(ledger, Self::charge(lease, used));
+                if lease.of_several {
+                    return;
+                }
             }
-            _ => end_in(self.ledger, Self::charge(lease, used)),
         }
         // It was of another account, and is over there, too.
         if let Some(set) = self.gate.collectives().known_set() {
@@ -273,13 +276,15 @@ impl Account {
     }
 
     /// What was used under a lease of several devices is noted in the device's own page, too. The daemon is told of
-    /// what others have called for: it granted no lease for that.
-    fn note_use_of_several(&mut self, lease: Lease, used: Used) {
+    /// what others have called for, and of what it was too late to grant: it granted no lease for that.
+    fn note_own_use(&mut self, lease: Lease, used: Used) {
         if lease.of_several {
             used_elsewhere(self.gate, used);
         }
-        if let Some(daemon) = self.daemon.as_mut().filter(|_| lease.to_catch_up) {
-            daemon.used_outside(used.held_ns);
+        match &mut self.daemon {
+            Some(daemon) if lease.to_catch_up => daemon.used_outside(used.held_ns),
+            Some(daemon) => daemon.used_by_own_account(Self::charge(lease, used)),
+            None => {}
         }
     }
 
@@ -326,6 +331,6 @@ pub(super) fn ring(page: &PageLayout) {
 fn used_elsewhere(gate: &Gate, used: Used) {
     let sure = if gate.is_shared() { used.estimated_ns.min(used.held_ns) } else { used.alone() };
     if let Some(mut opened) = gate.ledger().open() {
-        opened.used_elsewhere(clock::now(), used.alone(), sure);
+        opened.used_elsewhere(clock::now(), used.held_ns, used.alone(), sure);
     }
 }

@@ -6,14 +6,15 @@ use super::usage::Used;
 use super::{clock, stream_gate};
 use crate::ledger::DeviceLedger;
 use crate::report;
-use config::DaemonAddress;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use limits::{ComputeLimit, turns};
 use protocol::{
     self, Admission, Decision, DeviceQuota, LONGEST_LEASE_US, LeaseReport, Register, Registered,
     Withheld, path,
 };
+use std::path::PathBuf;
 
 /// How long one question may stay open, and how much longer the answer may take before the daemon counts
 /// as gone: a daemon that stands still must not hold a program up for longer than 50 ms.
@@ -39,7 +40,7 @@ const SHORTEST_NS: u64 = 1_000_000;
 
 /// Where the daemon is, and by which name it is asked.
 pub(crate) struct Source {
-    pub(crate) address: DaemonAddress,
+    pub(crate) socket: PathBuf,
     /// The session's.
     pub(crate) session: String,
 }
@@ -57,6 +58,8 @@ pub(super) struct Daemon {
     pub(super) together: bool,
     /// For how long the device was used outside of leases, which was not told yet.
     outside_ns: u64,
+    /// What the session's own account granted meanwhile, and was used, which was not told yet.
+    own_ns: u64,
     /// What was queued when the last lease ended.
     queued_ns: u64,
     /// It could not be reached last time.
@@ -67,12 +70,7 @@ pub(super) struct Daemon {
 
 /// The place that it is asked at.
 pub(super) fn endpoint(source: &Source) -> Endpoint {
-    match &source.address {
-        DaemonAddress::Unix(path) => Endpoint::Unix(path.clone()),
-        DaemonAddress::Tcp { host, port } => {
-            Endpoint::Tcp { host: host.clone(), port: *port, token: None }
-        }
-    }
+    Endpoint::Unix(source.socket.clone())
 }
 
 /// Asks for a lease.
@@ -104,6 +102,7 @@ impl Daemon {
             told_changes: 0,
             together: false,
             outside_ns: 0,
+            own_ns: 0,
             queued_ns: 0,
             lost: None,
             withheld_until: None,
@@ -143,10 +142,10 @@ impl Daemon {
         let now = clock::now();
         let begun = gate.and_then(|gate| gate.granted_at(granted.id));
         let begun = begun.map_or(now, |at| at.clamp(asked_at, now));
-        believed(ledger, granted, begun).map(Some).ok_or_else(|| {
+        believed(ledger, granted, begun).map(Some).map_err(|trouble| {
             let unused = Some(told(granted.id, Used::default(), true));
             let _ = self.try_exchange(ledger, unused, None, AT_ONCE);
-            self.lost(&Trouble::Distrust)
+            self.lost(&trouble)
         })
     }
 
@@ -163,7 +162,7 @@ impl Daemon {
             // Told when it answers again, or all of the lease would count as used.
             self.report = Some(told(id, used, true));
         })?;
-        Ok(decision.lease.and_then(|granted| believed(ledger, granted, clock::now())))
+        Ok(decision.lease.and_then(|granted| believed(ledger, granted, clock::now()).ok()))
     }
 
     /// Tells how a lease is used.
@@ -182,6 +181,12 @@ impl Daemon {
     /// The device was used for so long outside of leases. Told with the next message.
     pub(super) const fn used_outside(&mut self, ns: u64) {
         self.outside_ns = self.outside_ns.saturating_add(ns);
+    }
+
+    /// The device was used for so long by leases of the session's own account. The daemon's account went on earning
+    /// meanwhile, as far as it saves up. Told with the next message.
+    pub(super) const fn used_by_own_account(&mut self, ns: u64) {
+        self.own_ns = self.own_ns.saturating_add(ns);
     }
 
     /// Tells what has not been told: how a lease was used, that the limits have changed.
@@ -239,6 +244,7 @@ impl Daemon {
         };
         let changes = changes(ledger);
         let quota = if changes == self.told_changes { None } else { quota(ledger) };
+        let outside_ns = self.outside_ns.saturating_add(self.own_ns.min(saved_up_ns(ledger)));
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let message = Admission {
             worker,
@@ -248,14 +254,14 @@ impl Daemon {
             quota,
             gate: ask.and_then(|question| question.word),
             together: self.together,
-            outside_us: self.outside_ns / 1000,
+            outside_us: outside_ns / 1000,
             queued_us: self.queued_ns / 1000,
         };
         let to = if ask.is_some() { path::ADMISSION } else { path::REPORT };
         let decision = self.client.post(to, &message, most + grace)?;
         self.told_changes = changes;
         self.report = None;
-        self.outside_ns = 0;
+        (self.outside_ns, self.own_ns) = (0, 0);
         Ok(decision)
     }
 
@@ -271,6 +277,8 @@ impl Daemon {
         let Registered { worker } = self.client.post(path::REGISTER, &message, most)?;
         tracing::info!("device {}: leases come from {}", ledger.uuid(), self.client.endpoint());
         self.report = None;
+        // It has earned nothing yet.
+        self.own_ns = 0;
         self.told_changes = changes;
         self.worker = Some(worker);
         Ok(worker)
@@ -304,7 +312,10 @@ impl Daemon {
             );
         }
         // One that is only late still knows this process.
-        if !matches!(trouble, Trouble::Call(ClientError::Timeout { .. }) | Trouble::Distrust) {
+        if !matches!(
+            trouble,
+            Trouble::Call(ClientError::Timeout { .. }) | Trouble::Distrust | Trouble::Ahead
+        ) {
             self.worker = None;
             self.report = None;
         }
@@ -320,6 +331,9 @@ enum Trouble {
     /// The session has used so much by its leases that it cannot be a true daemon.
     #[error("it grants more than this session's limit allows")]
     Distrust,
+    /// The same, but part of it was granted by the session's own account while the daemon was late.
+    #[error("with what this session's own account granted it is more than its limit allows")]
+    Ahead,
 }
 
 impl Trouble {
@@ -334,12 +348,20 @@ impl Trouble {
 pub(super) struct Lost;
 
 /// What is believed of a grant: no more than any daemon grants, and no more than the page allows.
-/// `None`: nothing of it. It began at `begun`.
-fn believed(ledger: &DeviceLedger, granted: protocol::Lease, begun: u64) -> Option<Lease> {
+/// It began at `begun`.
+///
+/// # Errors
+/// Why nothing of it is.
+fn believed(ledger: &DeviceLedger, granted: protocol::Lease, begun: u64) -> Result<Lease, Trouble> {
     let now = clock::now();
-    let allowed = ledger.open().map_or(0, |mut opened| opened.allowed_elsewhere(now));
+    let (allowed, only_here) = ledger.open().map_or((0, true), |mut opened| {
+        (opened.allowed_elsewhere(now), opened.is_granted_elsewhere_only(now))
+    });
     let length = allowed.min(granted.length_us.min(LONGEST_LEASE_US) * 1000);
-    (allowed >= SHORTEST_NS).then(|| Lease {
+    if allowed < SHORTEST_NS {
+        return Err(if only_here { Trouble::Distrust } else { Trouble::Ahead });
+    }
+    Ok(Lease {
         begun,
         end: begun.saturating_add(length),
         id: Some(granted.id),
@@ -377,6 +399,12 @@ fn told(id: u64, used: Used, done: bool) -> LeaseReport {
 /// The session's quota, as its page has it now.
 pub(super) fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
     Some(DeviceQuota { uuid: ledger.uuid(), limit: ledger.page()?.limits().compute })
+}
+
+/// The most that the daemon's account of the session saves up.
+fn saved_up_ns(ledger: &DeviceLedger) -> u64 {
+    let limit = ledger.page().map_or(ComputeLimit::NONE, |page| page.limits().compute);
+    turns::burst_ns(limit.guaranteed_ppm(turns::LOW_PRIORITY_PPM))
 }
 
 fn changes(ledger: &DeviceLedger) -> u32 {

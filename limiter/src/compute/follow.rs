@@ -2,7 +2,7 @@
 //!
 //! One thread per device sleeps on the page's count of changes. A process that changes the limits wakes it.
 //! The thread makes launches pass the gate or skip it, and notifies code that would notice later. Where no limit makes a
-//! governor speak to the daemon, it tells the daemon that the process is there. It never calls the driver or foreign
+//! governor speak to the daemon, it has the daemon told that the process is there. It never calls the driver or foreign
 //! code, so the process's end does not have to wait for it.
 
 use super::clock;
@@ -38,7 +38,7 @@ pub(crate) fn follow_limits(gate: &'static Gate, changed: impl Fn(bool) + Send +
 
 fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
     let mut followed = None;
-    let mut presence = gate.daemon().map(Presence::new);
+    let mut presence = Presence::new();
     let mut cpu = CpuTime::default();
     // Of a damaged page nothing is believed any more; `DeviceLedger::broken` says so to the program.
     while let Some(page) = gate.ledger().page() {
@@ -49,9 +49,7 @@ fn follow(gate: &'static Gate, changed: &impl Fn(bool)) {
             page.take_change(gate.ledger().membership().slot(), count);
             followed = Some(count);
         }
-        if let Some(presence) = &mut presence {
-            presence.tell(gate.ledger());
-        }
+        presence.tell(gate);
         gate.ledger().note_own_cpu(cpu.since());
         let (changes, any) = (&page.limit_changes, futex::Flags::empty());
         match own_thread::asleep(|| futex::wait(changes, any, count, Some(&PERIOD))) {

@@ -135,7 +135,6 @@ pub(crate) fn launch(
 
 /// Whether such a launch may go on to the driver as it is, and nothing is to be done after it: of most ones that
 /// is true. Counts it if so. Does not panic.
-#[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn passes(work: Work, stream: Stream, per_thread: bool) -> bool {
     !FAST_PATH.has_captures() && lane::pass(named(stream, per_thread), work)

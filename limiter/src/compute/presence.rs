@@ -3,50 +3,72 @@
 
 use super::clock;
 use super::daemon::{self, Source};
+use super::gate::Gate;
 use crate::ledger::DeviceLedger;
+use crate::own_thread::{self, CpuTime};
+use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
 use http_bidir_comm::client::BlockingHttpClient;
 use protocol::{Register, Registered, path};
+use std::sync::Arc;
 
-/// How long the daemon may take. Nobody waits for it but the thread that follows the limits.
-const WITHIN: Duration = Duration::from_millis(100);
+/// How long the daemon may take. Nobody waits for it.
+const WITHIN: Duration = Duration::from_secs(1);
 /// How often it is told again: it may be another one since.
 const AGAIN_NS: u64 = 10_000_000_000;
 
-/// What one device's follower tells.
+/// What is told of one device.
 pub(super) struct Presence {
-    client: BlockingHttpClient,
-    session: String,
     next: u64,
+    /// A thread is telling it.
+    tells: Arc<AtomicBool>,
 }
 
 impl Presence {
-    pub(super) fn new(source: &Source) -> Self {
-        let client = BlockingHttpClient::new(daemon::endpoint(source));
-        Self { client, session: source.session.clone(), next: 0 }
+    pub(super) fn new() -> Self {
+        Self { next: 0, tells: Arc::default() }
     }
 
-    /// Tells it, now and then, while the device's time is not limited. A daemon that is not there, or does not take
-    /// it, stands in nobody's way.
-    pub(super) fn tell(&mut self, ledger: &DeviceLedger) {
-        if ledger.is_scheduled() {
+    /// Has it told, now and then, while the device's time is not limited. A daemon that is not there, or does not take
+    /// it, stands in nobody's way: limits that change meanwhile are followed.
+    pub(super) fn tell(&mut self, gate: &'static Gate) {
+        let Some(source) = gate.daemon() else { return };
+        if gate.ledger().is_scheduled() {
             // Its governor registers it.
             self.next = 0;
             return;
         }
         let now = clock::now();
-        if now < self.next {
+        if now < self.next || self.tells.swap(true, Ordering::Acquire) {
             return;
         }
         self.next = now.saturating_add(AGAIN_NS);
-        let message = Register {
-            protocol: protocol::VERSION,
-            session: self.session.clone(),
-            devices: daemon::quota(ledger).into_iter().collect(),
-            gates: None,
-        };
-        if let Err(error) = self.client.post::<_, Registered>(path::REGISTER, &message, WITHIN) {
-            tracing::debug!("device {}: the daemon was not told of it: {error}", ledger.uuid());
+        let tells = Arc::clone(&self.tells);
+        let started = own_thread::start("sluice-presence", move || {
+            tell(source, gate.ledger());
+            gate.ledger().note_own_cpu(CpuTime::default().since());
+            tells.store(false, Ordering::Release);
+        });
+        if let Err(error) = started {
+            self.tells.store(false, Ordering::Release);
+            tracing::debug!("the thread that tells the daemon cannot be started: {error}");
         }
+    }
+}
+
+fn tell(source: &Source, ledger: &DeviceLedger) {
+    let message = Register {
+        protocol: protocol::VERSION,
+        session: source.session.clone(),
+        devices: daemon::quota(ledger).into_iter().collect(),
+        gates: None,
+    };
+    // A limit came meanwhile: its governor tells more.
+    if ledger.is_scheduled() {
+        return;
+    }
+    let client = BlockingHttpClient::new(daemon::endpoint(source));
+    if let Err(error) = client.post::<_, Registered>(path::REGISTER, &message, WITHIN) {
+        tracing::debug!("device {}: the daemon was not told of it: {error}", ledger.uuid());
     }
 }

@@ -11,11 +11,13 @@ out by itself; `sluice hooks` shows what is patched on a machine.
 |---|---|---|
 ";
 
+const TABLES: &str = include_str!("export_tables.md");
+
 fn text() -> String {
     let row = |hook: &Hook| {
         format!("| `{}` | `{}` | {} |\n", hook.library.soname(), hook.symbol, hook.doc)
     };
-    all().map(row).fold(HEAD.to_owned(), |text, row| text + &row)
+    all().map(row).fold(HEAD.to_owned(), |text, row| text + &row) + TABLES
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Calls that give the GPU work.
 
 use super::Call;
-#[cfg(target_arch = "x86_64")]
 use super::tail_jump::Arguments;
 use crate::compute::{self, Launched, Work};
 use core::ffi::{c_int, c_uint, c_void};
@@ -34,7 +33,6 @@ macros::hooks! {
 }
 
 /// For `cuLaunchKernel` and the functions with the same first nine arguments.
-#[cfg(target_arch = "x86_64")]
 #[inline]
 fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: function, grid, block, shared memory, stream.
@@ -47,7 +45,6 @@ fn passes(arguments: &Arguments, per_thread: bool) -> bool {
     compute::passes(Work::kernel(f, grid, block), stream, per_thread)
 }
 
-#[cfg(target_arch = "x86_64")]
 #[inline]
 fn passes_ex(arguments: &Arguments, per_thread: bool) -> bool {
     // SAFETY: the configuration and the function.

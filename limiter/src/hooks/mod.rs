@@ -22,7 +22,6 @@ mod nvml;
 mod nvml_processes;
 mod pool;
 mod shared;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod tail_jump;
 mod virtual_memory;
 mod waits;

@@ -1,16 +1,16 @@
 //! Calls that jump on to the driver.
 //!
 //! A hook copies a call's arguments to make the call again. Most launches need no more than a check. So their
-//! entries check first: they save the six argument registers on the stack, ask, and restore them. Then they
+//! entries check first: they save the argument registers on the stack, ask, and restore them. Then they
 //! jump to the driver's own function, or to the whole hook. Nothing else is changed, so the driver sees the
 //! caller's own call.
 
 use std::panic::{self, AssertUnwindSafe};
 
 /// The argument registers, and what an entry leaves between them and the caller's stack: padding and the
-/// return address.
-const REGISTERS: usize = 6;
-const BETWEEN: usize = 2;
+/// way back.
+const REGISTERS: usize = if cfg!(target_arch = "aarch64") { 8 } else { 6 };
+const BETWEEN: usize = if cfg!(target_arch = "aarch64") { 4 } else { 2 };
 
 /// The arguments of a call, as an entry found them.
 pub(crate) struct Arguments(*const u64);
@@ -46,12 +46,15 @@ mod tests {
 
     #[test]
     fn arguments_are_where_the_calling_convention_puts_them() {
-        // Six registers, padding, the return address, then the stack.
-        let found: Vec<u64> = vec![10, 11, 12, 13, 14, 15, 99, 98, 16, 17, 18];
+        // Registers, padding and the way back, then the stack.
+        let numbered = |from: usize, to: usize| (from..to).map(|n| 10 + n as u64);
+        let between = [99; BETWEEN].into_iter();
+        let found: Vec<u64> =
+            numbered(0, REGISTERS).chain(between).chain(numbered(REGISTERS, 12)).collect();
         // SAFETY: laid out as an entry does.
         let arguments = unsafe { Arguments::found_at(found.as_ptr()) };
-        // SAFETY: there are nine.
-        assert!((0..9).all(|n| unsafe { arguments.nth(n) } == 10 + n as u64));
+        // SAFETY: there are twelve.
+        assert!((0..12).all(|n| unsafe { arguments.nth(n) } == 10 + n as u64));
     }
 
     #[test]

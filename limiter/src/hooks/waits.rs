@@ -1,7 +1,6 @@
 //! Calls that make a stream wait. Work queued behind the wait does not keep the device busy meanwhile.
 
 use super::Call;
-#[cfg(target_arch = "x86_64")]
 use super::tail_jump::Arguments;
 use crate::compute;
 use core::ffi::{c_uint, c_void};
@@ -25,7 +24,6 @@ macros::hooks! {
     fn cuStreamAddCallback | cuStreamAddCallback_ptsz (stream: Stream, callback: *const c_void, data: *mut c_void, flags: c_uint) -> CuResult = callback;
 }
 
-#[cfg(target_arch = "x86_64")]
 #[inline]
 fn jumps_on(_arguments: &Arguments, _per_thread: bool) -> bool {
     compute::events_are_the_devices_own()

@@ -59,7 +59,7 @@ fn dense(command: &mut Command, seconds: &str) -> Outcome {
 fn daemon_of_another(stage: &Stage) -> Option<(crate::common::Running, PathBuf)> {
     const ANOTHER: u32 = 4_242;
     if !rustix::process::geteuid().is_root() {
-        println!("only root can start a daemon as another user");
+        crate::common::skipped("only root can start a daemon as another user");
         return None;
     }
     let folder = stage.folder().join("another");

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 /* Entries of a directory of /proc/self, those above `from` if they are numbers. */
@@ -27,7 +28,7 @@ int main(void) {
     }
     fclose(maps);
     /* Above standard error; the one that reads the directory is not counted. */
-    printf("preloaded=%d threads=%d descriptors=%d mapped=%d\n", preloaded,
+    printf("secure=%lu preloaded=%d threads=%d descriptors=%d mapped=%d\n", getauxval(AT_SECURE), preloaded,
            count("/proc/self/task", 0), count("/proc/self/fd", 2) - 1, mapped);
     return 0;
 }

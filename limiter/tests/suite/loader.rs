@@ -1,19 +1,12 @@
 //! A program's limit holds from the first call, whichever way it loads the driver.
 
 use crate::common::{
-    COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, outcome,
+    COMPUTE_LIMIT, MEMORY_LIMIT, Outcome, SESSION_DIR, Stage, built, first_device, holds, outcome,
 };
 use std::path::Path;
 
 fn limited(stage: &Stage, program: &Path, arguments: &[&str]) -> Outcome {
     outcome(stage.limited(program).args(arguments).env(MEMORY_LIMIT, first_device("1GiB")))
-}
-
-/// What fits is granted, what does not is refused, and nothing is printed.
-#[track_caller]
-fn holds(outcome: Outcome) {
-    let outcome = outcome.silent();
-    assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
 }
 
 fn loader(how: &str) -> Outcome {

@@ -8,6 +8,7 @@
 
 mod bad_input;
 mod bus_errors;
+mod callers;
 mod cancel;
 mod common;
 mod house;
@@ -16,7 +17,10 @@ mod loader;
 mod memory;
 mod memory_ceiling;
 mod observer;
+mod older_drivers;
 mod oversubscribe;
+mod preloads;
+mod processes;
 mod quiet;
 mod storm;
 mod timed;

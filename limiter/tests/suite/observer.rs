@@ -1,13 +1,14 @@
 //! The daemon sees the devices: faults, and programs that no session knows.
 
 use crate::common::{
-    COMPUTE_LIMIT, MEMORY_LIMIT, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
+    COMPUTE_LIMIT, GIB, MEMORY_LIMIT, Running, SESSION_DIR, Stage, UUIDS, built, eventually,
     first_device, outcome, start,
 };
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
-use session::node_page::{NodeHealth, NodePage};
+use session::clock::now_ns;
+use session::node_page::{NodeDevice, NodeFigures, NodeHealth, NodePage, NodePageWriter, beside};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -213,4 +214,44 @@ fn a_stranger_is_ended_where_the_policy_says_so_and_sessions_are_not() {
     kill_process(daemon.pid(), Signal::TERM).unwrap();
     daemon.end().succeeded();
     assert!(!page.exists());
+}
+
+/// The page says another size than NVML does (16 GiB), so that it shows who was asked.
+#[test]
+fn a_devices_size_is_what_the_page_of_the_node_says_while_a_daemon_writes_it() {
+    let stage = Stage::new();
+    let socket = stage.folder().join("daemon.sock");
+    let device = |uuid: &str, memory_total| NodeDevice {
+        uuid: uuid.parse().unwrap(),
+        memory_total,
+        memory_used: None,
+        sm_percent: None,
+        memory_percent: None,
+        health: NodeHealth::Healthy,
+        read_ns: 0,
+    };
+    let half = |name: &str| {
+        let mut command = stage.limited(built("tenant"));
+        command.args(["mem", "--api", "alloc", "--chunk", "1GiB", "--cap", "1GiB"]);
+        command.env(SESSION_DIR, stage.session(name)).env(MEMORY_LIMIT, first_device("50%"));
+        let said = outcome(command.env("SLUICE_DAEMON", &socket)).succeeded();
+        said.json()["meminfo_total"].as_u64().unwrap()
+    };
+    assert_eq!(half("no page"), 8 * GIB);
+    let page = NodePageWriter::create(&beside(&socket)).unwrap();
+    assert_eq!(half("nothing is written"), 8 * GIB);
+    // Not the device's, or not known.
+    page.publish(&NodeFigures { written_ns: now_ns(), devices: vec![device(UUIDS[1], Some(GIB))] });
+    assert_eq!(half("another device"), 8 * GIB);
+    for size in [None, Some(0)] {
+        page.publish(&NodeFigures { written_ns: now_ns(), devices: vec![device(UUIDS[0], size)] });
+        assert_eq!(half(&format!("{size:?}")), 8 * GIB);
+    }
+    let devices = vec![device(UUIDS[1], Some(GIB)), device(UUIDS[0], Some(6 * GIB))];
+    // As of the future, so that a slow machine does not make it old.
+    page.publish(&NodeFigures { written_ns: u64::MAX, devices: devices.clone() });
+    assert_eq!(half("the page"), 3 * GIB);
+    let long_ago = now_ns().saturating_sub(6_000_000_000).max(1);
+    page.publish(&NodeFigures { written_ns: long_ago, devices });
+    assert_eq!(half("a daemon that has stopped"), 8 * GIB);
 }

@@ -28,6 +28,26 @@ fn no_function_of_the_driver_or_the_loader_is_exported() {
     assert!(crate::common::text(&fake.unwrap().stdout).contains(" cuInit\n"));
 }
 
+/// Other programs of the workspace speak TLS by the same crate.
+#[test]
+fn the_library_has_no_tls() {
+    let symbols = |file: &str| {
+        let listed = Command::new("nm").arg(built(file)).output().unwrap();
+        crate::common::text(&listed.stdout)
+    };
+    let library = symbols("libcuda_limiter.so");
+    if !library.contains("http_bidir_comm") {
+        println!("SKIPPED: the library was built without names of its functions");
+        return;
+    }
+    for part in ["rustls", "ring_core"] {
+        let found: Vec<_> = library.lines().filter(|line| line.contains(part)).take(3).collect();
+        assert!(found.is_empty(), "{found:?}");
+        // The names are those that a program with TLS has.
+        assert!(symbols("sluice").contains(part), "{part}");
+    }
+}
+
 #[test]
 fn programs_without_a_gpu_run_as_before() {
     let stage = Stage::new();

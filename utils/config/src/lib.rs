@@ -90,10 +90,10 @@ pub struct Config {
     pub nvml_hooks: bool,
     /// Whether all limits are switched off.
     pub control_disabled: bool,
-    /// Where the daemon listens, if one is used.
+    /// Where the daemon listens, if one was named.
     pub daemon: Option<DaemonAddress>,
-    /// Whether the node's daemon is used where its socket is to be seen: nothing was said of a daemon, and the process
-    /// was not put into a session.
+    /// Whether the node's daemon is used where its socket is to be seen: no socket was named, and the process was not
+    /// put into a session. A port is only read from.
     pub finds_daemon: bool,
     /// Directory of the session, if there is one.
     pub session_dir: Option<PathBuf>,
@@ -136,9 +136,7 @@ impl Config {
 
         let daemon = chooser.daemon()?;
         let session_dir = chooser.path(Meaning::SessionDir);
-        let finds_daemon = daemon.is_none()
-            && session_dir.is_none()
-            && chooser.value(Meaning::DaemonSocket).is_none();
+        let finds_daemon = session_dir.is_none() && chooser.value(Meaning::DaemonSocket).is_none();
         let mut warnings = without_effect(&settings, &rules);
         // A process may lift its own limits only if it was not put into a session.
         let free = daemon.is_none() && session_dir.is_none();

@@ -293,7 +293,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::DaemonHost,
             F::Host,
             I::None,
-            "where the daemon listens, with HYPERVISOR_PORT",
+            "where the daemon can be read over TCP, with HYPERVISOR_PORT: for `sluice`; a limited program uses the daemon's socket",
         ),
         row(
             "HYPERVISOR_PORT",
@@ -301,7 +301,7 @@ pub(super) static VARIABLES: &[Variable] = {
             M::DaemonPort,
             F::Port,
             I::None,
-            "where the daemon listens, with HYPERVISOR_IP",
+            "where the daemon can be read over TCP, with HYPERVISOR_IP",
         ),
         row(
             "VGPU_POD_UID",

@@ -1,6 +1,7 @@
 //! A function of our own that is patched in the same way as the others, and called: proof that the
 //! engine's patches redirect calls.
 
+use crate::code::machine::{self, ADDS_FIVE};
 use crate::code::{follow, forced};
 use crate::{HookEngine, HookError, Mappings, Slot, Target};
 use core::ffi::c_void;
@@ -11,25 +12,6 @@ const CODE: i32 = libc::PROT_READ | libc::PROT_EXEC;
 const LENGTH: usize = 4096;
 /// What the function adds to its argument.
 const ADDED: usize = 5;
-/// mov rax, rdi; add rax, 5; ret; int3 ...
-const FUNCTION: [u8; 16] = [
-    0x48,
-    0x89,
-    0xf8,
-    0x48,
-    0x83,
-    0xc0,
-    ADDED as u8,
-    0xc3,
-    0xcc,
-    0xcc,
-    0xcc,
-    0xcc,
-    0xcc,
-    0xcc,
-    0xcc,
-    0xcc,
-];
 
 type Function = extern "C" fn(&Call) -> usize;
 
@@ -67,7 +49,8 @@ impl Canary {
         }
         // SAFETY: a new page of our own that nothing executes yet.
         unsafe {
-            ptr::copy_nonoverlapping(FUNCTION.as_ptr(), start.cast(), FUNCTION.len());
+            ptr::copy_nonoverlapping(ADDS_FIVE.as_ptr(), start.cast(), ADDS_FIVE.len());
+            machine::publish(start.cast(), ADDS_FIVE.len());
             if libc::mprotect(start, LENGTH, CODE) == 0 {
                 return Some(Self(start));
             }
@@ -77,7 +60,7 @@ impl Canary {
         let start = map(CODE);
         // SAFETY: as above.
         let written =
-            start != libc::MAP_FAILED && unsafe { forced::write(start as usize, &FUNCTION) };
+            start != libc::MAP_FAILED && unsafe { forced::write(start as usize, &ADDS_FIVE) };
         written.then_some(Self(start))
     }
 

@@ -1,10 +1,8 @@
 //! What any bytes may do to the readers of this crate: nothing but take a little time. Tests with random
 //! bytes and fuzz targets call the same checks.
 
-#[cfg(target_arch = "x86_64")]
+use crate::code::machine::{LONGEST, Prologue};
 use crate::code::{follow, mappings::Mappings};
-#[cfg(target_arch = "x86_64")]
-use crate::detour_engine::prologue::{self, Prologue};
 
 pub use crate::loader::checks::library;
 
@@ -12,10 +10,9 @@ pub use crate::loader::checks::library;
 ///
 /// # Panics
 /// If a rule is broken.
-#[cfg(target_arch = "x86_64")]
 pub fn code(code: &[u8], entry: usize) {
     follow::check(code, entry);
-    let code = code.get(..prologue::LONGEST).unwrap_or(code);
+    let code = code.get(..LONGEST).unwrap_or(code);
     let Ok(prologue) = Prologue::decode(code, entry) else { return };
     for place in [entry.wrapping_add(0x10_0000), entry.wrapping_sub(0x7000_0000), 0] {
         let moved = prologue.relocate(place);
@@ -27,7 +24,6 @@ pub fn code(code: &[u8], entry: usize) {
 ///
 /// # Panics
 /// If a rule is broken.
-#[cfg(target_arch = "x86_64")]
 pub fn mappings(list: &[u8]) {
     if let Some(mappings) = Mappings::parse(list) {
         mappings.check();

@@ -8,16 +8,15 @@
 //! * `conformance` (feature `conformance`) is a suite that runs over any engine: what an engine
 //!   must get right.
 
-#[cfg(target_arch = "x86_64")]
 mod canary;
 #[cfg(any(test, feature = "checks"))]
 pub mod checks;
 mod code;
-#[cfg(all(target_arch = "x86_64", any(test, feature = "conformance")))]
+#[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod detour_engine;
 mod engine;
-#[cfg(all(target_arch = "x86_64", any(feature = "frida", test)))]
+#[cfg(all(target_arch = "x86_64", any(feature = "frida", feature = "simulated-gum", test)))]
 #[cfg_attr(
     not(feature = "frida"),
     allow(dead_code, reason = "the tests run it over a simulated gum")
@@ -35,14 +34,18 @@ pub use patch_batch::{Lost, Patch, PatchBatch, Verified};
 pub use patched_entry::PatchedEntry;
 pub use refuse::refuse;
 
-#[cfg(all(feature = "frida", not(target_arch = "x86_64")))]
+#[cfg(all(any(feature = "frida", feature = "simulated-gum"), not(target_arch = "x86_64")))]
 compile_error!("frida-gum is built in for x86-64 only");
+#[cfg(all(feature = "frida", feature = "simulated-gum"))]
+compile_error!("a build has frida-gum or a simulated one, not both");
 
 /// A new engine of the kind that this build uses, for the functions that are patched next.
 #[must_use]
 pub fn engine() -> Box<dyn HookEngine> {
     #[cfg(feature = "frida")]
     return frida_engine::engine();
-    #[cfg(not(feature = "frida"))]
+    #[cfg(feature = "simulated-gum")]
+    return frida_engine::simulated::engine();
+    #[cfg(not(any(feature = "frida", feature = "simulated-gum")))]
     Box::new(DetourEngine::new())
 }

@@ -3,9 +3,7 @@
 //!
 //! Each function is prepared, and its slot filled; then all are enabled, the engine goes, and each entry is looked at.
 
-#[cfg(target_arch = "x86_64")]
 use crate::canary::Canary;
-#[cfg(target_arch = "x86_64")]
 use crate::code::follow;
 use crate::code::overwrite::overwrite;
 use crate::code::peek;
@@ -69,7 +67,6 @@ struct Prepared<'slots> {
 
 /// Functions that are patched together by one engine.
 pub struct PatchBatch<'slots> {
-    #[cfg(target_arch = "x86_64")]
     canary: Option<Canary>,
     engine: Box<dyn HookEngine>,
     mappings: Option<Mappings>,
@@ -95,7 +92,6 @@ impl<'slots> PatchBatch<'slots> {
     /// Begins a batch of the engine that `make` makes. What is mapped later is not patched by it.
     pub fn begin(make: impl FnOnce() -> Box<dyn HookEngine>) -> Self {
         Self {
-            #[cfg(target_arch = "x86_64")]
             canary: Canary::map(),
             engine: make(),
             mappings: Mappings::now(),
@@ -147,7 +143,6 @@ impl<'slots> PatchBatch<'slots> {
     #[must_use]
     pub fn enable(mut self) -> Verified {
         let engine = self.engine.name();
-        #[cfg(target_arch = "x86_64")]
         let canary = self.prepare_canary();
         let enabled = self.enable_all();
         let Self { engine: used, prepared, .. } = self;
@@ -155,10 +150,7 @@ impl<'slots> PatchBatch<'slots> {
             drop(used);
             Ok(())
         });
-        #[cfg(target_arch = "x86_64")]
         let redirects = canary.is_some_and(|canary| canary.is_redirected());
-        #[cfg(not(target_arch = "x86_64"))]
-        let redirects = true;
         let mut verified = Verified { engine, patches: Vec::new(), lost: Vec::new() };
         let is_kept = enabled.is_ok() && redirects;
         for function in &prepared {
@@ -184,7 +176,6 @@ impl<'slots> PatchBatch<'slots> {
     }
 
     /// The canary is patched last, as one of the functions.
-    #[cfg(target_arch = "x86_64")]
     fn prepare_canary(&mut self) -> Option<crate::canary::Prepared> {
         let (canary, mappings) = (self.canary.take()?, self.mappings.as_mut()?);
         let engine = &mut self.engine;
@@ -274,15 +265,8 @@ impl Prepared<'_> {
         }
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn leads(&self) -> bool {
         let detour = self.target.detour as usize;
         follow::leads(self.target.entry as usize, detour) == follow::Leads::To(detour)
-    }
-
-    /// Without a decoder a changed entry has to do.
-    #[cfg(not(target_arch = "x86_64"))]
-    fn leads(&self) -> bool {
-        true
     }
 }

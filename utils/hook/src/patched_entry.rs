@@ -1,13 +1,10 @@
 //! Whether a function is still patched.
 
 use crate::Patch;
+use crate::code::machine::BREAKPOINT;
 use core::ffi::c_void;
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-
-/// What a debugger puts over the first byte of an instruction. It takes it away for the moment in which the
-/// instruction is executed.
-const BREAKPOINT: u8 = 0xcc;
 
 /// A patched function's address, and its first bytes as they were verified. Recorded and looked at without a
 /// lock.
@@ -60,11 +57,15 @@ impl PatchedEntry {
         }
         let code = self.code.load(Ordering::Relaxed).to_le_bytes();
         let length = self.length.load(Ordering::Relaxed).min(code.len());
-        code[..length].iter().enumerate().all(|(index, &byte)| {
+        let mut now = [0; size_of::<u64>()];
+        for (index, byte) in now[..length].iter_mut().enumerate() {
             // SAFETY: the first bytes of a loaded function, which were read when it was patched.
-            let now = unsafe { ptr::read_volatile(address.add(index)) };
-            now == byte || (index == 0 && now == BREAKPOINT)
-        })
+            *byte = unsafe { ptr::read_volatile(address.add(index)) };
+        }
+        // A debugger takes its breakpoint away for the moment in which the instruction is executed.
+        let first = BREAKPOINT.len().min(length);
+        now[first..length] == code[first..length]
+            && (now[..first] == code[..first] || now[..first] == BREAKPOINT)
     }
 }
 

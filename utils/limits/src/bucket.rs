@@ -73,9 +73,13 @@ impl Bucket {
         let Some(missing) = u128::try_from(missing).ok().filter(|&ns| ns > 0) else {
             return Some(0);
         };
-        match share_ppm.min(PPM_ONE) {
-            0 => None,
-            share => Some(narrow((missing * u128::from(PPM_ONE)).div_ceil(u128::from(share)))),
+        let share = share_ppm.min(PPM_ONE);
+        let millionths = missing.saturating_mul(u128::from(PPM_ONE));
+        match (share, u64::try_from(millionths)) {
+            (0, _) => None,
+            // Nearly always: a division of 64 bits is several times as fast.
+            (share, Ok(millionths)) => Some(millionths.div_ceil(u64::from(share))),
+            (share, Err(_)) => Some(narrow(millionths.div_ceil(u128::from(share)))),
         }
     }
 }
@@ -83,8 +87,9 @@ impl Bucket {
 /// The balance that is enough to hold the device for `length_ns`, counting what is earned
 /// meanwhile: the inverse of [`Bucket::lease_length`], rounded up.
 pub fn balance_for(length_ns: u64, share_ppm: u32) -> u64 {
-    let drain_ppm = PPM_ONE.saturating_sub(share_ppm);
-    narrow((u128::from(length_ns) * u128::from(drain_ppm)).div_ceil(u128::from(PPM_ONE)))
+    let (drain, whole) = (u64::from(PPM_ONE.saturating_sub(share_ppm)), u64::from(PPM_ONE));
+    // Equal to length * drain / PPM_ONE, rounded up, without the intermediate overflow.
+    length_ns / whole * drain + (length_ns % whole * drain).div_ceil(whole)
 }
 
 /// What a share earns in `length_ns`, rounded down.

@@ -5,6 +5,12 @@
 pub const SESSION_DIR: &str = "SLUICE_SESSION_DIR";
 /// Path of the daemon's Unix socket; unset or empty: no daemon, each session keeps its own account.
 pub const DAEMON_SOCKET: &str = "SLUICE_DAEMON";
+/// The token that a daemon which is reached by TCP asks for, and for the daemon itself the one that it asks for.
+pub const TOKEN: &str = "SLUICE_TOKEN";
+/// The file with that token.
+pub const TOKEN_FILE: &str = "SLUICE_TOKEN_FILE";
+/// The file with the certificates of the authorities that a daemon's certificate may be of: TLS is spoken then.
+pub const CA_FILE: &str = "SLUICE_CA_FILE";
 /// Compute policy: `fixed` (default), `balance` or `none`.
 pub const POLICY: &str = "SLUICE_POLICY";
 /// JSON object, key = GPU UUID or device index, value = percent of GPU time that is never exceeded.

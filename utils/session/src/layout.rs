@@ -205,8 +205,12 @@ pub struct PageLayout {
     pub refused_for: [AtomicU64; 4],
     /// CPU time of the limiter's own threads in the session's processes, in nanoseconds.
     pub limiter_cpu_ns: AtomicU64,
+    /// Until when its use of the device has been counted for [`Self::elsewhere_ns`], on `CLOCK_MONOTONIC` in nanoseconds.
+    pub elsewhere_until_ns: AtomicU64,
+    /// When the session's own account was last charged, on `CLOCK_MONOTONIC` in nanoseconds.
+    pub own_at_ns: AtomicU64,
     /// For later fields.
-    pub unused: [AtomicU64; 57],
+    pub unused: [AtomicU64; 55],
     /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
 }

@@ -4,14 +4,14 @@ use core::ffi::{c_char, c_int, c_uint};
 
 use driver::cuda::{CuResult, Device, Uuid};
 use fake_node::held::{MOST_QUEUES, QUEUES};
-use fake_node::identity;
+use fake_node::{identity, older};
 
 use crate::attributes;
 use crate::ffi::{self, Api, Out, Text, api, ensure};
 use crate::state::driver;
 
-/// CUDA version of this driver.
-pub(crate) const VERSION: c_int = 13000;
+/// CUDA version of this driver, where no older one is asked for.
+const VERSION: c_int = 13000;
 
 /// The node's devices that this process may see, as `CUDA_VISIBLE_DEVICES` lists them: by index, by
 /// UUID or by the beginning of a UUID. The list ends at the first entry that names no device, or
@@ -54,7 +54,7 @@ fn select(list: &str, devices: u32) -> Vec<u32> {
 
 pub(crate) extern "C" fn driver_version(version: Out<c_int>) -> CuResult {
     api(|| {
-        version.required()?.set(VERSION);
+        version.required()?.set(older::chosen().map_or(VERSION, |older| older.cuda));
         Ok(())
     })
 }

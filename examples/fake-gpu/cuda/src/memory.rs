@@ -83,14 +83,17 @@ pub(crate) fn rounded(size: u64) -> u64 {
 /// Maps fresh memory. `low`: below 4 GiB, for the functions with 32-bit addresses.
 pub(crate) fn map(size: u64, low: bool) -> Api<u64> {
     ensure(size <= LARGEST, CuResult::OUT_OF_MEMORY)?;
-    let mut flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    if low {
-        flags |= libc::MAP_32BIT;
-    }
-    // SAFETY: a new anonymous mapping at an address of the system's choice.
+    let address = if low { map_low(size) } else { map_at(0, size, 0) };
+    address.ok_or(CuResult::OUT_OF_MEMORY)
+}
+
+/// `at` 0: at an address of the system's choice.
+fn map_at(at: u64, size: u64, flag: libc::c_int) -> Option<u64> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flag;
+    // SAFETY: a new anonymous mapping, in the place of none.
     let address = unsafe {
         libc::mmap(
-            core::ptr::null_mut(),
+            core::ptr::with_exposed_provenance_mut(at as usize),
             size as usize,
             libc::PROT_READ | libc::PROT_WRITE,
             flags,
@@ -98,8 +101,21 @@ pub(crate) fn map(size: u64, low: bool) -> Api<u64> {
             0,
         )
     };
-    ensure(address != libc::MAP_FAILED, CuResult::OUT_OF_MEMORY)?;
-    Ok(address as u64)
+    (address != libc::MAP_FAILED).then_some(address as u64)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn map_low(size: u64) -> Option<u64> {
+    map_at(0, size, libc::MAP_32BIT)
+}
+
+/// There is no flag for it: the first place that is free.
+#[cfg(not(target_arch = "x86_64"))]
+fn map_low(size: u64) -> Option<u64> {
+    const STEP: usize = 16 << 20;
+    let end = (1_u64 << 32).checked_sub(size)?;
+    let free = |at| map_at(at, size, libc::MAP_FIXED_NOREPLACE).filter(|&got| got == at);
+    (1 << 28..end).step_by(STEP).find_map(free)
 }
 
 /// Ends a mapping made by [`map`].

@@ -4,6 +4,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use driver::cuda::{CuResult, PROC_ADDRESS_PER_THREAD_STREAM};
+use fake_node::older;
 
 use crate::exports::TABLE;
 use crate::ffi::{Api, Out, Text, api, ensure};
@@ -18,16 +19,21 @@ enum Status {
 }
 
 fn look_up(name: &str, version: c_int, per_thread: bool) -> Result<&'static Entry, Status> {
+    let older = older::chosen();
+    let has = |entry: &&Entry| older.is_none_or(|older| !older.lacks(entry.name));
     let newest = |per_thread: bool| {
         TABLE
             .iter()
             .filter(|e| e.base == name && e.per_thread == per_thread && e.since <= version)
+            .filter(has)
             .max_by_key(|e| e.since)
     };
     let own = if per_thread { newest(true) } else { None };
     match own.or_else(|| newest(false)) {
         Some(entry) => Ok(entry),
-        None if TABLE.iter().any(|entry| entry.base == name) => Err(Status::VersionNotSufficient),
+        None if TABLE.iter().filter(|entry| entry.base == name).any(|entry| has(&entry)) => {
+            Err(Status::VersionNotSufficient)
+        }
         None => Err(Status::NoSuchSymbol),
     }
 }

@@ -4,7 +4,7 @@
 //! word of the library's own data (`81 3d disp32 imm32`). By that word, a driver that has been
 //! taken down at process exit answers `CUDA_ERROR_DEINITIALIZED`. The stubs here do the same, and
 //! are the same byte for byte up to the comparison. So a tool that patches entry points meets the
-//! same code as in the real driver.
+//! same code as in the real driver. On aarch64, whose driver was not looked at, they do the same.
 
 use core::sync::atomic::AtomicU32;
 
@@ -17,7 +17,6 @@ pub(crate) static LIFE: AtomicU32 = AtomicU32::new(0);
 /// One exported function, for `cuGetProcAddress`.
 pub(crate) struct Entry {
     /// The exported name.
-    #[cfg_attr(not(test), allow(dead_code, reason = "read by the tests"))]
     pub(crate) name: &'static str,
     /// The name without version and stream suffix.
     pub(crate) base: &'static str,
@@ -35,6 +34,7 @@ macro_rules! exports {
     (@stream thread) => { true };
     ($($name:ident = $base:ident $since:literal $stream:ident => $implementation:path;)*) => {
         $(
+            #[cfg(target_arch = "x86_64")]
             #[allow(non_snake_case, reason = "the driver's own names")]
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
@@ -55,6 +55,34 @@ macro_rules! exports {
                     "add rsp, 8",
                     "pop r12",
                     "pop rbp",
+                    "ret",
+                    life = sym $crate::stub::LIFE,
+                    implementation = sym $implementation,
+                )
+            }
+
+            #[cfg(target_arch = "aarch64")]
+            #[allow(non_snake_case, reason = "the driver's own names")]
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "stp x29, x30, [sp, -32]!",
+                    "mov x29, sp",
+                    "str x19, [sp, 16]",
+                    "adrp x16, {life}",
+                    "ldr w16, [x16, :lo12:{life}]",
+                    "movz w17, 0xba00",
+                    "movk w17, 0x321c, lsl 16",
+                    "cmp w16, w17",
+                    "b.eq 2f",
+                    "ldr x19, [sp, 16]",
+                    "ldp x29, x30, [sp], 32",
+                    "b {implementation}",
+                    "2:",
+                    "mov w0, 4",
+                    "ldr x19, [sp, 16]",
+                    "ldp x29, x30, [sp], 32",
                     "ret",
                     life = sym $crate::stub::LIFE,
                     implementation = sym $implementation,

@@ -1,6 +1,7 @@
 //! The node's properties, read from the environment by the process that creates it.
 
 use crate::layout::MAX_DEVICES;
+use crate::older;
 
 /// The node's fixed properties.
 #[repr(C)]
@@ -113,6 +114,7 @@ impl Config {
     /// # Errors
     /// See [`Config::from_lookup`].
     pub fn from_env() -> Result<Self, ConfigError> {
+        older::named(std::env::var(older::VARIABLE).ok())?;
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! * [`layout`] is the shared data, [`schedule`], [`queue`], [`held`] and [`groups`] are the rules
 //!   (pure: time is an argument), [`memory`] and [`usage`] the accounts.
-//! * [`faults`] are what tests make happen to devices.
+//! * [`faults`] are what tests make happen to devices. [`older`] is what older drivers lack.
 //! * [`blocks`] are memory that several processes hold, [`shared`] has its contents.
 //! * [`node`] maps the file, takes the lock, reads the clock and sleeps. [`values`] reads a
 //!   process's memory. These modules need `unsafe`.
@@ -23,6 +23,7 @@ pub mod identity;
 pub mod layout;
 pub mod memory;
 pub mod node;
+pub mod older;
 pub mod process;
 pub mod queue;
 pub mod schedule;

@@ -1,6 +1,7 @@
 //! The exported functions, in the shape of the real library's. Those save all registers and take an
 //! address relative to the instruction at offset 17. `nvmlInit_v2` is the exception: it has 7 bytes
-//! (`31 ff e9 rel32`). So a tool that patches entry points meets the same code here.
+//! (`31 ff e9 rel32`). So a tool that patches entry points meets the same code here. On aarch64, whose library was not
+//! looked at, they do the same.
 
 use core::sync::atomic::AtomicU32;
 
@@ -12,6 +13,7 @@ static LANDMARK: AtomicU32 = AtomicU32::new(0);
 macro_rules! exports {
     ($($name:ident => $implementation:path;)*) => {
         $(
+            #[cfg(target_arch = "x86_64")]
             #[allow(non_snake_case, reason = "the library's own names")]
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
@@ -39,10 +41,31 @@ macro_rules! exports {
                     implementation = sym $implementation,
                 )
             }
+
+            #[cfg(target_arch = "aarch64")]
+            #[allow(non_snake_case, reason = "the library's own names")]
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            unsafe extern "C" fn $name() {
+                core::arch::naked_asm!(
+                    "stp x29, x30, [sp, -48]!",
+                    "stp x19, x20, [sp, 16]",
+                    "mov x19, x0",
+                    "adrp x20, {landmark}",
+                    "add x20, x20, :lo12:{landmark}",
+                    "mov x0, x19",
+                    "ldp x19, x20, [sp, 16]",
+                    "ldp x29, x30, [sp], 48",
+                    "b {implementation}",
+                    landmark = sym LANDMARK,
+                    implementation = sym $implementation,
+                )
+            }
         )*
     };
 }
 
+#[cfg(target_arch = "x86_64")]
 #[allow(non_snake_case, reason = "the library's own name")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -50,6 +73,18 @@ unsafe extern "C" fn nvmlInit_v2() {
     core::arch::naked_asm!(
         "xor edi, edi",
         "jmp {implementation}",
+        implementation = sym system::init_with_flags,
+    )
+}
+
+#[cfg(target_arch = "aarch64")]
+#[allow(non_snake_case, reason = "the library's own name")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn nvmlInit_v2() {
+    core::arch::naked_asm!(
+        "mov w0, wzr",
+        "b {implementation}",
         implementation = sym system::init_with_flags,
     )
 }

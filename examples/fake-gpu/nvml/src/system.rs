@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use driver::nvml::NvmlReturn;
-use fake_node::Node;
+use fake_node::{Node, older};
 
 use crate::ffi::{Api, Out, api, put_text};
 
@@ -13,13 +13,19 @@ use crate::ffi::{Api, Out, api, put_text};
 const DRIVER_NOT_LOADED: NvmlReturn = NvmlReturn(9);
 /// All flags of `nvmlInitWithFlags`.
 const FLAGS: c_uint = 3;
-/// The version of the driver that this one is modelled on, with a mark.
-const VERSION: &str = "580.159.04-fake";
+/// The version of the driver that this one is modelled on, and its CUDA version.
+const VERSION: &str = "580.159.04";
+const CUDA: c_int = 13000;
 
 static NODE: OnceLock<Node> = OnceLock::new();
 /// Calls of `nvmlInit` less those of `nvmlShutdown`.
 static USERS: AtomicU32 = AtomicU32::new(0);
 static OPENING: Mutex<()> = Mutex::new(());
+
+/// The driver's version, with a mark.
+fn version() -> String {
+    format!("{}-fake", older::chosen().map_or(VERSION, |older| older.version))
+}
 
 /// The node, while the library is initialised.
 pub(crate) fn node() -> Api<&'static Node> {
@@ -77,21 +83,22 @@ pub(crate) extern "C" fn error_string(code: NvmlReturn) -> *const c_char {
 pub(crate) extern "C" fn driver_version(to: Out<c_char>, length: c_uint) -> NvmlReturn {
     api(|| {
         node()?;
-        put_text(to, length, VERSION)
+        put_text(to, length, &version())
     })
 }
 
 pub(crate) extern "C" fn nvml_version(to: Out<c_char>, length: c_uint) -> NvmlReturn {
     api(|| {
         node()?;
-        put_text(to, length, "13.580.159.04-fake")
+        let cuda = older::chosen().map_or(CUDA, |older| older.cuda) / 1000;
+        put_text(to, length, &format!("{cuda}.{}", self::version()))
     })
 }
 
 pub(crate) extern "C" fn cuda_version(version: Out<c_int>) -> NvmlReturn {
     api(|| {
         node()?;
-        version.put(13000)
+        version.put(older::chosen().map_or(CUDA, |older| older.cuda))
     })
 }
 

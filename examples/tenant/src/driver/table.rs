@@ -182,8 +182,12 @@ impl Table {
             return Err(load_error());
         }
         // SAFETY: the handle came from dlopen and is never closed.
-        let symbol = unsafe { libc::dlsym(library, c"cuGetProcAddress_v2".as_ptr()) };
-        // SAFETY: null becomes None; else it is the function of this name with its type in cuda.h.
+        let find = |name: &CStr| unsafe { libc::dlsym(library, name.as_ptr()) };
+        let newest = find(c"cuGetProcAddress_v2");
+        // Drivers for CUDA 11 have the first form.
+        let symbol = if newest.is_null() { find(c"cuGetProcAddress") } else { newest };
+        // SAFETY: null becomes None; else it is the function of this name with its type in cuda.h. The first form has no
+        // last argument, which a caller may pass all the same in this calling convention.
         let look_up =
             unsafe { core::mem::transmute::<*mut c_void, Option<GetProcAddress>>(symbol) };
         let look_up = look_up.ok_or_else(load_error)?;

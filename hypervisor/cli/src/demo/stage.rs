@@ -104,7 +104,7 @@ impl Stage {
     /// The device's memory in bytes, if it is a real device.
     pub(super) fn device_memory(&self, uuid: GpuId) -> Option<u64> {
         let devices = self.devices.as_ref()?;
-        devices.iter().find(|d| d.uuid == uuid).map(|d| d.memory)
+        devices.iter().find(|d| d.uuid == uuid)?.known_memory()
     }
 
     /// Measures the load alone, without Sluice.

@@ -13,6 +13,7 @@ use session::layout::PageLayout;
 
 use super::{Checked, Wrong};
 use crate::daemon_link::{self, PATIENCE};
+use crate::remote;
 use crate::status::{Bytes, Seconds};
 
 /// Where the pages are. There has to be room for those of some sessions.
@@ -55,6 +56,11 @@ pub(super) fn cgroup() -> Checked {
 /// The daemon, and whether it can serve.
 pub(super) fn daemon(option: Option<&OsStr>) -> Checked {
     let start = "hypervisor daemon &";
+    let remote = remote::client(option)
+        .map_err(|error| Wrong::broken(error.to_string(), "unset HYPERVISOR_IP HYPERVISOR_PORT"))?;
+    if let Some(client) = remote {
+        return answers(&client, &client.endpoint().to_string());
+    }
     let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
     let choice = daemon_link::choose(option, variable.as_deref(), &default_sockets())
         .map_err(|error| Wrong::broken(error.to_string(), start))?;
@@ -64,10 +70,15 @@ pub(super) fn daemon(option: Option<&OsStr>) -> Checked {
         return Err(Wrong::note(choice.notice.unwrap_or(none), start));
     };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
+    answers(&client, &socket.display().to_string())
+}
+
+/// Whether a daemon can serve.
+fn answers(client: &BlockingHttpClient, at: &str) -> Checked {
     let health: Health = client.get(api::path::HEALTH, PATIENCE).map_err(|error| {
-        Wrong::broken(format!("{}: {error}", socket.display()), "sudo systemctl restart sluice")
+        Wrong::broken(format!("{at}: {}", remote::told(&error)), "sudo systemctl restart sluice")
     })?;
-    let place = format!("version {} at {}", health.version, socket.display());
+    let place = format!("version {} at {at}", health.version);
     match client.get::<Readiness>(api::path::READY, PATIENCE) {
         Ok(Readiness { reasons, .. }) if reasons.is_empty() => {
             Ok(format!("{place}, up for {}", Seconds(health.uptime_us)))

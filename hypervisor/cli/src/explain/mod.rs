@@ -8,8 +8,7 @@ use std::io::{self, Write};
 
 use ::limits::Shown;
 use ::limits::units::parse_whole;
-use api::{Device, DeviceList, Session, SessionState};
-use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
+use api::{Device, Session, SessionState};
 use protocol::reports::{ExplainReport, ExplainedDevice, ExplainedProcess, ReasonWord};
 use session::directory::Found;
 use session::process::start_time;
@@ -18,7 +17,7 @@ use session::{Names, SessionSummary, clock};
 use super::cli::ExplainArgs;
 use super::node::Node;
 use super::status::{json, known_compute_on, page_device};
-use super::{Error, ExitStatus, choice, daemon_link};
+use super::{Error, ExitStatus, choice};
 use reasons::{Known, reasons};
 
 /// Explains.
@@ -27,7 +26,8 @@ use reasons::{Known, reasons};
 /// [`Error::Usage`] for what is no session and no process.
 pub(crate) fn run(arguments: &ExplainArgs) -> Result<u8, Error> {
     let node = Node::look(arguments.daemon.as_deref())?;
-    let pid = parse_whole(&arguments.session).filter(|&pid| start_time(pid).is_some());
+    let is_process = |&pid: &u32| node.is_here() && start_time(pid).is_some();
+    let pid = parse_whole(&arguments.session).filter(is_process);
     let process = pid.map(process::look);
     let found = choice::session(&node, &arguments.session);
     let report = match (found, choice::known(&node, &arguments.session), process) {
@@ -130,9 +130,7 @@ fn elsewhere(node: &Node, known: &Session, process: Option<ExplainedProcess>) ->
 /// The devices, with how many sessions ask for each.
 fn asking(node: &Node) -> Vec<Device> {
     let Some(daemon) = &node.daemon else { return Vec::new() };
-    let client = BlockingHttpClient::new(Endpoint::Unix(daemon.socket.clone()));
-    let list = client.get::<DeviceList>(api::path::DEVICES, daemon_link::PATIENCE);
-    list.map_or_else(|_| Vec::new(), |list| list.devices)
+    daemon.devices().map_or_else(Vec::new, |list| list.devices)
 }
 
 /// The sessions that ask for a device beside one that does or does not.

@@ -1,9 +1,11 @@
 //! What can be seen of a process: whether the limiter and the CUDA driver are in it.
 
+use std::path::Path;
+
 use procfs::process::{MMapPath, Process};
 use protocol::reports::{ExplainedProcess, Explanation, ReasonWord};
 
-use crate::parts;
+use crate::{parts, reach};
 
 /// Looks at a process's memory map.
 pub(super) fn look(pid: u32) -> ExplainedProcess {
@@ -61,6 +63,13 @@ pub(super) fn outside_of_sessions(process: &ExplainedProcess) -> Vec<Explanation
 }
 
 pub(super) fn not_preloaded(pid: u32, uses_cuda: bool) -> Explanation {
+    if let Some(why) = reach::of_file(Path::new(&format!("/proc/{pid}/exe"))) {
+        return Explanation {
+            code: ReasonWord::NotPreloaded,
+            text: format!("process {pid} {why}: no limit can hold for it"),
+            remedy: Some("use a build of it that is linked dynamically, for 64 bits".to_owned()),
+        };
+    }
     let uses = if uses_cuda { "uses the GPU" } else { "has not loaded the CUDA driver" };
     Explanation {
         code: ReasonWord::NotPreloaded,

@@ -7,14 +7,12 @@ use object::read::elf::{Dyn, FileHeader};
 use super::InjectError;
 use super::root::Root;
 use crate::Error;
+use crate::processor::{GLIBC_LOADER, GLIBC_OF_DEBIAN, MUSL_LOADER};
 
-/// Where the loaders of x86-64 look for themselves.
-const GLIBC_LOADER: &str = "lib64/ld-linux-x86-64.so.2";
-const MUSL_LOADER: &str = "lib/ld-musl-x86_64.so.1";
 /// Where systems have glibc.
 const GLIBC: [&str; 6] = [
-    "lib/x86_64-linux-gnu/libc.so.6",
-    "usr/lib/x86_64-linux-gnu/libc.so.6",
+    GLIBC_OF_DEBIAN[0],
+    GLIBC_OF_DEBIAN[1],
     "lib64/libc.so.6",
     "usr/lib64/libc.so.6",
     "lib/libc.so.6",

@@ -185,8 +185,12 @@ fn remove(root: &Root) -> Result<u8, Error> {
         }
         changed = true;
     }
-    for path in &paths {
-        changed |= root.remove(path)?;
+    // A package has its libraries at the same place: they are not ours to remove.
+    let own = installed().unwrap_or_default();
+    for (path, own) in paths.iter().zip(own) {
+        if !root.is(path, &own) {
+            changed |= root.remove(path)?;
+        }
     }
     root.remove_if_empty(FOLDER);
     let done = if changed { "removed" } else { "nothing to remove" };

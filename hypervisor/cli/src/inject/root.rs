@@ -51,6 +51,16 @@ impl Root {
         self.at(path, OFlags::PATH).is_ok()
     }
 
+    /// Whether a path leads to the file that `other` is outside of the root.
+    pub(super) fn is(&self, path: &str, other: &Path) -> bool {
+        let found = self.at(path, OFlags::PATH).ok();
+        let found = found.and_then(|found| File::from(found).metadata().ok());
+        let other = other.metadata().ok();
+        found
+            .zip(other)
+            .is_some_and(|(found, other)| (found.dev(), found.ino()) == (other.dev(), other.ino()))
+    }
+
     /// What a regular file holds; `None`: there is none.
     ///
     /// # Errors

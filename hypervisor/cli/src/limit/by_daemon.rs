@@ -8,7 +8,7 @@ use ::limits::request::MemoryRequest;
 use ::limits::units::Amount;
 use ::limits::{ComputeLimit, GpuId, Limits, Policy, Shown};
 use api::{FormerLimits, LimitChange, LimitsChanged, Session};
-use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use http_bidir_comm::client::ClientError;
 use protocol::reports::{LimitReport, TookChange};
 
 use super::{TAKEN_WITHIN, changed_device, say_late, told};
@@ -27,8 +27,8 @@ pub(super) fn change(
     arguments: &LimitArguments,
     gpus: &Gpus,
 ) -> Result<u8, Error> {
-    let socket = node.daemon.as_ref().map(|daemon| daemon.socket.clone()).unwrap_or_default();
-    let daemon = BlockingHttpClient::new(Endpoint::Unix(socket));
+    let none = || Error::Daemon("none tells of this session".to_owned());
+    let daemon = &node.daemon.as_ref().ok_or_else(none)?.client;
     let change = asked(session, arguments, gpus)?;
     let path = api::path::session(session.id, "/limits");
     let path = format!("{path}?wait_ms={}", TAKEN_WITHIN.as_millis());

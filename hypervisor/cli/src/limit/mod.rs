@@ -21,7 +21,7 @@ use super::devices::{self, VisibleGpu};
 use super::node::Node;
 use super::node::gpus::Gpus;
 use super::status::json;
-use super::{Error, choice, limits, say};
+use super::{Error, choice, limits, remote, say};
 
 /// How long other changes of the same limits are waited for.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -41,6 +41,7 @@ pub fn run(arguments: &LimitArguments) -> Result<u8, Error> {
             let _ = io::stdout().lock().write_all(text.as_bytes());
         }
     };
+    remote::check_may_change(arguments.daemon.as_deref())?;
     let node = Node::read(arguments.daemon.as_deref())?;
     if let Ok(Reached::Daemon(known)) = choice::anywhere(&node, &arguments.session) {
         request_of(arguments)?;
@@ -64,6 +65,7 @@ pub(crate) fn change(
     mut notice: impl FnMut(&str),
 ) -> Result<(LimitReport, Vec<Vec<Took>>), Error> {
     let request = request_of(arguments)?;
+    remote::check_may_change(arguments.daemon.as_deref())?;
     let (node, gpus) = (Node::read(arguments.daemon.as_deref())?, Gpus::default());
     node.notices.iter().for_each(|text| notice(text));
     let session = choice::session(&node, &arguments.session)?;

@@ -51,8 +51,7 @@ impl Gpus {
 
     /// The memory of a GPU of the driver, in bytes.
     pub(crate) fn memory(&self, uuid: GpuId) -> Option<u64> {
-        let found = self.real().iter().find(|gpu| gpu.uuid == uuid)?;
-        Some(found.memory).filter(|bytes| *bytes > 0)
+        self.real().iter().find(|gpu| gpu.uuid == uuid)?.known_memory()
     }
 
     /// Those of the driver.

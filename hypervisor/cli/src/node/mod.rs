@@ -4,14 +4,13 @@ pub(crate) mod containers;
 pub(crate) mod gpus;
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
 
 use api::{DeviceList, Presence, Session, SessionList};
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use session::directory::{self, Found, Listing};
 
 use super::daemon_link::{self, PATIENCE};
-use super::{Error, say};
+use super::{Error, remote, say};
 
 /// What was found.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ pub(crate) struct Node {
 /// A daemon that has answered.
 #[derive(Debug)]
 pub(crate) struct Daemon {
-    pub(crate) socket: PathBuf,
+    pub(crate) client: BlockingHttpClient,
     pub(crate) sessions: Vec<Session>,
     /// How many sessions it knows that this user may not see.
     pub(crate) others: u64,
@@ -36,8 +35,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// What it says of the devices, if it does.
     pub(crate) fn devices(&self) -> Option<DeviceList> {
-        let client = BlockingHttpClient::new(Endpoint::Unix(self.socket.clone()));
-        client.get(api::path::DEVICES, PATIENCE).ok()
+        self.client.get(api::path::DEVICES, PATIENCE).ok()
     }
 }
 
@@ -50,11 +48,33 @@ impl Node {
         Ok(node)
     }
 
-    /// The same, without a word.
+    /// The same, without a word. Where variables name a daemon by TCP, it is that daemon's node.
     pub(crate) fn read(option: Option<&OsStr>) -> Result<Self, Error> {
+        match remote::client(option)? {
+            Some(client) => Self::elsewhere_by(client),
+            None => Self::here(option),
+        }
+    }
+
+    /// This machine's.
+    pub(crate) fn here(option: Option<&OsStr>) -> Result<Self, Error> {
         let Listing { sessions, left_out: mut notices } = directory::list()?;
         let daemon = ask(option, &mut notices)?;
         Ok(Self { sessions, daemon, notices })
+    }
+
+    /// What a daemon tells that is reached by TCP. It may be another machine's: no page here counts.
+    fn elsewhere_by(client: BlockingHttpClient) -> Result<Self, Error> {
+        let list = client.get::<SessionList>(api::path::SESSIONS, PATIENCE);
+        let list = list.map_err(|error| Error::Daemon(remote::told(&error)))?;
+        let daemon = Daemon { client, sessions: list.sessions, others: list.others };
+        Ok(Self { sessions: Vec::new(), daemon: Some(daemon), notices: Vec::new() })
+    }
+
+    /// Whether it is this machine for certain.
+    pub(crate) fn is_here(&self) -> bool {
+        let by_socket = |daemon: &Daemon| matches!(daemon.client.endpoint(), Endpoint::Unix(_));
+        self.daemon.as_ref().is_none_or(by_socket)
     }
 
     /// What the daemon knows of a session whose pages can be seen. The session's processes tell the daemon the last
@@ -97,7 +117,7 @@ fn ask(option: Option<&OsStr>, notices: &mut Vec<String>) -> Result<Option<Daemo
     let Some(socket) = choice.socket else { return Ok(None) };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
     match client.get::<SessionList>(api::path::SESSIONS, PATIENCE) {
-        Ok(SessionList { sessions, others }) => Ok(Some(Daemon { socket, sessions, others })),
+        Ok(SessionList { sessions, others }) => Ok(Some(Daemon { client, sessions, others })),
         Err(error) => {
             notices.push(format!(
                 "the daemon at {} tells of no session: {error}; the pages alone are shown",
@@ -111,6 +131,7 @@ fn ask(option: Option<&OsStr>, notices: &mut Vec<String>) -> Result<Option<Daemo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     #[test]
     fn a_session_is_known_by_user_and_name_and_one_outside_of_containers_comes_first() {
@@ -144,7 +165,11 @@ mod tests {
             session(4, 7, "c", Some("c1")),
             session(5, 7, "d", None),
         ];
-        let daemon = Daemon { socket: PathBuf::new(), sessions, others: 0 };
+        let daemon = Daemon {
+            client: BlockingHttpClient::new(Endpoint::Unix("/nowhere".into())),
+            sessions,
+            others: 0,
+        };
         let node =
             Node { sessions: vec![found("demo/a")], daemon: Some(daemon), notices: Vec::new() };
         let known = |name: &str| node.known(&found(name)).map(|session| session.id);

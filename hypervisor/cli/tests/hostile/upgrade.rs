@@ -2,11 +2,12 @@
 
 use crate::support::{Sluice, eventually, outcome};
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-const LIBRARY: &str = "lib/libcuda_limiter.so";
+const LIBRARY: &str = "lib/sluice/libcuda_limiter.so";
 const PARTS: [(&str, &str); 8] = [
     ("libcuda_limiter.so", "cuda-limiter"),
     ("libadd_path.so", "add-path"),
@@ -18,20 +19,27 @@ const PARTS: [(&str, &str); 8] = [
     ("sluice", "sluice"),
 ];
 
-/// The units of systemd come from the checkout.
-const UNITS: &str = "lib/systemd/system";
-const INSTALLED: usize = PARTS.len() + 2;
-
 /// Where the parts of this build are.
 fn build(sluice: &Sluice) -> PathBuf {
     let paths = PARTS.map(|(file, package)| sluice.built(file, package));
     paths[0].parent().unwrap().to_owned()
 }
 
-fn install(sluice: &Sluice, from: &Path, prefix: &Path) -> Command {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install.sh");
-    let mut command = sluice.command_of(script);
-    command.arg("--from").arg(from).env("PREFIX", prefix);
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts").join(name)
+}
+
+/// What is laid out for an archive of Sluice: what `from` has, and the script beside it.
+fn archive(sluice: &Sluice, from: &Path, name: &str) -> PathBuf {
+    let archive = sluice.folder().join(name);
+    succeeds(sluice.command_of(script("lay-out.sh")).arg(from).arg(&archive));
+    fs::copy(script("install.sh"), archive.join("install.sh")).unwrap();
+    archive
+}
+
+fn install(sluice: &Sluice, archive: &Path, prefix: &Path) -> Command {
+    let mut command = sluice.command_of(archive.join("install.sh"));
+    command.arg("--prefix").arg(prefix);
     command
 }
 
@@ -40,40 +48,44 @@ fn succeeds(command: &mut Command) {
     assert_eq!(outcome(command), (0, String::new(), String::new()));
 }
 
-/// The files below the prefix.
-fn files(prefix: &Path) -> Vec<String> {
-    let of = |folder: &str| {
-        let entries = fs::read_dir(prefix.join(folder)).into_iter().flatten();
-        let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
-        let folder = folder.to_owned();
-        entries.map(move |entry| format!("{folder}/{}", name(entry.unwrap()))).collect::<Vec<_>>()
-    };
-    let mut files = [of("bin"), of("lib"), of(UNITS)].concat();
-    files.retain(|file| file != "lib/systemd");
-    files.sort();
-    files
+/// The files and folders below a folder, as paths below it.
+fn all(folder: &Path) -> Vec<String> {
+    fn walk(folder: &Path, below: &str, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let entry = entry.unwrap();
+            let path = format!("{below}{}", entry.file_name().into_string().unwrap());
+            if entry.file_type().unwrap().is_dir() {
+                walk(&entry.path(), &format!("{path}/"), found);
+            }
+            found.push(path);
+        }
+    }
+    let mut found = Vec::new();
+    walk(folder, "", &mut found);
+    found.sort();
+    found
 }
 
 /// A new version of every part: the same with something behind its end.
 fn new_version(build: &Path, folder: &Path) {
     fs::create_dir(folder).unwrap();
     for (file, _) in PARTS {
-        let mut text = fs::read(build.join(file)).unwrap();
-        text.extend(b"a new version");
-        fs::write(folder.join(file), text).unwrap();
+        fs::copy(build.join(file), folder.join(file)).unwrap();
+        let mut copy = fs::OpenOptions::new().append(true).open(folder.join(file)).unwrap();
+        copy.write_all(b"a new version").unwrap();
     }
 }
 
-/// A program that keeps the simulated GPU busy for some seconds, under the installed limiter.
+/// A program that keeps the simulated GPU busy until it is ended, under the installed limiter.
 fn program(sluice: &Sluice, prefix: &Path) -> Child {
     let mut command = sluice.command_of(prefix.join("bin/sluice"));
     command.args(["run", "--fake-gpu", "--daemon", "none", "--mem", "1GiB", "--compute", "50"]);
-    command.arg("--").arg(prefix.join("lib/tenant")).args([
+    command.arg("--").arg(prefix.join("lib/sluice/tenant")).args([
         "dense",
         "--kernel-us",
         "500",
         "--seconds",
-        "4",
+        "3600",
     ]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -94,7 +106,7 @@ fn loaded(sluice: u32) -> Option<(u64, bool)> {
 fn a_running_program_keeps_its_library_and_the_next_one_gets_the_new_one() {
     let sluice = Sluice::new();
     let (build, prefix) = (build(&sluice), sluice.folder().join("a prefix"));
-    succeeds(&mut install(&sluice, &build, &prefix));
+    succeeds(&mut install(&sluice, &archive(&sluice, &build, "first"), &prefix));
     let inode = || fs::metadata(prefix.join(LIBRARY)).unwrap().ino();
     let first = inode();
     let old = program(&sluice, &prefix);
@@ -102,7 +114,7 @@ fn a_running_program_keeps_its_library_and_the_next_one_gets_the_new_one() {
 
     let newer = sluice.folder().join("newer");
     new_version(&build, &newer);
-    succeeds(&mut install(&sluice, &newer, &prefix));
+    succeeds(&mut install(&sluice, &archive(&sluice, &newer, "second"), &prefix));
     let second = inode();
     assert_ne!(first, second);
     let new = program(&sluice, &prefix);
@@ -110,8 +122,10 @@ fn a_running_program_keeps_its_library_and_the_next_one_gets_the_new_one() {
     assert_eq!(loaded(old.id()), Some((first, true)), "the first one keeps the old file");
 
     for program in [old, new] {
+        let pid = program.id().to_string();
+        succeeds(sluice.command_of("kill").arg(pid));
         let output = program.wait_with_output().unwrap();
-        assert!(output.status.success(), "{output:?}");
+        assert_eq!(output.status.code(), Some(128 + 15), "ended by the signal alone: {output:?}");
         assert!(output.stderr.is_empty(), "{output:?}");
     }
 }
@@ -120,50 +134,115 @@ fn a_running_program_keeps_its_library_and_the_next_one_gets_the_new_one() {
 fn an_upgrade_that_fails_changes_nothing() {
     let sluice = Sluice::new();
     let (build, prefix) = (build(&sluice), sluice.folder().join("prefix"));
-    succeeds(&mut install(&sluice, &build, &prefix));
-    let installed = files(&prefix);
-    assert_eq!(installed.len(), INSTALLED, "{installed:?}");
-    let inodes = || -> Vec<u64> {
-        installed.iter().map(|file| fs::metadata(prefix.join(file)).unwrap().ino()).collect()
+    let archive = archive(&sluice, &build, "archive");
+    succeeds(&mut install(&sluice, &archive, &prefix));
+    let inodes = || -> Vec<(String, u64)> {
+        let inode = |file: String| (fs::metadata(prefix.join(&file)).unwrap().ino(), file);
+        all(&prefix).into_iter().map(inode).map(|(inode, file)| (file, inode)).collect()
     };
     let before = inodes();
-    let newer = sluice.folder().join("newer");
-    new_version(&build, &newer);
 
-    // One part is missing.
-    fs::rename(newer.join("sluice"), newer.join("aside")).unwrap();
-    let (code, _, said) = outcome(&mut install(&sluice, &newer, &prefix));
+    // A folder is where a file belongs.
+    fs::create_dir(archive.join("share/aside")).unwrap();
+    fs::rename(archive.join("bin/sluice"), archive.join("share/aside/tool")).unwrap();
+    fs::create_dir_all(prefix.join("share/aside/tool")).unwrap();
+    let (code, _, said) = outcome(&mut install(&sluice, &archive, &prefix));
     assert_eq!(code, 1, "{said}");
-    assert!(said.contains("newer/sluice is missing"), "{said}");
-    fs::rename(newer.join("aside"), newer.join("sluice")).unwrap();
+    assert!(said.contains("share/aside/tool is a folder"), "{said}");
+    fs::remove_dir_all(prefix.join("share/aside")).unwrap();
     // No file may grow as large as the library is: as on a full disk.
     let mut limited = sluice.command_of("sh");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/install.sh");
-    limited.args(["-c", r#"trap '' XFSZ; ulimit -f 8; exec "$@""#, "sh"]).arg(script);
-    limited.arg("--from").arg(&newer).env("PREFIX", &prefix);
+    limited.args(["-c", r#"trap '' XFSZ; ulimit -f 2048; exec "$@""#, "sh"]);
+    limited.arg(archive.join("install.sh")).arg("--prefix").arg(&prefix);
     let (code, _, said) = outcome(&mut limited);
     assert_ne!(code, 0, "{said}");
-    assert_eq!((files(&prefix), inodes()), (installed.clone(), before.clone()));
+    assert!(!all(&prefix).contains(&"share/aside/tool".to_owned()));
+    let _ = fs::remove_dir(prefix.join("share/aside"));
+    assert_eq!(inodes(), before);
 
-    for (variable, value) in [("PREFIX", "relative"), ("PREFIX", "./x")] {
-        let (code, _, said) = outcome(install(&sluice, &build, &prefix).env(variable, value));
+    for wrong in ["relative", "./x"] {
+        let (code, _, said) = outcome(&mut install(&sluice, &archive, Path::new(wrong)));
         assert_eq!(code, 1, "{said}");
         assert!(said.contains("is not a path that starts with /"), "{said}");
     }
-    let mut removed = install(&sluice, &build, &prefix);
-    succeeds(removed.arg("--uninstall"));
-    assert_eq!(files(&prefix), [""; 0]);
-    assert!(!prefix.join("lib/systemd").exists());
 }
 
 #[test]
-fn a_package_is_made_below_a_folder_of_its_own() {
+fn what_was_installed_goes_again_and_nothing_else() {
     let sluice = Sluice::new();
-    let build = build(&sluice);
-    let folder = sluice.folder().join("package");
-    succeeds(install(&sluice, &build, Path::new("/opt/sluice")).env("DESTDIR", &folder));
-    assert_eq!(files(&folder.join("opt/sluice")).len(), INSTALLED);
-    // The unit names the program by where it is once the package is unpacked.
-    let unit = fs::read_to_string(folder.join("opt/sluice").join(UNITS).join("sluice.service"));
-    assert!(unit.unwrap().contains("\nExecStart=/opt/sluice/bin/hypervisor daemon"));
+    let (build, prefix) = (build(&sluice), sluice.folder().join("prefix"));
+    let archive = archive(&sluice, &build, "archive");
+    fs::create_dir_all(prefix.join("share/man")).unwrap();
+    fs::write(prefix.join("share/man/other"), "").unwrap();
+    let before = all(&prefix);
+
+    // A later version no longer has a file and a folder of this one.
+    let gone = "share/doc/sluice/gone/with.txt";
+    fs::create_dir(archive.join("share/doc/sluice/gone")).unwrap();
+    fs::write(archive.join(gone), "").unwrap();
+    succeeds(&mut install(&sluice, &archive, &prefix));
+    assert!(all(&prefix).contains(&gone.to_owned()));
+    fs::remove_dir_all(archive.join("share/doc/sluice/gone")).unwrap();
+    succeeds(&mut install(&sluice, &archive, &prefix));
+    let mut expected =
+        [before.clone(), all(&archive), vec!["lib/sluice/installed".to_owned()]].concat();
+    expected.retain(|file| file != "install.sh");
+    expected.sort();
+    expected.dedup();
+    assert_eq!(all(&prefix), expected);
+    // The unit names the program by where it is.
+    let unit = fs::read_to_string(prefix.join("lib/systemd/system/sluice.service")).unwrap();
+    let named = format!("\nExecStart={}/bin/hypervisor daemon", prefix.display());
+    assert!(unit.contains(&named), "{unit}");
+
+    succeeds(install(&sluice, &archive, &prefix).arg("--uninstall"));
+    assert_eq!(all(&prefix), before);
+    let (code, _, said) = outcome(install(&sluice, &archive, &prefix).arg("--uninstall"));
+    assert_eq!(code, 1);
+    assert!(said.contains("nothing of Sluice was installed there"), "{said}");
+
+    // A prefix that was not there goes, too. A list that leads elsewhere is not believed.
+    let other = sluice.folder().join("other");
+    let kept = sluice.folder().join("kept");
+    fs::write(&kept, "").unwrap();
+    succeeds(&mut install(&sluice, &archive, &other));
+    let list = other.join("lib/sluice/installed");
+    let lines = fs::read_to_string(&list).unwrap();
+    fs::write(&list, format!("../kept\n/{}\nshare/../../kept\n{lines}", kept.display())).unwrap();
+    succeeds(install(&sluice, &archive, &other).arg("--uninstall"));
+    assert!(!other.exists());
+    assert!(kept.exists());
+}
+
+#[test]
+fn a_checkout_installs_what_it_has_built() {
+    let sluice = Sluice::new();
+    let (build, prefix) = (build(&sluice), sluice.folder().join("prefix"));
+    let from = |folder: &Path| {
+        let mut command = sluice.command_of(script("install.sh"));
+        command.arg("--prefix").arg(&prefix).arg("--from").arg(folder);
+        command
+    };
+    let (code, _, said) = outcome(&mut from(sluice.folder()));
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("/sluice is missing: build it with"), "{said}");
+    assert!(!prefix.exists());
+    succeeds(&mut from(&build));
+    for (file, _) in PARTS {
+        let found = ["bin", "lib/sluice"].map(|folder| prefix.join(folder).join(file).exists());
+        assert!(found.contains(&true), "{file}");
+    }
+    // What the manual pages, the completions and the example say.
+    for file in [
+        "share/man/man1/sluice-run.1",
+        "share/bash-completion/completions/sluice",
+        "share/zsh/site-functions/_hypervisor",
+        "share/fish/vendor_completions.d/sluice.fish",
+    ] {
+        assert!(fs::metadata(prefix.join(file)).unwrap().len() > 100, "{file}");
+    }
+    let mut check = sluice.command_of(prefix.join("bin/sluice"));
+    check.args(["config", "check"]).arg(prefix.join("share/doc/sluice/examples/config.toml"));
+    let (code, said, error) = outcome(&mut check);
+    assert_eq!(code, 0, "{said}{error}");
 }

@@ -132,7 +132,7 @@ fn sluice_beside_docker(sluice: &Sluice, cgroups: &[Cgroup], arguments: &[&str])
 /// The cgroups of containers; `None`: none can be made here, which is said.
 fn cgroups<const N: usize>(digits: [char; N]) -> Option<[Cgroup; N]> {
     let skip = |why: &str| {
-        println!("SKIPPED: {why}");
+        crate::skipped::skipped(why);
         None
     };
     if !NAMESPACES.iter().all(|namespaces| are_permitted(namespaces)) {

@@ -179,7 +179,7 @@ fn in_namespaces(sluice: &Sluice, line: &str) -> Option<(i32, String, String)> {
     };
     let (code, _, error) = unshare("mount -t tmpfs none /tmp");
     if code != 0 {
-        println!("SKIPPED: no namespaces here: {error}");
+        crate::skipped::skipped(&format!("no namespaces here: {error}"));
         return None;
     }
     Some(unshare(line))

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test may stop where it fails")]
 #![allow(clippy::print_stdout, reason = "figures, shown where a test fails")]
 
+#[path = "../../../../http-bidir-comm/tests/suite/authority.rs"]
+mod authority;
 mod containers;
 mod freeze;
 mod inject;
@@ -15,7 +17,10 @@ mod limit;
 mod machine;
 mod people;
 mod profiles;
+mod remote;
 mod run;
+#[path = "../../../../limiter/tests/suite/common/skipped.rs"]
+mod skipped;
 mod support;
 mod timed;
 mod top;

@@ -1,8 +1,10 @@
 //! Profiles, completions, manual pages; and the simulated GPU's `nvidia-smi`, which shows what they did.
 
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Stdio;
 
-use crate::support::{Sluice, outcome};
+use crate::support::{Sluice, eventually, outcome};
 
 const TOTAL: [&str; 3] = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader"];
 
@@ -89,7 +91,30 @@ fn the_simulated_gpu_has_an_nvidia_smi_that_shows_the_limits() {
         nvidia-smi
         kill $!
     "#;
+    // And one in no session, which holds as much of the same device. NVML lists it to those in no session.
+    let mut outside = sluice.command_of(&tenant);
+    let driver = sluice.folder().join("driver");
+    fs::create_dir(&driver).unwrap();
+    let links = [("libfake_cuda.so", "libcuda.so.1"), ("libfake_nvml.so", "libnvidia-ml.so.1")];
+    for (file, name) in links {
+        symlink(sluice.built(file, "fake-cuda"), driver.join(name)).unwrap();
+    }
+    let hold = ["mem", "--api", "alloc", "--chunk", "64MiB", "--cap", "64MiB", "--hold", "60"];
+    outside.env("LD_LIBRARY_PATH", &driver).args(hold).stdout(Stdio::null());
+    let mut outside = outside.spawn().unwrap();
+    let all = || {
+        let mut smi = sluice.command_of(sluice.built("fake-nvidia-smi", "fake-smi"));
+        let query = ["--query-compute-apps=used_memory", "--format=csv,noheader,nounits"];
+        outcome(smi.env("LD_LIBRARY_PATH", &driver).args(query)).1
+    };
+    eventually("the other program is listed", || all().contains("576"));
     let shown = run(&["sh", "-c", script, tenant.to_str().unwrap()]);
+    let listed = all();
+    outside.kill().unwrap();
+    outside.wait().unwrap();
+    assert_eq!(listed.trim(), "576");
+    let of_session = |line: &&str| line.contains("/tenant") && line.contains("MiB");
+    assert_eq!(shown.lines().filter(of_session).count(), 2, "one row in each: {shown}");
     assert!(shown.starts_with("process_name, used_gpu_memory [MiB]\n"), "{shown}");
     assert!(
         shown.contains("/tenant, 768 MiB\n") && shown.contains("768MiB / 1024MiB |"),

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use crate::support::{Sluice, outcome, text};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -420,6 +421,47 @@ fn an_absent_or_mute_daemon_is_told_once_and_the_program_runs() {
         );
         assert!(stderr.contains("continuing with this session's own account"), "{stderr}");
     }
+}
+
+/// A static program that ends when its input does.
+fn static_program(sluice: &Sluice) -> Option<PathBuf> {
+    let (source, program) = (sluice.folder().join("static.c"), sluice.folder().join("static"));
+    fs::write(&source, "#include <stdio.h>\nint main(void) { return getchar() == EOF ? 5 : 6; }\n")
+        .unwrap();
+    let mut compiler = Command::new("cc");
+    let made = compiler.arg("-static").arg("-o").arg(&program).arg(&source).output().unwrap();
+    if !made.status.success() {
+        println!("SKIPPED: there is no C library to link statically: {}", text(&made.stderr));
+        return None;
+    }
+    Some(program)
+}
+
+/// It runs, and somebody is told that no limit holds for it.
+#[test]
+fn a_program_that_nothing_is_preloaded_into_is_named() {
+    let sluice = Sluice::new();
+    let Some(program) = static_program(&sluice) else { return };
+    let said =
+        "is linked statically, so no library can be preloaded into it: no limit can hold for it";
+    let script = sluice.folder().join("script");
+    fs::write(&script, format!("#!{}\n", program.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    for started in [&program, &script] {
+        let mut run = sluice.run(&["--fake-gpu", "--mem", "1GiB", "--"]);
+        let (code, stdout, stderr) = outcome(run.arg(started).stdin(Stdio::null()));
+        assert_eq!((code, stdout.as_str()), (5, ""), "{stderr}");
+        assert_eq!(stderr, format!("sluice: {} {said}\n", program.display()));
+    }
+    let mut run = sluice.run(&["--fake-gpu", "--mem", "1GiB", "--", "cat"]);
+    assert_eq!(outcome(run.stdin(Stdio::null())), (0, String::new(), String::new()));
+    // While it runs.
+    let mut child = Command::new(&program).stdin(Stdio::piped()).spawn().unwrap();
+    let pid = child.id().to_string();
+    let (_, stdout, stderr) = outcome(sluice.command().args(["explain", &pid]));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(stdout.contains(&format!("process {pid} {said}")), "{stdout}{stderr}");
 }
 
 #[test]

@@ -2,9 +2,12 @@
 //! that cannot hang.
 
 mod machine;
+mod skipped;
 
 pub(crate) use machine::{Busy, Measured};
+pub(crate) use skipped::skipped;
 
+use fake_node::older::{self, Older};
 use limits::env::GATES;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
@@ -58,12 +61,14 @@ pub(crate) fn built(file: &str) -> PathBuf {
 /// A simulated node of its own, and a session on it.
 pub(crate) struct Stage {
     folder: tempfile::TempDir,
+    /// The driver's branch, if it is an older one.
+    branch: Option<&'static str>,
 }
 
 impl Stage {
     pub(crate) fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("sluice-test-").tempdir_in("/dev/shm");
-        let stage = Self { folder: folder.unwrap() };
+        let stage = Self { folder: folder.unwrap(), branch: None };
         let driver = stage.driver();
         std::fs::create_dir(&driver).unwrap();
         for (file, names) in [
@@ -76,6 +81,19 @@ impl Stage {
         }
         symlink(built(LIMITER), stage.limiter()).unwrap();
         stage.session("session");
+        stage
+    }
+
+    /// The same, with an older driver.
+    pub(crate) fn of_driver(older: &'static Older) -> Self {
+        let stage = Self { branch: Some(older.branch), ..Self::new() };
+        for entry in std::fs::read_dir(stage.driver()).unwrap() {
+            let path = entry.unwrap().path();
+            let taken = older.taken_out_of(&std::fs::read(&path).unwrap());
+            // The links lead to what is built.
+            std::fs::remove_file(&path).unwrap();
+            std::fs::write(&path, taken).unwrap();
+        }
         stage
     }
 
@@ -126,6 +144,9 @@ impl Stage {
             .env("SLUICE_FAKE_NODE", self.node())
             .env("XDG_RUNTIME_DIR", self.folder())
             .stdin(Stdio::null());
+        if let Some(branch) = self.branch {
+            command.env(older::VARIABLE, branch);
+        }
         command
     }
 
@@ -156,6 +177,13 @@ impl Stage {
         }
         path
     }
+
+    /// The same, linked statically; `None` where the compiler has nothing to link.
+    pub(crate) fn compile_static(&self, source: &str, output: &str) -> Option<PathBuf> {
+        let path = self.folder().join(output);
+        let mut command = compilation(source, &["-static"], &path);
+        command.output().unwrap().status.success().then_some(path)
+    }
 }
 
 fn sources() -> PathBuf {
@@ -166,13 +194,19 @@ fn compiler() -> OsString {
     std::env::var_os(COMPILER).unwrap_or_else(|| "cc".into())
 }
 
-fn compile(source: &str, arguments: &[&str], to: &Path) {
-    let said = Command::new(compiler())
+fn compilation(source: &str, arguments: &[&str], to: &Path) -> Command {
+    let mut command = Command::new(compiler());
+    command
         .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(to)
         .arg(sources().join(source))
         .args(arguments)
-        .args(["-ldl", "-lpthread"])
+        .args(["-ldl", "-lpthread"]);
+    command
+}
+
+fn compile(source: &str, arguments: &[&str], to: &Path) {
+    let said = compilation(source, arguments, to)
         .output()
         .unwrap_or_else(|error| panic!("cc: {error}: a C compiler is needed"));
     assert!(said.status.success(), "{}", text(&said.stderr));
@@ -283,6 +317,13 @@ impl Outcome {
     pub(crate) fn complaints(&self) -> Vec<&str> {
         self.stderr.lines().collect()
     }
+}
+
+/// What fits is granted, what does not is refused, and nothing is printed.
+#[track_caller]
+pub(crate) fn holds(outcome: Outcome) {
+    let outcome = outcome.silent();
+    assert_eq!((outcome.value("little"), outcome.value("much")), (0, 2), "{outcome:#?}");
 }
 
 /// Whether the limiter says that a daemon is gone or is back.

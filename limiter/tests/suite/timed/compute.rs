@@ -77,6 +77,37 @@ fn processes_of_a_session_share_its_part() {
     assert!(parts.iter().all(|&part| part > least), "one starves: {parts:?}");
 }
 
+#[test]
+fn the_share_holds_on_older_drivers() {
+    for older in &fake_node::older::ALL {
+        let stage = Stage::of_driver(older);
+        for options in [&["--pattern", "kernel"][..], &["--pattern", "graph"]] {
+            let mut command = stage.limited(built("tenant"));
+            let limited = dense(command.env(COMPUTE_LIMIT, first_device(40)), "3", options);
+            is_near(limited.percent(KERNEL_US), 40, &limited, older.branch);
+        }
+    }
+}
+
+/// A library that exports the driver's functions, before and after the limiter.
+#[test]
+fn the_share_holds_beside_an_interposer() {
+    let stage = Stage::new();
+    let interposer = stage.compile("interposer.c", "interposer.so", &["-shared", "-fPIC"]);
+    let says = stage.folder().join("said");
+    let (limiter, interposer) = (stage.limiter(), interposer.display().to_string());
+    let limiter = limiter.display().to_string();
+    for preload in [[&limiter, &interposer], [&interposer, &limiter]] {
+        let preload = format!("{}:{}", preload[0], preload[1]);
+        let mut command = stage.limited(built("tenant"));
+        command.env("LD_PRELOAD", &preload).env("INTERPOSER_SAYS", &says);
+        let limited = dense(command.env(COMPUTE_LIMIT, first_device(30)), "3", &[]);
+        let said = std::fs::read_to_string(&says).unwrap();
+        assert!(!said.contains("launches=0\n"), "{said}");
+        is_near(limited.percent(KERNEL_US), 30, &limited, &preload);
+    }
+}
+
 /// The percentage of each of two devices that a program with both gets.
 fn parts_of_two(limits: &str) -> (Vec<f64>, Outcome) {
     // A new stage, so the accounts are unused.

@@ -97,3 +97,31 @@ fn a_daemon_that_stands_still_for_long() {
     extent.holds(40.0, &outcome, native);
     present.kill();
 }
+
+/// Two of different sessions are sliced meanwhile: nothing keeps them apart. Where the device has room for both, each
+/// gets its share within 5 points.
+#[test]
+fn two_tenants_of_a_daemon_that_stands_still_for_long() {
+    let extent = Extent::asked_for();
+    let still = extent.still;
+    let stage = Stage::new();
+    let native = rate(&stage);
+    let present = daemon(&stage);
+    let seconds = (still.as_secs() + 3).to_string();
+    let shares = [("one", 30), ("two", 20)];
+    let tenants = shares.map(|(name, share)| {
+        let mut command = limited(&stage, name, share, &socket(&stage));
+        start(command.args(["dense", "--kernel-us", "2000", "--seconds", &seconds]))
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    present.freeze();
+    std::thread::sleep(still);
+    present.thaw();
+    for ((_, share), tenant) in shares.into_iter().zip(tenants) {
+        let (share, outcome) = (f64::from(share), tenant.end().succeeded());
+        // Each pays for time in which the device was sliced.
+        let least = extent.least.min((share - 5.0) / share);
+        Extent { least, ..extent }.holds(share, &outcome, native);
+    }
+    present.kill();
+}

@@ -9,8 +9,10 @@ use serde_json::Value;
 use session::layout::MemoryKind;
 use session::{Page, Summary};
 use std::fs;
-use std::os::unix::net::UnixStream;
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The page of the first device in a stage's session, once it exists.
@@ -167,6 +169,29 @@ fn sessions(socket: &Path) -> Option<Vec<Value>> {
     let status: Value = client.get("/api/v1/sessions", Duration::from_secs(2)).ok()?;
     let sessions = status["sessions"].as_array()?;
     Some(sessions.iter().flat_map(|one| one["devices"].as_array().unwrap().clone()).collect())
+}
+
+/// While a session has no limit, its processes tell the daemon that they are there.
+#[test]
+fn a_daemon_that_does_not_answer_delays_no_change() {
+    let stage = Stage::new();
+    let socket = stage.folder().join("daemon.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (_running, _tenants) = tenants(&stage, 1, &[("SLUICE_DAEMON", &socket)]);
+    let (mut call, _) = listener.accept().unwrap();
+    call.set_nonblocking(true).unwrap();
+    let page = page(&stage);
+    give_share(&page, 30);
+    let layout = page.look().unwrap();
+    let change = layout.limit_changes.load(Ordering::Acquire);
+    eventually("the change is taken", || {
+        let processes = page.summary().unwrap().processes;
+        processes.iter().any(|process| layout.has_taken(process.slot, change))
+    });
+    // It still waits for the answer.
+    let mut request = Vec::new();
+    let open = call.read_to_end(&mut request).map_err(|error| error.kind());
+    assert_eq!(open, Err(ErrorKind::WouldBlock), "{}", String::from_utf8_lossy(&request));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! executable at the same time (SELinux, `MemoryDenyWriteExecute` of systemd). The kernel still
 //! lets it write the way a debugger does.
 
+use super::machine::publish;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
@@ -12,12 +13,17 @@ use std::os::unix::fs::FileExt;
 /// As for a plain write there, if it were writable.
 pub(crate) unsafe fn write(address: usize, bytes: &[u8]) -> bool {
     let memory = File::options().write(true).open("/proc/self/mem");
-    memory.is_ok_and(|memory| memory.write_all_at(bytes, address as u64).is_ok())
+    let written = memory.is_ok_and(|memory| memory.write_all_at(bytes, address as u64).is_ok());
+    if written {
+        publish(address as *const u8, bytes.len());
+    }
+    written
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code::machine::{PAGE, refusal};
     use core::ptr;
 
     #[test]
@@ -26,14 +32,14 @@ mod tests {
         // SAFETY: memory of this test's own.
         unsafe {
             let code = libc::PROT_READ | libc::PROT_EXEC;
-            let start = libc::mmap(ptr::null_mut(), 4096, code, flags, -1, 0);
+            let start = libc::mmap(ptr::null_mut(), PAGE, code, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);
-            // mov eax, 42; ret
-            assert!(write(start as usize + 1, &[0xb8, 42, 0, 0, 0, 0xc3]));
-            let function: extern "C" fn() -> i32 = core::mem::transmute(start.byte_add(1));
+            assert!(write(start as usize + 12, &refusal(42)));
+            let function: extern "C" fn() -> i32 = core::mem::transmute(start.byte_add(12));
             assert_eq!(function(), 42);
-            libc::munmap(start, 4096);
-            assert!(!write(start as usize, &[1]));
+            libc::munmap(start, PAGE);
+            // Nothing is ever mapped there.
+            assert!(!write(1 << 62, &[1]));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! This process's mappings, read once for many questions. The kernel writes the list anew each
 //! time, which takes a millisecond if there are thousands of mappings.
 
+use super::machine::PAGE;
 use core::ffi::c_int;
 use core::ops::Range;
 use std::fs::File;
@@ -88,9 +89,6 @@ impl Mappings {
     }
 }
 
-/// This module is for x86-64.
-const PAGE: usize = 4096;
-
 /// `7f00-7f10 r-xp ...`
 fn mapping(line: &[u8]) -> Option<Mapping> {
     let mut fields = line.split(|&byte| byte == b' ');
@@ -111,20 +109,21 @@ fn address(text: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    const LIST: &[u8] = b"00400000-00409000 r-xs 00000000 08:00 16088 /usr/bin/a name \xff\n\
-        00409000-0040a000 rw-p 00009000 08:00 16088\n\
-        00500000-00501000 ---p 00000000 00:00 0 [heap]\n\
-        ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+    // Pages of any size begin at these addresses.
+    const LIST: &[u8] = b"04000000-04090000 r-xs 00000000 08:00 16088 /usr/bin/a name \xff\n\
+        04090000-040a0000 rw-p 00090000 08:00 16088\n\
+        05000000-05010000 ---p 00000000 00:00 0 [heap]\n\
+        ffffffffff600000-ffffffffff610000 --xp 00000000 00:00 0 [vsyscall]\n";
 
     #[test]
     fn protections_are_found() {
         let mappings = Mappings::parse(LIST).unwrap();
         let code = libc::PROT_READ | libc::PROT_EXEC;
-        assert_eq!(mappings.at(0x40_0000), Some((code, 0x9000)));
-        assert_eq!(mappings.at(0x40_8fff), Some((code, 1)));
-        assert_eq!(mappings.at(0x40_9000), Some((libc::PROT_READ | libc::PROT_WRITE, 0x1000)));
-        assert_eq!(mappings.at(0x50_0010), Some((libc::PROT_NONE, 0xff0)));
-        for nowhere in [0, 0x3f_ffff, 0x40_a000, 0x4f_ffff, 0x50_1000, usize::MAX] {
+        assert_eq!(mappings.at(0x400_0000), Some((code, 0x9_0000)));
+        assert_eq!(mappings.at(0x408_ffff), Some((code, 1)));
+        assert_eq!(mappings.at(0x409_0000), Some((libc::PROT_READ | libc::PROT_WRITE, 0x1_0000)));
+        assert_eq!(mappings.at(0x500_0010), Some((libc::PROT_NONE, 0xfff0)));
+        for nowhere in [0, 0x3ff_ffff, 0x40a_0000, 0x4ff_ffff, 0x501_0000, usize::MAX] {
             assert_eq!(mappings.at(nowhere), None, "{nowhere:#x}");
         }
     }
@@ -132,19 +131,19 @@ mod tests {
     #[test]
     fn free_memory_is_found_nearest_first() {
         let mappings = Mappings::parse(LIST).unwrap();
-        let all = 0x1_0000..usize::MAX;
-        let places = mappings.free(0x40_0010, &all, 0x4000);
-        assert_eq!(places, [0x3f_c000, 0x40_a000, 0x50_1000, 0xffff_ffff_ff60_1000]);
+        let all = 0x10_0000..usize::MAX;
+        let places = mappings.free(0x400_0010, &all, 0x4_0000);
+        assert_eq!(places, [0x3fc_0000, 0x40a_0000, 0x501_0000, 0xffff_ffff_ff61_0000]);
         // Gaps that are wholly or partly out of reach are not offered.
-        assert_eq!(mappings.free(0x40_0010, &(0x3f_e000..0x40_e001), 0x4000), [0x40_a000]);
-        assert!(mappings.free(0x40_0010, &(0x3f_e000..0x40_d000), 0x4000).is_empty());
+        assert_eq!(mappings.free(0x400_0010, &(0x3fe_0000..0x40e_0001), 0x4_0000), [0x40a_0000]);
+        assert!(mappings.free(0x400_0010, &(0x3fe_0000..0x40d_0000), 0x4_0000).is_empty());
         // A place that was mapped meanwhile is not offered again.
         let mut mappings = mappings;
-        mappings.add(0x3f_c000..0x40_0000, libc::PROT_NONE);
-        assert_eq!(mappings.free(0x40_0010, &all, 0x4000)[..2], [0x3f_8000, 0x40_a000]);
-        assert_eq!(mappings.at(0x3f_f000), Some((libc::PROT_NONE, 0x1000)));
+        mappings.add(0x3fc_0000..0x400_0000, libc::PROT_NONE);
+        assert_eq!(mappings.free(0x400_0010, &all, 0x4_0000)[..2], [0x3f8_0000, 0x40a_0000]);
+        assert_eq!(mappings.at(0x3ff_0000), Some((libc::PROT_NONE, 0x1_0000)));
         // In an empty process, all memory is free.
-        assert_eq!(Mappings::default().free(0x1234_5678, &all, 0x4000), [0x1234_5000]);
+        assert_eq!(Mappings::default().free(0x1234_0008, &all, 0x4_0000), [0x1234_0000]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Writes into code that is mapped without write permission.
 
-use super::forced;
+use super::{forced, machine};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -27,17 +27,19 @@ pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection
     unsafe {
         if libc::mprotect(start, length, writable) != 0 {
             let written = forced::write(function as usize, bytes);
-            // If only part of it was written, the old code is put back.
-            return written || {
+            if !written {
+                // If only part of it was written, the old code is put back.
                 let _ = forced::write(function as usize, &before);
-                false
-            };
+            }
+            return written;
         }
         store(code, bytes);
+        machine::publish(code, bytes.len());
         if libc::mprotect(start, length, protection) == 0 {
             return true;
         }
         store(code, &before);
+        machine::publish(code, bytes.len());
     }
     false
 }

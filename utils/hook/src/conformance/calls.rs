@@ -1,5 +1,6 @@
 //! What a call carries: arguments in registers and on the stack, calls of itself.
 
+use super::functions::{NUMBERS, PLAIN, SUM_OF_TWELVE, SUM_UP_TO, adds_hundred_first};
 use super::{Case, Failure, Function, Make, Outcome, SLOT, and_hundred, expect, map, patch};
 use core::ffi::c_void;
 
@@ -34,14 +35,7 @@ extern "C" fn before_twelve(
 
 /// Six of the arguments are on the stack.
 unsafe fn twelve_arguments(make: Make) -> Result<Outcome, Failure> {
-    // lea rax, [rdi + rsi]; add rax, rdx; rcx; r8; r9; [rsp + 8]; ...; [rsp + 48]; ret: the sum of all
-    const SUM: &[u8] = &[
-        0x48, 0x8d, 0x04, 0x37, 0x48, 0x01, 0xd0, 0x48, 0x01, 0xc8, 0x4c, 0x01, 0xc0, 0x4c, 0x01,
-        0xc8, 0x48, 0x03, 0x44, 0x24, 0x08, 0x48, 0x03, 0x44, 0x24, 0x10, 0x48, 0x03, 0x44, 0x24,
-        0x18, 0x48, 0x03, 0x44, 0x24, 0x20, 0x48, 0x03, 0x44, 0x24, 0x28, 0x48, 0x03, 0x44, 0x24,
-        0x30, 0xc3,
-    ];
-    let address = map(SUM, 0)?;
+    let address = map(SUM_OF_TWELVE, 0)?;
     // SAFETY: one signature, and nothing else calls it.
     let (outcome, function) = unsafe {
         let outcome = patch(make, &[(address, before_twelve as *const c_void, &SLOT)])?;
@@ -62,18 +56,9 @@ unsafe fn twelve_arguments(make: Make) -> Result<Outcome, Failure> {
 
 /// A caller says in `al` how many of the arguments are in vector registers.
 unsafe fn varargs(make: Make) -> Result<Outcome, Failure> {
-    // movzx eax, al; cvttsd2si rcx, xmm1; add rax, rcx; add rax, rdi; add rax, [rsp + 8]; ret
-    const NUMBERS: &[u8] = &[
-        0x0f, 0xb6, 0xc0, 0xf2, 0x48, 0x0f, 0x2c, 0xc9, 0x48, 0x01, 0xc8, 0x48, 0x01, 0xf8, 0x48,
-        0x03, 0x44, 0x24, 0x08, 0xc3,
-    ];
     type Numbers = unsafe extern "C" fn(u64, ...) -> u64;
     let address = map(NUMBERS, 0)?;
-    // mov r11, the place of the slot; add rdi, 100; jmp qword ptr [r11]
-    let mut detour = vec![0x49, 0xbb];
-    detour.extend((core::ptr::from_ref(&SLOT) as u64).to_le_bytes());
-    detour.extend([0x48, 0x83, 0xc7, 100, 0x41, 0xff, 0x23]);
-    let detour = map(&detour, 0)?;
+    let detour = map(&adds_hundred_first(&raw const SLOT), 0)?;
     // SAFETY: the detour is code for this signature: it changes an argument and a register that calls do not keep.
     let (outcome, result) = unsafe {
         let outcome = patch(make, &[(address, detour, &SLOT)])?;
@@ -90,13 +75,7 @@ unsafe fn varargs(make: Make) -> Result<Outcome, Failure> {
 }
 
 unsafe fn recursion(make: Make) -> Result<Outcome, Failure> {
-    // push rbx; mov rbx, rdi; xor eax, eax; test rdi, rdi; je +12; dec rdi; call the entry; add rax, rbx;
-    // pop rbx; ret: the sum of all numbers up to the argument
-    const SUM: &[u8] = &[
-        0x53, 0x48, 0x89, 0xfb, 0x31, 0xc0, 0x48, 0x85, 0xff, 0x74, 0x0b, 0x48, 0xff, 0xcf, 0xe8,
-        0xed, 0xff, 0xff, 0xff, 0x48, 0x01, 0xd8, 0x5b, 0xc3,
-    ];
-    let address = map(SUM, 0)?;
+    let address = map(SUM_UP_TO, 0)?;
     // SAFETY: a function of the case's own, of the detour's signature, that nothing else calls.
     unsafe {
         expect(address, "function as it was", 4, 10)?;
@@ -120,7 +99,7 @@ extern "C" fn once_more(argument: u64) -> u64 {
 
 /// As where a hook calls the driver, which calls its own exported functions.
 unsafe fn called_again(make: Make) -> Result<Outcome, Failure> {
-    let address = map(super::PLAIN, 0)?;
+    let address = map(PLAIN, 0)?;
     FUNCTION.set(address);
     // SAFETY: a function of the case's own, of the detour's signature, that nothing else calls.
     unsafe {

@@ -1,5 +1,6 @@
 //! Other threads: some are inside a function while it is patched.
 
+use super::functions::WAIT;
 use super::{Case, Failure, Function, Make, Outcome, SLOT, and_hundred, map, patch};
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +13,6 @@ const THREADS: usize = 4;
 
 /// Threads wait in the function's body, behind what is overwritten, and return when it has been patched.
 unsafe fn threads_inside(make: Make) -> Result<Outcome, Failure> {
-    // push rbp; mov rbp, rsp; sub rsp, 16; lock inc qword ptr [rdi]; pause; cmp qword ptr [rdi + 8], 0; je -9;
-    // mov eax, 5; leave; ret
-    const WAIT: &[u8] = &[
-        0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0x48, 0x8d, 0x40, 0, 0x48, 0x8d, 0x40, 0,
-        0xf0, 0x48, 0xff, 0x07, 0xf3, 0x90, 0x48, 0x83, 0x7f, 8, 0, 0x74, 0xf7, 0xb8, 5, 0, 0, 0,
-        0xc9, 0xc3,
-    ];
     let address = map(WAIT, 0)?;
     // How many are inside, and whether they may go.
     let state = [AtomicU64::new(0), AtomicU64::new(0)];

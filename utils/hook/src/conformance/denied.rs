@@ -1,6 +1,7 @@
 //! A process that may have no memory which is writable and executable, as with systemd's `MemoryDenyWriteExecute`.
 
-use super::{Case, Failure, Make, Outcome, PLAIN, PLAIN_RESULTS, function, map};
+use super::functions::PLAIN;
+use super::{Case, Failure, Make, Outcome, PLAIN_RESULTS, function, map};
 use std::panic::{self, AssertUnwindSafe};
 
 pub(super) const CASES: &[Case] = &[Case::other("no writable and executable memory", denied)];

@@ -1,4 +1,4 @@
-//! What an engine must get right, as cases that run over any engine (x86-64).
+//! What an engine must get right, as cases that run over any engine .
 //!
 //! Each case patches as programs' functions are patched: by a [`PatchBatch`], and what is called is called when the
 //! engine has gone. An engine may refuse a function with an error, but must then leave it unchanged. It must never
@@ -14,11 +14,12 @@
 //! ```
 
 mod calls;
-mod code;
 mod company;
 mod denied;
+mod functions;
 mod place;
 
+use crate::code::machine::{self, PAGE};
 use crate::{HookEngine, Mappings, PatchBatch, Slot};
 use core::ffi::c_void;
 use core::ptr;
@@ -157,7 +158,9 @@ impl Case {
 
 /// All cases.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    [code::CASES, calls::CASES, place::CASES, company::CASES, denied::CASES].into_iter().flatten()
+    [functions::CASES, calls::CASES, place::CASES, company::CASES, denied::CASES]
+        .into_iter()
+        .flatten()
 }
 
 /// The slots are static, because a detour has to find its trampoline. So one case runs at a time.
@@ -167,13 +170,7 @@ static SECOND: Slot = Slot::new();
 
 type Function = extern "C" fn(u64) -> u64;
 
-/// mov rax, rdi; add rax, 5; nop of 8 bytes; nop; ret; and padding. Long enough for every jump that an engine may write.
-const PLAIN: &[u8] = &[
-    0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0, 0x90, 0xc3, 0x90, 0x90,
-    0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90, 0x90,
-];
 const PLAIN_RESULTS: [u64; 2] = [5, 12];
-const PAGE: usize = 4096;
 
 extern "C" fn and_hundred(argument: u64) -> u64 {
     // SAFETY: the trampoline of a function of this signature.
@@ -199,6 +196,7 @@ fn map(code: &[u8], hint: usize) -> Result<*const c_void, Failure> {
             return Err(Failure::NotMade(hint));
         }
         ptr::copy_nonoverlapping(code.as_ptr(), start.cast(), code.len());
+        machine::publish(start.cast(), code.len());
         if libc::mprotect(start, length, libc::PROT_READ | libc::PROT_EXEC) != 0 {
             return Err(Failure::NotMade(hint));
         }

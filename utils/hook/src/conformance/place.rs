@@ -1,9 +1,13 @@
 //! Where a function lies: beside others, far away, where another one was, beneath a breakpoint; and what is no code.
 
-use super::{
-    Case, Failure, Make, Outcome, PAGE, PLAIN, PLAIN_RESULTS, SECOND, SLOT, and_hundred,
-    and_thousand, expect, first_bytes, function, map, patch,
+use super::functions::{
+    ACROSS, HIDDEN, ONE_MORE, OTHER, PLAIN, PLAIN_LENGTH, SEVEN, SHORT, leading_jump,
 };
+use super::{
+    Case, Failure, Make, Outcome, PLAIN_RESULTS, SECOND, SLOT, and_hundred, and_thousand, expect,
+    first_bytes, function, map, patch,
+};
+use crate::code::machine::{BREAKPOINT, PAGE, publish};
 use crate::{Mappings, Slot, Target};
 use core::ffi::c_void;
 use core::ptr;
@@ -35,9 +39,7 @@ unsafe fn far(make: Make) -> Result<Outcome, Failure> {
 
 unsafe fn leading_far_jump(make: Make) -> Result<Outcome, Failure> {
     let behind = map(PLAIN, 5 << 41)?;
-    // jmp qword ptr [rip]; the address
-    let mut code = vec![0xff, 0x25, 0, 0, 0, 0];
-    code.extend((behind as u64).to_le_bytes());
+    let code = leading_jump(behind);
     // SAFETY: as above.
     unsafe {
         let outcome = function(make, map(&code, 0)?, PLAIN_RESULTS)?;
@@ -47,43 +49,36 @@ unsafe fn leading_far_jump(make: Make) -> Result<Outcome, Failure> {
     }
 }
 
-/// Patches `code`, and calls what stands `next` bytes behind its beginning: lea rax, [rdi + 1]; ret.
-unsafe fn beside(
-    make: Make,
-    code: &[u8],
-    next: usize,
-    results: [u64; 2],
-) -> Result<Outcome, Failure> {
+/// Patches `code`, and calls what stands behind it.
+unsafe fn beside(make: Make, code: &[u8], results: [u64; 2]) -> Result<Outcome, Failure> {
     let mut all = code.to_vec();
-    all.extend([0x48, 0x8d, 0x47, 1, 0xc3]);
+    all.extend(ONE_MORE);
     let address = map(&all, 0)?;
     // SAFETY: as above.
     unsafe {
         let outcome = function(make, address, results)?;
-        expect(address.byte_add(next), "next function", 7, 8)?;
+        expect(address.byte_add(code.len()), "next function", 7, 8)?;
         Ok(outcome)
     }
 }
 
 unsafe fn packed(make: Make) -> Result<Outcome, Failure> {
-    // mov eax, 7; ret
     // SAFETY: the caller's.
-    unsafe { beside(make, &[0xb8, 7, 0, 0, 0, 0xc3], 6, [7, 7]) }
+    unsafe { beside(make, SEVEN, [7, 7]) }
 }
 
 unsafe fn packed_and_longer(make: Make) -> Result<Outcome, Failure> {
     // SAFETY: the caller's.
-    unsafe { beside(make, &PLAIN[..17], 17, PLAIN_RESULTS) }
+    unsafe { beside(make, &PLAIN[..PLAIN_LENGTH], PLAIN_RESULTS) }
 }
 
 unsafe fn packed_and_short(make: Make) -> Result<Outcome, Failure> {
-    // xor eax, eax; ret
     // SAFETY: the caller's.
-    unsafe { beside(make, &[0x31, 0xc0, 0xc3], 3, [0, 0]) }
+    unsafe { beside(make, SHORT.0, SHORT.1) }
 }
 
 unsafe fn many(make: Make) -> Result<Outcome, Failure> {
-    const COUNT: usize = PAGE / PLAIN.len();
+    const COUNT: usize = 128;
     let address = map(&PLAIN.repeat(COUNT), 0)?;
     // All have one detour, and their trampolines do the same: the slot's last one serves.
     let slots: Vec<Slot> = (0..COUNT).map(|_| Slot::new()).collect();
@@ -108,9 +103,9 @@ unsafe fn many(make: Make) -> Result<Outcome, Failure> {
 }
 
 unsafe fn across_pages(make: Make) -> Result<Outcome, Failure> {
-    let mut code = vec![0xcc; PAGE - 3];
+    let mut code = vec![0xcc; PAGE - ACROSS];
     code.extend(PLAIN);
-    let address = map(&code, 0)?.wrapping_byte_add(PAGE - 3);
+    let address = map(&code, 0)?.wrapping_byte_add(PAGE - ACROSS);
     // SAFETY: as above.
     unsafe {
         let outcome = function(make, address, PLAIN_RESULTS)?;
@@ -138,11 +133,6 @@ unsafe fn two_detours(make: Make) -> Result<Outcome, Failure> {
 
 /// A library is unloaded, and another one is loaded at its place.
 unsafe fn loaded_again(make: Make) -> Result<Outcome, Failure> {
-    // push rbp; mov rbp, rsp; sub rsp, 16; lea rax, [rdi + 8]; leave; ret
-    const OTHER: &[u8] = &[
-        0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0x48, 0x8d, 0x47, 8, 0xc9, 0xc3, 0x90, 0x90,
-        0x90, 0x90,
-    ];
     let mut outcome = Outcome::Patched;
     let mut place = 7 << 41;
     // The same code again, and other code.
@@ -228,7 +218,8 @@ fn traced(file: &File) -> Result<*const c_void, Failure> {
         if start == libc::MAP_FAILED {
             return Err(Failure::NotMade(0));
         }
-        start.byte_add(64).cast::<u8>().write(0xcc);
+        start.byte_add(64).cast::<[u8; BREAKPOINT.len()]>().write(BREAKPOINT);
+        publish(start.byte_add(64).cast(), BREAKPOINT.len());
         if libc::mprotect(start, PAGE, libc::PROT_READ | libc::PROT_EXEC) != 0 {
             return Err(Failure::NotMade(start as usize));
         }
@@ -260,12 +251,7 @@ unsafe fn breakpoint(make: Make) -> Result<Outcome, Failure> {
 }
 
 unsafe fn unknown_breakpoint(make: Make) -> Result<Outcome, Failure> {
-    // int3; mov rbp, rsp; sub rsp, 16; lea rax, [rdi]; leave; ret
-    let code = [
-        0xcc, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0x48, 0x8d, 0x07, 0xc9, 0xc3, 0x90, 0x90,
-        0x90,
-    ];
-    let address = map(&code, 0)?;
+    let address = map(HIDDEN, 0)?;
     // SAFETY: refused before anything is written; nothing calls it.
     unsafe { patch(make, &[(address, and_hundred as *const c_void, &SLOT)]) }
 }

@@ -1,16 +1,14 @@
 //! Memory for the small pieces of code that patched functions need near them.
 
 use crate::code::forced;
+use crate::code::machine::{PAGE, REACH, publish};
 use crate::code::mappings::Mappings;
 use core::ffi::{c_int, c_void};
 use core::ops::Range;
 use core::ptr;
 
-/// A near jump, or an operand relative to an instruction, reaches 2 GiB at most. The instructions
-/// themselves take a part of that.
-const REACH: usize = 0x7ff0_0000;
 /// Enough for the relays and trampolines of 300 functions.
-const BLOCK: usize = 16 * 1024;
+const BLOCK: usize = if PAGE > 16 * 1024 { PAGE } else { 16 * 1024 };
 /// A block is offered only if this much is left in it.
 const ROOM: usize = 256;
 const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
@@ -50,7 +48,11 @@ impl CodeMemory {
         }
         let free = mappings.free(origin, &within, BLOCK);
         let free = free.get(..TRIES).unwrap_or(&free);
-        let map = |protection| free.iter().find_map(|&place| Block::map(place, protection));
+        let map = |protection| {
+            free.iter()
+                .find_map(|&place| Block::map(place, protection))
+                .or_else(|| Block::map_anywhere(&within, protection))
+        };
         let block = map(WRITABLE_CODE).or_else(|| map(CODE))?;
         mappings.add(block.range.clone(), CODE);
         self.0.push(block);
@@ -79,13 +81,31 @@ impl Block {
         if start == libc::MAP_FAILED {
             return None;
         }
-        if start as usize != place {
-            // SAFETY: mapped just now, and not handed out yet.
-            unsafe { libc::munmap(start, BLOCK) };
+        Self::within(&(place..place + BLOCK), start as usize, protection)
+    }
+
+    /// Maps a block where the kernel likes it, if that is in `wanted`: the newest mappings tend to lie side by side, and the
+    /// list of mappings does not show everything that is taken.
+    fn map_anywhere(wanted: &Range<usize>, protection: c_int) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: anonymous memory; nothing is replaced.
+        let start = unsafe { libc::mmap(ptr::null_mut(), BLOCK, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
             return None;
         }
-        let writable = protection & libc::PROT_WRITE != 0;
-        Some(Self { range: place..place + BLOCK, next: place, writable })
+        Self::within(wanted, start as usize, protection)
+    }
+
+    /// The block that was mapped at `start`, if it lies in `wanted`. If not, it is unmapped.
+    fn within(wanted: &Range<usize>, start: usize, protection: c_int) -> Option<Self> {
+        let range = start..start.checked_add(BLOCK)?;
+        if wanted.start <= range.start && range.end <= wanted.end {
+            let writable = protection & libc::PROT_WRITE != 0;
+            return Some(Self { range, next: start, writable });
+        }
+        // SAFETY: mapped just now, and not handed out yet.
+        unsafe { libc::munmap(start as *mut c_void, BLOCK) };
+        None
     }
 
     /// The address of the next code.
@@ -109,6 +129,7 @@ impl Block {
                 return None;
             }
         }
+        publish(start as *const u8, code.len());
         self.next = (start + code.len()).next_multiple_of(ALIGNED);
         Some(start)
     }
@@ -117,6 +138,10 @@ impl Block {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code::machine::refusal;
+
+    /// More than a block has room for.
+    const PLACES: usize = 3 * BLOCK / ALIGNED;
 
     fn rights(address: usize) -> i32 {
         Mappings::now().unwrap().at(address).unwrap().0
@@ -127,10 +152,9 @@ mod tests {
         let origin = rights as *const () as usize;
         let mut mappings = Mappings::now().unwrap();
         let mut memory = CodeMemory::default();
-        // mov eax, 42; ret
-        let code = [0xb8, 42, 0, 0, 0, 0xc3];
+        let code = refusal(42);
         let mut places = Vec::new();
-        for _ in 0..3000 {
+        for _ in 0..PLACES {
             let block = memory.near(origin, &mut mappings).unwrap();
             let expected = block.next();
             let place = block.put(&code).unwrap();
@@ -142,8 +166,8 @@ mod tests {
         assert!(memory.0.len() > 1, "more than one block is needed for this");
         drop(memory);
         places.dedup();
-        assert_eq!(places.len(), 3000);
-        for place in [places[0], places[2999]] {
+        assert_eq!(places.len(), PLACES);
+        for place in [places[0], places[PLACES - 1]] {
             assert_eq!(rights(place), libc::PROT_READ | libc::PROT_EXEC);
         }
         for place in places {
@@ -156,20 +180,23 @@ mod tests {
     #[test]
     fn nothing_is_mapped_where_something_is() {
         let taken =
-            Block::map(Mappings::now().unwrap().free(1 << 40, &(1 << 40..1 << 41), BLOCK)[0], CODE);
+            Block::map(Mappings::now().unwrap().free(1 << 33, &(1 << 33..1 << 34), BLOCK)[0], CODE);
         let taken = taken.unwrap();
         assert!(Block::map(taken.range.start, CODE).is_none());
-        // A list without any mappings: the next free place is not where it says.
+        // A list without any mappings: the next free place is not where it says, and the kernel's choice is far away.
         let mut memory = CodeMemory::default();
         assert!(memory.near(taken.range.start, &mut Mappings::default()).is_none());
+        // Near what the kernel has chosen before, its next choice will do.
+        let own = Block::map_anywhere(&(0..usize::MAX), CODE).unwrap();
+        let near = memory.near(own.range.start, &mut Mappings::default()).unwrap();
+        assert!(near.range.start.abs_diff(own.range.start) < REACH);
     }
 
     #[test]
     fn a_block_that_is_not_writable_takes_code_as_well() {
-        let place = Mappings::now().unwrap().free(1 << 43, &(1 << 43..1 << 44), BLOCK)[0];
+        let place = Mappings::now().unwrap().free(3 << 33, &(3 << 33..1 << 35), BLOCK)[0];
         let mut block = Block::map(place, CODE).unwrap();
-        // mov eax, 42; ret
-        let place = block.put(&[0xb8, 42, 0, 0, 0, 0xc3]).unwrap();
+        let place = block.put(&refusal(42)).unwrap();
         assert_eq!(rights(place), CODE);
         // SAFETY: the code above, of this signature.
         let function: extern "C" fn() -> i32 = unsafe { core::mem::transmute(place) };
@@ -180,10 +207,10 @@ mod tests {
     fn a_full_block_takes_nothing_more() {
         let mut mappings = Mappings::now().unwrap();
         let mut memory = CodeMemory::default();
-        let block = memory.near(1 << 42, &mut mappings).unwrap();
+        let block = memory.near(1 << 34, &mut mappings).unwrap();
         assert!(block.put(&[0x90; BLOCK - ROOM + 1]).is_some());
         assert!(block.put(&[0x90; ROOM]).is_none());
         let first = block.range.clone();
-        assert_ne!(memory.near(1 << 42, &mut mappings).unwrap().range, first);
+        assert_ne!(memory.near(1 << 34, &mut mappings).unwrap().range, first);
     }
 }

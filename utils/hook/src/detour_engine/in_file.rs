@@ -1,11 +1,10 @@
 //! Code as it is in the file from which it was mapped.
 
+use crate::code::machine::BREAKPOINT;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-
-const BREAKPOINT: u8 = 0xcc;
 
 /// The code at `address` without the breakpoints that were set in it; `seen` is what memory holds
 /// there. `None` if its file cannot be read, or differs in anything else.
@@ -14,8 +13,9 @@ pub(crate) fn beneath_breakpoints(seen: &[u8], address: usize) -> Option<Vec<u8>
     let (path, offset) = maps.split(|&byte| byte == b'\n').find_map(|line| place(line, address))?;
     let mut code = vec![0; seen.len()];
     File::open(OsStr::from_bytes(path)).ok()?.read_exact_at(&mut code, offset).ok()?;
-    let same = |(&is, &was): (&u8, &u8)| is == was || is == BREAKPOINT;
-    seen.iter().zip(&code).all(same).then_some(code)
+    let (is, was) = (seen.chunks(BREAKPOINT.len()), code.chunks(BREAKPOINT.len()));
+    let same = is.zip(was).all(|(is, was)| is == was || is == BREAKPOINT);
+    same.then_some(code)
 }
 
 /// The file named in a line of the kernel's list of mappings, and the offset of `address` in it:
@@ -62,9 +62,9 @@ mod tests {
         let mut seen = unsafe { core::slice::from_raw_parts(own.cast::<u8>(), 16) }.to_vec();
         let code = seen.clone();
         assert_eq!(beneath_breakpoints(&seen, own as usize), Some(code.clone()));
-        seen[3] = BREAKPOINT;
+        seen[4..4 + BREAKPOINT.len()].copy_from_slice(&BREAKPOINT);
         assert_eq!(beneath_breakpoints(&seen, own as usize), Some(code));
-        seen[5] = !seen[5];
+        seen[9] = !seen[9];
         assert_eq!(beneath_breakpoints(&seen, own as usize), None);
     }
 }

@@ -7,9 +7,8 @@
 
 use super::code_memory::CodeMemory;
 use super::in_file;
-use super::prologue::{LONGEST, Prologue, Unfit};
 use crate::Target;
-use crate::code::jump;
+use crate::code::machine::{self, JUMP, LONGEST, Prologue, Unfit};
 use crate::code::mappings::Mappings;
 use crate::code::overwrite::overwrite;
 use core::ffi::{c_int, c_void};
@@ -18,9 +17,11 @@ use core::ffi::{c_int, c_void};
 #[derive(Debug)]
 pub(super) struct Jump {
     entry: *const c_void,
+    /// Where the jump is written: not always at the entry.
+    at: *const c_void,
     original: usize,
-    before: [u8; jump::NEAR],
-    jump: [u8; jump::NEAR],
+    before: [u8; JUMP],
+    jump: [u8; JUMP],
     protection: c_int,
 }
 
@@ -49,8 +50,11 @@ impl Jump {
         };
         let (original, jump) = place(&prologue, function, memory, mappings).ok_or(Unfit::Shape)?;
         // As much as a jump was decoded.
-        let before = code.first_chunk().copied().ok_or(Unfit::Shape)?;
-        Ok(Self { entry: function.entry, original, before, jump, protection: function.protection })
+        let overwritten = code.get(prologue.offset()..).and_then(|code| code.first_chunk());
+        let before = overwritten.copied().ok_or(Unfit::Shape)?;
+        let at = function.entry.wrapping_byte_add(prologue.offset());
+        let (entry, protection) = (function.entry, function.protection);
+        Ok(Self { entry, at, original, before, jump, protection })
     }
 
     pub(super) fn entry(&self) -> *const c_void {
@@ -69,7 +73,7 @@ impl Jump {
     pub(super) unsafe fn enable(&self) -> bool {
         // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded.
         // No thread executes it or changes its protection, as the caller vouches.
-        unsafe { overwrite(self.entry, &self.jump, self.protection) }
+        unsafe { overwrite(self.at, &self.jump, self.protection) }
     }
 
     /// Writes the function's own first instructions back.
@@ -78,7 +82,7 @@ impl Jump {
     /// As for [`crate::HookEngine::undo`].
     pub(super) unsafe fn undo(&self) {
         // SAFETY: as above.
-        unsafe { overwrite(self.entry, &self.before, self.protection) };
+        unsafe { overwrite(self.at, &self.before, self.protection) };
     }
 }
 
@@ -88,20 +92,22 @@ fn place(
     function: &Target,
     memory: &mut CodeMemory,
     mappings: &mut Mappings,
-) -> Option<(usize, [u8; jump::NEAR])> {
+) -> Option<(usize, [u8; JUMP])> {
     let (entry, detour) = (function.entry as usize, function.detour as usize);
     let block = memory.near(entry, mappings)?;
     let original = block.put(&prologue.relocate(block.next())?)?;
-    let jump = match jump::near(entry, detour) {
-        Some(jump) => jump,
-        None => jump::near(entry, block.put(&jump::far(detour))?)?,
+    let from = entry + prologue.offset();
+    let to = match prologue.relay(from, detour) {
+        Some(relay) => block.put(&relay)?,
+        None => detour,
     };
-    Some((original, jump))
+    Some((original, machine::near(from, to)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code::machine::{ADDS_FIVE as PLAIN, BREAKPOINT, PAGE, publish};
     use crate::conformance::{Case, cases};
     use crate::{DetourEngine, HookError, PatchBatch, Slot};
     use core::ptr;
@@ -110,9 +116,7 @@ mod tests {
 
     type Function = extern "C" fn(u64) -> u64;
 
-    /// mov rax, rdi; add rax, 5; ret
-    const PLAIN: &[u8] = &[0x48, 0x89, 0xf8, 0x48, 0x83, 0xc0, 5, 0xc3];
-    /// Its results for 0 and 7.
+    /// What the plain function gives for 0 and 7.
     const RESULTS: [u64; 2] = [5, 12];
 
     static SLOT: Slot = Slot::new();
@@ -169,10 +173,11 @@ mod tests {
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: anonymous memory, nothing replaced.
         unsafe {
-            let start = libc::mmap(near as *mut c_void, 4096, writable, flags, -1, 0);
+            let start = libc::mmap(near as *mut c_void, PAGE, writable, flags, -1, 0);
             assert_ne!(start, libc::MAP_FAILED);
             ptr::copy_nonoverlapping(code.as_ptr(), start.cast(), code.len());
-            assert_eq!(libc::mprotect(start, 4096, CODE), 0);
+            publish(start.cast(), PAGE);
+            assert_eq!(libc::mprotect(start, PAGE, CODE), 0);
             start
         }
     }
@@ -185,12 +190,12 @@ mod tests {
         // A batch does not know what is mapped after it began.
         let all: Vec<_> = cases().filter_map(coded).collect();
         let mut jumps = Jumps::new();
-        let mut left_to_the_crate = Vec::new();
+        let mut unfit = Vec::new();
         for (name, address, results) in all {
             let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
             if !jumps.patch(address, detour, &slot) {
                 assert!(!slot.is_set(), "{name}");
-                left_to_the_crate.push(name);
+                unfit.push(name);
                 patch(address, detour, &slot).unwrap();
             }
             SLOT.set(slot.get());
@@ -200,10 +205,10 @@ mod tests {
                 assert_eq!(patched(argument), result + 100, "{name}");
             }
         }
-        assert_eq!(left_to_the_crate, ["a branch into the prologue"]);
+        assert_eq!(unfit, ["a branch into the prologue"]);
         // Two of the driver's names may be one function.
         SLOT.set(ptr::null());
-        let address = function(PLAIN, 0);
+        let address = function(&PLAIN, 0);
         let mut jumps = Jumps::new();
         assert!(jumps.patch(address, and_hundred as *const c_void, &SLOT));
         assert!(jumps.patch(address, and_thousand as *const c_void, &SECOND));
@@ -214,17 +219,17 @@ mod tests {
 
     #[test]
     fn a_detour_within_reach_needs_no_relay() {
-        let (code, near) = (PLAIN, 3 << 41);
+        let (code, near) = (&PLAIN, 3 << 41);
         let target = function(code, near);
         let detour = function(code, near + 0x10_0000);
-        assert!((target as usize).abs_diff(detour as usize) < 1 << 30);
+        assert!((target as usize).abs_diff(detour as usize) < machine::REACH);
         let slot = Slot::new();
         assert!(Jumps::new().patch(target, detour, &slot));
         // SAFETY: a function of this test's own.
-        let patch = unsafe { core::slice::from_raw_parts(target.cast::<u8>(), jump::NEAR) };
+        let patch = unsafe { core::slice::from_raw_parts(target.cast::<u8>(), JUMP) };
         assert_eq!(
             Some(patch),
-            jump::near(target as usize, detour as usize).as_ref().map(|p| &p[..])
+            machine::near(target as usize, detour as usize).as_ref().map(|p| &p[..])
         );
     }
 
@@ -234,20 +239,21 @@ mod tests {
         let (fd, writable) = (file.as_raw_fd(), libc::PROT_READ | libc::PROT_WRITE);
         // SAFETY: a new mapping, of one page, whose beginning is in the file.
         unsafe {
-            let start = libc::mmap(ptr::null_mut(), 4096, writable, libc::MAP_PRIVATE, fd, 0);
+            let start = libc::mmap(ptr::null_mut(), PAGE, writable, libc::MAP_PRIVATE, fd, 0);
             assert_ne!(start, libc::MAP_FAILED);
-            start.byte_add(64).cast::<u8>().write(0xcc);
-            assert_eq!(libc::mprotect(start, 4096, CODE), 0);
+            start.byte_add(64).cast::<[u8; BREAKPOINT.len()]>().write(BREAKPOINT);
+            publish(start.cast(), PAGE);
+            assert_eq!(libc::mprotect(start, PAGE, CODE), 0);
             start.byte_add(64)
         }
     }
 
     #[test]
     fn what_a_breakpoint_stands_for_is_in_the_file() {
-        let (code, results) = (PLAIN, RESULTS);
+        let (code, results) = (&PLAIN, RESULTS);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a name with spaces");
-        std::fs::write(&path, [&[0; 64], code, &[0xcc; 64]].concat()).unwrap();
+        std::fs::write(&path, [&[0; 64], &code[..], &[0xcc; 64]].concat()).unwrap();
         let file = std::fs::File::open(&path).unwrap();
         let (address, lost) = (traced(&file), traced(&file));
         let (slot, detour) = (Slot::new(), and_hundred as *const c_void);
@@ -256,20 +262,20 @@ mod tests {
             assert!(Jumps::new().patch(address, detour, &slot));
             let original: Function = core::mem::transmute(slot.get());
             assert_eq!([original(0), original(7)], results);
-            assert_eq!(address.cast::<u8>().read(), 0xe9);
+            assert_ne!(address.cast::<[u8; BREAKPOINT.len()]>().read(), BREAKPOINT);
             // The file can no longer be found.
             std::fs::remove_file(&path).unwrap();
             let slot = Slot::new();
             let error = patch(lost, detour, &slot).unwrap_err();
             assert!(error.reason.contains("breakpoint"), "{error}");
-            assert_eq!(lost.cast::<u8>().read(), 0xcc);
+            assert_eq!(lost.cast::<[u8; BREAKPOINT.len()]>().read(), BREAKPOINT);
             assert!(!slot.is_set());
         }
     }
 
     #[test]
     fn what_is_no_code_is_refused_and_left_alone() {
-        let code = PLAIN;
+        let code = &PLAIN;
         // Nothing is mapped after it.
         let target = function(code, 5 << 41);
         let data = [0x90_u8; 64];
@@ -281,7 +287,7 @@ mod tests {
         // SAFETY: a function of this test's own, in a page of its own.
         unsafe {
             // The last bytes of a page, with nothing mapped after them.
-            assert!(!Jumps::new().patch(target.byte_add(4093), detour, &slot));
+            assert!(!Jumps::new().patch(target.byte_add(PAGE - JUMP + 1), detour, &slot));
             assert_eq!(core::slice::from_raw_parts(target.cast::<u8>(), code.len()), code);
         }
         assert!(!slot.is_set());

@@ -1,36 +1,24 @@
-//! The default engine: the `detour` crate, pure Rust.
+//! The default engine: the `detour` crate, pure Rust, and for most functions a faster way that does the same.
 
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod code_memory;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod in_file;
-#[cfg(target_arch = "x86_64")]
 mod jumps;
-#[cfg(target_arch = "x86_64")]
-pub(crate) mod prologue;
 
+use crate::code::machine::Unfit;
 use crate::{HookEngine, HookError, Mappings, Target};
-#[cfg(target_arch = "x86_64")]
 use code_memory::CodeMemory;
 use core::ffi::c_void;
 use core::mem::ManuallyDrop;
 use detour::RawDetour;
-#[cfg(target_arch = "x86_64")]
 use jumps::Jump;
-#[cfg(target_arch = "x86_64")]
-use prologue::Unfit;
 
-#[cfg(target_arch = "x86_64")]
 const BREAKPOINT: &str =
     "a breakpoint is in its first instructions, and its file does not tell what it stands for";
-#[cfg(target_arch = "x86_64")]
 const NOT_WRITTEN: &str = "its first instructions cannot be overwritten";
 
-/// Patches with a five-byte jump. If the detour is out of its reach, the jump leads to a relay near
-/// the target. A call costs 1 ns more.
+/// Patches with the processor's near jump. If the detour is out of its reach, the jump leads to a relay near the target. A call costs 1 ns more.
 #[derive(Debug, Default)]
 pub struct DetourEngine {
-    #[cfg(target_arch = "x86_64")]
     memory: CodeMemory,
     prepared: Vec<Prepared>,
 }
@@ -39,7 +27,6 @@ pub struct DetourEngine {
 #[derive(Debug)]
 enum Prepared {
     /// By a jump of this module's own.
-    #[cfg(target_arch = "x86_64")]
     Jump(Jump),
     /// By the crate, because a plain copy of the first instructions would not do. Never dropped: that would undo it.
     Crate(*const c_void, ManuallyDrop<RawDetour>),
@@ -63,26 +50,24 @@ impl HookEngine for DetourEngine {
         function: &Target,
         mappings: &mut Mappings,
     ) -> Result<*const c_void, HookError> {
-        #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's.
         match unsafe { Jump::prepare(function, &mut self.memory, mappings) } {
             Ok(jump) => {
                 let original = jump.original();
                 self.prepared.push(Prepared::Jump(jump));
-                return Ok(original);
+                Ok(original)
             }
             // The crate would take the breakpoint for an instruction of the function.
-            Err(Unfit::Breakpoint) => return Err(HookError::new(function.entry, BREAKPOINT)),
-            Err(Unfit::Shape) => {}
+            Err(Unfit::Breakpoint) => Err(HookError::new(function.entry, BREAKPOINT)),
+            Err(Unfit::Shape) => {
+                // SAFETY: the caller vouches for entry and detour.
+                let hook = unsafe { RawDetour::new(function.entry.cast(), function.detour.cast()) }
+                    .map_err(|error| HookError::new(function.entry, &error.to_string()))?;
+                let original = hook.trampoline().cast();
+                self.prepared.push(Prepared::Crate(function.entry, ManuallyDrop::new(hook)));
+                Ok(original)
+            }
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = mappings;
-        // SAFETY: the caller vouches for entry and detour.
-        let hook = unsafe { RawDetour::new(function.entry.cast(), function.detour.cast()) }
-            .map_err(|error| HookError::new(function.entry, &error.to_string()))?;
-        let original = hook.trampoline().cast();
-        self.prepared.push(Prepared::Crate(function.entry, ManuallyDrop::new(hook)));
-        Ok(original)
     }
 
     unsafe fn enable(&mut self) -> Result<(), HookError> {
@@ -90,9 +75,7 @@ impl HookEngine for DetourEngine {
             // SAFETY: the caller vouches that no thread executes the functions' first instructions.
             unsafe {
                 match prepared {
-                    #[cfg(target_arch = "x86_64")]
                     Prepared::Jump(jump) if jump.enable() => {}
-                    #[cfg(target_arch = "x86_64")]
                     Prepared::Jump(jump) => return Err(HookError::new(jump.entry(), NOT_WRITTEN)),
                     Prepared::Crate(entry, hook) => {
                         hook.enable()
@@ -109,7 +92,6 @@ impl HookEngine for DetourEngine {
             // SAFETY: as above. What cannot be written back is noticed by the batch.
             unsafe {
                 match prepared {
-                    #[cfg(target_arch = "x86_64")]
                     Prepared::Jump(jump) => jump.undo(),
                     Prepared::Crate(_, hook) => {
                         let _ = hook.disable();

@@ -18,13 +18,13 @@
 
 #[cfg(feature = "frida")]
 mod gum;
-#[cfg(test)]
-mod simulated;
+#[cfg(any(test, feature = "simulated-gum"))]
+pub(crate) mod simulated;
 #[cfg(test)]
 mod tests;
 
-use crate::code::{follow, jump, overwrite::overwrite, peek};
-use crate::detour_engine::prologue::{Prologue, Unfit};
+use crate::code::machine::{Prologue, Unfit, jump};
+use crate::code::{follow, overwrite::overwrite, peek};
 use crate::{DetourEngine, HookEngine, HookError, Mappings, Target};
 use core::ffi::{c_int, c_void};
 use core::{fmt, ptr};

@@ -1,8 +1,9 @@
 //! A gum that is simulated: what is known of the real one, as far as the engine has to cope with it. Its state belongs to the
 //! process, as gum's does.
 
-use super::{Interceptor, Refusal};
-use crate::code::{jump, mappings::Mappings};
+use super::{Engine, Interceptor, Refusal};
+use crate::HookEngine;
+use crate::code::{machine::jump, mappings::Mappings};
 use crate::detour_engine::code_memory::CodeMemory;
 use core::ffi::c_void;
 use iced_x86::{
@@ -10,7 +11,7 @@ use iced_x86::{
     InstructionBlock,
 };
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 const PAGE: usize = 4096;
 const WRITABLE_CODE: i32 = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
@@ -49,7 +50,17 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
 }
 
 /// A reference to gum's interceptor.
+#[derive(Debug)]
 pub(super) struct Simulated(());
+
+/// As the real engine keeps gum.
+pub(super) static KEPT: OnceLock<Simulated> = OnceLock::new();
+
+/// An engine over it, which is obtained once per process, as the real one.
+pub(crate) fn engine() -> Box<dyn HookEngine> {
+    KEPT.get_or_init(Simulated::obtain);
+    Box::new(Engine::over(Simulated::obtain))
+}
 
 impl Simulated {
     pub(super) fn obtain() -> Self {
@@ -58,11 +69,13 @@ impl Simulated {
     }
 
     /// How many functions gum remembers.
+    #[cfg(test)]
     pub(super) fn remembered() -> usize {
         with(|state| state.functions.len())
     }
 
     /// Whether a transaction is open.
+    #[cfg(test)]
     pub(super) fn is_open() -> bool {
         with(|state| state.level > 0)
     }
@@ -123,7 +136,7 @@ fn relocated(function: usize, state: &mut State) -> Option<(Vec<u8>, usize)> {
         instructions.push(instruction);
     }
     let length = decoder.position();
-    instructions.push(Instruction::with_branch(Code::Jmp_rel32_64, decoder.ip()).unwrap());
+    instructions.push(Instruction::with_branch(Code::Jmp_rel32_64, decoder.ip()).ok()?);
     let block = state.memory.near(function, &mut Mappings::now()?)?;
     let to = block.next();
     let moved = InstructionBlock::new(&instructions, to as u64);

@@ -1,24 +1,17 @@
 //! The engine over a simulated gum. They share its state, so one runs at a time.
 
-use super::simulated::Simulated;
+use super::simulated::{KEPT, Simulated, engine};
 use super::{Engine, Interceptor};
 use crate::code::{forced, mappings::Mappings};
 use crate::conformance::{Outcome, cases};
 use crate::{HookEngine, PatchBatch, Slot, Verified};
 use core::ffi::c_void;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-/// As the real engine keeps gum.
-static KEPT: OnceLock<Simulated> = OnceLock::new();
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn engine() -> Box<dyn HookEngine> {
-    KEPT.get_or_init(Simulated::obtain);
-    Box::new(Engine::over(Simulated::obtain))
 }
 
 type Function = extern "C" fn(u64) -> u64;

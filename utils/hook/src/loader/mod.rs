@@ -5,6 +5,7 @@
 //! notification, a new library may not be relocated yet.
 
 mod elf;
+#[cfg(target_arch = "x86_64")]
 mod plain_return;
 mod watch;
 

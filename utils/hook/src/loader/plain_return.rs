@@ -4,7 +4,7 @@
 //! function needs no trampoline and no instruction decoder. In a process that never loads a driver,
 //! setting up the decoder's tables would take longer than everything else here.
 
-use crate::code::jump;
+use crate::code::machine::jump;
 use crate::code::overwrite::overwrite;
 use core::ffi::c_void;
 
@@ -48,9 +48,6 @@ fn span(code: &[u8]) -> usize {
 /// `function` must be the entry of a function that no thread executes meanwhile, followed by at
 /// least 16 readable bytes.
 pub(super) unsafe fn redirect(function: *const c_void, target: *const c_void) -> bool {
-    if !cfg!(target_arch = "x86_64") {
-        return false;
-    }
     // SAFETY: the caller vouches for 16 bytes.
     let code = unsafe { core::slice::from_raw_parts(function.cast::<u8>(), 16) };
     if span(code) < jump::FAR {

@@ -1,6 +1,8 @@
 //! Watches the loader's list: a callback runs at every change, before a new library's constructors.
 
-use super::{notification, plain_return};
+use super::notification;
+#[cfg(target_arch = "x86_64")]
+use super::plain_return::redirect;
 use crate::{HookEngine, HookError, PatchBatch, Slot};
 use core::ffi::c_void;
 use core::mem;
@@ -52,7 +54,7 @@ pub unsafe fn watch(
     // SAFETY: the function takes no arguments and returns nothing (`_dl_debug_state`), and the
     // caller vouches that nothing is being loaded. Functions are padded to 16 bytes.
     let patched = unsafe {
-        if plain_return::redirect(function, detour) {
+        if redirect(function, detour) {
             Ok(())
         } else {
             let mut batch = PatchBatch::begin(engine);
@@ -67,6 +69,15 @@ pub unsafe fn watch(
     }
     callback();
     Ok(())
+}
+
+/// One instruction cannot lead everywhere: the engine patches the function.
+///
+/// # Safety
+/// None.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn redirect(_: *const c_void, _: *const c_void) -> bool {
+    false
 }
 
 extern "C" fn on_change() {

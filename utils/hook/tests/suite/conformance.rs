@@ -1,19 +1,35 @@
 //! Runs the suite that every engine has to pass over the engine of this build.
 
-use hook::conformance::{Case, Outcome, cases};
+use hook::conformance::{Case, Failure, Outcome, cases};
 
 /// What no engine has to patch: there is no room for a jump.
 const MAY_BE_REFUSED: [&str; 1] = ["a function shorter than a jump, packed against the next one"];
 
-fn outcome(case: &Case) -> Outcome {
+/// `None`: it cannot be tried here.
+fn outcome(case: &Case) -> Option<Outcome> {
     // SAFETY: the suite runs one case at a time, and nothing else here patches code.
-    unsafe { case.run(hook::engine) }.unwrap_or_else(|failure| panic!("{}: {failure}", case.name()))
+    match unsafe { case.run(hook::engine) } {
+        Ok(outcome) => Some(outcome),
+        Err(Failure::NotMade(_)) if case.name() == NEEDS_FILTERS && !has_filters() => {
+            println!("SKIPPED {}: there are no seccomp filters here", case.name());
+            None
+        }
+        Err(failure) => panic!("{}: {failure}", case.name()),
+    }
+}
+
+const NEEDS_FILTERS: &str = "no writable and executable memory";
+
+/// Emulators of a processor have none.
+fn has_filters() -> bool {
+    // SAFETY: asks for a number.
+    unsafe { libc::prctl(libc::PR_GET_SECCOMP) >= 0 }
 }
 
 #[test]
 fn the_engine_patches_what_can_be_patched_and_refuses_the_rest() {
     for case in cases() {
-        if let Outcome::Refused(reason) = outcome(case) {
+        if let Some(Outcome::Refused(reason)) = outcome(case) {
             let may = case.must_refuse() || MAY_BE_REFUSED.contains(&case.name());
             assert!(may, "{}: {reason}", case.name());
         }
@@ -23,6 +39,6 @@ fn the_engine_patches_what_can_be_patched_and_refuses_the_rest() {
 #[test]
 fn the_suite_runs_again_in_the_same_process() {
     for case in cases() {
-        assert!(matches!(outcome(case), Outcome::Patched | Outcome::Refused(_)), "{}", case.name());
+        outcome(case);
     }
 }

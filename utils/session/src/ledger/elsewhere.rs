@@ -11,6 +11,8 @@ use limits::bucket::{Bucket, earned};
 use limits::units::PPM_ONE;
 use limits::{ComputeLimit, Policy};
 
+/// For so long what the session's own account granted may be why nothing is left.
+const OWN_COUNTS_NS: u64 = 2_000_000_000;
 /// What a session may save up: what it may use in this time.
 const SLACK_PERIOD_NS: u64 = 500_000_000;
 /// How much more than the limit is allowed: this part of it, ...
@@ -39,12 +41,25 @@ impl Ledger<'_> {
         }
     }
 
-    /// Notes that the session used the device, whoever allowed that.
-    pub(super) fn note_use(&mut self, now_ns: u64, used_ns: u64) {
+    /// Whether all that the session used lately was granted elsewhere. While a daemon is late, the session's own account
+    /// grants the same time once more: then a true one may seem to grant too much.
+    pub fn is_granted_elsewhere_only(&self, now_ns: u64) -> bool {
+        let own_at_ns = self.0.own_at_ns.load(Relaxed);
+        own_at_ns == 0 || now_ns.saturating_sub(own_at_ns) >= OWN_COUNTS_NS
+    }
+
+    /// Notes that the session used the device in the last `held_ns`, whoever allowed that. Returns what counts:
+    /// processes that hold at once have used no more together than the time that has passed.
+    pub(super) fn note_use(&mut self, now_ns: u64, held_ns: u64, used_ns: u64) -> u64 {
+        let from = now_ns.saturating_sub(held_ns);
+        let cursor = self.0.elsewhere_until_ns.load(Relaxed).clamp(from, now_ns);
+        let counts = used_ns.min(now_ns - cursor);
+        self.0.elsewhere_until_ns.store(cursor + counts, Relaxed);
         if let Some((mut bucket, _)) = self.settle_elsewhere(now_ns) {
-            bucket.charge(used_ns);
+            bucket.charge(counts);
             self.keep_elsewhere(bucket);
         }
+        counts
     }
 
     fn settle_elsewhere(&mut self, now_ns: u64) -> Option<(Bucket, u32)> {

@@ -211,8 +211,7 @@ impl Ledger<'_> {
     /// Charges a holder for `used_ns` of the time since its last charge, and asks for the lease to
     /// go on. [`Turn::In`]: the lease ends as planned.
     pub fn renew_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) -> Turn {
-        let charged = self.charge_use(slot, now_ns, used_ns);
-        self.note_use(now_ns, charged);
+        self.charge_holder(slot, now_ns, used_ns);
         let bucket = self.settle(now_ns);
         if !self.slot(slot).is_some_and(is_holding) || self.others_want_the_turn(slot, now_ns) {
             return Turn::In(0);
@@ -227,12 +226,12 @@ impl Ledger<'_> {
         }
     }
 
-    /// Subtracts what a process used under a lease from elsewhere from what was saved up here.
+    /// Subtracts what a process used in the last `held_ns` under a lease from elsewhere from what was saved up here.
     /// Otherwise the session would have two accounts. `sure_ns` is what it has used however its time
     /// beside other sessions is counted: that much counts for [`Self::allowed_elsewhere`].
-    pub fn used_elsewhere(&mut self, now_ns: u64, used_ns: u64, sure_ns: u64) {
-        self.note_use(now_ns, sure_ns);
-        self.note_delivered(now_ns, sure_ns);
+    pub fn used_elsewhere(&mut self, now_ns: u64, held_ns: u64, used_ns: u64, sure_ns: u64) {
+        let counts = self.note_use(now_ns, held_ns, sure_ns);
+        self.note_delivered(now_ns, counts);
         let mut bucket = self.settle(now_ns);
         let used = i64::try_from(used_ns).unwrap_or(i64::MAX);
         let left = bucket.balance_ns.saturating_sub(used).max(0);
@@ -250,8 +249,7 @@ impl Ledger<'_> {
 
     /// Ends a process's lease, and charges it for `used_ns` of the time since its last charge.
     pub fn end_lease(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
-        let charged = self.charge_use(slot, now_ns, used_ns);
-        self.note_use(now_ns, charged);
+        self.charge_holder(slot, now_ns, used_ns);
         if let Some(slot) = self.slot(slot) {
             slot.holding.store(0, Relaxed);
         }
@@ -278,6 +276,16 @@ impl Ledger<'_> {
             slot.lease_end_ns.store(now_ns.saturating_add(length), Relaxed);
         }
         Turn::Granted(length)
+    }
+
+    /// Charges a process for the use that it reports. That counts for [`Self::allowed_elsewhere`], too.
+    fn charge_holder(&mut self, slot: usize, now_ns: u64, used_ns: u64) {
+        let told = self.slot(slot).map(|slot| slot.charged_until_ns.load(Relaxed));
+        let charged = self.charge_use(slot, now_ns, used_ns);
+        if charged > 0 {
+            self.0.own_at_ns.store(now_ns, Relaxed);
+        }
+        self.note_use(now_ns, now_ns.saturating_sub(told.unwrap_or(now_ns)), charged);
     }
 
     /// Returns what was charged.

@@ -15,6 +15,7 @@ mod words;
 mod writer;
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use limits::GpuId;
 
@@ -31,7 +32,31 @@ pub struct NodeFigures {
     pub devices: Vec<NodeDevice>,
 }
 
+/// The daemon writes once a second. A page that is older than this is of one that has stopped.
+const STALE_NS: u64 = 5_000_000_000;
+
+/// Where the page of a daemon is that listens there.
+#[must_use]
+pub fn beside(socket: &Path) -> PathBuf {
+    let mut name = socket.as_os_str().to_owned();
+    name.push(".devices");
+    name.into()
+}
+
+/// What the page beside a daemon's socket says, if the daemon writes it now.
+#[must_use]
+pub fn current_beside(socket: &Path) -> Option<NodeFigures> {
+    let figures = NodePage::open(&beside(socket)).ok()?.read().ok()?;
+    figures.is_current(crate::clock::now_ns()).then_some(figures)
+}
+
 impl NodeFigures {
+    /// Whether a daemon writes it now.
+    #[must_use]
+    pub const fn is_current(&self, now: u64) -> bool {
+        self.age_ns(now) < STALE_NS
+    }
+
     /// How long ago it was written, in nanoseconds. A daemon that sees its devices writes once a second.
     #[must_use]
     pub const fn age_ns(&self, now: u64) -> u64 {
@@ -89,7 +114,7 @@ pub enum NodePageError {
     NoPage,
     /// Something else has the name.
     #[error("page of the node: something else is at {0}, and is left alone")]
-    Taken(std::path::PathBuf),
+    Taken(PathBuf),
     /// A version that is not read here.
     #[error("page of the node: version {0}; {VERSION} is read")]
     Version(u64),

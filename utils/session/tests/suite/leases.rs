@@ -1,7 +1,8 @@
 //! Leases of the session's own account, on a virtual clock.
 
 use core::sync::atomic::Ordering::Relaxed;
-use limits::bucket::earned;
+use limits::bucket::{Bucket, earned};
+use limits::turns::burst_ns;
 use limits::{ComputeLimit, GpuId, Limits};
 use session::Page;
 use session::layout::PageLayout;
@@ -267,9 +268,9 @@ fn what_was_used_elsewhere_is_not_saved_up_here() {
     let start = 1_000 * MS;
     let _ = ledger.begin_lease(0, start);
     ledger.stop_waiting(0);
-    ledger.used_elsewhere(start + 40 * MS, 15 * MS, 0);
+    ledger.used_elsewhere(start + 40 * MS, 40 * MS, 15 * MS, 0);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 5_000_000);
-    ledger.used_elsewhere(start + 50 * MS, 30 * MS, 0);
+    ledger.used_elsewhere(start + 50 * MS, 10 * MS, 30 * MS, 0);
     assert_eq!(stage.layout().balance_ns.load(Relaxed), 0);
 }
 
@@ -325,7 +326,7 @@ fn leases_from_elsewhere_are_believed_up_to_a_slack() {
             let length = ledger.allowed_elsewhere(now).min(30 * MS);
             now += length.max(MS);
             if length >= MS {
-                ledger.used_elsewhere(now, length, length);
+                ledger.used_elsewhere(now, length, length, length);
                 used += length;
             }
         }
@@ -354,8 +355,76 @@ fn an_honest_session_is_never_cut() {
             // The longest turn that a daemon grants.
             let turn = (u64::from(share) * 100).clamp(2 * MS, 30 * MS);
             assert!(allowed >= turn, "{share}: {allowed}");
-            ledger.used_elsewhere(now + charged, charged, charged + charged / 4);
+            let sure = charged + charged / 4;
+            ledger.used_elsewhere(now + charged, sure, charged, sure);
             now += charged * 1_000_000 / u64::from(share);
         }
     }
+}
+
+/// Each is delayed by the others, so each sees its work queued all the time.
+#[test]
+fn processes_that_hold_at_once_use_no_more_together_than_the_time() {
+    const SHARE: u64 = 400_000;
+    let stage = Stage::new(SHARE as u32, 3);
+    let mut ledger = Ledger::new(stage.layout());
+    let mut now = 1_000 * MS;
+    for round in 0..1_000 {
+        for late in [4, 5, 6] {
+            let at = now + late * MS;
+            assert!(ledger.allowed_elsewhere(at) >= 30 * MS, "round {round}");
+            ledger.used_elsewhere(at, 10 * MS, 10 * MS, 10 * MS);
+        }
+        now += 10 * MS * 1_000_000 / SHARE;
+    }
+    // Together they held for 12 ms of every 25 ms.
+    let delivered = stage.layout().delivered_ns.load(Relaxed);
+    assert!((11_000 * MS..=12_000 * MS).contains(&delivered), "{delivered}");
+}
+
+/// A daemon whose answers are late again and again: each account grants a kernel that is longer than any turn.
+#[test]
+fn a_true_daemon_that_is_late_is_not_taken_for_a_lying_one() {
+    const SHARE: u32 = 100_000;
+    const KERNEL: u64 = 60 * MS;
+    for late_ms in [0, 200, 400, 700] {
+        let stage = Stage::new(SHARE, 1);
+        let mut ledger = Ledger::new(stage.layout());
+        let mut daemon = Bucket::empty_at(1_000 * MS);
+        let (mut now, mut ahead) = (1_000 * MS, 0);
+        while now < 120_000 * MS {
+            daemon.settle(now, SHARE, burst_ns(SHARE), false);
+            let is_late = (now / MS) % 1_000 < late_ms;
+            let own = is_late.then(|| ledger.begin_lease(0, now));
+            match own {
+                Some(Turn::Granted(_)) => {
+                    now += KERNEL;
+                    ledger.end_lease(0, now, KERNEL);
+                }
+                None if daemon.balance_ns >= (9 * MS).cast_signed() => {
+                    if ledger.allowed_elsewhere(now) >= MS {
+                        now += KERNEL;
+                        ledger.used_elsewhere(now, KERNEL, KERNEL, KERNEL);
+                        daemon.charge(KERNEL);
+                    } else {
+                        ahead += 1;
+                        assert!(!ledger.is_granted_elsewhere_only(now), "{late_ms}: {now}");
+                        now += 5 * MS;
+                    }
+                }
+                _ => now += 5 * MS,
+            }
+        }
+        println!("late for {late_ms} ms of each second: not granted {ahead} times");
+        assert_eq!(ahead > 0, late_ms > 0);
+    }
+    // One that always grants.
+    let stage = Stage::new(SHARE, 1);
+    let mut ledger = Ledger::new(stage.layout());
+    let mut now = 1_000 * MS;
+    while ledger.allowed_elsewhere(now) >= MS {
+        now += 30 * MS;
+        ledger.used_elsewhere(now, 30 * MS, 30 * MS, 30 * MS);
+    }
+    assert!(now < 2_000 * MS && ledger.is_granted_elsewhere_only(now), "{now}");
 }

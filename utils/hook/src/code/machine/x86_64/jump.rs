@@ -1,13 +1,11 @@
-//! The jumps of x86-64 that functions are overwritten with.
+//! The jumps that functions are overwritten with.
 
 /// Length of a jump to a place within 2 GiB.
-#[cfg(target_arch = "x86_64")]
 pub(crate) const NEAR: usize = 5;
 /// Length of a jump to anywhere.
 pub(crate) const FAR: usize = 14;
 
 /// A jump at `from` to `to`; `None` if that is too far away.
-#[cfg(target_arch = "x86_64")]
 pub(crate) fn near(from: usize, to: usize) -> Option<[u8; NEAR]> {
     let distance = (to as i64).checked_sub(from as i64)?.checked_sub(NEAR as i64)?;
     let distance = i32::try_from(distance).ok()?.to_le_bytes();
@@ -21,7 +19,7 @@ pub(crate) fn far(to: usize) -> [u8; FAR] {
     code
 }
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,23 +1,11 @@
-//! The first instructions of an x86-64 function: those that a jump overwrites, and code elsewhere
-//! that does the same.
+//! A function's first instructions: those that a jump overwrites, and code elsewhere that does the same.
 
-use crate::code::jump::NEAR;
+use super::jump::{self, NEAR};
+use crate::code::machine::Unfit;
 use iced_x86::{
     BlockEncoder, BlockEncoderOptions, Code, Decoder, DecoderOptions, FlowControl, Instruction,
     InstructionBlock, Mnemonic, OpKind,
 };
-
-/// Longer than the longest prologue with the padding after it.
-pub(crate) const LONGEST: usize = 64;
-
-/// Why the first instructions of a function cannot be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unfit {
-    /// One of them is hidden by a breakpoint.
-    Breakpoint,
-    /// A plain copy would not do the same.
-    Shape,
-}
 
 /// The instructions at a function's entry that a jump will overwrite.
 #[derive(Debug)]
@@ -76,6 +64,16 @@ impl Prologue {
         Ok(Self { instructions, rest: (!left).then_some(decoder.ip()) })
     }
 
+    /// How far behind the entry the jump goes.
+    pub(crate) fn offset(&self) -> usize {
+        0
+    }
+
+    /// What a jump at `from` has to lead to if it cannot lead to `detour` itself.
+    pub(crate) fn relay(&self, from: usize, detour: usize) -> Option<Vec<u8>> {
+        jump::near(from, detour).is_none().then(|| jump::far(detour).to_vec())
+    }
+
     /// Code for the address `to` that does the same and continues with the rest of the function.
     /// `None` if an instruction cannot work from there.
     pub(crate) fn relocate(&self, to: usize) -> Option<Vec<u8>> {
@@ -92,6 +90,7 @@ impl Prologue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::code::machine::LONGEST;
     use crate::loader;
     use detour::RawDetour;
     use std::collections::BTreeSet;

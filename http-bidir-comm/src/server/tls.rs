@@ -1,0 +1,206 @@
+//! TLS on a TCP port.
+
+use std::future::Future;
+use std::io;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use poem::http::StatusCode;
+use poem::web::RemoteAddr;
+use rustls::ServerConfig;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::NoServerSessionStorage;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_rustls::{Accept, TlsAcceptor, server};
+
+use super::json::ApiError;
+use super::listener::Listener;
+use super::tcp_listener::BoundedTcpListener;
+
+/// The first byte of everything that a TLS client begins with (RFC 8446, 5.1: a handshake's record).
+const HANDSHAKE: u8 = 22;
+/// What is read of a caller who does not speak TLS, so that closing the connection does not take its answer away.
+const DRAINED: usize = 16 * 1024;
+
+/// By what a server proves who it is: its certificate, and the key.
+#[derive(Clone)]
+pub struct ServerTls(Arc<ServerConfig>);
+
+/// Why a certificate and a key are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerTlsError {
+    /// No certificate can be read.
+    #[error(
+        "no certificate is in it: PEM that begins with 'BEGIN CERTIFICATE' is accepted, the server's own first"
+    )]
+    NoCertificate,
+    /// No key can be read.
+    #[error("no private key is in it: PEM that begins with 'BEGIN PRIVATE KEY' is accepted")]
+    NoKey,
+    /// They do not belong together, or are of a kind that is not known.
+    #[error("certificate and key: {0}; a key that belongs to the first certificate is accepted")]
+    Unusable(rustls::Error),
+}
+
+// A derived implementation could show the key.
+impl std::fmt::Debug for ServerTls {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("ServerTls").finish_non_exhaustive()
+    }
+}
+
+impl ServerTls {
+    /// Reads certificates and a key in PEM. The server's own certificate comes first, those that lead to its CA follow.
+    /// TLS 1.3 is spoken; no session is kept for a client that comes back.
+    ///
+    /// # Errors
+    /// [`ServerTlsError`]
+    pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Self, ServerTlsError> {
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificates).collect();
+        let chain = chain.ok().filter(|chain| !chain.is_empty());
+        let chain = chain.ok_or(ServerTlsError::NoCertificate)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| ServerTlsError::NoKey)?;
+        let mut config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(ServerTlsError::Unusable)?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .map_err(ServerTlsError::Unusable)?;
+        config.send_tls13_tickets = 0;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self(Arc::new(config)))
+    }
+}
+
+/// A bound TCP port on which TLS is spoken.
+#[derive(Debug)]
+pub struct TlsListener {
+    listener: BoundedTcpListener,
+    tls: ServerTls,
+}
+
+impl BoundedTcpListener {
+    /// Speaks TLS with every caller. One that does not is told so, in HTTP as it is, and let go.
+    #[must_use]
+    pub fn with_tls(self, tls: ServerTls) -> TlsListener {
+        TlsListener { listener: self, tls }
+    }
+}
+
+impl Listener for TlsListener {
+    type Stream = TlsStream;
+    type Permit = OwnedSemaphorePermit;
+    type Connection = OwnedSemaphorePermit;
+
+    async fn accept(&mut self) -> (TlsStream, RemoteAddr, OwnedSemaphorePermit) {
+        // A refusal in HTTP would not be understood: who is one too many is let go without a word.
+        let (stream, caller, permit) = self.listener.next(|_, _| {}).await;
+        let tls = Arc::clone(&self.tls.0);
+        (TlsStream(State::Silent(stream, tls)), caller, permit)
+    }
+
+    fn begin(permit: OwnedSemaphorePermit, _: &TlsStream) -> OwnedSemaphorePermit {
+        permit
+    }
+}
+
+/// A connection over TLS. The handshake is part of reading the first call: what bounds the time for the one bounds
+/// the time for the other.
+pub struct TlsStream(State);
+
+enum State {
+    /// Nothing has come yet.
+    Silent(TcpStream, Arc<ServerConfig>),
+    Handshake(Box<Accept<TcpStream>>),
+    Open(Box<server::TlsStream<TcpStream>>),
+    /// The handshake has failed.
+    Over,
+}
+
+type Opened<'a> = Pin<&'a mut server::TlsStream<TcpStream>>;
+
+impl TlsStream {
+    /// The stream, when the handshake is done.
+    fn poll_open(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Opened<'_>>> {
+        if let State::Silent(stream, _) = &self.0 {
+            let begins = ready!(poll_first(stream, context));
+            if let State::Silent(stream, tls) = mem::replace(&mut self.0, State::Over) {
+                if begins? != HANDSHAKE {
+                    tell_plain(&stream);
+                    return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+                }
+                self.0 = State::Handshake(Box::new(TlsAcceptor::from(tls).accept(stream)));
+            }
+        }
+        if let State::Handshake(accept) = &mut self.0 {
+            let opened = ready!(Pin::new(&mut **accept).poll(context));
+            self.0 = State::Over;
+            self.0 = State::Open(Box::new(opened?));
+        }
+        match &mut self.0 {
+            State::Open(stream) => Poll::Ready(Ok(Pin::new(stream))),
+            _ => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+        }
+    }
+}
+
+/// The first byte that a caller sends; it stays there to be read.
+fn poll_first(stream: &TcpStream, context: &mut Context<'_>) -> Poll<io::Result<u8>> {
+    let mut byte = [0];
+    let mut buffer = ReadBuf::new(&mut byte);
+    let found = ready!(stream.poll_peek(context, &mut buffer))?;
+    match byte.first() {
+        Some(&first) if found > 0 => Poll::Ready(Ok(first)),
+        _ => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// Tells a caller who speaks HTTP as it is what would be accepted.
+fn tell_plain(stream: &TcpStream) {
+    let problem =
+        "this port speaks TLS: https, and the CA of the server's certificate, are accepted";
+    let _ = stream.try_read(&mut [0; DRAINED]);
+    let _ = stream.try_write(&ApiError::new(StatusCode::BAD_REQUEST, problem).last_words());
+}
+
+impl AsyncRead for TlsStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.poll_open(context))?.poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for TlsStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_open(context))?.poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.0 {
+            State::Open(stream) => Pin::new(stream).poll_flush(context),
+            // Nothing has been written.
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.0 {
+            State::Open(stream) => Pin::new(stream).poll_shutdown(context),
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+}

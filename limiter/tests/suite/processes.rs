@@ -1,0 +1,248 @@
+//! Limits hold in every process of a session, whoever started it and how. Programs that nothing can be preloaded into
+//! run as they would without.
+
+use crate::common::{
+    CONTEXT, MEMORY_LIMIT, MIB, Outcome, Stage, built, first_device, holds, outcome, skipped,
+};
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What `start` says by its status: the system does not allow this.
+const NOT_ALLOWED: i32 = 77;
+const NOBODY: u32 = 65534;
+
+/// A program that `start` starts in this way, in a session of 1 GiB.
+fn started(stage: &Stage, way: &str, program: &Path, arguments: &[&str]) -> Command {
+    let start = stage.compile("start.c", "start", &[]);
+    let mut command = stage.limited(start);
+    command.arg(way).arg(program).args(arguments).env(MEMORY_LIMIT, first_device("1GiB"));
+    command
+}
+
+fn is_root() -> bool {
+    let own = rustix::process::geteuid().is_root();
+    if !own {
+        skipped("only root can do this");
+    }
+    own
+}
+
+#[track_caller]
+fn holds_when_started(way: &str) {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let outcome = outcome(&mut started(&stage, way, &program, &["now"]));
+    if outcome.code() == NOT_ALLOWED {
+        return skipped(&outcome.stderr);
+    }
+    holds(outcome);
+}
+
+#[test]
+fn vfork_and_exec() {
+    holds_when_started("vfork");
+}
+
+#[test]
+fn posix_spawn() {
+    holds_when_started("posix_spawn");
+}
+
+/// Two forks and a session of the kernel's own, as Ray's and other daemons' workers have it.
+#[test]
+fn a_process_that_left_its_parents() {
+    holds_when_started("daemon");
+}
+
+#[test]
+fn a_sandbox_that_refuses_system_calls() {
+    holds_when_started("sandbox");
+}
+
+/// The kernel's own rule, in which no mapping can become executable.
+#[test]
+fn mdwe() {
+    holds_when_started("mdwe");
+}
+
+#[test]
+fn a_root_that_cannot_be_written_to() {
+    holds_when_started("read-only");
+}
+
+/// The starter has no write access, nor does `sluice run`, anywhere but where sessions are.
+#[test]
+fn sluice_run_on_a_root_that_cannot_be_written_to() {
+    let stage = Stage::new();
+    let program = stage.compile("loader.c", "loader", &[]);
+    let run = stage.run(&["--device", "0", "--mem", "1GiB"]);
+    let mut command = Command::new(stage.compile("start.c", "start", &[]));
+    command.arg("read-only").arg(run.get_program()).args(run.get_args()).arg(program).arg("now");
+    for (name, value) in run.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let outcome = outcome(&mut command);
+    if outcome.code() == NOT_ALLOWED {
+        return skipped(&outcome.stderr);
+    }
+    holds(outcome);
+}
+
+/// The ranks of an mpirun or torchrun share what their session may have, to the last chunk.
+#[test]
+fn ranks_of_a_launcher_share_one_limit() {
+    const RANKS: u64 = 3;
+    const CHUNK: u64 = 16;
+    let limit = 2400;
+    let stage = Stage::new();
+    let program = stage.compile("ranks.c", "ranks", &[]);
+    let mut command = stage.limited(program);
+    command.arg(RANKS.to_string()).env(MEMORY_LIMIT, first_device(limit * MIB));
+    let outcome = outcome(&mut command).silent();
+    assert_eq!(outcome.value("failed"), 0, "{outcome:#?}");
+    let all = outcome.value("taken") + RANKS * CONTEXT / MIB;
+    assert!(all <= limit && all + CHUNK > limit, "{outcome:#?}");
+}
+
+#[test]
+fn workers_of_pythons_multiprocessing() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        return skipped("python3 is not here");
+    }
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/workers.py");
+    for (method, uses, workers) in [
+        ("spawn", "gpu", "worker:0/2 worker:0/2"),
+        ("forkserver", "gpu", "worker:0/2 worker:0/2"),
+        ("forkserver", "items", "item:0 item:1"),
+        ("fork", "items", "item:0 item:1"),
+    ] {
+        let stage = Stage::new();
+        let mut command = stage.limited("python3");
+        command.arg(&program).args([method, uses]).env(MEMORY_LIMIT, first_device("2560MiB"));
+        let outcome = outcome(&mut command).silent();
+        let expected = format!("first:0/2 {workers} ends:0,0");
+        assert_eq!(outcome.stdout.trim(), expected, "{method}: {outcome:#?}");
+    }
+}
+
+/// A copy of a program that all users can reach.
+fn for_everybody(stage: &Stage, program: &Path) -> PathBuf {
+    let copy = stage.folder().join("copy");
+    let _ = fs::remove_file(&copy);
+    // By another process: a file that this one has open for writing could not be executed.
+    assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
+    fs::set_permissions(stage.folder(), PermissionsExt::from_mode(0o755)).unwrap();
+    fs::set_permissions(&copy, PermissionsExt::from_mode(0o755)).unwrap();
+    copy
+}
+
+/// How a program comes to more rights than who starts it has.
+#[derive(Clone, Copy, Debug)]
+enum Rights {
+    User,
+    Group,
+    Capability,
+}
+
+impl Rights {
+    const ALL: [Self; 3] = [Self::User, Self::Group, Self::Capability];
+
+    fn give(self, program: &Path) {
+        match self {
+            Self::User | Self::Group => {
+                chown(program, Some(NOBODY), Some(NOBODY)).unwrap();
+                let bit = if matches!(self, Self::User) { 0o4000 } else { 0o2000 };
+                fs::set_permissions(program, PermissionsExt::from_mode(0o755 | bit)).unwrap();
+            }
+            Self::Capability => {
+                // As in linux/capability.h: revision 2 and effective; CAP_NET_RAW.
+                let words: [u32; 5] = [0x0200_0001, 1 << 13, 0, 0, 0];
+                let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                let flags = rustix::fs::XattrFlags::empty();
+                rustix::fs::setxattr(program, "security.capability", &value, flags).unwrap();
+            }
+        }
+    }
+
+    /// Root has all capabilities already, so another user starts what has one.
+    fn user(self) -> &'static str {
+        if matches!(self, Self::Capability) { "user" } else { "vfork" }
+    }
+}
+
+/// The loader preloads nothing there.
+#[test]
+fn programs_with_more_rights_than_their_starter_are_left_alone() {
+    if !is_root() {
+        return;
+    }
+    for rights in Rights::ALL {
+        let stage = Stage::new();
+        let idle = for_everybody(&stage, &stage.compile("idle.c", "idle", &[]));
+        let plain = outcome(&mut started(&stage, rights.user(), &idle, &[]));
+        rights.give(&idle);
+        let with = outcome(&mut started(&stage, rights.user(), &idle, &[])).silent();
+        if with.value("secure") != 1 {
+            skipped("/dev/shm gives no rights to programs");
+            continue;
+        }
+        assert_eq!(with.value("preloaded"), 0, "{rights:?}: {with:#?}");
+        assert_eq!(with.value("threads"), 1, "{rights:?}: {with:#?}");
+        // The same program without them has the library, which the other user may not reach.
+        if !matches!(rights, Rights::Capability) {
+            assert_eq!(plain.value("preloaded"), 1, "{plain:#?}");
+        }
+    }
+}
+
+/// `/etc/ld.so.preload` holds for such programs, too: the library itself leaves them alone.
+#[test]
+fn a_library_that_is_preloaded_into_a_program_with_more_rights_does_nothing() {
+    if !is_root() {
+        return;
+    }
+    let stage = Stage::new();
+    let driver = built("libfake_cuda.so");
+    let folder = stage.folder().display();
+    let line = format!(
+        "mkdir {folder}/etc && cp /etc/passwd {folder}/etc && mount --bind {folder}/etc /etc &&
+         cp -L {} {folder}/limiter.so && cp {} {folder}/driver.so && chmod 755 {folder}/*.so &&
+         echo {folder}/limiter.so > /etc/ld.so.preload && exec \"$0\" path {folder}/driver.so",
+        stage.limiter().display(),
+        driver.display(),
+    );
+    let run = |program: &Path| {
+        let mut command = stage.native("unshare");
+        command.env("SLUICE_SESSION_DIR", stage.session("session")).env_remove("LD_LIBRARY_PATH");
+        command.args(["--mount", "sh", "-c", &line]).arg(program);
+        outcome(command.env(MEMORY_LIMIT, first_device("1GiB")))
+    };
+    let program = for_everybody(&stage, &stage.compile("loader.c", "loader", &[]));
+    let plain = run(&program);
+    if plain.stderr.contains("unshare") || plain.stderr.contains("mount") {
+        return skipped(&plain.stderr);
+    }
+    holds(plain);
+    fs::remove_dir_all(stage.folder().join("etc")).unwrap();
+    Rights::Group.give(&program);
+    let with = run(&program).silent();
+    assert_eq!((with.value("little"), with.value("much")), (0, 0), "{with:#?}");
+}
+
+#[test]
+fn a_static_program_runs_as_without() {
+    let stage = Stage::new();
+    let Some(program) = stage.compile_static("idle.c", "static") else {
+        return skipped("there is no C library to link statically");
+    };
+    let plain = outcome(&mut stage.native(&program)).silent();
+    let limited: Outcome =
+        outcome(stage.limited(&program).env(MEMORY_LIMIT, first_device("1GiB"))).silent();
+    assert_eq!(limited.stdout, plain.stdout);
+    assert_eq!(limited.value("preloaded"), 0);
+}

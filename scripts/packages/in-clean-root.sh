@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Run by ../packages.sh in a clean root: installs /test/sluice.deb, uses it, upgrades to /test/later.deb while
+# programs run, removes and purges. Nothing may be left.
+set -euo pipefail
+
+say() { printf -- '-- %s\n' "$*"; }
+fail() {
+    printf 'FAILED: %s\n' "$*"
+    exit 1
+}
+# within SECONDS COMMAND...: waits until it holds; only a hang takes so long.
+within() {
+    local end=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$end" ] || fail "not within the time: $*"
+        sleep 0.1
+    done
+}
+files() { find / -xdev \( -path /proc -o -path /dev -o -path /test -o -path /var/lib/dpkg -o -path /var/log \) -prune -o -print | sort; }
+library=/usr/lib/sluice/libcuda_limiter.so
+# loaded PATH: whether a process has that mapping, which may end with " (deleted)".
+loaded() { grep -qs " $1\$" /proc/[0-9]*/maps; }
+
+printf '# of others\n' >/etc/ld.so.preload
+files >/test/before
+
+say 'install'
+dpkg -i /test/sluice.deb
+[ -z "$(dpkg --verify sluice)" ] || fail 'files differ from what the package says'
+sluice version --verbose | tee /test/version
+grep -q "$library" /test/version || fail 'sluice does not find its library'
+sluice config check /usr/share/doc/sluice/examples/config.toml
+
+say 'use'
+# It measures time, on a machine that may be busy.
+sluice doctor --fake-gpu || sluice doctor --fake-gpu || sluice doctor --fake-gpu || fail 'the doctor, three times'
+hypervisor daemon 2>/test/daemon &
+daemon=$!
+within 60 test -S /run/sluice/hypervisor.sock
+# Here status 1 can only mean a share that the busy machine did not deliver.
+sluice demo --fake-gpu --seconds 3 --json >/test/demo || [ $? -eq 1 ] || fail 'the demo'
+[ "$(grep -o CUDA_ERROR_OUT_OF_MEMORY /test/demo | wc -l)" -eq 2 ] || fail "memory was not limited: $(cat /test/demo)"
+
+say 'upgrade under a running program'
+sluice run --fake-gpu --daemon none --mem 1GiB --compute 50 -- /usr/lib/sluice/tenant dense --kernel-us 500 --seconds 3600 &
+program=$!
+within 60 loaded "$library"
+dpkg -i /test/later.deb
+loaded "$library (deleted)" || fail 'the running program has not kept its library'
+sluice run --fake-gpu --daemon none --mem 1GiB -- /usr/lib/sluice/tenant mem --api alloc --chunk 128MiB --cap 4GiB |
+    grep -q '"granted_bytes":536870912[,}]' || fail 'the new version does not limit memory'
+kill -0 "$program" || fail 'the running program has ended'
+kill "$program"
+status=0
+wait "$program" || status=$?
+[ "$status" -eq 143 ] || fail "the running program has ended with status $status, not by the signal that was sent"
+
+say 'remove'
+sluice inject /
+grep -qx "$library" /etc/ld.so.preload || fail 'inject has not named the library'
+sluice inject --remove /
+[ -e "$library" ] || fail 'inject --remove has taken the library of the package'
+sluice inject /
+kill "$daemon"
+wait "$daemon" || true
+dpkg -r sluice 2>&1 | tee /test/removed
+! grep -q 'cannot be preloaded' /test/removed || fail 'programs looked for a library that was gone'
+[ "$(cat /etc/ld.so.preload)" = '# of others' ] || fail 'ld.so.preload is not as it was'
+[ -d /var/lib/sluice ] || fail 'the state is gone before the purge'
+
+say 'purge'
+dpkg -P sluice
+files >/test/after
+diff /test/before /test/after || fail 'something is left, or gone'
+[ -z "$(compgen -G '/dev/shm/sluice*')" ] || fail "something is left: $(find /dev/shm)"
+say 'nothing is left'
