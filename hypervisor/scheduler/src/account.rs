@@ -8,7 +8,7 @@
 //! Use is charged when it is reported. Unreported time (`Untold`) counts as used until then, so
 //! that no worker gains by not reporting.
 
-use limits::bucket::{Bucket, DEEPEST_DEBT_NS};
+use limits::bucket::{self, Bucket, DEEPEST_DEBT_NS};
 use limits::recent::{Recent, WINDOW_NS, share_ppm};
 use limits::turns::{self, Handover};
 use limits::units::PPM_ONE;
@@ -163,9 +163,12 @@ impl Account {
         }
     }
 
-    /// The guaranteed time with which a turn may start.
+    /// The guaranteed time with which a turn may start. One of low priority has whole turns: each delays those preferred.
     pub(super) fn entry_ns(&self) -> u64 {
-        self.entry_of(self.guaranteed_ppm)
+        match self.quota.priority {
+            Priority::High => self.entry_of(self.guaranteed_ppm),
+            Priority::Low => bucket::balance_for(self.full_turn_ns(), self.guaranteed_ppm),
+        }
     }
 
     fn entry_of(&self, share_ppm: u32) -> u64 {
@@ -284,6 +287,10 @@ impl Account {
             }
             Paid::Spare => {
                 self.spare_ns = self.spare_ns.saturating_add(charge);
+                // What keeps it from starving is what it gets in all: who has just had spare time interrupts nobody preferred.
+                if self.quota.priority == Priority::Low {
+                    self.own.spend(charge);
+                }
                 let weight = u128::from(self.quota.weight.max(1));
                 self.spare_virtual_ns += u128::from(charge) * u128::from(PPM_ONE) / weight;
             }
@@ -320,17 +327,16 @@ impl Account {
     /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last
     /// settlement; `kept_ns` of the guaranteed time must not be used.
     pub(super) fn can_pay(&self, paid: Paid, going_on: bool, kept_ns: u64) -> bool {
-        let entry = |share_ppm| self.entry_of(share_ppm);
-        let least = |share_ppm| if going_on { entry(share_ppm).min(1) } else { entry(share_ppm) };
+        let least = |entry: u64| if going_on { entry.min(1) } else { entry };
         let holds =
             |balance: i64, least: u64| u64::try_from(balance).is_ok_and(|balance| balance >= least);
         match paid {
             Paid::Own => {
                 let balance = less(self.balance_ns(), kept_ns);
-                holds(balance, least(self.guaranteed_ppm)) && self.headroom_ns() >= 0
+                holds(balance, least(self.entry_ns())) && self.headroom_ns() >= 0
             }
             Paid::Spare => {
-                let least = self.ceiling.map_or(0, |(ppm, _)| least(ppm));
+                let least = self.ceiling.map_or(0, |(ppm, _)| least(self.entry_of(ppm)));
                 self.quota.takes_spare() && holds(self.headroom_ns(), least)
             }
         }

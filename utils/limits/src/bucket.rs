@@ -54,6 +54,12 @@ impl Bucket {
         self.balance_ns = self.balance_ns.saturating_sub(saturate(ns)).max(DEEPEST_DEBT_NS);
     }
 
+    /// Subtracts `ns` from what is saved up, and makes no debt.
+    pub fn spend(&mut self, ns: u64) {
+        let saved = self.balance_ns.max(0);
+        self.balance_ns -= saved.min(saturate(ns));
+    }
+
     /// For how long the device can be held from now until the balance is used up, counting what is
     /// earned meanwhile. `None`: nothing is left. A whole share never runs out (`u64::MAX`).
     pub fn lease_length(&self, share_ppm: u32) -> Option<u64> {

@@ -25,7 +25,7 @@ pub const COMFORTABLE_TURN_NS: u64 = 10 * MS;
 /// The guaranteed share of a session of low priority is at most this, in millionths.
 pub const LOW_PRIORITY_PPM: u32 = 20_000;
 /// Rounds between gates in streams, for each session that takes turns: the shortest, and the longest.
-const SHORTEST_ROUND_NS: u64 = 4_500_000;
+const SHORTEST_ROUND_NS: u64 = 4_300_000;
 const LONGEST_ROUND_NS: u64 = 10 * MS;
 /// Rounds between gates in streams are so short that nobody waits for longer, where they may be.
 const LONGEST_WAIT_NS: u64 = 11 * MS;
@@ -179,12 +179,12 @@ mod tests {
             let all = TakingTurns { sessions, sum_ppm, least_ppm, handover, queued_ns: 0 };
             all.round_ns() / MS
         };
-        assert_eq!(round(2, 1_000_000, Handover::InStream), 9);
+        assert_eq!(round(2, 1_000_000, Handover::InStream), 8);
         assert_eq!(round(2, 2_000_000, Handover::InStream), 4);
-        assert_eq!(round(8, 1_000_000, Handover::InStream), 36);
+        assert_eq!(round(8, 1_000_000, Handover::InStream), 34);
         assert_eq!(round(2, 500_000, Handover::OnThread), 60);
         assert_eq!(round(40, 1_000_000, Handover::InStream), 100);
-        assert_eq!(round(1, 500_000, Handover::InStream), 9);
+        assert_eq!(round(1, 500_000, Handover::InStream), 8);
         assert_eq!(round(1, 1_000_000, Handover::OnThread), 30);
         assert_eq!(round(2, 1_000_000, Handover::Together), 100);
     }
@@ -197,7 +197,7 @@ mod tests {
             let sum_ppm = 1_000_000;
             TakingTurns { sessions: 2, sum_ppm, least_ppm, handover, queued_ns }.round_ns()
         };
-        assert_eq!(round(500_000, 1), 9 * MS);
+        assert_eq!(round(500_000, 1), 2 * SHORTEST_ROUND_NS);
         assert_eq!(round(500_000, 7), 14 * MS);
         assert_eq!(round(500_000, 100), 20 * MS);
         // At a quarter it waits for three quarters of the round.
