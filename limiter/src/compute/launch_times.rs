@@ -12,6 +12,9 @@ const MOST_PPM: u64 = 64_000_000;
 /// Work that is waited for by itself has taken far longer than expected if it took so many times as long, and so long.
 const FAR_OFF: u64 = 2;
 const LONG_NS: u64 = 4_000_000;
+/// Launches of which nobody knows how long one takes, but that it is no longer than this, count as that long: the device
+/// of a program that waits for its CPU is never busy. What is known of longer ones in that way tells nothing.
+const SURELY_SHORT_NS: u64 = 100_000;
 
 /// See the module.
 pub(super) struct LaunchTimes {
@@ -65,10 +68,13 @@ impl LaunchTimes {
             let new = ratio_ppm(ns, estimated_ns).min(MOST_PPM);
             self.took_ppm.store(followed(new, old, new / 2 > old), Relaxed);
         }
-        if launches > 0 && busy {
+        let Some(each_ns) = ns.checked_div(launches) else { return };
+        let old = self.each_ns();
+        if busy || old > 0 {
             // Longer ones at once: a batch of them holds others up.
-            let new = followed(ns / launches, self.each_ns(), true);
-            self.each_ns.store(new.max(1), Relaxed);
+            self.each_ns.store(followed(each_ns, old, true).max(1), Relaxed);
+        } else if each_ns <= SURELY_SHORT_NS {
+            self.each_ns.store(each_ns.max(1), Relaxed);
         }
     }
 
@@ -113,11 +119,27 @@ mod tests {
     fn where_the_device_was_idle_they_took_no_longer() {
         let times = LaunchTimes::new();
         times.add(10, MS, 10 * MS, false);
-        assert_eq!((times.really(MS), times.each_ns()), (MS, 0));
+        assert_eq!((times.really(MS), times.each_ns()), (MS, 0), "one may take 1 ms");
         times.took_at_least(MS, 1_000 * MS);
         assert_eq!(times.really(MS), 64 * MS);
         (0..20).for_each(|_| times.add(10, 4 * MS, 4 * MS, false));
         assert_eq!(times.really(MS), MS);
+    }
+
+    /// Else its batches would be as small as those of which nothing is known.
+    #[test]
+    fn a_program_that_waits_for_its_cpu_has_short_launches() {
+        let times = LaunchTimes::new();
+        times.add(200, 0, MS, false);
+        assert_eq!(times.each_ns(), 5_000);
+        times.add(2, 0, MS, false);
+        assert_eq!(times.each_ns(), 5_000, "idle time is no launch's");
+        times.add(1_000, 0, MS, false);
+        assert_eq!(times.each_ns(), 4_000);
+        times.add(2, 0, MS, true);
+        assert_eq!(times.each_ns(), MS / 2);
+        (0..20).for_each(|_| times.add(200, 0, MS, false));
+        assert!(times.each_ns() < 10_000);
     }
 
     #[test]

@@ -98,20 +98,16 @@ impl Tenure {
         lanes.iter().filter_map(|lane| lane.busy_since(self.gate.governors())).min()
     }
 
-    /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Not beside
-    /// others, whose work it may be.
+    /// Sees how long launches take, before this look is counted; `busy_since`: so long there always was work. Beside
+    /// others it may be theirs.
     fn measure(&mut self, now: u64, busy_since: Option<u64>) {
         let gate = self.gate;
         // Short leases of gates in streams have no more, and batches there tell exactly.
         let least_ns = if gate.stream_gate().is_some() { 1_000_000 } else { 3_000_000 };
-        if gate.is_shared() {
-            self.measured = None;
-            return;
-        }
         let (launches, estimated_ns) = gate.lanes().done_launches();
         let begins = Measured { at: now, launches, estimated_ns, busy: true };
         let since = self.measured.get_or_insert(begins);
-        since.busy &= busy_since.is_some_and(|since| since <= self.usage.at());
+        since.busy &= !gate.is_shared() && busy_since.is_some_and(|since| since <= self.usage.at());
         let ns = now.saturating_sub(since.at);
         // Where a lane is gone its launches are as well.
         let done =
