@@ -66,6 +66,8 @@ impl LaunchTimes {
         if estimated_ns > 0 {
             let old = self.took_ppm.load(Relaxed);
             let new = ratio_ppm(ns, estimated_ns).min(MOST_PPM);
+            // What was seen to be done in a moment may have begun before: only if the device was busy it was too little.
+            let new = if busy { new } else { new.max(AS_ESTIMATED_PPM) };
             self.took_ppm.store(followed(new, old, new / 2 > old), Relaxed);
         }
         let Some(each_ns) = ns.checked_div(launches) else { return };
@@ -124,6 +126,8 @@ mod tests {
         assert_eq!(times.really(MS), 64 * MS);
         (0..20).for_each(|_| times.add(10, 4 * MS, 4 * MS, false));
         assert_eq!(times.really(MS), MS);
+        (0..20).for_each(|_| times.add(10, 4 * MS, MS, false));
+        assert!(!times.estimates_are_off(), "more was seen to be done than began meanwhile");
     }
 
     /// Else its batches would be as small as those of which nothing is known.
