@@ -16,6 +16,9 @@ use crate::daemon_link::{self, PATIENCE};
 use crate::remote;
 use crate::status::{Bytes, Seconds};
 
+/// The status with which a daemon says that it is not ready.
+const NOT_READY: u16 = 503;
+
 /// Where the pages are. There has to be room for those of some sessions.
 pub(super) fn shared_memory() -> Checked {
     let mount = format!("sudo mount -t tmpfs -o mode=1777,size=1g tmpfs {ROOT}");
@@ -79,9 +82,10 @@ fn answers(client: &BlockingHttpClient, at: &str, fake: bool) -> Checked {
         Wrong::broken(format!("{at}: {}", remote::told(&error)), "sudo systemctl restart sluice")
     })?;
     let place = format!("version {} at {at}", health.version);
-    let readiness: Readiness = client.get(api::path::READY, PATIENCE).map_err(|error| {
-        Wrong::broken(format!("{place}: {error}"), "sudo systemctl restart sluice")
-    })?;
+    let readiness: Readiness =
+        client.get_also(api::path::READY, NOT_READY, PATIENCE).map_err(|error| {
+            Wrong::broken(format!("{place}: {error}"), "sudo systemctl restart sluice")
+        })?;
     let up = format!("{place}, up for {}", Seconds(health.uptime_us));
     judge(&readiness, &place, &up, fake)
 }
