@@ -53,6 +53,14 @@ get_release_tools() {
     scripts/build-release.sh --tools >/dev/null 2>&1
 }
 
+# The size that docs/specification.md promises. The linker of a release leaves out the table of symbols.
+limiter_is_small() {
+    local size
+    size=$(stat -c %s "$shipped/libcuda_limiter.so")
+    printf 'libcuda_limiter.so: %s bytes\n' "$size"
+    [ "$size" -le $((2 << 20)) ]
+}
+
 # How the limiter is loaded, and memory. Where the simulated driver of the debug build can be loaded, what happens to
 # threads and signals, too: a driver made by the linker of a release brings an unwinder of its own, so a thread that is
 # cancelled in it ends the process. NVIDIA's is not made by it.

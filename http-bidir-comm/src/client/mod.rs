@@ -182,10 +182,7 @@ impl BlockingHttpClient {
         path: &str,
         timeout: Duration,
     ) -> Result<Res, ClientError> {
-        self.understood(
-            path,
-            self.twice(timeout, |left| read(self.send_get(path, left)?, STATE_LIMIT))?,
-        )
+        self.get_also(path, 200, timeout)
     }
 
     /// As [`Self::get`], where the answer may come with the status `also` in the same form: a server that is not
