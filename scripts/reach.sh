@@ -65,7 +65,7 @@ limiter_is_small() {
 # threads and signals, too: a driver made by the linker of a release brings an unwinder of its own, so a thread that is
 # cancelled in it ends the process. NVIDIA's is not made by it.
 on_glibc() {
-    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='loader|memory|quiet' own
+    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='loader|memory|processes|quiet' own
     [[ $target != /* ]] || folder="$target/old-glibc/$2"
     if ! scripts/old-glibc.sh "$suite" "$version" "$shipped" "$folder"; then
         skip "glibc $version" "it is not to be had here; it is the package libc6 of Debian's $suite"
