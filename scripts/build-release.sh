@@ -103,7 +103,7 @@ done
 # Where it was built leaves no trace, so that two builds of one commit are equal. Of several that fit, the last one counts.
 CARGO_ENCODED_RUSTFLAGS=$(printf '%s\x1f' "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo" \
     "--remap-path-prefix=$PWD=/sluice" "--remap-path-prefix=$(realpath -m "$target")=/target" \
-    "--remap-path-prefix=$std_source=/rustc/library")
+    "--remap-path-prefix=$std_source=/rustc/library" "--remap-path-prefix=${std_source#"$PWD/"}=/rustc/library")
 export CARGO_ENCODED_RUSTFLAGS=${CARGO_ENCODED_RUSTFLAGS%?}
 # Said here, as cargo does not notice that a file is as it was again.
 if [ -z "${SLUICE_COMMIT:-}" ] && [ -e .git ]; then
