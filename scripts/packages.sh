@@ -26,7 +26,7 @@ unpack() {
         dpkg-deb -x "$(the_package '*.deb')" "$1/deb" &&
         rpm2archive - <"$(the_package '*.rpm')" | tar -xz -C "$1/rpm" &&
         tar -xzf "$(the_package 'sluice-*.tar.gz')" -C "$1/archive" --strip-components 1 &&
-        rm "$1/deb/usr/share/doc/sluice/copyright" "$1/archive/install.sh" &&
+        rm "$1"/deb/usr/share/doc/sluice/{copyright,changelog.Debian.gz} "$1/archive/install.sh" &&
         mv "$1/deb/usr" "$1/of-deb" && mv "$1/rpm/usr" "$1/of-rpm" && mv "$1/archive" "$1/of-archive"
 }
 
