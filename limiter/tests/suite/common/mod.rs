@@ -379,7 +379,7 @@ impl Reader {
         text(&self.bytes.lock().unwrap())
     }
 
-    fn to_the_end(self) -> String {
+    fn into_text(self) -> String {
         self.thread.join().unwrap();
         text(&self.bytes.lock().unwrap())
     }
@@ -435,7 +435,7 @@ impl Running {
         let (took, busy) = (self.started.elapsed(), self.measured.end());
         // Processes that it left behind hold the pipes.
         self.kill();
-        let [stdout, stderr] = self.said.take().unwrap().map(Reader::to_the_end);
+        let [stdout, stderr] = self.said.take().unwrap().map(Reader::into_text);
         let outcome = Outcome { status, stdout, stderr, took, busy };
         assert!(!hangs, "still running after {PATIENCE:?}: {outcome:#?}");
         outcome
