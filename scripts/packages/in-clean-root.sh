@@ -35,6 +35,10 @@ sluice config check /usr/share/doc/sluice/examples/config.toml
 say 'use'
 # It measures time, on a machine that may be busy.
 sluice doctor --fake-gpu || sluice doctor --fake-gpu || sluice doctor --fake-gpu || fail 'the doctor, three times'
+mv /usr/lib/sluice/tenant /test
+sluice doctor --fake-gpu >/test/lacking && fail 'the doctor misses no part'
+grep -q -- '-> sudo dpkg --install sluice_' /test/lacking || fail "the doctor's remedy: $(cat /test/lacking)"
+mv /test/tenant /usr/lib/sluice
 hypervisor daemon 2>/test/daemon &
 daemon=$!
 within 60 test -S /run/sluice/hypervisor.sock
@@ -57,7 +61,9 @@ wait "$program" || status=$?
 [ "$status" -eq 143 ] || fail "the running program has ended with status $status, not by the signal that was sent"
 
 say 'remove'
-sluice inject /
+sluice inject / | tee /test/injected
+# bullseye's, whose libc.so.6 has no symbol that came with it.
+grep -qF '(glibc 2.31)' /test/injected || fail 'inject does not know this glibc'
 grep -qx "$library" /etc/ld.so.preload || fail 'inject has not named the library'
 sluice inject --remove /
 [ -e "$library" ] || fail 'inject --remove has taken the library of the package'

@@ -182,10 +182,23 @@ impl BlockingHttpClient {
         path: &str,
         timeout: Duration,
     ) -> Result<Res, ClientError> {
-        self.understood(
-            path,
-            self.twice(timeout, |left| read(self.send_get(path, left)?, STATE_LIMIT))?,
-        )
+        self.get_also(path, 200, timeout)
+    }
+
+    /// As [`Self::get`], where the answer may come with the status `also` in the same form: a server that is not
+    /// ready says so by 503, and why.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn get_also<Res: DeserializeOwned>(
+        &self,
+        path: &str,
+        also: u16,
+        timeout: Duration,
+    ) -> Result<Res, ClientError> {
+        let (status, bytes) =
+            self.twice(timeout, |left| read(self.send_get(path, left)?, STATE_LIMIT))?;
+        self.understood(path, (if status == also { 200 } else { status }, bytes))
     }
 
     /// Whether a server answers at all, with whatever status for `path`. Returns the HTTP status.

@@ -4,6 +4,7 @@
  *   heap:MIB    the kernels' heap                            alloc:MIB, free
  *   pool:MIB    a stream-ordered allocation, freed at once: the pool keeps it
  *   used        what the session uses, in MiB                sleep:MS
+ *   total:MIB   waits until the driver tells so much
  *   settle      waits until what is used has been the same for 0.3 s
  *   churn:MS    allocates and frees in four threads          threads  names of the threads
  *   pitch:MIB, managed:MIB, async:MIB   other ways to allocate     freeasync
@@ -254,6 +255,13 @@ static void step(const char *what, long n) {
             nap(50);
         }
         printf("settled=%zu ", last);
+        return;
+    } else if (!strcmp(what, "total")) {
+        size_t free, total;
+        do {
+            nap(1);
+            ok(d.mem_info(&free, &total));
+        } while (total / MIB != (size_t)n);
         return;
     } else if (!strcmp(what, "sleep")) {
         nap(n);

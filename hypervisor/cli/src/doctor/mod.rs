@@ -3,6 +3,7 @@
 //! What a part needs is looked at before it. Where that is broken the part is skipped.
 
 mod canary;
+mod installation;
 mod node;
 mod parts;
 
@@ -60,7 +61,7 @@ fn examine(arguments: &DoctorArgs) -> DoctorReport {
     }
     findings.look("shared memory", &[], node::shared_memory);
     findings.look("cgroup", &[], node::cgroup);
-    findings.look("daemon", &[], || node::daemon(arguments.daemon.as_deref()));
+    findings.look("daemon", &[], || node::daemon(arguments.daemon.as_deref(), fake));
     findings.look("socket", &[], || node::socket(arguments.daemon.as_deref()));
     let needed = ["session", "library", "loader", "driver", "shared memory"];
     findings.look("functions", &needed, || parts::functions(fake));

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use api::{Health, Readiness, ReasonCode};
+use api::{Health, Readiness, Reason, ReasonCode};
 use http_bidir_comm::client::{BlockingHttpClient, Endpoint};
 use protocol::socket::default_sockets;
 use session::directory::{OwnedSession, ROOT};
@@ -15,6 +15,9 @@ use super::{Checked, Wrong};
 use crate::daemon_link::{self, PATIENCE};
 use crate::remote;
 use crate::status::{Bytes, Seconds};
+
+/// The status with which a daemon says that it is not ready.
+const NOT_READY: u16 = 503;
 
 /// Where the pages are. There has to be room for those of some sessions.
 pub(super) fn shared_memory() -> Checked {
@@ -54,12 +57,12 @@ pub(super) fn cgroup() -> Checked {
 }
 
 /// The daemon, and whether it can serve.
-pub(super) fn daemon(option: Option<&OsStr>) -> Checked {
+pub(super) fn daemon(option: Option<&OsStr>, fake: bool) -> Checked {
     let start = "hypervisor daemon &";
     let remote = remote::client(option)
         .map_err(|error| Wrong::broken(error.to_string(), "unset HYPERVISOR_IP HYPERVISOR_PORT"))?;
     if let Some(client) = remote {
-        return answers(&client, &client.endpoint().to_string());
+        return answers(&client, &client.endpoint().to_string(), fake);
     }
     let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
     let choice = daemon_link::choose(option, variable.as_deref(), &default_sockets())
@@ -70,34 +73,44 @@ pub(super) fn daemon(option: Option<&OsStr>) -> Checked {
         return Err(Wrong::note(choice.notice.unwrap_or(none), start));
     };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
-    answers(&client, &socket.display().to_string())
+    answers(&client, &socket.display().to_string(), fake)
 }
 
 /// Whether a daemon can serve.
-fn answers(client: &BlockingHttpClient, at: &str) -> Checked {
+fn answers(client: &BlockingHttpClient, at: &str, fake: bool) -> Checked {
     let health: Health = client.get(api::path::HEALTH, PATIENCE).map_err(|error| {
         Wrong::broken(format!("{at}: {}", remote::told(&error)), "sudo systemctl restart sluice")
     })?;
     let place = format!("version {} at {at}", health.version);
-    match client.get::<Readiness>(api::path::READY, PATIENCE) {
-        Ok(Readiness { reasons, .. }) if reasons.is_empty() => {
-            Ok(format!("{place}, up for {}", Seconds(health.uptime_us)))
-        }
-        Ok(readiness) => {
-            let words: Vec<&str> =
-                readiness.reasons.iter().map(|reason| reason.message.as_str()).collect();
-            let on_disk =
-                readiness.reasons.iter().any(|one| one.code == ReasonCode::StateNotWritten);
-            let mend = if on_disk { "df -h" } else { "sudo systemctl restart sluice" };
-            let found = format!("{place}: {}", words.join("; "));
-            match readiness.ready {
-                true => Err(Wrong::note(found, mend)),
-                false => Err(Wrong::broken(found, mend)),
-            }
-        }
-        Err(error) => {
-            Err(Wrong::broken(format!("{place}: {error}"), "sudo systemctl restart sluice"))
-        }
+    let readiness: Readiness =
+        client.get_also(api::path::READY, NOT_READY, PATIENCE).map_err(|error| {
+            Wrong::broken(format!("{place}: {error}"), "sudo systemctl restart sluice")
+        })?;
+    let up = format!("{place}, up for {}", Seconds(health.uptime_us));
+    judge(&readiness, &place, &up, fake)
+}
+
+fn judge(readiness: &Readiness, place: &str, up: &str, fake: bool) -> Checked {
+    // No node shows a simulated GPU. The first program that uses it names it.
+    let lacks = |reason: &&Reason| !(fake && reason.code == ReasonCode::NoDevice);
+    let reasons: Vec<&Reason> = readiness.reasons.iter().filter(lacks).collect();
+    if reasons.is_empty() {
+        let unseen = match readiness.reasons.is_empty() {
+            true => "",
+            false => "; it gets to know the simulated GPU by its first program",
+        };
+        return Ok(format!("{up}{unseen}"));
+    }
+    let words: Vec<&str> = reasons.iter().map(|reason| reason.message.as_str()).collect();
+    let found = format!("{place}: {}", words.join("; "));
+    let on_disk = |reason: &&Reason| reason.code == ReasonCode::StateNotWritten;
+    let mend = match reasons.iter().any(on_disk) {
+        true => "df -h",
+        false => "sudo systemctl restart sluice",
+    };
+    match reasons.iter().all(on_disk) {
+        true => Err(Wrong::note(found, mend)),
+        false => Err(Wrong::broken(found, mend)),
     }
 }
 
@@ -120,4 +133,32 @@ pub(super) fn socket(option: Option<&OsStr>) -> Checked {
         said.push(format!("{place} (mode {mode:03o}, user {owner}) answers"));
     }
     if said.is_empty() { Ok("there is none".to_owned()) } else { Ok(said.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::reports::FindingState;
+
+    #[test]
+    fn what_a_daemon_lacks_counts_where_it_matters() {
+        let state = |codes: &[ReasonCode], fake| {
+            let reason = |&code| Reason { code, message: "so".to_owned() };
+            let reasons: Vec<Reason> = codes.iter().map(reason).collect();
+            let readiness = Readiness { ready: reasons.is_empty(), reasons, state_file: None };
+            judge(&readiness, "it", "it", fake).err().map_or(FindingState::Ok, |wrong| wrong.state)
+        };
+        use ReasonCode::{NoDevice, SchedulerStuck, StateNotWritten};
+        let (ok, note, broken) = (FindingState::Ok, FindingState::Note, FindingState::Broken);
+        for (codes, real, fake) in [
+            (&[][..], ok, ok),
+            (&[NoDevice], broken, ok),
+            (&[StateNotWritten], note, note),
+            (&[NoDevice, StateNotWritten], broken, note),
+            (&[SchedulerStuck], broken, broken),
+            (&[SchedulerStuck, NoDevice], broken, broken),
+        ] {
+            assert_eq!((state(codes, false), state(codes, true)), (real, fake), "{codes:?}");
+        }
+    }
 }

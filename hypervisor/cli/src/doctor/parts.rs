@@ -9,15 +9,25 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Access, access};
 use session::directory;
 
-use super::{Checked, Wrong};
+use super::{Checked, Wrong, installation};
 use crate::parts::{self, Parts};
 use crate::{devices, hooks};
 
-const INSTALL: &str = "sudo scripts/install.sh";
+/// A part is missing or damaged.
+fn incomplete(error: impl ToString) -> Wrong {
+    Wrong::broken(error.to_string(), installation::mend())
+}
+
+/// The limiter is: the variable may have led to it.
+fn no_limiter(error: impl ToString) -> Wrong {
+    match var_os(parts::LIBRARY).is_some_and(|path| !path.is_empty()) {
+        true => Wrong::broken(error.to_string(), format!("unset {}", parts::LIBRARY)),
+        false => incomplete(error),
+    }
+}
 
 fn located() -> Result<Parts, Wrong> {
-    Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from))
-        .map_err(|error| Wrong::broken(error.to_string(), INSTALL))
+    Parts::locate(var_os(parts::LIBRARY).map(PathBuf::from)).map_err(incomplete)
 }
 
 /// Within a session nothing can be proved: its limits hold for the doctor, too.
@@ -35,16 +45,14 @@ pub(super) fn session() -> Checked {
 /// The files beside this one.
 pub(super) fn library() -> Checked {
     let parts = located()?;
-    let broken = |error: crate::Error| Wrong::broken(error.to_string(), INSTALL);
-    let limiter = parts.limiter().map_err(broken)?;
-    parts.find(parts::TENANT).map_err(broken)?;
+    let limiter = parts.limiter().map_err(no_limiter)?;
+    parts.find(parts::TENANT).map_err(incomplete)?;
     Ok(limiter.display().to_string())
 }
 
 /// Whether the loader loads the library into a program of this machine's glibc.
 pub(super) fn loader() -> Checked {
-    let limiter =
-        located()?.limiter().map_err(|error| Wrong::broken(error.to_string(), INSTALL))?;
+    let limiter = located()?.limiter().map_err(no_limiter)?;
     let own = std::env::current_exe()
         .map_err(|error| Wrong::broken(error.to_string(), "mount -t proc proc /proc"))?;
     let mut command = Command::new(own);
@@ -53,11 +61,10 @@ pub(super) fn loader() -> Checked {
         .env("LD_PRELOAD", &limiter)
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| Wrong::broken(format!("cannot start a program: {error}"), INSTALL))?;
+        .map_err(|error| incomplete(format!("cannot start a program: {error}")))?;
     let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
     if !output.status.success() || said.contains("cannot be preloaded") {
-        let build = "cargo build --release --workspace && sudo scripts/install.sh";
-        return Err(Wrong::broken(format!("the loader does not load it: {said}"), build));
+        return Err(no_limiter(format!("the loader does not load it: {said}")));
     }
     Ok(format!("loads it ({})", glibc().unwrap_or_else(|| "glibc".to_owned())))
 }
@@ -71,8 +78,10 @@ fn glibc() -> Option<String> {
 
 /// The driver and its GPUs.
 pub(super) fn driver(fake: bool) -> Checked {
-    let mend = if fake { INSTALL } else { "sudo modprobe nvidia && nvidia-smi" };
-    let broken = |error: crate::Error| Wrong::broken(error.to_string(), mend);
+    let broken = |error: crate::Error| match fake {
+        true => incomplete(error),
+        false => Wrong::broken(error.to_string(), "sudo modprobe nvidia && nvidia-smi"),
+    };
     let library = match fake {
         true => Some(located()?.find(parts::FAKE_NVML.0).map_err(broken)?),
         false => None,

@@ -21,6 +21,8 @@ const GLIBC: [&str; 6] = [
 /// Libraries for which musl stands in itself.
 const OF_MUSL: [&str; 6] = ["libc.", "libpthread.", "librt.", "libm.", "libdl.", "libutil."];
 const VERSION: &str = "GLIBC_";
+/// What stands before a glibc's own version in it. A release that brought no new symbol to it defines older ones only.
+const RELEASE: &[u8] = b" release version ";
 
 /// As in 2.36: its numbers.
 pub(super) type Version = Vec<u32>;
@@ -41,8 +43,10 @@ impl CLibrary {
             for path in GLIBC {
                 let Some(bytes) = root.read(path)? else { continue };
                 let newest = Needs::read(&bytes).and_then(|file| file.defines);
+                let newest =
+                    newest.ok_or_else(|| InjectError::NoVersion { glibc: root.told(path) })?;
                 return Ok(Self::Glibc(
-                    newest.ok_or_else(|| InjectError::NoVersion { glibc: root.told(path) })?,
+                    release(&bytes).map_or(newest.clone(), |own| own.max(newest)),
                 ));
             }
             return Err(InjectError::NoVersion { glibc: root.told(GLIBC_LOADER) }.into());
@@ -99,6 +103,16 @@ fn text(version: &[u32]) -> String {
 fn version(name: &[u8]) -> Option<Version> {
     let numbers = str::from_utf8(name).ok()?.strip_prefix(VERSION)?;
     numbers.split('.').map(|number| number.parse().ok()).collect()
+}
+
+/// As in `GNU C Library (...) stable release version 2.31.`, which each glibc has in it.
+fn release(bytes: &[u8]) -> Option<Version> {
+    let before = bytes.windows(RELEASE.len()).position(|text| text == RELEASE)?;
+    let after = &bytes[before + RELEASE.len()..];
+    let length = after.iter().take_while(|&&byte| byte.is_ascii_digit() || byte == b'.').count();
+    let numbers = str::from_utf8(&after[..length]).ok()?.trim_end_matches('.');
+    let numbers: Option<Version> = numbers.split('.').map(|number| number.parse().ok()).collect();
+    numbers.filter(|numbers| numbers.len() >= 2)
 }
 
 /// What a shared library needs and has.
@@ -165,6 +179,25 @@ mod tests {
         assert!(version(b"GLIBC_2.34") > version(b"GLIBC_2.4"));
         for other in [&b"GLIBC_PRIVATE"[..], b"GCC_3.0", b"GLIBC_", b"GLIBC_2.x", b"\xff"] {
             assert_eq!(version(other), None);
+        }
+    }
+
+    #[test]
+    fn a_release_is_told_by_its_own_words() {
+        let of = |text: &str| release(format!("\0GNU C Library {text}\0").as_bytes());
+        assert_eq!(
+            of("(Debian GLIBC 2.31-13+deb11u11) stable release version 2.31.\n"),
+            Some(vec![2, 31])
+        );
+        assert_eq!(
+            of("(GNU libc) development release version 2.31.9000.\n"),
+            Some(vec![2, 31, 9000])
+        );
+        assert_eq!(of("stable release version 2.17, by Roland McGrath"), Some(vec![2, 17]));
+        for other in
+            ["", "stable release version ", "stable release version x", "release version 2", "2.31"]
+        {
+            assert_eq!(of(other), None, "{other}");
         }
     }
 

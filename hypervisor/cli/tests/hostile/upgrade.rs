@@ -234,7 +234,7 @@ fn a_checkout_installs_what_it_has_built() {
     }
     // What the manual pages, the completions and the example say.
     for file in [
-        "share/man/man1/sluice-run.1",
+        "share/man/man1/sluice-run.1.gz",
         "share/bash-completion/completions/sluice",
         "share/zsh/site-functions/_hypervisor",
         "share/fish/vendor_completions.d/sluice.fish",

@@ -6,6 +6,8 @@ use protocol::reports::{
 use protocol::sessions::StatusReport;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::ffi::OsStr;
+use std::path::Path;
 
 use crate::freeze::{Daemon, start};
 use crate::limit::program::{CONTEXT, DEVICE, DONE, GIB, Program, REFUSED};
@@ -202,5 +204,53 @@ fn the_doctor_names_what_is_broken_and_the_hooks_have_a_document() {
     assert_eq!(state("functions"), FindingState::Skipped);
     assert_eq!(state("memory limit"), FindingState::Skipped);
     let broken = report.findings.iter().find(|one| one.state == FindingState::Broken).unwrap();
-    assert!(broken.mend.is_some() && broken.check.starts_with('l'), "{broken:?}");
+    assert!(broken.check.starts_with('l'), "{broken:?}");
+    assert_eq!(broken.mend.as_deref(), Some("unset SLUICE_LIBRARY"));
+}
+
+/// In a folder that shows no way of its own, and in one of `install.sh`.
+#[test]
+fn the_doctor_says_what_puts_missing_parts_back() {
+    let sluice = Sluice::new();
+    let prefix = sluice.folder().join("prefix");
+    std::fs::create_dir_all(prefix.join("bin")).unwrap();
+    std::fs::create_dir_all(prefix.join("lib/sluice")).unwrap();
+    let own = prefix.join("bin/sluice");
+    std::fs::copy(env!("CARGO_BIN_EXE_sluice"), &own).unwrap();
+    let mend = || {
+        let mut doctor = sluice.command_of(&own);
+        doctor.args(["doctor", "--fake-gpu", "--daemon", "none", "--json"]);
+        let (code, stdout, stderr) = outcome(&mut doctor);
+        assert_eq!((code, stderr.as_str()), (1, ""), "{stdout}");
+        let report: DoctorReport = read(&stdout);
+        let of = |check: &str| report.findings.iter().find(|one| one.check == check).unwrap();
+        assert_eq!(of("library").mend, of("driver").mend);
+        of("library").mend.clone().unwrap()
+    };
+    let prefix = prefix.to_str().unwrap();
+    let unknown = mend();
+    assert!(unknown.ends_with(&format!("/install.sh --prefix {prefix}")), "{unknown}");
+    std::fs::write(Path::new(prefix).join("lib/sluice/installed"), "bin/sluice\n").unwrap();
+    let installed = mend();
+    assert!(installed.starts_with(&format!("sudo ./install.sh --prefix {prefix} ")), "{installed}");
+}
+
+/// A daemon whose node shows no GPU serves the simulated one.
+#[test]
+fn the_doctor_takes_a_daemon_without_a_gpu_for_whole_where_the_gpu_is_simulated() {
+    let sluice = Sluice::new();
+    let options = ["--nvml", "none"].map(OsStr::new);
+    let daemon = Daemon::start_with(&sluice, sluice.folder().join("d.sock"), &options);
+    let said = |fake: &[&str]| {
+        let asked = ["doctor", "--json", "--daemon", daemon.socket.to_str().unwrap()];
+        let (_, stdout, _) = outcome(sluice.command().args([&asked, fake].concat()));
+        let report: DoctorReport = read(&stdout);
+        report.findings.into_iter().find(|one| one.check == "daemon").unwrap()
+    };
+    let real = said(&[]);
+    assert_eq!(real.state, FindingState::Broken, "{real:?}");
+    assert!(real.found.contains("no GPU"), "{real:?}");
+    let simulated = said(&["--fake-gpu"]);
+    assert_eq!(simulated.state, FindingState::Ok, "{simulated:?}");
+    assert!(simulated.found.contains("the simulated GPU"), "{simulated:?}");
 }

@@ -14,11 +14,12 @@ use serde_json::Value;
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
 use std::hash::{Hash, Hasher};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::symlink;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -336,7 +337,7 @@ fn is_of_daemon(line: &str) -> bool {
 pub(crate) struct Running {
     child: Child,
     /// Standard output and standard error.
-    said: Option<[JoinHandle<String>; 2]>,
+    said: Option<[Reader; 2]>,
     started: Instant,
     measured: Measured,
 }
@@ -351,12 +352,37 @@ impl Drop for Running {
     }
 }
 
-fn reader(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        pipe.read_to_end(&mut bytes).unwrap();
-        text(&bytes)
-    })
+/// What comes through a pipe.
+struct Reader {
+    thread: JoinHandle<()>,
+    bytes: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Reader {
+    fn start(mut pipe: impl Read + Send + 'static) -> Self {
+        let bytes = Arc::<Mutex<Vec<u8>>>::default();
+        let read = Arc::clone(&bytes);
+        let thread = std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            loop {
+                match pipe.read(&mut part) {
+                    Ok(0) => return,
+                    Ok(length) => read.lock().unwrap().extend_from_slice(&part[..length]),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Interrupted, "{error}"),
+                }
+            }
+        });
+        Self { thread, bytes }
+    }
+
+    fn so_far(&self) -> String {
+        text(&self.bytes.lock().unwrap())
+    }
+
+    fn into_text(self) -> String {
+        self.thread.join().unwrap();
+        text(&self.bytes.lock().unwrap())
+    }
 }
 
 /// Starts a child.
@@ -364,8 +390,8 @@ fn reader(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
 pub(crate) fn start(command: &mut Command) -> Running {
     let spawned = command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let stdout = reader(child.stdout.take().unwrap());
-    let stderr = reader(child.stderr.take().unwrap());
+    let stdout = Reader::start(child.stdout.take().unwrap());
+    let stderr = Reader::start(child.stderr.take().unwrap());
     let measured = Measured::begin();
     Running { child, said: Some([stdout, stderr]), started: Instant::now(), measured }
 }
@@ -379,6 +405,11 @@ pub(crate) fn outcome(command: &mut Command) -> Outcome {
 impl Running {
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// What stands on its standard output by now.
+    pub(crate) fn printed(&self) -> String {
+        self.said.as_ref().map_or_else(String::new, |[stdout, _]| stdout.so_far())
     }
 
     /// Ends the whole group.
@@ -404,7 +435,7 @@ impl Running {
         let (took, busy) = (self.started.elapsed(), self.measured.end());
         // Processes that it left behind hold the pipes.
         self.kill();
-        let [stdout, stderr] = self.said.take().unwrap().map(|pipe| pipe.join().unwrap());
+        let [stdout, stderr] = self.said.take().unwrap().map(Reader::into_text);
         let outcome = Outcome { status, stdout, stderr, took, busy };
         assert!(!hangs, "still running after {PATIENCE:?}: {outcome:#?}");
         outcome
