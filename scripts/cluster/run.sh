@@ -23,10 +23,10 @@ start() {
 
 # until_so SECONDS WHAT COMMAND...
 until_so() {
-    local end=$((SECONDS + $1)) what=$2
+    local most=$1 end=$((SECONDS + $1)) what=$2
     shift 2
     until "$@" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "not within $((end)) s: $what"
+        [ "$SECONDS" -lt "$end" ] || die "not within $most s: $what"
         sleep 0.2
     done
 }
@@ -89,7 +89,7 @@ cgroupsPerQOS: false
 enforceNodeAllocatable: []
 makeIPTablesUtilChains: false
 failSwapOn: false
-evictionHard: {imagefs.available: "0%", nodefs.available: "0%", memory.available: "0"}
+evictionHard: {}
 EOF
 start_kubelet() {
     start kubelet "$programs/kubelet" --config "$folder/kubelet.yaml" --kubeconfig "$folder/kubeconfig" \

@@ -143,14 +143,17 @@ pub async fn serve(
         }
         Err(NodeError::Silent)
     };
-    tokio::select! {
+    let ended = tokio::select! {
         () = end => Ok(()),
         fault = follow => fault,
         Some(ended) = tasks.join_next() => match ended {
             Ok(fault) => Err(fault),
             Err(panicked) => Err(NodeError::Threads(io::Error::other(panicked))),
         },
-    }
+    };
+    // Each removes its socket as it ends.
+    tasks.shutdown().await;
+    ended
 }
 
 fn tell(pool: &Pool) {
