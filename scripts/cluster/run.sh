@@ -151,6 +151,7 @@ echo "greedy: $(phase greedy)"
 
 # The kubelet restarts: the plugin is there again, and pods get GPUs.
 kill -9 "$kubelet"
+wait "$kubelet" 2>/dev/null || true
 start_kubelet
 sockets=/var/lib/kubelet/device-plugins
 until_so 60 'the plugin listens again' sh -c "[ \$(grep -c '\"\\?registered' '$log/agent') -ge 2 ] && ls $sockets/sluice-*.sock"
