@@ -49,19 +49,18 @@ get_kubernetes() {
 
 # build_kubernetes WORK TO
 build_kubernetes() (
-    set -e
-    cd "$1"
-    tar -xf kubernetes_*.orig.tar.gz --strip-components 1
-    rm vendor/github.com/modern-go/reflect2/*.go
-    cp reflect2/usr/share/gocode/src/github.com/modern-go/reflect2/*.go vendor/github.com/modern-go/reflect2
-    mkdir -p .go/src/k8s.io
-    ln -s ../../.. .go/src/k8s.io/kubernetes
-    export GOPATH="$PWD/.go" GOCACHE="$PWD/.cache" CGO_ENABLED=0 KUBE_GIT_VERSION=v1.20.2
-    make WHAT="${kubernetes_programs[*]/#/cmd/}"
+    cd "$1" &&
+        tar -xf kubernetes_*.orig.tar.gz --strip-components 1 &&
+        rm vendor/github.com/modern-go/reflect2/*.go &&
+        cp reflect2/usr/share/gocode/src/github.com/modern-go/reflect2/*.go vendor/github.com/modern-go/reflect2 &&
+        mkdir -p .go/src/k8s.io &&
+        ln -s ../../.. .go/src/k8s.io/kubernetes &&
+        export GOPATH="$PWD/.go" GOCACHE="$PWD/.cache" CGO_ENABLED=0 KUBE_GIT_VERSION=v1.20.2 &&
+        make WHAT="${kubernetes_programs[*]/#/cmd/}" || return 1
     rm -rf "$2.draft"
-    mkdir "$2.draft"
+    mkdir "$2.draft" || return 1
     for program in "${kubernetes_programs[@]}"; do
-        cp "_output/bin/$program" "$2.draft"
+        cp "_output/bin/$program" "$2.draft" || return 1
     done
     mv "$2.draft" "$2"
 )
