@@ -125,8 +125,12 @@ pub async fn serve(
             let next = match now {
                 Ok(gpus) => pool_of(gpus),
                 Err(blind) => {
-                    tracing::warn!(%blind, "no GPU can be seen: all are offered as unhealthy");
-                    news.borrow().without_health()
+                    let dark = news.borrow().without_health();
+                    // Once: it is tried again every some seconds.
+                    if **news.borrow() != dark {
+                        tracing::warn!(%blind, "no GPU can be seen: all are offered as unhealthy");
+                    }
+                    dark
                 }
             };
             for resource in &resources {
