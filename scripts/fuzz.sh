@@ -4,6 +4,7 @@
 #   library   any bytes as a library that a program loads
 #   code      any bytes as a function that is patched, and as the list of mappings
 #   values    any text as the value of an option or a variable
+#   authority any bytes as what a client of gRPC sends
 # The suite runs the same checks over random bytes, a fixed number of times.
 # With the pinned toolchain: RUSTC_BOOTSTRAP lets it take the instrumentation's flags, which are rustc's own.
 # Needs a C++ compiler. Ends with 0 if nothing was found.
@@ -11,12 +12,12 @@ set -euo pipefail
 cd "$(dirname "$0")/../utils/session/fuzz"
 target=page
 case ${1:-} in
-page | library | code | values)
+page | library | code | values | authority)
     target=$1
     shift
     ;;
 [a-z]*)
-    printf 'fuzz.sh: %s is no target: page, library, code and values are\n' "$1" >&2
+    printf 'fuzz.sh: %s is no target: page, library, code, values and authority are\n' "$1" >&2
     exit 2
     ;;
 esac

@@ -332,6 +332,8 @@ exports_nothing_of_the_driver() {
 . scripts/reach.sh
 # shellcheck source=scripts/packages.sh
 . scripts/packages.sh
+# shellcheck source=scripts/cluster.sh
+. scripts/cluster.sh
 
 # What /metrics tells, as a test has written it, and the rules that go by it.
 prometheus_files() {
@@ -436,7 +438,7 @@ other_tier() {
         skip 'systemd units' 'systemd-analyze is missing; it comes with systemd'
     fi
     if get_shellcheck; then
-        check 'shell scripts' shellcheck --external-sources scripts/*.sh scripts/packages/*.sh \
+        check 'shell scripts' shellcheck --external-sources scripts/*.sh scripts/{packages,cluster}/*.sh \
             deploy/packages/{before-removal,postinst,prerm,postrm} .ci/run
     else
         skip 'shell scripts' 'shellcheck is missing; install it with: apt-get install shellcheck (as root)'
@@ -503,6 +505,7 @@ else
         tier streams 240 streams_tier
         tier reach 420 reach_tier
         tier packages 300 packages_tier
+        tier cluster 120 cluster_tier
     fi
 fi
 check 'no program failed in a test that was tried again' nothing_but_time_failed

@@ -33,8 +33,6 @@ pub enum Existence {
 const KERNEL_MODULE: &str = "/proc/driver/nvidia";
 /// The list is read again at most this often, and only for a device that is not in it.
 const READ_EVERY: Duration = Duration::from_secs(1);
-/// How the UUIDs of simulated devices begin.
-const SIMULATED: [u8; 8] = [0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0];
 
 /// What NVIDIA's kernel module shows. It names GPUs, but not their MIG slices. So while there are
 /// slices, any device may be one. A simulated device may exist, too.
@@ -82,7 +80,7 @@ impl KernelDevices {
 
 impl Devices for KernelDevices {
     fn exists(&self, uuid: GpuId) -> Existence {
-        if uuid.bytes().starts_with(&SIMULATED) {
+        if uuid.is_simulated() {
             return Existence::Unknown;
         }
         if !self.listing().present.contains(&uuid) {

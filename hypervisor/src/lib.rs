@@ -29,6 +29,7 @@ mod process_exit;
 mod quotas;
 mod refused;
 mod remote;
+mod role;
 mod routes;
 mod service_manager;
 mod socket_folder;
@@ -51,6 +52,7 @@ pub use identity::{
 pub use observe::{Observation, UnknownProcesses};
 pub use quotas::{AsRegistered, Asked, Quotas};
 pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TlsFiles, TokenSource};
+pub use role::{RoleError, run_node};
 pub use service_manager::PassedError;
 
 use self::connection::ConnectionAdmission;

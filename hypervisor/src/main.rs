@@ -1,9 +1,11 @@
-//! `hypervisor`: the node's daemon.
+//! `hypervisor`: the node's daemon, and its part for Kubernetes.
 
 #![forbid(unsafe_code)]
 
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -12,6 +14,8 @@ use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
     log,
 };
+use node::dialects::Dialect;
+use node::gates::FeatureGates;
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
@@ -54,6 +58,37 @@ enum Command {
         unknown_processes: Policy,
         /// The driver's NVML, by which GPUs are observed, or 'none' [default: libnvidia-ml.so.1, where the loader finds
         /// it]
+        #[arg(long, value_name = "PATH")]
+        nvml: Option<PathBuf>,
+        /// What to tell on stderr: off, error, warn, info, debug or trace
+        #[arg(long, value_name = "LEVEL", default_value = "info")]
+        log: LevelFilter,
+        /// How to write it
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+        log_format: log::Format,
+    },
+    /// Offer the node's GPUs to its kubelet, in parts. Pods get GPUs by this, and not yet their limits: nothing holds a
+    /// pod to its memory or share so far
+    Node {
+        /// Whose resource names pods may use: vgpu-manager
+        #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
+        dialects: Vec<Dialect>,
+        /// What to switch on, as VGPU-Manager names it: CorePlugin and MemoryPlugin tell the kubelet of cores and memory
+        #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
+        feature_gates: FeatureGates,
+        /// How many containers may have a part of one GPU
+        #[arg(long, value_name = "NUMBER", default_value = "10")]
+        device_split: NonZeroU32,
+        /// How many MiB one unit of memory is
+        #[arg(long, value_name = "MIB", default_value = "1")]
+        memory_factor: NonZeroU32,
+        /// The kubelet's folder
+        #[arg(long, value_name = "DIR", default_value = node::KUBELET)]
+        kubelet_dir: PathBuf,
+        /// The folder of allocations, of which each container sees its own
+        #[arg(long, value_name = "DIR", default_value = node::ALLOCATIONS)]
+        allocations: PathBuf,
+        /// The driver's NVML, by which GPUs are found [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
         /// What to tell on stderr: off, error, warn, info, debug or trace
@@ -123,7 +158,23 @@ fn main() -> ExitCode {
             let off = nvml.as_deref() == Some(Path::new("none"));
             let observation =
                 Observation { off, nvml, unknown_processes: unknown_processes.into() };
-            serve(&Options { socket, state, remote, observation }, level, log_format)
+            let options = Options { socket, state, remote, observation };
+            serve(level, log_format, || hypervisor::run(&options, Sources::default()))
+        }
+        Command::Node {
+            dialects,
+            feature_gates: gates,
+            device_split: split,
+            memory_factor,
+            kubelet_dir: kubelet,
+            allocations,
+            nvml,
+            log: level,
+            log_format,
+        } => {
+            let options =
+                node::Options { kubelet, allocations, dialects, gates, split, memory_factor };
+            serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
         }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hypervisor", &mut io::stdout());
@@ -163,11 +214,15 @@ fn write_manual(folder: &Path) -> ExitCode {
     }
 }
 
-fn serve(options: &Options, level: LevelFilter, format: log::Format) -> ExitCode {
+fn serve<E: Display>(
+    level: LevelFilter,
+    format: log::Format,
+    run: impl FnOnce() -> Result<(), E>,
+) -> ExitCode {
     if log::start(level, format).is_err() {
         return ExitCode::FAILURE;
     }
-    let ended = match hypervisor::run(options, Sources::default()) {
+    let ended = match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(&format!("hypervisor: {error}"));

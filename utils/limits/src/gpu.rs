@@ -18,6 +18,8 @@ use crate::units::parse_whole;
 
 /// How many characters of an invalid text an error shows.
 const SHOWN: usize = 80;
+/// How the UUIDs of simulated devices begin.
+const SIMULATED: [u8; 8] = [0x5a, 0x1c, 0xe0, 0, 0, 0, 0x40, 0];
 
 /// A GPU's UUID (`cuDeviceGetUuid`, `nvmlDeviceGetUUID`).
 ///
@@ -72,6 +74,12 @@ impl GpuId {
     #[must_use]
     pub const fn bytes(&self) -> [u8; 16] {
         self.bytes
+    }
+
+    /// Whether it is of the simulated GPU, which NVIDIA's kernel module knows nothing of.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.bytes.starts_with(&SIMULATED)
     }
 
     /// What follows the prefix.

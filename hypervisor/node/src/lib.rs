@@ -1,0 +1,168 @@
+//! `hypervisor node`: offers fractions of a node's GPUs to its kubelet.
+//!
+//! The kubelet knows resources by name, and of each a list of ids. A [`dialects`] row says under which name an
+//! existing system offers what; all rows draw on one [`pool`] of GPUs. For each resource there is a device
+//! plugin on a Unix socket, which is registered with the kubelet, and again when the kubelet has restarted.
+
+#![forbid(unsafe_code)]
+
+mod allocations;
+mod device_files;
+pub mod dialects;
+pub mod gates;
+mod options;
+mod plugin;
+pub mod pool;
+pub mod proto;
+mod registration;
+mod seen;
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use observer::{Blind, Source};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+
+pub use options::{ALLOCATIONS, KUBELET, Options, OptionsError};
+
+use self::allocations::Allocations;
+use self::device_files::DeviceFiles;
+use self::plugin::Offer;
+use self::pool::{Pool, PoolError};
+use self::registration::Endpoint;
+use self::seen::Seen;
+
+/// How long the first look at the devices may take.
+const FIRST_LOOK: Duration = Duration::from_secs(20);
+
+/// Why the node's part cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// An option cannot be followed.
+    #[error(transparent)]
+    Options(#[from] OptionsError),
+    /// The devices cannot be seen.
+    #[error("no GPU can be seen: {0}; --nvml names the driver's NVML")]
+    Blind(Blind),
+    /// They did not show themselves in time.
+    #[error("the driver has not shown any GPU for {} s", FIRST_LOOK.as_secs())]
+    Silent,
+    /// The devices cannot be offered.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The folder of allocations cannot be used.
+    #[error("the allocations in {folder}: {source}", folder = folder.display())]
+    Allocations {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Another one has them.
+    #[error("another `hypervisor node` uses {folder}", folder = folder.display())]
+    AlreadyRuns {
+        /// The folder of allocations.
+        folder: PathBuf,
+    },
+    /// A plugin's socket cannot be made.
+    #[error("can not listen on {socket}: {source}", socket = socket.display())]
+    Listen {
+        /// The socket.
+        socket: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The system refuses what every program needs.
+    #[error("threads: {0}")]
+    Threads(io::Error),
+}
+
+/// Offers the devices that `source` shows, until `end` is there. Then the sockets are removed; what the kubelet has
+/// given out stays with its containers.
+///
+/// # Errors
+/// [`NodeError`], for what is wrong with options, folders or devices. A kubelet that is not there is waited for.
+pub async fn serve(
+    options: &Options,
+    source: Box<dyn Source>,
+    end: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
+    let resources = options.resources()?;
+    let plugins = options.plugin_folder()?;
+    let (allocations, _lock) = Allocations::take(&options.allocations)?;
+    let allocations = Arc::new(allocations);
+    let (see, mut seen) = mpsc::unbounded_channel();
+    let mut sight = Seen::default();
+    let _watch = observer::Watch::start(source, move |news| _ = see.send(sight.take(news)))
+        .map_err(NodeError::Threads)?;
+    let pool_of = |gpus| Pool::new(gpus, options.split, options.memory_factor);
+    let first = tokio::time::timeout(FIRST_LOOK, seen.recv()).await.ok().flatten();
+    let first = first.ok_or(NodeError::Silent)?.map_err(NodeError::Blind)?;
+    let first = pool_of(first);
+    for resource in &resources {
+        first.check(resource)?;
+    }
+    tell(&first);
+    let (news, pool) = watch::channel(Arc::new(first));
+    let mut tasks = JoinSet::new();
+    for resource in resources.clone() {
+        let offer = Offer {
+            resource,
+            pool: pool.clone(),
+            allocations: Arc::clone(&allocations),
+            files: DeviceFiles::default(),
+        };
+        let endpoint = Endpoint::new(offer, &plugins);
+        tasks.spawn(endpoint.keep());
+    }
+    let follow = async {
+        // While nothing can be seen, nothing can be given out.
+        while let Some(now) = seen.recv().await {
+            let next = match now {
+                Ok(gpus) => pool_of(gpus),
+                Err(blind) => {
+                    let dark = news.borrow().without_health();
+                    // Once: it is tried again every some seconds.
+                    if **news.borrow() != dark {
+                        tracing::warn!(%blind, "no GPU can be seen: all are offered as unhealthy");
+                    }
+                    dark
+                }
+            };
+            for resource in &resources {
+                next.check(resource)?;
+            }
+            news.send_if_modified(|present| {
+                let differs = **present != next;
+                if differs {
+                    tell(&next);
+                    *present = Arc::new(next);
+                }
+                differs
+            });
+        }
+        Err(NodeError::Silent)
+    };
+    let ended = tokio::select! {
+        () = end => Ok(()),
+        fault = follow => fault,
+        Some(ended) = tasks.join_next() => match ended {
+            Ok(fault) => Err(fault),
+            Err(panicked) => Err(NodeError::Threads(io::Error::other(panicked))),
+        },
+    };
+    // Each removes its socket as it ends.
+    tasks.shutdown().await;
+    ended
+}
+
+fn tell(pool: &Pool) {
+    for gpu in pool.gpus() {
+        let (id, healthy, memory) = (gpu.id, gpu.healthy, gpu.memory_mib);
+        tracing::info!(gpu = %id, healthy, memory_mib = memory, "offers");
+    }
+}

@@ -1,0 +1,91 @@
+//! How the node's part is to run.
+
+use std::io;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+
+use crate::dialects::{Dialect, Resource, offered};
+use crate::gates::FeatureGates;
+
+/// The kubelet's folder.
+pub const KUBELET: &str = "/var/lib/kubelet";
+/// The folder of allocations.
+pub const ALLOCATIONS: &str = "/run/sluice/allocations";
+/// Where in the kubelet's folder plugins are.
+const PLUGINS: &str = "device-plugins";
+
+/// How the node's part is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The kubelet's folder.
+    pub kubelet: PathBuf,
+    /// The folder of allocations.
+    pub allocations: PathBuf,
+    /// Whose names pods may use.
+    pub dialects: Vec<Dialect>,
+    /// What is switched on.
+    pub gates: FeatureGates,
+    /// How many containers may have a part of one GPU.
+    pub split: NonZeroU32,
+    /// How many MiB one unit of memory is.
+    pub memory_factor: NonZeroU32,
+}
+
+/// An option that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum OptionsError {
+    /// Nothing is to be offered.
+    #[error("no dialect is chosen: vgpu-manager is accepted")]
+    NoDialect,
+    /// A folder has to be named from the root: the kubelet mounts it.
+    #[error("{option} {folder}: a path that begins with / is accepted", folder = folder.display())]
+    Relative {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        folder: PathBuf,
+    },
+    /// There is no kubelet's folder.
+    #[error(
+        "--kubelet-dir: {folder}: {source}; the folder in which a kubelet keeps its plugins' sockets is accepted",
+        folder = folder.display()
+    )]
+    Kubelet {
+        /// The folder of plugins.
+        folder: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+impl Options {
+    /// What is to be offered.
+    pub(crate) fn resources(&self) -> Result<Vec<Resource>, OptionsError> {
+        let resources = offered(&self.dialects, &self.gates);
+        if resources.is_empty() { Err(OptionsError::NoDialect) } else { Ok(resources) }
+    }
+
+    /// The folder of plugins. It is not made: without it there is no kubelet here.
+    pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
+        for (option, folder) in
+            [("--kubelet-dir", &self.kubelet), ("--allocations", &self.allocations)]
+        {
+            if !folder.is_absolute() {
+                return Err(OptionsError::Relative { option, folder: folder.clone() });
+            }
+        }
+        let folder = self.kubelet.join(PLUGINS);
+        match folder_exists(&folder) {
+            Ok(()) => Ok(folder),
+            Err(source) => Err(OptionsError::Kubelet { folder, source }),
+        }
+    }
+}
+
+fn folder_exists(path: &Path) -> io::Result<()> {
+    if std::fs::metadata(path)?.is_dir() {
+        Ok(())
+    } else {
+        Err(io::Error::from(io::ErrorKind::NotADirectory))
+    }
+}

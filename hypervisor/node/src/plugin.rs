@@ -1,0 +1,250 @@
+//! The device plugin of one resource.
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use crate::allocations::Allocations;
+use crate::device_files::{DeviceFiles, FilesError};
+use crate::dialects::{Counts, Resource};
+use crate::pool::{Allocation, Pool, PoolError};
+use crate::proto::device_plugin_server::DevicePlugin;
+use crate::proto::{
+    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
+    ContainerPreferredAllocationResponse, Device, DevicePluginOptions, DeviceSpec, Empty, HEALTHY,
+    ListAndWatchResponse, Mount, PreStartContainerRequest, PreStartContainerResponse,
+    PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
+};
+
+/// Where a container sees its allocation.
+const IN_CONTAINER: &str = "/run/sluice/allocation";
+/// Tells NVIDIA's container runtime which GPUs to make visible.
+const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+/// Tells the container which allocation it has.
+const ALLOCATION: &str = "SLUICE_ALLOCATION";
+
+/// A resource, and what it is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    pub(crate) resource: Resource,
+    pub(crate) pool: watch::Receiver<Arc<Pool>>,
+    pub(crate) allocations: Arc<Allocations>,
+    pub(crate) files: DeviceFiles,
+}
+
+/// Why a container gets nothing.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error("the allocation's folder: {0}")]
+    Folder(#[from] io::Error),
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let said = refusal.to_string();
+        match refusal {
+            Refusal::Pool(PoolError::UnknownId { .. } | PoolError::NoIds | PoolError::Twice(_)) => {
+                Self::invalid_argument(said)
+            }
+            Refusal::Pool(_) | Refusal::Files(_) => Self::failed_precondition(said),
+            Refusal::Folder(_) => Self::internal(said),
+        }
+    }
+}
+
+impl Offer {
+    pub(crate) fn options(&self) -> DevicePluginOptions {
+        let places = self.resource.counts == Counts::Places;
+        DevicePluginOptions {
+            pre_start_required: places,
+            get_preferred_allocation_available: places,
+        }
+    }
+
+    fn list(&self, pool: &Pool) -> ListAndWatchResponse {
+        let device = |(id, healthy): (crate::pool::UnitId, bool)| Device {
+            id: id.to_string(),
+            health: if healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
+            topology: None,
+        };
+        ListAndWatchResponse { devices: pool.ids(self.resource.counts).map(device).collect() }
+    }
+
+    fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool.borrow())
+    }
+
+    /// What the kubelet is to do for one container.
+    fn container(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
+        let allocation = self.pool().allocate(&self.resource, ids)?;
+        // What a container needs of its GPUs comes with its places. The others are counted by the kubelet alone.
+        if self.resource.counts != Counts::Places {
+            return Ok(ContainerAllocateResponse::default());
+        }
+        let files = self.files.of(&allocation.gpus)?;
+        let folder = self.allocations.make(&self.resource, &allocation)?;
+        let Allocation { key, gpus, .. } = allocation;
+        let visible: Vec<String> = gpus.iter().map(ToString::to_string).collect();
+        let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
+        let device = |file: &std::path::PathBuf| DeviceSpec {
+            container_path: path(file),
+            host_path: path(file),
+            permissions: "rw".to_owned(),
+        };
+        tracing::info!(resource = self.resource.name, key = key.as_str(), gpus = ?visible, "allocates");
+        Ok(ContainerAllocateResponse {
+            envs: HashMap::from([
+                (VISIBLE.to_owned(), visible.join(",")),
+                (ALLOCATION.to_owned(), key.as_str().to_owned()),
+            ]),
+            mounts: vec![Mount {
+                container_path: IN_CONTAINER.to_owned(),
+                host_path: path(&folder),
+                read_only: true,
+            }],
+            devices: files.iter().map(device).collect(),
+            annotations: HashMap::new(),
+        })
+    }
+}
+
+/// How many lists are being watched.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Watched(Arc<AtomicUsize>);
+
+impl Watched {
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) > 0
+    }
+
+    fn one_more(&self) -> OneWatched {
+        self.0.fetch_add(1, Ordering::AcqRel);
+        OneWatched(self.clone())
+    }
+}
+
+struct OneWatched(Watched);
+
+impl Drop for OneWatched {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// The service on one socket.
+#[derive(Clone, Debug)]
+pub(crate) struct Plugin {
+    pub(crate) offer: Offer,
+    pub(crate) watched: Watched,
+    /// Closed when the socket is given up: what is watched ends then.
+    pub(crate) over: watch::Receiver<()>,
+}
+
+impl Plugin {
+    /// Runs `work`, which touches files, outside of the threads that serve.
+    async fn apart<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Offer) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<Response<T>, Status> {
+        let offer = self.offer.clone();
+        let resource = offer.resource.name;
+        let done = tokio::task::spawn_blocking(move || work(&offer)).await;
+        let done = done.map_err(|ended| Status::internal(ended.to_string()))?;
+        done.map(Response::new).map_err(|refusal| {
+            tracing::warn!(resource, %refusal, "refuses a container");
+            refusal.into()
+        })
+    }
+}
+
+type Lists = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl DevicePlugin for Plugin {
+    type ListAndWatchStream = Lists;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(self.offer.options()))
+    }
+
+    /// All ids at once, and again whenever something has changed.
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
+        let mut pool = self.offer.pool.clone();
+        pool.mark_changed();
+        let state = (self.offer.clone(), pool, self.over.clone(), self.watched.one_more());
+        let lists = unfold(state, |(offer, mut pool, mut over, watched)| async move {
+            tokio::select! {
+                _ = over.changed() => None,
+                changed = pool.changed() => {
+                    changed.ok()?;
+                    let now = Arc::clone(&pool.borrow_and_update());
+                    let list = offer.list(&now);
+                    Some((Ok(list), (offer, pool, over, watched)))
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(lists)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        request: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        let pool = self.offer.pool();
+        let resource = &self.offer.resource;
+        let one = |request: &crate::proto::ContainerPreferredAllocationRequest| {
+            let count = usize::try_from(request.allocation_size).unwrap_or_default();
+            let (available, must) =
+                (&request.available_device_i_ds, &request.must_include_device_i_ds);
+            let chosen = pool.preferred(resource, available, must, count)?;
+            let device_i_ds = chosen.iter().map(ToString::to_string).collect();
+            Ok(ContainerPreferredAllocationResponse { device_i_ds })
+        };
+        let all: Result<_, Refusal> =
+            request.get_ref().container_requests.iter().map(one).collect();
+        let container_responses = all.inspect_err(|refusal| {
+            tracing::warn!(resource = resource.name, %refusal, "refuses a container");
+        })?;
+        Ok(Response::new(PreferredAllocationResponse { container_responses }))
+    }
+
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let asked = request.into_inner().container_requests;
+        let work = move |offer: &Offer| {
+            let all = asked.iter().map(|one| offer.container(&one.devices_i_ds));
+            Ok(AllocateResponse { container_responses: all.collect::<Result<_, Refusal>>()? })
+        };
+        self.apart(work).await
+    }
+
+    /// The folder is made again if it has gone: after a restart of the node the kubelet starts containers anew by what
+    /// it remembers, and calls `Allocate` no more.
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        let ids = request.into_inner().devices_i_ds;
+        let work = move |offer: &Offer| {
+            offer.container(&ids)?;
+            Ok(PreStartContainerResponse {})
+        };
+        self.apart(work).await
+    }
+}

@@ -1,0 +1,341 @@
+//! One pool of GPUs, whatever the names are under which pods ask. No I/O and no clock.
+//!
+//! An id belongs to a GPU and counts one thing on it: `GPU-…::3` is a place, `GPU-…::c3` a core, `GPU-…::m3` a unit
+//! of memory. The kubelet gives an id to one container at a time. So the hash of a container's ids names its
+//! allocation.
+
+use core::cmp::Reverse;
+use core::fmt;
+use core::num::NonZeroU32;
+use std::collections::{BTreeMap, BTreeSet};
+
+use limits::GpuId;
+use sha2::{Digest, Sha256};
+
+use crate::dialects::{Counts, Resource};
+
+/// Cores of a GPU.
+const CORES: u64 = 100;
+/// How long a message the kubelet takes.
+const MOST_MESSAGE: u64 = 4 << 20;
+/// What a device is in such a message beside its id: its health, tags and lengths.
+const BESIDE_ID: u64 = 16;
+
+/// A GPU that is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gpu {
+    /// Its UUID.
+    pub id: GpuId,
+    /// Its memory. `None`: the driver does not tell.
+    pub memory_mib: Option<u64>,
+    /// Whether it may be given out.
+    pub healthy: bool,
+}
+
+/// One of what a GPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnitId {
+    /// Where it is.
+    pub gpu: GpuId,
+    counts: Counts,
+    number: u64,
+}
+
+impl UnitId {
+    fn read(text: &str) -> Option<Self> {
+        let (gpu, rest) = text.split_once("::")?;
+        let (counts, digits) = match rest.as_bytes().first()? {
+            b'c' => (Counts::Cores, &rest[1..]),
+            b'm' => (Counts::Memory, &rest[1..]),
+            _ => (Counts::Places, rest),
+        };
+        let id = Self { gpu: gpu.parse().ok()?, counts, number: digits.parse().ok()? };
+        // There is one way to write each, or one allocation had several names.
+        (id.to_string() == text).then_some(id)
+    }
+}
+
+impl fmt::Display for UnitId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = match self.counts {
+            Counts::Places => "",
+            Counts::Cores => "c",
+            Counts::Memory => "m",
+        };
+        write!(f, "{}::{letter}{}", self.gpu, self.number)
+    }
+}
+
+/// The name of an allocation: what the same ids have in common, and no others.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AllocationKey(String);
+
+impl AllocationKey {
+    /// Of these ids, in any order.
+    fn of(ids: &BTreeSet<UnitId>) -> Self {
+        let mut hash = Sha256::new();
+        let mut written: Vec<String> = ids.iter().map(UnitId::to_string).collect();
+        written.sort_unstable();
+        for id in written {
+            hash.update(id);
+            hash.update(b"\n");
+        }
+        Self(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// 64 hexadecimal digits.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What a container got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Its name.
+    pub key: AllocationKey,
+    /// Its ids.
+    pub ids: BTreeSet<UnitId>,
+    /// Its GPUs, in the node's order.
+    pub gpus: Vec<GpuId>,
+}
+
+/// What cannot be offered or given out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PoolError {
+    /// Memory would be counted in too many units.
+    #[error(
+        "{resource}: {ids} ids are more than a kubelet takes in one message: a --memory-factor of at least {factor} is accepted"
+    )]
+    UnitsTooSmall {
+        /// The resource.
+        resource: &'static str,
+        /// How many there would be.
+        ids: u64,
+        /// With how many MiB in one they fit.
+        factor: u64,
+    },
+    /// A GPU would be split into too many places.
+    #[error(
+        "{resource}: {ids} ids are more than a kubelet takes in one message: a --device-split of at most {split} is accepted"
+    )]
+    SplitTooFine {
+        /// The resource.
+        resource: &'static str,
+        /// How many there would be.
+        ids: u64,
+        /// How many fit for each GPU.
+        split: u64,
+    },
+    /// An id that was never offered.
+    #[error("{id:?} is no id of {resource} on this node")]
+    UnknownId {
+        /// The id, shortened.
+        id: String,
+        /// The resource.
+        resource: &'static str,
+    },
+    /// Its GPU has a fault.
+    #[error("{0} is not healthy")]
+    Unhealthy(GpuId),
+    /// Nothing is asked for.
+    #[error("no ids")]
+    NoIds,
+    /// The same id twice.
+    #[error("{0} is named twice")]
+    Twice(UnitId),
+    /// A container would have two parts of one GPU.
+    #[error(
+        "two ids are of {0}: each part of a GPU that a container asks for has to be on a GPU of its own"
+    )]
+    SameGpu(GpuId),
+    /// There are not so many GPUs with room.
+    #[error(
+        "{asked} of {resource} are asked for, and {possible} GPUs have room: each part has to be on a GPU of its own"
+    )]
+    TooFewGpus {
+        /// How many are asked for.
+        asked: usize,
+        /// The resource.
+        resource: &'static str,
+        /// How many there are.
+        possible: usize,
+    },
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Places => "places",
+            Self::Cores => "cores",
+            Self::Memory => "memory",
+        })
+    }
+}
+
+/// The node's GPUs, and how they are split.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// In the node's order.
+    gpus: Vec<Gpu>,
+    split: NonZeroU32,
+    memory_factor: NonZeroU32,
+}
+
+impl Pool {
+    /// These GPUs, in the node's order, each for so many containers, with memory in units of so many MiB.
+    #[must_use]
+    pub const fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
+        Self { gpus, split, memory_factor }
+    }
+
+    /// The GPUs.
+    #[must_use]
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The same, none of them healthy.
+    #[must_use]
+    pub fn without_health(&self) -> Self {
+        let gpus = self.gpus.iter().map(|gpu| Gpu { healthy: false, ..*gpu }).collect();
+        Self { gpus, ..*self }
+    }
+
+    /// How many of it a GPU has.
+    fn units(&self, gpu: &Gpu, counts: Counts) -> u64 {
+        match counts {
+            Counts::Places => u64::from(self.split.get()),
+            Counts::Cores => CORES,
+            Counts::Memory => {
+                gpu.memory_mib.unwrap_or_default() / u64::from(self.memory_factor.get())
+            }
+        }
+    }
+
+    /// Whether the kubelet can be told of all ids.
+    ///
+    /// # Errors
+    /// [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`]: it can not.
+    pub fn check(&self, resource: &Resource) -> Result<(), PoolError> {
+        let Resource { counts, name, .. } = *resource;
+        let ids: u64 = self.gpus.iter().map(|gpu| self.units(gpu, counts)).sum();
+        let Some(longest) = self
+            .gpus
+            .iter()
+            .map(|gpu| {
+                let last = UnitId { gpu: gpu.id, counts, number: self.units(gpu, counts) };
+                last.to_string().len()
+            })
+            .max()
+        else {
+            return Ok(());
+        };
+        let each = u64::try_from(longest).unwrap_or(u64::MAX).saturating_add(BESIDE_ID);
+        let most = MOST_MESSAGE / each;
+        if ids <= most {
+            return Ok(());
+        }
+        let gpus = u64::try_from(self.gpus.len()).unwrap_or(u64::MAX);
+        Err(match counts {
+            Counts::Places | Counts::Cores => {
+                PoolError::SplitTooFine { resource: name, ids, split: most / gpus }
+            }
+            Counts::Memory => {
+                let factor = ids.saturating_mul(u64::from(self.memory_factor.get())).div_ceil(most);
+                PoolError::UnitsTooSmall { resource: name, ids, factor }
+            }
+        })
+    }
+
+    /// All ids of a kind, and whether each may be given out.
+    pub fn ids(&self, counts: Counts) -> impl Iterator<Item = (UnitId, bool)> {
+        self.gpus.iter().flat_map(move |gpu| {
+            let id = move |number| (UnitId { gpu: gpu.id, counts, number }, gpu.healthy);
+            (0..self.units(gpu, counts)).map(id)
+        })
+    }
+
+    /// The id of this text, if it is offered.
+    fn id(&self, resource: &Resource, text: &str) -> Result<(UnitId, Gpu), PoolError> {
+        let offered = UnitId::read(text).filter(|id| id.counts == resource.counts).and_then(|id| {
+            let gpu = self.gpus.iter().find(|gpu| gpu.id == id.gpu)?;
+            (id.number < self.units(gpu, id.counts)).then_some((id, *gpu))
+        });
+        offered.ok_or_else(|| PoolError::UnknownId {
+            id: text.chars().take(80).collect(),
+            resource: resource.name,
+        })
+    }
+
+    /// What a container gets for these ids.
+    ///
+    /// # Errors
+    /// [`PoolError`]: they are no ids of this node, or not to be given to one container.
+    pub fn allocate(&self, resource: &Resource, texts: &[String]) -> Result<Allocation, PoolError> {
+        let mut ids = BTreeSet::new();
+        let mut on = BTreeSet::new();
+        for text in texts {
+            let (id, gpu) = self.id(resource, text)?;
+            if !gpu.healthy {
+                return Err(PoolError::Unhealthy(gpu.id));
+            }
+            if !ids.insert(id) {
+                return Err(PoolError::Twice(id));
+            }
+            if !on.insert(gpu.id) && id.counts == Counts::Places {
+                return Err(PoolError::SameGpu(gpu.id));
+            }
+        }
+        if ids.is_empty() {
+            return Err(PoolError::NoIds);
+        }
+        let gpus = self.gpus.iter().map(|gpu| gpu.id).filter(|gpu| on.contains(gpu)).collect();
+        Ok(Allocation { key: AllocationKey::of(&ids), ids, gpus })
+    }
+
+    /// Which places a container had better get: each on another GPU, where most are free.
+    ///
+    /// # Errors
+    /// [`PoolError`]: ids that are not of this node, or more places than there are GPUs with room.
+    pub fn preferred(
+        &self,
+        resource: &Resource,
+        available: &[String],
+        must: &[String],
+        count: usize,
+    ) -> Result<Vec<UnitId>, PoolError> {
+        let mut chosen = Vec::new();
+        let mut on = BTreeSet::new();
+        for text in must {
+            let (id, gpu) = self.id(resource, text)?;
+            if !on.insert(gpu.id) {
+                return Err(PoolError::SameGpu(gpu.id));
+            }
+            chosen.push(id);
+        }
+        let mut free: BTreeMap<GpuId, BTreeSet<UnitId>> = BTreeMap::new();
+        for text in available {
+            let (id, gpu) = self.id(resource, text)?;
+            if gpu.healthy && !on.contains(&gpu.id) {
+                free.entry(gpu.id).or_default().insert(id);
+            }
+        }
+        let place = |gpu: &GpuId| self.gpus.iter().position(|one| one.id == *gpu);
+        let mut order: Vec<(GpuId, BTreeSet<UnitId>)> = free.into_iter().collect();
+        order.sort_by_key(|(gpu, ids)| (Reverse(ids.len()), place(gpu)));
+        let possible = chosen.len() + order.len();
+        if possible < count {
+            return Err(PoolError::TooFewGpus { asked: count, resource: resource.name, possible });
+        }
+        let first = order.iter().filter_map(|(_, ids)| ids.first().copied());
+        let missing = count.saturating_sub(chosen.len());
+        chosen.extend(first.take(missing));
+        Ok(chosen)
+    }
+}
+
+#[cfg(test)]
+#[path = "pool_tests.rs"]
+mod tests;

@@ -1,0 +1,150 @@
+//! What a container gets.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use node::proto::{
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+};
+
+use super::support::{Agent, FakeKubelet, GoClient, gpu, options, shows};
+
+fn request(containers: &[&[String]]) -> AllocateRequest {
+    let one = |ids: &&[String]| ContainerAllocateRequest { devices_i_ds: ids.to_vec() };
+    AllocateRequest { container_requests: containers.iter().map(one).collect() }
+}
+
+async fn allocate(
+    client: &GoClient,
+    ids: &[String],
+) -> Result<ContainerAllocateResponse, (String, String)> {
+    let answer: AllocateResponse = client.call("Allocate", &request(&[ids])).await?;
+    Ok(answer.container_responses.into_iter().next().unwrap())
+}
+
+fn place(number: u8, place: u32) -> String {
+    format!("{}::{place}", gpu(number))
+}
+
+#[tokio::test]
+async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
+    let mut kubelet = FakeKubelet::running();
+    let agent = Agent::start(options(kubelet.path()), shows(3));
+    let (_, client) = kubelet.registered().await;
+    let ids = [place(2, 4), place(0, 1)];
+    let got = allocate(&client, &ids).await.unwrap();
+    let key = got.envs["SLUICE_ALLOCATION"].clone();
+    let visible = format!("{},{}", gpu(0), gpu(2));
+    assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], visible);
+    assert_eq!((got.envs.len(), got.mounts.len(), got.devices.len()), (2, 1, 0));
+    let folder = kubelet.path().join("allocations").join(&key);
+    let mount = &got.mounts[0];
+    assert_eq!(mount.host_path, folder.display().to_string());
+    assert_eq!((mount.container_path.as_str(), mount.read_only), ("/run/sluice/allocation", true));
+    let facts = fs::read_to_string(folder.join("allocation.json")).unwrap();
+    let wanted = format!(
+        "{{\"version\":1,\"resource\":\"nvidia.com/vgpu-number\",\"ids\":[\"{}\",\"{}\"],\"gpus\":[\"{}\",\"{}\"]}}\n",
+        place(0, 1),
+        place(2, 4),
+        gpu(0),
+        gpu(2)
+    );
+    assert_eq!(facts, wanted);
+    // Asked again, in another order: the same. Other ids: another one.
+    let [first, second] = ids;
+    assert_eq!(allocate(&client, &[second, first.clone()]).await.unwrap(), got);
+    assert_ne!(allocate(&client, &[first]).await.unwrap().envs["SLUICE_ALLOCATION"], key);
+    agent.stop().await.unwrap();
+    // Containers go on.
+    assert!(folder.join("allocation.json").exists());
+}
+
+#[tokio::test]
+async fn a_folder_that_a_restart_of_the_node_took_is_there_before_the_container() {
+    let mut kubelet = FakeKubelet::running();
+    let agent = Agent::start(options(kubelet.path()), shows(1));
+    let (_, client) = kubelet.registered().await;
+    let ids = vec![place(0, 0)];
+    let got = allocate(&client, &ids).await.unwrap();
+    let folder = got.mounts[0].host_path.clone();
+    fs::remove_dir_all(&folder).unwrap();
+    let start = PreStartContainerRequest { devices_i_ds: ids };
+    let started: Result<PreStartContainerResponse, _> =
+        client.call("PreStartContainer", &start).await;
+    assert!(started.is_ok(), "{started:?}");
+    assert!(fs::read_dir(&folder).unwrap().count() == 1);
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_possible_is_refused_with_its_reason() {
+    let mut kubelet = FakeKubelet::running();
+    let agent = Agent::start(options(kubelet.path()), shows(2));
+    let (_, client) = kubelet.registered().await;
+    for (ids, status, said) in [
+        (vec![], "3", "no ids"),
+        (vec!["0".to_owned()], "3", "is no id of nvidia.com/vgpu-number on this node"),
+        (vec![place(0, 10)], "3", "is no id of"),
+        (vec![place(1, 0), place(1, 1)], "9", "on a GPU of its own"),
+    ] {
+        let (found, message) = allocate(&client, &ids).await.unwrap_err();
+        // The message is percent-encoded on the wire.
+        let message = message.replace("%20", " ");
+        assert!(found == status && message.contains(said), "{ids:?}: {found} {message}");
+    }
+    // One that is refused spoils the whole call, and makes no folder.
+    let good = [place(0, 0)];
+    let call = request(&[&good, &[place(7, 7)]]);
+    let answer: Result<AllocateResponse, _> = client.call("Allocate", &call).await;
+    assert_eq!(answer.unwrap_err().0, "3");
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_kubelet_is_told_which_ids_to_take() {
+    let mut kubelet = FakeKubelet::running();
+    let agent = Agent::start(options(kubelet.path()), shows(2));
+    let (_, client) = kubelet.registered().await;
+    let ask = |available: Vec<String>, allocation_size| {
+        let one = ContainerPreferredAllocationRequest {
+            available_device_i_ds: available,
+            must_include_device_i_ds: vec![],
+            allocation_size,
+        };
+        PreferredAllocationRequest { container_requests: vec![one] }
+    };
+    let available = vec![place(0, 3), place(1, 4), place(1, 5)];
+    let answer: PreferredAllocationResponse =
+        client.call("GetPreferredAllocation", &ask(available.clone(), 2)).await.unwrap();
+    assert_eq!(answer.container_responses[0].device_i_ds, [place(1, 4), place(0, 3)]);
+    let answer: Result<PreferredAllocationResponse, _> =
+        client.call("GetPreferredAllocation", &ask(available, 3)).await;
+    assert_eq!(answer.unwrap_err().0, "9");
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn many_calls_at_once_beside_a_list_that_is_watched() {
+    let mut kubelet = FakeKubelet::running();
+    let agent = Agent::start(options(kubelet.path()), shows(8));
+    let (_, client) = kubelet.registered().await;
+    let mut watched = client.watch("ListAndWatch", &Empty {}).await;
+    assert_eq!(watched.next::<ListAndWatchResponse>().await.unwrap().devices.len(), 80);
+    let calls: Vec<_> = (0..80_u8)
+        .map(|number| {
+            let client = client.clone();
+            let id = place(number / 10, u32::from(number % 10));
+            tokio::spawn(async move { allocate(&client, &[id]).await.unwrap() })
+        })
+        .collect();
+    let mut keys = BTreeSet::new();
+    for (number, call) in (0_u8..).zip(calls) {
+        let got = call.await.unwrap();
+        assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], gpu(number / 10).to_string());
+        keys.insert(got.envs["SLUICE_ALLOCATION"].clone());
+    }
+    assert_eq!(keys.len(), 80);
+    agent.stop().await.unwrap();
+}

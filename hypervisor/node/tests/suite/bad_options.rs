@@ -1,0 +1,67 @@
+//! What cannot be followed ends the program with a line that says what would be accepted.
+
+use observer::{Blind, Seen};
+
+use super::support::{Agent, FakeKubelet, options, shows};
+
+#[tokio::test]
+async fn folders_that_are_wrong() {
+    let kubelet = FakeKubelet::new();
+    let mut wrong = options(kubelet.path());
+    wrong.kubelet = "kubelet".into();
+    let said = Agent::start(wrong, shows(1)).fails().await;
+    assert_eq!(said, "--kubelet-dir kubelet: a path that begins with / is accepted");
+    let mut wrong = options(kubelet.path());
+    wrong.kubelet = kubelet.path().join("none");
+    let said = Agent::start(wrong, shows(1)).fails().await;
+    assert!(said.contains("none/device-plugins: No such file"), "{said}");
+    let mut wrong = options(kubelet.path());
+    let file = kubelet.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    wrong.allocations = file;
+    let said = Agent::start(wrong, shows(1)).fails().await;
+    assert!(said.starts_with("the allocations in ") && said.contains("file"), "{said}");
+}
+
+#[tokio::test]
+async fn numbers_that_do_not_fit() {
+    let kubelet = FakeKubelet::new();
+    let mut wrong = options(kubelet.path());
+    wrong.gates = "MemoryPlugin=true".parse().unwrap();
+    wrong.memory_factor = 1.try_into().unwrap();
+    let said = Agent::start(wrong, shows(8)).fails().await;
+    assert!(
+        said.contains("nvidia.com/vgpu-memory: 652472 ids")
+            && said.contains("--memory-factor of at least"),
+        "{said}"
+    );
+    let mut wrong = options(kubelet.path());
+    wrong.dialects.clear();
+    let said = Agent::start(wrong, shows(8)).fails().await;
+    assert_eq!(said, "no dialect is chosen: vgpu-manager is accepted");
+}
+
+#[tokio::test]
+async fn devices_that_cannot_be_seen() {
+    let kubelet = FakeKubelet::new();
+    let blind = Seen::Blind(Blind("libnvidia-ml.so.1: no such file".to_owned()));
+    let said = Agent::start(options(kubelet.path()), blind).fails().await;
+    assert_eq!(
+        said,
+        "no GPU can be seen: libnvidia-ml.so.1: no such file; --nvml names the driver's NVML"
+    );
+}
+
+#[tokio::test]
+async fn two_on_one_node() {
+    let mut kubelet = FakeKubelet::running();
+    let first = Agent::start(options(kubelet.path()), shows(1));
+    let (_, _client) = kubelet.registered().await;
+    let said = Agent::start(options(kubelet.path()), shows(1)).fails().await;
+    assert!(said.starts_with("another `hypervisor node` uses "), "{said}");
+    first.stop().await.unwrap();
+    // Its folder is free again.
+    let next = Agent::start(options(kubelet.path()), shows(1));
+    let _ = kubelet.registered().await;
+    next.stop().await.unwrap();
+}

@@ -1,0 +1,15 @@
+//! The node's part against a kubelet that is not there: it speaks as grpc-go does, byte for byte.
+
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test may stop where it fails"
+)]
+
+mod allocation;
+mod bad_options;
+mod health;
+mod registering;
+mod support;

@@ -1,0 +1,96 @@
+# Sourced by test.sh: a real control plane and a real kubelet, with a small container runtime of our own.
+# shellcheck shell=bash disable=SC2154 # variables and functions of test.sh
+
+# The oldest version that is promised (docs/kubernetes.md), from the source package that Debian 12 has.
+kubernetes_suite=bookworm
+kubernetes_programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
+
+# kubernetes_source COMMAND...: apt-get with a list of that suite's sources alone.
+kubernetes_source() {
+    local folder="$target/tools/kubernetes/apt" mirror
+    [[ $folder == /* ]] || folder="$PWD/$folder"
+    mkdir -p "$folder"/{lists/partial,parts}
+    # shellcheck disable=SC2016 # apt-get expands it
+    mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m 1 '/debian/\?$') || return 1
+    printf 'deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' \
+        "$mirror" "$kubernetes_suite" >"$folder/parts/source.list"
+    apt-get -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$folder/parts" \
+        -o Dir::State::Lists="$folder/lists" "$@"
+}
+
+# Builds the programs once, in a folder whose name says of which package they are. Sets $kubernetes.
+get_kubernetes() {
+    local tools="$target/tools/kubernetes" work found
+    [[ $tools == /* ]] || tools="$PWD/$tools"
+    command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 1
+    if found=$(compgen -G "$tools/built-*/kubelet" | head -1) && [ -n "$found" ]; then
+        kubernetes=${found%/*}
+        return
+    fi
+    for program in go rsync jq make etcd curl ip openssl; do
+        command -v "$program" >/dev/null ||
+            apt_get golang-go rsync jq make etcd-server curl iproute2 openssl || return 1
+    done
+    work="$tools/work"
+    rm -rf "$work"
+    mkdir -p "$work"
+    printf '%s== getting the source of Kubernetes%s\n' "$bold" "$plain"
+    kubernetes_source update >/dev/null 2>&1 || true
+    (cd "$work" && kubernetes_source source --download-only kubernetes >/dev/null 2>&1) || return 1
+    # The vendored reflect2 1.0.1 reads the maps of Go 1.18 and later wrongly: API servers end by SIGSEGV. Debian has 1.0.2.
+    (cd "$work" && apt-get -qq download golang-github-modern-go-reflect2-dev &&
+        dpkg-deb -x golang-github-modern-go-reflect2-dev_*.deb reflect2) >/dev/null 2>&1 || return 1
+    found=$(compgen -G "$work/kubernetes_*.dsc") || return 1
+    kubernetes="$tools/built-$(basename "$found" .dsc | tr -c 'a-zA-Z0-9.\n' -)-$(sha256sum "$found" | cut -c 1-16)"
+    check "Kubernetes' programs, which take some minutes once" build_kubernetes "$work" "$kubernetes"
+    rm -rf "$work"
+    [ -x "$kubernetes/kubelet" ]
+}
+
+# build_kubernetes WORK TO
+build_kubernetes() (
+    cd "$1" &&
+        tar -xf kubernetes_*.orig.tar.gz --strip-components 1 &&
+        rm vendor/github.com/modern-go/reflect2/*.go &&
+        cp reflect2/usr/share/gocode/src/github.com/modern-go/reflect2/*.go vendor/github.com/modern-go/reflect2 &&
+        mkdir -p .go/src/k8s.io &&
+        ln -s ../../.. .go/src/k8s.io/kubernetes &&
+        export GOPATH="$PWD/.go" GOCACHE="$PWD/.cache" CGO_ENABLED=0 KUBE_GIT_VERSION=v1.20.2 &&
+        make WHAT="${kubernetes_programs[*]/#/cmd/}" || return 1
+    rm -rf "$2.draft"
+    mkdir "$2.draft" || return 1
+    for program in "${kubernetes_programs[@]}"; do
+        cp "_output/bin/$program" "$2.draft" || return 1
+    done
+    mv "$2.draft" "$2"
+)
+
+can_have_namespaces() {
+    unshare --mount --net --pid --fork --mount-proc sh -c 'ip link set lo up && mount -t tmpfs none /mnt' 2>/dev/null
+}
+
+# A pod that asks for a place on a GPU gets it, through API server, scheduler, kubelet and runtime.
+pod_gets_a_gpu() {
+    local folder status=0 parts
+    folder=$(mktemp -d)
+    parts=$(realpath "$target/debug")
+    unshare --mount --net --pid --fork --mount-proc --kill-child --propagation private \
+        bash scripts/cluster/run.sh "$kubernetes" "$parts" "$folder" || status=1
+    if [ "$status" -ne 0 ]; then
+        tail -n 15 "$folder"/log/*
+    fi
+    rm -rf --one-file-system "$folder"
+    return "$status"
+}
+
+cluster_tier() {
+    if ! get_kubernetes; then
+        skip 'cluster' "it needs root and Debian's source package kubernetes of $kubernetes_suite, which is built with Go"
+        return
+    fi
+    if can_have_namespaces; then
+        check 'cluster: a pod gets a GPU' pod_gets_a_gpu
+    else
+        skip 'cluster' 'no namespaces may be made here'
+    fi
+}

@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# A cluster of one node in namespaces of its own: run.sh PROGRAMS PARTS FOLDER, started by scripts/cluster.sh. Prints what
+# was seen, ends with 0 if all of it is right. Every process ends with the namespace.
+set -euo pipefail
+programs=$1 parts=$2 folder=$3
+log="$folder/log"
+mkdir -p "$log" "$folder"/{etcd,kubelet,certificates,state}
+address=10.77.0.1
+api="https://$address:6443"
+resource=nvidia.com/vgpu-number
+
+die() {
+    printf 'cluster: %s\n' "$*" >&2
+    exit 1
+}
+
+# start NAME COMMAND...
+start() {
+    local name=$1
+    shift
+    "$@" >"$log/$name" 2>&1 </dev/null &
+}
+
+# until_so SECONDS WHAT COMMAND...
+until_so() {
+    local most=$1 end=$((SECONDS + $1)) what=$2
+    shift 2
+    until "$@" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$end" ] || die "not within $most s: $what"
+        sleep 0.2
+    done
+}
+
+ask() {
+    curl -sfk --max-time 20 -H 'Authorization: Bearer sluice' -H 'Content-Type: application/json' "$@"
+}
+
+post() {
+    ask -X POST --data-binary @- "$api$1" >/dev/null
+}
+
+# The kubelet's folders have fixed places, and it writes sysctls that are the machine's.
+mkdir -p /var/lib/kubelet
+mount --bind "$folder/kubelet" /var/lib/kubelet
+mount -t tmpfs none /var/log
+for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \
+    kernel/keys/root_maxbytes; do
+    [ -e "/proc/sys/$name" ] || continue
+    cat "/proc/sys/$name" >"$folder/sysctl"
+    cp "$folder/sysctl" "$folder/sysctl-${name//\//-}"
+    mount --bind "$folder/sysctl-${name//\//-}" "/proc/sys/$name"
+done
+ip link set lo up
+ip address add "$address/32" dev lo
+ip route add default dev lo 2>/dev/null || true
+
+openssl genrsa -out "$folder/account.key" 2048 2>/dev/null
+echo 'sluice,admin,1,system:masters' >"$folder/tokens"
+cat >"$folder/kubeconfig" <<EOF
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "$api", insecure-skip-tls-verify: true}}]
+users: [{name: u, user: {token: sluice}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+EOF
+start etcd etcd --data-dir "$folder/etcd" --listen-client-urls http://127.0.0.1:2379 \
+    --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380
+start apiserver "$programs/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --advertise-address "$address" \
+    --cert-dir "$folder/certificates" --token-auth-file "$folder/tokens" --authorization-mode AlwaysAllow \
+    --service-account-issuer https://sluice --service-account-key-file "$folder/account.key" \
+    --service-account-signing-key-file "$folder/account.key" --service-cluster-ip-range 10.78.0.0/24 \
+    --disable-admission-plugins ServiceAccount
+until_so 120 'the API server is ready' ask "$api/readyz"
+echo "API server: $(ask "$api/version" | jq -r .gitVersion)"
+start controllers "$programs/kube-controller-manager" --kubeconfig "$folder/kubeconfig" --leader-elect=false \
+    --cert-dir "$folder/certificates"
+start scheduler "$programs/kube-scheduler" --kubeconfig "$folder/kubeconfig" --leader-elect=false \
+    --cert-dir "$folder/certificates"
+
+start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state"
+until_so 20 'the runtime listens' test -S "$folder/runtime.sock"
+cat >"$folder/kubelet.yaml" <<EOF
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+makeIPTablesUtilChains: false
+failSwapOn: false
+evictionHard: {}
+EOF
+start_kubelet() {
+    start kubelet "$programs/kubelet" --config "$folder/kubelet.yaml" --kubeconfig "$folder/kubeconfig" \
+        --container-runtime remote --container-runtime-endpoint "unix://$folder/runtime.sock" \
+        --hostname-override node --node-ip "$address" --cert-dir "$folder/certificates"
+    kubelet=$!
+}
+start_kubelet
+until_so 60 'the kubelet takes plugins' test -S /var/lib/kubelet/device-plugins/kubelet.sock
+ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
+start agent env SLUICE_FAKE_NODE="$folder/fake-node" "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" \
+    --allocations "$folder/allocations" --device-split 4
+
+allocatable() {
+    ask "$api/api/v1/nodes/node" | jq -r ".status.allocatable[\"$resource\"]"
+}
+offers() {
+    [ "$(allocatable)" -gt 0 ]
+}
+until_so 90 'the node offers places' offers
+places=$(allocatable)
+echo "allocatable: $resource $places"
+[ $((places % 4)) -eq 0 ] || die "$places places are no multiple of the split"
+
+# pod NAME PLACES COMMAND
+pod() {
+    jq -n --arg name "$1" --arg places "$2" --arg command "$3" --arg resource "$resource" '{
+        apiVersion: "v1", kind: "Pod", metadata: {name: $name},
+        spec: {restartPolicy: "Never", automountServiceAccountToken: false, enableServiceLinks: false,
+            containers: [{name: $name, image: "none", command: ["sh", "-c", $command],
+                resources: {limits: {($resource): $places}}}]}}' | post /api/v1/namespaces/default/pods
+}
+phase() {
+    ask "$api/api/v1/namespaces/default/pods/$1" | jq -r .status.phase
+}
+is_in() {
+    [ "$(phase "$1")" = "$2" ]
+}
+is_gone() {
+    ! ask "$api/api/v1/namespaces/default/pods/$1"
+}
+# shellcheck disable=SC2016 # the container's shell expands it
+pod first 1 'echo "gpu $NVIDIA_VISIBLE_DEVICES"; echo "key $SLUICE_ALLOCATION"; cat /run/sluice/allocation/allocation.json
+    if touch /run/sluice/allocation/file 2>/dev/null; then echo writable; fi'
+until_so 90 'the pod has run' is_in first Succeeded
+cat "$folder/state/first.out"
+gpu=$(sed -n 's/^gpu //p' "$folder/state/first.out")
+key=$(sed -n 's/^key //p' "$folder/state/first.out")
+[[ $gpu == GPU-5a1ce000-* ]] || die "no GPU is named in the container"
+[ "$(sed -n 's/^{/{/p' "$folder/state/first.out" | jq -r '.gpus[0]')" = "$gpu" ] || die 'the folder is of another GPU'
+[ -f "$folder/allocations/$key/allocation.json" ] || die 'the folder is not the one of the key'
+! grep -q writable "$folder/state/first.out" || die "the container can write to its allocation's folder"
+
+# More than there is.
+pod greedy "$((places + 1))" true
+until_so 60 'the scheduler refuses' sh -c "curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/namespaces/default/pods/greedy' \
+    | jq -e '.status.conditions[]? | select(.reason == \"Unschedulable\")'"
+echo "greedy: $(phase greedy)"
+
+# The kubelet restarts: the plugin is there again, and pods get GPUs.
+kill -9 "$kubelet"
+wait "$kubelet" 2>/dev/null || true
+start_kubelet
+sockets=/var/lib/kubelet/device-plugins
+until_so 60 'the plugin listens again' sh -c "[ \$(grep -c '\"\\?registered' '$log/agent') -ge 2 ] && ls $sockets/sluice-*.sock"
+until_so 90 'the node offers places again' offers
+# shellcheck disable=SC2016 # the container's shell expands it
+pod second 1 'echo "gpu $NVIDIA_VISIBLE_DEVICES"'
+until_so 90 'a pod runs after the restart' is_in second Succeeded
+grep -q '^gpu GPU-5a1ce000-' "$folder/state/second.out" || die 'no GPU after the restart'
+echo 'after a restart of the kubelet: a pod has run'
