@@ -110,8 +110,9 @@ def memory(proof, found, told, socket):
         proof.check("a device's memory in metrics", daemons is not None and abs(daemons / MIB - float(used)) <= 1, text, "equal to the MiB")
     vendors = [tuple(int(part) for part in line.split(",")) for line in apps.out.strip().splitlines() if line.strip()]
     processes = {process["host_pid"]: process for session in told.values() for process in device_of(session)["processes"]}
-    limited = sorted(process["bytes"] / MIB for name, session in told.items() if name == "holder" for process in device_of(session)["processes"])
-    all_of_them = {pid: process["bytes"] / MIB for pid, process in processes.items()}
+    # Headroom is kept free: it is reserved, and nobody has it.
+    limited = [taken(process) for name, session in told.items() if name == "holder" for process in device_of(session)["processes"]]
+    all_of_them = {pid: taken(process) for pid, process in processes.items()}
     found["processes"] = {"daemon": all_of_them, "vendor": vendors}
     # Where the driver cannot name processes of this namespace, they are known by their order.
     by_pid = dict(vendors)
@@ -121,6 +122,11 @@ def memory(proof, found, told, socket):
     proof.check("memory of processes: sluice and nvidia-smi, MiB", None, text, "reported")
     ok = bool(holder) and all(abs(own - theirs) <= 1 for own, theirs in holder)
     proof.check("a process with a memory limit in status", ok, "; ".join(f"{own:.1f} and {theirs} MiB" for own, theirs in holder) or "not found", "equal to the MiB")
+
+
+def taken(process):
+    """MiB that a process has."""
+    return (process["bytes"] - process["by_kind"]["headroom"]) / MIB
 
 
 def metrics(socket):

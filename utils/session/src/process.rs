@@ -1,5 +1,6 @@
 //! The identity of a process. An id alone may belong to another process tomorrow.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -77,6 +78,30 @@ fn started(stat: &[u8]) -> Option<u64> {
     fields.nth(18)?.parse().ok()
 }
 
+/// Processes of pid namespaces within this one, by what they are there; with their ids here. Of two that are alike nobody
+/// can tell which is meant.
+pub(crate) fn within() -> HashMap<ProcessIdentity, Option<u32>> {
+    let mut found = HashMap::new();
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        if let Some(inner) = innermost(&status)
+            && let Some(start_time) = start_time(pid)
+        {
+            let identity = ProcessIdentity { pid: inner, start_time };
+            found.entry(identity).and_modify(|known| *known = None).or_insert(Some(pid));
+        }
+    }
+    found
+}
+
+/// The id in the innermost of several pid namespaces, by `/proc/PID/status` (proc_pid_status(5)).
+fn innermost(status: &str) -> Option<u32> {
+    let mut ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?.split_whitespace();
+    ids.next()?;
+    ids.next_back()?.parse().ok()
+}
+
 /// A descriptor that becomes readable when a process ends (pidfd_open(2)). `None`: the kernel has
 /// none (before Linux 5.3, and some sandboxes).
 ///
@@ -138,6 +163,13 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn the_id_in_the_innermost_namespace() {
+        assert_eq!(innermost("Name:\tsh\nNSpid:\t550\t12\t3\nNSpgid:\t1\n"), Some(3));
+        assert_eq!(innermost("NSpid:\t550\n"), None);
+        assert_eq!(innermost("Pid:\t550\n"), None);
+    }
 
     #[test]
     fn a_process_is_of_its_user_or_of_a_session_of_roots() {

@@ -12,7 +12,6 @@ use protocol::sessions::{
 };
 use session::directory::{Found, told};
 use session::layout::MemoryKind;
-use session::process::may_be_of;
 use session::{Names, ProcessSummary, SessionSummary, Summary, clock};
 
 use crate::node::gpus::Gpus;
@@ -233,7 +232,7 @@ pub(crate) fn device(
 fn process(process: &ProcessSummary, names: &mut Names, uid: u32) -> ProcessReport {
     ProcessReport {
         pid: process.pid,
-        host_pid: process.host_pid.filter(|&pid| may_be_of(pid, uid)),
+        host_pid: names.pid_of(process, uid),
         name: names.of(process, uid),
         bytes: process.total(),
         by_kind: by_kind(|kind| process.bytes(kind)),

@@ -5,7 +5,7 @@ use super::{Page, PageError};
 use crate::clock;
 use crate::layout::{MemberSlot, MemoryKind, PageLayout};
 use crate::ledger::RefusedFor;
-use crate::process::{ProcessIdentity, may_be_of};
+use crate::process::{self, ProcessIdentity, may_be_of};
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use limits::Limits;
@@ -104,23 +104,40 @@ impl ProcessSummary {
     }
 }
 
-/// The names of processes' programs. Each process is looked at once.
+/// Which processes are meant, and the names of their programs. Each is looked at once.
 #[derive(Debug, Default)]
-pub struct Names(HashMap<u32, Option<(u64, String)>>);
+pub struct Names {
+    looked_at: HashMap<u32, Option<(u64, String)>>,
+    within: Option<HashMap<ProcessIdentity, Option<u32>>>,
+}
 
 impl Names {
-    /// The name of a process's program in a session of this user, if the process can be seen from here
-    /// and [may be](may_be_of) the session's.
+    /// The id of a process in this pid namespace, if the process can be seen from here and
+    /// [may be](may_be_of) that of a session of this user. What NVML calls it may be its id in its own namespace.
+    #[must_use]
+    pub fn pid_of(&mut self, process: &ProcessSummary, uid: u32) -> Option<u32> {
+        for pid in [process.host_pid.unwrap_or(process.pid), process.pid] {
+            let found = may_be_of(pid, uid).then(|| self.look(pid).as_ref()).flatten();
+            if found.is_some_and(|(start_time, _)| *start_time == process.start_time) {
+                return Some(pid);
+            }
+        }
+        let within = self.within.get_or_insert_with(process::within);
+        within.get(&process.identity()).copied().flatten().filter(|&pid| may_be_of(pid, uid))
+    }
+
+    /// The name of its program.
     #[must_use]
     pub fn of(&mut self, process: &ProcessSummary, uid: u32) -> Option<String> {
-        let look = |pid: u32| {
+        let pid = self.pid_of(process, uid)?;
+        let (start_time, name) = self.look(pid).as_ref()?;
+        (*start_time == process.start_time).then(|| name.clone())
+    }
+
+    fn look(&mut self, pid: u32) -> &Option<(u64, String)> {
+        self.looked_at.entry(pid).or_insert_with(|| {
             let found = ProcessIdentity::of(pid)?;
             Some((found.start_time, found.name()?))
-        };
-        let pids = [process.host_pid.unwrap_or(process.pid), process.pid];
-        pids.into_iter().filter(|&pid| may_be_of(pid, uid)).find_map(|pid| {
-            let (start_time, name) = self.0.entry(pid).or_insert_with(|| look(pid)).as_ref()?;
-            (*start_time == process.start_time).then(|| name.clone())
         })
     }
 }
