@@ -464,6 +464,28 @@ mod tests {
         assert!(account.can_pay(Paid::Spare, false, 0));
     }
 
+    /// What keeps a session of low priority from starving is what it gets in all, and comes in whole turns.
+    #[test]
+    fn low_priority_is_kept_from_starving_and_no_more() {
+        let low = ComputeLimit { priority: Priority::Low, ..ComputeLimit::balance(500_000, 1) };
+        let mut account = Account::new(low, 0);
+        account.set_round(9 * MS);
+        account.settle(60 * MS, Untold::default());
+        assert_eq!(account.balance_ns(), 1_200_000);
+        assert!(!account.can_pay(Paid::Own, false, 0), "for half a turn");
+        account.settle(100 * MS, Untold::default());
+        assert!(account.can_pay(Paid::Own, false, 0), "2 ms, a whole one");
+        account.settle(150 * MS, untold(50 * MS));
+        account.charge(2 * MS, Paid::Spare, true);
+        account.settle(150 * MS, Untold::default());
+        assert!(!account.can_pay(Paid::Own, false, 0));
+        account.settle(250 * MS, untold(100 * MS));
+        account.charge(90 * MS, Paid::Spare, true);
+        assert_eq!(account.own.balance_ns, 0, "spare time makes no debt");
+        account.settle(250 * MS, Untold::default());
+        assert_eq!(account.ready_at(Paid::Own), Some(348 * MS));
+    }
+
     #[test]
     fn a_balance_lasts_for_ever_where_less_is_used_than_earned() {
         assert_eq!(lasts(1, 500_000, 400_000), u64::MAX);
