@@ -123,7 +123,7 @@ if [ -n "$limiter" ]; then
     if has_std_source; then
         # Its parts that print a backtrace are left out, and the smaller one of two ways to do a thing is taken.
         cargo=("${with_std[@]}" cargo)
-        small=(-Zbuild-std=std,panic_unwind -Zbuild-std-features=panic-unwind,optimize_for_size)
+        small=('-Zbuild-std=std,panic_unwind' '-Zbuild-std-features=panic-unwind,optimize_for_size')
     else
         printf 'NOTE: without the source of Rust'"'"'s own library libcuda_limiter.so is some 300 KB larger: %s\n' \
             'rustup component add rust-src' >&2
