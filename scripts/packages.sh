@@ -31,6 +31,7 @@ unpack() {
 }
 
 # All hold the same, and nothing of where it was built.
+# `grep -q` would end before its writer does, and by pipefail that fails.
 packages_hold_the_same() {
     local folder status=0 file
     folder=$(mktemp -d)
@@ -52,8 +53,8 @@ packages_hold_the_same() {
         [ "$(tar -tzf "$packages/$file-x64.tar.gz")" = "$file.so" ] &&
             tar -xzOf "$packages/$file-x64.tar.gz" | cmp - "$shipped/$file.so" || status=1
     done
-    dpkg-deb --info "$(the_package '*.deb')" | grep -qx ' Depends: libc6 (>= 2.17)' || status=1
-    rpm -qp --requires "$(the_package '*.rpm')" | grep -qx 'glibc >= 2.17' || status=1
+    dpkg-deb --info "$(the_package '*.deb')" | grep -x ' Depends: libc6 (>= 2.17)' >/dev/null || status=1
+    rpm -qp --requires "$(the_package '*.rpm')" | grep -x 'glibc >= 2.17' >/dev/null || status=1
     rm -rf "$folder"
     return "$status"
 }
@@ -192,7 +193,7 @@ image_is_whole() {
     [ "$(python3 scripts/packages/check-image.py "$(the_package '*.oci.tar')" "$folder")" = '/usr/bin/hypervisor daemon' ] || status=1
     sed 's/"imageLayoutVersion":"1.0.0"/"imageLayoutVersion":"1.0.1"/' "$(the_package '*.oci.tar')" >"$folder/other"
     ! python3 scripts/packages/check-image.py "$folder/other" "$folder" 2>/dev/null || status=1
-    tar -xOf "$(the_package '*.oci.tar')" index.json | grep -q '"architecture":"amd64"' || status=1
+    tar -xOf "$(the_package '*.oci.tar')" index.json | grep '"architecture":"amd64"' >/dev/null || status=1
     if [ "$(id -u)" -eq 0 ]; then
         chroot "$folder" /usr/bin/hypervisor --version || status=1
         mkdir -p "$folder/host/usr" "$folder/host/etc"
