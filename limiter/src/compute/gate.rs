@@ -55,6 +55,8 @@ pub(crate) struct Gate {
     /// The gate as streams see it, where they are to; made when the first lane is.
     in_streams: bool,
     stream_gate: OnceLock<Option<StreamGate>>,
+    /// No stream waits for it any more, nor will.
+    out_of_streams: AtomicBool,
     /// When the lease is to end, as far as is known.
     lease_end: AtomicU64,
     /// For how long it was open last, or is to be.
@@ -109,6 +111,7 @@ impl Gate {
             inside: InDriver::default(),
             in_streams: gates == Gates::Stream,
             stream_gate: OnceLock::new(),
+            out_of_streams: AtomicBool::new(false),
             lease_end: AtomicU64::new(0),
             lease_length: AtomicU64::new(0),
             launch_times: LaunchTimes::new(),
@@ -135,7 +138,18 @@ impl Gate {
 
     /// The gate as streams see it, where any does.
     pub(super) fn stream_gate(&self) -> Option<&StreamGate> {
-        self.stream_gate.get()?.as_ref()
+        self.stream_gate.get()?.as_ref().filter(|_| !self.out_of_streams.load(Ordering::Relaxed))
+    }
+
+    /// Where no stream may be held any more, and none is, the gate is one for threads: its turns are longer, and it is
+    /// handed over by messages. To be called by the governor, between leases.
+    pub(super) fn leave_streams(&self) {
+        let in_stream = || self.lanes().iter().any(|lane| lane.is_in_stream());
+        if let Some(gate) = self.stream_gate().filter(|_| self.lanes.are_crowded() && !in_stream()) {
+            // For a lane that is being made.
+            gate.leave_open();
+            self.out_of_streams.store(true, Ordering::Relaxed);
+        }
     }
 
     /// The same, for one more lane of a stream, and whose batch is open there; `None`: its gate is on the thread.

@@ -5,7 +5,7 @@ use super::hold;
 use super::lane::{Lane, LaunchedAhead, Turnstile};
 use super::usage::Totals;
 use core::ops::Deref;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,6 +17,8 @@ pub(super) struct DeviceLanes {
     retired: Mutex<Totals>,
     /// Time for which some lane had work queued.
     backlogged_ns: AtomicU64,
+    /// There have been more streams than may be held.
+    crowded: AtomicBool,
 }
 
 impl DeviceLanes {
@@ -48,13 +50,24 @@ impl DeviceLanes {
         (retired.outstanding_ns, retired.unknown) = (0, false);
     }
 
-    /// Whose batch is open in a stream, for one more lane there; `None`: no more streams may be held.
+    /// Whose batch is open in a stream, for one more lane there; `None`: its gate is on the thread.
     pub(super) fn turnstile_for(&self, stream: usize, context: usize) -> Option<Arc<Turnstile>> {
         let lanes = self.locked();
         let known = lanes.iter().find_map(|lane| lane.turnstile_of(stream, context));
+        if let Some(known) = known.filter(|_| !self.are_crowded()) {
+            return Some(Arc::clone(known));
+        }
         let streams = lanes.iter().filter_map(|lane| lane.turnstile()).map(Arc::as_ptr);
-        let has_room = || streams.collect::<BTreeSet<_>>().len() < hold::queues() as usize;
-        known.cloned().or_else(|| has_room().then(Arc::default))
+        if streams.collect::<BTreeSet<_>>().len() >= hold::queues() as usize {
+            self.crowded.store(true, Ordering::Relaxed);
+        }
+        (!self.are_crowded()).then(Arc::default)
+    }
+
+    /// Whether there have been more streams than hardware queues. Then one that is held may hold up another, behind it
+    /// in the same queue: none may be held any more.
+    pub(super) fn are_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
     }
 
     /// What all streams with gates have queued.

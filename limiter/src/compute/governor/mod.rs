@@ -42,6 +42,7 @@ fn govern(gate: &'static Gate) {
             account.idle();
             gate.demand().sleep_unless(|| gate.is_wanted(), rings);
         }
+        gate.leave_streams();
         // Where the daemon opens the gate, work begins before its answer comes.
         let before = gate.stream_gate().map(|_| gate.look(clock::now(), |totals| totals));
         let asked = clock::now();

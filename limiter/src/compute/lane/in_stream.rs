@@ -211,6 +211,9 @@ impl Lane {
     /// said that it launches. `waits`: the call itself may wait for its work, so it is not held on purpose.
     pub(in crate::compute) fn goes_ahead(&self, gate: &Gate, waits: bool) -> Ahead {
         let Some(own) = self.in_stream() else { return Ahead::OnThread };
+        if let Some(ahead) = self.moves_to_thread(own, gate) {
+            return ahead;
+        }
         // Held work keeps the governor out of the driver, and the governor in there keeps work from being held.
         if gate.lease().is_none() && (waits || gate.in_driver().is_now()) {
             return Ahead::Full;
@@ -223,6 +226,22 @@ impl Lane {
             return Ahead::Full;
         }
         undisturbing(|| self.begin_batch(own, gate, lease))
+    }
+
+    /// Where no stream may be held any more, or the lane's stream waits for the program: what is held behind such a wait
+    /// holds the program up. Then its gate is on the thread as soon as nothing is queued. `None`: it is in the stream.
+    fn moves_to_thread(&self, own: &InStream, gate: &Gate) -> Option<Ahead> {
+        let crowded = gate.device_lanes().are_crowded();
+        if !crowded && !self.has_unfinished_waits() {
+            return None;
+        }
+        let _ = self.cover();
+        let done = self.see_done(own);
+        if !own.has_wait() && done == self.recorded.load(Relaxed) {
+            self.deny(own);
+            return Some(Ahead::OnThread);
+        }
+        (crowded && done != own.stuck_at.load(Relaxed)).then_some(Ahead::Full)
     }
 
     fn begin_batch(&self, own: &InStream, gate: &Gate, lease: u32) -> Ahead {
