@@ -384,13 +384,11 @@ timed_tier() {
     tests_and_again 'tests that measure time' nextest -E 'test(/(^|::)timed::/)' --test-threads 4
 }
 
-# The limiter's behaviour, the other way: work waits in its stream instead of on the thread. Two do not hold yet there:
-# see docs/specification.md. The simulated device looks at its streams' words 45 to 95 us late, so a busy machine disturbs
-# these more.
-streams_tier() {
-    SLUICE_GATES=stream tests_and_again 'tests with gates in streams' nextest -E \
-        'package(cuda-limiter) & test(/timed::(compute|copies|daemon|live|odd_launches|deaths|held|threads)::/)
-            - test(launches_into_several_streams) - test(a_neighbour_of_many_threads)' --test-threads 4
+# The limiter's behaviour, the other way: work waits on its thread instead of in its stream, also where a process sees one
+# device.
+threads_tier() {
+    SLUICE_GATES=thread tests_and_again 'tests with gates on threads' nextest -E \
+        'package(cuda-limiter) & test(/timed::(compute|copies|daemon|live|odd_launches|deaths|held|threads)::/)' --test-threads 4
 }
 
 other_tier() {
@@ -502,7 +500,7 @@ else
         tier other 60 other_tier
     fi
     if [ "$mode" = all ]; then
-        tier streams 240 streams_tier
+        tier threads 240 threads_tier
         tier reach 420 reach_tier
         tier packages 300 packages_tier
         if [ -n "${SLUICE_TEST_CLUSTER:-}" ]; then

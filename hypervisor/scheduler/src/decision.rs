@@ -67,7 +67,7 @@ impl Scheduler {
         let turn_ends_at = match (waiting, paid) {
             // No worker waits, or only for spare time: another turn.
             (None, _) | (Some(Paid::Spare), Paid::Own) => {
-                now.saturating_add(self.longest_turn(worker, paid))
+                now.saturating_add(self.longest_turn(worker, paid, now))
             }
             // Spare time ends when a worker waits for guaranteed time.
             (Some(Paid::Own), Paid::Spare) => return None,
@@ -248,7 +248,7 @@ impl Scheduler {
             return None;
         }
         let length_ns = self.length(worker, paid, false)?;
-        let turn_ns = self.longest_turn(worker, paid);
+        let turn_ns = self.longest_turn(worker, paid, now);
         let length_ns = if self.is_free(worker, now) { length_ns } else { length_ns.min(turn_ns) };
         let length_ns = length_ns.min(self.until_reserved(worker, now));
         if length_ns < SHORTEST_REST_NS {
@@ -416,9 +416,9 @@ impl Scheduler {
 
     /// Turns are for dense workers, which exclude each other. A sparse worker's lease only has a
     /// maximum: others may have to wait for its end if the worker turns out to be dense.
-    pub(super) fn longest_turn(&self, worker: WorkerId, paid: Paid) -> u64 {
+    pub(super) fn longest_turn(&self, worker: WorkerId, paid: Paid, now: u64) -> u64 {
         match paid {
-            Paid::Spare => turns::COMFORTABLE_TURN_NS,
+            Paid::Spare => self.spare_turn(worker, now),
             Paid::Own if self.is_suspected(worker) => self.own_turn(worker),
             Paid::Own if self.is_dense(worker) => self.beside_others(worker, self.turn(worker)),
             Paid::Own => turns::LONGEST_LEASE_NS,

@@ -1,9 +1,11 @@
 //! Who may have spare time: time that no session has a right to.
 
-use limits::Priority;
+use limits::units::PPM_ONE;
+use limits::{Priority, turns};
 
-use super::account::Paid;
-use super::{Scheduler, SessionId, WorkerId};
+use super::account::{Account, Paid};
+use super::worker::Worker;
+use super::{Scheduler, Session, SessionId, WorkerId};
 
 /// A holder whose account stays full counts as slowed down if it uses less than this part of what
 /// it would use alone. Slicing alone costs a sparse worker up to a tenth. Keeping others away would
@@ -45,6 +47,53 @@ impl Scheduler {
             }
         }
         missing
+    }
+
+    /// How long a dense worker's turn of spare time is: by its session's weight among those that would have some, longer
+    /// where it has had less than they, and shorter where it has had more. The order of turns alone does not say so: who
+    /// has just handed the device over does not ask yet.
+    pub(super) fn spare_turn(&self, worker: WorkerId, now: u64) -> u64 {
+        const FULL_NS: u64 = turns::COMFORTABLE_TURN_NS;
+        let of = |worker| self.sessions.get(&self.session_of(worker).ok()?);
+        let Some(own) = of(worker).map(|session| &session.account) else { return FULL_NS };
+        if !self.is_dense(worker) {
+            return FULL_NS;
+        }
+        let weight_of = |account: &Account| u128::from(account.quota().weight.max(1));
+        let competes = |session: &Session| {
+            let quota = session.account.quota();
+            let wants = |worker: &Worker| {
+                let active = worker.asks || worker.held.is_some();
+                worker.density.is_dense()
+                    && (active || worker.was_active_within(turns::PERIOD_NS, now))
+            };
+            quota.takes_spare()
+                && quota.priority == own.quota().priority
+                && session.members.iter().filter_map(|id| self.workers.get(id)).any(wants)
+        };
+        let (mut all, mut weights, mut least) = (1, weight_of(own), None::<u128>);
+        for (_, other) in self.sessions.iter().filter(|(id, _)| !self.is_of(worker, **id)) {
+            if competes(other) {
+                all += 1;
+                weights += weight_of(&other.account);
+                let used = other.account.virtual_time(Paid::Spare);
+                least = Some(least.map_or(used, |least| least.min(used)));
+            }
+        }
+        let Some(least) = least else { return FULL_NS };
+        let turn = u128::from(FULL_NS) * weight_of(own) * all / weights;
+        let turn = turn.clamp(turns::SHORTEST_TURN_NS.into(), (2 * FULL_NS).into());
+        let really = |virtually: u128| virtually * weight_of(own) / u128::from(PPM_ONE);
+        let used = own.virtual_time(Paid::Spare);
+        let catching_up = turn + really(least.saturating_sub(used));
+        let turn_ns = catching_up
+            .saturating_sub(really(used.saturating_sub(least)))
+            .clamp((turn / 4).max(turns::SHORTEST_TURN_NS.into()), turn / 4 * 5);
+        u64::try_from(turn_ns).unwrap_or(FULL_NS)
+    }
+
+    fn is_of(&self, worker: WorkerId, session: SessionId) -> bool {
+        self.session_of(worker).is_ok_and(|of| of == session)
     }
 
     /// Whether a sparse session keeps a dense worker of another session from its share, or would do

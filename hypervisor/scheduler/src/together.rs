@@ -112,7 +112,7 @@ impl Scheduler {
         }
         let paid = self.way_to_pay(worker, session, now);
         let length = paid.and_then(|paid| {
-            Some(self.length(worker, paid, false)?.min(self.longest_turn(worker, paid)))
+            Some(self.length(worker, paid, false)?.min(self.longest_turn(worker, paid, now)))
         });
         let length = length.filter(|_| !self.suspended);
         let is_next = paid.is_some_and(|paid| !self.is_others_turn(session, paid, now));

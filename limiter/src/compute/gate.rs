@@ -12,6 +12,7 @@ use super::stall::Stall;
 use super::stream_gate::StreamGate;
 use super::together::Collectives;
 use super::usage::Totals;
+use crate::driver_calls;
 use crate::exit_guard::{ExitGuard, Visits};
 use crate::ledger::DeviceLedger;
 use config::Gates;
@@ -52,8 +53,10 @@ pub(crate) struct Gate {
     failed: AtomicBool,
     /// Whether the governor is in the driver.
     inside: InDriver,
-    /// The gate as streams see it, where they are to; made when the first lane is.
-    in_streams: bool,
+    /// Where work waits, and whether that is in streams.
+    gates: Gates,
+    in_streams: OnceLock<bool>,
+    /// The gate as streams see it; made when the first lane is.
     stream_gate: OnceLock<Option<StreamGate>>,
     /// No stream waits for it any more, nor will.
     out_of_streams: AtomicBool,
@@ -109,7 +112,8 @@ impl Gate {
             launches_unattended: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             inside: InDriver::default(),
-            in_streams: gates == Gates::Stream,
+            gates,
+            in_streams: OnceLock::new(),
             stream_gate: OnceLock::new(),
             out_of_streams: AtomicBool::new(false),
             lease_end: AtomicU64::new(0),
@@ -145,7 +149,8 @@ impl Gate {
     /// handed over by messages. To be called by the governor, between leases.
     pub(super) fn leave_streams(&self) {
         let in_stream = || self.lanes().iter().any(|lane| lane.is_in_stream());
-        if let Some(gate) = self.stream_gate().filter(|_| self.lanes.are_crowded() && !in_stream()) {
+        if let Some(gate) = self.stream_gate().filter(|_| self.lanes.are_crowded() && !in_stream())
+        {
             // For a lane that is being made.
             gate.leave_open();
             self.out_of_streams.store(true, Ordering::Relaxed);
@@ -158,7 +163,7 @@ impl Gate {
         stream: usize,
         context: usize,
     ) -> Option<(&StreamGate, Arc<Turnstile>)> {
-        if !self.in_streams {
+        if !self.is_for_streams() {
             return None;
         }
         let turnstile = self.lanes.turnstile_for(stream, context)?;
@@ -454,9 +459,19 @@ impl Gate {
         &self.inside
     }
 
-    /// Whether streams wait for it, where they can.
-    pub(super) const fn is_for_streams(&self) -> bool {
-        self.in_streams
+    /// Whether streams wait for it, where they can. Devices that a program uses together are held together by threads,
+    /// and whoever sees several may use them so.
+    pub(super) fn is_for_streams(&self) -> bool {
+        match (self.gates, self.in_streams.get()) {
+            (Gates::Stream, _) => true,
+            (Gates::Thread, _) => false,
+            (Gates::Auto, Some(&known)) => known,
+            (Gates::Auto, None) => {
+                let mut count = 0;
+                let told = driver_calls::device_get_count(&raw mut count).is_ok();
+                told && *self.in_streams.get_or_init(|| count == 1)
+            }
+        }
     }
 
     /// Whether a lease is under way whose end somebody sees to.

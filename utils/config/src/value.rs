@@ -25,8 +25,10 @@ pub enum OnFailure {
 /// Where work waits while its session may not use the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Gates {
-    /// The thread waits that launches it.
+    /// Its stream, if the process sees one device, and the thread, if it sees several.
     #[default]
+    Auto,
+    /// The thread waits that launches it.
     Thread,
     /// Its stream waits, where the driver can have it do so.
     Stream,
@@ -173,7 +175,7 @@ impl Format {
             Self::Policy => "fixed, balance or none",
             Self::UtilizationPolicy => "default, force or disable",
             Self::OnFailure => "closed or open",
-            Self::Gates => "thread or stream",
+            Self::Gates => "auto, thread or stream",
             Self::LogName => "off, error, warn, info, debug or trace",
             Self::LogLibvgpu => {
                 "a number from 0 (errors) to 9 (everything), or off, error, warn, info, debug or trace"
@@ -248,6 +250,7 @@ impl Format {
                 _ => return None,
             }),
             Self::Gates => Value::Gates(match lower.as_str() {
+                "auto" => Gates::Auto,
                 "thread" => Gates::Thread,
                 "stream" => Gates::Stream,
                 _ => return None,

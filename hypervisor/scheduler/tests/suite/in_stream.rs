@@ -132,3 +132,18 @@ fn a_low_one_has_its_floor_beside_a_greedy_high_one() {
     assert!(near(rates[1], 20_000, 1), "{rates:?}");
     assert!(rates[0] >= 950_000, "{rates:?}");
 }
+
+/// The device is handed over as soon as a turn is done, to whoever asks then: turns have to be as long as weights say.
+#[test]
+fn spare_time_goes_by_weight() {
+    for (weights, expected) in [([9, 3], 700_000), ([1, 3], 300_000), ([10, 2], 766_667)] {
+        let tenants = weights.map(|weight| balance(100_000, weight));
+        let (_, rates) = run(&tenants);
+        assert!(near(rates[0], expected, 3), "{rates:?} for {weights:?}");
+        assert!(rates[0] + rates[1] >= 970_000, "{rates:?} for {weights:?}");
+    }
+    let (_, rates) = run(&[1, 2, 3].map(|weight| balance(100_000, weight)));
+    for (index, expected) in [216_000, 333_000, 450_000].into_iter().enumerate() {
+        assert!(near(rates[index], expected, 3), "{rates:?}");
+    }
+}

@@ -5,6 +5,9 @@ use crate::common::{COMPUTE_LIMIT, SESSION_DIR, Stage, built, first_device, outc
 use std::process::Command;
 use std::time::Duration;
 
+/// What the own turn of a session takes beside another one, with gates on threads.
+const TURN_OF_THREADS: Duration = Duration::from_millis(50);
+
 fn beside(threads: &str, us: &str) -> Worked {
     let stage = Stage::new();
     let program = stage.compile("threads.c", "threads", &[]);
@@ -46,7 +49,8 @@ fn a_neighbour_of_many_threads_gets_its_share() {
         assert!((of_other..=52.0).contains(&other), "{threads} of {us} us: {worked:?}");
         assert!((of_many..=52.0).contains(&many), "{threads} of {us} us: {worked:?}");
         let pause = worked.longest_pause[1];
-        let most = worked.busy.most(one_thread.longest_pause[1] * 3);
+        // So many streams are not held: turns are as long as between threads.
+        let most = worked.busy.most(one_thread.longest_pause[1].max(TURN_OF_THREADS) * 3);
         assert!(pause <= most, "{threads} of {us} us: {pause:?}");
     }
 }

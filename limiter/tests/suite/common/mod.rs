@@ -466,9 +466,10 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duratio
     start.elapsed()
 }
 
-/// Whether these tests run with gates in streams (`SLUICE_GATES=stream`): whoever runs them says so for all of them.
+/// Whether these tests run with gates in streams, as processes of one device do unless whoever runs the tests says
+/// otherwise for all of them (`SLUICE_GATES=thread`).
 pub(crate) fn gates_are_in_streams() -> bool {
-    std::env::var(GATES).is_ok_and(|gates| gates == "stream")
+    !std::env::var(GATES).is_ok_and(|gates| gates == "thread")
 }
 
 /// Nobody gets more than `share`, and less only where the machine is busy. Both are percent of the device's time, and

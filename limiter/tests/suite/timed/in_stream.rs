@@ -1,4 +1,4 @@
-//! Gates in the stream (`SLUICE_GATES=stream`): the program goes on launching while its gate is closed.
+//! Gates in the stream: the program goes on launching while its gate is closed.
 
 use crate::common::{COMPUTE_LIMIT, Outcome, Stage, built, first_device, is_near, outcome};
 use limits::env::GATES;

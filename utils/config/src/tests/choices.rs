@@ -11,7 +11,7 @@ fn nothing_set_is_nothing_limited() {
     assert!(!config.limits_anything() && !config.needs_host_index());
     assert_eq!(config.policy, Policy::Fixed);
     assert_eq!(config.on_failure, OnFailure::Closed);
-    assert_eq!(config.gates, Gates::Thread);
+    assert_eq!(config.gates, Gates::Auto);
     assert_eq!(config.log, LogLevel::Off);
     assert_eq!(config.log.tracing(), None);
     assert!(config.cuda_hooks && config.nvml_hooks && !config.control_disabled);

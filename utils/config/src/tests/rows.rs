@@ -113,9 +113,10 @@ fn samples(format: Format) -> (Vec<String>, Vec<String>) {
         Format::OnFailure => {
             (["closed", "open"].map(str::to_owned).to_vec(), &["fail", "true", "ajar"])
         }
-        Format::Gates => {
-            (["thread", "stream", "Stream"].map(str::to_owned).to_vec(), &["host", "1", "streams"])
-        }
+        Format::Gates => (
+            ["auto", "thread", "stream", "Stream"].map(str::to_owned).to_vec(),
+            &["host", "1", "streams"],
+        ),
         Format::LogName => (
             ["off", "error", "warn", "info", "debug", "trace", "INFO"].map(str::to_owned).to_vec(),
             &["loud", "3", "-1"],
