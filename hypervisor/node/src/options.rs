@@ -10,7 +10,11 @@ use crate::gates::FeatureGates;
 /// The kubelet's folder.
 pub const KUBELET: &str = "/var/lib/kubelet";
 /// The folder of allocations.
-pub const ALLOCATIONS: &str = "/run/sluice/allocations";
+pub const ALLOCATIONS: &str = "/run/sluice-allocations";
+/// The folder of the libraries that containers preload.
+pub const LIBRARY: &str = "/usr/lib/sluice";
+/// The daemon's socket.
+pub const DAEMON: &str = "/run/sluice/hypervisor.sock";
 /// Where in the kubelet's folder plugins are.
 const PLUGINS: &str = "device-plugins";
 
@@ -29,6 +33,10 @@ pub struct Options {
     pub split: NonZeroU32,
     /// How many MiB one unit of memory is.
     pub memory_factor: NonZeroU32,
+    /// The folder of the libraries that containers preload.
+    pub library: PathBuf,
+    /// The socket of the node's daemon, whose folder containers see.
+    pub daemon: PathBuf,
 }
 
 /// An option that cannot be followed.
@@ -44,6 +52,18 @@ pub enum OptionsError {
         option: &'static str,
         /// Its value.
         folder: PathBuf,
+    },
+    /// Containers see the daemon's folder, and must not see what others have.
+    #[error(
+        "--allocations {allocations}: it is in the folder of --daemon {daemon}, which every container sees; another folder is accepted",
+        allocations = allocations.display(),
+        daemon = daemon.display()
+    )]
+    Within {
+        /// The folder of allocations.
+        allocations: PathBuf,
+        /// The daemon's socket.
+        daemon: PathBuf,
     },
     /// There is no kubelet's folder.
     #[error(
@@ -67,12 +87,19 @@ impl Options {
 
     /// The folder of plugins. It is not made: without it there is no kubelet here.
     pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
-        for (option, folder) in
-            [("--kubelet-dir", &self.kubelet), ("--allocations", &self.allocations)]
-        {
+        for (option, folder) in [
+            ("--kubelet-dir", &self.kubelet),
+            ("--allocations", &self.allocations),
+            ("--library", &self.library),
+            ("--daemon", &self.daemon),
+        ] {
             if !folder.is_absolute() {
                 return Err(OptionsError::Relative { option, folder: folder.clone() });
             }
+        }
+        if self.daemon.parent().is_none_or(|seen| self.allocations.starts_with(seen)) {
+            let (allocations, daemon) = (self.allocations.clone(), self.daemon.clone());
+            return Err(OptionsError::Within { allocations, daemon });
         }
         let folder = self.kubelet.join(PLUGINS);
         match folder_exists(&folder) {

@@ -38,11 +38,24 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     let key = got.envs["SLUICE_ALLOCATION"].clone();
     let visible = format!("{},{}", gpu(0), gpu(2));
     assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], visible);
-    assert_eq!((got.envs.len(), got.mounts.len(), got.devices.len()), (2, 1, 0));
+    assert_eq!((got.envs.len(), got.devices.len()), (2, 0));
     let folder = kubelet.path().join("allocations").join(&key);
-    let mount = &got.mounts[0];
-    assert_eq!(mount.host_path, folder.display().to_string());
-    assert_eq!((mount.container_path.as_str(), mount.read_only), ("/run/sluice/allocation", true));
+    let host = |below: &str| kubelet.path().join(below).display().to_string();
+    let session = format!("allocations/{key}/session");
+    let mounts = [
+        ("/run/sluice/library", host("library"), true),
+        ("/etc/ld.so.preload", host("allocations/ld.so.preload"), true),
+        ("/run/sluice/daemon", host("daemon"), true),
+        ("/run/sluice/allocation", folder.display().to_string(), true),
+        ("/run/sluice/session", host(&session), false),
+    ];
+    let found = got.mounts.iter();
+    let found =
+        found.map(|one| (one.container_path.as_str(), one.host_path.clone(), one.read_only));
+    assert_eq!(found.collect::<Vec<_>>(), mounts);
+    let preloaded = fs::read_to_string(kubelet.path().join("allocations/ld.so.preload")).unwrap();
+    let libraries = "/run/sluice/library/libcuda_limiter.so\n/run/sluice/library/libadd_path.so\n";
+    assert_eq!(preloaded, libraries);
     let facts = fs::read_to_string(folder.join("allocation.json")).unwrap();
     let wanted = format!(
         "{{\"version\":1,\"resource\":\"nvidia.com/vgpu-number\",\"ids\":[\"{}\",\"{}\"],\"gpus\":[\"{}\",\"{}\"]}}\n",
@@ -68,13 +81,13 @@ async fn a_folder_that_a_restart_of_the_node_took_is_there_before_the_container(
     let (_, client) = kubelet.registered().await;
     let ids = vec![place(0, 0)];
     let got = allocate(&client, &ids).await.unwrap();
-    let folder = got.mounts[0].host_path.clone();
+    let folder = kubelet.path().join("allocations").join(&got.envs["SLUICE_ALLOCATION"]);
     fs::remove_dir_all(&folder).unwrap();
     let start = PreStartContainerRequest { devices_i_ds: ids };
     let started: Result<PreStartContainerResponse, _> =
         client.call("PreStartContainer", &start).await;
     assert!(started.is_ok(), "{started:?}");
-    assert!(fs::read_dir(&folder).unwrap().count() == 1);
+    assert!(folder.join("allocation.json").is_file() && folder.join("session").is_dir());
     agent.stop().await.unwrap();
 }
 

@@ -10,6 +10,13 @@
 
 mod allocation;
 mod bad_options;
+mod contained;
 mod health;
+mod identity;
+mod kubelets_side;
 mod registering;
 mod support;
+mod timed;
+
+#[path = "../../../../limiter/tests/suite/common/skipped.rs"]
+mod skipped;

@@ -2,6 +2,7 @@
 
 mod go_client;
 mod kubelet;
+mod pods;
 
 use std::future::Future;
 use std::path::Path;
@@ -18,6 +19,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) use go_client::{GoClient, GoEncoder, Watched};
 pub(crate) use kubelet::FakeKubelet;
+pub(crate) use pods::Pods;
 
 /// Only a hang lasts so long.
 const HANG: Duration = Duration::from_secs(100);
@@ -83,6 +85,8 @@ pub(crate) fn options(folder: &Path) -> Options {
         gates: "".parse().unwrap(),
         split: 10.try_into().unwrap(),
         memory_factor: 1024.try_into().unwrap(),
+        library: folder.join("library"),
+        daemon: folder.join("daemon/hypervisor.sock"),
     }
 }
 

@@ -1,0 +1,276 @@
+//! Real processes, started with just the mounts, variables and devices that a container gets, on the simulated GPU.
+//! They know nothing of Sluice.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use node::proto::ContainerAllocateResponse;
+use serde_json::Value;
+use small_runtime::container;
+use small_runtime::proto::{ContainerConfig, Device, KeyValue, Mount};
+use tokio::process::Child;
+
+use super::kubelets_side::{Admitted, NUMBER, Node, with_gates};
+use super::skipped::skipped;
+use super::support::{Agent, FakeKubelet, gpu, in_time, shows, until};
+
+const MIB: u64 = 1 << 20;
+/// What a pod's author may write to be free of limits.
+const LIFTING: [(&str, &str); 7] = [
+    ("CUDA_DISABLE_CONTROL", "true"),
+    ("ENABLE_CUDA_HOOKS", "false"),
+    ("CUDA_MEM_LIMIT", "32g"),
+    ("TENSOR_FUSION_CUDA_MEM_LIMIT", "{\"0\": 34359738368}"),
+    ("SLUICE_POLICY", "none"),
+    ("SLUICE_ON_FAILURE", "open"),
+    ("SLUICE_ALLOCATION", "nothing"),
+];
+
+/// A node with an agent, on which containers really run.
+pub(crate) struct Cluster {
+    pub(crate) kubelet: FakeKubelet,
+    pub(crate) node: Node,
+    agent: Agent,
+}
+
+/// A container that runs.
+pub(crate) struct Running {
+    child: Child,
+    output: PathBuf,
+}
+
+/// A file that the workspace has built.
+fn built(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debug").join(name);
+    assert!(path.is_file(), "{} is missing: run `cargo build --workspace` first", path.display());
+    path
+}
+
+/// Whether containers can be started here.
+fn can_start() -> bool {
+    let script = "mount -t tmpfs none /mnt && mkdir /mnt/x && mount --bind /usr /mnt/x";
+    let mut tried = std::process::Command::new("unshare");
+    let tried = tried.args(["--mount", "sh", "-ec", script]).output();
+    tried.is_ok_and(|tried| tried.status.success())
+}
+
+impl Cluster {
+    /// `None`: containers cannot be started here, which is said.
+    pub(crate) async fn start() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() || !can_start() {
+            skipped("it needs root and namespaces");
+            return None;
+        }
+        let mut kubelet = FakeKubelet::in_memory();
+        for library in ["libcuda_limiter.so", "libadd_path.so"] {
+            fs::copy(built(library), kubelet.path().join("library").join(library)).unwrap();
+        }
+        let image = kubelet.path().join("image");
+        fs::create_dir_all(image.join("shared")).unwrap();
+        for (from, to) in [
+            ("tenant", "tenant"),
+            ("libfake_cuda.so", "libcuda.so.1"),
+            ("libfake_nvml.so", "libnvidia-ml.so.1"),
+        ] {
+            fs::copy(built(from), image.join(to)).unwrap();
+        }
+        kubelet.start();
+        let agent = Agent::start(with_gates(kubelet.path()), shows(2));
+        let node = Node::of(&mut kubelet, 2).await;
+        Some(Self { kubelet, node, agent })
+    }
+
+    pub(crate) async fn stop(self) {
+        self.agent.stop().await.unwrap();
+    }
+
+    /// Starts a program in a container that got this answer, with variables of the pod's own.
+    pub(crate) fn run(
+        &self,
+        answer: &ContainerAllocateResponse,
+        name: &str,
+        own: &[(&str, &str)],
+        words: &[&str],
+    ) -> Running {
+        let mount = |host: &Path, inside: &str, readonly| Mount {
+            container_path: inside.to_owned(),
+            host_path: host.to_str().unwrap().to_owned(),
+            readonly,
+            ..Mount::default()
+        };
+        let image = self.kubelet.path().join("image");
+        let mut mounts =
+            vec![mount(&image, "/image", true), mount(&image.join("shared"), "/shared", false)];
+        mounts.extend(
+            answer
+                .mounts
+                .iter()
+                .map(|one| mount(Path::new(&one.host_path), &one.container_path, one.read_only)),
+        );
+        let devices = answer.devices.iter().map(|one| Device {
+            container_path: one.container_path.clone(),
+            host_path: one.host_path.clone(),
+            permissions: one.permissions.clone(),
+        });
+        // A kubelet puts the pod's own variables behind those of plugins.
+        let plugin = answer.envs.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let image = [("LD_LIBRARY_PATH", "/image"), ("SLUICE_FAKE_NODE", "/shared/fake-node")];
+        let all = plugin.chain(image).chain(own.iter().copied());
+        let env = |(key, value): (&str, &str)| KeyValue { key: key.into(), value: value.into() };
+        let config = ContainerConfig {
+            command: words.iter().map(|&word| word.to_owned()).collect(),
+            envs: all.map(env).collect(),
+            mounts,
+            devices: devices.collect(),
+            ..ContainerConfig::default()
+        };
+        let root = self.kubelet.path().join(format!("root-{name}"));
+        let output = self.kubelet.path().join(format!("{name}.out"));
+        let child = container::start(&config, &root, &output).unwrap();
+        Running { child, output }
+    }
+}
+
+impl Running {
+    pub(crate) async fn end(mut self) -> (Option<i32>, String) {
+        let code = in_time(self.child.wait()).await.unwrap().code();
+        (code, self.said())
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.output).unwrap()
+    }
+}
+
+/// The result of a run of `tenant`, among what else was said.
+#[track_caller]
+pub(crate) fn result(said: &str) -> Value {
+    let line = said.lines().rev().find(|line| line.starts_with('{'));
+    serde_json::from_str(line.unwrap_or_else(|| panic!("no result: {said}"))).unwrap()
+}
+
+/// As the pod's author wrote it: memory that is taken until it is refused.
+const TAKE: [&str; 7] =
+    ["/image/tenant", "mem", "--api", "alloc", "--chunk", "16MiB", "--cap=8GiB"];
+
+/// The device's size and what was granted, in MiB.
+#[track_caller]
+fn memory(said: &str) -> (u64, u64) {
+    let result = result(said);
+    let mib = |name: &str| result[name].as_u64().unwrap() / MIB;
+    (mib("meminfo_total"), mib("granted_bytes"))
+}
+
+async fn one_gib(cluster: &Cluster, pod: &str) -> Admitted {
+    let container = cluster.node.admit(pod, "main", 10, 1).await;
+    cluster.node.start(&container).await.unwrap();
+    container
+}
+
+#[tokio::test]
+async fn a_container_is_held_to_its_memory_whatever_its_environment_says() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let container = one_gib(&cluster, "pod").await;
+    let run = |name: &str, own: &[(&str, &str)], words: &[&str]| {
+        cluster.run(&container.answer, name, own, words).end()
+    };
+    // A context takes 512 MiB on the simulated device.
+    let (code, said) = run("plain", &[], &TAKE).await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    let (code, said) = run("lifting", &LIFTING, &TAKE).await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    let honest = "not honoured; in this container its node decides";
+    assert!(said.contains("CUDA_DISABLE_CONTROL") && said.contains(honest), "{said}");
+    // Nothing of the environment is left in the child.
+    let cleared = [
+        &["/usr/bin/env", "-i", "LD_LIBRARY_PATH=/image", "SLUICE_FAKE_NODE=/shared/fake-node"][..],
+        &TAKE,
+    ]
+    .concat();
+    let (code, said) = run("cleared", &LIFTING, &cleared).await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    cluster.stop().await;
+}
+
+/// The limit is the container's, not a user's or a pid namespace's.
+#[tokio::test]
+async fn users_and_namespaces_of_a_container_share_its_limit() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let container = one_gib(&cluster, "pod").await;
+    let hold = [&TAKE[..6], &["--cap=256MiB", "--hold=600"]].concat();
+    let holder = cluster.run(&container.answer, "holder", &[], &hold);
+    until("it holds memory", || holder.said().contains("granted_bytes")).await;
+    // The simulated node belongs to who made it.
+    let shared = cluster.kubelet.path().join("image/shared/fake-node");
+    fs::set_permissions(shared, fs::Permissions::from_mode(0o666)).unwrap();
+    for (name, words) in [
+        ("user", &["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..]),
+        ("namespace", &["unshare", "--pid", "--fork"]),
+    ] {
+        let words = [words, &TAKE].concat();
+        let (code, said) = cluster.run(&container.answer, name, &[], &words).end().await;
+        // 768 MiB are in use, and a context needs 512.
+        assert!(code == Some(1) && said.contains("OUT_OF_MEMORY"), "{name}: {code:?} {said}");
+    }
+    // Others have their own.
+    let other = one_gib(&cluster, "other").await;
+    let words = [&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"][..], &TAKE];
+    let (code, said) = cluster.run(&other.answer, "other", &[], &words.concat()).end().await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    drop(holder);
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_container_whose_limits_are_not_known_waits_and_then_fails_with_a_line() {
+    let Some(cluster) = Cluster::start().await else { return };
+    // As an init container whose place no other container gets: no kubelet tells whose it is.
+    let place = [format!("{}::9", gpu(1))];
+    let answer = cluster.node.allocate(NUMBER, &place).await;
+    cluster.node.start_with(&place).await.unwrap();
+    let own = [("SLUICE_ON_FAILURE", "open"), ("CUDA_MEM_LIMIT", "1g")];
+    let (code, said) = cluster.run(&answer, "init", &own, &TAKE).end().await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("the limits of this container are not known"), "{said}");
+    assert!(!said.contains("granted_bytes"), "{said}");
+    cluster.stop().await;
+}
+
+/// The kubelet was slow: the program waits, and then has its limits.
+#[tokio::test]
+async fn a_container_whose_limits_come_late_waits_for_them() {
+    let Some(mut cluster) = Cluster::start().await else { return };
+    cluster.kubelet.tells_of_no_pods();
+    let container = one_gib(&cluster, "pod").await;
+    let running = cluster.run(&container.answer, "late", &[], &TAKE);
+    assert_eq!(container.written(), None);
+    cluster.kubelet.tell_of_pods();
+    let (code, said) = running.end().await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    cluster.stop().await;
+}
+
+/// What a container cannot do to the folders that it sees.
+#[tokio::test]
+async fn a_container_can_neither_change_nor_see_more_than_its_own() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let container = one_gib(&cluster, "pod").await;
+    let other = one_gib(&cluster, "other").await;
+    let script = "for file in /run/sluice/allocation/sluice-session.json /run/sluice/allocation/x /etc/ld.so.preload \
+                  /run/sluice/library/libcuda_limiter.so /run/sluice/daemon/x; do
+            if echo x 2>/dev/null >> $file; then echo wrote $file; fi
+        done
+        find /run/sluice -name '*.json' -o -name '*.page'";
+    let running = cluster.run(&container.answer, "looks", &[], &["sh", "-c", script]);
+    let (code, said) = running.end().await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("wrote"), "{said}");
+    assert_eq!(said.matches(".page").count(), 2, "its own, at two places: {said}");
+    assert_eq!(said.matches("sluice-session.json").count(), 1, "{said}");
+    assert_eq!(
+        (container.written(), other.written()),
+        (Some(container.wanted()), Some(other.wanted()))
+    );
+    cluster.stop().await;
+}
