@@ -92,7 +92,7 @@ pub(crate) struct Decision {
 pub(crate) enum WriteError {
     /// Nothing was allocated in between, so the kubelet contradicts itself.
     #[error("the kubelet lists it for {now}, and has listed it for {before}")]
-    OtherHolder { before: Holder, now: Holder },
+    OtherHolder { before: Box<Holder>, now: Box<Holder> },
     #[error("the container's page: {0}")]
     Page(#[from] session::PageError),
     #[error("the container's limits: {0}")]
@@ -245,7 +245,7 @@ impl Allocations {
         match &entry.holder {
             Some(before) if *before == decision.holder => return Ok(true),
             Some(before) => {
-                let (before, now) = (before.clone(), decision.holder.clone());
+                let (before, now) = (Box::new(before.clone()), Box::new(decision.holder.clone()));
                 return Err(WriteError::OtherHolder { before, now });
             }
             None => {}

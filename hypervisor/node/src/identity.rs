@@ -43,9 +43,9 @@ pub(crate) struct Containers(Vec<Listed>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Mismatch {
     #[error("the kubelet lists these ids for {0} and for {1}")]
-    Two(Holder, Holder),
+    Two(Box<Holder>, Box<Holder>),
     #[error("the kubelet lists some of these ids for {0} and others for {1}")]
-    Parted(Holder, Holder),
+    Parted(Box<Holder>, Box<Holder>),
 }
 
 impl Containers {
@@ -90,7 +90,8 @@ impl Containers {
         let mut exact: Option<&Listed> = None;
         let mut parts: Option<&Listed> = None;
         for listed in self.0.iter().filter(|listed| !listed.places.is_disjoint(ids)) {
-            let of = |other: &Listed| (other.holder.clone(), listed.holder.clone());
+            let of =
+                |other: &Listed| (Box::new(other.holder.clone()), Box::new(listed.holder.clone()));
             if let Some((one, other)) = exact.map(of) {
                 return Err(Mismatch::Two(one, other));
             }

@@ -251,6 +251,103 @@ async fn a_container_whose_limits_come_late_waits_for_them() {
     cluster.stop().await;
 }
 
+/// A cgroup as kubelets make it for a container of containerd. It goes with its last process.
+struct Cgroup {
+    folder: PathBuf,
+    id: String,
+}
+
+impl Cgroup {
+    fn make() -> Option<Self> {
+        let id = format!("{:064x}", std::process::id());
+        let pod = "kubepods/besteffort/pod11111111-2222-3333-4444-555555555555";
+        let made = |root: &&str| {
+            let folder = Path::new(root).join(pod).join(&id);
+            fs::create_dir_all(&folder).ok()?;
+            folder.join("cgroup.procs").exists().then_some(folder)
+        };
+        let folder = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup"];
+        let folder = folder.iter().find_map(made)?;
+        Some(Self { folder, id })
+    }
+
+    /// Whether a process in it is seen in it: this may be in a container itself.
+    fn counts(&self) -> bool {
+        let script = r#"echo $$ > "$0/cgroup.procs" && cat /proc/self/cgroup"#;
+        let mut tried = std::process::Command::new("sh");
+        let tried = tried.args(["-c", script]).arg(&self.folder).output().unwrap();
+        let seen = String::from_utf8_lossy(&tried.stdout).into_owned();
+        seen.lines().any(|line| line.contains(":/kubepods/") && line.ends_with(&self.id))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let mut folder = self.folder.as_path();
+        for _ in 0..4 {
+            let begun = std::time::Instant::now();
+            while fs::remove_dir(folder).is_err() && begun.elapsed().as_secs() < 5 {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            folder = folder.parent().unwrap();
+        }
+    }
+}
+
+/// As its pod's container, with its limits and what it has.
+#[tokio::test]
+async fn the_nodes_daemon_knows_a_container_and_people_see_its_names() {
+    let Some(cgroup) = Cgroup::make().filter(Cgroup::counts) else {
+        skipped("cgroups can not be made here, or this is in a container itself");
+        return;
+    };
+    let Some(cluster) = Cluster::start().await else { return };
+    let container = one_gib(&cluster, "pod").await;
+    let (folder, socket) =
+        (cluster.kubelet.path(), cluster.kubelet.path().join("daemon/hypervisor.sock"));
+    let shared = folder.join("image/shared");
+    let mut daemon = tokio::process::Command::new(built("hypervisor"))
+        .args(["daemon", "--log", "warn", "--nvml", "none", "--socket"])
+        .arg(&socket)
+        .env("SLUICE_FAKE_NODE", shared.join("fake-node"))
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    until("the daemon listens", || socket.exists()).await;
+    let work = "until [ -e /shared/go ]; do sleep 0.05; done
+        exec /image/tenant dense --kernel-us 1000 --seconds 600";
+    let running = cluster.run(&container.answer, "main", &[], &["sh", "-c", work]);
+    let pid = running.child.id().unwrap();
+    fs::write(cgroup.folder.join("cgroup.procs"), pid.to_string()).unwrap();
+    fs::write(shared.join("go"), "").unwrap();
+    let script = r#"mount -t tmpfs none /var/log && mkdir /var/log/containers
+        ln -s nowhere "/var/log/containers/pod_default_main-$0.log"
+        exec "$@""#;
+    let sluice = |words: &[&str]| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "sh", "-ec", script, &cgroup.id]).arg(built("sluice")).args(words);
+        let output = command.arg("--daemon").arg(&socket).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        text(&output.stdout) + &text(&output.stderr)
+    };
+    let mut seen = String::new();
+    until("it is seen", || {
+        seen = sluice(&["status"]);
+        ["default/pod/main", "10%", "1.0 GiB"].iter().all(|word| seen.contains(word))
+    })
+    .await;
+    let uuid = gpu(0).to_string();
+    let change = ["limit", "default/pod/main", "--mem", "900MiB", "--device", &uuid];
+    let said = sluice(&change);
+    assert!(
+        said.contains("memory was 1024 MiB, is now 900 MiB") || said.contains("is now 900"),
+        "{said}"
+    );
+    drop(running);
+    daemon.kill().await.unwrap();
+    cluster.stop().await;
+}
+
 /// What a container cannot do to the folders that it sees.
 #[tokio::test]
 async fn a_container_can_neither_change_nor_see_more_than_its_own() {

@@ -210,6 +210,7 @@ async fn what_some_process_still_sees_stays() {
     let out = sees.stdout.as_mut().unwrap();
     if std::io::Read::read_exact(out, &mut ready).is_err() {
         super::skipped::skipped("namespaces are not permitted here");
+        _ = sees.wait();
         return;
     }
     let looks = async |more: u32| {
