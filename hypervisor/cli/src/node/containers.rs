@@ -48,7 +48,8 @@ fn name_below(root: &Path, runtime: &str, id: &str, user: Option<u32>) -> Option
             let containers: Vec<PodmanContainer> = read(&folder.join(list))?;
             containers.into_iter().find(|one| one.id == id)?.names.into_iter().next()
         }
-        "containerd" | "cri-o" => in_pod(&root.join("var/log/containers"), id),
+        // A kubelet that names cgroups itself does not say which runtime it has.
+        "containerd" | "cri-o" | "unnamed" => in_pod(&root.join("var/log/containers"), id),
         _ => None,
     }
     .filter(|name| !name.is_empty())
@@ -103,7 +104,7 @@ mod tests {
         let name = |runtime, id| name_below(root.path(), runtime, id, None);
         assert_eq!(name("docker", "ab12").as_deref(), Some("web"));
         assert_eq!(name("podman", "ee").as_deref(), Some("first"));
-        for runtime in ["containerd", "cri-o"] {
+        for runtime in ["containerd", "cri-o", "unnamed"] {
             assert_eq!(name(runtime, "ab12").as_deref(), Some("shop/web-7/main"));
         }
         for (runtime, id) in [
@@ -114,7 +115,7 @@ mod tests {
             ("docker", ""),
             ("podman", "ff"),
             ("podman", "ab12"),
-            ("unnamed", "ab12"),
+            ("other", "ab12"),
         ] {
             assert_eq!(name(runtime, id), None, "{runtime} {id}");
         }

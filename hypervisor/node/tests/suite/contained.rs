@@ -13,7 +13,7 @@ use tokio::process::Child;
 
 use super::kubelets_side::{Admitted, NUMBER, Node, with_gates};
 use super::skipped::skipped;
-use super::support::{Agent, FakeKubelet, gpu, in_time, shows, until};
+use super::support::{Agent, FakeKubelet, HANG, gpu, in_time, shows, until};
 
 const MIB: u64 = 1 << 20;
 /// What a pod's author may write to be free of limits.
@@ -330,12 +330,18 @@ async fn the_nodes_daemon_knows_a_container_and_people_see_its_names() {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         text(&output.stdout) + &text(&output.stderr)
     };
-    let mut seen = String::new();
-    until("it is seen", || {
-        seen = sluice(&["status"]);
-        ["default/pod/main", "10%", "1.0 GiB"].iter().all(|word| seen.contains(word))
-    })
-    .await;
+    let begun = std::time::Instant::now();
+    loop {
+        let seen = sluice(&["status"]);
+        if ["default/pod/main", "10 %", "1.0 GiB", "512.0 MiB"]
+            .iter()
+            .all(|word| seen.contains(word))
+        {
+            break;
+        }
+        assert!(begun.elapsed() < HANG, "{seen}{}", running.said());
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
     let uuid = gpu(0).to_string();
     let change = ["limit", "default/pod/main", "--mem", "900MiB", "--device", &uuid];
     let said = sluice(&change);

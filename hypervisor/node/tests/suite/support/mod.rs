@@ -22,7 +22,7 @@ pub(crate) use kubelet::FakeKubelet;
 pub(crate) use pods::Pods;
 
 /// Only a hang lasts so long.
-const HANG: Duration = Duration::from_secs(100);
+pub(crate) const HANG: Duration = Duration::from_secs(100);
 
 pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(HANG, work).await.expect("it hangs")
