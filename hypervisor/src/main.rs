@@ -93,6 +93,10 @@ enum Command {
         /// The socket of the node's daemon, whose folder containers see
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
+        /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
+        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file
+        #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
+        devices: node::DeviceList,
         /// The driver's NVML, by which GPUs are found [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
@@ -175,6 +179,7 @@ fn main() -> ExitCode {
             allocations,
             library,
             daemon,
+            devices,
             nvml,
             log: level,
             log_format,
@@ -188,6 +193,7 @@ fn main() -> ExitCode {
                 memory_factor,
                 library,
                 daemon,
+                devices,
             };
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
         }

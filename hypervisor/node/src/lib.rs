@@ -35,7 +35,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 pub use injection::InjectionError;
-pub use options::{ALLOCATIONS, DAEMON, KUBELET, LIBRARY, Options, OptionsError};
+pub use options::{
+    ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
+};
 
 use self::allocations::Allocations;
 use self::device_files::DeviceFiles;
@@ -141,6 +143,7 @@ pub async fn serve(
             pool: pool.clone(),
             allocations: Arc::clone(&allocations),
             files: DeviceFiles::default(),
+            devices: options.devices,
             injection: injection.clone(),
             resolver: resolver.clone(),
         };

@@ -3,6 +3,7 @@
 use std::io;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use crate::dialects::{Dialect, Resource, offered};
 use crate::gates::FeatureGates;
@@ -17,6 +18,43 @@ pub const LIBRARY: &str = "/usr/lib/sluice";
 pub const DAEMON: &str = "/run/sluice/hypervisor.sock";
 /// Where in the kubelet's folder plugins are.
 const PLUGINS: &str = "device-plugins";
+
+/// How a container gets the driver's device files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceList {
+    /// They are named, and `NVIDIA_VISIBLE_DEVICES` tells NVIDIA's container runtime to bring its libraries.
+    Files,
+    /// The container runtime has NVIDIA's CDI file, which names both.
+    Cdi,
+}
+
+impl DeviceList {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Files, Self::Cdi];
+
+    /// Its name in options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Cdi => "cdi",
+        }
+    }
+}
+
+/// A text that names no such way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no way to name devices: files and cdi are accepted")]
+pub struct DeviceListError(String);
+
+impl FromStr for DeviceList {
+    type Err = DeviceListError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceListError> {
+        let named = Self::ALL.into_iter().find(|list| list.name() == text);
+        named.ok_or_else(|| DeviceListError(text.to_owned()))
+    }
+}
 
 /// How the node's part is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +75,8 @@ pub struct Options {
     pub library: PathBuf,
     /// The socket of the node's daemon, whose folder containers see.
     pub daemon: PathBuf,
+    /// How containers get device files.
+    pub devices: DeviceList,
 }
 
 /// An option that cannot be followed.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,16 +17,21 @@ use crate::allocations::{Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
 use crate::dialects::{Counts, Resource};
 use crate::injection::{Injection, mount};
+use crate::options::DeviceList;
 use crate::pool::{Allocation, Pool, PoolError};
 use crate::proto::device_plugin_server::DevicePlugin;
 use crate::proto::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
+    AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
     ContainerPreferredAllocationResponse, Device, DevicePluginOptions, DeviceSpec, Empty, HEALTHY,
     ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use crate::resolver::{Resolver, Settled, Undecided};
 
+/// What NVIDIA's CDI file calls a GPU.
+const CDI: &str = "nvidia.com/gpu";
+/// For NVIDIA's container runtime: CDI brings the devices.
+const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Tells the container which allocation it has.
@@ -38,6 +44,7 @@ pub(crate) struct Offer {
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) files: DeviceFiles,
+    pub(crate) devices: DeviceList,
     pub(crate) injection: Injection,
     pub(crate) resolver: Resolver,
 }
@@ -92,6 +99,14 @@ impl Offer {
         Arc::clone(&self.pool.borrow())
     }
 
+    /// The files to be named. With CDI none are: its file has them.
+    fn device_files(&self, allocation: &Allocation) -> Result<Vec<PathBuf>, FilesError> {
+        match self.devices {
+            DeviceList::Files => self.files.of(&allocation.gpus),
+            DeviceList::Cdi => Ok(Vec::new()),
+        }
+    }
+
     /// What the kubelet is to do for one container.
     fn container(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
@@ -99,7 +114,7 @@ impl Offer {
         if self.resource.counts != Counts::Places {
             return Ok(ContainerAllocateResponse::default());
         }
-        let files = self.files.of(&allocation.gpus)?;
+        let files = self.device_files(&allocation)?;
         self.allocations.allocate(&self.resource, &allocation)?;
         let mut mounts = self.injection.mounts()?;
         mounts.push(mount(&self.allocations.of(&allocation.key), FOLDER, true));
@@ -107,20 +122,28 @@ impl Offer {
         let Allocation { key, gpus, .. } = allocation;
         let visible: Vec<String> = gpus.iter().map(ToString::to_string).collect();
         let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
-        let device = |file: &std::path::PathBuf| DeviceSpec {
+        let device = |file: &PathBuf| DeviceSpec {
             container_path: path(file),
             host_path: path(file),
             permissions: "rw".to_owned(),
         };
         tracing::info!(resource = self.resource.name, key = key.as_str(), gpus = ?visible, "allocates");
+        let (seen, cdi_devices) = match self.devices {
+            DeviceList::Files => (visible.join(","), Vec::new()),
+            DeviceList::Cdi => {
+                let named = visible.iter().map(|gpu| CdiDevice { name: format!("{CDI}={gpu}") });
+                (NONE_VISIBLE.to_owned(), named.collect())
+            }
+        };
         Ok(ContainerAllocateResponse {
             envs: HashMap::from([
-                (VISIBLE.to_owned(), visible.join(",")),
+                (VISIBLE.to_owned(), seen),
                 (ALLOCATION.to_owned(), key.as_str().to_owned()),
             ]),
             mounts,
             devices: files.iter().map(device).collect(),
             annotations: HashMap::new(),
+            cdi_devices,
         })
     }
 }
@@ -129,7 +152,7 @@ impl Offer {
     /// A container with these ids is about to start.
     fn start(&self, ids: &[String]) -> Result<Waiting, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
-        self.files.of(&allocation.gpus)?;
+        self.device_files(&allocation)?;
         self.allocations.start(&self.resource, &allocation)?;
         let Allocation { key, ids, gpus } = allocation;
         Ok(Waiting { key, ids: ids.iter().map(ToString::to_string).collect(), gpus })

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use node::DeviceList;
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
+use prost::Message;
 
 use super::support::{Agent, FakeKubelet, GoClient, gpu, options, shows};
 
@@ -72,6 +74,25 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     agent.stop().await.unwrap();
     // Containers go on.
     assert!(folder.join("allocation.json").exists());
+}
+
+/// The bytes that a kubelet from 1.28 on reads, and that older ones skip.
+#[tokio::test]
+async fn devices_are_named_by_cdi_where_that_is_asked_for() {
+    let mut kubelet = FakeKubelet::running();
+    let mut wanted = options(kubelet.path());
+    wanted.devices = DeviceList::Cdi;
+    let agent = Agent::start(wanted, shows(2));
+    let (_, client) = kubelet.registered().await;
+    let mut got = allocate(&client, &[place(1, 3), place(0, 2)]).await.unwrap();
+    assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert!(got.devices.is_empty());
+    // A map has no order on the wire, and paths are this test's own.
+    got.envs.clear();
+    got.mounts.clear();
+    let golden = include_bytes!("cdi-devices.golden");
+    assert_eq!(got.encode_to_vec(), golden, "{got:?}");
+    agent.stop().await.unwrap();
 }
 
 #[tokio::test]

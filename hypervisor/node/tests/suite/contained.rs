@@ -237,6 +237,33 @@ async fn a_container_whose_limits_are_not_known_waits_and_then_fails_with_a_line
     cluster.stop().await;
 }
 
+/// What stands in the folder is the node's, or nothing works.
+#[tokio::test]
+async fn what_is_no_decision_of_the_nodes_fails_with_a_line() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let container = one_gib(&cluster, "pod").await;
+    let file = container.folder.join("sluice-session.json");
+    let run = |name: &str| cluster.run(&container.answer, name, &[], &TAKE).end();
+    let chown = |uid| std::os::unix::fs::chown(&container.folder, Some(uid), None).unwrap();
+    chown(1000);
+    let (code, said) = run("owner").await;
+    assert!(code == Some(1) && said.contains("a folder of root's is accepted"), "{said}");
+    chown(0);
+    let whole = fs::read(&file).unwrap();
+    fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    let (code, said) = run("cut").await;
+    assert!(code == Some(1) && said.contains("its limits are not known"), "{said}");
+    fs::write(&file, whole).unwrap();
+    let session = container.folder.join("session");
+    fs::set_permissions(&session, fs::Permissions::from_mode(0o777)).unwrap();
+    let (code, said) = run("open").await;
+    assert!(code == Some(1) && said.contains("only user 0 or root can write to"), "{said}");
+    fs::set_permissions(&session, fs::Permissions::from_mode(0o711)).unwrap();
+    let (code, said) = run("whole").await;
+    assert_eq!((code, memory(&said)), (Some(0), (1024, 512)), "{said}");
+    cluster.stop().await;
+}
+
 /// The kubelet was slow: the program waits, and then has its limits.
 #[tokio::test]
 async fn a_container_whose_limits_come_late_waits_for_them() {

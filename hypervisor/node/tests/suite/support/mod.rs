@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use limits::GpuId;
 use node::dialects::Dialect;
-use node::{NodeError, Options};
+use node::{DeviceList, NodeError, Options};
 use observer::{AllReadings, Blind, DeviceReading, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -87,6 +87,7 @@ pub(crate) fn options(folder: &Path) -> Options {
         memory_factor: 1024.try_into().unwrap(),
         library: folder.join("library"),
         daemon: folder.join("daemon/hypervisor.sock"),
+        devices: DeviceList::Files,
     }
 }
 
