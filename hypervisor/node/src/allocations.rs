@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,6 +37,8 @@ const ENDED: Duration = Duration::from_secs(1);
 /// The same for one whose container was never listed: the kubelet lists it as soon as all its resources are there, but
 /// for an init container, which it never lists.
 const NEVER_LISTED: Duration = Duration::from_secs(10);
+/// For how long after its start a container's first process may be waiting. Others come later, if any.
+const URGENT: Duration = Duration::from_secs(15);
 
 /// The folder.
 #[derive(Debug)]
@@ -114,6 +116,8 @@ impl Allocations {
     pub(crate) fn take(folder: &Path) -> Result<(Self, Lock), NodeError> {
         let fault = |source| NodeError::Allocations { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(fault)?;
+        // Pages in it may be written by whoever gets to them. Containers do by their mounts.
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(fault)?;
         let mut options = OpenOptions::new();
         let lock = options.write(true).create(true).truncate(false).mode(0o600);
         let lock = lock.open(folder.join(LOCK)).map_err(fault)?;
@@ -155,6 +159,7 @@ impl Allocations {
         let (draft, path) = (self.draft(), self.folder.join(PRELOAD));
         let lines = libraries.iter().map(|path| format!("{}\n", path.display()));
         fs::write(&draft, lines.collect::<String>())?;
+        for_all_users(&draft, 0o644)?;
         fs::rename(draft, &path)?;
         Ok(path)
     }
@@ -187,6 +192,7 @@ impl Allocations {
         // What an earlier run left.
         _ = fs::remove_dir_all(&draft);
         fs::create_dir(&draft)?;
+        for_all_users(&draft, 0o755)?;
         let facts = Facts {
             version: 1,
             resource: resource.name.to_owned(),
@@ -196,6 +202,7 @@ impl Allocations {
         let mut file = File::create(draft.join(FACTS))?;
         serde_json::to_writer(&mut file, &facts)?;
         file.write_all(b"\n")?;
+        for_all_users(&draft.join(FACTS), 0o644)?;
         allocation::make_session(&draft.join(SESSION))?;
         self.remove(&folder)?;
         fs::rename(draft, folder)
@@ -228,6 +235,13 @@ impl Allocations {
             gpus: entry.gpus.clone(),
         };
         waiting.map(one).collect()
+    }
+
+    /// Whether a container that has just started waits for its limits.
+    pub(crate) fn is_urgent(&self) -> bool {
+        let begun = |started: Instant| started.elapsed() < URGENT;
+        let waits = |entry: &Entry| entry.holder.is_none() && entry.started.is_some_and(begun);
+        self.table().values().any(waits)
     }
 
     /// Writes what holds for the container of an allocation. `asked`: as for [`Self::waiting`]. `false`: it is another
@@ -313,7 +327,7 @@ impl Entry {
 
     /// Whether what the kubelet was asked at that time is about the present container, with all its resources.
     fn counts_at(&self, asked: Instant) -> bool {
-        self.made < asked && self.started.is_some_and(|started| started < asked)
+        self.made <= asked && self.started.is_some_and(|started| started <= asked)
     }
 
     fn last_touched(&self) -> Instant {
@@ -362,6 +376,11 @@ impl Decision {
             command: None,
         }
     }
+}
+
+/// What a container's users read, whatever this process's umask is.
+fn for_all_users(path: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
 /// What an earlier run left.

@@ -1,6 +1,6 @@
 //! Finds out whose allocations are, writes their limits, and removes those that nobody has any more.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::Path;
 use std::sync::Arc;
@@ -102,6 +102,7 @@ impl Resolver {
     /// Looks again and again, for as long as the program runs.
     pub(crate) async fn keep(self) -> Infallible {
         let mut told = None;
+        let mut undecided = BTreeMap::new();
         let mut allocatable = Allocatable::default();
         loop {
             tokio::time::sleep(self.pause()).await;
@@ -114,12 +115,21 @@ impl Resolver {
                     told = None;
                     let own = self.clone();
                     let work = move || own.act_on(&containers, asked);
-                    if let Err(ended) = tokio::task::spawn_blocking(work).await {
-                        tracing::error!(%ended, "looking after allocations");
+                    match tokio::task::spawn_blocking(work).await {
+                        Ok(now) => {
+                            // Each once: this may go on for long.
+                            for (key, reason) in &now {
+                                if undecided.get(key) != Some(reason) {
+                                    tracing::warn!(key, reason, "a container has no limits");
+                                }
+                            }
+                            undecided = now;
+                        }
+                        Err(ended) => tracing::error!(%ended, "looking after allocations"),
                     }
                 }
                 Err(reason) => {
-                    // Each reason once: this may go on for long.
+                    // Once: this may go on for long.
                     if told.as_ref() != Some(&reason) {
                         tracing::warn!(%reason, "new containers wait for their limits, and none is removed");
                     }
@@ -130,15 +140,17 @@ impl Resolver {
     }
 
     fn pause(&self) -> Duration {
-        if self.allocations.waiting(Instant::now()).is_empty() { ASK } else { ASK_AT_ONCE }
+        if self.allocations.is_urgent() { ASK_AT_ONCE } else { ASK }
     }
 
-    fn act_on(&self, containers: &Containers, asked: Instant) {
-        for waiting in self.allocations.waiting(asked) {
-            if let Err(undecided) = self.settle(&waiting, containers, asked) {
-                tracing::warn!(key = waiting.key.as_str(), %undecided, "a container has no limits");
-            }
-        }
+    /// Returns which allocations have no limits, and why.
+    fn act_on(&self, containers: &Containers, asked: Instant) -> BTreeMap<String, String> {
+        let waiting = self.allocations.waiting(asked);
+        let reason = |waiting: Waiting| {
+            let undecided = self.settle(&waiting, containers, asked).err()?;
+            Some((waiting.key.as_str().to_owned(), undecided.to_string()))
+        };
+        let undecided = waiting.into_iter().filter_map(reason).collect();
         let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
         match self.allocations.remove_ended(containers, asked, mounted) {
             Ok(removed) => {
@@ -148,6 +160,7 @@ impl Resolver {
             }
             Err(error) => tracing::warn!(%error, "an allocation can not be removed"),
         }
+        undecided
     }
 }
 

@@ -93,13 +93,17 @@ pub fn make_session(folder: &Path) -> io::Result<()> {
     fs::set_permissions(folder, fs::Permissions::from_mode(FOR_ALL))
 }
 
-/// Makes the pages of a container's session with the limits on its devices. A page that is there keeps its own.
+/// Makes the pages of a container's session with the limits on its devices, before the container is told of them.
 ///
 /// # Errors
 /// As for [`Page::open`].
 pub fn make_pages(folder: &Path, devices: &[(GpuId, Limits)]) -> Result<(), PageError> {
     for (device, limits) in devices {
-        Page::open(folder, *device, limits)?;
+        let page = Page::open(folder, *device, limits)?;
+        // One that was made before has the limits of then.
+        if page.look()?.limits() != *limits {
+            page.change_limits(limits)?;
+        }
     }
     // Only root can make it, and any process of the container may be the first that uses its devices together.
     if let [(_, limits), _, ..] = devices {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use node::DeviceList;
 use node::proto::{
@@ -42,6 +44,12 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], visible);
     assert_eq!((got.envs.len(), got.devices.len()), (2, 0));
     let folder = kubelet.path().join("allocations").join(&key);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    // Nobody else on the node gets to pages that their containers' users may write.
+    let modes =
+        ["allocations", "allocations/ld.so.preload"].map(|path| mode(&kubelet.path().join(path)));
+    assert_eq!(modes, [0o700, 0o644]);
+    assert_eq!((mode(&folder), mode(&folder.join("session"))), (0o755, 0o711));
     let host = |below: &str| kubelet.path().join(below).display().to_string();
     let session = format!("allocations/{key}/session");
     let mounts = [

@@ -70,6 +70,7 @@ impl Cluster {
         fs::create_dir_all(image.join("shared")).unwrap();
         for (from, to) in [
             ("tenant", "tenant"),
+            ("sluice", "sluice"),
             ("libfake_cuda.so", "libcuda.so.1"),
             ("libfake_nvml.so", "libnvidia-ml.so.1"),
         ] {
@@ -396,6 +397,10 @@ async fn a_container_can_neither_change_nor_see_more_than_its_own() {
     let (code, said) = running.end().await;
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("wrote"), "{said}");
+    // Limits within limits would hold nowhere.
+    let words = ["/image/sluice", "run", "--mem", "512MiB", "--", "true"];
+    let (code, told) = cluster.run(&container.answer, "within", &[], &words).end().await;
+    assert!(code != Some(0) && told.contains("without 'sluice run'"), "{code:?} {told}");
     assert_eq!(said.matches(".page").count(), 2, "its own, at two places: {said}");
     assert_eq!(said.matches("sluice-session.json").count(), 1, "{said}");
     assert_eq!(
