@@ -191,15 +191,23 @@ until_so 60 'the scheduler refuses' sh -c "curl -sfk -H 'Authorization: Bearer s
     | jq -e '.status.conditions[]? | select(.reason == \"Unschedulable\")'"
 echo "greedy: $(phase greedy)"
 
+# shellcheck disable=SC2016 # the container's shell expands it
+pod living 1 'echo "key $SLUICE_ALLOCATION"; sleep 1000'
+until_so 90 'a pod runs' is_in living Running
+living=$(sed -n 's/^key //p' "$folder/state/living.out")
+
 # The kubelet restarts: the plugin is there again, and pods get GPUs.
 kill -9 "$kubelet"
 wait "$kubelet" 2>/dev/null || true
 start_kubelet
-sockets=/var/lib/kubelet/device-plugins
-until_so 60 'the plugin listens again' sh -c "[ \$(grep -c '\"\\?registered' '$log/agent') -ge 2 ] && ls $sockets/sluice-*.sock"
+# Each resource registers by itself.
+until_so 60 'the plugin is registered again' sh -c "[ \$(grep -c 'registered resource=.nvidia.com/vgpu-number' '$log/agent') -ge 2 ]"
+# The API server's word is from before the restart, and the kubelet refuses pods until it has the list.
+sleep 2
 until_so 90 'the node offers places again' offers
 # shellcheck disable=SC2016 # the container's shell expands it
 pod second 1 'echo "gpu $NVIDIA_VISIBLE_DEVICES"'
 until_so 90 'a pod runs after the restart' is_in second Succeeded
 grep -q '^gpu GPU-5a1ce000-' "$folder/state/second.out" || die 'no GPU after the restart'
 echo 'after a restart of the kubelet: a pod has run'
+[ -f "$folder/allocations/$living/sluice-session.json" ] || die "the folder of a pod that runs is gone"

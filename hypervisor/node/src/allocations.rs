@@ -398,7 +398,7 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
         let now = Instant::now();
         let started = path.join(STARTED).exists().then_some(now);
         let holder = OwnerSettings::of(&path).ok().and_then(|settings| holder(&settings));
-        let (listed, missing) = (false, None);
+        let (listed, missing) = (holder.is_some(), None);
         table.insert(key, Entry { ids, gpus, made: now, started, holder, listed, missing });
     }
     Ok(table)
