@@ -93,3 +93,80 @@ impl PodResourcesApi {
         answered.unwrap_or(Err(PodResourcesError::Silent))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::pod_resources::pod_resources_lister_server::{
+        PodResourcesLister, PodResourcesListerServer,
+    };
+    use crate::proto::pod_resources::{AllocatableResourcesResponse, ListPodResourcesResponse};
+    use tokio::net::UnixListener;
+    use tokio_stream::wrappers::UnixListenerStream;
+    use tonic::transport::Server;
+    use tonic::{Request, Response, Status};
+
+    /// A kubelet with so many ids in one message, or with an error.
+    struct Kubelet(Result<usize, Code>);
+
+    impl Kubelet {
+        fn devices(&self) -> Result<Vec<ContainerDevices>, Status> {
+            let many = self.0.map_err(|code| Status::new(code, "as the test says"))?;
+            let device_ids = (0..many).map(|at| format!("{:0>60}", at)).collect();
+            Ok(vec![ContainerDevices { resource_name: "r".to_owned(), device_ids }])
+        }
+    }
+
+    #[tonic::async_trait]
+    impl PodResourcesLister for Kubelet {
+        async fn list(
+            &self,
+            _: Request<ListPodResourcesRequest>,
+        ) -> Result<Response<ListPodResourcesResponse>, Status> {
+            self.devices()?;
+            let name = "pod".to_owned();
+            let pod_resources = vec![PodResources { name, ..PodResources::default() }];
+            Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+        }
+
+        async fn get_allocatable_resources(
+            &self,
+            _: Request<AllocatableResourcesRequest>,
+        ) -> Result<Response<AllocatableResourcesResponse>, Status> {
+            Ok(Response::new(AllocatableResourcesResponse { devices: self.devices()? }))
+        }
+    }
+
+    async fn answers(
+        kubelet: Kubelet,
+    ) -> (Result<usize, PodResourcesError>, Result<usize, PodResourcesError>) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("pod-resources")).unwrap();
+        let listener = UnixListener::bind(folder.path().join(SOCKET)).unwrap();
+        let server = Server::builder().add_service(PodResourcesListerServer::new(kubelet));
+        let serves = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
+        let api = PodResourcesApi::of(folder.path());
+        let pods = api.list().await.map(|pods| pods.len());
+        let allocatable = api.allocatable().await.map(|parts| parts[0].device_ids.len());
+        serves.abort();
+        (pods, allocatable)
+    }
+
+    #[tokio::test]
+    async fn pods_and_what_may_be_given_out_also_in_a_long_message() {
+        // More than the 4 MiB that clients take if nothing else is said.
+        assert_eq!(answers(Kubelet(Ok(100_000))).await, (Ok(1), Ok(100_000)));
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_that_does_not_tell() {
+        let not_there = PodResourcesError::NotThere;
+        let found = answers(Kubelet(Err(Code::Unimplemented))).await;
+        assert_eq!(found, (Err(not_there.clone()), Err(not_there)));
+        let (pods, _) = answers(Kubelet(Err(Code::Internal))).await;
+        assert_eq!(pods, Err(PodResourcesError::Refused("as the test says".to_owned())));
+        let folder = tempfile::tempdir().unwrap();
+        let nobody = PodResourcesApi::of(folder.path()).list().await.unwrap_err().to_string();
+        assert!(nobody.contains(SOCKET) && nobody.contains("No such file"), "{nobody}");
+    }
+}

@@ -16,6 +16,7 @@ use crate::identity::{Containers, Listed, Mismatch};
 use crate::mounted;
 use crate::pod_resources::{PodResourcesApi, PodResourcesError};
 use crate::pool::Pool;
+use crate::proto::pod_resources::ContainerDevices;
 
 /// How often the kubelet is asked while there are allocations.
 const ASK: Duration = Duration::from_secs(1);
@@ -190,10 +191,9 @@ impl Allocatable {
             Err(_) => return,
         };
         for resource in resolver.resources.iter() {
-            let own = parts.iter().filter(|part| part.resource_name == resource.name);
-            let has: BTreeSet<&String> = own.flat_map(|part| &part.device_ids).collect();
+            let has = has(&parts, resource.name);
             let offered = offered(&resolver.pool.borrow(), resource.counts);
-            let (resource, has) = (resource.name, has.len());
+            let resource = resource.name;
             if has == offered {
                 self.told.remove(resource);
             } else if self.told.insert(resource) {
@@ -203,6 +203,33 @@ impl Allocatable {
     }
 }
 
+/// How many ids of a resource the kubelet has. It may tell them in several parts.
+fn has(parts: &[ContainerDevices], resource: &str) -> usize {
+    let own = parts.iter().filter(|part| part.resource_name == resource);
+    own.flat_map(|part| &part.device_ids).collect::<BTreeSet<_>>().len()
+}
+
 fn offered(pool: &Pool, counts: Counts) -> usize {
     pool.ids(counts).filter(|(_, healthy)| *healthy).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Gpu;
+
+    #[test]
+    fn what_the_kubelet_has_is_compared_with_what_is_healthy() {
+        let gpu =
+            |byte, healthy| Gpu { id: GpuId::from_bytes([byte; 16]), memory_mib: None, healthy };
+        let split = 3.try_into().unwrap();
+        let pool = Pool::new(vec![gpu(1, true), gpu(2, false)], split, split);
+        assert_eq!(offered(&pool, Counts::Places), 3);
+        let part = |name: &str, ids: &[&str]| ContainerDevices {
+            resource_name: name.to_owned(),
+            device_ids: ids.iter().map(|&id| id.to_owned()).collect(),
+        };
+        let parts = [part("a", &["1", "2"]), part("b", &["9"]), part("a", &["2", "3"])];
+        assert_eq!((has(&parts, "a"), has(&parts, "b"), has(&parts, "c")), (3, 1, 0));
+    }
 }
