@@ -3,9 +3,9 @@
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let definition = "deviceplugin-v1beta1.proto";
-    println!("cargo::rerun-if-changed=proto/{definition}");
-    let files = protox::compile([definition], ["proto"])?;
+    let definitions = ["deviceplugin-v1beta1.proto", "podresources-v1.proto"];
+    println!("cargo::rerun-if-changed=proto");
+    let files = protox::compile(definitions, ["proto"])?;
     tonic_prost_build::configure().compile_fds(files)?;
     Ok(())
 }

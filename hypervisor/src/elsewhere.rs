@@ -49,7 +49,8 @@ pub(crate) fn find(
 /// The session that is meant, if it is among these.
 pub(crate) fn one_of(sessions: Vec<Found>, uid: u32, name: &str) -> Result<Option<Found>, Several> {
     let is_it = |found: &Found| {
-        found.uid == uid && found.name.rsplit('/').next().is_some_and(|last| last == name)
+        (found.uid == uid || found.is_of_allocation())
+            && found.name.rsplit('/').next().is_some_and(|last| last == name)
     };
     let mut matching = sessions.into_iter().filter(is_it);
     match (matching.next(), matching.next()) {

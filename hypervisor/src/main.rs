@@ -67,8 +67,7 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
-    /// Offer the node's GPUs to its kubelet, in parts. Pods get GPUs by this, and not yet their limits: nothing holds a
-    /// pod to its memory or share so far
+    /// Offer the node's GPUs to its kubelet, in parts, and hold the containers that get them to their limits
     Node {
         /// Whose resource names pods may use: vgpu-manager
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
@@ -88,6 +87,16 @@ enum Command {
         /// The folder of allocations, of which each container sees its own
         #[arg(long, value_name = "DIR", default_value = node::ALLOCATIONS)]
         allocations: PathBuf,
+        /// The folder with libcuda_limiter.so and libadd_path.so, which containers preload
+        #[arg(long, value_name = "DIR", default_value = node::LIBRARY)]
+        library: PathBuf,
+        /// The socket of the node's daemon, whose folder containers see
+        #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
+        daemon: PathBuf,
+        /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
+        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file
+        #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
+        devices: node::DeviceList,
         /// The driver's NVML, by which GPUs are found [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
@@ -168,12 +177,24 @@ fn main() -> ExitCode {
             memory_factor,
             kubelet_dir: kubelet,
             allocations,
+            library,
+            daemon,
+            devices,
             nvml,
             log: level,
             log_format,
         } => {
-            let options =
-                node::Options { kubelet, allocations, dialects, gates, split, memory_factor };
+            let options = node::Options {
+                kubelet,
+                allocations,
+                dialects,
+                gates,
+                split,
+                memory_factor,
+                library,
+                daemon,
+                devices,
+            };
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
         }
         Command::Completions { shell } => {

@@ -38,9 +38,6 @@ pub fn run_node(options: &Options, nvml: Option<&Path>) -> Result<(), RoleError>
     let source = Box::new(nvml.map_or_else(NvmlSource::default, NvmlSource::at));
     let served = runtime.block_on(async {
         let mut ends = Ends::new().map_err(system("signal handlers"))?;
-        tracing::warn!(
-            "pods get GPUs, and not yet limits: nothing holds them to memory or a share"
-        );
         let end = async move {
             let signal = ends.asked().await;
             tracing::info!(signal, "ends");

@@ -1,6 +1,7 @@
 //! The variables that decide in this process.
 //!
-//! In a session that has an owner (`sluice run`), they are the owner's, from the file that it wrote. Otherwise they
+//! In a container with an allocation (Kubernetes), they are its node's, from the folder that is mounted there. In a
+//! session that has an owner (`sluice run`), they are the owner's, from the file that it wrote. Otherwise they
 //! are this process's own, as they were when the library was loaded. The program may change its environment, or
 //! overwrite the memory that holds it, before its first CUDA call: that changes nothing.
 
@@ -9,11 +10,17 @@ use core::ffi::{CStr, c_void};
 use core::mem;
 use limits::GpuId;
 use limits::env::SESSION_DIR;
+use session::allocation::{self, AllocationError};
 use session::settings::{self, OwnerSettings, SettingsError};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
+
+/// How long the first CUDA call of a process waits for its container's limits. They are written before the container
+/// starts, unless the kubelet was slow to tell whose it is.
+const NODE_WRITES_WITHIN: Duration = Duration::from_secs(10);
 
 /// What was there when the library was loaded. It is a static because the constructor fills it, before any state of
 /// the process exists; a forked child has it as well. It is set once and never waited for.
@@ -26,12 +33,15 @@ struct AtLoad {
     loaded_as: Option<PathBuf>,
     /// The names under which it was told to look for it.
     preload: OsString,
+    /// Whether this is a container with an allocation. Nothing in the environment has a say in that.
+    in_allocation: bool,
 }
 
 impl AtLoad {
     fn take() -> Self {
         let preload = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-        Self { variables: Snapshot::take(), loaded_as: loaded_as(), preload }
+        let in_allocation = allocation::is_here();
+        Self { variables: Snapshot::take(), loaded_as: loaded_as(), preload, in_allocation }
     }
 
     fn present() -> Self {
@@ -58,6 +68,9 @@ impl AtLoad {
 /// The session that this process was started in.
 pub(crate) fn session() -> Option<PathBuf> {
     let at_load = AtLoad::present();
+    if at_load.in_allocation {
+        return Some(allocation::SESSION.into());
+    }
     at_load.owned_session().or_else(|| at_load.named_session()).map(Path::to_owned)
 }
 
@@ -86,6 +99,9 @@ pub(crate) enum Undecided {
     /// The owner's file.
     #[error(transparent)]
     Owner(#[from] SettingsError),
+    /// What the container's node has written.
+    #[error(transparent)]
+    Allocation(#[from] AllocationError),
     /// A variable.
     #[error(transparent)]
     Variable(#[from] ConfigError),
@@ -108,28 +124,31 @@ pub(crate) struct Decided {
 /// [`Undecided`]: the limits are not known then.
 pub(crate) fn decided() -> Result<Decided, Undecided> {
     let at_load = AtLoad::present();
-    let (named, owned) = (at_load.named_session(), at_load.owned_session());
+    let named = at_load.named_session();
     let own = at_load.variables.clone();
-    let Some(dir) = owned else {
+    let (dir, settings, decides) = if at_load.in_allocation {
+        let decides = "in this container its node decides";
+        (Path::new(allocation::SESSION), allocation::settings(NODE_WRITES_WITHIN)?, decides)
+    } else if let Some(dir) = at_load.owned_session() {
+        let decides = "in this session 'sluice run' decides, and 'sluice limit' changes it";
+        (dir, OwnerSettings::of(dir)?, decides)
+    } else {
         let config = Config::from_env(&own)?;
         return Ok(Decided { config, variables: own, only: None, in_vain: Vec::new() });
     };
-    let OwnerSettings { variables, devices, .. } = OwnerSettings::of(dir)?;
+    let OwnerSettings { variables, devices, .. } = settings;
     let pairs = variables.into_iter().map(|(name, value)| (name.into(), value.into()));
     let own_place = [(SESSION_DIR.into(), dir.as_os_str().to_owned())];
     let variables: Snapshot = own_place.into_iter().chain(pairs).collect();
     let mut in_vain = Vec::new();
     if named.is_some_and(|named| named != dir) {
         in_vain.push(format!(
-            "{SESSION_DIR} is not honoured: this process belongs to the session that preloads its limiter"
+            "{SESSION_DIR} is not honoured: this process belongs to the session that preloads its limiter, or to its container's"
         ));
     }
     let differing = own.differing(&variables);
     if !differing.is_empty() {
-        in_vain.push(format!(
-            "{}: not honoured; in this session 'sluice run' decides, and 'sluice limit' changes it",
-            differing.join(", ")
-        ));
+        in_vain.push(format!("{}: not honoured; {decides}", differing.join(", ")));
     }
     // How much a process says is its own matter.
     let variables = variables.with_log_of(&own);

@@ -100,8 +100,18 @@ start_kubelet() {
 start_kubelet
 until_so 60 'the kubelet takes plugins' test -S /var/lib/kubelet/device-plugins/kubelet.sock
 ln -s "$parts/libfake_nvml.so" "$folder/libnvidia-ml.so.1"
-start agent env SLUICE_FAKE_NODE="$folder/fake-node" "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" \
-    --allocations "$folder/allocations" --device-split 4
+mkdir -p "$folder"/{library,daemon,image,shared}
+cp "$parts"/{libcuda_limiter.so,libadd_path.so} "$folder/library"
+cp "$parts/tenant" "$folder/image"
+cp "$parts/libfake_cuda.so" "$folder/image/libcuda.so.1"
+export SLUICE_FAKE_NODE="$folder/shared/fake-node"
+start daemon "$parts/hypervisor" daemon --socket "$folder/daemon/hypervisor.sock" --nvml "$folder/libnvidia-ml.so.1"
+# In memory, as on a node: the daemon reads pages of containers nowhere else.
+mkdir -p "$folder/allocations"
+mount -t tmpfs none "$folder/allocations"
+start agent "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$folder/library" \
+    --daemon "$folder/daemon/hypervisor.sock" --allocations "$folder/allocations" --device-split 4 \
+    --feature-gates CorePlugin=true,MemoryPlugin=true
 
 allocatable() {
     ask "$api/api/v1/nodes/node" | jq -r ".status.allocatable[\"$resource\"]"
@@ -140,8 +150,40 @@ gpu=$(sed -n 's/^gpu //p' "$folder/state/first.out")
 key=$(sed -n 's/^key //p' "$folder/state/first.out")
 [[ $gpu == GPU-5a1ce000-* ]] || die "no GPU is named in the container"
 [ "$(sed -n 's/^{/{/p' "$folder/state/first.out" | jq -r '.gpus[0]')" = "$gpu" ] || die 'the folder is of another GPU'
-[ -f "$folder/allocations/$key/allocation.json" ] || die 'the folder is not the one of the key'
+[ "${#key}" -eq 64 ] || die 'the allocation has no name'
 ! grep -q writable "$folder/state/first.out" || die "the container can write to its allocation's folder"
+
+until_so 30 'the folder goes when its pod has ended' test ! -e "$folder/allocations/$key"
+
+# The example of VGPU-Manager's own README, with a program that measures what it gets. Its scheduler is not here yet, so it
+# is not named.
+# shellcheck disable=SC2016 # the container's shell expands it
+measure='export LD_LIBRARY_PATH=/image SLUICE_FAKE_NODE=/shared/fake-node CUDA_DISABLE_CONTROL=true
+    /image/tenant mem --api alloc --chunk 16MiB --cap 8GiB
+    /image/tenant dense --kernel-us 1000 --seconds 5'
+jq -n --arg command "$measure" --arg image "$folder/image" --arg shared "$folder/shared" '{
+    apiVersion: "v1", kind: "Pod", metadata: {name: "gpu-pod", namespace: "default"},
+    spec: {terminationGracePeriodSeconds: 0, restartPolicy: "Never", automountServiceAccountToken: false,
+        enableServiceLinks: false,
+        volumes: [{name: "image", hostPath: {path: $image}}, {name: "shared", hostPath: {path: $shared}}],
+        containers: [{name: "default", image: "none", command: ["sh", "-c", $command],
+            volumeMounts: [{name: "image", mountPath: "/image", readOnly: true}, {name: "shared", mountPath: "/shared"}],
+            resources: {limits: {
+                "nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 1024}}}]}}' |
+    post /api/v1/namespaces/default/pods
+until_so 90 'the example pod has run' is_in gpu-pod Succeeded
+cat "$folder/state/default.out"
+results() {
+    grep '^{' "$folder/state/default.out" | jq -s "$1"
+}
+mib=$(results '.[0].meminfo_total / 1048576')
+kernels=$(results '.[1].kernels')
+[ "$mib" = 1024 ] || die "the example pod has $mib MiB"
+# Of 5000 kernels that take 1 ms each, 10 %.
+if [ "$kernels" -lt 350 ] || [ "$kernels" -gt 750 ]; then
+    die "$kernels kernels are not 10 % of 5000"
+fi
+echo "the example pod: $mib MiB, $kernels of 5000 kernels"
 
 # More than there is.
 pod greedy "$((places + 1))" true
@@ -149,15 +191,23 @@ until_so 60 'the scheduler refuses' sh -c "curl -sfk -H 'Authorization: Bearer s
     | jq -e '.status.conditions[]? | select(.reason == \"Unschedulable\")'"
 echo "greedy: $(phase greedy)"
 
+# shellcheck disable=SC2016 # the container's shell expands it
+pod living 1 'echo "key $SLUICE_ALLOCATION"; sleep 1000'
+until_so 90 'a pod runs' is_in living Running
+living=$(sed -n 's/^key //p' "$folder/state/living.out")
+
 # The kubelet restarts: the plugin is there again, and pods get GPUs.
 kill -9 "$kubelet"
 wait "$kubelet" 2>/dev/null || true
 start_kubelet
-sockets=/var/lib/kubelet/device-plugins
-until_so 60 'the plugin listens again' sh -c "[ \$(grep -c '\"\\?registered' '$log/agent') -ge 2 ] && ls $sockets/sluice-*.sock"
+# Each resource registers by itself.
+until_so 60 'the plugin is registered again' sh -c "[ \$(grep -c 'registered resource=.nvidia.com/vgpu-number' '$log/agent') -ge 2 ]"
+# The API server's word is from before the restart, and the kubelet refuses pods until it has the list.
+sleep 2
 until_so 90 'the node offers places again' offers
 # shellcheck disable=SC2016 # the container's shell expands it
 pod second 1 'echo "gpu $NVIDIA_VISIBLE_DEVICES"'
 until_so 90 'a pod runs after the restart' is_in second Succeeded
 grep -q '^gpu GPU-5a1ce000-' "$folder/state/second.out" || die 'no GPU after the restart'
 echo 'after a restart of the kubelet: a pod has run'
+[ -f "$folder/allocations/$living/sluice-session.json" ] || die "the folder of a pod that runs is gone"

@@ -15,7 +15,10 @@ const BEGIN: &str = include_str!("begin.sh");
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Starts the program of a container.
-pub(crate) fn start(config: &ContainerConfig, root: &Path, output: &Path) -> io::Result<Child> {
+///
+/// # Errors
+/// The system's.
+pub fn start(config: &ContainerConfig, root: &Path, output: &Path) -> io::Result<Child> {
     let mut mounts: Vec<[&str; 3]> = Vec::new();
     for mount in &config.mounts {
         let mode = if mount.readonly { "ro" } else { "rw" };

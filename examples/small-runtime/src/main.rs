@@ -3,9 +3,7 @@
 
 #![forbid(unsafe_code)]
 
-mod container;
 mod images;
-mod proto;
 mod runtime;
 
 use std::path::PathBuf;
@@ -13,6 +11,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use grpc_authority::AuthorityStream;
+use small_runtime::{container, proto};
 use tokio::net::UnixListener;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnixListenerStream;

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use ::limits::{Request, env};
 use protocol::socket::default_sockets;
+use session::allocation;
 use session::directory::{self, Found, OwnedSession, told};
 
 use super::cli::RunArgs;
@@ -24,6 +25,13 @@ use super::{
 /// # Errors
 /// [`Error`] if the program was not run.
 pub fn run(arguments: &RunArgs) -> Result<u8, Error> {
+    if allocation::is_here() {
+        return Err(Error::Usage(format!(
+            "this container has limits of its node's ({}), which hold for every program in it: start the program without \
+             'sluice run'",
+            allocation::FOLDER
+        )));
+    }
     let mut command = program(arguments)?;
     if let Some(session) = directory::inside()? {
         return Err(within_session(arguments, &session, command));

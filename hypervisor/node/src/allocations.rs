@@ -1,25 +1,68 @@
 //! The folder of allocations: one folder for each, by its key, which its container gets to see.
+//!
+//! `Allocate` makes it anew, so a container never sees what an earlier one with the same ids had. Its limits are
+//! written when the kubelet has told whose it is, and it is removed when that container has ended.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use limits::{GpuId, Limits};
 use rustix::fs::{FlockOperation, flock};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use session::allocation;
+use session::settings::{FILE as SETTINGS, OwnerSettings};
 
 use crate::NodeError;
 use crate::dialects::Resource;
-use crate::pool::Allocation;
+use crate::identity::{Containers, Holder};
+use crate::pool::{Allocation, AllocationKey};
 
 const LOCK: &str = ".lock";
 /// What an allocation is, for the node's other parts.
 const FACTS: &str = "allocation.json";
+/// The folder of the session's pages.
+const SESSION: &str = "session";
+/// Says that the kubelet has begun to start a container with it, so that all of its resources are allocated.
+const STARTED: &str = "started";
+/// The preloads of containers.
+const PRELOAD: &str = "ld.so.preload";
+/// How long after its container was listed no more an allocation is removed.
+const ENDED: Duration = Duration::from_secs(1);
+/// The same for one whose container was never listed: the kubelet lists it as soon as all its resources are there, but
+/// for an init container, which it never lists.
+const NEVER_LISTED: Duration = Duration::from_secs(10);
+/// For how long after its start a container's first process may be waiting. Others come later, if any.
+const URGENT: Duration = Duration::from_secs(15);
 
 /// The folder.
 #[derive(Debug)]
 pub(crate) struct Allocations {
     folder: PathBuf,
+    drafts: AtomicU64,
+    table: Mutex<BTreeMap<AllocationKey, Entry>>,
+}
+
+/// An allocation, as far as it is known.
+#[derive(Clone, Debug)]
+struct Entry {
+    ids: BTreeSet<String>,
+    gpus: Vec<GpuId>,
+    /// When it was allocated, or found by this run.
+    made: Instant,
+    /// When a container with it was last about to start.
+    started: Option<Instant>,
+    /// Whose limits are written.
+    holder: Option<Holder>,
+    /// Whether its ids have been listed.
+    listed: bool,
+    /// Since when they are not.
+    missing: Option<Instant>,
 }
 
 /// While this is there nobody else uses the folder.
@@ -29,23 +72,62 @@ pub(crate) struct Lock {
 }
 
 /// What stands in an allocation's folder.
-#[derive(Serialize)]
-struct Facts<'a> {
+#[derive(Debug, Serialize, Deserialize)]
+struct Facts {
     version: u32,
-    resource: &'a str,
+    resource: String,
     ids: Vec<String>,
     gpus: Vec<String>,
 }
 
+/// What holds for a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) holder: Holder,
+    pub(crate) limits: Vec<(GpuId, Limits)>,
+    /// Where the container sees the daemon's socket.
+    pub(crate) daemon: PathBuf,
+}
+
+/// Why limits are not written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WriteError {
+    /// Nothing was allocated in between, so the kubelet contradicts itself.
+    #[error("the kubelet lists it for {now}, and has listed it for {before}")]
+    OtherHolder { before: Box<Holder>, now: Box<Holder> },
+    #[error("the container's page: {0}")]
+    Page(#[from] session::PageError),
+    #[error("the container's limits: {0}")]
+    Settings(#[from] session::settings::SettingsError),
+    #[error("the allocation's folder: {0}")]
+    Folder(#[from] io::Error),
+}
+
+/// An allocation that waits for its limits.
+#[derive(Clone, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) key: AllocationKey,
+    pub(crate) ids: BTreeSet<String>,
+    pub(crate) gpus: Vec<GpuId>,
+}
+
 impl Allocations {
+    /// Takes the folder, with what an earlier run left there.
     pub(crate) fn take(folder: &Path) -> Result<(Self, Lock), NodeError> {
         let fault = |source| NodeError::Allocations { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(fault)?;
+        // Pages in it may be written by whoever gets to them. Containers do by their mounts.
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700)).map_err(fault)?;
         let mut options = OpenOptions::new();
         let lock = options.write(true).create(true).truncate(false).mode(0o600);
         let lock = lock.open(folder.join(LOCK)).map_err(fault)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok((Self { folder: folder.to_owned() }, Lock { _file: lock })),
+            Ok(()) => {
+                let table = found_in(folder).map_err(fault)?;
+                let (drafts, table) = (AtomicU64::new(0), Mutex::new(table));
+                let allocations = Self { folder: folder.to_owned(), drafts, table };
+                Ok((allocations, Lock { _file: lock }))
+            }
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
                 Err(NodeError::AlreadyRuns { folder: folder.to_owned() })
             }
@@ -53,33 +135,286 @@ impl Allocations {
         }
     }
 
-    /// Makes the allocation's folder, or leaves it as it is. A file is there in full or not at all.
-    pub(crate) fn make(&self, resource: &Resource, allocation: &Allocation) -> io::Result<PathBuf> {
-        let folder = self.folder.join(allocation.key.as_str());
-        fs::create_dir_all(&folder)?;
+    fn table(&self) -> MutexGuard<'_, BTreeMap<AllocationKey, Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The folder of an allocation.
+    pub(crate) fn of(&self, key: &AllocationKey) -> PathBuf {
+        self.folder.join(key.as_str())
+    }
+
+    /// Where its pages are.
+    pub(crate) fn session_of(&self, key: &AllocationKey) -> PathBuf {
+        self.of(key).join(SESSION)
+    }
+
+    /// A path that nobody else uses.
+    fn draft(&self) -> PathBuf {
+        self.folder.join(format!(".draft-{}", self.drafts.fetch_add(1, Ordering::Relaxed)))
+    }
+
+    /// Writes the list of libraries that containers preload.
+    pub(crate) fn write_preload(&self, libraries: &[PathBuf]) -> io::Result<PathBuf> {
+        let (draft, path) = (self.draft(), self.folder.join(PRELOAD));
+        let lines = libraries.iter().map(|path| format!("{}\n", path.display()));
+        fs::write(&draft, lines.collect::<String>())?;
+        for_all_users(&draft, 0o644)?;
+        fs::rename(draft, &path)?;
+        Ok(path)
+    }
+
+    /// A container gets it: the folder is made anew.
+    pub(crate) fn allocate(&self, resource: &Resource, allocation: &Allocation) -> io::Result<()> {
+        let mut table = self.table();
+        self.make(resource, allocation)?;
+        table.insert(allocation.key.clone(), Entry::new(allocation));
+        Ok(())
+    }
+
+    /// A container with it is about to start. The folder is made again if it has gone: after a restart of the node the
+    /// kubelet starts containers anew by what it remembers, and calls `Allocate` no more.
+    pub(crate) fn start(&self, resource: &Resource, allocation: &Allocation) -> io::Result<()> {
+        let mut table = self.table();
+        if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
+            self.make(resource, allocation)?;
+            table.insert(allocation.key.clone(), Entry::new(allocation));
+        }
+        let entry = table.entry(allocation.key.clone()).or_insert_with(|| Entry::new(allocation));
+        File::create(self.of(&allocation.key).join(STARTED))?;
+        (entry.started, entry.missing) = (Some(Instant::now()), None);
+        Ok(())
+    }
+
+    /// Makes the folder, in full, and puts it in the place of an older one. Whoever has that one mounted keeps it.
+    fn make(&self, resource: &Resource, allocation: &Allocation) -> io::Result<()> {
+        let (draft, folder) = (self.draft(), self.of(&allocation.key));
+        // What an earlier run left.
+        _ = fs::remove_dir_all(&draft);
+        fs::create_dir(&draft)?;
+        for_all_users(&draft, 0o755)?;
         let facts = Facts {
             version: 1,
-            resource: resource.name,
+            resource: resource.name.to_owned(),
             ids: allocation.ids.iter().map(ToString::to_string).collect(),
             gpus: allocation.gpus.iter().map(ToString::to_string).collect(),
         };
-        // Two containers of one pod may be given the same ids at once. The name is this call's own.
-        let draft = tempfile_in(&folder)?;
-        let (mut file, path) = draft;
+        let mut file = File::create(draft.join(FACTS))?;
         serde_json::to_writer(&mut file, &facts)?;
         file.write_all(b"\n")?;
-        fs::rename(path, folder.join(FACTS))?;
-        Ok(folder)
+        for_all_users(&draft.join(FACTS), 0o644)?;
+        allocation::make_session(&draft.join(SESSION))?;
+        self.remove(&folder)?;
+        fs::rename(draft, folder)
+    }
+
+    /// Removes a folder: it goes in one step, and then what is in it.
+    fn remove(&self, folder: &Path) -> io::Result<()> {
+        let aside = self.draft();
+        match fs::rename(folder, &aside) {
+            Ok(()) => fs::remove_dir_all(aside),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        !self.table().is_empty()
+    }
+
+    /// Those whose containers have begun to start, and whose limits are not known. The kubelet was asked at `asked`: what
+    /// it said counts only for what was there before, since it may have told what held then.
+    pub(crate) fn waiting(&self, asked: Instant) -> Vec<Waiting> {
+        let is_settled = |entry: &&Entry| entry.holder.is_none() && entry.counts_at(asked);
+        let table = self.table();
+        let waiting = table.iter().filter(|(_, entry)| is_settled(entry));
+        let one = |(key, entry): (&AllocationKey, &Entry)| Waiting {
+            key: key.clone(),
+            ids: entry.ids.clone(),
+            gpus: entry.gpus.clone(),
+        };
+        waiting.map(one).collect()
+    }
+
+    /// Whether a container that has just started waits for its limits.
+    pub(crate) fn is_urgent(&self) -> bool {
+        let begun = |started: Instant| started.elapsed() < URGENT;
+        let waits = |entry: &Entry| entry.holder.is_none() && entry.started.is_some_and(begun);
+        self.table().values().any(waits)
+    }
+
+    /// Writes what holds for the container of an allocation. `asked`: as for [`Self::waiting`]. `false`: it is another
+    /// container's by now.
+    pub(crate) fn decide(
+        &self,
+        key: &AllocationKey,
+        decision: &Decision,
+        asked: Instant,
+    ) -> Result<bool, WriteError> {
+        let mut table = self.table();
+        let Some(entry) = table.get_mut(key).filter(|entry| entry.counts_at(asked)) else {
+            return Ok(false);
+        };
+        match &entry.holder {
+            Some(before) if *before == decision.holder => return Ok(true),
+            Some(before) => {
+                let (before, now) = (Box::new(before.clone()), Box::new(decision.holder.clone()));
+                return Err(WriteError::OtherHolder { before, now });
+            }
+            None => {}
+        }
+        allocation::make_pages(&self.session_of(key), &decision.limits)?;
+        let draft = self.draft();
+        _ = fs::remove_dir_all(&draft);
+        fs::create_dir(&draft)?;
+        let written = decision.settings().write(&draft).map_err(WriteError::from).and_then(|()| {
+            fs::rename(draft.join(SETTINGS), self.of(key).join(SETTINGS)).map_err(Into::into)
+        });
+        _ = fs::remove_dir_all(&draft);
+        written?;
+        entry.holder = Some(decision.holder.clone());
+        Ok(true)
+    }
+
+    /// Removes the allocations of containers that have ended. `mounted` tells which of these some process still sees: a
+    /// kubelet that has just started may not list what runs.
+    pub(crate) fn remove_ended(
+        &self,
+        listed: &Containers,
+        asked: Instant,
+        mounted: impl FnOnce(&[AllocationKey]) -> BTreeSet<AllocationKey>,
+    ) -> io::Result<Vec<AllocationKey>> {
+        let mut candidates = Vec::new();
+        for (key, entry) in self.table().iter_mut() {
+            if listed.have_any(&entry.ids) {
+                (entry.listed, entry.missing) = (true, None);
+            } else if entry.is_over(asked) {
+                candidates.push((key.clone(), entry.last_touched()));
+            }
+        }
+        if candidates.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: Vec<_> = candidates.iter().map(|(key, _)| key.clone()).collect();
+        let mounted = mounted(&keys);
+        let mut removed = Vec::new();
+        for (key, touched) in candidates {
+            let mut table = self.table();
+            let is_same = table.get(&key).is_some_and(|entry| entry.last_touched() == touched);
+            if is_same && !mounted.contains(&key) {
+                self.remove(&self.of(&key))?;
+                table.remove(&key);
+                removed.push(key);
+            }
+        }
+        Ok(removed)
     }
 }
 
-/// A new file that nobody else has.
-fn tempfile_in(folder: &Path) -> io::Result<(File, PathBuf)> {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let path = folder.join(format!(".draft-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-    let mut options = OpenOptions::new();
-    // What an earlier run left is overwritten: the folder is locked.
-    let file = options.write(true).create(true).truncate(true).mode(0o644).open(&path)?;
-    Ok((file, path))
+impl Entry {
+    fn new(allocation: &Allocation) -> Self {
+        Self {
+            ids: allocation.ids.iter().map(ToString::to_string).collect(),
+            gpus: allocation.gpus.clone(),
+            made: Instant::now(),
+            started: None,
+            holder: None,
+            listed: false,
+            missing: None,
+        }
+    }
+
+    /// Whether what the kubelet was asked at that time is about the present container, with all its resources.
+    fn counts_at(&self, asked: Instant) -> bool {
+        self.made <= asked && self.started.is_some_and(|started| started <= asked)
+    }
+
+    fn last_touched(&self) -> Instant {
+        self.started.map_or(self.made, |started| started.max(self.made))
+    }
+
+    /// It is not listed: whether that has been so for long enough.
+    fn is_over(&mut self, asked: Instant) -> bool {
+        if self.last_touched() >= asked {
+            return false;
+        }
+        let since = *self.missing.get_or_insert(asked);
+        let (from, patience) =
+            if self.listed { (since, ENDED) } else { (self.last_touched(), NEVER_LISTED) };
+        asked.saturating_duration_since(from) >= patience
+    }
+}
+
+impl Decision {
+    fn settings(&self) -> OwnerSettings {
+        let Self { holder, limits, daemon } = self;
+        let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
+            let pairs =
+                limits.iter().filter_map(|(gpu, limits)| Some((gpu.to_string(), value(limits)?)));
+            let map: serde_json::Map<String, serde_json::Value> = pairs.collect();
+            (!map.is_empty()).then(|| serde_json::Value::Object(map).to_string())
+        };
+        let memory = by_device(&|limits| Some(limits.memory?.limit.into()));
+        let percent = |ppm: u32| f64::from(ppm) / 10_000.0;
+        let share = by_device(&|limits| {
+            limits.compute.is_limit().then(|| percent(limits.compute.share_ppm).into())
+        });
+        let limits = [(::limits::env::MEMORY_LIMIT, memory), (::limits::env::COMPUTE_LIMIT, share)];
+        let limits = limits.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let others = [
+            (::limits::env::DAEMON_SOCKET, daemon.display().to_string()),
+            ("POD_NAMESPACE", holder.namespace.clone()),
+            ("POD_NAME", holder.pod.clone()),
+            ("CONTAINER_NAME", holder.container.clone()),
+        ];
+        let pairs = limits.chain(others).map(|(name, value)| (name.to_owned(), value));
+        OwnerSettings {
+            variables: pairs.collect(),
+            devices: Some(self.limits.iter().map(|(gpu, _)| *gpu).collect()),
+            name: Some(holder.to_string()),
+            command: None,
+        }
+    }
+}
+
+/// What a container's users read, whatever this process's umask is.
+fn for_all_users(path: &Path, mode: u32) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// What an earlier run left.
+fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
+    let mut table = BTreeMap::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if name.starts_with(".draft-") {
+            _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        }
+        let Some(key) = AllocationKey::named(name) else { continue };
+        // One whose facts cannot be read is nobody's, and goes as others that nobody has.
+        let (ids, gpus) = facts_of(&path).unwrap_or_default();
+        let now = Instant::now();
+        let started = path.join(STARTED).exists().then_some(now);
+        let holder = OwnerSettings::of(&path).ok().and_then(|settings| holder(&settings));
+        let (listed, missing) = (holder.is_some(), None);
+        table.insert(key, Entry { ids, gpus, made: now, started, holder, listed, missing });
+    }
+    Ok(table)
+}
+
+fn facts_of(folder: &Path) -> Option<(BTreeSet<String>, Vec<GpuId>)> {
+    let facts: Facts = serde_json::from_slice(&fs::read(folder.join(FACTS)).ok()?).ok()?;
+    let gpus: Option<Vec<GpuId>> = facts.gpus.iter().map(|gpu| gpu.parse().ok()).collect();
+    Some((facts.ids.into_iter().collect(), gpus?))
+}
+
+fn holder(settings: &OwnerSettings) -> Option<Holder> {
+    let value = |name: &str| settings.variables.get(name).cloned();
+    Some(Holder {
+        namespace: value("POD_NAMESPACE")?,
+        pod: value("POD_NAME")?,
+        container: value("CONTAINER_NAME")?,
+    })
 }

@@ -7,14 +7,21 @@
 #![forbid(unsafe_code)]
 
 mod allocations;
+mod amounts;
+mod chain;
 mod device_files;
 pub mod dialects;
 pub mod gates;
+mod identity;
+mod injection;
+mod mounted;
 mod options;
 mod plugin;
+mod pod_resources;
 pub mod pool;
 pub mod proto;
 mod registration;
+mod resolver;
 mod seen;
 
 use std::future::Future;
@@ -27,13 +34,19 @@ use observer::{Blind, Source};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-pub use options::{ALLOCATIONS, KUBELET, Options, OptionsError};
+pub use injection::InjectionError;
+pub use options::{
+    ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
+};
 
 use self::allocations::Allocations;
 use self::device_files::DeviceFiles;
+use self::injection::Injection;
 use self::plugin::Offer;
+use self::pod_resources::PodResourcesApi;
 use self::pool::{Pool, PoolError};
 use self::registration::Endpoint;
+use self::resolver::Resolver;
 use self::seen::Seen;
 
 /// How long the first look at the devices may take.
@@ -45,6 +58,9 @@ pub enum NodeError {
     /// An option cannot be followed.
     #[error(transparent)]
     Options(#[from] OptionsError),
+    /// Containers cannot be made to load the limiter.
+    #[error(transparent)]
+    Injection(#[from] InjectionError),
     /// The devices cannot be seen.
     #[error("no GPU can be seen: {0}; --nvml names the driver's NVML")]
     Blind(Blind),
@@ -93,7 +109,12 @@ pub async fn serve(
 ) -> Result<(), NodeError> {
     let resources = options.resources()?;
     let plugins = options.plugin_folder()?;
+    injection::check(&options.library)?;
     let (allocations, _lock) = Allocations::take(&options.allocations)?;
+    let preload = allocations
+        .write_preload(&injection::preloaded())
+        .map_err(|source| NodeError::Allocations { folder: options.allocations.clone(), source })?;
+    let injection = Injection::new(options.library.clone(), preload, options.daemon.clone());
     let allocations = Arc::new(allocations);
     let (see, mut seen) = mpsc::unbounded_channel();
     let mut sight = Seen::default();
@@ -108,6 +129,13 @@ pub async fn serve(
     }
     tell(&first);
     let (news, pool) = watch::channel(Arc::new(first));
+    let resolver = Resolver {
+        kubelet: PodResourcesApi::of(&options.kubelet),
+        allocations: Arc::clone(&allocations),
+        pool: pool.clone(),
+        resources: resources.clone().into(),
+        daemon: injection.daemon_inside().into(),
+    };
     let mut tasks = JoinSet::new();
     for resource in resources.clone() {
         let offer = Offer {
@@ -115,6 +143,9 @@ pub async fn serve(
             pool: pool.clone(),
             allocations: Arc::clone(&allocations),
             files: DeviceFiles::default(),
+            devices: options.devices,
+            injection: injection.clone(),
+            resolver: resolver.clone(),
         };
         let endpoint = Endpoint::new(offer, &plugins);
         tasks.spawn(endpoint.keep());
@@ -147,7 +178,9 @@ pub async fn serve(
         }
         Err(NodeError::Silent)
     };
+    let watch_over = resolver.keep();
     let ended = tokio::select! {
+        never = watch_over => match never {},
         () = end => Ok(()),
         fault = follow => fault,
         Some(ended) = tasks.join_next() => match ended {

@@ -3,6 +3,7 @@
 use std::io;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use crate::dialects::{Dialect, Resource, offered};
 use crate::gates::FeatureGates;
@@ -10,9 +11,50 @@ use crate::gates::FeatureGates;
 /// The kubelet's folder.
 pub const KUBELET: &str = "/var/lib/kubelet";
 /// The folder of allocations.
-pub const ALLOCATIONS: &str = "/run/sluice/allocations";
+pub const ALLOCATIONS: &str = "/run/sluice-allocations";
+/// The folder of the libraries that containers preload.
+pub const LIBRARY: &str = "/usr/lib/sluice";
+/// The daemon's socket.
+pub const DAEMON: &str = "/run/sluice/hypervisor.sock";
 /// Where in the kubelet's folder plugins are.
 const PLUGINS: &str = "device-plugins";
+
+/// How a container gets the driver's device files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceList {
+    /// They are named, and `NVIDIA_VISIBLE_DEVICES` tells NVIDIA's container runtime to bring its libraries.
+    Files,
+    /// The container runtime has NVIDIA's CDI file, which names both.
+    Cdi,
+}
+
+impl DeviceList {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Files, Self::Cdi];
+
+    /// Its name in options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Cdi => "cdi",
+        }
+    }
+}
+
+/// A text that names no such way.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no way to name devices: files and cdi are accepted")]
+pub struct DeviceListError(String);
+
+impl FromStr for DeviceList {
+    type Err = DeviceListError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceListError> {
+        let named = Self::ALL.into_iter().find(|list| list.name() == text);
+        named.ok_or_else(|| DeviceListError(text.to_owned()))
+    }
+}
 
 /// How the node's part is to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +71,12 @@ pub struct Options {
     pub split: NonZeroU32,
     /// How many MiB one unit of memory is.
     pub memory_factor: NonZeroU32,
+    /// The folder of the libraries that containers preload.
+    pub library: PathBuf,
+    /// The socket of the node's daemon, whose folder containers see.
+    pub daemon: PathBuf,
+    /// How containers get device files.
+    pub devices: DeviceList,
 }
 
 /// An option that cannot be followed.
@@ -44,6 +92,18 @@ pub enum OptionsError {
         option: &'static str,
         /// Its value.
         folder: PathBuf,
+    },
+    /// Containers see the daemon's folder, and must not see what others have.
+    #[error(
+        "--allocations {allocations}: it is in the folder of --daemon {daemon}, which every container sees; another folder is accepted",
+        allocations = allocations.display(),
+        daemon = daemon.display()
+    )]
+    Within {
+        /// The folder of allocations.
+        allocations: PathBuf,
+        /// The daemon's socket.
+        daemon: PathBuf,
     },
     /// There is no kubelet's folder.
     #[error(
@@ -67,12 +127,19 @@ impl Options {
 
     /// The folder of plugins. It is not made: without it there is no kubelet here.
     pub(crate) fn plugin_folder(&self) -> Result<PathBuf, OptionsError> {
-        for (option, folder) in
-            [("--kubelet-dir", &self.kubelet), ("--allocations", &self.allocations)]
-        {
+        for (option, folder) in [
+            ("--kubelet-dir", &self.kubelet),
+            ("--allocations", &self.allocations),
+            ("--library", &self.library),
+            ("--daemon", &self.daemon),
+        ] {
             if !folder.is_absolute() {
                 return Err(OptionsError::Relative { option, folder: folder.clone() });
             }
+        }
+        if self.daemon.parent().is_none_or(|seen| self.allocations.starts_with(seen)) {
+            let (allocations, daemon) = (self.allocations.clone(), self.daemon.clone());
+            return Err(OptionsError::Within { allocations, daemon });
         }
         let folder = self.kubelet.join(PLUGINS);
         match folder_exists(&folder) {

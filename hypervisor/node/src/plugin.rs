@@ -2,29 +2,36 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use session::allocation::{FOLDER, SESSION};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use crate::allocations::Allocations;
+use crate::allocations::{Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
 use crate::dialects::{Counts, Resource};
+use crate::injection::{Injection, mount};
+use crate::options::DeviceList;
 use crate::pool::{Allocation, Pool, PoolError};
 use crate::proto::device_plugin_server::DevicePlugin;
 use crate::proto::{
-    AllocateRequest, AllocateResponse, ContainerAllocateResponse,
+    AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateResponse,
     ContainerPreferredAllocationResponse, Device, DevicePluginOptions, DeviceSpec, Empty, HEALTHY,
-    ListAndWatchResponse, Mount, PreStartContainerRequest, PreStartContainerResponse,
+    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
+use crate::resolver::{Resolver, Settled, Undecided};
 
-/// Where a container sees its allocation.
-const IN_CONTAINER: &str = "/run/sluice/allocation";
+/// What NVIDIA's CDI file calls a GPU.
+const CDI: &str = "nvidia.com/gpu";
+/// For NVIDIA's container runtime: CDI brings the devices.
+const NONE_VISIBLE: &str = "void";
 /// Tells NVIDIA's container runtime which GPUs to make visible.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 /// Tells the container which allocation it has.
@@ -37,6 +44,9 @@ pub(crate) struct Offer {
     pub(crate) pool: watch::Receiver<Arc<Pool>>,
     pub(crate) allocations: Arc<Allocations>,
     pub(crate) files: DeviceFiles,
+    pub(crate) devices: DeviceList,
+    pub(crate) injection: Injection,
+    pub(crate) resolver: Resolver,
 }
 
 /// Why a container gets nothing.
@@ -48,6 +58,8 @@ enum Refusal {
     Files(#[from] FilesError),
     #[error("the allocation's folder: {0}")]
     Folder(#[from] io::Error),
+    #[error("the container must not start: {0}")]
+    Undecided(#[from] Undecided),
 }
 
 impl From<Refusal> for Status {
@@ -57,7 +69,9 @@ impl From<Refusal> for Status {
             Refusal::Pool(PoolError::UnknownId { .. } | PoolError::NoIds | PoolError::Twice(_)) => {
                 Self::invalid_argument(said)
             }
-            Refusal::Pool(_) | Refusal::Files(_) => Self::failed_precondition(said),
+            Refusal::Pool(_) | Refusal::Files(_) | Refusal::Undecided(_) => {
+                Self::failed_precondition(said)
+            }
             Refusal::Folder(_) => Self::internal(said),
         }
     }
@@ -85,6 +99,14 @@ impl Offer {
         Arc::clone(&self.pool.borrow())
     }
 
+    /// The files to be named. With CDI none are: its file has them.
+    fn device_files(&self, allocation: &Allocation) -> Result<Vec<PathBuf>, FilesError> {
+        match self.devices {
+            DeviceList::Files => self.files.of(&allocation.gpus),
+            DeviceList::Cdi => Ok(Vec::new()),
+        }
+    }
+
     /// What the kubelet is to do for one container.
     fn container(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
@@ -92,30 +114,48 @@ impl Offer {
         if self.resource.counts != Counts::Places {
             return Ok(ContainerAllocateResponse::default());
         }
-        let files = self.files.of(&allocation.gpus)?;
-        let folder = self.allocations.make(&self.resource, &allocation)?;
+        let files = self.device_files(&allocation)?;
+        self.allocations.allocate(&self.resource, &allocation)?;
+        let mut mounts = self.injection.mounts()?;
+        mounts.push(mount(&self.allocations.of(&allocation.key), FOLDER, true));
+        mounts.push(mount(&self.allocations.session_of(&allocation.key), SESSION, false));
         let Allocation { key, gpus, .. } = allocation;
         let visible: Vec<String> = gpus.iter().map(ToString::to_string).collect();
         let path = |path: &std::path::Path| path.to_string_lossy().into_owned();
-        let device = |file: &std::path::PathBuf| DeviceSpec {
+        let device = |file: &PathBuf| DeviceSpec {
             container_path: path(file),
             host_path: path(file),
             permissions: "rw".to_owned(),
         };
         tracing::info!(resource = self.resource.name, key = key.as_str(), gpus = ?visible, "allocates");
+        let (seen, cdi_devices) = match self.devices {
+            DeviceList::Files => (visible.join(","), Vec::new()),
+            DeviceList::Cdi => {
+                let named = visible.iter().map(|gpu| CdiDevice { name: format!("{CDI}={gpu}") });
+                (NONE_VISIBLE.to_owned(), named.collect())
+            }
+        };
         Ok(ContainerAllocateResponse {
             envs: HashMap::from([
-                (VISIBLE.to_owned(), visible.join(",")),
+                (VISIBLE.to_owned(), seen),
                 (ALLOCATION.to_owned(), key.as_str().to_owned()),
             ]),
-            mounts: vec![Mount {
-                container_path: IN_CONTAINER.to_owned(),
-                host_path: path(&folder),
-                read_only: true,
-            }],
+            mounts,
             devices: files.iter().map(device).collect(),
             annotations: HashMap::new(),
+            cdi_devices,
         })
+    }
+}
+
+impl Offer {
+    /// A container with these ids is about to start.
+    fn start(&self, ids: &[String]) -> Result<Waiting, Refusal> {
+        let allocation = self.pool().allocate(&self.resource, ids)?;
+        self.device_files(&allocation)?;
+        self.allocations.start(&self.resource, &allocation)?;
+        let Allocation { key, ids, gpus } = allocation;
+        Ok(Waiting { key, ids: ids.iter().map(ToString::to_string).collect(), gpus })
     }
 }
 
@@ -234,17 +274,34 @@ impl DevicePlugin for Plugin {
         self.apart(work).await
     }
 
-    /// The folder is made again if it has gone: after a restart of the node the kubelet starts containers anew by what
-    /// it remembers, and calls `Allocate` no more.
+    /// All resources of the container are allocated, and the kubelet lists it by now: its limits are written before it
+    /// starts. Where the kubelet does not answer they come later, and the container's first CUDA call waits for them.
     async fn pre_start_container(
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         let ids = request.into_inner().devices_i_ds;
-        let work = move |offer: &Offer| {
-            offer.container(&ids)?;
-            Ok(PreStartContainerResponse {})
-        };
-        self.apart(work).await
+        let waiting = self.apart(move |offer| offer.start(&ids)).await?.into_inner();
+        match self.offer.resolver.ask().await {
+            Ok((containers, asked)) => {
+                let work = move |offer: &Offer| {
+                    let settled = offer.resolver.settle(&waiting, &containers, asked)?;
+                    if settled == Settled::Unlisted {
+                        let key = waiting.key.as_str();
+                        tracing::warn!(
+                            key,
+                            "the kubelet lists no container with these ids, as for an init container: its CUDA calls fail"
+                        );
+                    }
+                    Ok(PreStartContainerResponse {})
+                };
+                self.apart(work).await
+            }
+            Err(reason) => {
+                let key = waiting.key.as_str();
+                tracing::warn!(key, %reason, "a container starts and waits for its limits");
+                Ok(Response::new(PreStartContainerResponse {}))
+            }
+        }
     }
 }

@@ -83,6 +83,12 @@ impl AllocationKey {
         Self(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
+    /// The one with this name, if it is one.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        (name.len() == 64 && name.bytes().all(is_digit)).then(|| Self(name.to_owned()))
+    }
+
     /// 64 hexadecimal digits.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -194,6 +200,12 @@ impl Pool {
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    /// How many MiB a unit of memory is.
+    #[must_use]
+    pub const fn memory_factor(&self) -> NonZeroU32 {
+        self.memory_factor
     }
 
     /// The same, none of them healthy.

@@ -1,4 +1,4 @@
-//! The kubelet's device plugin API, v1beta1.
+//! The kubelet's device plugin API, v1beta1, and its PodResources API, v1.
 
 #![allow(
     missing_docs,
@@ -12,7 +12,12 @@
 
 tonic::include_proto!("v1beta1");
 
-/// The version that both sides name.
+/// The PodResources API.
+pub mod pod_resources {
+    tonic::include_proto!("v1");
+}
+
+/// The version of the device plugin API that both sides name.
 pub const VERSION: &str = "v1beta1";
 /// A device that may be given out.
 pub const HEALTHY: &str = "Healthy";

@@ -18,6 +18,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint as Peer, Server};
 
 use crate::NodeError;
+use crate::chain::chain;
 use crate::plugin::{Offer, Plugin, Watched};
 use crate::proto::device_plugin_server::DevicePluginServer;
 use crate::proto::registration_client::RegistrationClient;
@@ -207,17 +208,6 @@ impl Endpoint {
         let answered = tokio::time::timeout(ANSWERS_WITHIN, call).await;
         answered.unwrap_or_else(|_| Err(format!("no answer within {} s", ANSWERS_WITHIN.as_secs())))
     }
-}
-
-/// An error with its causes: tonic's own words are "transport error".
-fn chain(error: impl std::error::Error) -> String {
-    let mut said = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        said = format!("{said}: {error}");
-        cause = error.source();
-    }
-    said
 }
 
 #[cfg(test)]

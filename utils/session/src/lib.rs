@@ -14,11 +14,13 @@
 //! * [`together`]: devices that are held together, in a page of their own;
 //! * [`directory`]: where the pages of a session are, and which sessions exist;
 //! * [`settings`]: what a session's owner decided;
+//! * [`allocation`]: what the node's part for Kubernetes mounts into a container, instead of an owner;
 //! * [`signals`]: what a process was started with, for the programs that it starts;
 //! * [`node_page`]: what the daemon sees of the devices;
 //! * [`SessionSummary`]: what a session has and uses;
 //! * [`taken`]: which of its processes have taken a change of its limits.
 
+pub mod allocation;
 pub mod clock;
 pub mod directory;
 mod folder;

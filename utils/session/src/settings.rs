@@ -62,6 +62,14 @@ enum Problem {
     Foreign(String),
 }
 
+impl SettingsError {
+    /// Whether there is no such file.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(&self.problem, Problem::Read(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 impl OwnerSettings {
     /// Writes them into a session's directory that has none yet.
     ///

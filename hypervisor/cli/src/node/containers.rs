@@ -1,7 +1,7 @@
 //! The names of containers. Their cgroups tell ids only; the names stand in files of the runtimes, which root can
-//! read, and everybody's own podman.
+//! read, and everybody's own podman, and in the names of the logs that kubelets keep.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -48,9 +48,23 @@ fn name_below(root: &Path, runtime: &str, id: &str, user: Option<u32>) -> Option
             let containers: Vec<PodmanContainer> = read(&folder.join(list))?;
             containers.into_iter().find(|one| one.id == id)?.names.into_iter().next()
         }
+        // A kubelet that names cgroups itself does not say which runtime it has.
+        "containerd" | "cri-o" | "unnamed" => in_pod(&root.join("var/log/containers"), id),
         _ => None,
     }
     .filter(|name| !name.is_empty())
+}
+
+/// NAMESPACE/POD/CONTAINER. A kubelet keeps a link POD_NAMESPACE_CONTAINER-ID.log for each container; none of the names
+/// has an underscore.
+fn in_pod(logs: &Path, id: &str) -> Option<String> {
+    let end = format!("-{id}.log");
+    let links = fs::read_dir(logs).ok()?.flatten().map(|entry| entry.file_name());
+    links.filter_map(|name| name.into_string().ok()).find_map(|name| {
+        let mut parts = name.strip_suffix(&end)?.split('_');
+        let (pod, namespace, container) = (parts.next()?, parts.next()?, parts.next()?);
+        parts.next().is_none().then(|| format!("{namespace}/{pod}/{container}"))
+    })
 }
 
 fn home(root: &Path, uid: u32) -> Option<PathBuf> {
@@ -70,7 +84,6 @@ fn read<T: for<'text> Deserialize<'text>>(path: &Path) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn names_stand_in_the_runtimes_files() {
@@ -86,16 +99,23 @@ mod tests {
             "var/lib/containers/storage/overlay-containers/containers.json",
             r#"[{"id":"ee","names":["first","second"]},{"id":"ff"}]"#,
         );
+        put("var/log/containers/web-7_shop_main-ab12.log", "");
+        put("var/log/containers/odd-ee.log", "");
         let name = |runtime, id| name_below(root.path(), runtime, id, None);
         assert_eq!(name("docker", "ab12").as_deref(), Some("web"));
         assert_eq!(name("podman", "ee").as_deref(), Some("first"));
+        for runtime in ["containerd", "cri-o", "unnamed"] {
+            assert_eq!(name(runtime, "ab12").as_deref(), Some("shop/web-7/main"));
+        }
         for (runtime, id) in [
+            ("containerd", "b12"),
+            ("containerd", "ee"),
             ("docker", "cd34"),
             ("docker", "../docker/containers/ab12"),
             ("docker", ""),
             ("podman", "ff"),
             ("podman", "ab12"),
-            ("cri-o", "ab12"),
+            ("other", "ab12"),
         ] {
             assert_eq!(name(runtime, id), None, "{runtime} {id}");
         }

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use node::DeviceList;
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerAllocateResponse,
     ContainerPreferredAllocationRequest, Empty, ListAndWatchResponse, PreStartContainerRequest,
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
+use prost::Message;
 
 use super::support::{Agent, FakeKubelet, GoClient, gpu, options, shows};
 
@@ -38,11 +42,30 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     let key = got.envs["SLUICE_ALLOCATION"].clone();
     let visible = format!("{},{}", gpu(0), gpu(2));
     assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], visible);
-    assert_eq!((got.envs.len(), got.mounts.len(), got.devices.len()), (2, 1, 0));
+    assert_eq!((got.envs.len(), got.devices.len()), (2, 0));
     let folder = kubelet.path().join("allocations").join(&key);
-    let mount = &got.mounts[0];
-    assert_eq!(mount.host_path, folder.display().to_string());
-    assert_eq!((mount.container_path.as_str(), mount.read_only), ("/run/sluice/allocation", true));
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    // Nobody else on the node gets to pages that their containers' users may write.
+    let modes =
+        ["allocations", "allocations/ld.so.preload"].map(|path| mode(&kubelet.path().join(path)));
+    assert_eq!(modes, [0o700, 0o644]);
+    assert_eq!((mode(&folder), mode(&folder.join("session"))), (0o755, 0o711));
+    let host = |below: &str| kubelet.path().join(below).display().to_string();
+    let session = format!("allocations/{key}/session");
+    let mounts = [
+        ("/run/sluice/library", host("library"), true),
+        ("/etc/ld.so.preload", host("allocations/ld.so.preload"), true),
+        ("/run/sluice/daemon", host("daemon"), true),
+        ("/run/sluice/allocation", folder.display().to_string(), true),
+        ("/run/sluice/session", host(&session), false),
+    ];
+    let found = got.mounts.iter();
+    let found =
+        found.map(|one| (one.container_path.as_str(), one.host_path.clone(), one.read_only));
+    assert_eq!(found.collect::<Vec<_>>(), mounts);
+    let preloaded = fs::read_to_string(kubelet.path().join("allocations/ld.so.preload")).unwrap();
+    let libraries = "/run/sluice/library/libcuda_limiter.so\n/run/sluice/library/libadd_path.so\n";
+    assert_eq!(preloaded, libraries);
     let facts = fs::read_to_string(folder.join("allocation.json")).unwrap();
     let wanted = format!(
         "{{\"version\":1,\"resource\":\"nvidia.com/vgpu-number\",\"ids\":[\"{}\",\"{}\"],\"gpus\":[\"{}\",\"{}\"]}}\n",
@@ -61,6 +84,25 @@ async fn a_container_gets_its_gpus_and_a_folder_of_its_own() {
     assert!(folder.join("allocation.json").exists());
 }
 
+/// The bytes that a kubelet from 1.28 on reads, and that older ones skip.
+#[tokio::test]
+async fn devices_are_named_by_cdi_where_that_is_asked_for() {
+    let mut kubelet = FakeKubelet::running();
+    let mut wanted = options(kubelet.path());
+    wanted.devices = DeviceList::Cdi;
+    let agent = Agent::start(wanted, shows(2));
+    let (_, client) = kubelet.registered().await;
+    let mut got = allocate(&client, &[place(1, 3), place(0, 2)]).await.unwrap();
+    assert_eq!(got.envs["NVIDIA_VISIBLE_DEVICES"], "void");
+    assert!(got.devices.is_empty());
+    // A map has no order on the wire, and paths are this test's own.
+    got.envs.clear();
+    got.mounts.clear();
+    let golden = include_bytes!("cdi-devices.golden");
+    assert_eq!(got.encode_to_vec(), golden, "{got:?}");
+    agent.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_folder_that_a_restart_of_the_node_took_is_there_before_the_container() {
     let mut kubelet = FakeKubelet::running();
@@ -68,13 +110,13 @@ async fn a_folder_that_a_restart_of_the_node_took_is_there_before_the_container(
     let (_, client) = kubelet.registered().await;
     let ids = vec![place(0, 0)];
     let got = allocate(&client, &ids).await.unwrap();
-    let folder = got.mounts[0].host_path.clone();
+    let folder = kubelet.path().join("allocations").join(&got.envs["SLUICE_ALLOCATION"]);
     fs::remove_dir_all(&folder).unwrap();
     let start = PreStartContainerRequest { devices_i_ds: ids };
     let started: Result<PreStartContainerResponse, _> =
         client.call("PreStartContainer", &start).await;
     assert!(started.is_ok(), "{started:?}");
-    assert!(fs::read_dir(&folder).unwrap().count() == 1);
+    assert!(folder.join("allocation.json").is_file() && folder.join("session").is_dir());
     agent.stop().await.unwrap();
 }
 

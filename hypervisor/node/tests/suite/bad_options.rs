@@ -21,6 +21,16 @@ async fn folders_that_are_wrong() {
     wrong.allocations = file;
     let said = Agent::start(wrong, shows(1)).fails().await;
     assert!(said.starts_with("the allocations in ") && said.contains("file"), "{said}");
+    let mut wrong = options(kubelet.path());
+    wrong.daemon = kubelet.path().join("hypervisor.sock");
+    let said = Agent::start(wrong, shows(1)).fails().await;
+    assert!(said.contains("which every container sees; another folder is accepted"), "{said}");
+    std::fs::remove_file(kubelet.path().join("library/libadd_path.so")).unwrap();
+    let said = Agent::start(options(kubelet.path()), shows(1)).fails().await;
+    assert!(
+        said.contains("libadd_path.so: No such file") && said.contains("is accepted"),
+        "{said}"
+    );
 }
 
 #[tokio::test]

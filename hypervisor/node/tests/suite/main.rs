@@ -5,11 +5,19 @@
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
+    clippy::print_stdout,
     reason = "a test may stop where it fails"
 )]
 
 mod allocation;
 mod bad_options;
+mod contained;
 mod health;
+mod identity;
+mod kubelets_side;
 mod registering;
 mod support;
+mod timed;
+
+#[path = "../../../../limiter/tests/suite/common/skipped.rs"]
+mod skipped;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::{DirectoryError, ROOT, own_user, owner, place, shown_name};
 use crate::folder::{Folder, FolderError};
 use crate::settings::OwnerSettings;
-use crate::{Page, PageError};
+use crate::{Page, PageError, allocation};
 
 /// How many entries are read of what belongs to one user, and how many of them may be pages.
 const MOST_ENTRIES: usize = 16_384;
@@ -41,6 +41,12 @@ impl Found {
     #[must_use]
     pub fn settings(&self) -> Option<OwnerSettings> {
         OwnerSettings::of_user(&self.path, self.uid).ok()
+    }
+
+    /// Whether it is the session of a container's allocation. That is the node's, whoever runs in the container.
+    #[must_use]
+    pub fn is_of_allocation(&self) -> bool {
+        self.uid == 0 && self.path.ends_with(allocation::SESSION.trim_start_matches('/'))
     }
 
     /// Opens one of its pages, if it is still this user's.
@@ -76,6 +82,7 @@ pub fn list() -> Result<Listing, DirectoryError> {
     for uid in users {
         listing.add_place(&place::last(uid), uid)?;
     }
+    listing.add_allocation(Path::new("/"));
     listing.sessions.sort();
     Ok(listing)
 }
@@ -137,6 +144,7 @@ pub fn list_of_process(pid: u32, uid: u32) -> Result<Listing, DirectoryError> {
             listing.add_place(&path, uid)?;
         }
     }
+    listing.add_allocation(&root);
     listing.sessions.sort();
     Ok(listing)
 }
@@ -148,6 +156,28 @@ struct Rest {
 }
 
 impl Listing {
+    /// Adds the session of a container's allocation, below the container's root.
+    fn add_allocation(&mut self, root: &Path) {
+        let path = root.join(allocation::SESSION.trim_start_matches('/'));
+        let Ok(folder) = Folder::open(&path) else { return };
+        if folder.uid() != 0 || !folder.is_in_memory() {
+            return;
+        }
+        let Ok((names, _)) = folder.names(MOST_ENTRIES) else { return };
+        let paths = names.into_iter().map(|(name, _)| path.join(name));
+        let mut pages: Vec<PathBuf> = paths.filter(|path| Page::has_name_of_one(path)).collect();
+        pages.sort();
+        pages.truncate(MOST_PAGES);
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        self.sessions.push(Found {
+            uid: 0,
+            name: name.unwrap_or_default(),
+            path,
+            pages,
+            owned: false,
+        });
+    }
+
     fn add_place(&mut self, path: &Path, uid: u32) -> Result<(), DirectoryError> {
         let base = match Folder::open(path) {
             // Anyone can make one there. One that bears another user's number is ignored.

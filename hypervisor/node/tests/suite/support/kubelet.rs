@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use node::proto::pod_resources::pod_resources_lister_server::PodResourcesListerServer;
 use node::proto::registration_server::{Registration, RegistrationServer};
 use node::proto::{Empty, RegisterRequest, VERSION};
 use tempfile::TempDir;
@@ -16,6 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
+use super::pods::Pods;
 use super::{GoClient, in_time};
 
 /// How registrations are answered.
@@ -51,7 +53,8 @@ impl Registration for Register {
 pub(crate) struct FakeKubelet {
     pub(crate) folder: TempDir,
     pub(crate) mood: Mood,
-    server: Option<JoinHandle<()>>,
+    pub(crate) pods: Pods,
+    servers: Vec<JoinHandle<()>>,
     came: mpsc::UnboundedReceiver<RegisterRequest>,
     send: mpsc::UnboundedSender<RegisterRequest>,
 }
@@ -59,10 +62,24 @@ pub(crate) struct FakeKubelet {
 impl FakeKubelet {
     /// One that has not started yet.
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::create_dir_all(folder.path().join("kubelet/device-plugins")).unwrap();
+        Self::with(tempfile::tempdir().unwrap())
+    }
+
+    /// The same, with its folder where that of a node's allocations is.
+    pub(crate) fn in_memory() -> Self {
+        Self::with(tempfile::tempdir_in("/dev/shm").unwrap())
+    }
+
+    fn with(folder: TempDir) -> Self {
+        for inside in ["kubelet/device-plugins", "kubelet/pod-resources", "library"] {
+            fs::create_dir_all(folder.path().join(inside)).unwrap();
+        }
+        for library in ["libcuda_limiter.so", "libadd_path.so"] {
+            fs::write(folder.path().join("library").join(library), "").unwrap();
+        }
         let (send, came) = mpsc::unbounded_channel();
-        Self { folder, mood: Mood::default(), server: None, came, send }
+        let (mood, pods) = (Mood::default(), Pods::default());
+        Self { folder, mood, pods, servers: Vec::new(), came, send }
     }
 
     pub(crate) fn running() -> Self {
@@ -86,15 +103,34 @@ impl FakeKubelet {
         }
         let listener = UnixListener::bind(self.plugins().join("kubelet.sock")).unwrap();
         let register = Register { mood: self.mood.clone(), came: self.send.clone() };
-        self.server = Some(tokio::spawn(async move {
+        self.servers.push(tokio::spawn(async move {
             let server = Server::builder().add_service(RegistrationServer::new(register));
+            server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
+        }));
+        self.tell_of_pods();
+    }
+
+    /// Answers at the socket of PodResources.
+    pub(crate) fn tell_of_pods(&mut self) {
+        let socket = self.path().join("kubelet/pod-resources/kubelet.sock");
+        _ = fs::remove_file(&socket);
+        let listener = UnixListener::bind(socket).unwrap();
+        let service = PodResourcesListerServer::new(self.pods.clone());
+        self.servers.push(tokio::spawn(async move {
+            let server = Server::builder().add_service(service);
             server.serve_with_incoming(UnixListenerStream::new(listener)).await.unwrap();
         }));
     }
 
+    /// The socket of PodResources goes, as if that were switched off.
+    pub(crate) fn tells_of_no_pods(&mut self) {
+        self.servers.pop().unwrap().abort();
+        fs::remove_file(self.path().join("kubelet/pod-resources/kubelet.sock")).unwrap();
+    }
+
     /// It ends as if killed: its socket stays.
     pub(crate) fn kill(&mut self) {
-        self.server.take().unwrap().abort();
+        self.servers.drain(..).for_each(|server| server.abort());
     }
 
     /// The next registration, and the connection that it is answered by.

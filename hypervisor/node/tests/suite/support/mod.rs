@@ -2,6 +2,7 @@
 
 mod go_client;
 mod kubelet;
+mod pods;
 
 use std::future::Future;
 use std::path::Path;
@@ -11,16 +12,17 @@ use std::time::{Duration, Instant};
 
 use limits::GpuId;
 use node::dialects::Dialect;
-use node::{NodeError, Options};
+use node::{DeviceList, NodeError, Options};
 use observer::{AllReadings, Blind, DeviceReading, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub(crate) use go_client::{GoClient, GoEncoder, Watched};
 pub(crate) use kubelet::FakeKubelet;
+pub(crate) use pods::Pods;
 
 /// Only a hang lasts so long.
-const HANG: Duration = Duration::from_secs(100);
+pub(crate) const HANG: Duration = Duration::from_secs(100);
 
 pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(HANG, work).await.expect("it hangs")
@@ -83,6 +85,9 @@ pub(crate) fn options(folder: &Path) -> Options {
         gates: "".parse().unwrap(),
         split: 10.try_into().unwrap(),
         memory_factor: 1024.try_into().unwrap(),
+        library: folder.join("library"),
+        daemon: folder.join("daemon/hypervisor.sock"),
+        devices: DeviceList::Files,
     }
 }
 

@@ -1,0 +1,6 @@
+//! What starts containers, for tests that have the kubelet's answers and no kubelet.
+
+#![forbid(unsafe_code)]
+
+pub mod container;
+pub mod proto;

@@ -1,0 +1,231 @@
+//! Whose an allocation is: the container that the kubelet lists with the same ids. No I/O, and nothing by order or time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::dialects::{Counts, Resource};
+use crate::proto::pod_resources::PodResources;
+
+/// A container, by the names that people gave it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Holder {
+    pub(crate) namespace: String,
+    pub(crate) pod: String,
+    pub(crate) container: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.namespace, self.pod, self.container)
+    }
+}
+
+/// What a container asked for, in the units of its resources.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) cores: u64,
+    pub(crate) memory: u64,
+}
+
+/// A container with places on GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) holder: Holder,
+    pub(crate) places: BTreeSet<String>,
+    pub(crate) asked: Asked,
+}
+
+/// All of them, as the kubelet lists them at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Containers(Vec<Listed>);
+
+/// What cannot be, since the kubelet gives an id to one container at a time.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Mismatch {
+    #[error("the kubelet lists these ids for {0} and for {1}")]
+    Two(Box<Holder>, Box<Holder>),
+    #[error("the kubelet lists some of these ids for {0} and others for {1}")]
+    Parted(Box<Holder>, Box<Holder>),
+}
+
+impl Containers {
+    /// Those that have places by these resources.
+    pub(crate) fn of(pods: &[PodResources], resources: &[Resource]) -> Self {
+        let mut all = Vec::new();
+        for pod in pods {
+            for container in &pod.containers {
+                // A resource may be told in several parts.
+                let mut ids: BTreeMap<Counts, BTreeSet<&str>> = BTreeMap::new();
+                for part in &container.devices {
+                    let resource = resources.iter().find(|row| row.name == part.resource_name);
+                    let Some(resource) = resource else { continue };
+                    let known = ids.entry(resource.counts).or_default();
+                    known.extend(part.device_ids.iter().map(String::as_str));
+                }
+                let count = |counts| {
+                    let found = ids.get(&counts).map_or(0, BTreeSet::len);
+                    u64::try_from(found).unwrap_or(u64::MAX)
+                };
+                let asked = Asked { cores: count(Counts::Cores), memory: count(Counts::Memory) };
+                let Some(places) = ids.get(&Counts::Places).filter(|ids| !ids.is_empty()) else {
+                    continue;
+                };
+                all.push(Listed {
+                    holder: Holder {
+                        namespace: pod.namespace.clone(),
+                        pod: pod.name.clone(),
+                        container: container.name.clone(),
+                    },
+                    places: places.iter().map(|&id| id.to_owned()).collect(),
+                    asked,
+                });
+            }
+        }
+        Self(all)
+    }
+
+    /// The container with these ids and no others. `None`: no container is listed with just these. Kubelets list no
+    /// init containers, whose ids later containers of the pod may have, all or some of them.
+    pub(crate) fn whose(&self, ids: &BTreeSet<String>) -> Result<Option<&Listed>, Mismatch> {
+        let mut exact: Option<&Listed> = None;
+        let mut parts: Option<&Listed> = None;
+        for listed in self.0.iter().filter(|listed| !listed.places.is_disjoint(ids)) {
+            let of =
+                |other: &Listed| (Box::new(other.holder.clone()), Box::new(listed.holder.clone()));
+            if let Some((one, other)) = exact.map(of) {
+                return Err(Mismatch::Two(one, other));
+            }
+            if let Some(other) = parts
+                && (listed.places == *ids || !is_same_pod(other, listed))
+            {
+                let (one, other) = of(other);
+                return Err(Mismatch::Parted(one, other));
+            }
+            if listed.places == *ids {
+                exact = Some(listed);
+            } else {
+                parts = Some(listed);
+            }
+        }
+        Ok(exact)
+    }
+
+    /// Whether any container is listed with any of these ids.
+    pub(crate) fn have_any(&self, ids: &BTreeSet<String>) -> bool {
+        self.0.iter().any(|listed| !listed.places.is_disjoint(ids))
+    }
+}
+
+fn is_same_pod(one: &Listed, other: &Listed) -> bool {
+    (&one.holder.namespace, &one.holder.pod) == (&other.holder.namespace, &other.holder.pod)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialects::RESOURCES;
+    use crate::proto::pod_resources::{ContainerDevices, ContainerResources};
+    use proptest::prelude::*;
+
+    fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {
+        let device_ids = ids.iter().map(|&id| id.to_owned()).collect();
+        ContainerDevices { resource_name: resource.to_owned(), device_ids }
+    }
+
+    fn pod(name: &str, containers: Vec<(&str, Vec<ContainerDevices>)>) -> PodResources {
+        let one =
+            |(name, devices): (&str, _)| ContainerResources { name: name.to_owned(), devices };
+        PodResources {
+            name: name.to_owned(),
+            namespace: "default".to_owned(),
+            containers: containers.into_iter().map(one).collect(),
+        }
+    }
+
+    fn places(ids: &[&str]) -> Vec<ContainerDevices> {
+        vec![devices("nvidia.com/vgpu-number", ids)]
+    }
+
+    fn set(ids: &[&str]) -> BTreeSet<String> {
+        ids.iter().map(|&id| id.to_owned()).collect()
+    }
+
+    fn whose(pods: &[PodResources], ids: &[&str]) -> Result<Option<String>, String> {
+        let all = Containers::of(pods, &RESOURCES);
+        let found = all.whose(&set(ids)).map_err(|mismatch| mismatch.to_string())?;
+        Ok(found.map(|listed| listed.holder.to_string()))
+    }
+
+    #[test]
+    fn a_container_is_found_by_its_ids_and_what_it_asked_for_is_counted() {
+        let first = vec![
+            devices("nvidia.com/vgpu-memory", &["m0", "m1"]),
+            devices("nvidia.com/vgpu-number", &["b"]),
+            devices("example.com/other", &["x"]),
+            // Told by NUMA nodes, and some of it twice.
+            devices("nvidia.com/vgpu-number", &["a"]),
+            devices("nvidia.com/vgpu-memory", &["m1", "m2"]),
+            devices("nvidia.com/vgpu-cores", &["c7"]),
+        ];
+        let pods = [pod("p", vec![("first", first), ("second", places(&["c"]))])];
+        let all = Containers::of(&pods, &RESOURCES);
+        let found = all.whose(&set(&["a", "b"])).unwrap().unwrap();
+        assert_eq!(found.holder.to_string(), "default/p/first");
+        assert_eq!(found.asked, Asked { cores: 1, memory: 3 });
+        assert_eq!(whose(&pods, &["c"]), Ok(Some("default/p/second".to_owned())));
+        assert_eq!(whose(&pods, &["d"]), Ok(None));
+        assert!(all.have_any(&set(&["d", "a"])) && !all.have_any(&set(&["d"])));
+    }
+
+    /// Kubelets give an init container's ids to the pod's later containers, and do not list it.
+    #[test]
+    fn ids_of_an_init_container_are_not_taken_for_another_containers() {
+        let pods = [pod("p", vec![("first", places(&["a"])), ("second", places(&["b"]))])];
+        assert_eq!(whose(&pods, &["a", "b"]), Ok(None));
+        assert_eq!(whose(&pods, &["a", "c"]), Ok(None));
+        let pods = [pod("p", vec![("first", places(&["a", "b"]))])];
+        assert_eq!(whose(&pods, &["a"]), Ok(None));
+        assert_eq!(whose(&pods, &["a", "b"]), Ok(Some("default/p/first".to_owned())));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let two = [pod("p", vec![("c", places(&["a"]))]), pod("q", vec![("c", places(&["a"]))])];
+        let said = "the kubelet lists these ids for default/p/c and for default/q/c";
+        assert_eq!(whose(&two, &["a"]), Err(said.to_owned()));
+        let parted = [pod("p", vec![("c", places(&["a"]))]), pod("q", vec![("c", places(&["b"]))])];
+        let said = "the kubelet lists some of these ids for default/p/c and others for default/q/c";
+        assert_eq!(whose(&parted, &["a", "b"]), Err(said.to_owned()));
+        let within = [pod("p", vec![("c", places(&["a", "b"])), ("d", places(&["a"]))])];
+        assert!(whose(&within, &["a"]).is_err());
+    }
+
+    proptest! {
+        /// However containers are ordered, and their ids told, each is found by its ids and by no others.
+        #[test]
+        fn each_is_found_by_its_own_ids(
+            sizes in prop::collection::vec(1_usize..4, 1..12), turn in 0_usize..12, wrong in 0_usize..12,
+        ) {
+            let ids = |number: usize| -> Vec<String> {
+                (0..sizes[number]).map(|place| format!("{number}-{place}")).collect()
+            };
+            let mut pods: Vec<PodResources> = (0..sizes.len()).map(|number| {
+                let ids = ids(number);
+                let parts = ids.iter().map(|id| devices("nvidia.com/vgpu-number", &[id])).collect();
+                pod(&format!("p{}", number / 2), vec![(&format!("c{number}"), parts)])
+            }).collect();
+            let length = pods.len();
+            pods.rotate_left(turn % length);
+            let all = Containers::of(&pods, &RESOURCES);
+            for number in 0..length {
+                let own: BTreeSet<String> = ids(number).into_iter().collect();
+                let found = all.whose(&own).unwrap().unwrap();
+                prop_assert_eq!(&found.holder.container, &format!("c{number}"));
+                let mut more = own;
+                more.extend(ids(wrong % length));
+                let found = all.whose(&more).ok().flatten().map(|found| found.holder.container.clone());
+                prop_assert_eq!(found.is_some(), wrong % length == number);
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What makes a container load the limiter and find its node's daemon: mounts, and nothing that its own environment
+//! could replace.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use session::allocation;
+
+use crate::proto::Mount;
+
+/// Where a container sees the libraries.
+const LIBRARIES: &str = "/run/sluice/library";
+/// What is preloaded into each program of a container.
+const PRELOADED: [&str; 2] = ["libcuda_limiter.so", "libadd_path.so"];
+/// The file from which glibc's loader takes that.
+const PRELOAD: &str = "/etc/ld.so.preload";
+
+/// Why containers cannot be made to load the limiter.
+#[derive(Debug, thiserror::Error)]
+pub enum InjectionError {
+    /// A library is missing.
+    #[error(
+        "--library {folder}: {name}: {source}; the folder with {limiter} and {add_path} is accepted",
+        folder = folder.display(),
+        limiter = PRELOADED[0],
+        add_path = PRELOADED[1]
+    )]
+    Missing {
+        /// The folder.
+        folder: PathBuf,
+        /// The library.
+        name: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The loader would refuse them.
+    #[error(
+        "--library {folder}: it is on a file system without execution (noexec), from which no program can load a library",
+        folder = folder.display()
+    )]
+    NoExec {
+        /// The folder.
+        folder: PathBuf,
+    },
+}
+
+/// What is mounted into every container.
+#[derive(Clone, Debug)]
+pub(crate) struct Injection {
+    library: PathBuf,
+    preload: PathBuf,
+    /// The daemon's socket on the node.
+    daemon: PathBuf,
+}
+
+/// The paths of the libraries for a container's loader.
+pub(crate) fn preloaded() -> Vec<PathBuf> {
+    PRELOADED.iter().map(|name| Path::new(LIBRARIES).join(name)).collect()
+}
+
+/// Checks the folder of the libraries.
+pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
+    for name in PRELOADED {
+        let missing = |source| InjectionError::Missing { folder: folder.to_owned(), name, source };
+        let found = std::fs::metadata(folder.join(name)).map_err(missing)?;
+        if !found.is_file() {
+            return Err(missing(io::Error::other("it is no file")));
+        }
+    }
+    let no_exec = |found: rustix::fs::StatVfs| found.f_flag.contains(StatVfsMountFlags::NOEXEC);
+    match statvfs(folder).map(no_exec) {
+        Ok(true) => Err(InjectionError::NoExec { folder: folder.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+impl Injection {
+    pub(crate) const fn new(library: PathBuf, preload: PathBuf, daemon: PathBuf) -> Self {
+        Self { library, preload, daemon }
+    }
+
+    /// The mounts of every container. The daemon's folder is made where it is missing: the daemon may come later, and a
+    /// folder in which it makes its socket anew is seen, a socket would not be.
+    pub(crate) fn mounts(&self) -> io::Result<Vec<Mount>> {
+        let daemon = self.daemon.parent().unwrap_or(Path::new("/"));
+        std::fs::create_dir_all(daemon)?;
+        Ok(vec![
+            mount(&self.library, LIBRARIES, true),
+            mount(&self.preload, PRELOAD, true),
+            mount(daemon, allocation::DAEMON, true),
+        ])
+    }
+
+    /// Where a container sees the daemon's socket.
+    pub(crate) fn daemon_inside(&self) -> PathBuf {
+        let name = self.daemon.file_name().unwrap_or_default();
+        Path::new(allocation::DAEMON).join(name)
+    }
+}
+
+pub(crate) fn mount(host: &Path, inside: &str, read_only: bool) -> Mount {
+    Mount {
+        container_path: inside.to_owned(),
+        host_path: host.to_string_lossy().into_owned(),
+        read_only,
+    }
+}

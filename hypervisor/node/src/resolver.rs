@@ -1,0 +1,235 @@
+//! Finds out whose allocations are, writes their limits, and removes those that nobody has any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use limits::{GpuId, Limits};
+use tokio::sync::watch;
+
+use crate::allocations::{Allocations, Decision, Waiting, WriteError};
+use crate::amounts::{self, AmountError};
+use crate::dialects::{Counts, Resource};
+use crate::identity::{Containers, Listed, Mismatch};
+use crate::mounted;
+use crate::pod_resources::{PodResourcesApi, PodResourcesError};
+use crate::pool::Pool;
+use crate::proto::pod_resources::ContainerDevices;
+
+/// How often the kubelet is asked while there are allocations.
+const ASK: Duration = Duration::from_secs(1);
+/// The same while a container waits for its limits.
+const ASK_AT_ONCE: Duration = Duration::from_millis(250);
+/// How often it is asked what it may give out.
+const ASK_ALLOCATABLE: Duration = Duration::from_secs(60);
+
+/// Why a container has no limits yet, or must not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Undecided {
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    #[error("{holder}: {source}")]
+    Amount { holder: String, source: AmountError },
+    #[error("{0} is not one of the node's GPUs any more")]
+    NoGpu(GpuId),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    Kubelet(#[from] PodResourcesError),
+}
+
+/// What became of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// Its limits are written.
+    Decided,
+    /// The kubelet lists no container with just these ids.
+    Unlisted,
+}
+
+/// What is needed for that.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolver {
+    pub(crate) kubelet: PodResourcesApi,
+    pub(crate) allocations: Arc<Allocations>,
+    pub(crate) pool: watch::Receiver<Arc<Pool>>,
+    pub(crate) resources: Arc<[Resource]>,
+    /// Where containers see the daemon's socket.
+    pub(crate) daemon: Arc<Path>,
+}
+
+impl Resolver {
+    /// The containers as the kubelet lists them now, and when it was asked.
+    pub(crate) async fn ask(&self) -> Result<(Containers, Instant), PodResourcesError> {
+        let asked = Instant::now();
+        let pods = self.kubelet.list().await?;
+        Ok((Containers::of(&pods, &self.resources), asked))
+    }
+
+    /// Writes an allocation's limits, if it is told whose it is. Touches files.
+    pub(crate) fn settle(
+        &self,
+        waiting: &Waiting,
+        containers: &Containers,
+        asked: Instant,
+    ) -> Result<Settled, Undecided> {
+        let Some(listed) = containers.whose(&waiting.ids)? else { return Ok(Settled::Unlisted) };
+        let limits = self.limits(listed, &waiting.gpus)?;
+        let (holder, daemon) = (listed.holder.clone(), self.daemon.to_path_buf());
+        let decision = Decision { holder, limits, daemon };
+        match self.allocations.decide(&waiting.key, &decision, asked)? {
+            true => {
+                let (holder, key) = (decision.holder.to_string(), waiting.key.as_str());
+                tracing::info!(holder, key, "its limits are written");
+                Ok(Settled::Decided)
+            }
+            false => Ok(Settled::Unlisted),
+        }
+    }
+
+    fn limits(&self, listed: &Listed, gpus: &[GpuId]) -> Result<Vec<(GpuId, Limits)>, Undecided> {
+        let pool = self.pool.borrow();
+        let one = |id: &GpuId| {
+            let gpu = pool.gpus().iter().find(|gpu| gpu.id == *id).ok_or(Undecided::NoGpu(*id))?;
+            let limits = amounts::limits(listed.asked, gpu, pool.memory_factor());
+            let holder = listed.holder.to_string();
+            Ok((*id, limits.map_err(|source| Undecided::Amount { holder, source })?))
+        };
+        gpus.iter().map(one).collect()
+    }
+
+    /// Looks again and again, for as long as the program runs.
+    pub(crate) async fn keep(self) -> Infallible {
+        let mut told = None;
+        let mut undecided = BTreeMap::new();
+        let mut allocatable = Allocatable::default();
+        loop {
+            tokio::time::sleep(self.pause()).await;
+            allocatable.look(&self).await;
+            if !self.allocations.any() {
+                continue;
+            }
+            match self.ask().await {
+                Ok((containers, asked)) => {
+                    told = None;
+                    let own = self.clone();
+                    let work = move || own.act_on(&containers, asked);
+                    match tokio::task::spawn_blocking(work).await {
+                        Ok(now) => {
+                            // Each once: this may go on for long.
+                            for (key, reason) in &now {
+                                if undecided.get(key) != Some(reason) {
+                                    tracing::warn!(key, reason, "a container has no limits");
+                                }
+                            }
+                            undecided = now;
+                        }
+                        Err(ended) => tracing::error!(%ended, "looking after allocations"),
+                    }
+                }
+                Err(reason) => {
+                    // Once: this may go on for long.
+                    if told.as_ref() != Some(&reason) {
+                        tracing::warn!(%reason, "new containers wait for their limits, and none is removed");
+                    }
+                    told = Some(reason);
+                }
+            }
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        if self.allocations.is_urgent() { ASK_AT_ONCE } else { ASK }
+    }
+
+    /// Returns which allocations have no limits, and why.
+    fn act_on(&self, containers: &Containers, asked: Instant) -> BTreeMap<String, String> {
+        let waiting = self.allocations.waiting(asked);
+        let reason = |waiting: Waiting| {
+            let undecided = self.settle(&waiting, containers, asked).err()?;
+            Some((waiting.key.as_str().to_owned(), undecided.to_string()))
+        };
+        let undecided = waiting.into_iter().filter_map(reason).collect();
+        let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
+        match self.allocations.remove_ended(containers, asked, mounted) {
+            Ok(removed) => {
+                for key in removed {
+                    tracing::info!(key = key.as_str(), "its container has ended: removed");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "an allocation can not be removed"),
+        }
+        undecided
+    }
+}
+
+/// Whether the kubelet has what it was offered.
+#[derive(Debug, Default)]
+struct Allocatable {
+    asked: Option<Instant>,
+    /// This version does not tell.
+    is_over: bool,
+    told: BTreeSet<&'static str>,
+}
+
+impl Allocatable {
+    async fn look(&mut self, resolver: &Resolver) {
+        let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= ASK_ALLOCATABLE);
+        if self.is_over || !is_due {
+            return;
+        }
+        self.asked = Some(Instant::now());
+        let parts = match resolver.kubelet.allocatable().await {
+            Ok(parts) => parts,
+            Err(PodResourcesError::NotThere) => {
+                self.is_over = true;
+                return;
+            }
+            // Whoever asks for pods tells of it.
+            Err(_) => return,
+        };
+        for resource in resolver.resources.iter() {
+            let has = has(&parts, resource.name);
+            let offered = offered(&resolver.pool.borrow(), resource.counts);
+            let resource = resource.name;
+            if has == offered {
+                self.told.remove(resource);
+            } else if self.told.insert(resource) {
+                tracing::warn!(resource, offered, has, "the kubelet has not what it was offered");
+            }
+        }
+    }
+}
+
+/// How many ids of a resource the kubelet has. It may tell them in several parts.
+fn has(parts: &[ContainerDevices], resource: &str) -> usize {
+    let own = parts.iter().filter(|part| part.resource_name == resource);
+    own.flat_map(|part| &part.device_ids).collect::<BTreeSet<_>>().len()
+}
+
+fn offered(pool: &Pool, counts: Counts) -> usize {
+    pool.ids(counts).filter(|(_, healthy)| *healthy).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Gpu;
+
+    #[test]
+    fn what_the_kubelet_has_is_compared_with_what_is_healthy() {
+        let gpu =
+            |byte, healthy| Gpu { id: GpuId::from_bytes([byte; 16]), memory_mib: None, healthy };
+        let split = 3.try_into().unwrap();
+        let pool = Pool::new(vec![gpu(1, true), gpu(2, false)], split, split);
+        assert_eq!(offered(&pool, Counts::Places), 3);
+        let part = |name: &str, ids: &[&str]| ContainerDevices {
+            resource_name: name.to_owned(),
+            device_ids: ids.iter().map(|&id| id.to_owned()).collect(),
+        };
+        let parts = [part("a", &["1", "2"]), part("b", &["9"]), part("a", &["2", "3"])];
+        assert_eq!((has(&parts, "a"), has(&parts, "b"), has(&parts, "c")), (3, 1, 0));
+    }
+}

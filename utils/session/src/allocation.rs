@@ -1,0 +1,113 @@
+//! What a node mounts into a container that it gave parts of GPUs to. It takes the place of a session's owner.
+//!
+//! * [`FOLDER`], read-only: who the container is and what holds in it, in the file of [`crate::settings`]. It is there
+//!   when the node knows whose the allocation is, and the first CUDA call waits for it.
+//! * [`SESSION`]: the session's pages, which the node has made. Processes of every user of the container share them.
+//!
+//! A container's processes can neither write to the first nor unmount it, so no environment moves the limits.
+
+use crate::settings::{FILE, OwnerSettings, SettingsError};
+use crate::{Page, PageError};
+use ::limits::{GpuId, Limits};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Where a container sees its allocation.
+pub const FOLDER: &str = "/run/sluice/allocation";
+/// Where it sees the session's pages.
+pub const SESSION: &str = "/run/sluice/session";
+/// Where it sees the folder of its node's daemon.
+pub const DAEMON: &str = "/run/sluice/daemon";
+
+/// How often it is looked.
+const STEP: Duration = Duration::from_millis(20);
+/// Root's, for those who know its name: see [`crate::directory`]. Processes of each user may use the pages in it, and
+/// only root makes some.
+const FOR_ALL: u32 = 0o711;
+
+/// Why it is not known what holds in this container.
+#[derive(Debug, thiserror::Error)]
+pub enum AllocationError {
+    /// The node has not written it.
+    #[error(
+        "the limits of this container are not known: its node has not written {FOLDER}/{FILE} within {0:?}; \
+         'hypervisor node' has to run there, and kubelets do not tell whose the GPUs of init containers are"
+    )]
+    Late(Duration),
+    /// The folder is not the node's.
+    #[error("{FOLDER}: a folder of root's is accepted, this is {0}")]
+    NotRoots(String),
+    /// It cannot be looked at.
+    #[error("{FOLDER}: {0}")]
+    Unseen(io::Error),
+    /// What stands there cannot be read.
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+}
+
+/// Whether this process is in a container with an allocation. What cannot be looked at may be one.
+#[must_use]
+pub fn is_here() -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    match fs::symlink_metadata(FOLDER) {
+        Ok(_) => true,
+        Err(error) => !matches!(error.kind(), NotFound | NotADirectory),
+    }
+}
+
+/// What holds in this container. Waits that long for the node to write it.
+///
+/// # Errors
+/// [`AllocationError`]
+pub fn settings(within: Duration) -> Result<OwnerSettings, AllocationError> {
+    let end = Instant::now() + within;
+    loop {
+        let found = fs::symlink_metadata(FOLDER).map_err(AllocationError::Unseen)?;
+        if !found.is_dir() || found.uid() != 0 {
+            let what = if found.is_dir() { "a folder" } else { "no folder" };
+            let whose = format!("{what} of user {}", found.uid());
+            return Err(AllocationError::NotRoots(whose));
+        }
+        match OwnerSettings::of(Path::new(FOLDER)) {
+            Err(error) if error.is_absent() => {}
+            found => return Ok(found?),
+        }
+        if Instant::now() >= end {
+            return Err(AllocationError::Late(within));
+        }
+        sleep(STEP);
+    }
+}
+
+/// Makes the folder of a container's session.
+///
+/// # Errors
+/// The system's.
+pub fn make_session(folder: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(FOR_ALL).create(folder)?;
+    // The process's umask has taken rights away.
+    fs::set_permissions(folder, fs::Permissions::from_mode(FOR_ALL))
+}
+
+/// Makes the pages of a container's session with the limits on its devices, before the container is told of them.
+///
+/// # Errors
+/// As for [`Page::open`].
+pub fn make_pages(folder: &Path, devices: &[(GpuId, Limits)]) -> Result<(), PageError> {
+    for (device, limits) in devices {
+        let page = Page::open(folder, *device, limits)?;
+        // One that was made before has the limits of then.
+        if page.look()?.limits() != *limits {
+            page.change_limits(limits)?;
+        }
+    }
+    // Only root can make it, and any process of the container may be the first that uses its devices together.
+    if let [(_, limits), _, ..] = devices {
+        Page::open_of_all(folder, limits)?;
+    }
+    Ok(())
+}
