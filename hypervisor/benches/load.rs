@@ -1,8 +1,8 @@
 //! The daemon under load: a crowd of processes, a restart under them, and callers that mean harm.
 //!
 //! `cargo bench -p hypervisor --bench load` prints the figures, in about two minutes. What is measured is the daemon and
-//! the real client, over the real socket; all processes share the machine's CPUs. With `-- decisions` behind it, only the
-//! scheduler's decisions are measured, which takes some seconds.
+//! the real client, over the real socket; all processes share the machine's CPUs. With `-- decisions`, `-- crowd` or `-- harm`
+//! behind it, only that is measured.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::panic)]
 
 #[path = "../tests/crowd/mod.rs"]
@@ -31,7 +31,7 @@ const CROWD: Plan = Plan {
 const BEGINNING: Duration = Duration::from_secs(20);
 /// What is measured then, until the daemon is killed.
 const STEADY: Duration = Duration::from_secs(30);
-const MALFORMED: u32 = 100_000;
+const MALFORMED: u32 = 12_000;
 const SLOW: usize = 1_000;
 /// A user of its own, for those who mean harm.
 const NOBODY: u32 = 65_534;
@@ -41,12 +41,17 @@ fn main() {
     if crowd::play() {
         return;
     }
-    decisions();
-    if std::env::args().any(|argument| argument == "decisions") {
-        return;
+    let asked = |part: &str| {
+        let mut parts =
+            std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).peekable();
+        parts.peek().is_none() || parts.any(|argument| argument == part)
+    };
+    for (part, measure) in [("decisions", decisions as fn()), ("crowd", crowded), ("harm", harmed)]
+    {
+        if asked(part) {
+            measure();
+        }
     }
-    crowded();
-    harmed();
 }
 
 fn helper() -> Command {
@@ -117,7 +122,7 @@ fn decisions() {
 
 fn show(what: &str, sorted: &[u64]) {
     println!(
-        "{what:44} median {:6.2}  p90 {:6.2}  p99 {:6.2}  longest {:6.2} ms  ({})",
+        "{what:52} median {:6.2}  p90 {:6.2}  p99 {:6.2}  longest {:6.2} ms  ({})",
         quantile(sorted, 0.5) as f64 / 1e3,
         quantile(sorted, 0.9) as f64 / 1e3,
         quantile(sorted, 0.99) as f64 / 1e3,
@@ -206,33 +211,44 @@ fn harmed() {
     let mut worker = Worker::new(&socket, "somebody", 500_000);
     let _ = turns(&mut worker, 200);
     let before = most_memory(daemon.id());
-    let alone = turns(&mut worker, TURNS);
-    let mut flooding = helper();
-    if rustix::process::geteuid().is_root() {
-        flooding.uid(NOBODY);
-    } else {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
         println!("not root: those who mean harm are the same user");
     }
-    let start = Instant::now();
-    let flood = crowd::malformed(MALFORMED, 64, &socket, dir.path(), flooding);
-    let beside = turns(&mut worker, TURNS);
-    let statuses = crowd::ended(flood).statuses;
-    let took = start.elapsed();
-    println!(
-        "{MALFORMED} malformed calls in {:.1} s, answered by the first digit of the status (0: hung up): {statuses:?}",
-        took.as_secs_f64()
-    );
-    let slow = crowd::slow(&socket, SLOW);
-    let among_slow = turns(&mut worker, TURNS);
-    let grown = most_memory(daemon.id()) - before;
-    for (what, [granted, answered]) in [
-        ("alone", alone),
-        ("beside the malformed calls", beside),
-        ("among slow callers", among_slow),
-    ] {
+    let harmful = || {
+        let mut command = helper();
+        if is_root {
+            command.uid(NOBODY);
+        }
+        command
+    };
+    let pid = daemon.id();
+    let mut beside = |what: &str| {
+        let (cpu, start) = (cpu_time(pid), Instant::now());
+        let [granted, answered] = turns(&mut worker, TURNS);
+        let cpu = (cpu_time(pid) - cpu).as_secs_f64() / start.elapsed().as_secs_f64();
         show(&format!("{what}: a lease"), &granted);
         show(&format!("{what}: a report"), &answered);
-    }
+        println!("{what}: the daemon needs {:.0} % of a CPU", cpu * 100.0);
+    };
+    beside("alone");
+    let busy = crowd::busy(&socket, dir.path(), harmful());
+    beside("beside a busy program that calls nobody");
+    drop(busy);
+    let greedy = crowd::greedy(64, &socket, dir.path(), harmful());
+    beside("beside 64 calls at once, always");
+    drop(greedy);
+    let start = Instant::now();
+    let flood = crowd::malformed(MALFORMED, 64, &socket, dir.path(), harmful());
+    beside("beside the malformed calls");
+    let statuses = crowd::ended(flood).statuses;
+    println!(
+        "{MALFORMED} malformed calls in {:.1} s, answered by the first digit of the status (0: hung up): {statuses:?}",
+        start.elapsed().as_secs_f64()
+    );
+    let slow = crowd::slow(&socket, SLOW);
+    beside("among slow callers");
+    let grown = most_memory(daemon.id()) - before;
     println!(
         "{} slow callers; the daemon grew by {:.1} MiB in all",
         slow.len(),

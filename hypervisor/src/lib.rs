@@ -192,10 +192,9 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
         Some(listener) => PeerListener::passed(listener, &socket)?,
         None => PeerListener::bind(&socket, modes.socket)?,
     };
-    let listener = listener.with_filter(ConnectionAdmission {
-        quota: Arc::clone(&connections),
-        identity: Arc::clone(&sources.identity),
-    });
+    let admission =
+        ConnectionAdmission::new(Arc::clone(&connections), Arc::clone(&sources.identity));
+    let listener = listener.with_filter(admission);
     let beginning = beginning(options, &socket)?;
     let policy = options.observation.unknown_processes;
     let core = Core::new(Tuning::default(), connections, sources, beginning.as_ref(), policy);

@@ -1,8 +1,11 @@
 //! Decides which connections are served.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use super::json::ApiError;
+use super::line::Line;
 use super::peer::Peer;
 
 /// Admits or refuses each connection before anything is read from it.
@@ -19,8 +22,18 @@ pub trait ConnectionFilter: Send + 'static {
     /// The answer to the caller, whose connection is then closed.
     fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError>;
 
+    /// How long it waits before it begins: its caller opens too many.
+    fn wait(_: &Self::Permit) -> Duration {
+        Duration::ZERO
+    }
+
     /// Begins an admitted connection, in a task of its own. Its socket may be asked for more.
     fn begin(permit: Self::Permit, peer: Peer, socket: BorrowedFd<'_>) -> Self::Connection;
+
+    /// The line in which its calls wait. `None`: they do not.
+    fn line(_: &Self::Connection) -> Option<Arc<Line>> {
+        None
+    }
 }
 
 /// Admits every connection.

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use poem::web::RemoteAddr;
@@ -22,6 +23,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::connection_filter::ConnectionFilter;
 use super::json::ApiError;
+use super::line::Line;
 use super::path_lock::{LockRefused, PathLock};
 use super::peer::Peer;
 
@@ -49,8 +51,18 @@ pub trait Listener: Send + 'static {
     /// others wait to be accepted meanwhile.
     fn accept(&mut self) -> impl Future<Output = (Self::Stream, RemoteAddr, Self::Permit)> + Send;
 
+    /// How long a connection waits before it begins: its caller opens too many.
+    fn wait(_: &Self::Permit) -> Duration {
+        Duration::ZERO
+    }
+
     /// Begins a connection, in a task of its own.
     fn begin(permit: Self::Permit, stream: &Self::Stream) -> Self::Connection;
+
+    /// The line in which its calls wait. `None`: they do not.
+    fn line(_: &Self::Connection) -> Option<Arc<Line>> {
+        None
+    }
 }
 
 /// Why a socket could not be taken. Nothing has been made or changed then.
@@ -198,8 +210,16 @@ impl<F: ConnectionFilter> Listener for PeerListener<F> {
         }
     }
 
+    fn wait((permit, _): &Self::Permit) -> Duration {
+        F::wait(permit)
+    }
+
     fn begin((permit, peer): Self::Permit, stream: &UnixStream) -> F::Connection {
         F::begin(permit, peer, stream.as_fd())
+    }
+
+    fn line(connection: &F::Connection) -> Option<Arc<Line>> {
+        F::line(connection)
     }
 }
 

@@ -1,0 +1,142 @@
+//! Callers who call too often wait, before anything is done for them.
+//!
+//! What a call costs is counted in calls: one that is served is one. A line earns calls as time passes and saves some
+//! up; a caller whose line has none left waits until it has. So what one line makes the server do is bounded, and the
+//! others find it idle.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Up to so many lines are kept, also if nobody needs them.
+const KEPT: usize = 64;
+
+/// How many calls a line may make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// In the long run.
+    pub each_second: u32,
+    /// At once, after a pause.
+    pub at_once: u32,
+}
+
+impl Pace {
+    fn time_of(self, calls: u32) -> Duration {
+        Duration::from_secs(1) * calls / self.each_second.max(1)
+    }
+}
+
+/// Those who share one pace.
+#[derive(Debug)]
+pub struct Line {
+    pace: Pace,
+    /// When all that was spent will have been earned. A moment that is further back than what can be saved up is as
+    /// good as that.
+    earned_at: Mutex<Instant>,
+}
+
+impl Line {
+    /// One that has saved up all it may.
+    #[must_use]
+    pub fn new(pace: Pace) -> Arc<Self> {
+        Arc::new(Self { pace, earned_at: Mutex::new(Instant::now()) })
+    }
+
+    /// Spends so many calls, and tells how long to wait for them.
+    pub fn spend(&self, calls: u32) -> Duration {
+        self.spend_at(calls, Instant::now())
+    }
+
+    fn spend_at(&self, calls: u32, now: Instant) -> Duration {
+        let saved = self.pace.time_of(self.pace.at_once);
+        let mut earned_at = self.earned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        // As if all that can be saved up was spent now.
+        let spent = (*earned_at).max(now) + self.pace.time_of(calls);
+        *earned_at = spent;
+        spent.saturating_duration_since(now + saved)
+    }
+
+    fn has_all(&self, now: Instant) -> bool {
+        *self.earned_at.lock().unwrap_or_else(PoisonError::into_inner) <= now
+    }
+}
+
+/// A line for each of those who call.
+#[derive(Debug)]
+pub struct Lines<K> {
+    pace: Pace,
+    lines: Mutex<HashMap<K, Arc<Line>>>,
+}
+
+impl<K: Eq + Hash> Lines<K> {
+    /// Lines of one pace.
+    #[must_use]
+    pub fn new(pace: Pace) -> Self {
+        Self { pace, lines: Mutex::default() }
+    }
+
+    /// The line of `key`.
+    pub fn of(&self, key: K) -> Arc<Line> {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() >= KEPT && !lines.contains_key(&key) {
+            let now = Instant::now();
+            // A new one would be as good.
+            lines.retain(|_, line| Arc::strong_count(line) > 1 || !line.has_all(now));
+        }
+        Arc::clone(lines.entry(key).or_insert_with(|| Line::new(self.pace)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PACE: Pace = Pace { each_second: 100, at_once: 20 };
+
+    #[test]
+    fn what_was_saved_up_is_spent_at_once_and_then_each_call_waits_for_its_time() {
+        let (line, start) = (Line::new(PACE), Instant::now());
+        for _ in 0..20 {
+            assert_eq!(line.spend_at(1, start), Duration::ZERO);
+        }
+        for n in 1..=5 {
+            assert_eq!(line.spend_at(1, start), Duration::from_millis(10 * n));
+        }
+        // What is spent without waiting delays the next one.
+        line.spend_at(4, start);
+        assert_eq!(line.spend_at(1, start), Duration::from_millis(100));
+        let later = start + Duration::from_secs(1);
+        assert_eq!(line.spend_at(20, later), Duration::ZERO);
+        assert_eq!(line.spend_at(1, later), Duration::from_millis(10));
+        // A long pause saves up no more.
+        let later = start + Duration::from_secs(1_000);
+        assert_eq!(line.spend_at(21, later), Duration::from_millis(10));
+    }
+
+    #[test]
+    fn in_the_long_run_nobody_has_more_than_the_pace() {
+        let (line, start) = (Line::new(PACE), Instant::now());
+        let (mut now, mut calls) = (start, 0);
+        while now < start + Duration::from_secs(10) {
+            now += line.spend_at(1, now);
+            calls += 1;
+        }
+        assert!((1_000..=1_021).contains(&calls), "{calls}");
+    }
+
+    #[test]
+    fn lines_that_nobody_needs_are_forgotten_and_debts_are_not() {
+        let lines = Lines::new(PACE);
+        let held = lines.of(0);
+        lines.of(1).spend(200);
+        for key in 2..1_000 {
+            lines.of(key);
+        }
+        let left = lines.lines.lock().unwrap();
+        assert!(left.len() <= KEPT && left.contains_key(&0) && left.contains_key(&1));
+        drop(left);
+        assert!(Arc::ptr_eq(&held, &lines.of(0)));
+        assert!(lines.of(1).spend(1) > Duration::from_secs(1));
+    }
+}
