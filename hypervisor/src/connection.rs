@@ -4,16 +4,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http_bidir_comm::server::{ApiError, ConnectionFilter, Line, Lines, Pace, Peer};
+use http_bidir_comm::server::{ApiError, ConnectionFilter, Lines, Pace, Peer};
 use poem::{FromRequest, Request, RequestBody};
 use session::process::{has_ended, peer_pidfd, pidfd};
 
 use super::connection_quota::{ConnectionPermit, ConnectionQuota};
-use super::identity::{Caller, Identity, Owner, Party, Unidentified};
+use super::identity::{Caller, Identity, Owner, Unidentified};
+use super::pacing::{Pacing, Pacings};
 
-/// How fast each party may call. All leases that a node is made for need half of it.
-const CALLS: Pace = Pace { each_second: 8_000, at_once: 2_000 };
-/// How fast each user may open connections, before it is known in which container it does.
+/// How fast each user may open connections. Only then is it looked up in which container it does.
 const OPENED: Pace = Pace { each_second: 1_000, at_once: 1_000 };
 
 /// Admits or refuses each connection, and identifies its caller.
@@ -28,12 +27,12 @@ pub(super) struct ConnectionAdmission {
 #[derive(Debug)]
 struct Callers {
     identity: Arc<dyn Identity>,
-    lines: Lines<Party>,
+    pacings: Pacings,
 }
 
 impl ConnectionAdmission {
     pub(super) fn new(quota: Arc<ConnectionQuota>, identity: Arc<dyn Identity>) -> Self {
-        let callers = Arc::new(Callers { identity, lines: Lines::new(CALLS) });
+        let callers = Arc::new(Callers { identity, pacings: Pacings::default() });
         Self { quota, opened: Lines::new(OPENED), callers }
     }
 }
@@ -50,7 +49,7 @@ pub(super) struct Admitted {
 #[derive(Debug)]
 pub(super) struct Connection {
     caller: Result<Caller, Unidentified>,
-    line: Arc<Line>,
+    pub(super) pacing: Pacing,
     _permit: ConnectionPermit,
 }
 
@@ -60,7 +59,7 @@ impl ConnectionFilter for ConnectionAdmission {
 
     fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError> {
         let permit = self.quota.take(peer.uid)?;
-        let wait = self.opened.of(peer.uid).spend(1);
+        let wait = self.opened.of(peer.uid).spend();
         Ok(Admitted { permit, wait, callers: Arc::clone(&self.callers) })
     }
 
@@ -72,11 +71,8 @@ impl ConnectionFilter for ConnectionAdmission {
         let Admitted { permit, callers, .. } = admitted;
         let caller = identify(&*callers.identity, peer, socket);
         let owner = caller.as_ref().map_or_else(|_| Owner::user(peer.uid), |caller| caller.owner);
-        Connection { caller, line: callers.lines.of(owner.party()), _permit: permit }
-    }
-
-    fn line(connection: &Connection) -> Option<Arc<Line>> {
-        Some(Arc::clone(&connection.line))
+        let pacing = callers.pacings.of(owner.party());
+        Connection { caller, pacing, _permit: permit }
     }
 }
 

@@ -24,6 +24,7 @@ pub mod log;
 mod metrics;
 mod node;
 mod observe;
+mod pacing;
 mod page_memory;
 mod process_exit;
 mod quotas;
@@ -60,6 +61,7 @@ use self::connection_quota::ConnectionQuota;
 use self::core::Core;
 use self::core::ends::EndWatch;
 use self::end::Ends;
+use self::pacing::Paced;
 use self::page_memory::PageWatch;
 use self::remote::RemoteListener;
 use self::service_manager::Told;
@@ -207,7 +209,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let _observer = observe::start(&core, &options.observation, &socket)
         .map_err(|source| DaemonError::System { what: "threads", source })?;
     tracing::info!(socket = %socket.display(), "serving");
-    let server = http_bidir_comm::server::serve(listener, routes::routes(core.clone()));
+    let server = http_bidir_comm::server::serve(listener, Paced::new(routes::routes(core.clone())));
     let remote = async {
         match remote {
             Some(remote) => remote.serve(routes::routes(core.clone())).await,

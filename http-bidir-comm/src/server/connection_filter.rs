@@ -1,11 +1,9 @@
 //! Decides which connections are served.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::json::ApiError;
-use super::line::Line;
 use super::peer::Peer;
 
 /// Admits or refuses each connection before anything is read from it.
@@ -29,11 +27,6 @@ pub trait ConnectionFilter: Send + 'static {
 
     /// Begins an admitted connection, in a task of its own. Its socket may be asked for more.
     fn begin(permit: Self::Permit, peer: Peer, socket: BorrowedFd<'_>) -> Self::Connection;
-
-    /// The line in which its calls wait. `None`: they do not.
-    fn line(_: &Self::Connection) -> Option<Arc<Line>> {
-        None
-    }
 }
 
 /// Admits every connection.

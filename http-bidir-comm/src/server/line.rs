@@ -1,8 +1,7 @@
-//! Callers who call too often wait, before anything is done for them.
+//! Callers who call too often wait.
 //!
-//! What a call costs is counted in calls: one that is served is one. A line earns calls as time passes and saves some
-//! up; a caller whose line has none left waits until it has. So what one line makes the server do is bounded, and the
-//! others find it idle.
+//! A line earns calls as time passes, and saves some up. Who finds none left waits until it has earned one. So what the
+//! callers of one line make a server do is bounded, and the others find it idle.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -43,9 +42,14 @@ impl Line {
         Arc::new(Self { pace, earned_at: Mutex::new(Instant::now()) })
     }
 
-    /// Spends so many calls, and tells how long to wait for them.
-    pub fn spend(&self, calls: u32) -> Duration {
-        self.spend_at(calls, Instant::now())
+    /// Spends a call, and tells how long to wait for it.
+    pub fn spend(&self) -> Duration {
+        self.spend_at(1, Instant::now())
+    }
+
+    /// Waits for the place of one more call.
+    pub async fn pass(&self) {
+        pause(self.spend()).await;
     }
 
     fn spend_at(&self, calls: u32, now: Instant) -> Duration {
@@ -59,6 +63,13 @@ impl Line {
 
     fn has_all(&self, now: Instant) -> bool {
         *self.earned_at.lock().unwrap_or_else(PoisonError::into_inner) <= now
+    }
+}
+
+/// Waits, if there is anything to wait for.
+pub(super) async fn pause(wait: Duration) {
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
     }
 }
 
@@ -103,7 +114,7 @@ mod tests {
         for n in 1..=5 {
             assert_eq!(line.spend_at(1, start), Duration::from_millis(10 * n));
         }
-        // What is spent without waiting delays the next one.
+        // Several at once delay the next one by as much.
         line.spend_at(4, start);
         assert_eq!(line.spend_at(1, start), Duration::from_millis(100));
         let later = start + Duration::from_secs(1);
@@ -129,7 +140,7 @@ mod tests {
     fn lines_that_nobody_needs_are_forgotten_and_debts_are_not() {
         let lines = Lines::new(PACE);
         let held = lines.of(0);
-        lines.of(1).spend(200);
+        lines.of(1).spend_at(200, Instant::now());
         for key in 2..1_000 {
             lines.of(key);
         }
@@ -137,6 +148,6 @@ mod tests {
         assert!(left.len() <= KEPT && left.contains_key(&0) && left.contains_key(&1));
         drop(left);
         assert!(Arc::ptr_eq(&held, &lines.of(0)));
-        assert!(lines.of(1).spend(1) > Duration::from_secs(1));
+        assert!(lines.of(1).spend() > Duration::from_secs(1));
     }
 }

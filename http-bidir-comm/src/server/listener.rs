@@ -7,7 +7,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use poem::web::RemoteAddr;
@@ -23,7 +22,6 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::connection_filter::ConnectionFilter;
 use super::json::ApiError;
-use super::line::Line;
 use super::path_lock::{LockRefused, PathLock};
 use super::peer::Peer;
 
@@ -58,11 +56,6 @@ pub trait Listener: Send + 'static {
 
     /// Begins a connection, in a task of its own.
     fn begin(permit: Self::Permit, stream: &Self::Stream) -> Self::Connection;
-
-    /// The line in which its calls wait. `None`: they do not.
-    fn line(_: &Self::Connection) -> Option<Arc<Line>> {
-        None
-    }
 }
 
 /// Why a socket could not be taken. Nothing has been made or changed then.
@@ -216,10 +209,6 @@ impl<F: ConnectionFilter> Listener for PeerListener<F> {
 
     fn begin((permit, peer): Self::Permit, stream: &UnixStream) -> F::Connection {
         F::begin(permit, peer, stream.as_fd())
-    }
-
-    fn line(connection: &F::Connection) -> Option<Arc<Line>> {
-        F::line(connection)
     }
 }
 

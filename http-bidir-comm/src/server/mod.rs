@@ -26,7 +26,7 @@ pub use listener::{BindError, Listener, PeerListener};
 pub use peer::Peer;
 pub use serve::serve;
 pub use tasks::{Pending, SendError, TaskError, TaskServer, TaskSettings};
-pub use tcp_listener::BoundedTcpListener;
+pub use tcp_listener::{BoundedTcpListener, Place};
 #[cfg(feature = "server-tls")]
 pub use tls::{ServerTls, ServerTlsError, TlsListener, TlsStream};
 pub use waiting::{OnDrop, wait_up_to};

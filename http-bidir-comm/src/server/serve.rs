@@ -17,7 +17,7 @@ use poem::http::uri::Scheme;
 use poem::web::{LocalAddr, RemoteAddr};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::line::Line;
+use super::line::pause;
 use super::listener::Listener;
 use super::prompt_reader::PromptReader;
 
@@ -26,9 +26,6 @@ const HEAD_WITHIN: Duration = Duration::from_secs(10);
 
 /// A connection's buffer: a call's head has to fit. The least that hyper accepts.
 const BUFFER: usize = 8 * 1024;
-
-/// What a call that is refused costs besides, in calls: who makes sense has few of them.
-const REFUSED: u32 = 7;
 
 /// Serves `endpoint` to all connections of `listener`. Never returns.
 pub async fn serve<L, E>(mut listener: L, endpoint: E) -> Infallible
@@ -43,28 +40,16 @@ where
         tokio::spawn(async move {
             pause(L::wait(&permit)).await;
             let connection = Arc::new(L::begin(permit, &stream));
-            let line = L::line(&connection);
-            serve_one(stream, caller, &connection, line.as_deref(), endpoint).await;
+            serve_one(stream, caller, &connection, endpoint).await;
             // Only now is the connection's descriptor closed.
             drop(connection);
         });
     }
 }
 
-async fn pause(wait: Duration) {
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
-    }
-}
-
 /// Serves a connection. A handler is dropped when its caller goes away.
-async fn serve_one<S, C, E>(
-    stream: S,
-    caller: RemoteAddr,
-    connection: &Arc<C>,
-    line: Option<&Line>,
-    endpoint: Arc<E>,
-) where
+async fn serve_one<S, C, E>(stream: S, caller: RemoteAddr, connection: &Arc<C>, endpoint: Arc<E>)
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     C: Send + Sync + 'static,
     E: Endpoint,
@@ -73,18 +58,10 @@ async fn serve_one<S, C, E>(
         let (endpoint, connection) = (Arc::clone(&endpoint), Arc::clone(connection));
         let origin = (LocalAddr::default(), caller.clone(), Scheme::HTTP);
         async move {
-            if let Some(line) = line {
-                pause(line.spend(1)).await;
-            }
             let (local, remote, scheme) = origin;
             let mut request = poem::Request::from((request, local, remote, scheme));
             request.extensions_mut().insert(connection);
             let answer = endpoint.get_response(request).await;
-            if let Some(line) = line
-                && answer.status().is_client_error()
-            {
-                line.spend(REFUSED);
-            }
             Ok::<hyper::Response<_>, Infallible>(answer.into())
         }
     });
@@ -94,9 +71,5 @@ async fn serve_one<S, C, E>(
         .max_buf_size(BUFFER)
         .serve_connection(TokioIo::new(PromptReader::new(stream)), service);
     // A connection that fails is its caller's matter.
-    if let (Err(error), Some(line)) = (connection.await, line)
-        && error.is_parse()
-    {
-        line.spend(REFUSED);
-    }
+    let _ = connection.await;
 }
