@@ -16,7 +16,7 @@ const PROGRAMS: Pace = Pace { each_second: 8_000, at_once: 2_000 };
 /// Calls of the API.
 const API: Pace = Pace { each_second: 1_000, at_once: 500 };
 /// Refusals. After a restart of the daemon each process gets one.
-const REFUSED: Pace = Pace { each_second: 1_000, at_once: 500 };
+const REFUSED: Pace = Pace { each_second: 1_000, at_once: 100 };
 
 /// The lines in which one party's calls wait.
 #[derive(Clone, Debug)]
