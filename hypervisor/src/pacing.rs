@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use http_bidir_comm::server::{Line, Lines, Pace};
+use poem::http::StatusCode;
 use poem::{Endpoint, IntoResponse, Request, Response};
 
 use super::connection::Connection;
@@ -15,7 +16,7 @@ use super::identity::Party;
 const PROGRAMS: Pace = Pace { each_second: 8_000, at_once: 2_000 };
 /// Calls of the API.
 const API: Pace = Pace { each_second: 1_000, at_once: 500 };
-/// Refusals. After a restart of the daemon each process gets one.
+/// Refusals, but for those of programs that the daemon does not know any more: after its restart all of them come.
 const REFUSED: Pace = Pace { each_second: 1_000, at_once: 100 };
 
 /// The lines in which one party's calls wait.
@@ -83,7 +84,8 @@ impl<E: Endpoint> Endpoint for Paced<E> {
         let of_a_program = request.uri().path().starts_with(protocol::path::ROOT);
         if of_a_program { &pacing.programs } else { &pacing.api }.pass().await;
         let answer = self.endpoint.call(request).await?.into_response();
-        if answer.status().is_client_error() {
+        let is_forgotten = of_a_program && answer.status() == StatusCode::NOT_FOUND;
+        if answer.status().is_client_error() && !is_forgotten {
             pacing.refused.pass().await;
         }
         Ok(answer)

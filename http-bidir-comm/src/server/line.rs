@@ -8,6 +8,8 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::waiting::OnDrop;
+
 /// Up to so many lines are kept, also if nobody needs them.
 const KEPT: usize = 64;
 
@@ -47,9 +49,20 @@ impl Line {
         self.spend_at(1, Instant::now())
     }
 
-    /// Waits for the place of one more call.
+    /// Waits for the place of one more call. Who gives up meanwhile gives it back: callers that try again and again
+    /// would else wait longer and longer.
     pub async fn pass(&self) {
-        pause(self.spend()).await;
+        let wait = self.spend();
+        if !wait.is_zero() {
+            let given_up = OnDrop::new(|| self.give_back());
+            pause(wait).await;
+            given_up.disarm();
+        }
+    }
+
+    fn give_back(&self) {
+        let mut earned_at = self.earned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        *earned_at = earned_at.checked_sub(self.pace.time_of(1)).unwrap_or(*earned_at);
     }
 
     fn spend_at(&self, calls: u32, now: Instant) -> Duration {
@@ -134,6 +147,17 @@ mod tests {
             calls += 1;
         }
         assert!((1_000..=1_021).contains(&calls), "{calls}");
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_leaves_its_place_to_the_next() {
+        let line = Line::new(Pace { each_second: 1, at_once: 1 });
+        line.pass().await;
+        for _ in 0..100 {
+            let soon = Duration::from_millis(1);
+            assert!(tokio::time::timeout(soon, line.pass()).await.is_err());
+        }
+        assert!(line.spend() <= Duration::from_secs(1));
     }
 
     #[test]
