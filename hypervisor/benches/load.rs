@@ -1,8 +1,8 @@
 //! The daemon under load: a crowd of processes, a restart under them, and callers that mean harm.
 //!
-//! `cargo bench -p hypervisor --bench load` prints the figures, in about two minutes. What is measured is the daemon and
-//! the real client, over the real socket; all processes share the machine's CPUs. With `-- decisions`, `-- crowd` or `-- harm`
-//! behind it, only that is measured.
+//! `cargo bench -p hypervisor --bench load` prints the figures, in about five minutes. What is measured is the daemon and
+//! the real client, over the real socket; all processes share the machine's CPUs. With `-- decisions`, `-- crowd` or
+//! `-- harm` behind it, only that is measured.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::panic)]
 
 #[path = "../tests/crowd/mod.rs"]
