@@ -2,38 +2,77 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use http_bidir_comm::server::{ApiError, ConnectionFilter, Peer};
+use http_bidir_comm::server::{ApiError, ConnectionFilter, Lines, Pace, Peer};
 use poem::{FromRequest, Request, RequestBody};
 use session::process::{has_ended, peer_pidfd, pidfd};
 
 use super::connection_quota::{ConnectionPermit, ConnectionQuota};
-use super::identity::{Caller, Identity, Unidentified};
+use super::identity::{Caller, Identity, Owner, Unidentified};
+use super::pacing::{Pacing, Pacings};
+
+/// How fast each user may open connections. Only then is it looked up in which container it does.
+const OPENED: Pace = Pace { each_second: 1_000, at_once: 1_000 };
 
 /// Admits or refuses each connection, and identifies its caller.
 #[derive(Debug)]
 pub(super) struct ConnectionAdmission {
-    pub(super) quota: Arc<ConnectionQuota>,
-    pub(super) identity: Arc<dyn Identity>,
+    quota: Arc<ConnectionQuota>,
+    opened: Lines<u32>,
+    callers: Arc<Callers>,
+}
+
+/// Who calls, and how fast.
+#[derive(Debug)]
+struct Callers {
+    identity: Arc<dyn Identity>,
+    pacings: Pacings,
+}
+
+impl ConnectionAdmission {
+    pub(super) fn new(quota: Arc<ConnectionQuota>, identity: Arc<dyn Identity>) -> Self {
+        let callers = Arc::new(Callers { identity, pacings: Pacings::default() });
+        Self { quota, opened: Lines::new(OPENED), callers }
+    }
+}
+
+/// The right to a connection.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    permit: ConnectionPermit,
+    wait: Duration,
+    callers: Arc<Callers>,
 }
 
 /// An admitted connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     caller: Result<Caller, Unidentified>,
+    pub(super) pacing: Pacing,
     _permit: ConnectionPermit,
 }
 
 impl ConnectionFilter for ConnectionAdmission {
-    type Permit = (ConnectionPermit, Arc<dyn Identity>);
+    type Permit = Admitted;
     type Connection = Connection;
 
     fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError> {
-        Ok((self.quota.take(peer.uid)?, Arc::clone(&self.identity)))
+        let permit = self.quota.take(peer.uid)?;
+        let wait = self.opened.of(peer.uid).spend();
+        Ok(Admitted { permit, wait, callers: Arc::clone(&self.callers) })
     }
 
-    fn begin((permit, identity): Self::Permit, peer: Peer, socket: BorrowedFd<'_>) -> Connection {
-        Connection { caller: identify(&*identity, peer, socket), _permit: permit }
+    fn wait(admitted: &Admitted) -> Duration {
+        admitted.wait
+    }
+
+    fn begin(admitted: Admitted, peer: Peer, socket: BorrowedFd<'_>) -> Connection {
+        let Admitted { permit, callers, .. } = admitted;
+        let caller = identify(&*callers.identity, peer, socket);
+        let owner = caller.as_ref().map_or_else(|_| Owner::user(peer.uid), |caller| caller.owner);
+        let pacing = callers.pacings.of(owner.party());
+        Connection { caller, pacing, _permit: permit }
     }
 }
 

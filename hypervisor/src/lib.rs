@@ -24,6 +24,7 @@ pub mod log;
 mod metrics;
 mod node;
 mod observe;
+mod pacing;
 mod page_memory;
 mod process_exit;
 mod quotas;
@@ -60,6 +61,7 @@ use self::connection_quota::ConnectionQuota;
 use self::core::Core;
 use self::core::ends::EndWatch;
 use self::end::Ends;
+use self::pacing::Paced;
 use self::page_memory::PageWatch;
 use self::remote::RemoteListener;
 use self::service_manager::Told;
@@ -192,10 +194,9 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
         Some(listener) => PeerListener::passed(listener, &socket)?,
         None => PeerListener::bind(&socket, modes.socket)?,
     };
-    let listener = listener.with_filter(ConnectionAdmission {
-        quota: Arc::clone(&connections),
-        identity: Arc::clone(&sources.identity),
-    });
+    let admission =
+        ConnectionAdmission::new(Arc::clone(&connections), Arc::clone(&sources.identity));
+    let listener = listener.with_filter(admission);
     let beginning = beginning(options, &socket)?;
     let policy = options.observation.unknown_processes;
     let core = Core::new(Tuning::default(), connections, sources, beginning.as_ref(), policy);
@@ -208,7 +209,7 @@ async fn serve(options: &Options, sources: Sources) -> Result<(), DaemonError> {
     let _observer = observe::start(&core, &options.observation, &socket)
         .map_err(|source| DaemonError::System { what: "threads", source })?;
     tracing::info!(socket = %socket.display(), "serving");
-    let server = http_bidir_comm::server::serve(listener, routes::routes(core.clone()));
+    let server = http_bidir_comm::server::serve(listener, Paced::new(routes::routes(core.clone())));
     let remote = async {
         match remote {
             Some(remote) => remote.serve(routes::routes(core.clone())).await,

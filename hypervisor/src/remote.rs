@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use http_bidir_comm::server::{
-    self, ApiError, BearerToken, BoundedTcpListener, ServerTls, ServerTlsError, WeakToken,
+    self, ApiError, BearerToken, BoundedTcpListener, Pace, ServerTls, ServerTlsError, WeakToken,
     error_to_json,
 };
 use poem::http::header::{CONNECTION, HeaderValue};
@@ -19,9 +19,12 @@ use poem::http::{Method, StatusCode};
 use poem::{Endpoint, EndpointExt, Request, Response};
 
 use super::identity::{Caller, Owner};
+use super::pacing::Paced;
 
 /// Connections at once.
 const CONNECTIONS: usize = 32;
+/// A handshake of TLS takes the daemon's time, before it is known who calls.
+const OPENED: Pace = Pace { each_second: 100, at_once: 100 };
 /// A longer token is none.
 const LONGEST_TOKEN: u64 = 4096;
 /// Longer certificates and keys are none.
@@ -209,6 +212,7 @@ impl RemoteListener {
         let tls = remote.tls.as_ref().map(TlsFiles::read).transpose()?;
         let bind = |source| RemoteError::Bind { address: remote.address, source };
         let listener = BoundedTcpListener::bind(remote.address, CONNECTIONS).map_err(bind)?;
+        let listener = listener.with_pace(OPENED);
         let address = listener.local_addr().map_err(bind)?;
         let encrypted = tls.is_some();
         tracing::info!(encrypted, %address, "the state can be read with the token");
@@ -224,7 +228,7 @@ impl RemoteListener {
     /// Lets those read at `routes` who have the token. Never returns.
     pub(super) async fn serve(self, routes: impl Endpoint + 'static) -> Infallible {
         let read = self.token.guard(routes);
-        let read = read.catch_all_error(error_to_json).after(hang_up_on_strangers);
+        let read = Paced::new(read.catch_all_error(error_to_json).after(hang_up_on_strangers));
         match self.tls {
             Some(tls) => server::serve(self.listener.with_tls(tls), read).await,
             None => server::serve(self.listener, read).await,

@@ -1,6 +1,7 @@
 //! Decides which connections are served.
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use super::json::ApiError;
 use super::peer::Peer;
@@ -18,6 +19,11 @@ pub trait ConnectionFilter: Send + 'static {
     /// # Errors
     /// The answer to the caller, whose connection is then closed.
     fn admit(&self, peer: Peer) -> Result<Self::Permit, ApiError>;
+
+    /// How long it waits before it begins: its caller opens too many.
+    fn wait(_: &Self::Permit) -> Duration {
+        Duration::ZERO
+    }
 
     /// Begins an admitted connection, in a task of its own. Its socket may be asked for more.
     fn begin(permit: Self::Permit, peer: Peer, socket: BorrowedFd<'_>) -> Self::Connection;

@@ -49,6 +49,11 @@ pub trait Listener: Send + 'static {
     /// others wait to be accepted meanwhile.
     fn accept(&mut self) -> impl Future<Output = (Self::Stream, RemoteAddr, Self::Permit)> + Send;
 
+    /// How long a connection waits before it begins: its caller opens too many.
+    fn wait(_: &Self::Permit) -> Duration {
+        Duration::ZERO
+    }
+
     /// Begins a connection, in a task of its own.
     fn begin(permit: Self::Permit, stream: &Self::Stream) -> Self::Connection;
 }
@@ -196,6 +201,10 @@ impl<F: ConnectionFilter> Listener for PeerListener<F> {
                 Err(refusal) => tell(&stream, &refusal),
             }
         }
+    }
+
+    fn wait((permit, _): &Self::Permit) -> Duration {
+        F::wait(permit)
     }
 
     fn begin((permit, peer): Self::Permit, stream: &UnixStream) -> F::Connection {

@@ -6,6 +6,7 @@
 mod authenticate;
 mod connection_filter;
 mod json;
+mod line;
 mod listener;
 mod path_lock;
 mod peer;
@@ -20,11 +21,12 @@ mod waiting;
 pub use authenticate::{Anyone, Authenticate, BearerToken, Caller, SameUser, WeakToken};
 pub use connection_filter::ConnectionFilter;
 pub use json::{Answer, AnswerKept, ApiError, Body, error_to_json, kept_body};
+pub use line::{Line, Lines, Pace};
 pub use listener::{BindError, Listener, PeerListener};
 pub use peer::Peer;
 pub use serve::serve;
 pub use tasks::{Pending, SendError, TaskError, TaskServer, TaskSettings};
-pub use tcp_listener::BoundedTcpListener;
+pub use tcp_listener::{BoundedTcpListener, Place};
 #[cfg(feature = "server-tls")]
 pub use tls::{ServerTls, ServerTlsError, TlsListener, TlsStream};
 pub use waiting::{OnDrop, wait_up_to};

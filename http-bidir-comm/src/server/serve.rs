@@ -17,6 +17,7 @@ use poem::http::uri::Scheme;
 use poem::web::{LocalAddr, RemoteAddr};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::line::pause;
 use super::listener::Listener;
 use super::prompt_reader::PromptReader;
 
@@ -37,6 +38,7 @@ where
         let (stream, caller, permit) = listener.accept().await;
         let endpoint = Arc::clone(&endpoint);
         tokio::spawn(async move {
+            pause(L::wait(&permit)).await;
             let connection = Arc::new(L::begin(permit, &stream));
             serve_one(stream, caller, &connection, endpoint).await;
             // Only now is the connection's descriptor closed.

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use poem::Addr;
 use poem::http::StatusCode;
@@ -11,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::json::ApiError;
+use super::line::{Line, Pace};
 use super::listener::{Listener, PAUSE_AFTER_ERROR};
 
 /// A bound TCP port. It knows its callers by their addresses only, so that its routes need an
@@ -20,6 +22,14 @@ pub struct BoundedTcpListener {
     listener: TcpListener,
     places: Arc<Semaphore>,
     most: usize,
+    opened: Option<Arc<Line>>,
+}
+
+/// A place on a port, for a connection that may have to wait before it begins.
+#[derive(Debug)]
+pub struct Place {
+    wait: Duration,
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 impl BoundedTcpListener {
@@ -33,7 +43,13 @@ impl BoundedTcpListener {
         listener.set_nonblocking(true)?;
         let most = most.min(Semaphore::MAX_PERMITS);
         let places = Arc::new(Semaphore::new(most));
-        Ok(Self { listener: TcpListener::from_std(listener)?, places, most })
+        Ok(Self { listener: TcpListener::from_std(listener)?, places, most, opened: None })
+    }
+
+    /// Connections are opened no faster than this. Others wait, in the places that there are.
+    #[must_use]
+    pub fn with_pace(self, pace: Pace) -> Self {
+        Self { opened: Some(Line::new(pace)), ..self }
     }
 
     /// The address, with the port that was chosen if 0 was asked for.
@@ -50,7 +66,7 @@ impl BoundedTcpListener {
     pub(super) async fn next(
         &mut self,
         refuse: impl Fn(&TcpStream, ApiError),
-    ) -> (TcpStream, RemoteAddr, OwnedSemaphorePermit) {
+    ) -> (TcpStream, RemoteAddr, Place) {
         loop {
             let Ok((stream, address)) = self.listener.accept().await else {
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
@@ -59,7 +75,11 @@ impl BoundedTcpListener {
             // Answers are small, and the caller waits for each: nothing must be held back.
             let _ = stream.set_nodelay(true);
             match Arc::clone(&self.places).try_acquire_owned() {
-                Ok(permit) => return (stream, RemoteAddr(Addr::SocketAddr(address)), permit),
+                Ok(permit) => {
+                    let wait = self.opened.as_ref().map_or(Duration::ZERO, |line| line.spend());
+                    let address = RemoteAddr(Addr::SocketAddr(address));
+                    return (stream, address, Place { wait, permit });
+                }
                 Err(_) => {
                     let problem = format!("{} connections are served at most", self.most);
                     refuse(&stream, ApiError::new(StatusCode::SERVICE_UNAVAILABLE, problem));
@@ -71,17 +91,21 @@ impl BoundedTcpListener {
 
 impl Listener for BoundedTcpListener {
     type Stream = TcpStream;
-    type Permit = OwnedSemaphorePermit;
+    type Permit = Place;
     type Connection = OwnedSemaphorePermit;
 
-    async fn accept(&mut self) -> (TcpStream, RemoteAddr, OwnedSemaphorePermit) {
+    async fn accept(&mut self) -> (TcpStream, RemoteAddr, Place) {
         let tell = |stream: &TcpStream, refusal: ApiError| {
             let _ = stream.try_write(&refusal.last_words());
         };
         self.next(tell).await
     }
 
-    fn begin(permit: OwnedSemaphorePermit, _: &TcpStream) -> OwnedSemaphorePermit {
-        permit
+    fn wait(place: &Place) -> Duration {
+        place.wait
+    }
+
+    fn begin(place: Place, _: &TcpStream) -> OwnedSemaphorePermit {
+        place.permit
     }
 }

@@ -6,6 +6,7 @@ use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use poem::http::StatusCode;
 use poem::web::RemoteAddr;
@@ -21,7 +22,7 @@ use tokio_rustls::{Accept, TlsAcceptor, server};
 
 use super::json::ApiError;
 use super::listener::Listener;
-use super::tcp_listener::BoundedTcpListener;
+use super::tcp_listener::{BoundedTcpListener, Place};
 
 /// The first byte of everything that a TLS client begins with (RFC 8446, 5.1: a handshake's record).
 const HANDSHAKE: u8 = 22;
@@ -96,18 +97,22 @@ impl BoundedTcpListener {
 
 impl Listener for TlsListener {
     type Stream = TlsStream;
-    type Permit = OwnedSemaphorePermit;
+    type Permit = Place;
     type Connection = OwnedSemaphorePermit;
 
-    async fn accept(&mut self) -> (TlsStream, RemoteAddr, OwnedSemaphorePermit) {
+    async fn accept(&mut self) -> (TlsStream, RemoteAddr, Place) {
         // A refusal in HTTP would not be understood: who is one too many is let go without a word.
         let (stream, caller, permit) = self.listener.next(|_, _| {}).await;
         let tls = Arc::clone(&self.tls.0);
         (TlsStream(State::Silent(stream, tls)), caller, permit)
     }
 
-    fn begin(permit: OwnedSemaphorePermit, _: &TlsStream) -> OwnedSemaphorePermit {
-        permit
+    fn wait(place: &Place) -> Duration {
+        BoundedTcpListener::wait(place)
+    }
+
+    fn begin(place: Place, _: &TlsStream) -> OwnedSemaphorePermit {
+        place.permit
     }
 }
 

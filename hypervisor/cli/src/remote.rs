@@ -47,17 +47,23 @@ pub(crate) fn check_may_change(option: Option<&OsStr>) -> Result<(), Error> {
 
 /// What went wrong, with the variable that would mend it.
 pub(crate) fn told(error: &ClientError) -> String {
-    let remedy = match error {
-        ClientError::Refused { status: 401, .. } => {
+    let remedy = match setting(error) {
+        Some(env::TOKEN_FILE) => {
             format!("; the token is taken from {} or {}", env::TOKEN_FILE, env::TOKEN)
         }
-        ClientError::Refused { status: 400, .. } => {
-            format!("; the CA's file is taken from {}", env::CA_FILE)
-        }
-        ClientError::Tls { .. } => format!("; {} names a CA's file here", env::CA_FILE),
-        _ => String::new(),
+        Some(name) => format!("; the CA's file is taken from {name}"),
+        None => String::new(),
     };
     format!("{error}{remedy}")
+}
+
+/// The variable by which it would be mended: that of the token's file, or of the CA's.
+pub(crate) fn setting(error: &ClientError) -> Option<&'static str> {
+    match error {
+        ClientError::Refused { status: 401, .. } => Some(env::TOKEN_FILE),
+        ClientError::Refused { status: 400, .. } | ClientError::Tls { .. } => Some(env::CA_FILE),
+        _ => None,
+    }
 }
 
 fn by(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<BlockingHttpClient>, Error> {

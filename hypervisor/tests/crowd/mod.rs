@@ -47,6 +47,10 @@ enum Role {
     },
     /// Sends calls that make no sense.
     Malformed { calls: u32, connections: u32 },
+    /// Sends calls that are served, on all connections at once, until it is ended.
+    Greedy { connections: u32 },
+    /// Keeps a CPU busy, and calls nobody, until it is ended.
+    Busy,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -153,6 +157,26 @@ pub(crate) fn malformed(
     started(helper, socket, folder.join("malformed"), Role::Malformed { calls, connections })
 }
 
+/// A process that calls on all its connections at once, again and again, and is answered.
+pub(crate) fn greedy(connections: u32, socket: &Path, folder: &Path, helper: Command) -> Harm {
+    Harm(started(helper, socket, folder.join("greedy"), Role::Greedy { connections }).0)
+}
+
+/// A process that only keeps a CPU busy: what it does to others is not the daemon's doing.
+pub(crate) fn busy(socket: &Path, folder: &Path, helper: Command) -> Harm {
+    Harm(started(helper, socket, folder.join("busy"), Role::Busy).0)
+}
+
+/// A process that goes on until this is dropped.
+pub(crate) struct Harm(Child);
+
+impl Drop for Harm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 fn started(mut helper: Command, socket: &Path, told: PathBuf, role: Role) -> (Child, PathBuf) {
     // It may run as another user.
     fs::write(&told, "").unwrap();
@@ -186,6 +210,10 @@ pub(crate) fn play() -> bool {
             worker.told
         }
         Role::Malformed { calls, connections } => send_malformed(&socket, calls, connections),
+        Role::Greedy { connections } => send_without_pause(&socket, connections),
+        Role::Busy => loop {
+            std::hint::spin_loop();
+        },
     };
     fs::write(told, serde_json::to_string(&said).unwrap()).unwrap();
     true
@@ -319,6 +347,22 @@ fn send_malformed(socket: &Path, calls: u32, connections: u32) -> Told {
         }
     }
     told
+}
+
+/// Calls on all connections at once, and again when all are answered.
+fn send_without_pause(socket: &Path, connections: u32) -> ! {
+    let open = |_| UnixStream::connect(socket).unwrap();
+    let mut open: Vec<_> = (0..connections).map(open).collect();
+    let call = format!("GET {} HTTP/1.1\r\nhost: x\r\n\r\n", api::path::HEALTH);
+    let mut answer = [0; 4096];
+    loop {
+        for connection in &mut open {
+            connection.write_all(call.as_bytes()).unwrap();
+        }
+        for connection in &mut open {
+            assert!(connection.read(&mut answer).unwrap() > 0, "it was not served");
+        }
+    }
 }
 
 /// A call that makes no sense. `true`: nothing comes after it.

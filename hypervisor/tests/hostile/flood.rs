@@ -12,10 +12,10 @@ use protocol::{DeviceQuota, Register, Registered, VERSION, path};
 
 use crate::process::{Daemon, PATIENCE, place, register};
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// The most memory that the daemon has had, in bytes.
-fn memory(daemon: &Daemon) -> u64 {
+pub(crate) fn memory(daemon: &Daemon) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
@@ -39,7 +39,7 @@ fn named(client: &BlockingHttpClient, session: &str, first: u32) -> Result<u64, 
 }
 
 /// The median of what a registration takes.
-fn registration_takes(client: &BlockingHttpClient) -> Duration {
+pub(crate) fn registration_takes(client: &BlockingHttpClient) -> Duration {
     // The places of those that have left may have to be found first.
     let start = Instant::now();
     while let Err(refused) = register(client, "somebody", 1000) {
@@ -174,6 +174,29 @@ fn what_is_half_sent_or_not_read_takes_little() {
         assert!(beside < alone * 20 + Duration::from_millis(10), "{what}: {beside:?}, {alone:?}");
         drop(connections);
     }
+}
+
+/// A user's calls of the API come no faster than its line lets them, and its programs do not wait in that line.
+#[test]
+fn who_asks_without_end_waits_and_its_own_programs_do_not() {
+    const CALLS: u32 = 3_000;
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let client = daemon.client();
+    let alone = registration_takes(&client);
+    let start = Instant::now();
+    let asking = std::thread::spawn({
+        let client = daemon.client();
+        move || {
+            (0..CALLS).for_each(|_| client.reach(api::path::HEALTH, PATIENCE).map(drop).unwrap())
+        }
+    });
+    let beside = registration_takes(&client);
+    println!("a registration takes {beside:?}, {alone:?} alone");
+    asking.join().unwrap();
+    // 500 at once, and 1,000 a second.
+    assert!(start.elapsed() > Duration::from_millis(2_400), "{:?}", start.elapsed());
+    assert!(beside < alone * 20 + Duration::from_millis(10), "{beside:?}, {alone:?}");
 }
 
 /// Reads what comes until the daemon hangs up, and for how long that takes.

@@ -15,6 +15,7 @@ use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint, Trusted
 use protocol::{Registered, path};
 
 use crate::authority::Authority;
+use crate::flood::{MIB, memory, registration_takes};
 use crate::process::{Daemon, PATIENCE, place, register, registration};
 
 const TOKEN: &str = "0123456789abcdef";
@@ -273,6 +274,56 @@ fn handshakes_that_are_never_done_end_and_leave_the_socket_alone() {
     let start = Instant::now();
     let read = over_tls(address, Some(TOKEN), &authority.pem);
     while read.get::<SessionList>(api::path::SESSIONS, PATIENCE).is_err() {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+/// Whoever opens connections, and whoever sends heads without end, waits for a place: there are few, and new ones come
+/// at a pace.
+#[test]
+fn heads_without_end_and_floods_of_handshakes_take_little_and_leave_the_socket_alone() {
+    const HANDSHAKES: usize = 400;
+    let (authority, stranger) = (Authority::new(), Authority::new());
+    let (_dir, daemon, address) = start_with(Some(&authority));
+    let socket = daemon.client();
+    let read = |ca: &str, token: &str| {
+        over_tls(address, Some(token), ca).get::<SessionList>(api::path::SESSIONS, PATIENCE)
+    };
+    read(&authority.pem, TOKEN).unwrap();
+    let (before, alone) = (memory(&daemon), registration_takes(&socket));
+    let start = Instant::now();
+    let beside = thread::scope(|scope| {
+        let huge = "a".repeat(400_000);
+        let (read, pem) = (&read, &authority.pem);
+        for _ in 0..16 {
+            let huge = huge.clone();
+            scope.spawn(move || {
+                for _ in 0..4 {
+                    // It is told so, or hung up on in the middle of it.
+                    let answer = read(pem, &huge);
+                    assert!(answer.is_err(), "{answer:?}");
+                }
+            });
+        }
+        for _ in 0..4 {
+            // The daemon has done its part of the handshake when its caller finds the CA strange.
+            scope.spawn(|| {
+                for _ in 0..HANDSHAKES / 4 {
+                    let answer = read(&stranger.pem, TOKEN);
+                    assert!(answer.is_err(), "{answer:?}");
+                }
+            });
+        }
+        registration_takes(&socket)
+    });
+    // 100 at once, and 100 a second.
+    assert!(start.elapsed() > Duration::from_secs(3), "{:?}", start.elapsed());
+    let grown = memory(&daemon) - before;
+    println!("{} KiB; a registration takes {beside:?}, {alone:?} alone", grown / 1024);
+    assert!(grown < 16 * MIB, "{} MiB", grown / MIB);
+    assert!(beside < alone * 20 + Duration::from_millis(10), "{beside:?}, {alone:?}");
+    let start = Instant::now();
+    while read(&authority.pem, TOKEN).is_err() {
         assert!(start.elapsed() < PATIENCE);
     }
 }

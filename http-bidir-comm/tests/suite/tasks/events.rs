@@ -37,9 +37,12 @@ impl Reader {
         panic!("no line begins with {beginning:?}");
     }
 
+    /// The next event, without what is left of its time.
     fn event(&mut self) -> (String, Value) {
         let id = self.find("id: ");
-        (id, serde_json::from_str(&self.find("data: ")).unwrap())
+        let mut data: Value = serde_json::from_str(&self.find("data: ")).unwrap();
+        assert!(data["expires_in_ms"].take().is_u64());
+        (id, data)
     }
 }
 

@@ -18,6 +18,8 @@ use crate::status::{Bytes, Seconds};
 
 /// The status with which a daemon says that it is not ready.
 const NOT_READY: u16 = 503;
+/// What mends a daemon of this machine that does not do its work.
+const RESTART: &str = "sudo systemctl restart sluice";
 
 /// Where the pages are. There has to be room for those of some sessions.
 pub(super) fn shared_memory() -> Checked {
@@ -62,7 +64,7 @@ pub(super) fn daemon(option: Option<&OsStr>, fake: bool) -> Checked {
     let remote = remote::client(option)
         .map_err(|error| Wrong::broken(error.to_string(), "unset HYPERVISOR_IP HYPERVISOR_PORT"))?;
     if let Some(client) = remote {
-        return answers(&client, &client.endpoint().to_string(), fake);
+        return far(&client, fake);
     }
     let variable = std::env::var_os(limits::env::DAEMON_SOCKET);
     let choice = daemon_link::choose(option, variable.as_deref(), &default_sockets())
@@ -73,24 +75,45 @@ pub(super) fn daemon(option: Option<&OsStr>, fake: bool) -> Checked {
         return Err(Wrong::note(choice.notice.unwrap_or(none), start));
     };
     let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
-    answers(&client, &socket.display().to_string(), fake)
+    let at = socket.display().to_string();
+    let health: Health = client
+        .get(api::path::HEALTH, PATIENCE)
+        .map_err(|error| Wrong::broken(format!("{at}: {error}"), RESTART))?;
+    readiness(&client, &at, &health, RESTART, fake)
 }
 
-/// Whether a daemon can serve.
-fn answers(client: &BlockingHttpClient, at: &str, fake: bool) -> Checked {
+/// A daemon that is reached by TCP: it may be another machine's.
+fn far(client: &BlockingHttpClient, fake: bool) -> Checked {
+    let at = client.endpoint().to_string();
+    let restart = match client.endpoint() {
+        Endpoint::Tcp { host, .. } => format!("ssh {host} {RESTART}"),
+        Endpoint::Unix(_) => RESTART.to_owned(),
+    };
     let health: Health = client.get(api::path::HEALTH, PATIENCE).map_err(|error| {
-        Wrong::broken(format!("{at}: {}", remote::told(&error)), "sudo systemctl restart sluice")
+        let mend = remote::setting(&error)
+            .map_or_else(|| restart.clone(), |name| format!("export {name}=FILE"));
+        Wrong::broken(format!("{at}: {}", remote::told(&error)), mend)
     })?;
-    let place = format!("version {} at {at}", health.version);
-    let readiness: Readiness =
-        client.get_also(api::path::READY, NOT_READY, PATIENCE).map_err(|error| {
-            Wrong::broken(format!("{place}: {error}"), "sudo systemctl restart sluice")
-        })?;
-    let up = format!("{place}, up for {}", Seconds(health.uptime_us));
-    judge(&readiness, &place, &up, fake)
+    readiness(client, &at, &health, &restart, fake)
 }
 
-fn judge(readiness: &Readiness, place: &str, up: &str, fake: bool) -> Checked {
+/// Whether a daemon that answers can serve.
+fn readiness(
+    client: &BlockingHttpClient,
+    at: &str,
+    health: &Health,
+    restart: &str,
+    fake: bool,
+) -> Checked {
+    let place = format!("version {} at {at}", health.version);
+    let readiness: Readiness = client
+        .get_also(api::path::READY, NOT_READY, PATIENCE)
+        .map_err(|error| Wrong::broken(format!("{place}: {error}"), restart))?;
+    let up = format!("{place}, up for {}", Seconds(health.uptime_us));
+    judge(&readiness, &place, &up, restart, fake)
+}
+
+fn judge(readiness: &Readiness, place: &str, up: &str, restart: &str, fake: bool) -> Checked {
     // No node shows a simulated GPU. The first program that uses it names it.
     let lacks = |reason: &&Reason| !(fake && reason.code == ReasonCode::NoDevice);
     let reasons: Vec<&Reason> = readiness.reasons.iter().filter(lacks).collect();
@@ -106,7 +129,7 @@ fn judge(readiness: &Readiness, place: &str, up: &str, fake: bool) -> Checked {
     let on_disk = |reason: &&Reason| reason.code == ReasonCode::StateNotWritten;
     let mend = match reasons.iter().any(on_disk) {
         true => "df -h",
-        false => "sudo systemctl restart sluice",
+        false => restart,
     };
     match reasons.iter().all(on_disk) {
         true => Err(Wrong::note(found, mend)),
@@ -146,7 +169,9 @@ mod tests {
             let reason = |&code| Reason { code, message: "so".to_owned() };
             let reasons: Vec<Reason> = codes.iter().map(reason).collect();
             let readiness = Readiness { ready: reasons.is_empty(), reasons, state_file: None };
-            judge(&readiness, "it", "it", fake).err().map_or(FindingState::Ok, |wrong| wrong.state)
+            judge(&readiness, "it", "it", RESTART, fake)
+                .err()
+                .map_or(FindingState::Ok, |wrong| wrong.state)
         };
         use ReasonCode::{NoDevice, SchedulerStuck, StateNotWritten};
         let (ok, note, broken) = (FindingState::Ok, FindingState::Note, FindingState::Broken);

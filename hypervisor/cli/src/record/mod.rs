@@ -16,36 +16,50 @@ use super::series::rows;
 use super::{Error, say};
 use file::Recorder;
 
-/// Records until it is asked to end, the time is over, or the session has ended.
+/// Records until it is asked to end, the time is over, or the session has ended. A daemon on another machine may be
+/// away for a while: its samples are missing then.
 ///
 /// # Errors
-/// [`Error::Record`] for the file; as for `sluice status` otherwise.
+/// [`Error::Record`] for the file; as for `sluice status` otherwise, if the first look fails.
 pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
     let sampler = Sampler::new(arguments.daemon.as_deref());
+    let first = sampler.take()?;
     let mut recorder = Recorder::create(&arguments.file)?;
     let ends = ends()?;
     let start = Instant::now();
-    let (mut next, mut was_there, mut count) = (start, false, 0_u64);
+    let (mut next, mut was_there, mut is_missing, mut count) = (start, false, false, 0_u64);
+    let mut taken = Ok(first);
     loop {
-        let mut sample = sampler.take()?;
-        if let Some(session) = &arguments.session {
-            keep_only(&mut sample, session);
-            let is_there = !rows(&sample).is_empty();
-            if was_there && !is_there {
-                break;
+        match taken {
+            Err(Error::Daemon(_)) if is_missing => {}
+            Err(error @ Error::Daemon(_)) => {
+                is_missing = true;
+                say(&format!("{error}; samples are missing from here on, until it answers"));
             }
-            was_there |= is_there;
-        }
-        // Before the session is there, nothing is worth a line.
-        if was_there || arguments.session.is_none() {
-            recorder.write(&sample)?;
-            count += 1;
+            Err(error) => return Err(error),
+            Ok(mut sample) => {
+                is_missing = false;
+                if let Some(session) = &arguments.session {
+                    keep_only(&mut sample, session);
+                    let is_there = !rows(&sample).is_empty();
+                    if was_there && !is_there {
+                        break;
+                    }
+                    was_there |= is_there;
+                }
+                // Before the session is there, nothing is worth a line.
+                if was_there || arguments.session.is_none() {
+                    recorder.write(&sample)?;
+                    count += 1;
+                }
+            }
         }
         next = after(next, arguments.interval);
         let end = arguments.length.map(|length| start + length);
         if end.is_some_and(|end| next > end) || !is_time(&ends, next) {
             break;
         }
+        taken = sampler.take();
     }
     say(&format!("{count} samples are in {}", arguments.file.display()));
     Ok(0)

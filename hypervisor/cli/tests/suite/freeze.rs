@@ -45,20 +45,29 @@ impl Daemon {
 
     pub(crate) fn start_with(sluice: &Sluice, socket: PathBuf, options: &[&OsStr]) -> Self {
         let mut daemon = sluice.command_of(sluice.built("hypervisor", "hypervisor"));
-        daemon.args(["daemon", "--log", "warn", "--socket"]).arg(&socket);
-        let running = start(daemon.args(options));
+        Self::start_by(daemon.args(["daemon", "--log", "warn"]).args(options), socket)
+    }
+
+    /// The daemon of a command that lacks nothing but the socket.
+    pub(crate) fn start_by(command: &mut Command, socket: PathBuf) -> Self {
+        let running = start(command.arg("--socket").arg(&socket));
         let client = BlockingHttpClient::new(Endpoint::Unix(socket.clone()));
         eventually("the daemon answers", || client.reach(api::path::HEALTH, PATIENCE).is_ok());
         Self { socket, client, running }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.running.0), signal).unwrap();
     }
 }
 
 #[test]
 fn a_program_is_kept_from_its_device_until_it_is_thawed() {
     let sluice = Sluice::new();
-    let Daemon { socket, client, running } = Daemon::start(&sluice);
+    let daemon = Daemon::start(&sluice);
+    let Daemon { socket, client, .. } = &daemon;
     let mut run = sluice.command();
-    run.args(["run", "--fake-gpu", "--device", "0", "--compute", "40", "--daemon"]).arg(&socket);
+    run.args(["run", "--fake-gpu", "--device", "0", "--compute", "40", "--daemon"]).arg(socket);
     run.arg("--").arg(sluice.built("tenant", "tenant"));
     let _program = start(run.args(["dense", "--kernel-us", "2000", "--seconds", "120"]));
     let session = || {
@@ -69,7 +78,7 @@ fn a_program_is_kept_from_its_device_until_it_is_thawed() {
     eventually("it is served", || session().is_some() && charged() > 0);
     let found = session().unwrap();
     let act = |action: &str, session: &str| {
-        outcome(sluice.command().args([action, session, "--daemon"]).arg(&socket))
+        outcome(sluice.command().args([action, session, "--daemon"]).arg(socket))
     };
     let (code, stdout, stderr) = act("freeze", &found.pids[0].to_string());
     assert_eq!(code, 0, "{stderr}");
@@ -93,11 +102,10 @@ fn a_program_is_kept_from_its_device_until_it_is_thawed() {
     };
     let by_page = used();
     assert!(by_page > 0);
-    let daemon = Pid::from_child(&running.0);
-    kill_process(daemon, Signal::STOP).unwrap();
+    daemon.signal(Signal::STOP);
     std::thread::sleep(Duration::from_secs(1));
     let after = used();
-    kill_process(daemon, Signal::CONT).unwrap();
+    daemon.signal(Signal::CONT);
     assert_eq!(after, by_page);
     eventually("the daemon answers again", || client.reach(api::path::HEALTH, PATIENCE).is_ok());
     // By its name, too.

@@ -1,24 +1,34 @@
 //! `sluice` and a daemon that is reached by TCP.
 
-use std::ffi::OsStr;
-use std::fs::{self, Permissions};
-use std::net::TcpListener;
+use std::fs::{self, File, Permissions};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
 use http_bidir_comm::client::BlockingHttpClient;
+use protocol::record::Sample;
+use protocol::reports::{DoctorReport, Finding, FindingState};
 use protocol::{DeviceQuota, Register, Registered, VERSION, path};
+use rustix::process::Signal;
 
 use crate::authority::Authority;
-use crate::freeze::{Daemon, PATIENCE};
-use crate::support::{Sluice, outcome};
+use crate::freeze::{Daemon, PATIENCE, start};
+use crate::support::{Sluice, eventually, outcome};
 
 const TOKEN: &str = "0123456789abcdef";
 
-/// A port that nobody has just now.
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// The port at which a daemon says that it listens: it was given one that nobody had.
+fn port_in(log: &Path) -> u16 {
+    let mut port = None;
+    eventually("the daemon says its port", || {
+        let said = fs::read_to_string(log).unwrap();
+        let address = said.split("address=").nth(1).and_then(|rest| rest.lines().next());
+        let address = address.and_then(|address| address.trim().parse::<SocketAddr>().ok());
+        port = address.map(|address| address.port());
+        port.is_some()
+    });
+    port.unwrap()
 }
 
 fn secret(path: &Path, text: &str) {
@@ -46,23 +56,21 @@ impl Far {
         let sluice = Sluice::new();
         let at = |name: &str| sluice.folder().join(name);
         secret(&at("token"), TOKEN);
-        let port = port();
-        let listen = format!("127.0.0.1:{port}");
-        let token = at("token");
-        let mut options: Vec<&OsStr> =
-            vec!["--listen".as_ref(), listen.as_ref(), "--token-file".as_ref(), token.as_ref()];
+        let mut command = sluice.command_of(sluice.built("hypervisor", "hypervisor"));
+        command.args(["daemon", "--nvml", "none", "--listen", "127.0.0.1:0", "--token-file"]);
+        command.arg(at("token"));
         let (certificate_file, key_file) = (at("cert.pem"), at("key.pem"));
         if let Some(authority) = authority {
             let (certificate, key) = authority.signs("127.0.0.1");
             secret(&certificate_file, &certificate);
             secret(&key_file, &key);
             secret(&at("ca.pem"), &authority.pem);
-            options.extend(["--tls-cert".as_ref(), certificate_file.as_os_str()]);
-            options.extend(["--tls-key".as_ref(), key_file.as_os_str()]);
+            command.arg("--tls-cert").arg(certificate_file).arg("--tls-key").arg(key_file);
         }
-        let daemon = Daemon::start_with(&sluice, at("elsewhere.sock"), &options);
+        command.stderr(File::create(at("log")).unwrap());
+        let daemon = Daemon::start_by(&mut command, at("elsewhere.sock"));
         register(&daemon.client);
-        Self { sluice, port, daemon }
+        Self { port: port_in(&at("log")), sluice, daemon }
     }
 
     /// `sluice` with the variables that name the daemon.
@@ -148,6 +156,80 @@ fn over_tls_the_ca_is_named_by_a_file() {
     assert!(code == 70 && stderr.contains("not of the CA"), "{stderr}");
     let (code, _, stderr) = status(Some(&far.file("token")));
     assert!(code == 2 && stderr.contains("BEGIN CERTIFICATE"), "{stderr}");
+}
+
+/// What the doctor finds of the daemon, and the command that mends it.
+fn examined(command: &mut Command) -> (i32, Finding) {
+    let (code, stdout, _) = outcome(command.args(["doctor", "--fake-gpu", "--json"]));
+    let report: DoctorReport = serde_json::from_str(&stdout).unwrap();
+    let find = |finding: &Finding| finding.check == "daemon";
+    (code, report.findings.into_iter().find(find).unwrap())
+}
+
+#[test]
+fn the_doctor_looks_at_the_daemon_that_is_meant_and_names_what_is_missing() {
+    let authority = Authority::new();
+    let far = Far::start(Some(&authority));
+    let at = format!("tcp:127.0.0.1:{}", far.port);
+    let tokened = |token: &str| {
+        let mut command = far.command(&[]);
+        command.env("SLUICE_TOKEN", token);
+        command
+    };
+    let (_, found) = examined(tokened(TOKEN).env("SLUICE_CA_FILE", far.file("ca.pem")));
+    assert_eq!((found.state, found.mend), (FindingState::Ok, None), "{}", found.found);
+    assert!(found.found.contains(&at), "{}", found.found);
+    let (code, found) = examined(&mut tokened(TOKEN));
+    assert_eq!((code, found.state), (1, FindingState::Broken), "{}", found.found);
+    assert_eq!(found.mend.as_deref(), Some("export SLUICE_CA_FILE=FILE"));
+    let mut wrong = tokened("0123456789abcdeg");
+    let (code, found) = examined(wrong.env("SLUICE_CA_FILE", far.file("ca.pem")));
+    assert_eq!((code, found.state), (1, FindingState::Broken), "{}", found.found);
+    assert_eq!(found.mend.as_deref(), Some("export SLUICE_TOKEN_FILE=FILE"));
+    assert!(found.found.contains(&at) && !found.found.contains("0123"), "{}", found.found);
+}
+
+#[test]
+fn another_node_is_recorded_also_while_its_daemon_is_away_for_a_while() {
+    for authority in [None, Some(Authority::new())] {
+        let far = Far::start(authority.as_ref());
+        let file = far.file("run.jsonl");
+        let mut command = far.command(&["record", &*file, "--interval", "100ms"]);
+        command.env("SLUICE_TOKEN", TOKEN).stderr(File::create(far.file("said")).unwrap());
+        if authority.is_some() {
+            command.env("SLUICE_CA_FILE", far.file("ca.pem"));
+        }
+        let recording = start(&mut command);
+        let samples = || {
+            let text = fs::read_to_string(&file).unwrap_or_default();
+            let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let read = |line: &str| serde_json::from_str::<Sample>(line).unwrap();
+            whole.lines().map(read).collect::<Vec<_>>()
+        };
+        let is_in = |sample: &Sample| {
+            let mut found = sample.status.elsewhere.iter();
+            sample.daemon && found.any(|session| session.session == "far")
+        };
+        eventually("it is recorded", || {
+            samples().iter().filter(|sample| is_in(sample)).count() > 2
+        });
+        far.daemon.signal(Signal::STOP);
+        let said = || fs::read_to_string(far.file("said")).unwrap();
+        eventually("it is said", || said().contains("samples are missing"));
+        let before = samples().len();
+        far.daemon.signal(Signal::CONT);
+        eventually("it goes on", || samples().len() > before + 2);
+        drop(recording);
+        let said = said();
+        assert_eq!(said.matches("samples are missing").count(), 1, "{said}");
+        assert!(said.ends_with(&format!("samples are in {file}\n")), "{said}");
+    }
+    // Who may not read gets no file.
+    let far = Far::start(None);
+    let file = far.file("refused.jsonl");
+    let (code, _, stderr) = outcome(&mut far.command(&["record", &*file]));
+    assert!(code == 70 && stderr.contains("SLUICE_TOKEN_FILE"), "{stderr}");
+    assert!(!Path::new(&file).exists());
 }
 
 #[test]
