@@ -377,7 +377,7 @@ fn a_killed_sluice_is_cleaned_up_after_its_program() {
     plain();
     assert!(running.session.is_dir(), "another program of the session may be about to start");
     crate::support::eventually("the leftover is removed", || {
-        crate::support::age(&running.session);
+        crate::support::age(&running.session, std::time::Duration::from_secs(3600));
         plain();
         !running.session.exists()
     });

@@ -106,8 +106,8 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Makes a session look as if nobody had begun to use it for long. Its directory may be gone.
-pub(crate) fn age(session: &Path) {
-    let long_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+pub(crate) fn age(session: &Path, by: Duration) {
+    let long_ago = std::time::SystemTime::now() - by;
     if let Ok(used) = std::fs::File::open(session.join("used")) {
         used.set_modified(long_ago).unwrap();
     }
