@@ -11,7 +11,7 @@ use crate::support::{Sluice, age, eventually, outcome, text};
 /// Starts another session, which removes what nobody uses; it looks as if nobody had begun to use
 /// `session` for long.
 fn clean(sluice: &Sluice, session: &Path) {
-    age(session);
+    age(session, std::time::Duration::from_secs(3600));
     let (code, _, stderr) = outcome(sluice.run(&[]).args(["--", "true"]));
     assert_eq!((code, stderr.as_str()), (0, ""));
 }
