@@ -198,7 +198,7 @@ fn launch_slowly(
                 Ahead::Go => break launching,
                 Ahead::Full if is_open => {
                     drop(launching);
-                    lane.nap_for_room(&mut in_vain);
+                    lane.nap_for_room(&mut in_vain, gate);
                     continue;
                 }
                 Ahead::Busy => {

@@ -48,6 +48,11 @@ impl Stall {
         lasts
     }
 
+    /// Whether there was one at some time.
+    pub(super) fn has_been(&self) -> bool {
+        self.at.load(Relaxed) != 0
+    }
+
     /// Whether there was one lately.
     fn was_lately(&self, now: u64) -> bool {
         let at = self.at.load(Relaxed);
@@ -72,9 +77,9 @@ mod tests {
     #[test]
     fn a_stall_lasts_until_something_is_done() {
         let stall = Stall::new();
-        assert!(!stall.lasts(|| 0));
+        assert!(!stall.lasts(|| 0) && !stall.has_been());
         stall.begin(7, 1);
-        assert!(stall.lasts(|| 7) && stall.lasts(|| 7));
+        assert!(stall.has_been() && stall.lasts(|| 7) && stall.lasts(|| 7));
         assert!(!stall.lasts(|| 8));
         // It does not come back.
         assert!(!stall.lasts(|| 7));

@@ -228,11 +228,12 @@ impl Lane {
         undisturbing(|| self.begin_batch(own, gate, lease))
     }
 
-    /// Where no stream may be held any more, or the lane's stream waits for the program: what is held behind such a wait
-    /// holds the program up. Then its gate is on the thread as soon as nothing is queued. `None`: it is in the stream.
+    /// Where no stream may be held any more, or the lane's stream waits for what the program does after more launches:
+    /// what is held behind such a wait holds the program up. Then its gate is on the thread as soon as nothing is queued.
+    /// `None`: it is in the stream.
     fn moves_to_thread(&self, own: &InStream, gate: &Gate) -> Option<Ahead> {
         let crowded = gate.device_lanes().are_crowded();
-        if !crowded && !self.has_unfinished_waits() {
+        if !crowded && !(gate.stall().has_been() && self.has_unfinished_waits()) {
             return None;
         }
         let _ = self.cover();
@@ -241,7 +242,8 @@ impl Lane {
             self.deny(own);
             return Some(Ahead::OnThread);
         }
-        (crowded && done != own.stuck_at.load(Relaxed)).then_some(Ahead::Full)
+        let goes_on = done == own.stuck_at.load(Relaxed) || self.is_stalled(gate);
+        (crowded && !goes_on).then_some(Ahead::Full)
     }
 
     fn begin_batch(&self, own: &InStream, gate: &Gate, lease: u32) -> Ahead {
@@ -322,7 +324,7 @@ impl Lane {
 
     fn has_room(&self, own: &InStream, gate: &Gate) -> bool {
         let (recorded, done) = (self.recorded.load(Relaxed), self.see_done(own));
-        if done == own.stuck_at.load(Relaxed) {
+        if done == own.stuck_at.load(Relaxed) || self.is_stalled(gate) {
             return true;
         }
         if !own.proven.load(Relaxed) {
@@ -353,7 +355,7 @@ impl Lane {
 
     /// Waits a moment for room at an open gate. `since`: when that began, and what was done then. In vain for long, it
     /// waits no more: what is queued may wait for what comes.
-    pub(in crate::compute) fn nap_for_room(&self, since: &mut Option<(u64, u64)>) {
+    pub(in crate::compute) fn nap_for_room(&self, since: &mut Option<(u64, u64)>, gate: &Gate) {
         let Some(own) = self.in_stream() else { return };
         let (now, done) = (clock::now(), self.see_done(own));
         let (begun, before) = *since.get_or_insert((now, done));
@@ -370,6 +372,9 @@ impl Lane {
                 return;
             }
             own.stuck_at.store(done, Relaxed);
+            if self.has_unfinished_waits() {
+                gate.stall().begin(gate.lanes().progress(), now);
+            }
         }
         clock::sleep(NAP_NS);
     }
