@@ -233,7 +233,8 @@ impl Lane {
     /// `None`: it is in the stream.
     fn moves_to_thread(&self, own: &InStream, gate: &Gate) -> Option<Ahead> {
         let crowded = gate.device_lanes().are_crowded();
-        if !crowded && !(gate.stall().has_been() && self.has_unfinished_waits()) {
+        let waits_for_program = || gate.stall().has_been() && self.has_unfinished_waits();
+        if !(crowded || waits_for_program()) {
             return None;
         }
         let _ = self.cover();
