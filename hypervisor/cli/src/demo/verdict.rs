@@ -5,7 +5,8 @@ use std::fmt::Write;
 use serde::Serialize;
 
 /// How far a delivered share may be from its limit, in either direction.
-pub(super) const TOLERANCE: f64 = 0.03;
+/// Short turns cost the time of each handover.
+pub(super) const TOLERANCE: f64 = 0.04;
 
 /// The result, as `--json` prints it.
 #[derive(Debug, Clone, Serialize)]
@@ -168,8 +169,8 @@ mod tests {
     fn a_limit_holds_only_if_all_of_it_does() {
         assert!(report(0.27, 3 << 29, OOM).holds());
         for broken in [
-            report(0.29, 3 << 29, OOM),
-            report(0.21, 3 << 29, OOM),
+            report(0.30, 3 << 29, OOM),
+            report(0.20, 3 << 29, OOM),
             report(f64::NAN, 3 << 29, OOM),
             report(0.25, (2 << 30) + 1, OOM),
             report(0.25, 0, OOM),
