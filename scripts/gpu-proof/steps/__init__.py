@@ -52,7 +52,7 @@ ALL = [
     ("live", live.seconds, live.run),
     ("node", node.seconds, node.run),
     ("cost", cost.seconds, cost.run),
-    ("frameworks", 200, frameworks.run),
+    ("frameworks", 270, frameworks.run),
     ("patterns", patterns.seconds, patterns.run),
     ("estimate", 90, estimate.run),
     ("sharing", sharing.seconds, sharing.run),
