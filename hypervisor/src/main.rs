@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use dialects::Dialect;
+use dialects::gates::FeatureGates;
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
     log,
 };
-use node::dialects::Dialect;
-use node::gates::FeatureGates;
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.

@@ -19,9 +19,9 @@ use session::allocation;
 use session::settings::{FILE as SETTINGS, OwnerSettings};
 
 use crate::NodeError;
-use crate::dialects::Resource;
 use crate::identity::{Containers, Holder};
 use crate::pool::{Allocation, AllocationKey};
+use dialects::Resource;
 
 const LOCK: &str = ".lock";
 /// What an allocation is, for the node's other parts.

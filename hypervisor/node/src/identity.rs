@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::dialects::{Counts, Resource};
 use crate::proto::pod_resources::PodResources;
+use dialects::{Counts, Resource};
 
 /// A container, by the names that people gave it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,8 +123,8 @@ fn is_same_pod(one: &Listed, other: &Listed) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialects::RESOURCES;
     use crate::proto::pod_resources::{ContainerDevices, ContainerResources};
+    use dialects::table::RESOURCES;
     use proptest::prelude::*;
 
     fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {

@@ -10,8 +10,6 @@ mod allocations;
 mod amounts;
 mod chain;
 mod device_files;
-pub mod dialects;
-pub mod gates;
 mod identity;
 mod injection;
 mod mounted;

@@ -5,8 +5,9 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::dialects::{Dialect, Resource, offered};
-use crate::gates::FeatureGates;
+use dialects::gates::FeatureGates;
+use dialects::table::offered;
+use dialects::{Dialect, Resource};
 
 /// The kubelet's folder.
 pub const KUBELET: &str = "/var/lib/kubelet";

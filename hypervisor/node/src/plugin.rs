@@ -15,7 +15,6 @@ use tonic::{Request, Response, Status};
 
 use crate::allocations::{Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
-use crate::dialects::{Counts, Resource};
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
 use crate::pool::{Allocation, Pool, PoolError};
@@ -27,6 +26,7 @@ use crate::proto::{
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use crate::resolver::{Resolver, Settled, Undecided};
+use dialects::{Counts, Resource};
 
 /// What NVIDIA's CDI file calls a GPU.
 const CDI: &str = "nvidia.com/gpu";

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use limits::GpuId;
 use sha2::{Digest, Sha256};
 
-use crate::dialects::{Counts, Resource};
+use dialects::{Counts, Resource};
 
 /// Cores of a GPU.
 const CORES: u64 = 100;
@@ -168,16 +168,6 @@ pub enum PoolError {
         /// How many there are.
         possible: usize,
     },
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Places => "places",
-            Self::Cores => "cores",
-            Self::Memory => "memory",
-        })
-    }
 }
 
 /// The node's GPUs, and how they are split.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialects::RESOURCES;
+use dialects::table::RESOURCES;
 use proptest::prelude::*;
 
 const NUMBER: &Resource = &RESOURCES[0];

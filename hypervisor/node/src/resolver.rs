@@ -11,12 +11,12 @@ use tokio::sync::watch;
 
 use crate::allocations::{Allocations, Decision, Waiting, WriteError};
 use crate::amounts::{self, AmountError};
-use crate::dialects::{Counts, Resource};
 use crate::identity::{Containers, Listed, Mismatch};
 use crate::mounted;
 use crate::pod_resources::{PodResourcesApi, PodResourcesError};
 use crate::pool::Pool;
 use crate::proto::pod_resources::ContainerDevices;
+use dialects::{Counts, Resource};
 
 /// How often the kubelet is asked while there are allocations.
 const ASK: Duration = Duration::from_secs(1);
