@@ -138,6 +138,14 @@ pub fn write(dialect: Dialect, devices: &[Registered]) -> Result<String, Registe
     })
 }
 
+/// How a node is split, as its annotation.
+///
+/// # Errors
+/// [`RegisterError::Json`]: never.
+pub fn write_config(config: &NodeConfig) -> Result<String, RegisterError> {
+    serde_json::to_string(config).map_err(|error| RegisterError::Json(error.to_string()))
+}
+
 /// Reads what [`write`] writes, what older versions wrote with fewer fields, and HAMi's newer form.
 ///
 /// # Errors
@@ -313,7 +321,7 @@ mod tests {
             memory_scaling: 1.5,
         };
         let text = r#"{"deviceSplit":10,"coresScaling":1.0,"memoryFactor":1,"memoryScaling":1.5}"#;
-        assert_eq!(serde_json::to_string(&config).unwrap(), text);
+        assert_eq!(write_config(&config).unwrap(), text);
     }
 
     #[test]

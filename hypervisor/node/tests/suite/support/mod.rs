@@ -88,6 +88,8 @@ pub(crate) fn options(folder: &Path) -> Options {
         library: folder.join("library"),
         daemon: folder.join("daemon/hypervisor.sock"),
         devices: DeviceList::Files,
+        scaling: node::pool::Scaling::ONCE,
+        cluster: None,
     }
 }
 
