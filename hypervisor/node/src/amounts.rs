@@ -96,7 +96,9 @@ fn memory(
     let factor = pool.memory_factor().get();
     let too_much = || AmountError::TooMuch { asked: mib / u64::from(factor), factor };
     let limit = mib.checked_mul(MIB).ok_or_else(too_much)?;
-    let real = (scaling > 100).then(|| limit / scaling * 100);
+    let on_device =
+        || u64::try_from(u128::from(limit) * 100 / u128::from(scaling)).unwrap_or(limit);
+    let real = (scaling > 100).then(on_device);
     Ok(Some(MemoryLimit { limit, real }))
 }
 

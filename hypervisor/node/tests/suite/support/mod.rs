@@ -1,5 +1,6 @@
 //! A kubelet and devices, for tests.
 
+mod api_server;
 mod go_client;
 mod kubelet;
 mod pods;
@@ -17,6 +18,7 @@ use observer::{AllReadings, Blind, DeviceReading, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use api_server::ApiServer;
 pub(crate) use go_client::{GoClient, GoEncoder, Watched};
 pub(crate) use kubelet::FakeKubelet;
 pub(crate) use pods::Pods;
