@@ -18,15 +18,6 @@ pub enum Gate {
     GpuTopology,
 }
 
-/// Who looks at gates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// `hypervisor node`
-    Node,
-    /// `hypervisor scheduler`
-    Scheduler,
-}
-
 impl Gate {
     const NAMES: [(&'static str, Self); 10] = [
         ("CorePlugin", Self::CorePlugin),
@@ -49,20 +40,12 @@ impl Gate {
         Self::NAMES.into_iter().find(|(_, gate)| *gate == self).map_or("", |(name, _)| name)
     }
 
-    /// Why this being open or closed changes nothing there. `None`: it does.
-    fn idle(self, open: bool, role: Role) -> Option<&'static str> {
-        match (self, role) {
-            (Self::GpuTopology, _) if open => Some(
-                "it needs the cluster part, which is not there yet: links between GPUs have no say",
-            ),
-            (Self::SerialBindNode, Role::Scheduler) if !open => {
-                Some("pods are always bound to a node one after the other")
-            }
-            (Self::SerialBindNode, Role::Node) => Some("it is for 'hypervisor scheduler'"),
-            (Self::CorePlugin | Self::MemoryPlugin | Self::Reschedule, Role::Scheduler) => {
-                Some("it is for 'hypervisor node'")
-            }
-            _ => None,
+    /// What it needs to have an effect.
+    const fn needs(self) -> Option<&'static str> {
+        match self {
+            Self::SerialBindNode => Some("it needs the scheduler's part, which is not there yet"),
+            Self::GpuTopology => Some("it needs the cluster part, which is not there yet"),
+            Self::CorePlugin | Self::MemoryPlugin | Self::Reschedule => None,
         }
     }
 }
@@ -78,9 +61,10 @@ impl FeatureGates {
         self.0.get(&gate).copied().unwrap_or_default()
     }
 
-    /// Which of those that were set change nothing there, and why: people are told.
-    pub fn idle(&self, role: Role) -> impl Iterator<Item = (&'static str, &'static str)> {
-        self.0.iter().filter_map(move |(gate, open)| Some((gate.name(), gate.idle(*open, role)?)))
+    /// Which of the open ones have no effect, and why: people are told.
+    pub fn idle(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let open = self.0.iter().filter(|(_, open)| **open);
+        open.filter_map(|(gate, _)| Some((gate.name(), gate.needs()?)))
     }
 }
 
@@ -142,17 +126,11 @@ mod tests {
     fn gates_without_an_effect_say_so() {
         let gates: FeatureGates =
             "GPUTopology=true,SerialBindNode=true,Reschedule=true,CorePlugin=true".parse().unwrap();
-        let names = |role| gates.idle(role).map(|(name, _)| name).collect::<Vec<_>>();
-        assert_eq!(names(Role::Node), ["SerialBindNode", "GPUTopology"]);
-        assert_eq!(names(Role::Scheduler), ["CorePlugin", "Reschedule", "GPUTopology"]);
-        let why = gates.idle(Role::Node).last().unwrap().1;
+        let names: Vec<_> = gates.idle().map(|(name, _)| name).collect();
+        assert_eq!(names, ["SerialBindNode", "GPUTopology"]);
+        let why = gates.idle().last().unwrap().1;
         assert!(why.contains("needs the cluster part"), "{why}");
-        assert_eq!(
-            "GPUTopology=false".parse::<FeatureGates>().unwrap().idle(Role::Node).count(),
-            0
-        );
-        let off: FeatureGates = "SerializedNodeBind=false".parse().unwrap();
-        assert_eq!(off.idle(Role::Scheduler).count(), 1);
+        assert_eq!("GPUTopology=false".parse::<FeatureGates>().unwrap().idle().count(), 0);
     }
 
     #[test]

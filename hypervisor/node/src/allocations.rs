@@ -471,18 +471,20 @@ impl Decision {
 
 /// Whether a GPU has so much left beside what others have of it.
 fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
-    let of = |value: fn(&Share) -> u64| {
-        let others = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
-        others.fold(0_u64, |sum, (_, share)| sum.saturating_add(value(share)))
-    };
-    let values: [(&'static str, fn(&Share) -> u64); 2] =
-        [("cores", |share| share.cores), ("MiB", |share| share.memory_mib)];
-    for (what, value) in values {
-        let (asked, total) = (value(&part.share), value(&part.total));
-        let left = total.saturating_sub(of(value));
+    let on_it = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
+    let taken = on_it.fold(Share::default(), |sum, (_, share)| Share {
+        cores: sum.cores.saturating_add(share.cores),
+        memory_mib: sum.memory_mib.saturating_add(share.memory_mib),
+    });
+    let Part { gpu, share, total, .. } = *part;
+    for (what, asked, total, taken) in [
+        ("cores", share.cores, total.cores, taken.cores),
+        ("MiB", share.memory_mib, total.memory_mib, taken.memory_mib),
+    ] {
+        let left = total.saturating_sub(taken);
         // A total of 0: the driver does not tell.
         if asked > left && total > 0 {
-            return Err(WriteError::NoRoom { what, gpu: part.gpu, asked, left, total });
+            return Err(WriteError::NoRoom { what, gpu, asked, left, total });
         }
     }
     Ok(())

@@ -32,7 +32,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dialects::gates::{Gate, Role};
+use dialects::gates::Gate;
 use dialects::{Dialect, Resource};
 use observer::{Blind, Source};
 use tokio::sync::{mpsc, watch};
@@ -140,7 +140,7 @@ pub async fn serve(
     }
     tell(&first);
     let (news, pool) = watch::channel(Arc::new(first));
-    for (gate, why) in options.gates.idle(Role::Node) {
+    for (gate, why) in options.gates.idle() {
         tracing::warn!(gate, why, "the feature gate has no effect here");
     }
     let dialects: Arc<[Dialect]> = options.dialects.clone().into();
