@@ -136,7 +136,8 @@ impl Cluster {
                             self.look_at(pod, dialects);
                         }
                         watcher::Event::Delete(pod) => self.forget(&pod),
-                        watcher::Event::Init | watcher::Event::InitDone => {}
+                        watcher::Event::InitDone => self.forget_others(),
+                        watcher::Event::Init => {}
                     }
                 }
                 Some(Err(error)) => {
@@ -171,6 +172,13 @@ impl Cluster {
         self.told().retain(|(of, _)| *of != uid);
     }
 
+    /// What was deleted while nobody watched is only missing.
+    fn forget_others(&self) {
+        let present: BTreeSet<String> =
+            self.pods.state().iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
+        self.told().retain(|(of, _)| present.contains(of));
+    }
+
     fn told(&self) -> std::sync::MutexGuard<'_, BTreeSet<(String, String)>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -185,6 +193,9 @@ impl Cluster {
         let is_it = |pod: &Pod| {
             pod.metadata.namespace.as_ref() == Some(&holder.namespace)
                 && pod.metadata.name.as_ref() == Some(&holder.pod)
+                // One that ends may have a successor of the same name.
+                && pod.metadata.deletion_timestamp.is_none()
+                && !has_ended(pod)
         };
         if let Some(pod) = self.pods.find(is_it) {
             return Ok(Some(pod));
@@ -410,6 +421,11 @@ impl Cluster {
         };
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {

@@ -1,7 +1,8 @@
 //! What a resource cannot give, since containers have it by the names of others: it is listed as unhealthy. Pure.
 //!
 //! A kubelet counts each resource by itself, for the whole node. So of cores and memory as many ids are hidden as other
-//! containers have, on the GPUs where they have them; which ids these are has no meaning. Places are hidden one by one.
+//! containers have, on the GPUs where they have them; which ids these are has no meaning. Places are hidden one by one,
+//! and so are all that are left of a GPU whose memory is promised in full: nobody can use one without memory.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,16 +33,35 @@ pub(crate) fn hidden(
     in_use: &BTreeMap<&'static str, BTreeSet<String>>,
 ) -> Hidden {
     let none = BTreeSet::new();
+    let full = places_without_memory(pool, taken);
     let of = |resource: &Resource| {
         if resource.counts == Counts::Places {
-            let others = taken.iter().filter(|one| one.resource != resource.name);
-            return others.flat_map(|one| one.places.iter().cloned()).collect();
+            let (own, others): (Vec<&Taken>, Vec<&Taken>) =
+                taken.iter().partition(|one| one.resource == resource.name);
+            let is_own = |id: &String| own.iter().any(|one| one.places.contains(id));
+            let left = full.iter().filter(|id| !is_own(id)).cloned();
+            return others.iter().flat_map(|one| one.places.iter().cloned()).chain(left).collect();
         }
         let used = in_use.get(resource.name).unwrap_or(&none);
         units(pool, resource.counts, taken, used)
     };
     let all = resources.iter().map(|resource| (resource.name, of(resource)));
     all.filter(|(_, ids): &(_, BTreeSet<String>)| !ids.is_empty()).collect()
+}
+
+fn places_without_memory(pool: &Pool, taken: &[Taken]) -> Vec<String> {
+    let is_full = |id: GpuId| {
+        let total =
+            pool.gpus().iter().find(|gpu| gpu.id == id).map(|gpu| pool.total(gpu).memory_mib);
+        let shares = taken.iter().flat_map(|one| &one.shares).filter(|(gpu, _)| *gpu == id);
+        let sum = shares.fold(0_u64, |sum, (_, share)| sum.saturating_add(share.memory_mib));
+        // A total of 0: the driver does not tell.
+        total.is_some_and(|total| total > 0 && sum >= total)
+    };
+    let full: BTreeSet<GpuId> =
+        pool.gpus().iter().map(|gpu| gpu.id).filter(|id| is_full(*id)).collect();
+    let places = pool.ids(Counts::Places).filter(|(id, _)| full.contains(&id.gpu));
+    places.map(|(id, _)| id.to_string()).collect()
 }
 
 fn units(
@@ -129,6 +149,19 @@ mod tests {
             found["volcano.sh/vgpu-cores"].iter().all(|id| id.starts_with(&gpu(0).to_string()))
         );
         assert_eq!(hidden(&pool(), &resources(), &[], &in_use), Hidden::new());
+    }
+
+    #[test]
+    fn a_gpu_without_memory_has_no_places_left() {
+        let whole = [taken("nvidia.com/vgpu-number", 2, 100, 1000)];
+        let found = hidden(&pool(), &resources(), &whole, &BTreeMap::new());
+        let ids =
+            |all: &[u32]| all.iter().map(|at| format!("{}::{at}", gpu(0))).collect::<BTreeSet<_>>();
+        assert_eq!(found["nvidia.com/vgpu-number"], ids(&[0, 1, 3]));
+        assert_eq!(found["nvidia.com/gpu"], ids(&[0, 1, 2, 3]));
+        let nearly = [taken("nvidia.com/vgpu-number", 2, 100, 999)];
+        let found = hidden(&pool(), &resources(), &nearly, &BTreeMap::new());
+        assert_eq!(found.get("nvidia.com/vgpu-number"), None);
     }
 
     proptest! {
