@@ -299,3 +299,21 @@ fn tell_version(verbose: bool) -> ExitCode {
         Err(_) => ExitCode::FAILURE,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::hundredths;
+
+    #[test]
+    fn factors_have_two_decimals_and_are_1_at_least() {
+        for (text, number) in
+            [("1", 100), ("1.5", 150), ("2.25", 225), ("1.", 100), ("100", 10_000)]
+        {
+            assert_eq!(hundredths(text), Ok(number), "{text}");
+        }
+        for text in ["", "0.5", "-1", "1.125", "100.01", ".5", "1e3", "x", "99999999999"] {
+            let said = hundredths(text).unwrap_err();
+            assert!(said.contains("1 to 100 is accepted"), "{text}: {said}");
+        }
+    }
+}
