@@ -10,12 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use dialects::Dialect;
+use dialects::gates::FeatureGates;
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
     log,
 };
-use node::dialects::Dialect;
-use node::gates::FeatureGates;
+use node::ClusterOptions;
+use node::pool::Scaling;
 use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
@@ -69,10 +71,11 @@ enum Command {
     },
     /// Offer the node's GPUs to its kubelet, in parts, and hold the containers that get them to their limits
     Node {
-        /// Whose resource names pods may use: vgpu-manager
+        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
-        /// What to switch on, as VGPU-Manager names it: CorePlugin and MemoryPlugin tell the kubelet of cores and memory
+        /// What to switch on, as VGPU-Manager names it: CorePlugin and MemoryPlugin tell the kubelet of cores and memory;
+        /// Reschedule deletes a pod that cannot have what it was promised, so that its controller makes a new one
         #[arg(long, value_name = "NAME=BOOL,...", default_value = "")]
         feature_gates: FeatureGates,
         /// How many containers may have a part of one GPU
@@ -81,6 +84,19 @@ enum Command {
         /// How many MiB one unit of memory is
         #[arg(long, value_name = "MIB", default_value = "1")]
         memory_factor: NonZeroU32,
+        /// How often a GPU's time may be promised
+        #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
+        cores_scaling: u32,
+        /// How often a GPU's memory may be promised; what does not fit is placed on the host
+        #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
+        memory_scaling: u32,
+        /// The name of this node in its cluster. With it pods are read from the API server, which says more of them than
+        /// the kubelet; the node's devices are written there, and events
+        #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+        node_name: Option<String>,
+        /// How to reach the API server [default: as pods are told]
+        #[arg(long, value_name = "FILE", requires = "node_name")]
+        kubeconfig: Option<PathBuf>,
         /// The kubelet's folder
         #[arg(long, value_name = "DIR", default_value = node::KUBELET)]
         kubelet_dir: PathBuf,
@@ -124,6 +140,18 @@ enum Command {
         #[arg(long, short)]
         verbose: bool,
     },
+}
+
+/// A factor of 1 and more, in hundredths.
+fn hundredths(text: &str) -> Result<u32, String> {
+    let wrong = || format!("{text:?} is no factor: 1 to 100 is accepted, with up to two decimals");
+    let (whole, part) = text.split_once('.').unwrap_or((text, ""));
+    let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    if whole.is_empty() || part.len() > 2 || !digits(whole) || !digits(part) {
+        return Err(wrong());
+    }
+    let all: u32 = format!("{whole}{part:0<2}").parse().map_err(|_| wrong())?;
+    if (100..=10_000).contains(&all) { Ok(all) } else { Err(wrong()) }
 }
 
 /// As [`UnknownProcesses`].
@@ -175,6 +203,10 @@ fn main() -> ExitCode {
             feature_gates: gates,
             device_split: split,
             memory_factor,
+            cores_scaling,
+            memory_scaling,
+            node_name,
+            kubeconfig,
             kubelet_dir: kubelet,
             allocations,
             library,
@@ -194,6 +226,8 @@ fn main() -> ExitCode {
                 library,
                 daemon,
                 devices,
+                scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
+                cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
         }
@@ -263,5 +297,23 @@ fn tell_version(verbose: bool) -> ExitCode {
     match writeln!(io::stdout(), "{text}") {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hundredths;
+
+    #[test]
+    fn factors_have_two_decimals_and_are_1_at_least() {
+        for (text, number) in
+            [("1", 100), ("1.5", 150), ("2.25", 225), ("1.", 100), ("100", 10_000)]
+        {
+            assert_eq!(hundredths(text), Ok(number), "{text}");
+        }
+        for text in ["", "0.5", "-1", "1.125", "100.01", ".5", "1e3", "x", "99999999999"] {
+            let said = hundredths(text).unwrap_err();
+            assert!(said.contains("1 to 100 is accepted"), "{text}: {said}");
+        }
     }
 }

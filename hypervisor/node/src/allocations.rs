@@ -12,16 +12,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use limits::{GpuId, Limits};
+use dialects::{Resource, Share};
+use limits::{GpuId, Limits, Policy};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use session::allocation;
 use session::settings::{FILE as SETTINGS, OwnerSettings};
 
 use crate::NodeError;
-use crate::dialects::Resource;
+use crate::amounts::Part;
+use crate::hidden::{Hidden, Taken, hidden};
 use crate::identity::{Containers, Holder};
-use crate::pool::{Allocation, AllocationKey};
+use crate::pool::{Allocation, AllocationKey, Pool};
+use tokio::sync::watch;
 
 const LOCK: &str = ".lock";
 /// What an allocation is, for the node's other parts.
@@ -30,6 +33,8 @@ const FACTS: &str = "allocation.json";
 const SESSION: &str = "session";
 /// Says that the kubelet has begun to start a container with it, so that all of its resources are allocated.
 const STARTED: &str = "started";
+/// What is promised to its container, for the next run of the node's part.
+const SHARES: &str = "shares.json";
 /// The preloads of containers.
 const PRELOAD: &str = "ld.so.preload";
 /// How long after its container was listed no more an allocation is removed.
@@ -46,13 +51,21 @@ pub(crate) struct Allocations {
     folder: PathBuf,
     drafts: AtomicU64,
     table: Mutex<BTreeMap<AllocationKey, Entry>>,
+    /// Ids of cores and memory that the kubelet has given out.
+    in_use: Mutex<BTreeMap<&'static str, BTreeSet<String>>>,
+    /// Counts changes of both.
+    changes: watch::Sender<u64>,
 }
 
 /// An allocation, as far as it is known.
 #[derive(Clone, Debug)]
 struct Entry {
+    /// By whose name.
+    resource: String,
     ids: BTreeSet<String>,
     gpus: Vec<GpuId>,
+    /// What is promised to it, when that is known.
+    shares: Vec<(GpuId, Share)>,
     /// When it was allocated, or found by this run.
     made: Instant,
     /// When a container with it was last about to start.
@@ -84,9 +97,21 @@ struct Facts {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) holder: Holder,
-    pub(crate) limits: Vec<(GpuId, Limits)>,
+    pub(crate) parts: Vec<Part>,
+    /// How a share of time is meant.
+    pub(crate) policy: Policy,
     /// Where the container sees the daemon's socket.
     pub(crate) daemon: PathBuf,
+}
+
+/// Why an allocation is not made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AllocateError {
+    /// The pool is one, and kubelets count each resource by itself.
+    #[error("{id} is taken by the name {resource}: the kubelet has not heard of it yet")]
+    Taken { id: String, resource: String },
+    #[error("the allocation's folder: {0}")]
+    Folder(#[from] io::Error),
 }
 
 /// Why limits are not written.
@@ -95,6 +120,9 @@ pub(crate) enum WriteError {
     /// Nothing was allocated in between, so the kubelet contradicts itself.
     #[error("the kubelet lists it for {now}, and has listed it for {before}")]
     OtherHolder { before: Box<Holder>, now: Box<Holder> },
+    /// Others have it, by these names or others.
+    #[error("{what} of {gpu} are asked for: {asked}; {left} of {total} are left")]
+    NoRoom { what: &'static str, gpu: GpuId, asked: u64, left: u64, total: u64 },
     #[error("the container's page: {0}")]
     Page(#[from] session::PageError),
     #[error("the container's limits: {0}")]
@@ -125,7 +153,9 @@ impl Allocations {
             Ok(()) => {
                 let table = found_in(folder).map_err(fault)?;
                 let (drafts, table) = (AtomicU64::new(0), Mutex::new(table));
-                let allocations = Self { folder: folder.to_owned(), drafts, table };
+                let (in_use, changes) = (Mutex::default(), watch::Sender::new(0));
+                let folder = folder.to_owned();
+                let allocations = Self { folder, drafts, table, in_use, changes };
                 Ok((allocations, Lock { _file: lock }))
             }
             Err(error) if error == rustix::io::Errno::WOULDBLOCK => {
@@ -137,6 +167,22 @@ impl Allocations {
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<AllocationKey, Entry>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Told whenever something is taken or given back.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn has_changed(&self) {
+        self.changes.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// What each resource cannot give now.
+    pub(crate) fn hidden(&self, pool: &Pool, resources: &[Resource]) -> Hidden {
+        let taken: Vec<Taken> = self.table().values().map(Entry::taken).collect();
+        let in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        hidden(pool, resources, &taken, &in_use)
     }
 
     /// The folder of an allocation.
@@ -165,10 +211,22 @@ impl Allocations {
     }
 
     /// A container gets it: the folder is made anew.
-    pub(crate) fn allocate(&self, resource: &Resource, allocation: &Allocation) -> io::Result<()> {
+    pub(crate) fn allocate(
+        &self,
+        resource: &Resource,
+        allocation: &Allocation,
+    ) -> Result<(), AllocateError> {
         let mut table = self.table();
+        for entry in table.values().filter(|entry| entry.resource != resource.name) {
+            let ids = allocation.ids.iter().map(ToString::to_string);
+            if let Some(id) = ids.into_iter().find(|id| entry.ids.contains(id)) {
+                return Err(AllocateError::Taken { id, resource: entry.resource.clone() });
+            }
+        }
         self.make(resource, allocation)?;
-        table.insert(allocation.key.clone(), Entry::new(allocation));
+        table.insert(allocation.key.clone(), Entry::new(resource, allocation));
+        drop(table);
+        self.has_changed();
         Ok(())
     }
 
@@ -178,9 +236,10 @@ impl Allocations {
         let mut table = self.table();
         if !table.contains_key(&allocation.key) || !self.session_of(&allocation.key).is_dir() {
             self.make(resource, allocation)?;
-            table.insert(allocation.key.clone(), Entry::new(allocation));
+            table.insert(allocation.key.clone(), Entry::new(resource, allocation));
         }
-        let entry = table.entry(allocation.key.clone()).or_insert_with(|| Entry::new(allocation));
+        let new = || Entry::new(resource, allocation);
+        let entry = table.entry(allocation.key.clone()).or_insert_with(new);
         File::create(self.of(&allocation.key).join(STARTED))?;
         (entry.started, entry.missing) = (Some(Instant::now()), None);
         Ok(())
@@ -250,9 +309,13 @@ impl Allocations {
         &self,
         key: &AllocationKey,
         decision: &Decision,
+        listed: &Containers,
         asked: Instant,
     ) -> Result<bool, WriteError> {
         let mut table = self.table();
+        let others =
+            table.iter().filter(|(other, entry)| *other != key && listed.have_any(&entry.ids));
+        let others: Vec<_> = others.flat_map(|(_, entry)| entry.shares.iter().copied()).collect();
         let Some(entry) = table.get_mut(key).filter(|entry| entry.counts_at(asked)) else {
             return Ok(false);
         };
@@ -264,16 +327,24 @@ impl Allocations {
             }
             None => {}
         }
-        allocation::make_pages(&self.session_of(key), &decision.limits)?;
+        decision.parts.iter().try_for_each(|part| has_room(part, &others))?;
+        let limits: Vec<(GpuId, Limits)> =
+            decision.parts.iter().map(|part| (part.gpu, part.limits)).collect();
+        allocation::make_pages(&self.session_of(key), &limits)?;
         let draft = self.draft();
         _ = fs::remove_dir_all(&draft);
         fs::create_dir(&draft)?;
+        let shares: Vec<_> = decision.parts.iter().map(|part| (part.gpu, part.share)).collect();
         let written = decision.settings().write(&draft).map_err(WriteError::from).and_then(|()| {
+            write_shares(&draft.join(SHARES), &shares)?;
+            fs::rename(draft.join(SHARES), self.of(key).join(SHARES))?;
             fs::rename(draft.join(SETTINGS), self.of(key).join(SETTINGS)).map_err(Into::into)
         });
         _ = fs::remove_dir_all(&draft);
         written?;
-        entry.holder = Some(decision.holder.clone());
+        (entry.holder, entry.shares) = (Some(decision.holder.clone()), shares);
+        drop(table);
+        self.has_changed();
         Ok(true)
     }
 
@@ -285,6 +356,8 @@ impl Allocations {
         asked: Instant,
         mounted: impl FnOnce(&[AllocationKey]) -> BTreeSet<AllocationKey>,
     ) -> io::Result<Vec<AllocationKey>> {
+        *self.in_use.lock().unwrap_or_else(PoisonError::into_inner) = listed.in_use().clone();
+        self.has_changed();
         let mut candidates = Vec::new();
         for (key, entry) in self.table().iter_mut() {
             if listed.have_any(&entry.ids) {
@@ -308,15 +381,20 @@ impl Allocations {
                 removed.push(key);
             }
         }
+        if !removed.is_empty() {
+            self.has_changed();
+        }
         Ok(removed)
     }
 }
 
 impl Entry {
-    fn new(allocation: &Allocation) -> Self {
+    fn new(resource: &Resource, allocation: &Allocation) -> Self {
         Self {
+            resource: resource.name.to_owned(),
             ids: allocation.ids.iter().map(ToString::to_string).collect(),
             gpus: allocation.gpus.clone(),
+            shares: Vec::new(),
             made: Instant::now(),
             started: None,
             holder: None,
@@ -328,6 +406,12 @@ impl Entry {
     /// Whether what the kubelet was asked at that time is about the present container, with all its resources.
     fn counts_at(&self, asked: Instant) -> bool {
         self.made <= asked && self.started.is_some_and(|started| started <= asked)
+    }
+
+    fn taken(&self) -> Taken {
+        // The kubelet may have freed the ids of what it lists no more: these are not counted against it twice.
+        let shares = if self.missing.is_none() { self.shares.clone() } else { Vec::new() };
+        Taken { resource: self.resource.clone(), places: self.ids.clone(), shares }
     }
 
     fn last_touched(&self) -> Instant {
@@ -348,10 +432,10 @@ impl Entry {
 
 impl Decision {
     fn settings(&self) -> OwnerSettings {
-        let Self { holder, limits, daemon } = self;
+        let Self { holder, parts, policy, daemon } = self;
         let by_device = |value: &dyn Fn(&Limits) -> Option<serde_json::Value>| {
             let pairs =
-                limits.iter().filter_map(|(gpu, limits)| Some((gpu.to_string(), value(limits)?)));
+                parts.iter().filter_map(|part| Some((part.gpu.to_string(), value(&part.limits)?)));
             let map: serde_json::Map<String, serde_json::Value> = pairs.collect();
             (!map.is_empty()).then(|| serde_json::Value::Object(map).to_string())
         };
@@ -360,7 +444,14 @@ impl Decision {
         let share = by_device(&|limits| {
             limits.compute.is_limit().then(|| percent(limits.compute.share_ppm).into())
         });
-        let limits = [(::limits::env::MEMORY_LIMIT, memory), (::limits::env::COMPUTE_LIMIT, share)];
+        let real = by_device(&|limits| Some(limits.memory?.real?.into()));
+        let balance = (*policy == Policy::Balance && share.is_some()).then(|| "balance".to_owned());
+        let limits = [
+            (::limits::env::MEMORY_LIMIT, memory),
+            (::limits::env::MEMORY_REAL, real),
+            (::limits::env::COMPUTE_LIMIT, share),
+            (::limits::env::POLICY, balance),
+        ];
         let limits = limits.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let others = [
             (::limits::env::DAEMON_SOCKET, daemon.display().to_string()),
@@ -371,11 +462,59 @@ impl Decision {
         let pairs = limits.chain(others).map(|(name, value)| (name.to_owned(), value));
         OwnerSettings {
             variables: pairs.collect(),
-            devices: Some(self.limits.iter().map(|(gpu, _)| *gpu).collect()),
+            devices: Some(parts.iter().map(|part| part.gpu).collect()),
             name: Some(holder.to_string()),
             command: None,
         }
     }
+}
+
+/// Whether a GPU has so much left beside what others have of it.
+fn has_room(part: &Part, others: &[(GpuId, Share)]) -> Result<(), WriteError> {
+    let on_it = others.iter().filter(|(gpu, _)| *gpu == part.gpu);
+    let taken = on_it.fold(Share::default(), |sum, (_, share)| Share {
+        cores: sum.cores.saturating_add(share.cores),
+        memory_mib: sum.memory_mib.saturating_add(share.memory_mib),
+    });
+    let Part { gpu, share, total, .. } = *part;
+    for (what, asked, total, taken) in [
+        ("cores", share.cores, total.cores, taken.cores),
+        ("MiB", share.memory_mib, total.memory_mib, taken.memory_mib),
+    ] {
+        let left = total.saturating_sub(taken);
+        // A total of 0: the driver does not tell.
+        if asked > left && total > 0 {
+            return Err(WriteError::NoRoom { what, gpu, asked, left, total });
+        }
+    }
+    Ok(())
+}
+
+/// As it stands in a file.
+#[derive(Serialize, Deserialize)]
+struct WrittenShare {
+    gpu: String,
+    cores: u64,
+    memory_mib: u64,
+}
+
+fn write_shares(path: &Path, shares: &[(GpuId, Share)]) -> io::Result<()> {
+    let one = |(gpu, share): &(GpuId, Share)| {
+        let Share { cores, memory_mib } = *share;
+        WrittenShare { gpu: gpu.to_string(), cores, memory_mib }
+    };
+    let all: Vec<WrittenShare> = shares.iter().map(one).collect();
+    fs::write(path, serde_json::to_vec(&all)?)
+}
+
+fn shares_of(folder: &Path) -> Option<Vec<(GpuId, Share)>> {
+    let all: Vec<WrittenShare> =
+        serde_json::from_slice(&fs::read(folder.join(SHARES)).ok()?).ok()?;
+    let one = |written: WrittenShare| {
+        let WrittenShare { gpu, cores, memory_mib } = written;
+        Some((gpu.parse().ok()?, Share { cores, memory_mib }))
+    };
+    all.into_iter().map(one).collect()
 }
 
 /// What a container's users read, whatever this process's umask is.
@@ -394,20 +533,23 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
         }
         let Some(key) = AllocationKey::named(name) else { continue };
         // One whose facts cannot be read is nobody's, and goes as others that nobody has.
-        let (ids, gpus) = facts_of(&path).unwrap_or_default();
+        let (resource, ids, gpus) = facts_of(&path).unwrap_or_default();
+        let shares = shares_of(&path).unwrap_or_default();
         let now = Instant::now();
         let started = path.join(STARTED).exists().then_some(now);
         let holder = OwnerSettings::of(&path).ok().and_then(|settings| holder(&settings));
         let (listed, missing) = (holder.is_some(), None);
-        table.insert(key, Entry { ids, gpus, made: now, started, holder, listed, missing });
+        let entry =
+            Entry { resource, ids, gpus, shares, made: now, started, holder, listed, missing };
+        table.insert(key, entry);
     }
     Ok(table)
 }
 
-fn facts_of(folder: &Path) -> Option<(BTreeSet<String>, Vec<GpuId>)> {
+fn facts_of(folder: &Path) -> Option<(String, BTreeSet<String>, Vec<GpuId>)> {
     let facts: Facts = serde_json::from_slice(&fs::read(folder.join(FACTS)).ok()?).ok()?;
     let gpus: Option<Vec<GpuId>> = facts.gpus.iter().map(|gpu| gpu.parse().ok()).collect();
-    Some((facts.ids.into_iter().collect(), gpus?))
+    Some((facts.resource, facts.ids.into_iter().collect(), gpus?))
 }
 
 fn holder(settings: &OwnerSettings) -> Option<Holder> {

@@ -1,17 +1,14 @@
-//! What a container may take of each of its GPUs, as VGPU-Manager means what the container asked for: cores and memory
-//! are for each GPU. Pure.
+//! What a container may take of each of its GPUs: as its pod says, or as the kubelet counts. Pure.
 //!
-//! Cores alone leave the memory free, memory alone leaves the time free, and a place alone leaves both.
+//! Cores and memory are for each GPU. What nobody says is free.
 
-use std::num::NonZeroU32;
-
-use limits::{ComputeLimit, GpuId, Limits, MemoryLimit};
+use dialects::needs::Need;
+use dialects::{CORES, Claim, NeedError, Share};
+use limits::{ComputeLimit, GpuId, Limits, MemoryLimit, Policy};
 
 use crate::identity::Asked;
-use crate::pool::Gpu;
+use crate::pool::{Gpu, Pool};
 
-/// Cores of a GPU.
-const CORES: u64 = 100;
 /// A hundredth of a GPU's time, in millionths.
 const CORE_PPM: u32 = 10_000;
 const MIB: u64 = 1 << 20;
@@ -25,59 +22,135 @@ pub(crate) enum AmountError {
     Memory { asked: u64, gpu: GpuId, has: u64 },
     #[error("{asked} units of {factor} MiB are more than can be counted")]
     TooMuch { asked: u64, factor: u32 },
+    #[error(transparent)]
+    Need(#[from] NeedError),
 }
 
-/// The limits on a GPU.
-pub(crate) fn limits(
-    asked: Asked,
-    gpu: &Gpu,
-    memory_factor: NonZeroU32,
-) -> Result<Limits, AmountError> {
-    let memory = match asked.memory {
-        0 => None,
-        units => {
-            let factor = memory_factor.get();
-            let too_much = || AmountError::TooMuch { asked: units, factor };
-            let mib = units.checked_mul(factor.into()).ok_or_else(too_much)?;
-            if let Some(has) = gpu.memory_mib.filter(|has| mib > *has) {
-                return Err(AmountError::Memory { asked: mib, gpu: gpu.id, has });
+/// A container's part of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) gpu: GpuId,
+    pub(crate) limits: Limits,
+    /// What is promised to it.
+    pub(crate) share: Share,
+    /// What may be promised of the GPU.
+    pub(crate) total: Share,
+}
+
+/// What is known of a container beside what its GPUs are.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wish {
+    /// What the kubelet counts. More may be asked for that it does not know.
+    Counted(Asked),
+    /// What its pod says, and what its scheduler has claimed.
+    Said { need: Need, claims: Vec<Claim>, policy: Policy },
+}
+
+/// Its part of a GPU.
+pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountError> {
+    let total = pool.total(gpu);
+    let factor = pool.memory_factor();
+    let (share, policy) = match wish {
+        Wish::Counted(asked) => {
+            let units = asked.memory;
+            let too_much = AmountError::TooMuch { asked: units, factor: factor.get() };
+            let memory_mib = units.checked_mul(factor.get().into()).ok_or(too_much)?;
+            if asked.cores > CORES {
+                return Err(AmountError::Cores { asked: asked.cores });
             }
-            Some(MemoryLimit::new(mib.checked_mul(MIB).ok_or_else(too_much)?))
+            (Share { cores: asked.cores, memory_mib }, Policy::Fixed)
+        }
+        Wish::Said { need, claims, policy } => {
+            let share = match claims.iter().find(|claim| claim.gpu == gpu.id) {
+                Some(claim) => Share { cores: claim.cores, memory_mib: claim.memory_mib },
+                None => need.on(total.memory_mib, factor)?,
+            };
+            (share, *policy)
         }
     };
-    let compute = match u32::try_from(asked.cores) {
-        Ok(0) => ComputeLimit::NONE,
-        Ok(cores) if asked.cores <= CORES => ComputeLimit::fixed(cores * CORE_PPM),
-        _ => return Err(AmountError::Cores { asked: asked.cores }),
-    };
-    Ok(Limits { memory, compute })
+    let asked = share.memory_mib;
+    if gpu.memory_mib.is_some() && asked > total.memory_mib {
+        return Err(AmountError::Memory { asked, gpu: gpu.id, has: total.memory_mib });
+    }
+    let memory = memory(asked, gpu, pool, total)?;
+    Ok(Part {
+        gpu: gpu.id,
+        limits: Limits { memory, compute: compute(share.cores, policy, wish) },
+        share,
+        total,
+    })
+}
+
+fn memory(
+    mib: u64,
+    gpu: &Gpu,
+    pool: &Pool,
+    total: Share,
+) -> Result<Option<MemoryLimit>, AmountError> {
+    let scaling = u64::from(pool.scaling().memory);
+    // All of it is what it has without a limit.
+    let is_all = gpu.memory_mib.is_some() && mib == total.memory_mib && scaling == 100;
+    if mib == 0 || is_all {
+        return Ok(None);
+    }
+    let factor = pool.memory_factor().get();
+    let too_much = || AmountError::TooMuch { asked: mib / u64::from(factor), factor };
+    let limit = mib.checked_mul(MIB).ok_or_else(too_much)?;
+    let on_device =
+        || u64::try_from(u128::from(limit) * 100 / u128::from(scaling)).unwrap_or(limit);
+    let real = (scaling > 100).then(on_device);
+    Ok(Some(MemoryLimit { limit, real }))
+}
+
+fn compute(cores: u64, policy: Policy, wish: &Wish) -> ComputeLimit {
+    let Ok(cores) = u32::try_from(cores) else { return ComputeLimit::NONE };
+    // VGPU-Manager and HAMi: a whole GPU's time has no limit. The kubelet's count is followed as it is.
+    let is_whole = u64::from(cores) >= CORES && matches!(wish, Wish::Said { .. });
+    match policy {
+        _ if cores == 0 || is_whole => ComputeLimit::NONE,
+        Policy::None => ComputeLimit::NONE,
+        Policy::Fixed => ComputeLimit::fixed(cores * CORE_PPM),
+        Policy::Balance => ComputeLimit::balance(cores * CORE_PPM, cores),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::Scaling;
+    use dialects::{Dialect, MemoryNeed};
 
-    const GPU: Gpu = Gpu { id: GpuId::from_bytes([7; 16]), memory_mib: Some(8192), healthy: true };
-    const FACTOR: NonZeroU32 = NonZeroU32::new(4).unwrap();
+    const GPU: Gpu = Gpu {
+        id: GpuId::from_bytes([7; 16]),
+        memory_mib: Some(8192),
+        healthy: true,
+        product: String::new(),
+    };
+
+    fn pool(scaling: Scaling) -> Pool {
+        Pool::new(vec![GPU], 10.try_into().unwrap(), 4.try_into().unwrap()).scaled(scaling)
+    }
+
+    fn counted(cores: u64, memory: u64) -> Result<Part, AmountError> {
+        part(&Wish::Counted(Asked { cores, memory }), &GPU, &pool(Scaling::ONCE))
+    }
 
     #[test]
     fn amounts_are_for_each_gpu_and_what_is_not_asked_for_is_free() {
-        let of = |cores, memory| limits(Asked { cores, memory }, &GPU, FACTOR).unwrap();
+        let of = |cores, memory| counted(cores, memory).unwrap().limits;
         let gib = Some(MemoryLimit::new(1 << 30));
         let ten = ComputeLimit::fixed(100_000);
         assert_eq!(of(10, 256), Limits { memory: gib, compute: ten });
         assert_eq!(of(0, 256), Limits { memory: gib, ..Limits::NONE });
         assert_eq!(of(10, 0), Limits { compute: ten, ..Limits::NONE });
         assert_eq!(of(0, 0), Limits::NONE);
-        assert_eq!(of(100, 2048).compute, ComputeLimit::fixed(1_000_000));
+        assert_eq!(of(100, 256).compute, ComputeLimit::fixed(1_000_000));
+        assert_eq!(counted(10, 256).unwrap().share, Share { cores: 10, memory_mib: 1024 });
     }
 
     #[test]
     fn what_a_gpu_cannot_give_is_refused() {
-        let said = |cores, memory| {
-            let asked = Asked { cores, memory };
-            limits(asked, &GPU, FACTOR).unwrap_err().to_string()
-        };
+        let said = |cores, memory| counted(cores, memory).unwrap_err().to_string();
         assert_eq!(
             said(101, 0),
             "101 cores of each of its GPUs are asked for: 1 to 100 are accepted"
@@ -86,8 +159,50 @@ mod tests {
         assert!(said(u64::MAX, 0).contains("1 to 100"));
         let unknown = Gpu { memory_mib: None, ..GPU };
         for memory in [u64::MAX, u64::MAX >> 20] {
-            let asked = Asked { cores: 0, memory };
-            assert!(matches!(limits(asked, &unknown, FACTOR), Err(AmountError::TooMuch { .. })));
+            let wish = Wish::Counted(Asked { cores: 0, memory });
+            let refused = part(&wish, &unknown, &pool(Scaling::ONCE));
+            assert!(matches!(refused, Err(AmountError::TooMuch { .. })), "{refused:?}");
         }
+    }
+
+    fn said(
+        cores: u64,
+        memory: MemoryNeed,
+        policy: Policy,
+        claims: Vec<Claim>,
+        scaling: Scaling,
+    ) -> Part {
+        let need = Need { dialect: Dialect::VgpuManager, places: 1, cores, memory };
+        part(&Wish::Said { need, claims, policy }, &GPU, &pool(scaling)).unwrap()
+    }
+
+    #[test]
+    fn a_pods_words_its_policy_and_its_schedulers_claim() {
+        let units = MemoryNeed::Units(256);
+        let of = |cores, memory, policy| said(cores, memory, policy, vec![], Scaling::ONCE);
+        let part = of(10, units, Policy::Fixed);
+        assert_eq!(part.limits.memory, Some(MemoryLimit::new(1 << 30)));
+        assert_eq!(part.limits.compute, ComputeLimit::fixed(100_000));
+        assert_eq!(
+            of(10, units, Policy::Balance).limits.compute,
+            ComputeLimit::balance(100_000, 10)
+        );
+        assert_eq!(of(10, units, Policy::None).limits.compute, ComputeLimit::NONE);
+        assert_eq!(of(100, units, Policy::Fixed).limits.compute, ComputeLimit::NONE);
+        let alone = of(0, MemoryNeed::Whole, Policy::Fixed);
+        assert_eq!((alone.limits, alone.share), (Limits::NONE, alone.total));
+        let claims = vec![Claim { index: 0, gpu: GPU.id, cores: 20, memory_mib: 512 }];
+        let part = said(10, units, Policy::Fixed, claims, Scaling::ONCE);
+        assert_eq!(part.share, Share { cores: 20, memory_mib: 512 });
+    }
+
+    #[test]
+    fn what_is_promised_more_than_once_is_partly_on_the_host() {
+        let scaling = Scaling { cores: 100, memory: 200 };
+        let part = said(0, MemoryNeed::Units(256), Policy::Fixed, vec![], scaling);
+        assert_eq!(part.limits.memory, Some(MemoryLimit { limit: 1 << 30, real: Some(1 << 29) }));
+        assert_eq!(part.total.memory_mib, 16_384);
+        let all = said(1, MemoryNeed::Whole, Policy::Fixed, vec![], scaling).limits.memory.unwrap();
+        assert_eq!((all.limit, all.real), (16 << 30, Some(8 << 30)));
     }
 }

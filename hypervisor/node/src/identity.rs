@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::dialects::{Counts, Resource};
 use crate::proto::pod_resources::PodResources;
+use dialects::{Counts, Resource};
 
 /// A container, by the names that people gave it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +37,11 @@ pub(crate) struct Listed {
 
 /// All of them, as the kubelet lists them at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Containers(Vec<Listed>);
+pub(crate) struct Containers {
+    listed: Vec<Listed>,
+    /// The ids of cores and memory that are in use, by resource.
+    in_use: BTreeMap<&'static str, BTreeSet<String>>,
+}
 
 /// What cannot be, since the kubelet gives an id to one container at a time.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,7 +55,8 @@ pub(crate) enum Mismatch {
 impl Containers {
     /// Those that have places by these resources.
     pub(crate) fn of(pods: &[PodResources], resources: &[Resource]) -> Self {
-        let mut all = Vec::new();
+        let mut listed = Vec::new();
+        let mut in_use: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
         for pod in pods {
             for container in &pod.containers {
                 // A resource may be told in several parts.
@@ -61,6 +66,12 @@ impl Containers {
                     let Some(resource) = resource else { continue };
                     let known = ids.entry(resource.counts).or_default();
                     known.extend(part.device_ids.iter().map(String::as_str));
+                    if resource.counts != Counts::Places {
+                        in_use
+                            .entry(resource.name)
+                            .or_default()
+                            .extend(part.device_ids.iter().cloned());
+                    }
                 }
                 let count = |counts| {
                     let found = ids.get(&counts).map_or(0, BTreeSet::len);
@@ -70,7 +81,7 @@ impl Containers {
                 let Some(places) = ids.get(&Counts::Places).filter(|ids| !ids.is_empty()) else {
                     continue;
                 };
-                all.push(Listed {
+                listed.push(Listed {
                     holder: Holder {
                         namespace: pod.namespace.clone(),
                         pod: pod.name.clone(),
@@ -81,7 +92,7 @@ impl Containers {
                 });
             }
         }
-        Self(all)
+        Self { listed, in_use }
     }
 
     /// The container with these ids and no others. `None`: no container is listed with just these. Kubelets list no
@@ -89,7 +100,7 @@ impl Containers {
     pub(crate) fn whose(&self, ids: &BTreeSet<String>) -> Result<Option<&Listed>, Mismatch> {
         let mut exact: Option<&Listed> = None;
         let mut parts: Option<&Listed> = None;
-        for listed in self.0.iter().filter(|listed| !listed.places.is_disjoint(ids)) {
+        for listed in self.listed.iter().filter(|listed| !listed.places.is_disjoint(ids)) {
             let of =
                 |other: &Listed| (Box::new(other.holder.clone()), Box::new(listed.holder.clone()));
             if let Some((one, other)) = exact.map(of) {
@@ -110,9 +121,22 @@ impl Containers {
         Ok(exact)
     }
 
+    /// The containers of a pod.
+    pub(crate) fn of_pod(&self, holder: &Holder) -> impl Iterator<Item = &Listed> {
+        let is_its = |listed: &&Listed| {
+            (&listed.holder.namespace, &listed.holder.pod) == (&holder.namespace, &holder.pod)
+        };
+        self.listed.iter().filter(is_its)
+    }
+
+    /// The ids of cores and memory that are in use, by resource.
+    pub(crate) fn in_use(&self) -> &BTreeMap<&'static str, BTreeSet<String>> {
+        &self.in_use
+    }
+
     /// Whether any container is listed with any of these ids.
     pub(crate) fn have_any(&self, ids: &BTreeSet<String>) -> bool {
-        self.0.iter().any(|listed| !listed.places.is_disjoint(ids))
+        self.listed.iter().any(|listed| !listed.places.is_disjoint(ids))
     }
 }
 
@@ -123,8 +147,8 @@ fn is_same_pod(one: &Listed, other: &Listed) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialects::RESOURCES;
     use crate::proto::pod_resources::{ContainerDevices, ContainerResources};
+    use dialects::table::RESOURCES;
     use proptest::prelude::*;
 
     fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {

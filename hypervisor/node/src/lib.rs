@@ -9,9 +9,9 @@
 mod allocations;
 mod amounts;
 mod chain;
+mod cluster;
 mod device_files;
-pub mod dialects;
-pub mod gates;
+mod hidden;
 mod identity;
 mod injection;
 mod mounted;
@@ -20,9 +20,11 @@ mod plugin;
 mod pod_resources;
 pub mod pool;
 pub mod proto;
+mod registers;
 mod registration;
 mod resolver;
 mod seen;
+mod words;
 
 use std::future::Future;
 use std::io;
@@ -30,17 +32,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dialects::gates::Gate;
+use dialects::{Dialect, Resource};
 use observer::{Blind, Source};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
+pub use cluster::{ClusterError, ClusterOptions};
 pub use injection::InjectionError;
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
 };
 
 use self::allocations::Allocations;
+use self::cluster::Cluster;
 use self::device_files::DeviceFiles;
+use self::hidden::Hidden;
 use self::injection::Injection;
 use self::plugin::Offer;
 use self::pod_resources::PodResourcesApi;
@@ -92,6 +99,9 @@ pub enum NodeError {
         /// The system's reason.
         source: io::Error,
     },
+    /// The API server cannot be asked.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// The system refuses what every program needs.
     #[error("threads: {0}")]
     Threads(io::Error),
@@ -120,7 +130,8 @@ pub async fn serve(
     let mut sight = Seen::default();
     let _watch = observer::Watch::start(source, move |news| _ = see.send(sight.take(news)))
         .map_err(NodeError::Threads)?;
-    let pool_of = |gpus| Pool::new(gpus, options.split, options.memory_factor);
+    let pool_of =
+        |gpus| Pool::new(gpus, options.split, options.memory_factor).scaled(options.scaling);
     let first = tokio::time::timeout(FIRST_LOOK, seen.recv()).await.ok().flatten();
     let first = first.ok_or(NodeError::Silent)?.map_err(NodeError::Blind)?;
     let first = pool_of(first);
@@ -129,14 +140,33 @@ pub async fn serve(
     }
     tell(&first);
     let (news, pool) = watch::channel(Arc::new(first));
+    for (gate, why) in options.gates.idle() {
+        tracing::warn!(gate, why, "the feature gate has no effect here");
+    }
+    let dialects: Arc<[Dialect]> = options.dialects.clone().into();
+    let mut tasks: JoinSet<NodeError> = JoinSet::new();
+    let cluster = match &options.cluster {
+        None => None,
+        Some(cluster) => {
+            let reschedule = options.gates.is_open(Gate::Reschedule);
+            let (cluster, keep) = Cluster::of(cluster, Arc::clone(&dialects), reschedule).await?;
+            tasks.spawn(async { match keep.await {} });
+            let registers = registers::keep(cluster.clone(), pool.clone(), Arc::clone(&dialects));
+            tasks.spawn(async { match registers.await {} });
+            Some(cluster)
+        }
+    };
+    let (hide, hidden) = watch::channel(Arc::default());
+    tasks.spawn(keep_hidden(Arc::clone(&allocations), pool.clone(), resources.clone(), hide));
     let resolver = Resolver {
         kubelet: PodResourcesApi::of(&options.kubelet),
         allocations: Arc::clone(&allocations),
         pool: pool.clone(),
         resources: resources.clone().into(),
         daemon: injection.daemon_inside().into(),
+        cluster,
+        dialects,
     };
-    let mut tasks = JoinSet::new();
     for resource in resources.clone() {
         let offer = Offer {
             resource,
@@ -146,6 +176,7 @@ pub async fn serve(
             devices: options.devices,
             injection: injection.clone(),
             resolver: resolver.clone(),
+            hidden: hidden.clone(),
         };
         let endpoint = Endpoint::new(offer, &plugins);
         tasks.spawn(endpoint.keep());
@@ -191,6 +222,35 @@ pub async fn serve(
     // Each removes its socket as it ends.
     tasks.shutdown().await;
     ended
+}
+
+/// Follows what containers have by the names of each resource.
+async fn keep_hidden(
+    allocations: Arc<Allocations>,
+    mut pool: watch::Receiver<Arc<Pool>>,
+    resources: Vec<Resource>,
+    hide: watch::Sender<Arc<Hidden>>,
+) -> NodeError {
+    let mut changes = allocations.changes();
+    loop {
+        let now = Arc::clone(&pool.borrow_and_update());
+        changes.borrow_and_update();
+        let hidden = allocations.hidden(&now, &resources);
+        hide.send_if_modified(|present| {
+            let differs = **present != hidden;
+            if differs {
+                *present = Arc::new(hidden);
+            }
+            differs
+        });
+        let changed = tokio::select! {
+            changed = pool.changed() => changed,
+            changed = changes.changed() => changed,
+        };
+        if changed.is_err() {
+            return NodeError::Silent;
+        }
+    }
 }
 
 fn tell(pool: &Pool) {

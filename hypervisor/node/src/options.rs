@@ -5,8 +5,12 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use crate::dialects::{Dialect, Resource, offered};
-use crate::gates::FeatureGates;
+use dialects::gates::FeatureGates;
+use dialects::table::offered;
+use dialects::{Dialect, Resource};
+
+use crate::cluster::ClusterOptions;
+use crate::pool::Scaling;
 
 /// The kubelet's folder.
 pub const KUBELET: &str = "/var/lib/kubelet";
@@ -77,13 +81,17 @@ pub struct Options {
     pub daemon: PathBuf,
     /// How containers get device files.
     pub devices: DeviceList,
+    /// How often what a GPU has may be promised.
+    pub scaling: Scaling,
+    /// Where pods say what they ask for. `None`: the kubelet's counts are all that is known.
+    pub cluster: Option<ClusterOptions>,
 }
 
 /// An option that cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum OptionsError {
     /// Nothing is to be offered.
-    #[error("no dialect is chosen: vgpu-manager is accepted")]
+    #[error("no dialect is chosen: vgpu-manager, volcano and hami are accepted")]
     NoDialect,
     /// A folder has to be named from the root: the kubelet mounts it.
     #[error("{option} {folder}: a path that begins with / is accepted", folder = folder.display())]

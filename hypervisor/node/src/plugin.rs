@@ -13,9 +13,9 @@ use session::allocation::{FOLDER, SESSION};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use crate::allocations::{Allocations, Waiting};
+use crate::allocations::{AllocateError, Allocations, Waiting};
 use crate::device_files::{DeviceFiles, FilesError};
-use crate::dialects::{Counts, Resource};
+use crate::hidden::Hidden;
 use crate::injection::{Injection, mount};
 use crate::options::DeviceList;
 use crate::pool::{Allocation, Pool, PoolError};
@@ -27,6 +27,7 @@ use crate::proto::{
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use crate::resolver::{Resolver, Settled, Undecided};
+use dialects::{Counts, Resource};
 
 /// What NVIDIA's CDI file calls a GPU.
 const CDI: &str = "nvidia.com/gpu";
@@ -47,6 +48,8 @@ pub(crate) struct Offer {
     pub(crate) devices: DeviceList,
     pub(crate) injection: Injection,
     pub(crate) resolver: Resolver,
+    /// What containers have by other names.
+    pub(crate) hidden: watch::Receiver<Arc<Hidden>>,
 }
 
 /// Why a container gets nothing.
@@ -56,6 +59,8 @@ enum Refusal {
     Pool(#[from] PoolError),
     #[error(transparent)]
     Files(#[from] FilesError),
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
     #[error("the allocation's folder: {0}")]
     Folder(#[from] io::Error),
     #[error("the container must not start: {0}")]
@@ -69,10 +74,13 @@ impl From<Refusal> for Status {
             Refusal::Pool(PoolError::UnknownId { .. } | PoolError::NoIds | PoolError::Twice(_)) => {
                 Self::invalid_argument(said)
             }
-            Refusal::Pool(_) | Refusal::Files(_) | Refusal::Undecided(_) => {
-                Self::failed_precondition(said)
+            Refusal::Pool(_)
+            | Refusal::Files(_)
+            | Refusal::Undecided(_)
+            | Refusal::Allocate(AllocateError::Taken { .. }) => Self::failed_precondition(said),
+            Refusal::Folder(_) | Refusal::Allocate(AllocateError::Folder(_)) => {
+                Self::internal(said)
             }
-            Refusal::Folder(_) => Self::internal(said),
         }
     }
 }
@@ -86,11 +94,14 @@ impl Offer {
         }
     }
 
-    fn list(&self, pool: &Pool) -> ListAndWatchResponse {
-        let device = |(id, healthy): (crate::pool::UnitId, bool)| Device {
-            id: id.to_string(),
-            health: if healthy { HEALTHY } else { UNHEALTHY }.to_owned(),
-            topology: None,
+    fn list(&self, pool: &Pool, hidden: &Hidden) -> ListAndWatchResponse {
+        let hidden = hidden.get(self.resource.name);
+        let is_hidden = |id: &str| hidden.is_some_and(|ids| ids.contains(id));
+        let device = |(id, healthy): (crate::pool::UnitId, bool)| {
+            let id = id.to_string();
+            let is_there = healthy && !is_hidden(&id);
+            let health = if is_there { HEALTHY } else { UNHEALTHY }.to_owned();
+            Device { id, health, topology: None }
         };
         ListAndWatchResponse { devices: pool.ids(self.resource.counts).map(device).collect() }
     }
@@ -225,17 +236,17 @@ impl DevicePlugin for Plugin {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
         let mut pool = self.offer.pool.clone();
         pool.mark_changed();
-        let state = (self.offer.clone(), pool, self.over.clone(), self.watched.one_more());
-        let lists = unfold(state, |(offer, mut pool, mut over, watched)| async move {
+        let hidden = self.offer.hidden.clone();
+        let state = (self.offer.clone(), pool, hidden, self.over.clone(), self.watched.one_more());
+        let lists = unfold(state, |(offer, mut pool, mut hidden, mut over, watched)| async move {
             tokio::select! {
-                _ = over.changed() => None,
-                changed = pool.changed() => {
-                    changed.ok()?;
-                    let now = Arc::clone(&pool.borrow_and_update());
-                    let list = offer.list(&now);
-                    Some((Ok(list), (offer, pool, over, watched)))
-                }
+                _ = over.changed() => return None,
+                changed = pool.changed() => changed.ok()?,
+                changed = hidden.changed() => changed.ok()?,
             }
+            let now = Arc::clone(&pool.borrow_and_update());
+            let list = offer.list(&now, &hidden.borrow_and_update());
+            Some((Ok(list), (offer, pool, hidden, over, watched)))
         });
         Ok(Response::new(Box::pin(lists)))
     }
@@ -246,16 +257,29 @@ impl DevicePlugin for Plugin {
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
         let pool = self.offer.pool();
         let resource = &self.offer.resource;
-        let one = |request: &crate::proto::ContainerPreferredAllocationRequest| {
+        let mut all = Ok(Vec::new());
+        for request in &request.get_ref().container_requests {
             let count = usize::try_from(request.allocation_size).unwrap_or_default();
-            let (available, must) =
-                (&request.available_device_i_ds, &request.must_include_device_i_ds);
-            let chosen = pool.preferred(resource, available, must, count)?;
-            let device_i_ds = chosen.iter().map(ToString::to_string).collect();
-            Ok(ContainerPreferredAllocationResponse { device_i_ds })
-        };
-        let all: Result<_, Refusal> =
-            request.get_ref().container_requests.iter().map(one).collect();
+            let claimed = match &self.offer.resolver.cluster {
+                Some(cluster) => cluster.claimed(resource.dialect, count).await,
+                None => Vec::new(),
+            };
+            let hidden = Arc::clone(&self.offer.hidden.borrow());
+            let hidden = hidden.get(resource.name);
+            let available = request.available_device_i_ds.iter();
+            // The kubelet may not have heard of it yet.
+            let available: Vec<String> = available
+                .filter(|id| hidden.is_none_or(|ids| !ids.contains(*id)))
+                .cloned()
+                .collect();
+            let must = &request.must_include_device_i_ds;
+            let chosen = pool.preferred(resource, &available, must, count, &claimed);
+            all = all.and_then(|mut all: Vec<_>| {
+                let device_i_ds = chosen?.iter().map(ToString::to_string).collect();
+                all.push(ContainerPreferredAllocationResponse { device_i_ds });
+                Ok::<_, Refusal>(all)
+            });
+        }
         let container_responses = all.inspect_err(|refusal| {
             tracing::warn!(resource = resource.name, %refusal, "refuses a container");
         })?;
@@ -284,18 +308,41 @@ impl DevicePlugin for Plugin {
         let waiting = self.apart(move |offer| offer.start(&ids)).await?.into_inner();
         match self.offer.resolver.ask().await {
             Ok((containers, asked)) => {
+                let resolver = &self.offer.resolver;
+                let mut wishes = resolver.wishes(std::slice::from_ref(&waiting), &containers).await;
+                let holder =
+                    containers.whose(&waiting.ids).ok().flatten().map(|one| one.holder.clone());
+                let (kept, key) = (containers.clone(), waiting.key.clone());
                 let work = move |offer: &Offer| {
-                    let settled = offer.resolver.settle(&waiting, &containers, asked)?;
-                    if settled == Settled::Unlisted {
-                        let key = waiting.key.as_str();
+                    match offer.resolver.settle(&waiting, &containers, &mut wishes, asked) {
+                        // Its limits come later.
+                        Err(Undecided::Cluster(reason)) => Ok((Settled::Unlisted, Some(reason))),
+                        settled => Ok((settled?, None)),
+                    }
+                };
+                match (self.apart(work).await.map(Response::into_inner), holder) {
+                    (Ok((Settled::Decided, _)), Some(holder)) => {
+                        resolver.tell(&holder, &kept).await
+                    }
+                    (Ok((_, Some(reason))), _) => {
+                        let key = key.as_str();
+                        tracing::warn!(key, reason, "a container starts and waits for its limits");
+                    }
+                    (Ok(_), _) => {
+                        let key = key.as_str();
                         tracing::warn!(
                             key,
                             "the kubelet lists no container with these ids, as for an init container: its CUDA calls fail"
                         );
                     }
-                    Ok(PreStartContainerResponse {})
-                };
-                self.apart(work).await
+                    (Err(status), holder) => {
+                        if let Some((cluster, holder)) = resolver.cluster.as_ref().zip(holder) {
+                            cluster.refused(&holder, status.message());
+                        }
+                        return Err(status);
+                    }
+                }
+                Ok(Response::new(PreStartContainerResponse {}))
             }
             Err(reason) => {
                 let key = waiting.key.as_str();

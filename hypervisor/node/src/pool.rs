@@ -12,17 +12,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use limits::GpuId;
 use sha2::{Digest, Sha256};
 
-use crate::dialects::{Counts, Resource};
+use dialects::{CORES, Counts, Resource, Share};
 
-/// Cores of a GPU.
-const CORES: u64 = 100;
 /// How long a message the kubelet takes.
 const MOST_MESSAGE: u64 = 4 << 20;
 /// What a device is in such a message beside its id: its health, tags and lengths.
 const BESIDE_ID: u64 = 16;
 
 /// A GPU that is offered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpu {
     /// Its UUID.
     pub id: GpuId,
@@ -30,6 +28,8 @@ pub struct Gpu {
     pub memory_mib: Option<u64>,
     /// Whether it may be given out.
     pub healthy: bool,
+    /// What it is called.
+    pub product: String,
 }
 
 /// One of what a GPU has.
@@ -170,16 +170,6 @@ pub enum PoolError {
     },
 }
 
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Places => "places",
-            Self::Cores => "cores",
-            Self::Memory => "memory",
-        })
-    }
-}
-
 /// The node's GPUs, and how they are split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
@@ -187,13 +177,52 @@ pub struct Pool {
     gpus: Vec<Gpu>,
     split: NonZeroU32,
     memory_factor: NonZeroU32,
+    scaling: Scaling,
+}
+
+/// How often what a GPU has may be promised, in hundredths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scaling {
+    /// Its time.
+    pub cores: u32,
+    /// Its memory. What does not fit is placed on the host.
+    pub memory: u32,
+}
+
+impl Scaling {
+    /// Once.
+    pub const ONCE: Self = Self { cores: 100, memory: 100 };
 }
 
 impl Pool {
     /// These GPUs, in the node's order, each for so many containers, with memory in units of so many MiB.
     #[must_use]
     pub const fn new(gpus: Vec<Gpu>, split: NonZeroU32, memory_factor: NonZeroU32) -> Self {
-        Self { gpus, split, memory_factor }
+        Self { gpus, split, memory_factor, scaling: Scaling::ONCE }
+    }
+
+    /// The same, promised so often.
+    #[must_use]
+    pub fn scaled(self, scaling: Scaling) -> Self {
+        Self { scaling, ..self }
+    }
+
+    /// How often what its GPUs have may be promised.
+    #[must_use]
+    pub const fn scaling(&self) -> Scaling {
+        self.scaling
+    }
+
+    /// What may be promised of a GPU.
+    #[must_use]
+    pub fn total(&self, gpu: &Gpu) -> Share {
+        let times = |all: u64, hundredths: u32| {
+            u64::try_from(u128::from(all) * u128::from(hundredths) / 100).unwrap_or(u64::MAX)
+        };
+        Share {
+            cores: times(CORES, self.scaling.cores),
+            memory_mib: times(gpu.memory_mib.unwrap_or_default(), self.scaling.memory),
+        }
     }
 
     /// The GPUs.
@@ -208,10 +237,16 @@ impl Pool {
         self.memory_factor
     }
 
+    /// How many containers may have a part of one GPU.
+    #[must_use]
+    pub const fn split(&self) -> NonZeroU32 {
+        self.split
+    }
+
     /// The same, none of them healthy.
     #[must_use]
     pub fn without_health(&self) -> Self {
-        let gpus = self.gpus.iter().map(|gpu| Gpu { healthy: false, ..*gpu }).collect();
+        let gpus = self.gpus.iter().map(|gpu| Gpu { healthy: false, ..gpu.clone() }).collect();
         Self { gpus, ..*self }
     }
 
@@ -219,10 +254,8 @@ impl Pool {
     fn units(&self, gpu: &Gpu, counts: Counts) -> u64 {
         match counts {
             Counts::Places => u64::from(self.split.get()),
-            Counts::Cores => CORES,
-            Counts::Memory => {
-                gpu.memory_mib.unwrap_or_default() / u64::from(self.memory_factor.get())
-            }
+            Counts::Cores => self.total(gpu).cores,
+            Counts::Memory => self.total(gpu).memory_mib / u64::from(self.memory_factor.get()),
         }
     }
 
@@ -270,10 +303,10 @@ impl Pool {
     }
 
     /// The id of this text, if it is offered.
-    fn id(&self, resource: &Resource, text: &str) -> Result<(UnitId, Gpu), PoolError> {
+    fn id(&self, resource: &Resource, text: &str) -> Result<(UnitId, &Gpu), PoolError> {
         let offered = UnitId::read(text).filter(|id| id.counts == resource.counts).and_then(|id| {
             let gpu = self.gpus.iter().find(|gpu| gpu.id == id.gpu)?;
-            (id.number < self.units(gpu, id.counts)).then_some((id, *gpu))
+            (id.number < self.units(gpu, id.counts)).then_some((id, gpu))
         });
         offered.ok_or_else(|| PoolError::UnknownId {
             id: text.chars().take(80).collect(),
@@ -307,7 +340,8 @@ impl Pool {
         Ok(Allocation { key: AllocationKey::of(&ids), ids, gpus })
     }
 
-    /// Which places a container had better get: each on another GPU, where most are free.
+    /// Which places a container had better get: each on another GPU, those that its scheduler has claimed, then where most
+    /// are free.
     ///
     /// # Errors
     /// [`PoolError`]: ids that are not of this node, or more places than there are GPUs with room.
@@ -317,6 +351,7 @@ impl Pool {
         available: &[String],
         must: &[String],
         count: usize,
+        claimed: &[GpuId],
     ) -> Result<Vec<UnitId>, PoolError> {
         let mut chosen = Vec::new();
         let mut on = BTreeSet::new();
@@ -336,7 +371,7 @@ impl Pool {
         }
         let place = |gpu: &GpuId| self.gpus.iter().position(|one| one.id == *gpu);
         let mut order: Vec<(GpuId, BTreeSet<UnitId>)> = free.into_iter().collect();
-        order.sort_by_key(|(gpu, ids)| (Reverse(ids.len()), place(gpu)));
+        order.sort_by_key(|(gpu, ids)| (!claimed.contains(gpu), Reverse(ids.len()), place(gpu)));
         let possible = chosen.len() + order.len();
         if possible < count {
             return Err(PoolError::TooFewGpus { asked: count, resource: resource.name, possible });

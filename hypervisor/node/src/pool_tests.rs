@@ -1,5 +1,5 @@
 use super::*;
-use crate::dialects::RESOURCES;
+use dialects::table::RESOURCES;
 use proptest::prelude::*;
 
 const NUMBER: &Resource = &RESOURCES[0];
@@ -11,7 +11,12 @@ fn gpu(number: u8) -> GpuId {
 }
 
 fn pool(gpus: u8, split: u32, factor: u32) -> Pool {
-    let one = |number| Gpu { id: gpu(number), memory_mib: Some(81_559), healthy: true };
+    let one = |number| Gpu {
+        id: gpu(number),
+        memory_mib: Some(81_559),
+        healthy: true,
+        product: String::new(),
+    };
     let number = |number| NonZeroU32::new(number).unwrap();
     Pool::new((0..gpus).map(one).collect(), number(split), number(factor))
 }
@@ -116,7 +121,7 @@ fn what_was_not_offered_is_refused() {
 fn the_emptiest_gpus_come_first_and_each_once() {
     let pool = pool(3, 3, 1);
     let chosen = |available: &[String], must: &[String], count| {
-        let chosen = pool.preferred(NUMBER, available, must, count);
+        let chosen = pool.preferred(NUMBER, available, must, count, &[]);
         chosen.map(|ids| ids.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let all = texts(&pool, Counts::Places);
@@ -155,7 +160,7 @@ proptest! {
                 continue;
             }
             let available: Vec<String> = free.iter().cloned().collect();
-            let Ok(chosen) = pool.preferred(NUMBER, &available, &[], count) else { continue };
+            let Ok(chosen) = pool.preferred(NUMBER, &available, &[], count, &[]) else { continue };
             prop_assert_eq!(chosen.len(), count);
             let ids: Vec<String> = chosen.iter().map(ToString::to_string).collect();
             prop_assert!(ids.iter().all(|id| free.remove(id)));

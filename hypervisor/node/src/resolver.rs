@@ -6,17 +6,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use limits::{GpuId, Limits};
+use dialects::{Claim, Counts, Dialect, Resource};
+use limits::{GpuId, Policy};
 use tokio::sync::watch;
 
 use crate::allocations::{Allocations, Decision, Waiting, WriteError};
-use crate::amounts::{self, AmountError};
-use crate::dialects::{Counts, Resource};
-use crate::identity::{Containers, Listed, Mismatch};
+use crate::amounts::{self, AmountError, Part, Wish};
+use crate::chain::chain;
+use crate::cluster::Cluster;
+use crate::identity::{Containers, Holder, Listed, Mismatch};
 use crate::mounted;
 use crate::pod_resources::{PodResourcesApi, PodResourcesError};
 use crate::pool::Pool;
 use crate::proto::pod_resources::ContainerDevices;
+use crate::words::{WordsError, is_where_claimed, wish};
 
 /// How often the kubelet is asked while there are allocations.
 const ASK: Duration = Duration::from_secs(1);
@@ -36,6 +39,12 @@ pub(crate) enum Undecided {
     NoGpu(GpuId),
     #[error(transparent)]
     Write(#[from] WriteError),
+    #[error("{holder}: {source}")]
+    Words { holder: String, source: WordsError },
+    #[error("{holder}: its scheduler has claimed {claimed}, and the kubelet has given out {got}")]
+    Elsewhere { holder: String, claimed: String, got: String },
+    #[error("{0}")]
+    Cluster(String),
     #[error(transparent)]
     Kubelet(#[from] PodResourcesError),
 }
@@ -58,7 +67,13 @@ pub(crate) struct Resolver {
     pub(crate) resources: Arc<[Resource]>,
     /// Where containers see the daemon's socket.
     pub(crate) daemon: Arc<Path>,
+    /// Where pods say what they ask for. `None`: what the kubelet counts is all that is known.
+    pub(crate) cluster: Option<Cluster>,
+    pub(crate) dialects: Arc<[Dialect]>,
 }
+
+/// What containers are to get, by their names.
+pub(crate) type Wishes = BTreeMap<Holder, Result<Wish, Undecided>>;
 
 impl Resolver {
     /// The containers as the kubelet lists them now, and when it was asked.
@@ -73,13 +88,21 @@ impl Resolver {
         &self,
         waiting: &Waiting,
         containers: &Containers,
+        wishes: &mut Wishes,
         asked: Instant,
     ) -> Result<Settled, Undecided> {
         let Some(listed) = containers.whose(&waiting.ids)? else { return Ok(Settled::Unlisted) };
-        let limits = self.limits(listed, &waiting.gpus)?;
+        let Some(wish) = wishes.remove(&listed.holder) else { return Ok(Settled::Unlisted) };
+        let wish = wish?;
+        self.check_place(listed, &wish, &waiting.gpus)?;
+        let parts = self.parts(listed, &wish, &waiting.gpus)?;
+        let policy = match &wish {
+            Wish::Said { policy, .. } => *policy,
+            Wish::Counted(_) => Policy::Fixed,
+        };
         let (holder, daemon) = (listed.holder.clone(), self.daemon.to_path_buf());
-        let decision = Decision { holder, limits, daemon };
-        match self.allocations.decide(&waiting.key, &decision, asked)? {
+        let decision = Decision { holder, parts, policy, daemon };
+        match self.allocations.decide(&waiting.key, &decision, containers, asked)? {
             true => {
                 let (holder, key) = (decision.holder.to_string(), waiting.key.as_str());
                 tracing::info!(holder, key, "its limits are written");
@@ -89,15 +112,77 @@ impl Resolver {
         }
     }
 
-    fn limits(&self, listed: &Listed, gpus: &[GpuId]) -> Result<Vec<(GpuId, Limits)>, Undecided> {
+    fn check_place(&self, listed: &Listed, wish: &Wish, gpus: &[GpuId]) -> Result<(), Undecided> {
+        let Wish::Said { claims, .. } = wish else { return Ok(()) };
+        if is_where_claimed(wish, gpus) {
+            return Ok(());
+        }
+        let names = |all: &mut dyn Iterator<Item = GpuId>| {
+            all.map(|gpu| gpu.to_string()).collect::<Vec<_>>().join(" and ")
+        };
+        let claimed = names(&mut claims.iter().map(|claim| claim.gpu));
+        let got = names(&mut gpus.iter().copied());
+        Err(Undecided::Elsewhere { holder: listed.holder.to_string(), claimed, got })
+    }
+
+    fn parts(&self, listed: &Listed, wish: &Wish, gpus: &[GpuId]) -> Result<Vec<Part>, Undecided> {
         let pool = self.pool.borrow();
         let one = |id: &GpuId| {
             let gpu = pool.gpus().iter().find(|gpu| gpu.id == *id).ok_or(Undecided::NoGpu(*id))?;
-            let limits = amounts::limits(listed.asked, gpu, pool.memory_factor());
             let holder = listed.holder.to_string();
-            Ok((*id, limits.map_err(|source| Undecided::Amount { holder, source })?))
+            amounts::part(wish, gpu, &pool).map_err(|source| Undecided::Amount { holder, source })
         };
         gpus.iter().map(one).collect()
+    }
+
+    /// What these containers are to get: as their pods say, or else as the kubelet counts.
+    pub(crate) async fn wishes(&self, waiting: &[Waiting], containers: &Containers) -> Wishes {
+        let mut wishes = Wishes::new();
+        for one in waiting {
+            let Ok(Some(listed)) = containers.whose(&one.ids) else { continue };
+            wishes.insert(listed.holder.clone(), self.wish(listed).await);
+        }
+        wishes
+    }
+
+    async fn wish(&self, listed: &Listed) -> Result<Wish, Undecided> {
+        let Some(cluster) = &self.cluster else { return Ok(Wish::Counted(listed.asked)) };
+        let holder = &listed.holder;
+        let pod = match cluster.pod(holder).await {
+            Ok(Some(pod)) => pod,
+            Ok(None) => return Err(Undecided::Cluster(format!("there is no pod of {holder}"))),
+            Err(error) => return Err(Undecided::Cluster(chain(error))),
+        };
+        wish(&pod, &holder.container, &self.dialects, cluster.policy())
+            .map_err(|source| Undecided::Words { holder: holder.to_string(), source })
+    }
+
+    /// Tells a pod's scheduler what all of its containers have got.
+    pub(crate) async fn tell(&self, holder: &Holder, containers: &Containers) {
+        let Some(cluster) = &self.cluster else { return };
+        let (mut dialect, mut all) = (None, Vec::new());
+        for listed in containers.of_pod(holder) {
+            let Ok(wish) = self.wish(listed).await else { continue };
+            let Wish::Said { need, .. } = &wish else { continue };
+            let gpus: BTreeSet<GpuId> =
+                listed.places.iter().filter_map(|id| id.split_once("::")?.0.parse().ok()).collect();
+            let gpus: Vec<GpuId> = gpus.into_iter().collect();
+            let Ok(parts) = self.parts(listed, &wish, &gpus) else { continue };
+            dialect = Some(need.dialect);
+            let pool = self.pool.borrow();
+            let place =
+                |gpu| (0..).zip(pool.gpus()).find(|(_, one)| one.id == gpu).map(|(at, _)| at);
+            let claim = |part: &Part| Claim {
+                index: place(part.gpu).unwrap_or_default(),
+                gpu: part.gpu,
+                cores: part.share.cores,
+                memory_mib: part.share.memory_mib,
+            };
+            all.push((listed.holder.container.clone(), parts.iter().map(claim).collect()));
+        }
+        if let Some(dialect) = dialect {
+            cluster.allocated(holder, dialect, all);
+        }
     }
 
     /// Looks again and again, for as long as the program runs.
@@ -115,9 +200,15 @@ impl Resolver {
                 Ok((containers, asked)) => {
                     told = None;
                     let own = self.clone();
-                    let work = move || own.act_on(&containers, asked);
+                    let waiting = self.allocations.waiting(asked);
+                    let wishes = self.wishes(&waiting, &containers).await;
+                    let kept = containers.clone();
+                    let work = move || own.act_on(waiting, &containers, wishes, asked);
                     match tokio::task::spawn_blocking(work).await {
-                        Ok(now) => {
+                        Ok((now, decided)) => {
+                            for holder in &decided {
+                                self.tell(holder, &kept).await;
+                            }
                             // Each once: this may go on for long.
                             for (key, reason) in &now {
                                 if undecided.get(key) != Some(reason) {
@@ -144,14 +235,23 @@ impl Resolver {
         if self.allocations.is_urgent() { ASK_AT_ONCE } else { ASK }
     }
 
-    /// Returns which allocations have no limits, and why.
-    fn act_on(&self, containers: &Containers, asked: Instant) -> BTreeMap<String, String> {
-        let waiting = self.allocations.waiting(asked);
-        let reason = |waiting: Waiting| {
-            let undecided = self.settle(&waiting, containers, asked).err()?;
-            Some((waiting.key.as_str().to_owned(), undecided.to_string()))
-        };
-        let undecided = waiting.into_iter().filter_map(reason).collect();
+    /// Returns which allocations have no limits and why, and who has got some.
+    fn act_on(
+        &self,
+        waiting: Vec<Waiting>,
+        containers: &Containers,
+        mut wishes: Wishes,
+        asked: Instant,
+    ) -> (BTreeMap<String, String>, Vec<Holder>) {
+        let (mut undecided, mut decided) = (BTreeMap::new(), Vec::new());
+        for waiting in waiting {
+            let holder = || Some(containers.whose(&waiting.ids).ok()??.holder.clone());
+            match self.settle(&waiting, containers, &mut wishes, asked) {
+                Ok(Settled::Decided) => decided.extend(holder()),
+                Ok(Settled::Unlisted) => {}
+                Err(why) => _ = undecided.insert(waiting.key.as_str().to_owned(), why.to_string()),
+            }
+        }
         let mounted = |keys: &[_]| mounted::among(Path::new("/proc"), keys);
         match self.allocations.remove_ended(containers, asked, mounted) {
             Ok(removed) => {
@@ -161,7 +261,7 @@ impl Resolver {
             }
             Err(error) => tracing::warn!(%error, "an allocation can not be removed"),
         }
-        undecided
+        (undecided, decided)
     }
 }
 
@@ -220,8 +320,12 @@ mod tests {
 
     #[test]
     fn what_the_kubelet_has_is_compared_with_what_is_healthy() {
-        let gpu =
-            |byte, healthy| Gpu { id: GpuId::from_bytes([byte; 16]), memory_mib: None, healthy };
+        let gpu = |byte, healthy| Gpu {
+            id: GpuId::from_bytes([byte; 16]),
+            memory_mib: None,
+            healthy,
+            product: String::new(),
+        };
         let split = 3.try_into().unwrap();
         let pool = Pool::new(vec![gpu(1, true), gpu(2, false)], split, split);
         assert_eq!(offered(&pool, Counts::Places), 3);

@@ -35,5 +35,6 @@ fn offered(device: &DeviceView) -> Gpu {
         id: device.reading.uuid,
         memory_mib: memory.ok().map(|memory| memory.total / MIB),
         healthy: device.health.is_healthy(),
+        product: device.reading.name.clone().unwrap_or_else(|_| "GPU".to_owned()),
     }
 }

@@ -48,7 +48,7 @@ async fn numbers_that_do_not_fit() {
     let mut wrong = options(kubelet.path());
     wrong.dialects.clear();
     let said = Agent::start(wrong, shows(8)).fails().await;
-    assert_eq!(said, "no dialect is chosen: vgpu-manager is accepted");
+    assert_eq!(said, "no dialect is chosen: vgpu-manager, volcano and hami are accepted");
 }
 
 #[tokio::test]

@@ -11,7 +11,9 @@
 
 mod allocation;
 mod bad_options;
+mod cluster;
 mod contained;
+mod dialects_at_once;
 mod health;
 mod identity;
 mod kubelets_side;

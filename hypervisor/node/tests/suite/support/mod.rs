@@ -1,5 +1,6 @@
 //! A kubelet and devices, for tests.
 
+mod api_server;
 mod go_client;
 mod kubelet;
 mod pods;
@@ -10,13 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use dialects::Dialect;
 use limits::GpuId;
-use node::dialects::Dialect;
 use node::{DeviceList, NodeError, Options};
 use observer::{AllReadings, Blind, DeviceReading, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use api_server::ApiServer;
 pub(crate) use go_client::{GoClient, GoEncoder, Watched};
 pub(crate) use kubelet::FakeKubelet;
 pub(crate) use pods::Pods;
@@ -88,6 +90,8 @@ pub(crate) fn options(folder: &Path) -> Options {
         library: folder.join("library"),
         daemon: folder.join("daemon/hypervisor.sock"),
         devices: DeviceList::Files,
+        scaling: node::pool::Scaling::ONCE,
+        cluster: None,
     }
 }
 

@@ -1,0 +1,298 @@
+//! Which parts of which GPUs a pod's containers have, in the texts of each dialect.
+
+use core::fmt::Write;
+
+use limits::GpuId;
+
+use crate::table::Dialect;
+
+/// What HAMi's and Volcano's texts call a GPU of NVIDIA.
+const NVIDIA: &str = "NVIDIA";
+
+/// A part of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The GPU's place on its node. Only VGPU-Manager says it.
+    pub index: u32,
+    /// The GPU.
+    pub gpu: GpuId,
+    /// Hundredths of its time.
+    pub cores: u64,
+    /// Its memory.
+    pub memory_mib: u64,
+}
+
+/// Those of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerClaims {
+    /// Its name.
+    pub container: String,
+    /// Its parts.
+    pub claims: Vec<Claim>,
+}
+
+/// Those of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodClaims(pub Vec<ContainerClaims>);
+
+/// Why a text says nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    /// It has another form.
+    #[error("{text:?} is no list of a container's devices: {form} is accepted")]
+    Form {
+        /// The part.
+        text: String,
+        /// What would be one.
+        form: &'static str,
+    },
+    /// A part has another form.
+    #[error("{text:?} is no device of a container: {form} is accepted")]
+    Device {
+        /// The part.
+        text: String,
+        /// What would be one.
+        form: &'static str,
+    },
+    /// It is about more containers than there are.
+    #[error("the devices of container number {0} are named, and the pod has fewer")]
+    NoContainer(usize),
+}
+
+const VGPU_CONTAINER: &str = "NAME[DEVICE,...]";
+const VGPU_DEVICE: &str = "INDEX_UUID_CORES_MIB";
+const LISTED_DEVICE: &str = "UUID,NVIDIA,MIB,CORES";
+
+impl PodClaims {
+    /// In this dialect. HAMi and Volcano count the pod's containers, of which `containers` are the names in order.
+    #[must_use]
+    pub fn write(&self, dialect: Dialect, containers: &[&str]) -> String {
+        match dialect {
+            Dialect::VgpuManager => {
+                let one = |of: &ContainerClaims| {
+                    let all: Vec<String> = of.claims.iter().map(underscored).collect();
+                    format!("{}[{}]", of.container, all.join(","))
+                };
+                self.0.iter().map(one).collect::<Vec<_>>().join(";")
+            }
+            Dialect::Volcano => self.by_place(containers).join(";"),
+            Dialect::Hami => {
+                let ended = |part: String| part + ";";
+                self.by_place(containers).into_iter().map(ended).collect()
+            }
+        }
+    }
+
+    fn by_place(&self, containers: &[&str]) -> Vec<String> {
+        let one = |name: &&str| {
+            self.of(name).unwrap_or_default().iter().fold(String::new(), |mut all, claim| {
+                let Claim { gpu, cores, memory_mib, .. } = claim;
+                // A String takes whatever is written.
+                _ = write!(all, "{gpu},{NVIDIA},{memory_mib},{cores}:");
+                all
+            })
+        };
+        containers.iter().map(one).collect()
+    }
+
+    /// Those of a container.
+    #[must_use]
+    pub fn of(&self, container: &str) -> Option<&[Claim]> {
+        let found = self.0.iter().find(|one| one.container == container)?;
+        Some(&found.claims)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &Claim> {
+        self.0.iter().flat_map(|one| &one.claims)
+    }
+
+    /// Reads what [`Self::write`] writes. Devices of other makers are left out.
+    ///
+    /// # Errors
+    /// [`ClaimError`]
+    pub fn read(dialect: Dialect, text: &str, containers: &[&str]) -> Result<Self, ClaimError> {
+        match dialect {
+            Dialect::VgpuManager => {
+                let text: String = text.chars().filter(|c| *c != ' ').collect();
+                let parts = text.split(';').filter(|part| !part.is_empty());
+                parts.map(bracketed).collect::<Result<_, _>>().map(Self)
+            }
+            Dialect::Volcano | Dialect::Hami => {
+                let mut all = Vec::new();
+                for (place, part) in text.split(';').enumerate() {
+                    let claims = listed(part)?;
+                    match containers.get(place) {
+                        Some(name) if !claims.is_empty() => {
+                            all.push(ContainerClaims { container: (*name).to_owned(), claims });
+                        }
+                        None if !claims.is_empty() => {
+                            return Err(ClaimError::NoContainer(place + 1));
+                        }
+                        _ => {}
+                    }
+                }
+                Ok(Self(all))
+            }
+        }
+    }
+}
+
+fn underscored(claim: &Claim) -> String {
+    let Claim { index, gpu, cores, memory_mib } = claim;
+    format!("{index}_{gpu}_{cores}_{memory_mib}")
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(80).collect()
+}
+
+fn bracketed(part: &str) -> Result<ContainerClaims, ClaimError> {
+    let wrong = || ClaimError::Form { text: shown(part), form: VGPU_CONTAINER };
+    let (name, rest) = part.split_once('[').ok_or_else(wrong)?;
+    let inner =
+        rest.strip_suffix(']').filter(|inner| !inner.contains(['[', ']'])).ok_or_else(wrong)?;
+    let one = |text: &str| {
+        let fields: Vec<&str> = text.split('_').collect();
+        let [index, gpu, cores, memory] = fields[..] else { return None };
+        Some(Claim {
+            index: index.parse().ok()?,
+            gpu: gpu.parse().ok()?,
+            cores: cores.parse().ok()?,
+            memory_mib: memory.parse().ok()?,
+        })
+    };
+    let devices = inner.split(',').filter(|text| !text.is_empty());
+    let claims = devices.map(|text| {
+        one(text).ok_or_else(|| ClaimError::Device { text: shown(text), form: VGPU_DEVICE })
+    });
+    Ok(ContainerClaims { container: name.to_owned(), claims: claims.collect::<Result<_, _>>()? })
+}
+
+fn listed(part: &str) -> Result<Vec<Claim>, ClaimError> {
+    let mut claims = Vec::new();
+    for text in part.split(':').filter(|text| !text.is_empty()) {
+        let wrong = || ClaimError::Device { text: shown(text), form: LISTED_DEVICE };
+        let fields: Vec<&str> = text.split(',').collect();
+        let [gpu, kind, memory, cores] = fields[..] else { return Err(wrong()) };
+        if kind != NVIDIA {
+            continue;
+        }
+        let claim = || {
+            Some(Claim {
+                index: 0,
+                gpu: gpu.parse().ok()?,
+                cores: cores.parse().ok()?,
+                memory_mib: memory.parse().ok()?,
+            })
+        };
+        claims.push(claim().ok_or_else(wrong)?);
+    }
+    Ok(claims)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn gpu(text: &str) -> GpuId {
+        text.parse().unwrap()
+    }
+
+    fn one(container: &str, claims: Vec<Claim>) -> ContainerClaims {
+        ContainerClaims { container: container.to_owned(), claims }
+    }
+
+    /// docs/develop/protocol.md of HAMi: a task that asks for 3000 MiB.
+    #[test]
+    fn hamis_own_example() {
+        let text = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,3000,0:;";
+        let read = PodClaims::read(Dialect::Hami, text, &["main"]).unwrap();
+        let claim = Claim {
+            index: 0,
+            gpu: gpu("GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448"),
+            cores: 0,
+            memory_mib: 3000,
+        };
+        assert_eq!(read, PodClaims(vec![one("main", vec![claim])]));
+        assert_eq!(read.write(Dialect::Hami, &["main"]), text);
+        // What is left of it when the devices are there.
+        assert_eq!(PodClaims::read(Dialect::Hami, ";", &["main"]), Ok(PodClaims::default()));
+        assert_eq!(PodClaims::default().write(Dialect::Hami, &["main"]), ";");
+    }
+
+    /// The form in the comment of VGPU-Manager's claims, and the order of Volcano's fields.
+    #[test]
+    fn the_forms_of_the_others() {
+        let a = gpu("GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec");
+        let b = gpu("GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448");
+        let claims = vec![
+            Claim { index: 0, gpu: a, cores: 10, memory_mib: 1024 },
+            Claim { index: 3, gpu: b, cores: 20, memory_mib: 2048 },
+        ];
+        let pod = PodClaims(vec![one("cont1", claims), one("cont2", vec![])]);
+        let text = "cont1[0_GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec_10_1024,3_GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448_20_2048];cont2[]";
+        assert_eq!(pod.write(Dialect::VgpuManager, &["cont1", "cont2"]), text);
+        assert_eq!(
+            PodClaims::read(Dialect::VgpuManager, &text.replace(',', ", "), &[]),
+            Ok(pod.clone())
+        );
+        let text = ";GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec,NVIDIA,1024,10:GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,2048,20:;";
+        assert_eq!(pod.write(Dialect::Volcano, &["sidecar", "cont1", "cont2"]), text);
+        let read = PodClaims::read(Dialect::Volcano, text, &["sidecar", "cont1", "cont2"]).unwrap();
+        assert_eq!(read.of("cont1").unwrap().len(), 2);
+        assert_eq!((read.of("sidecar"), read.of("cont2")), (None, None));
+    }
+
+    #[test]
+    fn other_texts_are_refused_and_other_makers_left_out() {
+        let said =
+            |dialect, text| PodClaims::read(dialect, text, &["main"]).unwrap_err().to_string();
+        for text in ["main", "main[", "main]", "main[]x", "main[[]"] {
+            assert!(
+                said(Dialect::VgpuManager, text).contains("NAME[DEVICE,...] is accepted"),
+                "{text}"
+            );
+        }
+        assert!(
+            said(Dialect::VgpuManager, "main[0_GPU-x_1_1]")
+                .contains("INDEX_UUID_CORES_MIB is accepted")
+        );
+        assert!(said(Dialect::Hami, "a,NVIDIA,1:").contains("UUID,NVIDIA,MIB,CORES is accepted"));
+        let second = ";GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448,NVIDIA,1,1:";
+        assert!(said(Dialect::Volcano, second).contains("container number 2"));
+        let other = PodClaims::read(Dialect::Hami, "MLU-1,MLU,1,1:;", &["main"]);
+        assert_eq!(other, Ok(PodClaims::default()));
+    }
+
+    prop_compose! {
+        fn claim()(index in 0_u32..64, bytes: [u8; 16], cores in 0_u64..101, memory_mib: u64) -> Claim {
+            Claim { index, gpu: GpuId::from_bytes(bytes), cores, memory_mib }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(containers in prop::collection::vec(prop::collection::vec(claim(), 1..4), 1..5)) {
+            let names: Vec<String> = (0..containers.len()).map(|at| format!("c-{at}")).collect();
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let pod = PodClaims(names.iter().zip(containers).map(|(name, claims)| one(name, claims)).collect());
+            for dialect in Dialect::ALL {
+                let mut wanted = pod.clone();
+                if dialect != Dialect::VgpuManager {
+                    wanted.0.iter_mut().flat_map(|of| &mut of.claims).for_each(|claim| claim.index = 0);
+                }
+                let text = pod.write(dialect, &names);
+                prop_assert_eq!(PodClaims::read(dialect, &text, &names), Ok(wanted));
+            }
+        }
+
+        #[test]
+        fn no_text_breaks_the_reader(text in ".{0,80}") {
+            for dialect in Dialect::ALL {
+                _ = PodClaims::read(dialect, &text, &["main"]);
+            }
+        }
+    }
+}

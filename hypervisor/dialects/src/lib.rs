@@ -1,0 +1,22 @@
+//! What existing systems for fractions of GPUs in Kubernetes mean by their names: resources, annotations, and the texts
+//! in these. Pure: no I/O, no clock.
+//!
+//! All dialects are rows of one [`table`]. What a container asks for by one of them is a [`Need`]; where a scheduler put
+//! it is a [`Claim`]; what a node has to give is a list of [`Registered`] devices.
+
+#![forbid(unsafe_code)]
+
+pub mod claims;
+pub mod gates;
+pub mod needs;
+pub mod quantity;
+pub mod registers;
+pub mod table;
+
+pub use claims::{Claim, PodClaims};
+pub use needs::{MemoryNeed, Need, NeedError, Share};
+pub use registers::Registered;
+pub use table::{Annotations, Counts, Dialect, Resource};
+
+/// Cores of a GPU: hundredths of its time.
+pub const CORES: u64 = 100;

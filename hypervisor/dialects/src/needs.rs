@@ -1,0 +1,224 @@
+//! What a container asks for, and what that is on a GPU, as each dialect means it.
+
+use core::num::NonZeroU32;
+
+use crate::CORES;
+use crate::quantity::{QuantityError, whole};
+use crate::table::{Dialect, WORDS, Word};
+
+/// What a container asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// In whose words.
+    pub dialect: Dialect,
+    /// On how many GPUs, each another one.
+    pub places: u64,
+    /// How much of each one's time, in hundredths. 0: not said.
+    pub cores: u64,
+    /// How much of each one's memory.
+    pub memory: MemoryNeed,
+}
+
+/// How much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryNeed {
+    /// Not said: all of it.
+    Whole,
+    /// So many units of the memory factor.
+    Units(u64),
+    /// So many hundredths of the GPU's.
+    Percent(u64),
+}
+
+/// A part of a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Hundredths of its time that nobody else may be promised. 0: none.
+    pub cores: u64,
+    /// Its memory.
+    pub memory_mib: u64,
+}
+
+/// What cannot be asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NeedError {
+    /// A number that is none.
+    #[error("{name}: {source}")]
+    Quantity {
+        /// The resource.
+        name: &'static str,
+        /// Why.
+        source: QuantityError,
+    },
+    /// Names of two dialects in one container.
+    #[error("{0} and {1} are asked for in one container: the names of one dialect are accepted")]
+    TwoDialects(&'static str, &'static str),
+    /// More of a GPU's time than it has.
+    #[error("{name}: {asked} cores of each of its GPUs are asked for: 1 to {CORES} are accepted")]
+    Cores {
+        /// The resource.
+        name: &'static str,
+        /// How many.
+        asked: u64,
+    },
+    /// More of a GPU's memory than it has.
+    #[error("{name}: {asked} percent of each GPU's memory are asked for: 1 to 100 are accepted")]
+    Percent {
+        /// The resource.
+        name: &'static str,
+        /// How many.
+        asked: u64,
+    },
+    /// It cannot be counted.
+    #[error("{asked} units of {factor} MiB are more than can be counted")]
+    TooMuch {
+        /// How many units.
+        asked: u64,
+        /// How many MiB is one.
+        factor: u32,
+    },
+}
+
+impl Need {
+    /// What a container asks for whose `resources` have these values. `None`: no GPU, in any of these dialects.
+    ///
+    /// # Errors
+    /// [`NeedError`]
+    pub fn of<'a>(
+        dialects: &[Dialect],
+        value: impl Fn(&str) -> Option<&'a str>,
+    ) -> Result<Option<Self>, NeedError> {
+        let mut found: Option<(&'static str, Self)> = None;
+        for dialect in dialects {
+            let read = |wanted: Word| {
+                let (.., name) =
+                    WORDS.iter().find(|(of, word, _)| (of, *word) == (dialect, wanted))?;
+                let text = value(name)?;
+                let number = whole(text).map_err(|source| NeedError::Quantity { name, source });
+                Some(number.map(|number| (*name, number)))
+            };
+            let Some((name, places)) =
+                read(Word::Number).transpose()?.filter(|(_, places)| *places > 0)
+            else {
+                continue;
+            };
+            if let Some((before, _)) = found {
+                return Err(NeedError::TwoDialects(before, name));
+            }
+            let cores = match read(Word::Cores).transpose()? {
+                None => 0,
+                Some((_, cores)) if cores <= CORES => cores,
+                // Its scheduler takes it for a whole GPU.
+                Some(_) if *dialect == Dialect::Hami => CORES,
+                Some((name, asked)) => return Err(NeedError::Cores { name, asked }),
+            };
+            let units = read(Word::Memory).transpose()?.filter(|(_, units)| *units > 0);
+            let percent = read(Word::MemoryPercentage).transpose()?.filter(|(_, of)| *of > 0);
+            let memory = match (units, percent) {
+                (Some((_, units)), _) => MemoryNeed::Units(units),
+                (None, Some((_, percent))) if percent <= 100 => MemoryNeed::Percent(percent),
+                (None, Some((name, asked))) => return Err(NeedError::Percent { name, asked }),
+                (None, None) => MemoryNeed::Whole,
+            };
+            found = Some((name, Self { dialect: *dialect, places, cores, memory }));
+        }
+        Ok(found.map(|(_, need)| need))
+    }
+
+    /// What that is on a GPU with so much memory.
+    ///
+    /// # Errors
+    /// [`NeedError::TooMuch`]
+    pub fn on(&self, gpu_mib: u64, factor: NonZeroU32) -> Result<Share, NeedError> {
+        let memory_mib = match self.memory {
+            MemoryNeed::Whole => gpu_mib,
+            MemoryNeed::Percent(percent) => {
+                u64::try_from(u128::from(gpu_mib) * u128::from(percent) / 100).unwrap_or(gpu_mib)
+            }
+            MemoryNeed::Units(asked) => {
+                let factor = factor.get();
+                let too_much = NeedError::TooMuch { asked, factor };
+                asked.checked_mul(factor.into()).ok_or(too_much)?
+            }
+        };
+        let says_nothing = self.cores == 0 && self.memory == MemoryNeed::Whole;
+        // VGPU-Manager: a container that only counts GPUs has them for itself.
+        let alone = says_nothing && self.dialect == Dialect::VgpuManager;
+        Ok(Share { cores: if alone { CORES } else { self.cores }, memory_mib })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FACTOR: NonZeroU32 = NonZeroU32::new(4).unwrap();
+
+    fn need(words: &[(&str, &str)]) -> Result<Option<Need>, NeedError> {
+        let value =
+            |name: &str| words.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
+        Need::of(&Dialect::ALL, value)
+    }
+
+    fn on(words: &[(&str, &str)]) -> (u64, u64) {
+        let share = need(words).unwrap().unwrap().on(8000, FACTOR).unwrap();
+        (share.cores, share.memory_mib)
+    }
+
+    /// The table of docs/kubernetes.md.
+    #[test]
+    fn what_is_not_said_means_what_each_original_means() {
+        let vgpu = ("nvidia.com/vgpu-number", "2");
+        assert_eq!(on(&[vgpu]), (100, 8000));
+        assert_eq!(on(&[vgpu, ("nvidia.com/vgpu-cores", "10")]), (10, 8000));
+        assert_eq!(on(&[vgpu, ("nvidia.com/vgpu-memory", "1k")]), (0, 4000));
+        let volcano = ("volcano.sh/vgpu-number", "1");
+        assert_eq!(on(&[volcano]), (0, 8000));
+        assert_eq!(on(&[volcano, ("volcano.sh/vgpu-memory-percentage", "25")]), (0, 2000));
+        assert_eq!(
+            on(&[volcano, ("volcano.sh/vgpu-memory", "500"), ("volcano.sh/vgpu-cores", "50")]),
+            (50, 2000)
+        );
+        let hami = ("nvidia.com/gpu", "1");
+        assert_eq!(on(&[hami]), (0, 8000));
+        assert_eq!(
+            on(&[hami, ("nvidia.com/gpucores", "120"), ("nvidia.com/gpumem-percentage", "50")]),
+            (100, 4000)
+        );
+        // MiB come before percent.
+        assert_eq!(
+            on(&[hami, ("nvidia.com/gpumem", "10"), ("nvidia.com/gpumem-percentage", "50")]),
+            (0, 40)
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_asked_for_is_said() {
+        assert_eq!(need(&[("cpu", "1")]), Ok(None));
+        assert_eq!(
+            need(&[("nvidia.com/vgpu-number", "0"), ("nvidia.com/vgpu-cores", "300")]),
+            Ok(None)
+        );
+        let said = |words: &[(&str, &str)]| need(words).unwrap_err().to_string();
+        let vgpu = ("nvidia.com/vgpu-number", "1");
+        assert_eq!(
+            said(&[vgpu, ("nvidia.com/vgpu-cores", "101")]),
+            "nvidia.com/vgpu-cores: 101 cores of each of its GPUs are asked for: 1 to 100 are accepted"
+        );
+        assert!(
+            said(&[vgpu, ("nvidia.com/gpu", "1")])
+                .contains("the names of one dialect are accepted")
+        );
+        assert!(
+            said(&[vgpu, ("nvidia.com/vgpu-memory", "100m")])
+                .starts_with("nvidia.com/vgpu-memory: \"100m\"")
+        );
+        let volcano = ("volcano.sh/vgpu-number", "1");
+        assert!(
+            said(&[volcano, ("volcano.sh/vgpu-memory-percentage", "101")]).contains("1 to 100")
+        );
+        let huge =
+            need(&[vgpu, ("nvidia.com/vgpu-memory", "16000000000000000000")]).unwrap().unwrap();
+        assert!(matches!(huge.on(8000, FACTOR), Err(NeedError::TooMuch { .. })));
+    }
+}

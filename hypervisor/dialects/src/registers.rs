@@ -1,0 +1,377 @@
+//! What a node says of its devices, in the texts of each dialect.
+
+use limits::GpuId;
+use serde::{Deserialize, Serialize};
+
+use crate::table::Dialect;
+
+/// A device that a node has registered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Registered {
+    /// Its place on the node.
+    pub index: u32,
+    /// The GPU.
+    pub gpu: GpuId,
+    /// What it is called, as the driver has it.
+    pub product: String,
+    /// Hundredths of its time that may be promised.
+    pub cores: u64,
+    /// Its memory that may be promised.
+    pub memory_mib: u64,
+    /// How many containers may have a part of it.
+    pub places: u64,
+    /// Where its memory is near. -1: not known.
+    pub numa: i32,
+    /// Whether it may be given out.
+    pub healthy: bool,
+}
+
+/// Why a text says nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// It is another list.
+    #[error("a node's devices: {0}")]
+    Json(String),
+    /// A part has another form.
+    #[error("{text:?} is no device of a node: {form} is accepted")]
+    Device {
+        /// The part.
+        text: String,
+        /// What would be one.
+        form: &'static str,
+    },
+}
+
+/// As VGPU-Manager writes it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VgpuDevice {
+    id: u32,
+    #[serde(rename = "type")]
+    product: String,
+    uuid: String,
+    core: u64,
+    memory: u64,
+    number: u64,
+    numa: i32,
+    mig: bool,
+    bus_id: String,
+    capability: f32,
+    healthy: bool,
+}
+
+/// As newer versions of HAMi write it. What is not written is zero.
+#[derive(Debug, Deserialize)]
+struct HamiDevice {
+    id: String,
+    #[serde(default)]
+    index: u32,
+    #[serde(default)]
+    count: u64,
+    #[serde(default)]
+    devmem: u64,
+    #[serde(default)]
+    devcore: u64,
+    #[serde(rename = "type", default)]
+    product: String,
+    #[serde(default)]
+    numa: i32,
+    #[serde(default)]
+    health: bool,
+}
+
+/// How a node is split, as VGPU-Manager writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeConfig {
+    /// How many containers may have a part of one GPU.
+    pub device_split: u32,
+    /// How often a GPU's time may be promised.
+    pub cores_scaling: f64,
+    /// How many MiB one unit of memory is.
+    pub memory_factor: u32,
+    /// How often a GPU's memory may be promised.
+    pub memory_scaling: f64,
+}
+
+/// HAMi and Volcano put this before a product's name.
+const MAKER: &str = "NVIDIA-";
+/// How devices are held to their parts.
+const MODE: &str = "hami-core";
+const VOLCANO_FORM: &str = "UUID,COUNT,MIB,TYPE,HEALTH,MODE";
+const HAMI_FORM: &str = "UUID,COUNT,MIB,CORES,TYPE,NUMA,HEALTH,INDEX,MODE";
+
+/// The devices in this dialect.
+///
+/// # Errors
+/// [`RegisterError::Json`]: never for devices of a node.
+pub fn write(dialect: Dialect, devices: &[Registered]) -> Result<String, RegisterError> {
+    // What separates devices is in no product's name.
+    let plain = |name: &str| name.replace([',', ':', ';'], "-");
+    Ok(match dialect {
+        Dialect::VgpuManager => {
+            let one = |device: &Registered| VgpuDevice {
+                id: device.index,
+                product: device.product.clone(),
+                uuid: device.gpu.to_string(),
+                core: device.cores,
+                memory: device.memory_mib,
+                number: device.places,
+                numa: device.numa,
+                mig: false,
+                bus_id: String::new(),
+                capability: 0.0,
+                healthy: device.healthy,
+            };
+            let all: Vec<VgpuDevice> = devices.iter().map(one).collect();
+            serde_json::to_string(&all).map_err(|error| RegisterError::Json(error.to_string()))?
+        }
+        Dialect::Volcano => devices.iter().map(|device| {
+            let Registered { gpu, places, memory_mib, product, healthy, .. } = device;
+            format!("{gpu},{places},{memory_mib},{MAKER}{},{healthy},{MODE}:", plain(product))
+        }).collect(),
+        Dialect::Hami => devices.iter().map(|device| {
+            let Registered { index, gpu, product, cores, memory_mib, places, numa, healthy } = device;
+            let (product, numa) = (plain(product), (*numa).max(0));
+            format!("{gpu},{places},{memory_mib},{cores},{MAKER}{product},{numa},{healthy},{index},{MODE}:")
+        }).collect(),
+    })
+}
+
+/// How a node is split, as its annotation.
+///
+/// # Errors
+/// [`RegisterError::Json`]: never.
+pub fn write_config(config: &NodeConfig) -> Result<String, RegisterError> {
+    serde_json::to_string(config).map_err(|error| RegisterError::Json(error.to_string()))
+}
+
+/// Reads what [`write`] writes, what older versions wrote with fewer fields, and HAMi's newer form.
+///
+/// # Errors
+/// [`RegisterError`]
+pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterError> {
+    let json = |error: serde_json::Error| RegisterError::Json(error.to_string());
+    let form = if dialect == Dialect::Volcano { VOLCANO_FORM } else { HAMI_FORM };
+    let wrong = |text: &str| RegisterError::Device { text: text.chars().take(120).collect(), form };
+    match dialect {
+        Dialect::VgpuManager => {
+            let all: Vec<VgpuDevice> = serde_json::from_str(text).map_err(json)?;
+            let one = |device: VgpuDevice| {
+                Ok(Registered {
+                    index: device.id,
+                    gpu: device.uuid.parse().map_err(|_| wrong(&device.uuid))?,
+                    product: device.product,
+                    cores: device.core,
+                    memory_mib: device.memory,
+                    places: device.number,
+                    numa: device.numa,
+                    healthy: device.healthy,
+                })
+            };
+            // Parts of a GPU are other devices.
+            all.into_iter().filter(|device| !device.mig).map(one).collect()
+        }
+        Dialect::Hami if text.trim_start().starts_with('[') => {
+            let all: Vec<HamiDevice> = serde_json::from_str(text).map_err(json)?;
+            let one = |device: HamiDevice| {
+                Ok(Registered {
+                    index: device.index,
+                    gpu: device.id.parse().map_err(|_| wrong(&device.id))?,
+                    product: unprefixed(&device.product),
+                    cores: device.devcore,
+                    memory_mib: device.devmem,
+                    places: device.count,
+                    numa: device.numa,
+                    healthy: device.health,
+                })
+            };
+            all.into_iter().map(one).collect()
+        }
+        Dialect::Volcano | Dialect::Hami => {
+            let parts = text.split(':').map(str::trim).filter(|part| !part.is_empty());
+            parts
+                .zip(0..)
+                .map(|(part, index)| {
+                    let fields: Vec<&str> = part.split(',').collect();
+                    let found = match dialect {
+                        Dialect::Volcano => volcano(&fields, index),
+                        _ => hami(&fields, index),
+                    };
+                    found.ok_or_else(|| wrong(part))
+                })
+                .collect()
+        }
+    }
+}
+
+fn unprefixed(product: &str) -> String {
+    product.strip_prefix(MAKER).unwrap_or(product).to_owned()
+}
+
+fn volcano(fields: &[&str], index: u32) -> Option<Registered> {
+    let (&[gpu, places, memory, product, healthy] | &[gpu, places, memory, product, healthy, _]) =
+        fields
+    else {
+        return None;
+    };
+    Some(Registered {
+        index,
+        gpu: gpu.parse().ok()?,
+        product: unprefixed(product),
+        cores: crate::CORES,
+        memory_mib: memory.parse().ok()?,
+        places: places.parse().ok()?,
+        numa: -1,
+        healthy: healthy.parse().ok()?,
+    })
+}
+
+fn hami(fields: &[&str], place: u32) -> Option<Registered> {
+    let (gpu, places, memory, cores, product, numa, healthy, index) = match *fields {
+        [gpu, places, memory, cores, product, numa, healthy] => {
+            (gpu, places, memory, cores, product, numa, healthy, place)
+        }
+        [gpu, places, memory, cores, product, numa, healthy, index, _] => {
+            (gpu, places, memory, cores, product, numa, healthy, index.parse().ok()?)
+        }
+        _ => return None,
+    };
+    Some(Registered {
+        index,
+        gpu: gpu.parse().ok()?,
+        product: unprefixed(product),
+        cores: cores.parse().ok()?,
+        memory_mib: memory.parse().ok()?,
+        places: places.parse().ok()?,
+        numa: numa.parse().ok()?,
+        healthy: healthy.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn device(index: u32, gpu: &str, product: &str, memory_mib: u64) -> Registered {
+        Registered {
+            index,
+            gpu: gpu.parse().unwrap(),
+            product: product.to_owned(),
+            cores: 100,
+            memory_mib,
+            places: 10,
+            numa: 0,
+            healthy: true,
+        }
+    }
+
+    const A: &str = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec";
+    const B: &str = "GPU-0fc3eda5-e98b-a25b-5b0d-cf5c855d1448";
+
+    /// docs/develop/protocol.md of HAMi, in its three forms over time.
+    #[test]
+    fn hamis_own_examples() {
+        let two = [
+            device(0, A, "Tesla V100-PCIE-32GB", 32768),
+            device(1, B, "Tesla V100-PCIE-32GB", 32768),
+        ];
+        let seven = format!(
+            "{A},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true:{B},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true:"
+        );
+        assert_eq!(read(Dialect::Hami, &seven).unwrap(), two);
+        let nine = format!(
+            "{A},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true,0,hami-core:{B},10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true,1,hami-core:"
+        );
+        assert_eq!(read(Dialect::Hami, &nine).unwrap(), two);
+        assert_eq!(write(Dialect::Hami, &two).unwrap(), nine);
+        let json = format!(
+            r#"[{{"id":"{A}","count":10,"devmem":32768,"devcore":100,"type":"NVIDIA-Tesla V100-PCIE-32GB","numa":1,"mode":"hami-core","health":true}}]"#
+        );
+        let numa = Registered { numa: 1, ..two[0].clone() };
+        assert_eq!(read(Dialect::Hami, &json).unwrap(), [numa]);
+    }
+
+    /// A node of a Volcano cluster, with the five fields of then.
+    #[test]
+    fn volcanos_example() {
+        let text = "GPU-151ae9c0-83a9-2dd1-8981-b5f44c021a58,1,1126,NVIDIA-NVIDIA GeForce GTX 1080 Ti,true:";
+        let [found] = &read(Dialect::Volcano, text).unwrap()[..] else { panic!("one device") };
+        assert_eq!((found.places, found.memory_mib, found.healthy), (1, 1126, true));
+        assert_eq!(found.product, "NVIDIA GeForce GTX 1080 Ti");
+        let written = write(Dialect::Volcano, std::slice::from_ref(found)).unwrap();
+        assert_eq!(written, text.replace("true:", "true,hami-core:"));
+    }
+
+    #[test]
+    fn vgpu_managers_fields() {
+        let one = device(0, A, "NVIDIA A10", 23028);
+        let text = format!(
+            r#"[{{"id":0,"type":"NVIDIA A10","uuid":"{A}","core":100,"memory":23028,"number":10,"numa":0,"mig":false,"busId":"","capability":0.0,"healthy":true}}]"#
+        );
+        assert_eq!(write(Dialect::VgpuManager, std::slice::from_ref(&one)).unwrap(), text);
+        assert_eq!(read(Dialect::VgpuManager, &text).unwrap(), [one]);
+        let parts = text.replace("\"mig\":false", "\"mig\":true");
+        assert_eq!(read(Dialect::VgpuManager, &parts).unwrap(), []);
+        let config = NodeConfig {
+            device_split: 10,
+            cores_scaling: 1.0,
+            memory_factor: 1,
+            memory_scaling: 1.5,
+        };
+        let text = r#"{"deviceSplit":10,"coresScaling":1.0,"memoryFactor":1,"memoryScaling":1.5}"#;
+        assert_eq!(write_config(&config).unwrap(), text);
+    }
+
+    #[test]
+    fn other_texts_are_refused() {
+        let said = |dialect, text| read(dialect, text).unwrap_err().to_string();
+        assert!(said(Dialect::VgpuManager, "x").starts_with("a node's devices: "));
+        assert!(
+            said(Dialect::Volcano, "GPU-1,1")
+                .contains("UUID,COUNT,MIB,TYPE,HEALTH,MODE is accepted")
+        );
+        assert!(
+            said(Dialect::Hami, &format!("{A},1,2,3,x,0,yes:")).contains("UUID,COUNT,MIB,CORES")
+        );
+    }
+
+    prop_compose! {
+        fn any_device()(
+            bytes: [u8; 16], product in "[A-Za-z][A-Za-z0-9 ,:;-]{0,24}[A-Za-z0-9]", cores in 0_u64..400,
+            memory_mib: u64, places in 1_u64..512, numa in 0_i32..8, healthy: bool,
+        ) -> Registered {
+            Registered { index: 0, gpu: GpuId::from_bytes(bytes), product, cores, memory_mib, places, numa, healthy }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(mut devices in prop::collection::vec(any_device(), 0..9)) {
+            for (device, index) in devices.iter_mut().zip(0..) {
+                device.index = index;
+            }
+            for dialect in Dialect::ALL {
+                let read = read(dialect, &write(dialect, &devices).unwrap()).unwrap();
+                prop_assert_eq!(read.len(), devices.len());
+                for (read, device) in read.iter().zip(&devices) {
+                    let product = device.product.replace([',', ':', ';'], "-");
+                    let kept = match dialect {
+                        Dialect::VgpuManager => device.clone(),
+                        Dialect::Hami => Registered { product, ..device.clone() },
+                        Dialect::Volcano => Registered { product, cores: 100, numa: -1, ..device.clone() },
+                    };
+                    prop_assert_eq!(read, &kept);
+                }
+            }
+        }
+
+        #[test]
+        fn no_text_breaks_the_reader(text in ".{0,120}") {
+            for dialect in Dialect::ALL {
+                _ = read(dialect, &text);
+            }
+        }
+    }
+}

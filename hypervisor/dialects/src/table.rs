@@ -1,0 +1,299 @@
+//! Names: dialects, their resources, their annotations.
+
+use std::str::FromStr;
+
+use crate::gates::{FeatureGates, Gate};
+
+/// A system whose pods are understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Dialect {
+    /// VGPU-Manager.
+    VgpuManager,
+    /// Volcano's vGPU device plugin.
+    Volcano,
+    /// HAMi.
+    Hami,
+}
+
+impl Dialect {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::VgpuManager, Self::Volcano, Self::Hami];
+
+    /// Its name in options.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VgpuManager => "vgpu-manager",
+            Self::Volcano => "volcano",
+            Self::Hami => "hami",
+        }
+    }
+
+    /// Its annotations.
+    #[must_use]
+    pub const fn annotations(self) -> &'static Annotations {
+        match self {
+            Self::VgpuManager => &VGPU_MANAGER,
+            Self::Volcano => &VOLCANO,
+            Self::Hami => &HAMI,
+        }
+    }
+}
+
+/// A text that names no dialect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no dialect {0:?}: vgpu-manager, volcano and hami are accepted")]
+pub struct DialectError(String);
+
+impl FromStr for Dialect {
+    type Err = DialectError;
+
+    fn from_str(text: &str) -> Result<Self, DialectError> {
+        let named = Self::ALL.into_iter().find(|dialect| dialect.name() == text);
+        named.ok_or_else(|| DialectError(text.to_owned()))
+    }
+}
+
+/// What a resource of the kubelet counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Counts {
+    /// Places on GPUs. A container gets each of them on a GPU of its own.
+    Places,
+    /// Hundredths of a GPU's time.
+    Cores,
+    /// Memory, in MiB times the memory factor.
+    Memory,
+}
+
+/// A resource of the kubelet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// Whose it is.
+    pub dialect: Dialect,
+    /// Its name in a pod's `resources`.
+    pub name: &'static str,
+    /// What one of it is.
+    pub counts: Counts,
+    /// It is offered only where this gate is open.
+    pub gate: Option<Gate>,
+}
+
+impl Resource {
+    const fn new(dialect: Dialect, name: &'static str, counts: Counts) -> Self {
+        Self { dialect, name, counts, gate: None }
+    }
+
+    const fn behind(self, gate: Gate) -> Self {
+        Self { gate: Some(gate), ..self }
+    }
+
+    /// The plugin's socket, in the kubelet's folder.
+    #[must_use]
+    pub fn socket(&self) -> String {
+        format!("sluice-{}.sock", self.name.replace(['/', '.'], "-"))
+    }
+}
+
+/// All resources. A dialect is a set of rows.
+pub const RESOURCES: [Resource; 7] = [
+    Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-number", Counts::Places),
+    Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-cores", Counts::Cores)
+        .behind(Gate::CorePlugin),
+    Resource::new(Dialect::VgpuManager, "nvidia.com/vgpu-memory", Counts::Memory)
+        .behind(Gate::MemoryPlugin),
+    Resource::new(Dialect::Volcano, "volcano.sh/vgpu-number", Counts::Places),
+    Resource::new(Dialect::Volcano, "volcano.sh/vgpu-cores", Counts::Cores),
+    Resource::new(Dialect::Volcano, "volcano.sh/vgpu-memory", Counts::Memory),
+    Resource::new(Dialect::Hami, "nvidia.com/gpu", Counts::Places),
+];
+
+/// What these dialects offer with these gates.
+#[must_use]
+pub fn offered(dialects: &[Dialect], gates: &FeatureGates) -> Vec<Resource> {
+    let chosen = |row: &Resource| {
+        dialects.contains(&row.dialect) && row.gate.is_none_or(|gate| gates.is_open(gate))
+    };
+    RESOURCES.into_iter().filter(chosen).collect()
+}
+
+/// What a container says in its `resources`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// On how many GPUs it wants a place.
+    Number,
+    /// How much of each one's time.
+    Cores,
+    /// How much of each one's memory, in MiB times the memory factor.
+    Memory,
+    /// The same in percent.
+    MemoryPercentage,
+}
+
+/// What a container says, by name. A superset of what kubelets are told of: schedulers read the others.
+pub const WORDS: [(Dialect, Word, &str); 11] = [
+    (Dialect::VgpuManager, Word::Number, "nvidia.com/vgpu-number"),
+    (Dialect::VgpuManager, Word::Cores, "nvidia.com/vgpu-cores"),
+    (Dialect::VgpuManager, Word::Memory, "nvidia.com/vgpu-memory"),
+    (Dialect::Volcano, Word::Number, "volcano.sh/vgpu-number"),
+    (Dialect::Volcano, Word::Cores, "volcano.sh/vgpu-cores"),
+    (Dialect::Volcano, Word::Memory, "volcano.sh/vgpu-memory"),
+    (Dialect::Volcano, Word::MemoryPercentage, "volcano.sh/vgpu-memory-percentage"),
+    (Dialect::Hami, Word::Number, "nvidia.com/gpu"),
+    (Dialect::Hami, Word::Cores, "nvidia.com/gpucores"),
+    (Dialect::Hami, Word::Memory, "nvidia.com/gpumem"),
+    (Dialect::Hami, Word::MemoryPercentage, "nvidia.com/gpumem-percentage"),
+];
+
+/// The annotations of a dialect, on nodes and pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Annotations {
+    /// On a node: its devices.
+    pub register: &'static str,
+    /// On a node: that they are there, and since when.
+    pub handshake: Option<&'static str>,
+    /// On a node: how they are split.
+    pub config: Option<&'static str>,
+    /// On a node: a scheduler's lock, which ends when a pod's containers have their devices.
+    pub lock: Option<&'static str>,
+    /// On a pod: its devices, by its scheduler.
+    pub claimed: &'static str,
+    /// On a pod: its devices, as they are.
+    pub real: &'static str,
+    /// On a pod: its node, by its scheduler.
+    pub node: &'static str,
+    /// On a pod: when that was, in seconds since 1970.
+    pub time: &'static str,
+    /// On a pod: how far it is.
+    pub phase: Phase,
+}
+
+/// Where a pod says how far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// Its name.
+    pub name: &'static str,
+    /// A label, not an annotation.
+    pub is_label: bool,
+    /// Its devices are being allocated.
+    pub allocating: &'static str,
+    /// They are allocated.
+    pub succeeded: &'static str,
+    /// They are not.
+    pub failed: &'static str,
+}
+
+const VGPU_MANAGER: Annotations = Annotations {
+    register: "nvidia.com/node-device-register",
+    handshake: None,
+    config: Some("nvidia.com/node-config-info"),
+    lock: None,
+    claimed: "nvidia.com/pre-allocated",
+    real: "nvidia.com/real-allocated",
+    node: "nvidia.com/predicate-node",
+    time: "nvidia.com/predicate-time",
+    phase: Phase {
+        name: "nvidia.com/assigned-phase",
+        is_label: true,
+        allocating: "allocating",
+        succeeded: "succeed",
+        failed: "failed",
+    },
+};
+
+const VOLCANO: Annotations = Annotations {
+    register: "volcano.sh/node-vgpu-register",
+    handshake: Some("volcano.sh/node-vgpu-handshake"),
+    config: None,
+    lock: Some("volcano.sh/mutex.lock"),
+    claimed: "volcano.sh/devices-to-allocate",
+    real: "volcano.sh/vgpu-ids-new",
+    node: "volcano.sh/vgpu-node",
+    time: "volcano.sh/vgpu-time",
+    phase: Phase {
+        name: "volcano.sh/bind-phase",
+        is_label: false,
+        allocating: "allocating",
+        succeeded: "success",
+        failed: "failed",
+    },
+};
+
+const HAMI: Annotations = Annotations {
+    register: "hami.io/node-nvidia-register",
+    handshake: Some("hami.io/node-handshake"),
+    config: None,
+    lock: Some("hami.io/mutex.lock"),
+    claimed: "hami.io/vgpu-devices-to-allocate",
+    real: "hami.io/vgpu-devices-allocated",
+    node: "hami.io/vgpu-node",
+    time: "hami.io/vgpu-time",
+    phase: Phase {
+        name: "hami.io/bind-phase",
+        is_label: false,
+        allocating: "allocating",
+        succeeded: "success",
+        failed: "failed",
+    },
+};
+
+/// The policy of compute limits, by an annotation of the pod, or else of its node.
+pub const COMPUTE_POLICY: &str = "nvidia.com/vgpu-compute-policy";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dialects: &[Dialect], gates: &str) -> Vec<&'static str> {
+        let offered = offered(dialects, &gates.parse().unwrap());
+        offered.iter().map(|row| row.name).collect()
+    }
+
+    #[test]
+    fn gates_add_resources_by_the_names_of_vgpu_manager() {
+        let one = [Dialect::VgpuManager];
+        assert_eq!(names(&one, ""), ["nvidia.com/vgpu-number"]);
+        let all = ["nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"];
+        assert_eq!(names(&one, "CorePlugin=true,MemoryPlugin=true"), all);
+        assert!(offered(&[], &FeatureGates::default()).is_empty());
+    }
+
+    #[test]
+    fn dialects_are_offered_beside_each_other() {
+        let found = names(&Dialect::ALL, "");
+        assert_eq!(
+            found,
+            [
+                "nvidia.com/vgpu-number",
+                "volcano.sh/vgpu-number",
+                "volcano.sh/vgpu-cores",
+                "volcano.sh/vgpu-memory",
+                "nvidia.com/gpu"
+            ]
+        );
+        for dialect in Dialect::ALL {
+            assert_eq!(dialect.name().parse(), Ok(dialect));
+        }
+        let said = "HAMi".parse::<Dialect>().unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "there is no dialect \"HAMi\": vgpu-manager, volcano and hami are accepted"
+        );
+    }
+
+    #[test]
+    fn rows_differ_in_name_and_socket_and_each_is_a_word() {
+        for (index, row) in RESOURCES.iter().enumerate() {
+            assert!(!row.socket().contains('/') && row.socket().len() < 64);
+            for other in &RESOURCES[..index] {
+                assert!(row.name != other.name && row.socket() != other.socket());
+            }
+            let word = WORDS
+                .iter()
+                .find(|(dialect, _, name)| (*dialect, *name) == (row.dialect, row.name));
+            assert!(word.is_some(), "{}", row.name);
+        }
+        for (index, (.., name)) in WORDS.iter().enumerate() {
+            assert!(WORDS[..index].iter().all(|(.., other)| other != name));
+        }
+    }
+}

@@ -1,0 +1,441 @@
+//! The cluster as its API server shows it: this node's pods, and what people and schedulers are told of them.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dialects::claims::ContainerClaims;
+use dialects::{Claim, Dialect, PodClaims};
+use futures_util::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::reflector::{Store, store};
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, Config, Resource};
+use limits::{GpuId, Policy};
+use serde_json::{Value, json};
+
+use crate::identity::Holder;
+use crate::words;
+
+/// How long the API server has for one answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+/// The same before the kubelet gives out ids: it waits meanwhile.
+const LISTS_WITHIN: Duration = Duration::from_secs(2);
+/// How often what could not be written is tried again, once a second.
+const TRIES: u32 = 10;
+/// What Kubernetes takes as an event's text.
+const MOST_NOTE: usize = 1000;
+
+/// How the API server is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterOptions {
+    /// The name of this node.
+    pub node: String,
+    /// The file that says how. `None`: as every pod is told.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Why the API server cannot be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// The file is none.
+    #[error("--kubeconfig: {0}")]
+    Kubeconfig(#[from] kube::config::KubeconfigError),
+    /// This is no pod.
+    #[error(
+        "--node-name without --kubeconfig is for pods, which are told where the API server is: {0}"
+    )]
+    InCluster(#[from] kube::config::InClusterError),
+    /// It does not answer, or says no.
+    #[error("the API server: {0}")]
+    Refused(#[from] kube::Error),
+    /// It does not answer.
+    #[error("the API server: no answer within {} s", ANSWERS_WITHIN.as_secs())]
+    Silent,
+}
+
+/// This node's part of it.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    client: Client,
+    node: Arc<str>,
+    pods: Store<Pod>,
+    recorder: Recorder,
+    reschedule: bool,
+    policy: Arc<Mutex<Policy>>,
+    /// Containers whose GPUs the kubelet has been told, by their pods' UIDs.
+    told: Arc<Mutex<BTreeSet<(String, String)>>>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+/// What keeps [`Cluster`] up to date.
+pub(crate) type Keep = std::pin::Pin<Box<dyn Future<Output = Infallible> + Send>>;
+
+impl Cluster {
+    /// Begins to watch this node's pods; the future has to run for that.
+    pub(crate) async fn of(
+        options: &ClusterOptions,
+        dialects: Arc<[Dialect]>,
+        reschedule: bool,
+    ) -> Result<(Self, Keep), ClusterError> {
+        let config = match &options.kubeconfig {
+            Some(file) => {
+                let file = Kubeconfig::read_from(file)?;
+                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+            }
+            None => Config::incluster()?,
+        };
+        let client = Client::try_from(config)?;
+        let (pods, mut writer) = store();
+        let reporter =
+            Reporter { controller: "sluice".to_owned(), instance: Some(options.node.clone()) };
+        let cluster = Self {
+            client: client.clone(),
+            node: options.node.as_str().into(),
+            pods,
+            recorder: Recorder::new(client.clone(), reporter),
+            reschedule,
+            policy: Arc::default(),
+            told: Arc::default(),
+        };
+        let own = watcher::Config::default().fields(&format!("spec.nodeName={}", options.node));
+        let events = watcher(Api::<Pod>::all(client), own).default_backoff();
+        let keep = cluster.clone();
+        let keep = async move {
+            keep.watch(events, &dialects, |event| writer.apply_watcher_event(event)).await
+        };
+        Ok((cluster, Box::pin(keep)))
+    }
+
+    async fn watch(
+        self,
+        events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>,
+        dialects: &[Dialect],
+        mut apply: impl FnMut(&watcher::Event<Pod>),
+    ) -> Infallible {
+        let mut events = std::pin::pin!(events);
+        let mut told = false;
+        loop {
+            match events.next().await {
+                Some(Ok(event)) => {
+                    told = false;
+                    apply(&event);
+                    match event {
+                        watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => {
+                            self.look_at(pod, dialects);
+                        }
+                        watcher::Event::Delete(pod) => self.forget(&pod),
+                        watcher::Event::InitDone => self.forget_others(),
+                        watcher::Event::Init => {}
+                    }
+                }
+                Some(Err(error)) => {
+                    if !told {
+                        tracing::warn!(%error, "the API server does not tell of pods");
+                    }
+                    told = true;
+                }
+                // It has no end; if it had one, nothing would follow.
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// The kubelet refuses pods whose `Allocate` failed, without saying whose that was.
+    fn look_at(&self, pod: Pod, dialects: &[Dialect]) {
+        let status = pod.status.as_ref();
+        let failed = status.is_some_and(|status| {
+            status.phase.as_deref() == Some("Failed")
+                && status.reason.as_deref() == Some("UnexpectedAdmissionError")
+        });
+        let is_ours =
+            || words::containers(&pod).any(|one| matches!(words::need(one, dialects), Ok(Some(_))));
+        if self.reschedule && failed && pod.metadata.deletion_timestamp.is_none() && is_ours() {
+            let cluster = self.clone();
+            tokio::spawn(async move { cluster.reschedule(&pod).await });
+        }
+    }
+
+    fn forget(&self, pod: &Pod) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        self.told().retain(|(of, _)| *of != uid);
+    }
+
+    /// What was deleted while nobody watched is only missing.
+    fn forget_others(&self) {
+        let present: BTreeSet<String> =
+            self.pods.state().iter().filter_map(|pod| pod.metadata.uid.clone()).collect();
+        self.told().retain(|(of, _)| present.contains(of));
+    }
+
+    fn told(&self) -> std::sync::MutexGuard<'_, BTreeSet<(String, String)>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The policy of pods that name none.
+    pub(crate) fn policy(&self) -> Policy {
+        *self.policy.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pod of this node. `None`: there is no such pod.
+    pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, ClusterError> {
+        let is_it = |pod: &Pod| {
+            pod.metadata.namespace.as_ref() == Some(&holder.namespace)
+                && pod.metadata.name.as_ref() == Some(&holder.pod)
+                // One that ends may have a successor of the same name.
+                && pod.metadata.deletion_timestamp.is_none()
+                && !has_ended(pod)
+        };
+        if let Some(pod) = self.pods.find(is_it) {
+            return Ok(Some(pod));
+        }
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
+        let asked = tokio::time::timeout(ANSWERS_WITHIN, pods.get_opt(&holder.pod)).await;
+        Ok(asked.map_err(|_| ClusterError::Silent)??.map(Arc::new))
+    }
+
+    /// The GPUs that a scheduler has claimed for the container which is likely to be next: with so many places, of the
+    /// pods that are being allocated. That it was this one is checked when its ids are known to be its.
+    pub(crate) async fn claimed(&self, dialect: Dialect, count: usize) -> Vec<GpuId> {
+        if let Some(found) = self.next_of(&self.pods.state(), dialect, count) {
+            return found;
+        }
+        // The kubelet may have heard of the pod before this program has.
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let own = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let Ok(Ok(listed)) = tokio::time::timeout(LISTS_WITHIN, pods.list(&own)).await else {
+            return Vec::new();
+        };
+        let listed: Vec<Arc<Pod>> = listed.items.into_iter().map(Arc::new).collect();
+        self.next_of(&listed, dialect, count).unwrap_or_default()
+    }
+
+    fn next_of(&self, pods: &[Arc<Pod>], dialect: Dialect, count: usize) -> Option<Vec<GpuId>> {
+        let names = dialect.annotations();
+        let time = |pod: &Pod| -> u64 {
+            words::annotation(pod, names.time)
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(u64::MAX)
+        };
+        let mut pods: Vec<&Arc<Pod>> =
+            pods.iter().filter(|pod| is_allocating(pod, dialect)).collect();
+        pods.sort_by_key(|pod| time(pod));
+        let mut told = self.told();
+        for pod in pods {
+            let Ok(claims) = words::claims(pod, dialect) else { continue };
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            for container in words::containers(pod) {
+                let own = claims.of(&container.name).unwrap_or_default();
+                if own.len() == count && told.insert((uid.clone(), container.name.clone())) {
+                    return Some(own.iter().map(|claim| claim.gpu).collect());
+                }
+            }
+        }
+        None
+    }
+
+    /// A pod's containers have their GPUs: tells its scheduler.
+    pub(crate) fn allocated(
+        &self,
+        holder: &Holder,
+        dialect: Dialect,
+        parts: Vec<(String, Vec<Claim>)>,
+    ) {
+        let (cluster, holder) = (self.clone(), holder.clone());
+        tokio::spawn(async move {
+            let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
+            let one = |(container, claims)| ContainerClaims { container, claims };
+            let real = PodClaims(parts.into_iter().map(one).collect());
+            cluster.write_allocated(&pod, dialect, &real).await;
+        });
+    }
+
+    async fn write_allocated(&self, pod: &Pod, dialect: Dialect, real: &PodClaims) {
+        let names = dialect.annotations();
+        let was_scheduled = is_allocating(pod, dialect);
+        let counted = words::counted(pod);
+        let mut annotations = serde_json::Map::new();
+        if dialect == Dialect::VgpuManager {
+            annotations.insert(names.real.to_owned(), real.write(dialect, &counted).into());
+        } else if was_scheduled {
+            let nothing = PodClaims::default().write(dialect, &counted);
+            annotations.insert(names.claimed.to_owned(), nothing.into());
+        }
+        let mut metadata = json!({});
+        if was_scheduled {
+            set_phase(&mut metadata, dialect, names.phase.succeeded);
+        }
+        for (name, value) in annotations {
+            metadata["annotations"][name] = value;
+        }
+        if metadata != json!({}) {
+            self.patch_pod(pod, metadata).await;
+        }
+        if let Some(lock) = names.lock.filter(|_| was_scheduled) {
+            self.release(lock, pod).await;
+        }
+    }
+
+    /// A scheduler of these dialects holds the node until its pod has its devices.
+    async fn release(&self, lock: &str, pod: &Pod) {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let Ok(node) = nodes.get(&self.node).await else { return };
+        let held = node.metadata.annotations.as_ref().and_then(|all| all.get(lock));
+        // TIME, or TIME,NAMESPACE,POD.
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let is_its =
+            held.is_some_and(|text| !text.contains(',') || text.ends_with(&format!(",{name}")));
+        if is_its {
+            let patch = json!({"metadata": {"annotations": {lock: Value::Null}}});
+            self.try_patch_node(&patch).await;
+        }
+    }
+
+    /// A container does not start, or cannot use its GPUs: tells people, and its scheduler.
+    pub(crate) fn refused(&self, holder: &Holder, reason: &str) {
+        let (cluster, holder, reason) = (self.clone(), holder.clone(), reason.to_owned());
+        tokio::spawn(async move {
+            let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
+            cluster.tell(&pod, EventType::Warning, "GPURefused", &reason).await;
+            for dialect in Dialect::ALL {
+                if is_allocating(&pod, dialect) {
+                    let mut metadata = json!({});
+                    set_phase(&mut metadata, dialect, dialect.annotations().phase.failed);
+                    cluster.patch_pod(&pod, metadata).await;
+                    if let Some(lock) = dialect.annotations().lock {
+                        cluster.release(lock, &pod).await;
+                    }
+                }
+            }
+            if cluster.reschedule {
+                cluster.reschedule(&pod).await;
+            }
+        });
+    }
+
+    async fn tell(&self, pod: &Pod, type_: EventType, reason: &str, text: &str) {
+        let note = Some(text.chars().take(MOST_NOTE).collect());
+        let (reason, action) = (reason.to_owned(), "Allocate".to_owned());
+        let event = Event { type_, reason, note, action, secondary: None };
+        let about: ObjectReference = pod.object_ref(&());
+        if let Err(error) = self.recorder.publish(&event, &about).await {
+            tracing::warn!(%error, "an event cannot be written");
+        }
+    }
+
+    /// Deletes a pod, if something makes it anew.
+    async fn reschedule(&self, pod: &Pod) {
+        let meta = &pod.metadata;
+        let name = meta.name.as_deref().unwrap_or_default();
+        let owners = meta.owner_references.iter().flatten();
+        if !owners.into_iter().any(|owner| owner.controller == Some(true)) {
+            let text = "it is not deleted: no controller would make it anew";
+            self.tell(pod, EventType::Warning, "NotRescheduled", text).await;
+            return;
+        }
+        let text = "it is deleted, so that its controller makes a new one";
+        self.tell(pod, EventType::Normal, "Rescheduled", text).await;
+        let pods: Api<Pod> =
+            Api::namespaced(self.client.clone(), meta.namespace.as_deref().unwrap_or("default"));
+        let preconditions = Some(Preconditions { uid: meta.uid.clone(), resource_version: None });
+        let how = DeleteParams { preconditions, ..DeleteParams::default() };
+        match pods.delete(name, &how).await {
+            Ok(_) => tracing::info!(pod = name, "deleted, so that its controller makes a new one"),
+            Err(error) => tracing::warn!(pod = name, %error, "cannot be deleted"),
+        }
+    }
+
+    async fn patch_pod(&self, pod: &Pod, mut metadata: Value) {
+        // Another pod of this name is not meant.
+        metadata["uid"] = pod.metadata.uid.clone().into();
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(
+            self.client.clone(),
+            pod.metadata.namespace.as_deref().unwrap_or("default"),
+        );
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        for _ in 0..TRIES {
+            match pods.patch_metadata(name, &PatchParams::default(), &patch).await {
+                Ok(_) => return,
+                // It has gone, or is another one.
+                Err(kube::Error::Api(answer)) if (400..500).contains(&answer.code) => {
+                    tracing::warn!(pod = name, said = %answer.message, "its annotations are not written");
+                    return;
+                }
+                Err(error) => {
+                    tracing::warn!(pod = name, %error, "its annotations are not written yet");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        }
+    }
+
+    async fn try_patch_node(&self, patch: &Value) -> bool {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let patched =
+            nodes.patch_metadata(&self.node, &PatchParams::default(), &Patch::Merge(patch)).await;
+        if let Err(error) = &patched {
+            tracing::warn!(%error, "the node's annotations are not written");
+        }
+        patched.is_ok()
+    }
+
+    /// Sets those of the node's annotations that are not so. Touches nothing else.
+    pub(crate) async fn annotate_node(&self, wanted: &[(&'static str, String)]) -> bool {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let asked = tokio::time::timeout(ANSWERS_WITHIN, nodes.get(&self.node)).await;
+        let node = match asked {
+            Ok(Ok(node)) => node,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "the node's annotations are not written");
+                return false;
+            }
+            Err(_) => return false,
+        };
+        let present = node.metadata.annotations.unwrap_or_default();
+        self.take_policy(present.get(dialects::table::COMPUTE_POLICY).map(String::as_str));
+        let differ = wanted.iter().filter(|(name, value)| present.get(*name) != Some(value));
+        let patch: serde_json::Map<String, Value> =
+            differ.map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+        patch.is_empty() || self.try_patch_node(&json!({"metadata": {"annotations": patch}})).await
+    }
+
+    fn take_policy(&self, text: Option<&str>) {
+        let policy = match text.map(words::policy).transpose() {
+            Ok(found) => found.unwrap_or_default(),
+            Err(error) => {
+                tracing::warn!(%error, "of this node: fixed holds");
+                Policy::Fixed
+            }
+        };
+        *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
+    }
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {
+    let phase = dialect.annotations().phase;
+    let from = if phase.is_label { &pod.metadata.labels } else { &pod.metadata.annotations };
+    from.as_ref().and_then(|all| all.get(phase.name)).is_some_and(|text| text == phase.allocating)
+}
+
+fn set_phase(metadata: &mut Value, dialect: Dialect, value: &str) {
+    let phase = dialect.annotations().phase;
+    let kind = if phase.is_label { "labels" } else { "annotations" };
+    metadata[kind][phase.name] = value.into();
+}

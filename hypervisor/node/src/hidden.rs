@@ -1,0 +1,200 @@
+//! What a resource cannot give, since containers have it by the names of others: it is listed as unhealthy. Pure.
+//!
+//! A kubelet counts each resource by itself, for the whole node. So of cores and memory as many ids are hidden as other
+//! containers have, on the GPUs where they have them; which ids these are has no meaning. Places are hidden one by one,
+//! and so are all that are left of a GPU whose memory is promised in full: nobody can use one without memory.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use dialects::{Counts, Resource, Share};
+use limits::GpuId;
+
+use crate::pool::Pool;
+
+/// The hidden ids of each resource.
+pub(crate) type Hidden = BTreeMap<&'static str, BTreeSet<String>>;
+
+/// A container that has something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// By whose name it has its places.
+    pub(crate) resource: String,
+    pub(crate) places: BTreeSet<String>,
+    /// How much of its GPUs, as far as that is known.
+    pub(crate) shares: Vec<(GpuId, Share)>,
+}
+
+/// What is hidden while these containers are there. `in_use`: ids of cores and memory that the kubelet has given out.
+pub(crate) fn hidden(
+    pool: &Pool,
+    resources: &[Resource],
+    taken: &[Taken],
+    in_use: &BTreeMap<&'static str, BTreeSet<String>>,
+) -> Hidden {
+    let none = BTreeSet::new();
+    let full = places_without_memory(pool, taken);
+    let of = |resource: &Resource| {
+        if resource.counts == Counts::Places {
+            let (own, others): (Vec<&Taken>, Vec<&Taken>) =
+                taken.iter().partition(|one| one.resource == resource.name);
+            let is_own = |id: &String| own.iter().any(|one| one.places.contains(id));
+            let left = full.iter().filter(|id| !is_own(id)).cloned();
+            return others.iter().flat_map(|one| one.places.iter().cloned()).chain(left).collect();
+        }
+        let used = in_use.get(resource.name).unwrap_or(&none);
+        units(pool, resource.counts, taken, used)
+    };
+    let all = resources.iter().map(|resource| (resource.name, of(resource)));
+    all.filter(|(_, ids): &(_, BTreeSet<String>)| !ids.is_empty()).collect()
+}
+
+fn places_without_memory(pool: &Pool, taken: &[Taken]) -> Vec<String> {
+    let is_full = |id: GpuId| {
+        let total =
+            pool.gpus().iter().find(|gpu| gpu.id == id).map(|gpu| pool.total(gpu).memory_mib);
+        let shares = taken.iter().flat_map(|one| &one.shares).filter(|(gpu, _)| *gpu == id);
+        let sum = shares.fold(0_u64, |sum, (_, share)| sum.saturating_add(share.memory_mib));
+        // A total of 0: the driver does not tell.
+        total.is_some_and(|total| total > 0 && sum >= total)
+    };
+    let full: BTreeSet<GpuId> =
+        pool.gpus().iter().map(|gpu| gpu.id).filter(|id| is_full(*id)).collect();
+    let places = pool.ids(Counts::Places).filter(|(id, _)| full.contains(&id.gpu));
+    places.map(|(id, _)| id.to_string()).collect()
+}
+
+fn units(
+    pool: &Pool,
+    counts: Counts,
+    taken: &[Taken],
+    used: &BTreeSet<String>,
+) -> BTreeSet<String> {
+    let factor = u64::from(pool.memory_factor().get());
+    let mut on: BTreeMap<GpuId, u64> = BTreeMap::new();
+    for (gpu, share) in taken.iter().flat_map(|one| &one.shares) {
+        let units = match counts {
+            Counts::Cores => share.cores,
+            _ => share.memory_mib.div_ceil(factor),
+        };
+        let sum = on.entry(*gpu).or_default();
+        *sum = sum.saturating_add(units);
+    }
+    let used_count = u64::try_from(used.len()).unwrap_or(u64::MAX);
+    let sum = on.values().fold(0_u64, |sum, units| sum.saturating_add(*units));
+    let missing = usize::try_from(sum.saturating_sub(used_count)).unwrap_or(usize::MAX);
+    if missing == 0 {
+        return BTreeSet::new();
+    }
+    let mut free: Vec<(GpuId, String)> = pool
+        .ids(counts)
+        .map(|(id, _)| (id.gpu, id.to_string()))
+        .filter(|(_, id)| !used.contains(id))
+        .collect();
+    free.sort_by_key(|(gpu, _)| Reverse(on.get(gpu).copied().unwrap_or_default()));
+    free.into_iter().take(missing).map(|(_, id)| id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pool::Gpu;
+    use dialects::Dialect;
+    use dialects::table::offered;
+    use proptest::prelude::*;
+
+    fn gpu(number: u8) -> GpuId {
+        GpuId::from_bytes([number; 16])
+    }
+
+    fn pool() -> Pool {
+        let one = |number| Gpu {
+            id: gpu(number),
+            memory_mib: Some(1000),
+            healthy: true,
+            product: String::new(),
+        };
+        let number = |number: u32| number.try_into().unwrap();
+        Pool::new((0..2).map(one).collect(), number(4), number(10))
+    }
+
+    fn resources() -> Vec<Resource> {
+        offered(&Dialect::ALL, &"CorePlugin=true,MemoryPlugin=true".parse().unwrap())
+    }
+
+    fn taken(resource: &str, place: u32, cores: u64, memory_mib: u64) -> Taken {
+        Taken {
+            resource: resource.to_owned(),
+            places: [format!("{}::{place}", gpu(0))].into(),
+            shares: vec![(gpu(0), Share { cores, memory_mib })],
+        }
+    }
+
+    #[test]
+    fn what_one_dialect_has_is_gone_for_the_others() {
+        let own: BTreeSet<String> = (0..30).map(|at| format!("{}::c{at}", gpu(0))).collect();
+        let in_use = [("nvidia.com/vgpu-cores", own.clone())].into();
+        let taken = [taken("nvidia.com/vgpu-number", 2, 30, 505)];
+        let found = hidden(&pool(), &resources(), &taken, &in_use);
+        let place = BTreeSet::from([format!("{}::2", gpu(0))]);
+        assert_eq!(found.get("nvidia.com/vgpu-number"), None);
+        assert_eq!(found["volcano.sh/vgpu-number"], place);
+        assert_eq!(found["nvidia.com/gpu"], place);
+        // The kubelet knows of its cores, and not of its memory, which was asked for by no id.
+        assert_eq!(found.get("nvidia.com/vgpu-cores"), None);
+        assert_eq!(found["volcano.sh/vgpu-cores"].len(), 30);
+        assert_eq!(found["volcano.sh/vgpu-memory"].len(), 51);
+        assert_eq!(found["nvidia.com/vgpu-memory"].len(), 51);
+        assert!(
+            found["volcano.sh/vgpu-cores"].iter().all(|id| id.starts_with(&gpu(0).to_string()))
+        );
+        assert_eq!(hidden(&pool(), &resources(), &[], &in_use), Hidden::new());
+    }
+
+    #[test]
+    fn a_gpu_without_memory_has_no_places_left() {
+        let whole = [taken("nvidia.com/vgpu-number", 2, 100, 1000)];
+        let found = hidden(&pool(), &resources(), &whole, &BTreeMap::new());
+        let ids =
+            |all: &[u32]| all.iter().map(|at| format!("{}::{at}", gpu(0))).collect::<BTreeSet<_>>();
+        assert_eq!(found["nvidia.com/vgpu-number"], ids(&[0, 1, 3]));
+        assert_eq!(found["nvidia.com/gpu"], ids(&[0, 1, 2, 3]));
+        let nearly = [taken("nvidia.com/vgpu-number", 2, 100, 999)];
+        let found = hidden(&pool(), &resources(), &nearly, &BTreeMap::new());
+        assert_eq!(found.get("nvidia.com/vgpu-number"), None);
+    }
+
+    proptest! {
+        /// Of each resource as much is left as the pool has left, whatever is in use by which name.
+        #[test]
+        fn as_much_is_left_as_the_pool_has_left(
+            containers in prop::collection::vec((any::<bool>(), 0_u64..30, 0_u64..300), 0..4), known: bool
+        ) {
+            let resources = resources();
+            let pool = pool();
+            let all: Vec<Taken> = (0..).zip(&containers).map(|(place, (volcano, cores, memory))| {
+                let name = if *volcano { "volcano.sh/vgpu-number" } else { "nvidia.com/vgpu-number" };
+                taken(name, place, *cores, memory / 10 * 10)
+            }).collect();
+            let mut in_use: BTreeMap<&'static str, BTreeSet<String>> = BTreeMap::new();
+            let sum = |volcano: bool| -> u64 {
+                containers.iter().filter(|one| one.0 == volcano).map(|one| one.1).sum()
+            };
+            if known {
+                for (name, volcano) in [("volcano.sh/vgpu-cores", true), ("nvidia.com/vgpu-cores", false)] {
+                    in_use.insert(name, (0..sum(volcano)).map(|at| format!("{}::c{at}", gpu(1))).collect());
+                }
+            }
+            let hidden = hidden(&pool, &resources, &all, &in_use);
+            for resource in resources.iter().filter(|row| row.counts == Counts::Cores) {
+                let gone = hidden.get(resource.name).map_or(0, BTreeSet::len);
+                let own = in_use.get(resource.name).map_or(0, BTreeSet::len);
+                let all = usize::try_from(sum(true) + sum(false)).unwrap();
+                prop_assert_eq!(200 - gone - own, 200 - all);
+                if let (Some(hidden), Some(own)) = (hidden.get(resource.name), in_use.get(resource.name)) {
+                    prop_assert!(hidden.is_disjoint(own));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Keeps what schedulers read of this node true: one annotation of its devices for each dialect.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dialects::registers::{self, NodeConfig};
+use dialects::{Dialect, Registered};
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::cluster::Cluster;
+use crate::pool::Pool;
+
+/// How often schedulers of HAMi and Volcano want to hear of a node.
+const AGAIN: Duration = Duration::from_secs(30);
+/// How soon it is tried again.
+const SOON: Duration = Duration::from_secs(2);
+
+/// For as long as the program runs.
+pub(crate) async fn keep(
+    cluster: Cluster,
+    mut pool: watch::Receiver<Arc<Pool>>,
+    dialects: Arc<[Dialect]>,
+) -> Infallible {
+    loop {
+        let now = Arc::clone(&pool.borrow_and_update());
+        let time = Timestamp::now().strftime("%Y.%m.%d %H:%M:%S").to_string();
+        let wait = match wanted(&now, &dialects, &time) {
+            Ok(wanted) if cluster.annotate_node(&wanted).await => AGAIN,
+            Ok(_) => SOON,
+            Err(error) => {
+                tracing::error!(%error, "the node's annotations");
+                AGAIN
+            }
+        };
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            changed = pool.changed() => if changed.is_err() { std::future::pending::<()>().await },
+        }
+    }
+}
+
+fn wanted(
+    pool: &Pool,
+    dialects: &[Dialect],
+    time: &str,
+) -> Result<Vec<(&'static str, String)>, registers::RegisterError> {
+    let devices: Vec<Registered> = (0..)
+        .zip(pool.gpus())
+        .map(|(index, gpu)| {
+            let total = pool.total(gpu);
+            Registered {
+                index,
+                gpu: gpu.id,
+                product: gpu.product.clone(),
+                cores: total.cores,
+                memory_mib: total.memory_mib,
+                places: pool.split().get().into(),
+                numa: -1,
+                healthy: gpu.healthy,
+            }
+        })
+        .collect();
+    let scaling = pool.scaling();
+    let config = NodeConfig {
+        device_split: pool.split().get(),
+        cores_scaling: f64::from(scaling.cores) / 100.0,
+        memory_factor: pool.memory_factor().get(),
+        memory_scaling: f64::from(scaling.memory) / 100.0,
+    };
+    let mut all = Vec::new();
+    for dialect in dialects {
+        let names = dialect.annotations();
+        all.push((names.register, registers::write(*dialect, &devices)?));
+        if let Some(name) = names.config {
+            all.push((name, registers::write_config(&config)?));
+        }
+        if let Some(name) = names.handshake {
+            all.push((name, format!("Reported {time}")));
+        }
+    }
+    Ok(all)
+}

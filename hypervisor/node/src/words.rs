@@ -1,0 +1,148 @@
+//! What a pod says of its containers' GPUs: its resources, its policy, and where its scheduler put it. Pure.
+
+use std::collections::BTreeSet;
+
+use dialects::claims::ClaimError;
+use dialects::table::COMPUTE_POLICY;
+use dialects::{Dialect, Need, NeedError, PodClaims};
+use k8s_openapi::api::core::v1::{Container, Pod};
+use limits::{GpuId, Policy};
+
+use crate::amounts::Wish;
+
+/// Why a pod's words cannot be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WordsError {
+    #[error(transparent)]
+    Need(#[from] NeedError),
+    #[error("the annotation {name}: {source}")]
+    Claims { name: &'static str, source: ClaimError },
+    #[error("the annotation {COMPUTE_POLICY}: {0:?}: fixed, balance and none are accepted")]
+    Policy(String),
+    #[error("the pod asks for no GPU for the container {0}")]
+    NoGpu(String),
+}
+
+/// Where a dialect's schedulers write what stays with the pod.
+pub(crate) const fn lasting(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::VgpuManager => dialect.annotations().claimed,
+        // Their plugins take out of the other one what they have allocated.
+        Dialect::Volcano | Dialect::Hami => dialect.annotations().real,
+    }
+}
+
+/// A policy, by its name in annotations.
+pub(crate) fn policy(text: &str) -> Result<Policy, WordsError> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "fixed" => Ok(Policy::Fixed),
+        "balance" => Ok(Policy::Balance),
+        "none" => Ok(Policy::None),
+        _ => Err(WordsError::Policy(text.chars().take(40).collect())),
+    }
+}
+
+pub(crate) fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// The containers of a pod in the order in which kubelets give them devices.
+pub(crate) fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+}
+
+/// The names that HAMi's and Volcano's texts count.
+pub(crate) fn counted(pod: &Pod) -> Vec<&str> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| &spec.containers).map(|container| container.name.as_str()).collect()
+}
+
+/// What a container asks for. `None`: no GPU.
+pub(crate) fn need(container: &Container, dialects: &[Dialect]) -> Result<Option<Need>, NeedError> {
+    let resources = container.resources.as_ref();
+    Need::of(dialects, |name| {
+        let limits = resources.and_then(|all| all.limits.as_ref()?.get(name));
+        let value = limits.or_else(|| resources.and_then(|all| all.requests.as_ref()?.get(name)));
+        value.map(|quantity| quantity.0.as_str())
+    })
+}
+
+/// Where the pod's scheduler put its containers, if one of this dialect did.
+pub(crate) fn claims(pod: &Pod, dialect: Dialect) -> Result<PodClaims, WordsError> {
+    let name = lasting(dialect);
+    let Some(text) = annotation(pod, name) else { return Ok(PodClaims::default()) };
+    PodClaims::read(dialect, text, &counted(pod))
+        .map_err(|source| WordsError::Claims { name, source })
+}
+
+/// What a container is to get. `node`: the policy where the pod names none.
+pub(crate) fn wish(
+    pod: &Pod,
+    name: &str,
+    dialects: &[Dialect],
+    node: Policy,
+) -> Result<Wish, WordsError> {
+    let no_gpu = || WordsError::NoGpu(name.to_owned());
+    let container = containers(pod).find(|container| container.name == name).ok_or_else(no_gpu)?;
+    let need = need(container, dialects)?.ok_or_else(no_gpu)?;
+    let claims = claims(pod, need.dialect)?.of(name).unwrap_or_default().to_vec();
+    let policy = annotation(pod, COMPUTE_POLICY).map_or(Ok(node), policy)?;
+    Ok(Wish::Said { need, claims, policy })
+}
+
+/// Whether a container is on just the GPUs that its scheduler has claimed, if one has.
+pub(crate) fn is_where_claimed(wish: &Wish, gpus: &[GpuId]) -> bool {
+    let Wish::Said { claims, .. } = wish else { return true };
+    let claimed: BTreeSet<GpuId> = claims.iter().map(|claim| claim.gpu).collect();
+    claimed.is_empty() || claimed == gpus.iter().copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const GPU: &str = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec";
+
+    fn pod(annotations: &serde_json::Value) -> Pod {
+        let limits = json!({"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "10", "nvidia.com/vgpu-memory": "1k"});
+        serde_json::from_value(json!({
+            "metadata": {"name": "pod", "annotations": annotations},
+            "spec": {"containers": [{"name": "other"}, {"name": "main", "resources": {"limits": limits}}]},
+        }))
+        .unwrap()
+    }
+
+    fn said(annotations: &serde_json::Value, container: &str) -> Result<Wish, String> {
+        wish(&pod(annotations), container, &Dialect::ALL, Policy::Balance)
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_pods_policy_comes_before_its_nodes() {
+        let of = |annotations| match said(&annotations, "main").unwrap() {
+            Wish::Said { need, policy, .. } => (need.cores, policy),
+            Wish::Counted(_) => panic!("the pod says it"),
+        };
+        assert_eq!(of(json!({})), (10, Policy::Balance));
+        assert_eq!(of(json!({"nvidia.com/vgpu-compute-policy": "Fixed"})), (10, Policy::Fixed));
+        assert_eq!(of(json!({"nvidia.com/vgpu-compute-policy": "none"})), (10, Policy::None));
+        let wrong = said(&json!({"nvidia.com/vgpu-compute-policy": "soft"}), "main").unwrap_err();
+        assert!(wrong.ends_with("\"soft\": fixed, balance and none are accepted"), "{wrong}");
+        assert!(said(&json!({}), "other").unwrap_err().contains("no GPU for the container other"));
+    }
+
+    #[test]
+    fn a_claim_is_followed_or_the_container_is_elsewhere() {
+        let text = format!("main[0_{GPU}_20_512]");
+        let wish = said(&json!({"nvidia.com/pre-allocated": text}), "main").unwrap();
+        let gpu: GpuId = GPU.parse().unwrap();
+        assert!(is_where_claimed(&wish, &[gpu]));
+        let other = GpuId::from_bytes([1; 16]);
+        assert!(!is_where_claimed(&wish, &[other]) && !is_where_claimed(&wish, &[gpu, other]));
+        assert!(is_where_claimed(&said(&json!({}), "main").unwrap(), &[other]));
+        let wrong = said(&json!({"nvidia.com/pre-allocated": "x"}), "main").unwrap_err();
+        assert!(wrong.starts_with("the annotation nvidia.com/pre-allocated: "), "{wrong}");
+    }
+}
