@@ -3,7 +3,7 @@
 
 engines="$target/tools/engines"
 [[ $engines == /* ]] || engines="$PWD/$engines"
-engine_packages=(docker.io containerd runc podman conmon crun libgpgme11 libassuan0 libsubid4 libyajl2
+engine_packages=(docker.io containerd runc podman conmon libgpgme11 libassuan0 libsubid4
     golang-github-containers-common golang-github-containers-image)
 
 # Their packages are unpacked, not installed: that would start a service.
