@@ -334,6 +334,8 @@ exports_nothing_of_the_driver() {
 . scripts/packages.sh
 # shellcheck source=scripts/cluster.sh
 . scripts/cluster.sh
+# shellcheck source=scripts/engines.sh
+. scripts/engines.sh
 
 # What /metrics tells, as a test has written it, and the rules that go by it.
 prometheus_files() {
@@ -436,7 +438,8 @@ other_tier() {
         skip 'systemd units' 'systemd-analyze is missing; it comes with systemd'
     fi
     if get_shellcheck; then
-        check 'shell scripts' shellcheck --external-sources scripts/*.sh scripts/{packages,cluster}/*.sh \
+        check 'shell scripts' shellcheck --external-sources scripts/*.sh scripts/{packages,cluster,engines}/*.sh \
+            scripts/engines/nvidia-container-runtime-hook \
             deploy/packages/{before-removal,postinst,prerm,postrm} .ci/run
     else
         skip 'shell scripts' 'shellcheck is missing; install it with: apt-get install shellcheck (as root)'
@@ -507,6 +510,11 @@ else
             tier cluster 120 cluster_tier
         else
             skip 'a real cluster' 'its programs take 7 to 10 minutes to build once; SLUICE_TEST_CLUSTER=1 builds and runs it'
+        fi
+        if [ -n "${SLUICE_TEST_ENGINES:-}" ]; then
+            tier engines 150 engines_tier
+        else
+            skip 'Docker, Podman and systemd' 'they are started for it, as root; SLUICE_TEST_ENGINES=1 gets and runs them'
         fi
     fi
 fi

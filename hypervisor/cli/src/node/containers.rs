@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -40,19 +41,29 @@ fn name_below(root: &Path, runtime: &str, id: &str, user: Option<u32>) -> Option
             Some(config.name.trim_start_matches('/').to_owned())
         }
         "podman" => {
-            let list = "containers/storage/overlay-containers/containers.json";
             let folder = match user {
                 None => root.join("var/lib"),
                 Some(uid) => home(root, uid)?.join(".local/share"),
             };
-            let containers: Vec<PodmanContainer> = read(&folder.join(list))?;
-            containers.into_iter().find(|one| one.id == id)?.names.into_iter().next()
+            of_podman(&folder.join("containers/storage"), id)
         }
         // A kubelet that names cgroups itself does not say which runtime it has.
         "containerd" | "cri-o" | "unnamed" => in_pod(&root.join("var/log/containers"), id),
         _ => None,
     }
     .filter(|name| !name.is_empty())
+}
+
+/// Each storage driver of podman has a folder with lists of its own: overlay, vfs and others. What `--rm` will remove is
+/// in the second one.
+fn of_podman(storage: &Path, id: &str) -> Option<String> {
+    let folders = fs::read_dir(storage).ok()?.flatten();
+    let folders = folders.filter(|folder| folder.file_name().as_bytes().ends_with(b"-containers"));
+    let lists = folders.flat_map(|folder| {
+        ["containers.json", "volatile-containers.json"].map(|list| folder.path().join(list))
+    });
+    let containers = lists.filter_map(|list| read::<Vec<PodmanContainer>>(&list)).flatten();
+    containers.filter(|one| one.id == id).find_map(|one| one.names.into_iter().next())
 }
 
 /// NAMESPACE/POD/CONTAINER. A kubelet keeps a link POD_NAMESPACE_CONTAINER-ID.log for each container; none of the names
@@ -99,11 +110,20 @@ mod tests {
             "var/lib/containers/storage/overlay-containers/containers.json",
             r#"[{"id":"ee","names":["first","second"]},{"id":"ff"}]"#,
         );
+        put(
+            "var/lib/containers/storage/overlay-images/containers.json",
+            r#"[{"id":"ef","names":["no"]}]"#,
+        );
+        put(
+            "var/lib/containers/storage/vfs-containers/volatile-containers.json",
+            r#"[{"id":"ea","names":["third"]}]"#,
+        );
         put("var/log/containers/web-7_shop_main-ab12.log", "");
         put("var/log/containers/odd-ee.log", "");
         let name = |runtime, id| name_below(root.path(), runtime, id, None);
         assert_eq!(name("docker", "ab12").as_deref(), Some("web"));
         assert_eq!(name("podman", "ee").as_deref(), Some("first"));
+        assert_eq!(name("podman", "ea").as_deref(), Some("third"));
         for runtime in ["containerd", "cri-o", "unnamed"] {
             assert_eq!(name(runtime, "ab12").as_deref(), Some("shop/web-7/main"));
         }
@@ -114,6 +134,7 @@ mod tests {
             ("docker", "../docker/containers/ab12"),
             ("docker", ""),
             ("podman", "ff"),
+            ("podman", "ef"),
             ("podman", "ab12"),
             ("other", "ab12"),
         ] {
