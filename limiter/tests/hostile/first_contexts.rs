@@ -61,7 +61,8 @@ fn who_dies_on_the_way_keeps_nobody() {
     for _ in 0..5 {
         let (seen, _) = begin(&Stage::new(), 60, 8 * MIB, 2 * GIB, &["kill"]);
         assert_eq!((seen.value("made"), seen.value("refused")), (30, 0), "{}", seen.stderr);
-        assert!(seen.value("ms") < 3000, "{}", seen.stdout);
+        // Who stays on the way is waited for for 4 s.
+        assert!(seen.value("ms") < 4000, "{}", seen.stdout);
     }
 }
 

@@ -265,6 +265,7 @@ fn two_containers_are_seen_and_limited_from_the_host() {
 /// Its own id is that of its namespace, and NVML may know no other. The id on the host is another one.
 #[test]
 fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
+    const NAME: &str = "in-a-pid-namespace";
     let namespaces = ["--mount", "--pid", "--mount-proc"];
     if !are_permitted(&namespaces) {
         return crate::skipped::skipped("pid namespaces cannot be made here");
@@ -272,14 +273,16 @@ fn a_process_of_another_pid_namespace_is_known_by_its_id_here() {
     let sluice = Sluice::new();
     let mut command = sluice.command_of("unshare");
     command.args(namespaces).args(["--fork", "--kill-child", env!("CARGO_BIN_EXE_sluice"), "run"]);
-    command.args(["--fake-gpu", "--daemon", "none", "--mem", "4GiB", "--"]);
+    command.args(["--fake-gpu", "--daemon", "none", "--mem", "4GiB", "--name", NAME, "--"]);
     command.arg(sluice.built("tenant", "tenant"));
     let mut child =
         command.args(["dense", "--kernel-us", "2000", "--seconds", "60"]).spawn().unwrap();
     let process = || {
         let (_, told, _) = outcome(sluice.command().args(["status", "--json"]));
         let told: serde_json::Value = serde_json::from_str(&told).unwrap();
-        let found = told["sessions"][0]["devices"][0]["processes"][0].clone();
+        let sessions = told["sessions"].as_array().unwrap();
+        let own = sessions.iter().find(|session| session["name"] == NAME)?;
+        let found = own["devices"][0]["processes"][0].clone();
         found.is_object().then_some(found)
     };
     eventually("it is seen", || process().is_some());
