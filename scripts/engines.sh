@@ -1,14 +1,15 @@
-# Sourced by test.sh: Docker and Podman themselves, with the simulated GPU in the place of the driver.
+# Sourced by test.sh: Docker, Podman and systemd themselves, with the simulated GPU in the place of the driver.
 # shellcheck shell=bash disable=SC2154 # variables and functions of test.sh
 
 engines="$target/tools/engines"
 [[ $engines == /* ]] || engines="$PWD/$engines"
 engine_packages=(docker.io containerd runc podman conmon libgpgme11 libassuan0 libsubid4
-    golang-github-containers-common golang-github-containers-image)
+    golang-github-containers-common golang-github-containers-image systemd-container)
 
 # Their packages are unpacked, not installed: that would start a service.
 get_engines() {
-    [ -x "$engines/usr/sbin/dockerd" ] && [ -x "$engines/usr/bin/podman" ] && return
+    [ -x "$engines/usr/sbin/dockerd" ] && [ -x "$engines/usr/bin/podman" ] &&
+        [ -x "$engines/usr/bin/systemd-nspawn" ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
     printf '%s== getting Docker and Podman%s\n' "$bold" "$plain"
     rm -rf "$engines"
@@ -35,15 +36,15 @@ get_compose() {
 }
 
 # Engine and checks end with their namespaces.
-containers_of() {
-    local folder status=0
+in_namespaces() {
+    local folder status=0 script=$1
+    shift
     folder=$(mktemp -d)
     unshare --mount --net --pid --fork --mount-proc --kill-child --propagation private \
-        bash scripts/engines/run.sh "$1" "$engines" "$(realpath "$target/debug")" "$folder" || status=1
+        bash "scripts/engines/$script" "$@" "$engines" "$(realpath "$target/debug")" "$folder" || status=1
     if [ "$status" -ne 0 ]; then
         tail -n 15 "$folder"/log/*
     fi
-    # Docker's root has mounts in the namespace alone.
     rm -rf --one-file-system "$folder"
     return "$status"
 }
@@ -51,15 +52,20 @@ containers_of() {
 engines_tier() {
     local engine
     if [ "$(id -u)" -ne 0 ] || ! can_have_namespaces; then
-        skip 'Docker and Podman' 'they need root, and namespaces may not be made here'
+        skip 'Docker, Podman and systemd' 'they need root, and namespaces may not be made here'
         return
     fi
     if ! get_engines; then
-        skip 'Docker and Podman' "they come from Debian's packages ${engine_packages[*]}"
+        skip 'Docker, Podman and systemd' "they come from Debian's packages ${engine_packages[*]}"
         return
     fi
     get_compose || skip 'Compose files' 'docker-compose and podman-compose come from PyPI'
     for engine in docker podman; do
-        check "containers of $engine" containers_of "$engine"
+        check "containers of $engine" in_namespaces run.sh "$engine"
     done
+    if [ -x /lib/systemd/systemd ]; then
+        check 'the units under systemd' in_namespaces systemd.sh
+    else
+        skip 'the units under systemd' 'it is not on this machine'
+    fi
 }

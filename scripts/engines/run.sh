@@ -225,7 +225,7 @@ if [ -x "$tools/compose/bin/$engine-compose" ]; then
     for name in train serve; do
         until_so 30 "$name is seen and computes" above "$name" "$delivered" 0
     done
-    if ! has train "$share" 300000 || ! has serve "$share" 700000; then die 'the shares are not those of compose.yaml'; fi
+    [ "$(figure train "$share") $(figure serve "$share")" = '300000 700000' ] || die 'the shares are not those of compose.yaml'
     on_host status
     compose down || die "$(cat "$log/compose")"
 else
