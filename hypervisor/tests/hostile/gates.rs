@@ -95,7 +95,9 @@ fn what_is_no_page_counts_as_none() {
     }
     let worker = register(&client, "a", 1_000_000);
     reasons.push("looking up the descriptor");
-    assert_eq!(kept(daemon.process.id()), before);
+    // What the daemon had open for a moment when it was counted first may be closed by now.
+    let (maps, descriptors) = kept(daemon.process.id());
+    assert!(maps == before.0 && descriptors <= before.1, "{maps}, {descriptors}; {before:?}");
     // Whatever it named, it is served.
     assert!(admission(&client, worker, None, Some(PATIENCE)).unwrap().is_some());
     for gates in
