@@ -239,18 +239,40 @@ get_allocators() {
     ) >/dev/null 2>&1
 }
 
-# Programs that people watch GPUs with: those of Python in a folder of their own. Two are not to be had everywhere.
+# Programs that people watch GPUs with, in a folder of their own. pyte reads what nvtop writes to its terminal.
 monitors="$target/tools/monitors"
 get_monitors() {
     command -v python3 >/dev/null || return 1
-    [ -x "$monitors/bin/nvitop" ] && [ -x "$monitors/bin/gpustat" ] && return
+    [ -x "$monitors/bin/nvitop" ] && [ -x "$monitors/bin/gpustat" ] && [ -x "$monitors/bin/py3smi" ] && return
     printf '%s== getting programs that watch GPUs%s\n' "$bold" "$plain"
+    python3 -m venv "$monitors" >/dev/null 2>&1 &&
+        "$monitors/bin/pip" -q install 'nvitop==1.7.2' 'gpustat==1.1.1' 'py3nvml==0.2.7' 'pyte==0.8.2' >/dev/null 2>&1
+}
+
+# Debian keeps nvtop apart from its main packages: it is looked for where those come from. Unpacked, not installed.
+get_nvtop() {
+    command -v nvtop >/dev/null && return
+    [ -x "$monitors/bin/nvtop" ] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
+    local from="$target/tools/contrib" site release
+    mkdir -p "$from/lists/partial" "$from/unpacked" "$monitors/bin"
+    printf '%s== getting nvtop%s\n' "$bold" "$plain"
     (
-        python3 -m venv "$monitors" &&
-            "$monitors/bin/pip" -q install 'nvitop==1.7.2' 'gpustat==1.1.1' || exit 1
-        "$monitors/bin/pip" -q install py3smi || true
-    ) >/dev/null 2>&1 || return 1
-    command -v nvtop >/dev/null || apt_get nvtop || true
+        cd "$from"
+        apt-get -qq download nvtop || {
+            # shellcheck disable=SC2016 # apt's own words
+            apt-get indextargets --format '$(SITE) $(RELEASE) $(SIGNED_BY)' 'Created-By: Packages' | sort -u |
+                while read -r site release signed; do
+                    echo "deb ${signed:+[signed-by=$signed] }$site $release contrib universe"
+                done >sources.list
+            local own=(-o "Dir::Etc::SourceList=$from/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$from/lists")
+            apt-get -qq "${own[@]}" update || true
+            apt-get -qq "${own[@]}" download nvtop
+        }
+        dpkg-deb -x nvtop_*.deb unpacked
+    ) >/dev/null 2>&1 && mv "$from/unpacked/usr/bin/nvtop" "$monitors/bin/"
+    rm -rf "$from"
+    "$monitors/bin/nvtop" --version >/dev/null 2>&1
 }
 
 # Each shows the limit as the device's memory, and what a program in the session uses of it.
