@@ -90,6 +90,5 @@ pub fn real(pod: &Pod, dialect: Dialect) -> Result<PodClaims, AnnotationError> {
 
 fn read(pod: &Pod, dialect: Dialect, name: &'static str) -> Result<PodClaims, AnnotationError> {
     let Some(text) = annotation(pod, name) else { return Ok(PodClaims::default()) };
-    PodClaims::read(dialect, text, &counted(pod))
-        .map_err(|source| AnnotationError { name, source })
+    PodClaims::read(dialect, text, &counted(pod)).map_err(|source| AnnotationError { name, source })
 }

@@ -132,8 +132,7 @@ impl Account {
             Some(name) => match annotation(name) {
                 None => NonZeroU32::MIN,
                 Some(text) => {
-                    let factor =
-                        registers::read_config(text).map_err(wrong(name))?.memory_factor;
+                    let factor = registers::read_config(text).map_err(wrong(name))?.memory_factor;
                     let zero = || RegisterError::Json("a memoryFactor of 0".to_owned());
                     NonZeroU32::new(factor).ok_or_else(zero).map_err(wrong(name))?
                 }

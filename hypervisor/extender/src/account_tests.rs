@@ -47,7 +47,10 @@ fn the_fullest_gpu_with_room_is_taken_and_then_another() {
     let mut node = account(&[device(0, 4, 8000, true), device(1, 4, 8000, true)]);
     let most = pod(vec![need(1, 10, MemoryNeed::Units(500))]);
     let first = node.place(&most).unwrap();
-    assert_eq!(first.write(Dialect::VgpuManager, &[]), format!("c0[0_{}_10_5000]", device(0, 1, 1, true).gpu));
+    assert_eq!(
+        first.write(Dialect::VgpuManager, &[]),
+        format!("c0[0_{}_10_5000]", device(0, 1, 1, true).gpu)
+    );
     node.take(first.of("c0").unwrap());
     // It does not fit beside the first.
     assert_eq!(node.place(&most).unwrap().of("c0").unwrap()[0].index, 1);
@@ -75,9 +78,15 @@ fn a_refusal_says_what_is_missing_on_how_many_gpus() {
         "container c0 asks for 2 GPUs: 1 have room (1 unhealthy, 1 with no place left, 1 with too few cores left, 1 with too little memory left)"
     );
     let none = Account::of(Dialect::Hami, |_| None).unwrap_err().to_string();
-    assert_eq!(none, "no GPUs are registered: the node has no annotation hami.io/node-nvidia-register");
+    assert_eq!(
+        none,
+        "no GPUs are registered: the node has no annotation hami.io/node-nvidia-register"
+    );
     let broken = Account::of(Dialect::Volcano, |_| Some("x")).unwrap_err().to_string();
-    assert!(broken.starts_with("the node's annotation volcano.sh/node-vgpu-register: "), "{broken}");
+    assert!(
+        broken.starts_with("the node's annotation volcano.sh/node-vgpu-register: "),
+        "{broken}"
+    );
 }
 
 #[test]

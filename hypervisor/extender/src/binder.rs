@@ -65,8 +65,7 @@ impl Binder {
         let begun = Instant::now();
         let turn = self.turn_of(&wanted.node);
         let queue = || BindError::Queue(wanted.node.clone());
-        let _turn =
-            tokio::time::timeout(TURN_WITHIN, turn.lock()).await.map_err(|_| queue())?;
+        let _turn = tokio::time::timeout(TURN_WITHIN, turn.lock()).await.map_err(|_| queue())?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &wanted.pod_namespace);
         let name = format!("{}/{}", wanted.pod_namespace, wanted.pod_name);
         let gone = || BindError::Gone(name.clone());
@@ -92,8 +91,7 @@ impl Binder {
         let phase = needs.dialect.annotations().phase;
         if phase.is_label {
             // API servers take annotations with a binding, and no labels.
-            let metadata =
-                json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
+            let metadata = json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
             let patch = Patch::Merge(json!({"metadata": metadata}));
             let how = PatchParams::default();
             asked(pods.patch_metadata(&wanted.pod_name, &how, &patch)).await?;

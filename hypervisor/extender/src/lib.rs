@@ -70,7 +70,9 @@ pub enum ExtenderError {
     #[error("--kubeconfig: {0}")]
     Kubeconfig(#[from] kube::config::KubeconfigError),
     /// This is no pod.
-    #[error("without --kubeconfig it has to be in a pod, which is told where the API server is: {0}")]
+    #[error(
+        "without --kubeconfig it has to be in a pod, which is told where the API server is: {0}"
+    )]
     InCluster(#[from] kube::config::InClusterError),
     /// It cannot be asked.
     #[error("the API server: {0}")]
@@ -98,10 +100,7 @@ struct Extender {
 ///
 /// # Errors
 /// [`ExtenderError`]
-pub async fn serve(
-    options: &Options,
-    end: impl Future<Output = ()>,
-) -> Result<(), ExtenderError> {
+pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(), ExtenderError> {
     if !options.listen.ip().is_loopback() {
         return Err(ExtenderError::Open(options.listen));
     }
@@ -166,7 +165,9 @@ where
         let mut events = std::pin::pin!(reflector(writer, events));
         let mut told = false;
         while let Some(event) = events.next().await {
-            if let Err(error) = &event && !told {
+            if let Err(error) = &event
+                && !told
+            {
                 tracing::warn!(%error, kind, "the API server does not tell of them");
             }
             told = event.is_err();
@@ -180,7 +181,8 @@ impl Extender {
     /// Whether it has heard of all nodes and pods once.
     async fn is_ready(&self) -> bool {
         let both = async {
-            self.nodes.wait_until_ready().await.is_ok() && self.pods.wait_until_ready().await.is_ok()
+            self.nodes.wait_until_ready().await.is_ok()
+                && self.pods.wait_until_ready().await.is_ok()
         };
         tokio::time::timeout(Duration::from_millis(1), both).await.unwrap_or(false)
     }
@@ -200,8 +202,7 @@ impl Extender {
         };
         let failed_nodes = self.refusals(&wanted.pod, &names);
         let is_left = |name: &String| !failed_nodes.contains_key(name);
-        let node_names =
-            wanted.node_names.map(|names| names.into_iter().filter(is_left).collect());
+        let node_names = wanted.node_names.map(|names| names.into_iter().filter(is_left).collect());
         let nodes = wanted.nodes.map(|mut nodes| {
             nodes.items.retain(|node| is_left(&name_of(node)));
             nodes

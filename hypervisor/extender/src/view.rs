@@ -18,9 +18,7 @@ pub enum PodRefusal {
         source: NeedError,
     },
     /// It speaks in two ways.
-    #[error(
-        "its containers ask by the names of {0} and of {1}: those of one dialect are accepted"
-    )]
+    #[error("its containers ask by the names of {0} and of {1}: those of one dialect are accepted")]
     TwoDialects(&'static str, &'static str),
     /// Kubelets give such GPUs on to other containers, and no claim can name these.
     #[error("init container {0} asks for GPUs: only containers are accepted")]
@@ -59,8 +57,7 @@ pub fn account<'a>(
     others: impl IntoIterator<Item = &'a Pod>,
 ) -> Result<Account, Refusal> {
     let annotations = node.metadata.annotations.as_ref();
-    let mut account =
-        Account::of(dialect, |name| annotations?.get(name).map(String::as_str))?;
+    let mut account = Account::of(dialect, |name| annotations?.get(name).map(String::as_str))?;
     for pod in others.into_iter().filter(|pod| !has_ended(pod)) {
         take(&mut account, pod);
     }
@@ -95,7 +92,8 @@ mod tests {
             r#"[{{"id":0,"type":"A10","uuid":"{GPU}","core":100,"memory":8000,"number":4,"numa":0,"mig":false,"busId":"","capability":0.0,"healthy":true}}]"#
         );
         let annotations = json!({"nvidia.com/node-device-register": register});
-        serde_json::from_value(json!({"metadata": {"name": "n", "annotations": annotations}})).unwrap()
+        serde_json::from_value(json!({"metadata": {"name": "n", "annotations": annotations}}))
+            .unwrap()
     }
 
     fn pod(limits: &Value, annotations: &Value, phase: &str) -> Pod {
@@ -109,16 +107,22 @@ mod tests {
 
     /// How many pods of 10 cores find room beside this one, before a node is full.
     fn room(beside: &Pod) -> usize {
-        let one = pod(&json!({"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "30", "nvidia.com/vgpu-memory": "1"}), &json!({}), "Pending");
+        let one = pod(
+            &json!({"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "30", "nvidia.com/vgpu-memory": "1"}),
+            &json!({}),
+            "Pending",
+        );
         let needs = needs(&one, &[Dialect::VgpuManager]).unwrap().unwrap();
         let mut account = account(&node(), Dialect::VgpuManager, [beside]).unwrap();
-        (0..9).take_while(|_| match account.place(&needs) {
-            Ok(claims) => {
-                account.take(claims.of("main").unwrap());
-                true
-            }
-            Err(_) => false,
-        }).count()
+        (0..9)
+            .take_while(|_| match account.place(&needs) {
+                Ok(claims) => {
+                    account.take(claims.of("main").unwrap());
+                    true
+                }
+                Err(_) => false,
+            })
+            .count()
     }
 
     #[test]
@@ -153,9 +157,13 @@ mod tests {
         let (ours, hami) = ("nvidia.com/vgpu-number", "nvidia.com/gpu");
         let two = said(json!({"containers": [container("a", ours), container("b", hami)]}));
         assert!(two.contains("of vgpu-manager and of hami"), "{two}");
-        let init = said(json!({"initContainers": [container("a", ours)], "containers": [{"name": "b"}]}));
+        let init =
+            said(json!({"initContainers": [container("a", ours)], "containers": [{"name": "b"}]}));
         assert!(init.starts_with("init container a asks for GPUs"), "{init}");
         let much = json!({"name": "a", "resources": {"limits": {ours: "1", "nvidia.com/vgpu-cores": "101"}}});
-        assert!(said(json!({"containers": [much]})).starts_with("container a: nvidia.com/vgpu-cores: 101 cores"));
+        assert!(
+            said(json!({"containers": [much]}))
+                .starts_with("container a: nvidia.com/vgpu-cores: 101 cores")
+        );
     }
 }

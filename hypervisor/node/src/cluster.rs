@@ -225,9 +225,7 @@ impl Cluster {
     fn next_of(&self, pods: &[Arc<Pod>], dialect: Dialect, count: usize) -> Option<Vec<GpuId>> {
         let names = dialect.annotations();
         let time = |pod: &Pod| -> u64 {
-            pods::annotation(pod, names.time)
-                .and_then(|text| text.parse().ok())
-                .unwrap_or(u64::MAX)
+            pods::annotation(pod, names.time).and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
         };
         let mut pods: Vec<&Arc<Pod>> =
             pods.iter().filter(|pod| is_allocating(pod, dialect)).collect();
