@@ -5,10 +5,10 @@
 kubernetes_suite=bookworm
 kubernetes_programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
 
-# kubernetes_source COMMAND...: apt-get with a list of that suite's sources alone.
+# kubernetes_source FOLDER COMMAND...: apt-get with a list of that suite's sources alone, which it keeps in the folder.
 kubernetes_source() {
-    local folder="$target/tools/kubernetes/apt" mirror
-    [[ $folder == /* ]] || folder="$PWD/$folder"
+    local folder=$1 mirror
+    shift
     mkdir -p "$folder"/{lists/partial,parts}
     # shellcheck disable=SC2016 # apt-get expands it
     mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m 1 '/debian/\?$') || return 1
@@ -20,8 +20,9 @@ kubernetes_source() {
 
 # Builds the programs once, in a folder whose name says of which package they are. Sets $kubernetes.
 get_kubernetes() {
-    local tools="$target/tools/kubernetes" work found
-    [[ $tools == /* ]] || tools="$PWD/$tools"
+    local tools work found
+    # From the root, since some steps change to other folders.
+    tools=$(realpath -m "$target/tools/kubernetes")
     command -v apt-get >/dev/null && [ "$(id -u)" -eq 0 ] || return 1
     if found=$(compgen -G "$tools/built-*/kubelet" | head -1) && [ -n "$found" ]; then
         kubernetes=${found%/*}
@@ -35,8 +36,8 @@ get_kubernetes() {
     rm -rf "$work"
     mkdir -p "$work"
     printf '%s== getting the source of Kubernetes%s\n' "$bold" "$plain"
-    kubernetes_source update >/dev/null 2>&1 || true
-    (cd "$work" && kubernetes_source source --download-only kubernetes >/dev/null 2>&1) || return 1
+    kubernetes_source "$tools/apt" update >/dev/null 2>&1 || true
+    (cd "$work" && kubernetes_source "$tools/apt" source --download-only kubernetes >/dev/null 2>&1) || return 1
     # The vendored reflect2 1.0.1 reads the maps of Go 1.18 and later wrongly: API servers end by SIGSEGV. Debian has 1.0.2.
     (cd "$work" && apt-get -qq download golang-github-modern-go-reflect2-dev &&
         dpkg-deb -x golang-github-modern-go-reflect2-dev_*.deb reflect2) >/dev/null 2>&1 || return 1

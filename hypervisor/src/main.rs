@@ -123,6 +123,29 @@ enum Command {
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
         log_format: log::Format,
     },
+    /// Put pods where single GPUs have room: an extender for kube-scheduler, which it calls at /scheduler/filter and
+    /// /scheduler/bind
+    Scheduler {
+        /// Where to listen. Whoever can call it can bind pods: only addresses of this machine alone are taken
+        #[arg(long, value_name = "ADDRESS:PORT", default_value = extender::LISTEN)]
+        listen: SocketAddr,
+        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami
+        #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
+        dialects: Vec<Dialect>,
+        /// What to switch on, as VGPU-Manager names it: with SerialBindNode a pod is bound when the one before it on its
+        /// node has its GPUs
+        #[arg(long, value_name = "NAME=BOOL,...", default_value = "SerialBindNode=true")]
+        feature_gates: FeatureGates,
+        /// How to reach the API server [default: as pods are told]
+        #[arg(long, value_name = "FILE")]
+        kubeconfig: Option<PathBuf>,
+        /// What to tell on stderr: off, error, warn, info, debug or trace
+        #[arg(long, value_name = "LEVEL", default_value = "info")]
+        log: LevelFilter,
+        /// How to write it
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+        log_format: log::Format,
+    },
     /// Print what a shell needs to complete command lines of hypervisor
     Completions {
         /// The shell
@@ -230,6 +253,17 @@ fn main() -> ExitCode {
                 cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
+        }
+        Command::Scheduler {
+            listen,
+            dialects,
+            feature_gates: gates,
+            kubeconfig,
+            log: level,
+            log_format,
+        } => {
+            let options = extender::Options { listen, dialects, gates, kubeconfig };
+            serve(level, log_format, || hypervisor::run_extender(&options))
         }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hypervisor", &mut io::stdout());

@@ -78,6 +78,20 @@ start controllers "$programs/kube-controller-manager" --kubeconfig "$folder/kube
 start scheduler "$programs/kube-scheduler" --kubeconfig "$folder/kubeconfig" --leader-elect=false \
     --cert-dir "$folder/certificates"
 
+# The profile of VGPU-Manager's pods with the extender, as deploy/ has it. Those who are ours check the server's certificate.
+sed "s|insecure-skip-tls-verify: true|certificate-authority: $folder/certificates/apiserver.crt|" \
+    "$folder/kubeconfig" >"$folder/kubeconfig-checked"
+start extender "$parts/hypervisor" scheduler --kubeconfig "$folder/kubeconfig-checked"
+sed 's/leaderElect: true/leaderElect: false/' deploy/kubernetes/scheduler-v1beta1.yaml >"$folder/scheduler.yaml"
+cat >>"$folder/scheduler.yaml" <<EOF
+clientConnection: {kubeconfig: "$folder/kubeconfig"}
+healthzBindAddress: 127.0.0.1:10351
+metricsBindAddress: 127.0.0.1:10351
+EOF
+start vgpu-scheduler "$programs/kube-scheduler" --config "$folder/scheduler.yaml" --secure-port 10359 \
+    --cert-dir "$folder/certificates"
+until_so 30 'the extender has heard of nodes and pods' curl -sf http://127.0.0.1:3456/readyz
+
 start runtime "$parts/small-runtime" --socket "$folder/runtime.sock" --state "$folder/state"
 until_so 20 'the runtime listens' test -S "$folder/runtime.sock"
 cat >"$folder/kubelet.yaml" <<EOF
@@ -111,7 +125,7 @@ mkdir -p "$folder/allocations"
 mount -t tmpfs none "$folder/allocations"
 start agent "$parts/hypervisor" node --nvml "$folder/libnvidia-ml.so.1" --library "$folder/library" \
     --daemon "$folder/daemon/hypervisor.sock" --allocations "$folder/allocations" --device-split 4 \
-    --feature-gates CorePlugin=true,MemoryPlugin=true
+    --feature-gates CorePlugin=true,MemoryPlugin=true --node-name node --kubeconfig "$folder/kubeconfig-checked"
 
 allocatable() {
     ask "$api/api/v1/nodes/node" | jq -r ".status.allocatable[\"$resource\"]"
@@ -155,35 +169,68 @@ key=$(sed -n 's/^key //p' "$folder/state/first.out")
 
 until_so 30 'the folder goes when its pod has ended' test ! -e "$folder/allocations/$key"
 
-# The example of VGPU-Manager's own README, with a program that measures what it gets. Its scheduler is not here yet, so it
-# is not named.
-# shellcheck disable=SC2016 # the container's shell expands it
-measure='export LD_LIBRARY_PATH=/image SLUICE_FAKE_NODE=/shared/fake-node CUDA_DISABLE_CONTROL=true
-    /image/tenant mem --api alloc --chunk 16MiB --cap 8GiB
-    /image/tenant dense --kernel-us 1000 --seconds 5'
-jq -n --arg command "$measure" --arg image "$folder/image" --arg shared "$folder/shared" '{
-    apiVersion: "v1", kind: "Pod", metadata: {name: "gpu-pod", namespace: "default"},
-    spec: {terminationGracePeriodSeconds: 0, restartPolicy: "Never", automountServiceAccountToken: false,
-        enableServiceLinks: false,
-        volumes: [{name: "image", hostPath: {path: $image}}, {name: "shared", hostPath: {path: $shared}}],
-        containers: [{name: "default", image: "none", command: ["sh", "-c", $command],
-            volumeMounts: [{name: "image", mountPath: "/image", readOnly: true}, {name: "shared", mountPath: "/shared"}],
-            resources: {limits: {
-                "nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 10, "nvidia.com/vgpu-memory": 1024}}}]}}' |
-    post /api/v1/namespaces/default/pods
-until_so 90 'the example pod has run' is_in gpu-pod Succeeded
-cat "$folder/state/default.out"
-results() {
-    grep '^{' "$folder/state/default.out" | jq -s "$1"
+# The example of VGPU-Manager's own README, as it is there. A program that measures what it gets runs inside, beside it.
+annotation() {
+    ask "$api/api/v1/$1" | jq -r ".metadata.annotations[\"nvidia.com/$2\"] // \"\""
 }
-mib=$(results '.[0].meminfo_total / 1048576')
-kernels=$(results '.[1].kernels')
+object=namespaces/default/pods/gpu-pod
+devices=$(annotation nodes/node node-device-register)
+jq -e --arg gpu "$gpu" 'any(.[]; .uuid == $gpu and .core == 100 and .number == 4 and .healthy)' <<<"$devices" >/dev/null ||
+    die "the node has registered $devices"
+kubectl --kubeconfig "$folder/kubeconfig" apply -f scripts/cluster/gpu-pod.yaml
+until_so 90 'the example pod runs' is_in gpu-pod Running
+until_so 30 'its devices are told' sh -c "[ \"\$(curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/$object' |
+    jq -r '.metadata.labels[\"nvidia.com/assigned-phase\"]')\" = succeed ]"
+claimed=$(annotation "$object" pre-allocated)
+echo "pre-allocated: $claimed"
+[[ $claimed =~ ^default\[[0-9]+_GPU-5a1ce000-[0-9a-f-]+_10_1024\]$ ]] || die "the claim is $claimed"
+[ "$(annotation "$object" real-allocated)" = "$claimed" ] || die 'its devices are not those of the claim'
+[ "$(annotation "$object" predicate-node)" = node ] || die 'its node is not named'
+sleeper=$(pgrep -f '^sleep 9999999$') || die 'the example pod has no process'
+inside="/proc/$sleeper/root/tmp"
+cp "$folder"/image/* "$inside"
+measure() {
+    nsenter --target "$sleeper" --mount --root /usr/bin/env -i LD_LIBRARY_PATH=/tmp SLUICE_FAKE_NODE=/tmp/fake-node \
+        /tmp/tenant "$@"
+}
+mib=$(measure mem --api alloc --chunk 16MiB --cap 8GiB | jq '.meminfo_total / 1048576')
+kernels=$(measure dense --kernel-us 1000 --seconds 5 | jq .kernels)
 [ "$mib" = 1024 ] || die "the example pod has $mib MiB"
 # Of 5000 kernels that take 1 ms each, 10 %.
 if [ "$kernels" -lt 350 ] || [ "$kernels" -gt 750 ]; then
     die "$kernels kernels are not 10 % of 5000"
 fi
 echo "the example pod: $mib MiB, $kernels of 5000 kernels"
+
+# Pods of 60 cores: each GPU has room for one, however many places and cores the node has. The last one waits.
+half() {
+    jq -n --arg name "$1" '{
+        apiVersion: "v1", kind: "Pod", metadata: {name: $name},
+        spec: {schedulerName: "vgpu-scheduler", restartPolicy: "Never", automountServiceAccountToken: false,
+            enableServiceLinks: false, terminationGracePeriodSeconds: 0,
+            containers: [{name: "main", image: "none", command: ["sleep", "1000"], resources: {limits: {
+                "nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 60, "nvidia.com/vgpu-memory": 512}}}]}}' |
+        post /api/v1/namespaces/default/pods
+}
+gpus=$((places / 4))
+for number in $(seq "$gpus"); do
+    half "half-$number"
+done
+for number in $(seq "$gpus"); do
+    until_so 90 'a pod of 60 cores runs' is_in "half-$number" Running
+done
+apart=$(for number in $(seq "$gpus"); do
+    annotation "namespaces/default/pods/half-$number" pre-allocated | grep -o 'GPU-[0-9a-f-]*'
+done | sort -u | wc -l)
+[ "$apart" -eq "$gpus" ] || die "$gpus pods of 60 cores are on $apart GPUs"
+half late
+until_so 90 'the scheduler says why the last one waits' sh -c "curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/namespaces/default/pods/late' |
+    jq -e '.status.conditions[]? | select(.reason == \"Unschedulable\") | .message | select(contains(\"with too few cores left\") or contains(\"Insufficient nvidia.com/vgpu-cores\"))'"
+ask "$api/api/v1/namespaces/default/pods/late" | jq -r '.status.conditions[] | select(.reason == "Unschedulable") | .message'
+kubectl --kubeconfig "$folder/kubeconfig" delete --wait=false pod late gpu-pod $(seq -f 'half-%g' "$gpus")
+for name in late gpu-pod $(seq -f 'half-%g' "$gpus"); do
+    until_so 60 'a deleted pod goes' is_gone "$name"
+done
 
 # More than there is.
 pod greedy "$((places + 1))" true

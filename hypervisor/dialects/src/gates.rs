@@ -43,7 +43,7 @@ impl Gate {
     /// What it needs to have an effect.
     const fn needs(self) -> Option<&'static str> {
         match self {
-            Self::SerialBindNode => Some("it needs the scheduler's part, which is not there yet"),
+            Self::SerialBindNode => Some("it is the scheduler's: hypervisor scheduler"),
             Self::GpuTopology => Some("it needs the cluster part, which is not there yet"),
             Self::CorePlugin | Self::MemoryPlugin | Self::Reschedule => None,
         }

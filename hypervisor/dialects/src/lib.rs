@@ -9,6 +9,7 @@
 pub mod claims;
 pub mod gates;
 pub mod needs;
+pub mod pods;
 pub mod quantity;
 pub mod registers;
 pub mod table;

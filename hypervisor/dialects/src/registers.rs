@@ -146,6 +146,14 @@ pub fn write_config(config: &NodeConfig) -> Result<String, RegisterError> {
     serde_json::to_string(config).map_err(|error| RegisterError::Json(error.to_string()))
 }
 
+/// Reads what [`write_config`] writes.
+///
+/// # Errors
+/// [`RegisterError::Json`]
+pub fn read_config(text: &str) -> Result<NodeConfig, RegisterError> {
+    serde_json::from_str(text).map_err(|error| RegisterError::Json(error.to_string()))
+}
+
 /// Reads what [`write`] writes, what older versions wrote with fewer fields, and HAMi's newer form.
 ///
 /// # Errors
@@ -322,6 +330,7 @@ mod tests {
         };
         let text = r#"{"deviceSplit":10,"coresScaling":1.0,"memoryFactor":1,"memoryScaling":1.5}"#;
         assert_eq!(write_config(&config).unwrap(), text);
+        assert_eq!(read_config(text), Ok(config));
     }
 
     #[test]

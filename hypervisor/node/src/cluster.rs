@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dialects::claims::ContainerClaims;
+use dialects::pods::{self, has_ended, is_allocating};
 use dialects::{Claim, Dialect, PodClaims};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
@@ -160,7 +161,7 @@ impl Cluster {
                 && status.reason.as_deref() == Some("UnexpectedAdmissionError")
         });
         let is_ours =
-            || words::containers(&pod).any(|one| matches!(words::need(one, dialects), Ok(Some(_))));
+            || pods::containers(&pod).any(|one| matches!(pods::need(one, dialects), Ok(Some(_))));
         if self.reschedule && failed && pod.metadata.deletion_timestamp.is_none() && is_ours() {
             let cluster = self.clone();
             tokio::spawn(async move { cluster.reschedule(&pod).await });
@@ -224,18 +225,16 @@ impl Cluster {
     fn next_of(&self, pods: &[Arc<Pod>], dialect: Dialect, count: usize) -> Option<Vec<GpuId>> {
         let names = dialect.annotations();
         let time = |pod: &Pod| -> u64 {
-            words::annotation(pod, names.time)
-                .and_then(|text| text.parse().ok())
-                .unwrap_or(u64::MAX)
+            pods::annotation(pod, names.time).and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
         };
         let mut pods: Vec<&Arc<Pod>> =
             pods.iter().filter(|pod| is_allocating(pod, dialect)).collect();
         pods.sort_by_key(|pod| time(pod));
         let mut told = self.told();
         for pod in pods {
-            let Ok(claims) = words::claims(pod, dialect) else { continue };
+            let Ok(claims) = pods::claims(pod, dialect) else { continue };
             let uid = pod.metadata.uid.clone().unwrap_or_default();
-            for container in words::containers(pod) {
+            for container in pods::containers(pod) {
                 let own = claims.of(&container.name).unwrap_or_default();
                 if own.len() == count && told.insert((uid.clone(), container.name.clone())) {
                     return Some(own.iter().map(|claim| claim.gpu).collect());
@@ -264,7 +263,7 @@ impl Cluster {
     async fn write_allocated(&self, pod: &Pod, dialect: Dialect, real: &PodClaims) {
         let names = dialect.annotations();
         let was_scheduled = is_allocating(pod, dialect);
-        let counted = words::counted(pod);
+        let counted = pods::counted(pod);
         let mut annotations = serde_json::Map::new();
         if dialect == Dialect::VgpuManager {
             annotations.insert(names.real.to_owned(), real.write(dialect, &counted).into());
@@ -421,17 +420,6 @@ impl Cluster {
         };
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {
-    let phase = dialect.annotations().phase;
-    let from = if phase.is_label { &pod.metadata.labels } else { &pod.metadata.annotations };
-    from.as_ref().and_then(|all| all.get(phase.name)).is_some_and(|text| text == phase.allocating)
 }
 
 fn set_phase(metadata: &mut Value, dialect: Dialect, value: &str) {

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use dialects::claims::ClaimError;
+use dialects::pods::{AnnotationError, annotation, claims, containers, need};
 use dialects::table::COMPUTE_POLICY;
-use dialects::{Dialect, Need, NeedError, PodClaims};
-use k8s_openapi::api::core::v1::{Container, Pod};
+use dialects::{Dialect, NeedError};
+use k8s_openapi::api::core::v1::Pod;
 use limits::{GpuId, Policy};
 
 use crate::amounts::Wish;
@@ -15,21 +15,12 @@ use crate::amounts::Wish;
 pub(crate) enum WordsError {
     #[error(transparent)]
     Need(#[from] NeedError),
-    #[error("the annotation {name}: {source}")]
-    Claims { name: &'static str, source: ClaimError },
+    #[error(transparent)]
+    Annotation(#[from] AnnotationError),
     #[error("the annotation {COMPUTE_POLICY}: {0:?}: fixed, balance and none are accepted")]
     Policy(String),
     #[error("the pod asks for no GPU for the container {0}")]
     NoGpu(String),
-}
-
-/// Where a dialect's schedulers write what stays with the pod.
-pub(crate) const fn lasting(dialect: Dialect) -> &'static str {
-    match dialect {
-        Dialect::VgpuManager => dialect.annotations().claimed,
-        // Their plugins take out of the other one what they have allocated.
-        Dialect::Volcano | Dialect::Hami => dialect.annotations().real,
-    }
 }
 
 /// A policy, by its name in annotations.
@@ -40,40 +31,6 @@ pub(crate) fn policy(text: &str) -> Result<Policy, WordsError> {
         "none" => Ok(Policy::None),
         _ => Err(WordsError::Policy(text.chars().take(40).collect())),
     }
-}
-
-pub(crate) fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
-    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
-}
-
-/// The containers of a pod in the order in which kubelets give them devices.
-pub(crate) fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
-    let spec = pod.spec.iter();
-    spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
-}
-
-/// The names that HAMi's and Volcano's texts count.
-pub(crate) fn counted(pod: &Pod) -> Vec<&str> {
-    let spec = pod.spec.iter();
-    spec.flat_map(|spec| &spec.containers).map(|container| container.name.as_str()).collect()
-}
-
-/// What a container asks for. `None`: no GPU.
-pub(crate) fn need(container: &Container, dialects: &[Dialect]) -> Result<Option<Need>, NeedError> {
-    let resources = container.resources.as_ref();
-    Need::of(dialects, |name| {
-        let limits = resources.and_then(|all| all.limits.as_ref()?.get(name));
-        let value = limits.or_else(|| resources.and_then(|all| all.requests.as_ref()?.get(name)));
-        value.map(|quantity| quantity.0.as_str())
-    })
-}
-
-/// Where the pod's scheduler put its containers, if one of this dialect did.
-pub(crate) fn claims(pod: &Pod, dialect: Dialect) -> Result<PodClaims, WordsError> {
-    let name = lasting(dialect);
-    let Some(text) = annotation(pod, name) else { return Ok(PodClaims::default()) };
-    PodClaims::read(dialect, text, &counted(pod))
-        .map_err(|source| WordsError::Claims { name, source })
 }
 
 /// What a container is to get. `node`: the policy where the pod names none.

@@ -1,0 +1,184 @@
+//! Binds pods: by what the API server says at that moment, one after the other on each node.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dialects::pods::{annotation, has_ended, is_allocating, lasting};
+use dialects::{Dialect, PodClaims};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use crate::account::Refusal;
+use crate::view::{self, PodRefusal};
+use crate::wire::BindArguments;
+
+/// How long the API server has for one answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// How long a pod waits for the one before it on its node. The scheduler has 30 s.
+const TURN_WITHIN: Duration = Duration::from_secs(15);
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// After so long without an end nobody waits for a pod's allocation any more.
+const STUCK: Duration = Duration::from_secs(60);
+
+/// Why a pod is not bound.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BindError {
+    #[error("the API server: {0}")]
+    Api(#[from] kube::Error),
+    #[error("the API server: no answer within {} s", ANSWERS_WITHIN.as_secs())]
+    Silent,
+    #[error("the pod {0} has gone")]
+    Gone(String),
+    #[error("the pod {pod} is on the node {node} already")]
+    Elsewhere { pod: String, node: String },
+    #[error("node {node}: {source}")]
+    Refused { node: String, source: Refusal },
+    #[error(transparent)]
+    Pod(#[from] PodRefusal),
+    #[error("node {node}: the pod {pod} is still being given its GPUs there")]
+    Busy { node: String, pod: String },
+    #[error("node {0}: other pods are still being bound there")]
+    Queue(String),
+}
+
+/// By node.
+type Turns = Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>;
+
+#[derive(Clone)]
+pub(crate) struct Binder {
+    pub(crate) client: Client,
+    pub(crate) dialects: Arc<[Dialect]>,
+    /// Whether a pod waits until the one before it on its node has its GPUs.
+    pub(crate) serial: bool,
+    pub(crate) turns: Turns,
+}
+
+async fn asked<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, BindError> {
+    Ok(tokio::time::timeout(ANSWERS_WITHIN, call).await.map_err(|_| BindError::Silent)??)
+}
+
+impl Binder {
+    pub(crate) async fn bind(&self, wanted: &BindArguments) -> Result<(), BindError> {
+        let begun = Instant::now();
+        let turn = self.turn_of(&wanted.node);
+        let queue = || BindError::Queue(wanted.node.clone());
+        let _turn = tokio::time::timeout(TURN_WITHIN, turn.lock()).await.map_err(|_| queue())?;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &wanted.pod_namespace);
+        let name = format!("{}/{}", wanted.pod_namespace, wanted.pod_name);
+        let gone = || BindError::Gone(name.clone());
+        let pod = asked(pods.get_opt(&wanted.pod_name)).await?.ok_or_else(gone)?;
+        if pod.metadata.uid.as_deref() != Some(&wanted.pod_uid) {
+            return Err(gone());
+        }
+        match pod.spec.as_ref().and_then(|spec| spec.node_name.as_ref()) {
+            // The scheduler has not heard the answer and asks again.
+            Some(node) if *node == wanted.node => return Ok(()),
+            Some(node) => return Err(BindError::Elsewhere { pod: name, node: node.clone() }),
+            None => {}
+        }
+        let Some(needs) = view::needs(&pod, &self.dialects)? else {
+            return self.write(&pods, wanted, &BTreeMap::new()).await;
+        };
+        let others = self.others_when_ready(&wanted.node, begun).await?;
+        let node: Node = asked(Api::all(self.client.clone()).get(&wanted.node)).await?;
+        let refused = |source| BindError::Refused { node: wanted.node.clone(), source };
+        let account = view::account(&node, needs.dialect, &others).map_err(refused)?;
+        let claims = account.place(&needs).map_err(refused)?;
+        let annotations = self.annotations(&pod, &wanted.node, needs.dialect, &claims);
+        let phase = needs.dialect.annotations().phase;
+        if phase.is_label {
+            // API servers take annotations with a binding, and no labels.
+            let metadata = json!({"uid": wanted.pod_uid, "labels": {phase.name: phase.allocating}});
+            let patch = Patch::Merge(json!({"metadata": metadata}));
+            let how = PatchParams::default();
+            asked(pods.patch_metadata(&wanted.pod_name, &how, &patch)).await?;
+        }
+        self.write(&pods, wanted, &annotations).await?;
+        tracing::info!(pod = name, node = wanted.node, ?claims, "bound");
+        Ok(())
+    }
+
+    fn turn_of(&self, node: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(node.to_owned()).or_default())
+    }
+
+    /// The other pods of a node. With the gate open: when none of them is being given its GPUs.
+    async fn others_when_ready(&self, node: &str, begun: Instant) -> Result<Vec<Pod>, BindError> {
+        let own = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        loop {
+            let others = asked(pods.list(&own)).await?.items;
+            let busy = others.iter().find(|pod| self.serial && is_being_allocated(pod, now()));
+            let Some(pod) = busy else { return Ok(others) };
+            if begun.elapsed() >= TURN_WITHIN {
+                let pod = pod.metadata.name.clone().unwrap_or_default();
+                return Err(BindError::Busy { node: node.to_owned(), pod });
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    fn annotations(
+        &self,
+        pod: &Pod,
+        node: &str,
+        dialect: Dialect,
+        claims: &PodClaims,
+    ) -> BTreeMap<&'static str, String> {
+        let names = dialect.annotations();
+        let text = claims.write(dialect, &dialects::pods::counted(pod));
+        let mut all = BTreeMap::from([
+            (names.claimed, text.clone()),
+            (lasting(dialect), text),
+            (names.node, node.to_owned()),
+            (names.time, now().to_string()),
+        ]);
+        if !names.phase.is_label {
+            all.insert(names.phase.name, names.phase.allocating.to_owned());
+        }
+        all
+    }
+
+    /// Node and claims in one step.
+    async fn write(
+        &self,
+        pods: &Api<Pod>,
+        wanted: &BindArguments,
+        annotations: &BTreeMap<&'static str, String>,
+    ) -> Result<(), BindError> {
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {
+                "name": wanted.pod_name,
+                "namespace": wanted.pod_namespace,
+                "uid": wanted.pod_uid,
+                "annotations": annotations,
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": wanted.node},
+        });
+        let how = PostParams::default();
+        let call = pods.create_subresource("binding", &wanted.pod_name, &how, &binding);
+        let _: Value = asked(call).await?;
+        Ok(())
+    }
+}
+
+/// In seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn is_being_allocated(pod: &Pod, now: u64) -> bool {
+    let in_time = |dialect: Dialect| {
+        let since = annotation(pod, dialect.annotations().time).and_then(|text| text.parse().ok());
+        since.is_some_and(|since: u64| now.saturating_sub(since) < STUCK.as_secs())
+    };
+    let is_it = |dialect| is_allocating(pod, dialect) && in_time(dialect);
+    !has_ended(pod) && Dialect::ALL.into_iter().any(is_it)
+}

@@ -1,0 +1,275 @@
+//! `hypervisor scheduler`: an extender for kube-scheduler, which knows nodes and not their single GPUs.
+//!
+//! `filter` leaves the nodes where GPUs have room ([`account`]), by what nodes have registered and pods have claimed
+//! ([`view`]). `bind` looks again, at what the API server says in that moment, chooses the GPUs and writes them with the
+//! node's name in one step.
+
+#![forbid(unsafe_code)]
+
+pub mod account;
+mod binder;
+pub mod view;
+mod wire;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dialects::Dialect;
+use dialects::gates::{FeatureGates, Gate};
+use futures_util::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::reflector::{Store, reflector, store};
+use kube::runtime::watcher::{self, watcher};
+use kube::runtime::{WatchStreamExt, reflector::ObjectRef};
+use kube::{Api, Client, Config};
+use poem::http::StatusCode;
+use poem::listener::{Acceptor, Listener, TcpListener};
+use poem::web::{Data, Json};
+use poem::{Body, EndpointExt, Route, Server, get, handler, post};
+
+use self::binder::Binder;
+use self::wire::{BindArguments, BindResult, FilterArguments, FilterResult};
+
+/// Where VGPU-Manager's extender listens, for its schedulers' configuration.
+pub const LISTEN: &str = "127.0.0.1:3456";
+/// What a scheduler sends at most. Nodes in full are some KiB each.
+const MOST_BODY: usize = 64 << 20;
+/// How long calls have to end when the program ends.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// How the extender is to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Whose names pods may use.
+    pub dialects: Vec<Dialect>,
+    /// What is switched on.
+    pub gates: FeatureGates,
+    /// The file that says how the API server is found. `None`: as every pod is told.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// Why it cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum ExtenderError {
+    /// Others would bind pods.
+    #[error(
+        "--listen {0}: whoever can call it can bind pods; an address of this machine alone is accepted, such as {LISTEN}"
+    )]
+    Open(SocketAddr),
+    /// Nobody would be scheduled.
+    #[error("no dialect is chosen: vgpu-manager, volcano and hami are accepted")]
+    NoDialect,
+    /// The file is none.
+    #[error("--kubeconfig: {0}")]
+    Kubeconfig(#[from] kube::config::KubeconfigError),
+    /// This is no pod.
+    #[error(
+        "without --kubeconfig it has to be in a pod, which is told where the API server is: {0}"
+    )]
+    InCluster(#[from] kube::config::InClusterError),
+    /// It cannot be asked.
+    #[error("the API server: {0}")]
+    Api(#[from] kube::Error),
+    /// The address cannot be used.
+    #[error("can not listen on {address}: {source}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// What the cluster is, as far as the watches have told.
+#[derive(Clone)]
+struct Extender {
+    nodes: Store<Node>,
+    pods: Store<Pod>,
+    dialects: Arc<[Dialect]>,
+    binder: Binder,
+}
+
+/// Serves until `end` is there.
+///
+/// # Errors
+/// [`ExtenderError`]
+pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(), ExtenderError> {
+    if !options.listen.ip().is_loopback() {
+        return Err(ExtenderError::Open(options.listen));
+    }
+    if options.dialects.is_empty() {
+        return Err(ExtenderError::NoDialect);
+    }
+    let config = match &options.kubeconfig {
+        Some(file) => {
+            let file = Kubeconfig::read_from(file)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+        }
+        None => Config::incluster()?,
+    };
+    let client = Client::try_from(config)?;
+    let address = options.listen;
+    let listen = |source| ExtenderError::Listen { address, source };
+    let acceptor = TcpListener::bind(address).into_acceptor().await.map_err(listen)?;
+    for bound in acceptor.local_addr() {
+        tracing::info!(address = %bound, "listens");
+    }
+    let (nodes, keep_nodes) = kept::<Node>(&client, "nodes");
+    let (pods, keep_pods) = kept::<Pod>(&client, "pods");
+    let dialects: Arc<[Dialect]> = options.dialects.as_slice().into();
+    let binder = Binder {
+        client,
+        dialects: Arc::clone(&dialects),
+        serial: options.gates.is_open(Gate::SerialBindNode),
+        turns: Arc::default(),
+    };
+    let extender = Extender { nodes, pods, dialects, binder };
+    let routes = Route::new()
+        .at("/scheduler/filter", post(filter))
+        .at("/scheduler/bind", post(bind))
+        .at("/healthz", get(healthy))
+        .at("/readyz", get(ready))
+        .data(extender);
+    let server = Server::new_with_acceptor(acceptor);
+    tokio::select! {
+        served = server.run_with_graceful_shutdown(routes, end, Some(ENDS_WITHIN)) => served.map_err(listen),
+        () = keep_nodes => Ok(()),
+        () = keep_pods => Ok(()),
+    }
+}
+
+/// All objects of a kind, and what keeps them up to date: it does not end.
+fn kept<K>(client: &Client, kind: &'static str) -> (Store<K>, impl Future<Output = ()> + use<K>)
+where
+    K: kube::Resource<DynamicType = ()>
+        + Clone
+        + std::fmt::Debug
+        + serde::de::DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    let (reader, writer) = store::<K>();
+    let events = watcher(Api::<K>::all(client.clone()), watcher::Config::default())
+        .default_backoff()
+        // The larger part of many objects.
+        .modify(|object| object.meta_mut().managed_fields = None);
+    let keep = async move {
+        let mut events = std::pin::pin!(reflector(writer, events));
+        let mut told = false;
+        while let Some(event) = events.next().await {
+            if let Err(error) = &event
+                && !told
+            {
+                tracing::warn!(%error, kind, "the API server does not tell of them");
+            }
+            told = event.is_err();
+        }
+        std::future::pending().await
+    };
+    (reader, keep)
+}
+
+impl Extender {
+    /// Whether it has heard of all nodes and pods once.
+    async fn is_ready(&self) -> bool {
+        let both = async {
+            self.nodes.wait_until_ready().await.is_ok()
+                && self.pods.wait_until_ready().await.is_ok()
+        };
+        tokio::time::timeout(Duration::from_millis(1), both).await.unwrap_or(false)
+    }
+
+    async fn filter(&self, wanted: FilterArguments) -> FilterResult {
+        if !self.is_ready().await {
+            let error = "it has not heard of all nodes and pods yet".to_owned();
+            return FilterResult { error, ..FilterResult::default() };
+        }
+        let name_of = |node: &serde_json::Value| {
+            node["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+        };
+        let names: Vec<String> = match (&wanted.node_names, &wanted.nodes) {
+            (Some(names), _) => names.clone(),
+            (None, Some(nodes)) => nodes.items.iter().map(name_of).collect(),
+            (None, None) => Vec::new(),
+        };
+        let failed_nodes = self.refusals(&wanted.pod, &names);
+        let is_left = |name: &String| !failed_nodes.contains_key(name);
+        let node_names = wanted.node_names.map(|names| names.into_iter().filter(is_left).collect());
+        let nodes = wanted.nodes.map(|mut nodes| {
+            nodes.items.retain(|node| is_left(&name_of(node)));
+            nodes
+        });
+        FilterResult { nodes, node_names, failed_nodes, error: String::new() }
+    }
+
+    /// Which of these nodes have no room, and why.
+    fn refusals(&self, pod: &Pod, names: &[String]) -> BTreeMap<String, String> {
+        let needs = match view::needs(pod, &self.dialects) {
+            Ok(None) => return BTreeMap::new(),
+            Ok(Some(needs)) => needs,
+            Err(why) => return names.iter().map(|name| (name.clone(), why.to_string())).collect(),
+        };
+        let mut on: BTreeMap<String, Vec<Arc<Pod>>> = BTreeMap::new();
+        for pod in self.pods.state() {
+            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
+                on.entry(node).or_default().push(pod);
+            }
+        }
+        let refusal = |name: &String| {
+            let Some(node) = self.nodes.get(&ObjectRef::new(name)) else {
+                return Some("the node is not known yet".to_owned());
+            };
+            let others = on.get(name).into_iter().flatten().map(Arc::as_ref);
+            let account = view::account(&node, needs.dialect, others);
+            account.and_then(|account| account.place(&needs)).err().map(|why| why.to_string())
+        };
+        names.iter().filter_map(|name| Some((name.clone(), refusal(name)?))).collect()
+    }
+}
+
+async fn read<T: serde::de::DeserializeOwned>(body: Body) -> poem::Result<T> {
+    let bytes = body.into_bytes_limit(MOST_BODY).await?;
+    serde_json::from_slice(&bytes).map_err(|error| {
+        poem::Error::from_string(format!("no extender's call: {error}"), StatusCode::BAD_REQUEST)
+    })
+}
+
+#[handler]
+async fn filter(body: Body, extender: Data<&Extender>) -> poem::Result<Json<FilterResult>> {
+    Ok(Json(extender.filter(read(body).await?).await))
+}
+
+#[handler]
+async fn bind(body: Body, extender: Data<&Extender>) -> poem::Result<Json<BindResult>> {
+    let wanted: BindArguments = read(body).await?;
+    let error = match extender.binder.bind(&wanted).await {
+        Ok(()) => String::new(),
+        Err(why) => {
+            let (pod, reason) = (&wanted.pod_name, why.to_string());
+            tracing::warn!(pod, reason, "not bound");
+            reason
+        }
+    };
+    Ok(Json(BindResult { error }))
+}
+
+#[handler]
+fn healthy() -> &'static str {
+    "ok"
+}
+
+#[handler]
+async fn ready(extender: Data<&Extender>) -> (StatusCode, &'static str) {
+    match extender.is_ready().await {
+        true => (StatusCode::OK, "ok"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "it has not heard of all nodes and pods yet"),
+    }
+}

@@ -1,0 +1,51 @@
+//! kube-scheduler's extender messages, v1. Go writes the fields' names as they are in its source.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Which of these nodes has room?
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct FilterArguments {
+    pub(crate) pod: Pod,
+    /// In full, where the scheduler takes the extender for one without memory.
+    #[serde(default)]
+    pub(crate) nodes: Option<NodeList>,
+    /// By name, where `nodeCacheCapable` is set.
+    #[serde(default)]
+    pub(crate) node_names: Option<Vec<String>>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct NodeList {
+    pub(crate) items: Vec<Value>,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct FilterResult {
+    pub(crate) nodes: Option<NodeList>,
+    pub(crate) node_names: Option<Vec<String>>,
+    pub(crate) failed_nodes: BTreeMap<String, String>,
+    pub(crate) error: String,
+}
+
+/// Put this pod there.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct BindArguments {
+    pub(crate) pod_name: String,
+    pub(crate) pod_namespace: String,
+    #[serde(rename = "PodUID")]
+    pub(crate) pod_uid: String,
+    pub(crate) node: String,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "PascalCase")]
+pub(crate) struct BindResult {
+    pub(crate) error: String,
+}
