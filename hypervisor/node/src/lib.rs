@@ -11,11 +11,15 @@ mod amounts;
 mod chain;
 mod cluster;
 mod device_files;
+mod events;
 mod hidden;
 mod identity;
 mod injection;
+mod live;
 mod mounted;
+mod often;
 mod options;
+mod people;
 mod plugin;
 mod pod_resources;
 pub mod pool;
@@ -49,6 +53,7 @@ use self::cluster::Cluster;
 use self::device_files::DeviceFiles;
 use self::hidden::Hidden;
 use self::injection::Injection;
+use self::people::People;
 use self::plugin::Offer;
 use self::pod_resources::PodResourcesApi;
 use self::pool::{Pool, PoolError};
@@ -153,6 +158,15 @@ pub async fn serve(
             tasks.spawn(async { match keep.await {} });
             let registers = registers::keep(cluster.clone(), pool.clone(), Arc::clone(&dialects));
             tasks.spawn(async { match registers.await {} });
+            let people = People {
+                cluster: cluster.clone(),
+                allocations: Arc::clone(&allocations),
+                pool: pool.clone(),
+                dialects: Arc::clone(&dialects),
+                socket: options.daemon.as_path().into(),
+                daemon: injection.daemon_inside().into(),
+            };
+            tasks.spawn(async { match people.keep().await {} });
             Some(cluster)
         }
     };
