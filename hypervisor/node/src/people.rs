@@ -122,8 +122,7 @@ impl People {
                 self.write_real(&held.holder, dialect);
             }
             Ok(Err(reason)) => {
-                let note =
-                    format!("limits not changed: container {container}: {LIMITS}: {reason}");
+                let note = format!("limits not changed: container {container}: {LIMITS}: {reason}");
                 tracing::warn!(holder = %held.holder, note, "its limits stay");
                 let told = Told::once(Kind::Warning, "GPULimitsRefused", "ChangeLimits", note);
                 self.tell(about, told);
@@ -147,8 +146,7 @@ impl People {
         }
         let all = text.map(|text| live::changes(text, &own)).transpose()?.unwrap_or_default();
         let change = all.get(&held.holder.container).copied().unwrap_or_default();
-        let wish =
-            words::wish(pod, &held.holder.container, &self.dialects, self.cluster.policy())?;
+        let wish = words::wish(pod, &held.holder.container, &self.dialects, self.cluster.policy())?;
         let Wish::Said { need, policy, .. } = &wish else { return Ok(None) };
         let (dialect, policy) = (need.dialect, *policy);
         let pool = Arc::clone(&self.pool.borrow());
@@ -319,5 +317,8 @@ fn strangers(device: &api::Device) -> String {
     let more = device.unknown_processes.len().saturating_sub(NAMED);
     let more = if more == 0 { String::new() } else { format!(", and {more} more") };
     let uuid = &device.uuid;
-    format!("{uuid} is used without a session, so that nothing limits it: {}{more}", named.join(", "))
+    format!(
+        "{uuid} is used without a session, so that nothing limits it: {}{more}",
+        named.join(", ")
+    )
 }

@@ -17,6 +17,7 @@ mod dialects_at_once;
 mod health;
 mod identity;
 mod kubelets_side;
+mod people;
 mod registering;
 mod support;
 mod timed;
