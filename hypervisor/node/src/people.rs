@@ -71,7 +71,7 @@ type Known = BTreeMap<(AllocationKey, GpuId), Often>;
 impl People {
     /// For as long as the program runs.
     pub(crate) async fn keep(self) -> Infallible {
-        let (mut known, mut is_first) = (Known::new(), true);
+        let mut known = self.told_before();
         let (mut strangers, mut asked) = (BTreeMap::new(), None::<Instant>);
         loop {
             tokio::time::sleep(LOOK).await;
@@ -88,10 +88,23 @@ impl People {
                     continue;
                 };
                 self.follow(&held, pod).await;
-                self.look_for_refusals(&held, pod, &mut known, is_first).await;
+                self.look_for_refusals(&held, pod, &mut known).await;
             }
-            is_first = false;
         }
+    }
+
+    /// What an earlier run has told of.
+    fn told_before(&self) -> Known {
+        let mut known = Known::new();
+        for held in self.allocations.held() {
+            let folder = self.allocations.session_of(&held.key);
+            for gpu in held.gpus {
+                let refused = summary(&folder, gpu).and_then(|summary| summary.refused);
+                let often = Often::from(refused.map_or(0, |refused| refused.count));
+                known.insert((held.key.clone(), gpu), often);
+            }
+        }
+        known
     }
 
     /// Changes a container's limits if its pod's annotation has changed.
@@ -199,13 +212,7 @@ impl People {
     }
 
     /// Tells of memory that was refused since it was last looked.
-    async fn look_for_refusals(
-        &self,
-        held: &Held,
-        pod: &Arc<Pod>,
-        known: &mut Known,
-        is_first: bool,
-    ) {
+    async fn look_for_refusals(&self, held: &Held, pod: &Arc<Pod>, known: &mut Known) {
         let folder = self.allocations.session_of(&held.key);
         let gpus = held.gpus.clone();
         let looked = tokio::task::spawn_blocking(move || {
@@ -214,14 +221,10 @@ impl People {
         });
         let Ok(looked) = looked.await else { return };
         for (gpu, summary) in looked {
-            let count = summary.refused.map_or(0, |refused| refused.count);
-            let often = known.entry((held.key.clone(), gpu)).or_insert_with(|| {
-                // What an earlier run has told.
-                if is_first { Often::from(count) } else { Often::default() }
-            });
+            let often = known.entry((held.key.clone(), gpu)).or_default();
             let Some(refused) = summary.refused else { continue };
             let series = format!("{gpu}/{}", refused.bytes);
-            let due = often.take(count, &series, Instant::now());
+            let due = often.take(refused.count, &series, Instant::now());
             if let Some(Due { count, series }) = due {
                 let container = &held.holder.container;
                 let note = denied(container, gpu, refused, &summary);
