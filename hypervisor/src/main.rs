@@ -113,6 +113,13 @@ enum Command {
         /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
+        /// Look at all that it needs, tell what is wrong and the command that mends it, and end: with 0 if nothing is
+        /// broken, else with 1. Nothing is changed
+        #[arg(long)]
+        check: bool,
+        /// Tell it as JSON
+        #[arg(long, requires = "check")]
+        json: bool,
         /// The driver's NVML, by which GPUs are found [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
@@ -212,6 +219,8 @@ fn main() -> ExitCode {
             library,
             daemon,
             devices,
+            check,
+            json,
             nvml,
             log: level,
             log_format,
@@ -229,6 +238,9 @@ fn main() -> ExitCode {
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
                 cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };
+            if check {
+                return check_node(&options, nvml.as_deref(), json);
+            }
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
         }
         Command::Completions { shell } => {
@@ -264,6 +276,29 @@ fn write_manual(folder: &Path) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(&format!("hypervisor: cannot write to {}: {error}", folder.display()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check_node(options: &node::Options, nvml: Option<&Path>, json: bool) -> ExitCode {
+    let told = hypervisor::check_node(options, nvml).map_err(|error| error.to_string());
+    let told = told.and_then(|report| {
+        let healthy = "Nothing is broken: hypervisor node can run here.";
+        let broken = "hypervisor node cannot do its work here.";
+        let text = if json {
+            serde_json::to_string_pretty(&report).map_err(|error| error.to_string())? + "\n"
+        } else {
+            report.told(healthy, broken)
+        };
+        io::stdout().write_all(text.as_bytes()).map_err(|error| error.to_string())?;
+        Ok(report.healthy)
+    });
+    match told {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            log::say(&format!("hypervisor: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use ::node::{NodeError, Options};
 use observer::NvmlSource;
+use protocol::reports::DoctorReport;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::end::Ends;
 
@@ -29,15 +31,11 @@ pub enum RoleError {
 /// # Errors
 /// [`RoleError`].
 pub fn run_node(options: &Options, nvml: Option<&Path>) -> Result<(), RoleError> {
-    let system = |what| move |source| RoleError::System { what, source };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(system("threads"))?;
-    let source = Box::new(nvml.map_or_else(NvmlSource::default, NvmlSource::at));
+    let runtime = runtime()?;
+    let source = source(nvml);
     let served = runtime.block_on(async {
-        let mut ends = Ends::new().map_err(system("signal handlers"))?;
+        let handlers = |source| RoleError::System { what: "signal handlers", source };
+        let mut ends = Ends::new().map_err(handlers)?;
         let end = async move {
             let signal = ends.asked().await;
             tracing::info!(signal, "ends");
@@ -46,4 +44,24 @@ pub fn run_node(options: &Options, nvml: Option<&Path>) -> Result<(), RoleError>
     });
     runtime.shutdown_background();
     served
+}
+
+/// Looks at all that the node's part needs, and changes nothing.
+///
+/// # Errors
+/// [`RoleError`].
+pub fn check_node(options: &Options, nvml: Option<&Path>) -> Result<DoctorReport, RoleError> {
+    let runtime = runtime()?;
+    let report = ::node::check(options, source(nvml), runtime.handle());
+    runtime.shutdown_background();
+    Ok(report)
+}
+
+fn runtime() -> Result<Runtime, RoleError> {
+    let threads = |source| RoleError::System { what: "threads", source };
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(threads)
+}
+
+fn source(nvml: Option<&Path>) -> Box<NvmlSource> {
+    Box::new(nvml.map_or_else(NvmlSource::default, NvmlSource::at))
 }

@@ -77,6 +77,18 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
+/// A client of the API server.
+pub(crate) async fn client(options: &ClusterOptions) -> Result<Client, ClusterError> {
+    let config = match &options.kubeconfig {
+        Some(file) => {
+            let file = Kubeconfig::read_from(file)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+        }
+        None => Config::incluster()?,
+    };
+    Ok(Client::try_from(config)?)
+}
+
 /// What keeps [`Cluster`] up to date.
 pub(crate) type Keep = std::pin::Pin<Box<dyn Future<Output = Infallible> + Send>>;
 
@@ -87,14 +99,7 @@ impl Cluster {
         dialects: Arc<[Dialect]>,
         reschedule: bool,
     ) -> Result<(Self, Keep), ClusterError> {
-        let config = match &options.kubeconfig {
-            Some(file) => {
-                let file = Kubeconfig::read_from(file)?;
-                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
-            }
-            None => Config::incluster()?,
-        };
-        let client = Client::try_from(config)?;
+        let client = client(options).await?;
         let (pods, mut writer) = store();
         let node: Arc<str> = options.node.as_str().into();
         let cluster = Self {

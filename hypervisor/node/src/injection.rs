@@ -59,6 +59,11 @@ pub(crate) fn preloaded() -> Vec<PathBuf> {
     PRELOADED.iter().map(|name| Path::new(LIBRARIES).join(name)).collect()
 }
 
+/// The libraries on the node.
+pub(crate) fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    PRELOADED.iter().map(move |name| folder.join(name))
+}
+
 /// Checks the folder of the libraries.
 pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
     for name in PRELOADED {

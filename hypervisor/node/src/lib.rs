@@ -20,9 +20,11 @@ mod mounted;
 mod often;
 mod options;
 mod people;
+mod permissions;
 mod plugin;
 mod pod_resources;
 pub mod pool;
+mod preflight;
 pub mod proto;
 mod registers;
 mod registration;
@@ -47,6 +49,8 @@ pub use injection::InjectionError;
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
 };
+pub use permissions::{PERMISSIONS, Permission};
+pub use preflight::check;
 
 use self::allocations::Allocations;
 use self::cluster::Cluster;
