@@ -106,6 +106,10 @@ enum Command {
         /// The folder with libcuda_limiter.so and libadd_path.so, which containers preload
         #[arg(long, value_name = "DIR", default_value = node::LIBRARY)]
         library: PathBuf,
+        /// Put the libraries of --library into this folder, from which kubelets mount them, and end. For an image, whose
+        /// files are not the node's
+        #[arg(long, value_name = "DIR", conflicts_with = "check")]
+        install: Option<PathBuf>,
         /// The socket of the node's daemon, whose folder containers see
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
@@ -217,6 +221,7 @@ fn main() -> ExitCode {
             kubelet_dir: kubelet,
             allocations,
             library,
+            install,
             daemon,
             devices,
             check,
@@ -225,6 +230,9 @@ fn main() -> ExitCode {
             log: level,
             log_format,
         } => {
+            if let Some(folder) = install {
+                return serve(level, log_format, || node::install(&library, &folder));
+            }
             let options = node::Options {
                 kubelet,
                 allocations,

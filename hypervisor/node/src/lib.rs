@@ -45,7 +45,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 pub use cluster::{ClusterError, ClusterOptions};
-pub use injection::InjectionError;
+pub use injection::{InjectionError, InstallError, install};
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
 };
