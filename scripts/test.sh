@@ -417,6 +417,15 @@ other_tier() {
     else
         skip 'what the proof computes' 'python3 is missing; install it with: apt-get install python3 (as root)'
     fi
+    if command -v python3 >/dev/null && python3 -c 'import yaml, jsonschema' 2>/dev/null; then
+        check 'deploy/kubernetes' python3 scripts/kubernetes/check.py
+        # Parts of it need more than Python.
+        for program in kubectl go; do
+            command -v "$program" >/dev/null || skip "deploy/kubernetes by $program" "$program is missing"
+        done
+    else
+        skip 'deploy/kubernetes' 'it needs apt-get install python3-yaml python3-jsonschema (as root)'
+    fi
     if get_promtool; then
         check 'metrics and rules' prometheus_files
     else

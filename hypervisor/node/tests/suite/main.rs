@@ -18,6 +18,7 @@ mod health;
 mod identity;
 mod kubelets_side;
 mod people;
+mod permissions;
 mod preflight;
 mod registering;
 mod support;
