@@ -420,8 +420,9 @@ other_tier() {
     if command -v python3 >/dev/null && python3 -c 'import yaml, jsonschema' 2>/dev/null; then
         check 'deploy/kubernetes' python3 scripts/kubernetes/check.py
         # Parts of it need more than Python.
-        for program in kubectl go; do
-            command -v "$program" >/dev/null || skip "deploy/kubernetes by $program" "$program is missing"
+        local tool
+        for tool in kubectl go; do
+            command -v "$tool" >/dev/null || skip "deploy/kubernetes by $tool" "$tool is missing"
         done
     else
         skip 'deploy/kubernetes' 'it needs apt-get install python3-yaml python3-jsonschema (as root)'

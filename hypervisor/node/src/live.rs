@@ -139,7 +139,9 @@ mod tests {
     use dialects::{Dialect, MemoryNeed, Need};
     use limits::{ComputeLimit, MemoryLimit, Policy};
 
-    fn said(text: &str, own: &[&str]) -> Result<Vec<(String, Option<u64>, Option<u64>)>, String> {
+    type Said = Vec<(String, Option<u64>, Option<u64>)>;
+
+    fn said(text: &str, own: &[&str]) -> Result<Said, String> {
         let all = changes(text, own).map_err(|error| error.to_string())?;
         Ok(all.into_iter().map(|(name, change)| (name, change.cores, change.memory_mib)).collect())
     }
