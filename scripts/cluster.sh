@@ -84,6 +84,20 @@ pod_gets_a_gpu() {
     return "$status"
 }
 
+# The agent with just the rights that deploy/kubernetes grants, at an API server that asks for them.
+rights_are_enough() {
+    local folder status=0 parts
+    folder=$(mktemp -d)
+    parts=$(realpath "$target/debug")
+    unshare --mount --net --pid --fork --mount-proc --kill-child --propagation private \
+        bash scripts/cluster/rights.sh "$kubernetes" "$parts" "$folder" || status=1
+    if [ "$status" -ne 0 ]; then
+        tail -n 15 "$folder"/log/*
+    fi
+    rm -rf --one-file-system "$folder"
+    return "$status"
+}
+
 cluster_tier() {
     if ! get_kubernetes; then
         skip 'cluster' "it needs root and Debian's source package kubernetes of $kubernetes_suite, which is built with Go"
@@ -91,6 +105,11 @@ cluster_tier() {
     fi
     if can_have_namespaces; then
         check 'cluster: a pod gets a GPU' pod_gets_a_gpu
+        if python3 -c 'import yaml' 2>/dev/null; then
+            check 'cluster: just the rights that are deployed' rights_are_enough
+        else
+            skip 'cluster: just the rights that are deployed' 'it needs apt-get install python3-yaml (as root)'
+        fi
     else
         skip 'cluster' 'no namespaces may be made here'
     fi

@@ -254,18 +254,17 @@ get_nvtop() {
     command -v nvtop >/dev/null && return
     [ -x "$monitors/bin/nvtop" ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
-    local from="$target/tools/contrib" site release
-    mkdir -p "$from/lists/partial" "$from/unpacked" "$monitors/bin"
+    local from="$target/tools/contrib" sources
+    mkdir -p "$from/lists/partial" "$from/parts" "$from/unpacked" "$monitors/bin"
     printf '%s== getting nvtop%s\n' "$bold" "$plain"
     (
         cd "$from"
         apt-get -qq download nvtop || {
-            # shellcheck disable=SC2016 # apt's own words
-            apt-get indextargets --format '$(SITE) $(RELEASE) $(SIGNED_BY)' 'Created-By: Packages' | sort -u |
-                while read -r site release signed; do
-                    echo "deb ${signed:+[signed-by=$signed] }$site $release contrib universe"
-                done >sources.list
-            local own=(-o "Dir::Etc::SourceList=$from/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$from/lists")
+            for sources in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
+                [ ! -f "$sources" ] ||
+                    sed -E 's/^(Components:).*/\1 contrib/; s/^(deb .*) main.*/\1 contrib/' "$sources" >"parts/${sources##*/}"
+            done
+            own=(-o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$from/parts" -o "Dir::State::Lists=$from/lists")
             apt-get -qq "${own[@]}" update || true
             apt-get -qq "${own[@]}" download nvtop
         }
@@ -287,7 +286,7 @@ monitor() {
             "$@"
             kill $!' "$target/debug/tenant" "$@" >"$node/shown" 2>&1 || status=1
     cat "$node/shown"
-    grep -Eq '768(\.0)?(MiB)? */ *1024|805306368' "$node/shown" || {
+    grep -Eq '768(\.0)?(MiB)? */ *1024|805306368|0\.750Gi/1\.000Gi' "$node/shown" || {
         echo "$1 does not show 768 of 1024 MiB"
         status=1
     }
@@ -438,6 +437,16 @@ other_tier() {
         check 'what the proof computes' python3 -m unittest discover -s scripts/gpu-proof
     else
         skip 'what the proof computes' 'python3 is missing; install it with: apt-get install python3 (as root)'
+    fi
+    if command -v python3 >/dev/null && python3 -c 'import yaml, jsonschema' 2>/dev/null; then
+        check 'deploy/kubernetes' python3 scripts/kubernetes/check.py
+        # Parts of it need more than Python.
+        local tool
+        for tool in kubectl go; do
+            command -v "$tool" >/dev/null || skip "deploy/kubernetes by $tool" "$tool is missing"
+        done
+    else
+        skip 'deploy/kubernetes' 'it needs apt-get install python3-yaml python3-jsonschema (as root)'
     fi
     if get_promtool; then
         check 'metrics and rules' prometheus_files

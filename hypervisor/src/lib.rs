@@ -53,7 +53,7 @@ pub use identity::{
 pub use observe::{Observation, UnknownProcesses};
 pub use quotas::{AsRegistered, Asked, Quotas};
 pub use remote::{Remote, RemoteError, TOKEN_VARIABLE, TlsFiles, TokenSource};
-pub use role::{RoleError, run_extender, run_node};
+pub use role::{RoleError, check_node, run_extender, run_node};
 pub use service_manager::PassedError;
 
 use self::connection::ConnectionAdmission;

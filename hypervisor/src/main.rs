@@ -106,6 +106,10 @@ enum Command {
         /// The folder with libcuda_limiter.so and libadd_path.so, which containers preload
         #[arg(long, value_name = "DIR", default_value = node::LIBRARY)]
         library: PathBuf,
+        /// Put the libraries of --library into this folder, from which kubelets mount them, and end. For an image, whose
+        /// files are not the node's
+        #[arg(long, value_name = "DIR", conflicts_with = "check")]
+        install: Option<PathBuf>,
         /// The socket of the node's daemon, whose folder containers see
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
@@ -113,6 +117,13 @@ enum Command {
         /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
+        /// Look at all that it needs, tell what is wrong and the command that mends it, and end: with 0 if nothing is
+        /// broken, else with 1. Nothing is changed
+        #[arg(long)]
+        check: bool,
+        /// Tell it as JSON
+        #[arg(long, requires = "check")]
+        json: bool,
         /// The driver's NVML, by which GPUs are found [default: libnvidia-ml.so.1, where the loader finds it]
         #[arg(long, value_name = "PATH")]
         nvml: Option<PathBuf>,
@@ -233,12 +244,18 @@ fn main() -> ExitCode {
             kubelet_dir: kubelet,
             allocations,
             library,
+            install,
             daemon,
             devices,
+            check,
+            json,
             nvml,
             log: level,
             log_format,
         } => {
+            if let Some(folder) = install {
+                return serve(level, log_format, || node::install(&library, &folder));
+            }
             let options = node::Options {
                 kubelet,
                 allocations,
@@ -252,6 +269,9 @@ fn main() -> ExitCode {
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
                 cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };
+            if check {
+                return check_node(&options, nvml.as_deref(), json);
+            }
             serve(level, log_format, || hypervisor::run_node(&options, nvml.as_deref()))
         }
         Command::Scheduler {
@@ -298,6 +318,29 @@ fn write_manual(folder: &Path) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::say(&format!("hypervisor: cannot write to {}: {error}", folder.display()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check_node(options: &node::Options, nvml: Option<&Path>, json: bool) -> ExitCode {
+    let told = hypervisor::check_node(options, nvml).map_err(|error| error.to_string());
+    let told = told.and_then(|report| {
+        let healthy = "Nothing is broken: hypervisor node can run here.";
+        let broken = "hypervisor node cannot do its work here.";
+        let text = if json {
+            serde_json::to_string_pretty(&report).map_err(|error| error.to_string())? + "\n"
+        } else {
+            report.told(healthy, broken)
+        };
+        io::stdout().write_all(text.as_bytes()).map_err(|error| error.to_string())?;
+        Ok(report.healthy)
+    });
+    match told {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            log::say(&format!("hypervisor: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -6,6 +6,8 @@ use std::pin::Pin;
 
 use ::node::{NodeError, Options};
 use observer::NvmlSource;
+use protocol::reports::DoctorReport;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::end::Ends;
 
@@ -33,8 +35,7 @@ pub enum RoleError {
 /// # Errors
 /// [`RoleError`].
 pub fn run_node(options: &Options, nvml: Option<&Path>) -> Result<(), RoleError> {
-    let source = Box::new(nvml.map_or_else(NvmlSource::default, NvmlSource::at));
-    run(async |end| Ok(::node::serve(options, source, end).await?))
+    run(async |end| Ok(::node::serve(options, source(nvml), end).await?))
 }
 
 /// Serves kube-scheduler until a signal asks to end.
@@ -48,14 +49,10 @@ pub fn run_extender(options: &extender::Options) -> Result<(), RoleError> {
 type End = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 fn run(serve: impl AsyncFnOnce(End) -> Result<(), RoleError>) -> Result<(), RoleError> {
-    let system = |what| move |source| RoleError::System { what, source };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(system("threads"))?;
+    let runtime = runtime()?;
     let served = runtime.block_on(async {
-        let mut ends = Ends::new().map_err(system("signal handlers"))?;
+        let handlers = |source| RoleError::System { what: "signal handlers", source };
+        let mut ends = Ends::new().map_err(handlers)?;
         let end = async move {
             let signal = ends.asked().await;
             tracing::info!(signal, "ends");
@@ -64,4 +61,24 @@ fn run(serve: impl AsyncFnOnce(End) -> Result<(), RoleError>) -> Result<(), Role
     });
     runtime.shutdown_background();
     served
+}
+
+/// Looks at all that the node's part needs, and changes nothing.
+///
+/// # Errors
+/// [`RoleError`].
+pub fn check_node(options: &Options, nvml: Option<&Path>) -> Result<DoctorReport, RoleError> {
+    let runtime = runtime()?;
+    let report = ::node::check(options, source(nvml), runtime.handle());
+    runtime.shutdown_background();
+    Ok(report)
+}
+
+fn runtime() -> Result<Runtime, RoleError> {
+    let threads = |source| RoleError::System { what: "threads", source };
+    Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(threads)
+}
+
+fn source(nvml: Option<&Path>) -> Box<NvmlSource> {
+    Box::new(nvml.map_or_else(NvmlSource::default, NvmlSource::at))
 }

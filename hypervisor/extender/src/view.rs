@@ -105,7 +105,7 @@ mod tests {
         .unwrap()
     }
 
-    /// How many pods of 10 cores find room beside this one, before a node is full.
+    /// How many pods of 30 cores find room beside this one, before a node is full.
     fn room(beside: &Pod) -> usize {
         let one = pod(
             &json!({"nvidia.com/vgpu-number": "1", "nvidia.com/vgpu-cores": "30", "nvidia.com/vgpu-memory": "1"}),

@@ -16,8 +16,10 @@ use dialects::{Resource, Share};
 use limits::{GpuId, Limits, Policy};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use session::Page;
 use session::allocation;
 use session::settings::{FILE as SETTINGS, OwnerSettings};
+use session::taken::{Changed, Took, wait_until_taken};
 
 use crate::NodeError;
 use crate::amounts::Part;
@@ -35,6 +37,12 @@ const SESSION: &str = "session";
 const STARTED: &str = "started";
 /// What is promised to its container, for the next run of the node's part.
 const SHARES: &str = "shares.json";
+/// The annotation by which its limits were last changed, for the next run.
+const FOLLOWED: &str = "followed";
+/// How long others are waited for who change the same limits. A container's own processes can make it long.
+const LIMITS_WITHIN: Duration = Duration::from_millis(200);
+/// How long a container's processes have to say that they go by changed limits.
+const TAKEN_WITHIN: Duration = Duration::from_millis(500);
 /// The preloads of containers.
 const PRELOAD: &str = "ld.so.preload";
 /// How long after its container was listed no more an allocation is removed.
@@ -72,6 +80,8 @@ struct Entry {
     started: Option<Instant>,
     /// Whose limits are written.
     holder: Option<Holder>,
+    /// The annotation by which its limits were last changed, or were to be.
+    followed: Option<String>,
     /// Whether its ids have been listed.
     listed: bool,
     /// Since when they are not.
@@ -123,6 +133,9 @@ pub(crate) enum WriteError {
     /// Others have it, by these names or others.
     #[error("{what} of {gpu} are asked for: {asked}; {left} of {total} are left")]
     NoRoom { what: &'static str, gpu: GpuId, asked: u64, left: u64, total: u64 },
+    /// It has ended.
+    #[error("the container {0} has ended")]
+    Gone(Box<Holder>),
     #[error("the container's page: {0}")]
     Page(#[from] session::PageError),
     #[error("the container's limits: {0}")]
@@ -137,6 +150,16 @@ pub(crate) struct Waiting {
     pub(crate) key: AllocationKey,
     pub(crate) ids: BTreeSet<String>,
     pub(crate) gpus: Vec<GpuId>,
+}
+
+/// An allocation whose limits are written.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub(crate) key: AllocationKey,
+    pub(crate) holder: Holder,
+    pub(crate) gpus: Vec<GpuId>,
+    pub(crate) shares: Vec<(GpuId, Share)>,
+    pub(crate) followed: Option<String>,
 }
 
 impl Allocations {
@@ -331,6 +354,19 @@ impl Allocations {
         let limits: Vec<(GpuId, Limits)> =
             decision.parts.iter().map(|part| (part.gpu, part.limits)).collect();
         allocation::make_pages(&self.session_of(key), &limits)?;
+        let shares = self.write_down(key, decision)?;
+        (entry.holder, entry.shares) = (Some(decision.holder.clone()), shares);
+        drop(table);
+        self.has_changed();
+        Ok(true)
+    }
+
+    /// Writes what holds, for the container and for the next run.
+    fn write_down(
+        &self,
+        key: &AllocationKey,
+        decision: &Decision,
+    ) -> Result<Vec<(GpuId, Share)>, WriteError> {
         let draft = self.draft();
         _ = fs::remove_dir_all(&draft);
         fs::create_dir(&draft)?;
@@ -341,11 +377,70 @@ impl Allocations {
             fs::rename(draft.join(SETTINGS), self.of(key).join(SETTINGS)).map_err(Into::into)
         });
         _ = fs::remove_dir_all(&draft);
-        written?;
-        (entry.holder, entry.shares) = (Some(decision.holder.clone()), shares);
-        drop(table);
+        written.map(|()| shares)
+    }
+
+    /// Those whose limits are written.
+    pub(crate) fn held(&self) -> Vec<Held> {
+        let one = |(key, entry): (&AllocationKey, &Entry)| {
+            Some(Held {
+                key: key.clone(),
+                holder: entry.holder.clone().filter(|_| entry.missing.is_none())?,
+                gpus: entry.gpus.clone(),
+                shares: entry.shares.clone(),
+                followed: entry.followed.clone(),
+            })
+        };
+        self.table().iter().filter_map(one).collect()
+    }
+
+    /// Changes what holds for a container that runs. What it may have from now on is promised before it may take it.
+    /// Returns who has taken the change, for each GPU.
+    pub(crate) fn change(
+        &self,
+        key: &AllocationKey,
+        decision: &Decision,
+    ) -> Result<Vec<Vec<Took>>, WriteError> {
+        {
+            let mut table = self.table();
+            let others = table.iter().filter(|(other, _)| *other != key);
+            let others: Vec<_> = others.flat_map(|(_, entry)| entry.taken().shares).collect();
+            let gone = || WriteError::Gone(Box::new(decision.holder.clone()));
+            let is_its = |entry: &&mut Entry| entry.holder.as_ref() == Some(&decision.holder);
+            let entry = table.get_mut(key).filter(is_its).ok_or_else(gone)?;
+            decision.parts.iter().try_for_each(|part| has_room(part, &others))?;
+            entry.shares = self.write_down(key, decision)?;
+        }
         self.has_changed();
-        Ok(true)
+        let until = Instant::now() + LIMITS_WITHIN;
+        let mut changed = Vec::new();
+        for Part { gpu, limits, .. } in &decision.parts {
+            let page = Page::open_existing(&self.session_of(key).join(format!("{gpu}.page")))?;
+            // Who keeps it for longer does not keep the limits.
+            let lock = page.lock_limits(until);
+            changed.push(Changed::make(page, limits)?);
+            drop(lock);
+        }
+        Ok(wait_until_taken(&changed, Instant::now() + TAKEN_WITHIN)?)
+    }
+
+    /// By which annotation an allocation's limits were last changed, or were to be.
+    pub(crate) fn followed(&self, key: &AllocationKey, text: Option<String>) -> io::Result<()> {
+        let mut table = self.table();
+        let Some(entry) = table.get_mut(key) else { return Ok(()) };
+        entry.followed.clone_from(&text);
+        let path = self.of(key).join(FOLLOWED);
+        match text {
+            Some(text) => {
+                let draft = self.draft();
+                fs::write(&draft, text)?;
+                fs::rename(draft, path)
+            }
+            None => match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
+        }
     }
 
     /// Removes the allocations of containers that have ended. `mounted` tells which of these some process still sees: a
@@ -398,6 +493,7 @@ impl Entry {
             made: Instant::now(),
             started: None,
             holder: None,
+            followed: None,
             listed: false,
             missing: None,
         }
@@ -538,9 +634,18 @@ fn found_in(folder: &Path) -> io::Result<BTreeMap<AllocationKey, Entry>> {
         let now = Instant::now();
         let started = path.join(STARTED).exists().then_some(now);
         let holder = OwnerSettings::of(&path).ok().and_then(|settings| holder(&settings));
-        let (listed, missing) = (holder.is_some(), None);
-        let entry =
-            Entry { resource, ids, gpus, shares, made: now, started, holder, listed, missing };
+        let entry = Entry {
+            resource,
+            ids,
+            gpus,
+            shares,
+            made: now,
+            started,
+            listed: holder.is_some(),
+            holder,
+            followed: fs::read_to_string(path.join(FOLLOWED)).ok(),
+            missing: None,
+        };
         table.insert(key, entry);
     }
     Ok(table)

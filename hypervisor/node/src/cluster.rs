@@ -1,6 +1,6 @@
 //! The cluster as its API server shows it: this node's pods, and what people and schedulers are told of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +14,13 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::WatchStreamExt;
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Client, Config, Resource};
 use limits::{GpuId, Policy};
 use serde_json::{Value, json};
 
+use crate::events::{Events, Kind, Told};
 use crate::identity::Holder;
 use crate::words;
 
@@ -30,8 +30,6 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 const LISTS_WITHIN: Duration = Duration::from_secs(2);
 /// How often what could not be written is tried again, once a second.
 const TRIES: u32 = 10;
-/// What Kubernetes takes as an event's text.
-const MOST_NOTE: usize = 1000;
 
 /// How the API server is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +65,7 @@ pub(crate) struct Cluster {
     client: Client,
     node: Arc<str>,
     pods: Store<Pod>,
-    recorder: Recorder,
+    events: Events,
     reschedule: bool,
     policy: Arc<Mutex<Policy>>,
     /// Containers whose GPUs the kubelet has been told, by their pods' UIDs.
@@ -80,6 +78,18 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
+/// A client of the API server.
+pub(crate) async fn client(options: &ClusterOptions) -> Result<Client, ClusterError> {
+    let config = match &options.kubeconfig {
+        Some(file) => {
+            let file = Kubeconfig::read_from(file)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+        }
+        None => Config::incluster()?,
+    };
+    Ok(Client::try_from(config)?)
+}
+
 /// What keeps [`Cluster`] up to date.
 pub(crate) type Keep = std::pin::Pin<Box<dyn Future<Output = Infallible> + Send>>;
 
@@ -90,22 +100,14 @@ impl Cluster {
         dialects: Arc<[Dialect]>,
         reschedule: bool,
     ) -> Result<(Self, Keep), ClusterError> {
-        let config = match &options.kubeconfig {
-            Some(file) => {
-                let file = Kubeconfig::read_from(file)?;
-                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
-            }
-            None => Config::incluster()?,
-        };
-        let client = Client::try_from(config)?;
+        let client = client(options).await?;
         let (pods, mut writer) = store();
-        let reporter =
-            Reporter { controller: "sluice".to_owned(), instance: Some(options.node.clone()) };
+        let node: Arc<str> = options.node.as_str().into();
         let cluster = Self {
             client: client.clone(),
-            node: options.node.as_str().into(),
+            node: Arc::clone(&node),
             pods,
-            recorder: Recorder::new(client.clone(), reporter),
+            events: Events::new(client.clone(), node),
             reschedule,
             policy: Arc::default(),
             told: Arc::default(),
@@ -306,7 +308,7 @@ impl Cluster {
         let (cluster, holder, reason) = (self.clone(), holder.clone(), reason.to_owned());
         tokio::spawn(async move {
             let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
-            cluster.tell(&pod, EventType::Warning, "GPURefused", &reason).await;
+            cluster.tell(&pod, Kind::Warning, "GPURefused", &reason).await;
             for dialect in Dialect::ALL {
                 if is_allocating(&pod, dialect) {
                     let mut metadata = json!({});
@@ -323,14 +325,32 @@ impl Cluster {
         });
     }
 
-    async fn tell(&self, pod: &Pod, type_: EventType, reason: &str, text: &str) {
-        let note = Some(text.chars().take(MOST_NOTE).collect());
-        let (reason, action) = (reason.to_owned(), "Allocate".to_owned());
-        let event = Event { type_, reason, note, action, secondary: None };
-        let about: ObjectReference = pod.object_ref(&());
-        if let Err(error) = self.recorder.publish(&event, &about).await {
-            tracing::warn!(%error, "an event cannot be written");
-        }
+    async fn tell(&self, pod: &Pod, kind: Kind, reason: &'static str, text: &str) {
+        let told = Told::once(kind, reason, "Allocate", text.to_owned());
+        self.events.tell(&pod.object_ref(&()), told).await;
+    }
+
+    /// Writes events.
+    pub(crate) fn events(&self) -> Events {
+        self.events.clone()
+    }
+
+    /// This node, as events name it: kubelets and kubectl take its name for its UID.
+    pub(crate) fn node(&self) -> ObjectReference {
+        let name = Some(self.node.to_string());
+        let (kind, api_version) = (Some("Node".to_owned()), Some("v1".to_owned()));
+        ObjectReference { api_version, kind, uid: name.clone(), name, ..ObjectReference::default() }
+    }
+
+    /// This node's pods that have not ended, by namespace and name.
+    pub(crate) fn present(&self) -> BTreeMap<(String, String), Arc<Pod>> {
+        let pods = self.pods.state().into_iter();
+        let pods = pods.filter(|pod| !has_ended(pod) && pod.metadata.deletion_timestamp.is_none());
+        let named = |pod: Arc<Pod>| {
+            let (namespace, name) = (pod.metadata.namespace.clone()?, pod.metadata.name.clone()?);
+            Some(((namespace, name), pod))
+        };
+        pods.filter_map(named).collect()
     }
 
     /// Deletes a pod, if something makes it anew.
@@ -340,11 +360,11 @@ impl Cluster {
         let owners = meta.owner_references.iter().flatten();
         if !owners.into_iter().any(|owner| owner.controller == Some(true)) {
             let text = "it is not deleted: no controller would make it anew";
-            self.tell(pod, EventType::Warning, "NotRescheduled", text).await;
+            self.tell(pod, Kind::Warning, "NotRescheduled", text).await;
             return;
         }
         let text = "it is deleted, so that its controller makes a new one";
-        self.tell(pod, EventType::Normal, "Rescheduled", text).await;
+        self.tell(pod, Kind::Normal, "Rescheduled", text).await;
         let pods: Api<Pod> =
             Api::namespaced(self.client.clone(), meta.namespace.as_deref().unwrap_or("default"));
         let preconditions = Some(Preconditions { uid: meta.uid.clone(), resource_version: None });

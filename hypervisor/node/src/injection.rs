@@ -2,6 +2,7 @@
 //! could replace.
 
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statvfs};
@@ -59,6 +60,11 @@ pub(crate) fn preloaded() -> Vec<PathBuf> {
     PRELOADED.iter().map(|name| Path::new(LIBRARIES).join(name)).collect()
 }
 
+/// The libraries on the node.
+pub(crate) fn files(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    PRELOADED.iter().map(move |name| folder.join(name))
+}
+
 /// Checks the folder of the libraries.
 pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
     for name in PRELOADED {
@@ -73,6 +79,44 @@ pub(crate) fn check(folder: &Path) -> Result<(), InjectionError> {
         Ok(true) => Err(InjectionError::NoExec { folder: folder.to_owned() }),
         _ => Ok(()),
     }
+}
+
+/// Why libraries cannot be put on the node.
+#[derive(Debug, thiserror::Error)]
+pub enum InstallError {
+    /// They are not there.
+    #[error(transparent)]
+    Library(#[from] InjectionError),
+    /// They cannot be written.
+    #[error("--install {folder}: {source}", folder = folder.display())]
+    Write {
+        /// The folder.
+        folder: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// Puts the libraries of a folder into another one, from which kubelets mount them. What is the same stays as it is:
+/// containers that run have it loaded.
+///
+/// # Errors
+/// [`InstallError`].
+pub fn install(from: &Path, to: &Path) -> Result<(), InstallError> {
+    check(from)?;
+    let write = |source| InstallError::Write { folder: to.to_owned(), source };
+    std::fs::create_dir_all(to).map_err(write)?;
+    for name in PRELOADED {
+        let new = std::fs::read(from.join(name)).map_err(write)?;
+        if std::fs::read(to.join(name)).is_ok_and(|present| present == new) {
+            continue;
+        }
+        let draft = to.join(format!(".draft-{name}"));
+        std::fs::write(&draft, new).map_err(write)?;
+        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).map_err(write)?;
+        std::fs::rename(draft, to.join(name)).map_err(write)?;
+    }
+    Ok(())
 }
 
 impl Injection {
@@ -104,5 +148,30 @@ pub(crate) fn mount(host: &Path, inside: &str, read_only: bool) -> Mount {
         container_path: inside.to_owned(),
         host_path: host.to_string_lossy().into_owned(),
         read_only,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn libraries_are_put_on_the_node_and_those_in_use_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("a/b"));
+        assert!(matches!(install(&from, &to), Err(InstallError::Library(_))));
+        std::fs::create_dir(&from).unwrap();
+        for name in PRELOADED {
+            std::fs::write(from.join(name), name).unwrap();
+        }
+        let inode = |at: usize| std::fs::metadata(to.join(PRELOADED[at])).unwrap().ino();
+        install(&from, &to).unwrap();
+        let before = (inode(0), inode(1));
+        std::fs::write(from.join(PRELOADED[1]), "newer").unwrap();
+        install(&from, &to).unwrap();
+        assert!(inode(0) == before.0 && inode(1) != before.1);
+        assert_eq!(std::fs::read(to.join(PRELOADED[1])).unwrap(), b"newer");
+        assert_eq!(std::fs::read_dir(&to).unwrap().count(), PRELOADED.len());
     }
 }

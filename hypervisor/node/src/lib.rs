@@ -11,14 +11,20 @@ mod amounts;
 mod chain;
 mod cluster;
 mod device_files;
+mod events;
 mod hidden;
 mod identity;
 mod injection;
+mod live;
 mod mounted;
+mod often;
 mod options;
+mod people;
+mod permissions;
 mod plugin;
 mod pod_resources;
 pub mod pool;
+mod preflight;
 pub mod proto;
 mod registers;
 mod registration;
@@ -39,16 +45,19 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 pub use cluster::{ClusterError, ClusterOptions};
-pub use injection::InjectionError;
+pub use injection::{InjectionError, InstallError, install};
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
 };
+pub use permissions::{PERMISSIONS, Permission};
+pub use preflight::check;
 
 use self::allocations::Allocations;
 use self::cluster::Cluster;
 use self::device_files::DeviceFiles;
 use self::hidden::Hidden;
 use self::injection::Injection;
+use self::people::People;
 use self::plugin::Offer;
 use self::pod_resources::PodResourcesApi;
 use self::pool::{Pool, PoolError};
@@ -153,6 +162,15 @@ pub async fn serve(
             tasks.spawn(async { match keep.await {} });
             let registers = registers::keep(cluster.clone(), pool.clone(), Arc::clone(&dialects));
             tasks.spawn(async { match registers.await {} });
+            let people = People {
+                cluster: cluster.clone(),
+                allocations: Arc::clone(&allocations),
+                pool: pool.clone(),
+                dialects: Arc::clone(&dialects),
+                socket: options.daemon.as_path().into(),
+                daemon: injection.daemon_inside().into(),
+            };
+            tasks.spawn(async { match people.keep().await {} });
             Some(cluster)
         }
     };

@@ -131,7 +131,7 @@ pub enum HookWord {
     Failed,
 }
 
-/// The output of `sluice doctor --json`.
+/// The output of `sluice doctor --json`, and of `hypervisor node --check --json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DoctorReport {

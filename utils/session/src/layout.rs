@@ -209,8 +209,10 @@ pub struct PageLayout {
     pub elsewhere_until_ns: AtomicU64,
     /// When the session's own account was last charged, on `CLOCK_MONOTONIC` in nanoseconds.
     pub own_at_ns: AtomicU64,
+    /// What was in use when a reservation was last refused, in bytes, of the bound that refused it.
+    pub refused_beside: AtomicU64,
     /// For later fields.
-    pub unused: [AtomicU64; 55],
+    pub unused: [AtomicU64; 54],
     /// [`MAGIC`] again. It is missing if the file has been cut short, even by one byte.
     pub end: [AtomicU64; 4],
 }

@@ -3,13 +3,12 @@
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-use protocol::reports::FindingState;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{Checked, Wrong};
 use crate::parts::{self, Parts};
 use crate::status::{Bytes, Percent};
+use protocol::findings::{Checked, Wrong};
 
 /// What the memory canary may have. A context takes about half of it.
 const MEMORY: u64 = 1 << 30;
@@ -132,11 +131,7 @@ fn judge_time(alone: f64, limited: f64) -> Checked {
     }
     if percent < f64::from(LEAST) {
         let found = format!("{found}; something else keeps the GPU or the CPUs busy");
-        return Err(Wrong {
-            state: FindingState::Note,
-            found,
-            mend: Some("sluice status".to_owned()),
-        });
+        return Err(Wrong::note(found, "sluice status"));
     }
     Ok(found)
 }
@@ -144,9 +139,10 @@ fn judge_time(alone: f64, limited: f64) -> Checked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::reports::FindingState;
 
     fn state(checked: Checked) -> FindingState {
-        checked.err().map_or(FindingState::Ok, |wrong| wrong.state)
+        checked.err().map_or(FindingState::Ok, |wrong| wrong.state())
     }
 
     #[test]

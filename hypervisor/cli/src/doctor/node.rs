@@ -11,10 +11,10 @@ use protocol::socket::default_sockets;
 use session::directory::{OwnedSession, ROOT};
 use session::layout::PageLayout;
 
-use super::{Checked, Wrong};
 use crate::daemon_link::{self, PATIENCE};
 use crate::remote;
 use crate::status::{Bytes, Seconds};
+use protocol::findings::{Checked, Wrong};
 
 /// The status with which a daemon says that it is not ready.
 const NOT_READY: u16 = 503;
@@ -171,7 +171,7 @@ mod tests {
             let readiness = Readiness { ready: reasons.is_empty(), reasons, state_file: None };
             judge(&readiness, "it", "it", RESTART, fake)
                 .err()
-                .map_or(FindingState::Ok, |wrong| wrong.state)
+                .map_or(FindingState::Ok, |wrong| wrong.state())
         };
         use ReasonCode::{NoDevice, SchedulerStuck, StateNotWritten};
         let (ok, note, broken) = (FindingState::Ok, FindingState::Note, FindingState::Broken);

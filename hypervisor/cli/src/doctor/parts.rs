@@ -9,7 +9,9 @@ use std::process::{Command, Stdio};
 use rustix::fs::{Access, access};
 use session::directory;
 
-use super::{Checked, Wrong, installation};
+use protocol::findings::{Checked, Wrong};
+
+use super::installation;
 use crate::parts::{self, Parts};
 use crate::{devices, hooks};
 

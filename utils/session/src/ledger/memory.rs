@@ -164,6 +164,8 @@ impl Ledger<'_> {
             return;
         }
         let refusals = self.0.refusals.load(Relaxed);
+        let on_device = reason == RefusedFor::Real;
+        self.0.refused_beside.put(if on_device { self.on_device() } else { self.used() });
         self.0.refused_bytes.put(bytes);
         self.0.refused_at_ns.put(now_ns);
         self.0.refusals.put(refusals.saturating_add(1));

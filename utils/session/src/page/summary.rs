@@ -55,6 +55,8 @@ pub struct Refusals {
     pub count: u64,
     /// What the last one asked for.
     pub bytes: u64,
+    /// What was in use then, of the bound that refused it. Programs of earlier builds do not say: 0.
+    pub beside: u64,
     /// When, on `CLOCK_MONOTONIC` in nanoseconds.
     pub at_ns: u64,
 }
@@ -196,6 +198,7 @@ impl Summary {
                 count => Some(Refusals {
                     count,
                     bytes: layout.refused_bytes.load(Relaxed),
+                    beside: layout.refused_beside.load(Relaxed),
                     at_ns: layout.refused_at_ns.load(Relaxed),
                 }),
             },

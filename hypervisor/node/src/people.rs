@@ -1,0 +1,327 @@
+//! What people ask of running pods, and what they are told of them: limits that are changed by annotation, memory that
+//! was refused, and processes that no session knows.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::DeviceList;
+use bytesize::ByteSize;
+use dialects::{Claim, Dialect, Share, pods};
+use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::Resource;
+use limits::GpuId;
+use session::taken::Took;
+use session::{Page, Refusals, Summary};
+use tokio::sync::watch;
+
+use crate::allocations::{Allocations, Decision, Held, WriteError};
+use crate::amounts::{AmountError, Part, Wish};
+use crate::cluster::Cluster;
+use crate::events::{Events, Kind, Told};
+use crate::identity::Holder;
+use crate::live::{self, ChangeError, LIMITS};
+use crate::often::{Due, Often};
+use crate::pool::{AllocationKey, Gpu, Pool};
+use crate::words::{self, WordsError};
+
+/// How often it is looked.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often the daemon is asked for processes that no session knows.
+const ASK: Duration = Duration::from_secs(10);
+/// How long the daemon has for its answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// As many processes are named.
+const NAMED: usize = 3;
+
+/// Why limits are not changed.
+#[derive(Debug, thiserror::Error)]
+enum NotChanged {
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    #[error(transparent)]
+    Words(#[from] WordsError),
+    #[error(transparent)]
+    Amount(#[from] AmountError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("{0} is not one of the node's GPUs any more")]
+    NoGpu(GpuId),
+}
+
+/// What is needed for that.
+#[derive(Clone)]
+pub(crate) struct People {
+    pub(crate) cluster: Cluster,
+    pub(crate) allocations: Arc<Allocations>,
+    pub(crate) pool: watch::Receiver<Arc<Pool>>,
+    pub(crate) dialects: Arc<[Dialect]>,
+    /// The daemon's socket on the node ...
+    pub(crate) socket: Arc<Path>,
+    /// ... and where containers see it.
+    pub(crate) daemon: Arc<Path>,
+}
+
+/// What is known of an allocation's refusals.
+type Known = BTreeMap<(AllocationKey, GpuId), Often>;
+
+impl People {
+    /// For as long as the program runs.
+    pub(crate) async fn keep(self) -> Infallible {
+        let mut known = self.told_before();
+        let (mut strangers, mut asked) = (BTreeMap::new(), None::<Instant>);
+        loop {
+            tokio::time::sleep(LOOK).await;
+            if asked.is_none_or(|asked| asked.elapsed() >= ASK) {
+                asked = Some(Instant::now());
+                self.look_for_strangers(&mut strangers).await;
+            }
+            let pods = self.cluster.present();
+            let held = self.allocations.held();
+            known.retain(|(key, _), _| held.iter().any(|one| one.key == *key));
+            for held in held {
+                let holder = &held.holder;
+                let Some(pod) = pods.get(&(holder.namespace.clone(), holder.pod.clone())) else {
+                    continue;
+                };
+                self.follow(&held, pod).await;
+                self.look_for_refusals(&held, pod, &mut known).await;
+            }
+        }
+    }
+
+    /// What an earlier run has told of.
+    fn told_before(&self) -> Known {
+        let mut known = Known::new();
+        for held in self.allocations.held() {
+            let folder = self.allocations.session_of(&held.key);
+            for gpu in held.gpus {
+                let refused = summary(&folder, gpu).and_then(|summary| summary.refused);
+                let often = Often::from(refused.map_or(0, |refused| refused.count));
+                known.insert((held.key.clone(), gpu), often);
+            }
+        }
+        known
+    }
+
+    /// Changes a container's limits if its pod's annotation has changed.
+    async fn follow(&self, held: &Held, pod: &Arc<Pod>) {
+        let text = pods::annotation(pod, LIMITS);
+        if text == held.followed.as_deref() {
+            return;
+        }
+        let (own, text) = (self.clone(), text.map(ToOwned::to_owned));
+        let (work, about) = ((held.clone(), Arc::clone(pod)), pod.object_ref(&()));
+        let worked = tokio::task::spawn_blocking(move || {
+            let (held, pod) = work;
+            let changed = own.change(&held, &pod, text.as_deref());
+            // Once, also where it is refused: it does not come true behind people's backs later.
+            if let Err(error) = own.allocations.followed(&held.key, text) {
+                tracing::warn!(%error, "the annotation that was followed");
+            }
+            changed
+        });
+        let container = &held.holder.container;
+        match worked.await {
+            Ok(Ok(None)) => {}
+            Ok(Ok(Some((said, dialect)))) => {
+                tracing::info!(holder = %held.holder, said, "its limits are changed");
+                let note = format!("limits changed: container {container}: {said}");
+                let told = Told::once(Kind::Normal, "GPULimitsChanged", "ChangeLimits", note);
+                self.tell(about, told);
+                self.write_real(&held.holder, dialect);
+            }
+            Ok(Err(reason)) => {
+                let note = format!("limits not changed: container {container}: {LIMITS}: {reason}");
+                tracing::warn!(holder = %held.holder, note, "its limits stay");
+                let told = Told::once(Kind::Warning, "GPULimitsRefused", "ChangeLimits", note);
+                self.tell(about, told);
+            }
+            Err(ended) => tracing::error!(%ended, "changing limits"),
+        }
+    }
+
+    /// Returns what has changed, in words. Touches files, and waits until processes have taken it.
+    fn change(
+        &self,
+        held: &Held,
+        pod: &Pod,
+        text: Option<&str>,
+    ) -> Result<Option<(String, Dialect)>, NotChanged> {
+        let mut own = Vec::new();
+        for container in pods::containers(pod) {
+            if pods::need(container, &self.dialects).map_err(WordsError::from)?.is_some() {
+                own.push(container.name.as_str());
+            }
+        }
+        let all = text.map(|text| live::changes(text, &own)).transpose()?.unwrap_or_default();
+        let change = all.get(&held.holder.container).copied().unwrap_or_default();
+        let wish = words::wish(pod, &held.holder.container, &self.dialects, self.cluster.policy())?;
+        let Wish::Said { need, policy, .. } = &wish else { return Ok(None) };
+        let (dialect, policy) = (need.dialect, *policy);
+        let pool = Arc::clone(&self.pool.borrow());
+        let find = |id: &GpuId| {
+            let found: Option<&Gpu> = pool.gpus().iter().find(|gpu| gpu.id == *id);
+            found.ok_or(NotChanged::NoGpu(*id))
+        };
+        let gpus = held.gpus.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let parts = live::parts(&wish, change, &gpus, &pool)?;
+        let before = |gpu: GpuId| {
+            let known = held.shares.iter().find(|(one, _)| *one == gpu);
+            known.map_or(Share::default(), |(_, share)| *share)
+        };
+        let differs = |part: &&Part| before(part.gpu) != part.share;
+        let said: Vec<String> = parts
+            .iter()
+            .filter(differs)
+            .map(|part| live::told(part.gpu, before(part.gpu), part.share))
+            .collect();
+        if said.is_empty() {
+            return Ok(None);
+        }
+        let (holder, daemon) = (held.holder.clone(), self.daemon.to_path_buf());
+        let decision = Decision { holder, parts, policy, daemon };
+        let took = self.allocations.change(&held.key, &decision)?;
+        Ok(Some((format!("{}; {}", said.join("; "), seen_by(&took)), dialect)))
+    }
+
+    /// Schedulers of VGPU-Manager's dialect count what stands there.
+    fn write_real(&self, holder: &Holder, dialect: Dialect) {
+        if dialect != Dialect::VgpuManager {
+            return;
+        }
+        let pool = Arc::clone(&self.pool.borrow());
+        let place = |gpu| (0..).zip(pool.gpus()).find(|(_, one)| one.id == gpu).map(|(at, _)| at);
+        let is_its = |held: &Held| {
+            (&held.holder.namespace, &held.holder.pod) == (&holder.namespace, &holder.pod)
+        };
+        let claims = |held: Held| {
+            let claim = |&(gpu, Share { cores, memory_mib }): &(GpuId, Share)| Claim {
+                index: place(gpu).unwrap_or_default(),
+                gpu,
+                cores,
+                memory_mib,
+            };
+            (held.holder.container, held.shares.iter().map(claim).collect())
+        };
+        let all = self.allocations.held().into_iter().filter(is_its).map(claims).collect();
+        self.cluster.allocated(holder, dialect, all);
+    }
+
+    /// Tells of memory that was refused since it was last looked.
+    async fn look_for_refusals(&self, held: &Held, pod: &Arc<Pod>, known: &mut Known) {
+        let folder = self.allocations.session_of(&held.key);
+        let gpus = held.gpus.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let look = |gpu: GpuId| Some((gpu, summary(&folder, gpu)?));
+            gpus.into_iter().filter_map(look).collect::<Vec<_>>()
+        });
+        let Ok(looked) = looked.await else { return };
+        for (gpu, summary) in looked {
+            let often = known.entry((held.key.clone(), gpu)).or_default();
+            let Some(refused) = summary.refused else { continue };
+            let series = format!("{gpu}/{}", refused.bytes);
+            let due = often.take(refused.count, &series, Instant::now());
+            if let Some(Due { count, series }) = due {
+                let container = &held.holder.container;
+                let note = denied(container, gpu, refused, &summary);
+                let series = format!("{container}/{series}");
+                let (kind, reason) = (Kind::Warning, "GPUMemoryDenied");
+                let told = Told { kind, reason, action: "Allocate", note, series, count };
+                self.tell(pod.object_ref(&()), told);
+            }
+        }
+    }
+
+    /// Tells of processes that use GPUs of the node and have no session, as the daemon finds them.
+    async fn look_for_strangers(&self, known: &mut BTreeMap<String, Often>) {
+        let socket = self.socket.to_path_buf();
+        let ask = move || -> Result<DeviceList, ClientError> {
+            let client = BlockingHttpClient::new(Endpoint::Unix(socket));
+            client.get(api::path::DEVICES, ANSWERS_WITHIN)
+        };
+        // Without a daemon nobody looks for them.
+        let Ok(Ok(list)) = tokio::task::spawn_blocking(ask).await else { return };
+        for device in list.devices {
+            let often = known.entry(device.uuid.clone()).or_default();
+            let processes = &device.unknown_processes;
+            let series = processes.first().map(|one| one.pid.to_string()).unwrap_or_default();
+            let due = often.take(device.unknown_seen, &series, Instant::now());
+            let Some(Due { count, series }) = due.filter(|_| !processes.is_empty()) else {
+                continue;
+            };
+            let note = strangers(&device);
+            let series = format!("{}/{series}", device.uuid);
+            let (kind, reason) = (Kind::Warning, "GPUProcessWithoutSession");
+            let told = Told { kind, reason, action: "Observe", note, series, count };
+            self.tell(self.cluster.node(), told);
+        }
+    }
+
+    /// Without waiting: the API server may be slow.
+    fn tell(&self, about: ObjectReference, told: Told) {
+        let events: Events = self.cluster.events();
+        tokio::spawn(async move { events.tell(&about, told).await });
+    }
+}
+
+/// A page may be damaged by those who use it: then there is nothing to tell.
+fn summary(folder: &Path, gpu: GpuId) -> Option<Summary> {
+    let page = Page::open_existing(&folder.join(format!("{gpu}.page"))).ok()?;
+    page.look().ok().map(Summary::of)
+}
+
+fn denied(container: &str, gpu: GpuId, refused: Refusals, summary: &Summary) -> String {
+    let asked = size(refused.bytes);
+    let limit = summary.limits.memory.map_or_else(
+        || "none".to_owned(),
+        |memory| match memory.real {
+            Some(real) => format!("{} ({} of it on the GPU)", size(memory.limit), size(real)),
+            None => size(memory.limit),
+        },
+    );
+    let used = size(refused.beside);
+    format!(
+        "GPU memory request denied: asked {asked}, limit {limit}, in use {used} (container {container}, {gpu})"
+    )
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+fn seen_by(took: &[Vec<Took>]) -> String {
+    let mut processes = BTreeMap::new();
+    for took in took.iter().flatten() {
+        let all = processes.entry(took.process.pid).or_insert(true);
+        *all &= took.taken;
+    }
+    let (all, seen) = (processes.len(), processes.values().filter(|taken| **taken).count());
+    let noun = |count: usize| if count == 1 { "process" } else { "processes" };
+    if all == seen {
+        format!("seen by {all} {}", noun(all))
+    } else {
+        format!("seen by {seen} of {all} processes; the others are stopped or of an earlier build")
+    }
+}
+
+fn strangers(device: &api::Device) -> String {
+    let one = |process: &api::UnknownProcess| {
+        let name = process.name.as_deref().unwrap_or("unknown program");
+        let user = process.uid.map(|uid| format!(" of user {uid}")).unwrap_or_default();
+        let memory = process.memory_bytes.map(|bytes| format!(" with {}", size(bytes)));
+        let (pid, memory) = (process.pid, memory.unwrap_or_default());
+        format!("process {pid} ({}){user}{memory}", name.chars().take(40).collect::<String>())
+    };
+    let named: Vec<String> = device.unknown_processes.iter().take(NAMED).map(one).collect();
+    let more = device.unknown_processes.len().saturating_sub(NAMED);
+    let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+    let uuid = &device.uuid;
+    format!(
+        "{uuid} is used without a session, so that nothing limits it: {}{more}",
+        named.join(", ")
+    )
+}

@@ -1,0 +1,75 @@
+//! `hypervisor node --check`: looks at all that the node's part needs, before it runs. Each finding that is wrong names
+//! the command that mends it. Nothing is changed.
+
+mod cluster;
+mod parts;
+mod runtime;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use limits::GpuId;
+use observer::Source;
+use protocol::findings::Findings;
+use protocol::reports::DoctorReport;
+use tokio::runtime::Handle;
+
+use crate::Options;
+use crate::seen::Seen;
+
+/// How long the driver has.
+const SHOWS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Looks at all of it. `on`: where calls are waited for; not to be called from there.
+#[must_use]
+pub fn check(options: &Options, source: Box<dyn Source>, on: &Handle) -> DoctorReport {
+    let mut findings = Findings::default();
+    let gpus = seen(source);
+    findings.look("user", &[], parts::user);
+    findings.look("options", &[], || parts::options(options));
+    findings.look("kubelet", &["options"], || parts::kubelet(options, on));
+    findings.look("pod resources", &["kubelet"], || parts::pod_resources(options, on));
+    findings.look("pid namespace", &["kubelet"], || parts::pid_namespace(options, on));
+    findings.look("library", &[], || parts::library(&options.library));
+    for (check, folder) in [
+        ("daemon folder", options.daemon.parent().unwrap_or(Path::new("/"))),
+        ("allocations", options.allocations.as_path()),
+    ] {
+        findings.look(check, &["user"], || parts::folder(folder));
+    }
+    findings.look("daemon", &["daemon folder"], || parts::daemon(&options.daemon));
+    findings.look("driver", &[], || parts::driver(&gpus));
+    findings.look("device files", &["driver"], || parts::device_files(&gpus));
+    let is_simulated = is_simulated(&gpus);
+    findings.look("runtime", &[], || runtime::nvidia(options.devices, is_simulated, &host()));
+    findings.look("cgroup", &[], || runtime::cgroup(Path::new("/proc")));
+    findings.look("API server", &[], || cluster::reachable(options, on));
+    findings.look("permissions", &["API server"], || cluster::permitted(options, on));
+    findings.look("node", &["API server"], || cluster::node(options, on));
+    findings.report()
+}
+
+/// What the driver shows first, or why it shows nothing.
+fn seen(source: Box<dyn Source>) -> Result<Vec<GpuId>, String> {
+    let (tell, told) = mpsc::channel();
+    let mut sight = Seen::default();
+    let watch = observer::Watch::start(source, move |news| {
+        let gpus = sight.take(news);
+        let gpus = gpus.map(|gpus| gpus.into_iter().map(|gpu| gpu.id).collect());
+        _ = tell.send(gpus.map_err(|blind: observer::Blind| blind.to_string()));
+    });
+    let _watch = watch.map_err(|error| error.to_string())?;
+    let silent = |_| format!("the driver has not shown any GPU for {} s", SHOWS_WITHIN.as_secs());
+    told.recv_timeout(SHOWS_WITHIN).map_err(silent)?
+}
+
+fn is_simulated(gpus: &Result<Vec<GpuId>, String>) -> bool {
+    gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty() && gpus.iter().all(GpuId::is_simulated))
+}
+
+/// Where the node's own files are: in a pod not at the root.
+fn host() -> PathBuf {
+    let first = Path::new("/proc/1/root");
+    if first.join("etc").is_dir() { first.to_owned() } else { PathBuf::from("/") }
+}

@@ -1,0 +1,151 @@
+//! What is on the node: the kubelet, folders, libraries, the driver.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+
+use limits::GpuId;
+use protocol::findings::{Checked, Wrong};
+use tokio::net::UnixStream;
+use tokio::runtime::Handle;
+
+use crate::Options;
+use crate::device_files::DeviceFiles;
+use crate::injection;
+use crate::pod_resources::PodResourcesApi;
+
+const NO_KUBELET: &str = "systemctl start kubelet; a pod mounts /var/lib/kubelet/device-plugins and \
+                          /var/lib/kubelet/pod-resources of the node at these paths";
+
+pub(super) fn user() -> Checked {
+    if rustix::process::geteuid().is_root() {
+        return Ok("root".to_owned());
+    }
+    let mend = "sudo hypervisor node --check; in a pod: securityContext.runAsUser 0";
+    Err(Wrong::broken("not root: containers' pages belong to root", mend))
+}
+
+pub(super) fn options(options: &Options) -> Checked {
+    let mend = "hypervisor node --help";
+    let resources = options.resources().map_err(|error| Wrong::broken(error.to_string(), mend))?;
+    options.plugin_folder().map_err(|error| Wrong::broken(error.to_string(), NO_KUBELET))?;
+    Ok(resources.iter().map(|resource| resource.name).collect::<Vec<_>>().join(", "))
+}
+
+pub(super) fn kubelet(options: &Options, on: &Handle) -> Checked {
+    let socket = options.kubelet.join("device-plugins/kubelet.sock");
+    let found =
+        |error: io::Error| Wrong::broken(format!("{}: {error}", socket.display()), NO_KUBELET);
+    on.block_on(UnixStream::connect(&socket)).map_err(found)?;
+    Ok(format!("listens on {}", socket.display()))
+}
+
+pub(super) fn pod_resources(options: &Options, on: &Handle) -> Checked {
+    let pods = on.block_on(PodResourcesApi::of(&options.kubelet).list());
+    let mend = "a kubelet from 1.20 on, with its feature gate KubeletPodResources (on if nothing is said), and in a pod \
+                its folder pod-resources mounted";
+    let pods = pods.map_err(|error| Wrong::broken(error.to_string(), mend))?;
+    Ok(format!("tells of {} pods", pods.len()))
+}
+
+/// The kernel names the process at the other end, if it can be seen from here.
+pub(super) fn pid_namespace(options: &Options, on: &Handle) -> Checked {
+    let socket = options.kubelet.join("device-plugins/kubelet.sock");
+    let peer = on.block_on(async { UnixStream::connect(&socket).await?.peer_cred() });
+    let mend = "hostPID: true in the pod's specification";
+    match peer.map(|peer| peer.pid()) {
+        Ok(Some(pid)) if pid > 0 => Ok(format!("the node's: the kubelet is process {pid}")),
+        Ok(_) => Err(Wrong::broken(
+            "the kubelet's process cannot be seen from here: nor can those that still use an allocation",
+            mend,
+        )),
+        Err(error) => Err(Wrong::broken(format!("{}: {error}", socket.display()), mend)),
+    }
+}
+
+pub(super) fn library(folder: &Path) -> Checked {
+    let mend = format!(
+        "sluice inject {} in the image, or a package of Sluice on the node",
+        folder.display()
+    );
+    injection::check(folder).map_err(|error| Wrong::broken(error.to_string(), mend.as_str()))?;
+    for path in injection::files(folder) {
+        let file = fs::read(&path).unwrap_or_default();
+        if !file.starts_with(b"\x7fELF") {
+            return Err(Wrong::broken(format!("{}: no library", path.display()), mend));
+        }
+        let mode = fs::metadata(&path).map(|found| found.permissions().mode()).unwrap_or_default();
+        if mode & 0o444 != 0o444 {
+            let found =
+                format!("{}: mode {:o}: not everybody may read it", path.display(), mode & 0o7777);
+            return Err(Wrong::broken(found, format!("chmod 755 {}", path.display())));
+        }
+    }
+    on_the_node(folder)?;
+    let musl = "programs of musl start without it";
+    Ok(format!("{}: for glibc from 2.17 on; {musl}", folder.display()))
+}
+
+/// It is there or can be made, can be written to, and is the node's.
+pub(super) fn folder(folder: &Path) -> Checked {
+    let shown = folder.display();
+    let there = folder.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    let mend = format!("mkdir -p {shown}; in a pod: a hostPath volume at this path");
+    let may = rustix::fs::access(there, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
+    may.map_err(|error| {
+        Wrong::broken(format!("{}: not to be written to: {error}", there.display()), mend)
+    })?;
+    on_the_node(there)?;
+    let is_there = if there == folder { "is there" } else { "is made at the start" };
+    Ok(format!("{shown}: {is_there}"))
+}
+
+/// The kubelet mounts it by the node's path.
+fn on_the_node(path: &Path) -> Result<(), Wrong> {
+    let node = Path::new("/proc/1/root").join(path.strip_prefix("/").unwrap_or(path));
+    let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    match (identity(path), identity(&node)) {
+        (Ok(own), Ok(nodes)) if own == nodes => Ok(()),
+        (_, Err(error)) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        _ => Err(Wrong::broken(
+            format!("{}: it is not the node's, and kubelets mount the node's", path.display()),
+            format!(
+                "hostPID: true, and a hostPath volume at {0} with mountPath {0}",
+                path.display()
+            ),
+        )),
+    }
+}
+
+/// Limits of memory hold without it; shares of time are kept by each container for itself.
+pub(super) fn daemon(socket: &Path) -> Checked {
+    match std::os::unix::net::UnixStream::connect(socket) {
+        Ok(_) => Ok(format!("listens on {}", socket.display())),
+        Err(error) => {
+            let found = format!("{}: {error}: containers do not take turns", socket.display());
+            Err(Wrong::note(found, "systemctl start sluice, or the DaemonSet's container daemon"))
+        }
+    }
+}
+
+pub(super) fn driver(gpus: &Result<Vec<GpuId>, String>) -> Checked {
+    let mend = "nvidia-smi has to work on the node; --nvml names the driver's libnvidia-ml.so.1; in a pod the driver's \
+                libraries and devices come by runtimeClassName nvidia and NVIDIA_VISIBLE_DEVICES=all";
+    match gpus {
+        Ok(gpus) if !gpus.is_empty() => Ok(format!("shows {} GPUs", gpus.len())),
+        Ok(_) => Err(Wrong::broken("no GPU is shown", mend)),
+        Err(error) => Err(Wrong::broken(error.clone(), mend)),
+    }
+}
+
+pub(super) fn device_files(gpus: &Result<Vec<GpuId>, String>) -> Checked {
+    let gpus = gpus.as_deref().unwrap_or_default();
+    let mend = "nvidia-modprobe -u -c=0; in a pod: /dev and /proc/driver/nvidia of the node at their paths";
+    let files = DeviceFiles::default().of(gpus);
+    let files = files.map_err(|error| Wrong::broken(error.to_string(), mend))?;
+    Ok(match files.len() {
+        0 => "the simulated GPU has none".to_owned(),
+        count => format!("{count} for {} GPUs", gpus.len()),
+    })
+}

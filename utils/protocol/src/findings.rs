@@ -1,0 +1,116 @@
+//! Findings of a check, one after the other, and how people read them.
+
+use core::fmt::Write as _;
+
+use limits::Shown;
+
+use crate::reports::{DoctorReport, Finding, FindingState};
+
+/// What a check says: what was found, or what is wrong and the command that mends it.
+pub type Checked = Result<String, Wrong>;
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    state: FindingState,
+    found: String,
+    mend: Option<String>,
+}
+
+impl Wrong {
+    /// Nothing works without it.
+    pub fn broken(found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { state: FindingState::Broken, found: found.into(), mend: Some(mend.into()) }
+    }
+
+    /// It works without it, or less does.
+    pub fn note(found: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { state: FindingState::Note, found: found.into(), mend: Some(mend.into()) }
+    }
+
+    /// How bad it is.
+    #[must_use]
+    pub const fn state(&self) -> FindingState {
+        self.state
+    }
+}
+
+/// What was looked at. What a part needs is looked at before it; where that is broken the part is skipped.
+#[derive(Debug, Default)]
+pub struct Findings(Vec<Finding>);
+
+impl Findings {
+    /// Looks at a part, if what it needs is not broken.
+    pub fn look(&mut self, check: &str, needs: &[&str], look: impl FnOnce() -> Checked) {
+        let stands = |finding: &&Finding| {
+            needs.contains(&finding.check.as_str())
+                && matches!(finding.state, FindingState::Broken | FindingState::Skipped)
+        };
+        let (state, found, mend) = match self.0.iter().find(stands) {
+            Some(broken) => (
+                FindingState::Skipped,
+                format!("not looked at: mend '{}' first", broken.check),
+                None,
+            ),
+            None => match look() {
+                Ok(found) => (FindingState::Ok, found, None),
+                Err(Wrong { state, found, mend }) => (state, found, mend),
+            },
+        };
+        self.0.push(Finding { check: check.to_owned(), state, found, mend });
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn report(self) -> DoctorReport {
+        let is_fine =
+            |finding: &Finding| matches!(finding.state, FindingState::Ok | FindingState::Note);
+        DoctorReport { healthy: self.0.iter().all(is_fine), findings: self.0 }
+    }
+}
+
+impl DoctorReport {
+    /// For people. `healthy`, `broken`: the last line.
+    #[must_use]
+    pub fn told(&self, healthy: &str, broken: &str) -> String {
+        let mut text = String::new();
+        for finding in &self.findings {
+            let word = match finding.state {
+                FindingState::Ok => "ok",
+                FindingState::Note => "note",
+                FindingState::Broken => "BROKEN",
+                FindingState::Skipped => "skipped",
+            };
+            // A string takes all that is written to it.
+            let _ = writeln!(text, "{word:<8} {:<14} {}", finding.check, Shown(&finding.found));
+            if let Some(mend) = &finding.mend {
+                let _ = writeln!(text, "{:<8} {:<14} -> {}", "", "", Shown(mend));
+            }
+        }
+        text + "\n" + if self.healthy { healthy } else { broken } + "\n"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_something_broken_is_skipped() {
+        let mut findings = Findings::default();
+        findings.look("a", &[], || Err(Wrong::broken("is gone", "fetch a")));
+        findings.look("b", &["a"], || Ok("never".to_owned()));
+        findings.look("c", &["b"], || Ok("never".to_owned()));
+        findings.look("d", &["e"], || Err(Wrong::note("less", "more")));
+        let report = findings.report();
+        let states: Vec<_> = report.findings.iter().map(|finding| finding.state).collect();
+        let (skipped, broken) = (FindingState::Skipped, FindingState::Broken);
+        assert_eq!(states, [broken, skipped, skipped, FindingState::Note]);
+        assert!(!report.healthy);
+        let text = report.told("fine", "not fine");
+        assert!(text.contains("BROKEN   a              is gone\n"), "{text}");
+        assert!(text.contains("-> fetch a\n"), "{text}");
+        assert!(text.contains("skipped  b              not looked at: mend 'a' first"), "{text}");
+        assert!(text.ends_with("\nnot fine\n"), "{text}");
+    }
+}
