@@ -454,13 +454,16 @@ other_tier() {
         skip 'metrics and rules' 'promtool is missing; it comes with Prometheus: apt-get install prometheus (as root)'
     fi
     get_monitors || true
+    get_nvtop || true
     local program
-    for program in 'nvitop -1' gpustat py3smi 'nvtop -s'; do
-        if PATH="$monitors/bin:$PATH" command -v "${program%% *}" >/dev/null; then
-            # shellcheck disable=SC2086 # its options are words
-            check "${program%% *} on the simulated GPU" monitor $program
+    for program in nvitop gpustat py3smi nvtop; do
+        local command=("$program")
+        [ "$program" != nvitop ] || command+=(-1)
+        [ "$program" != nvtop ] || command=("$monitors/bin/python" scripts/terminal.py 4 nvtop)
+        if PATH="$monitors/bin:$PATH" command -v "$program" >/dev/null && [ -x "$monitors/bin/python" ]; then
+            check "$program on the simulated GPU" monitor "${command[@]}"
         else
-            skip "${program%% *} on the simulated GPU" 'it is not to be had here; it comes from pip, nvtop from apt'
+            skip "$program on the simulated GPU" 'it is not to be had here; it comes from pip, nvtop from apt'
         fi
     done
     if command -v systemd-analyze >/dev/null; then

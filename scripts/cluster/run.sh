@@ -203,7 +203,7 @@ fi
 echo "the example pod: $mib MiB, $kernels of 5000 kernels"
 
 # Pods of 60 cores: each GPU has room for one, however many places and cores the node has. The last one waits.
-half() {
+most_of_a_gpu() {
     jq -n --arg name "$1" '{
         apiVersion: "v1", kind: "Pod", metadata: {name: $name},
         spec: {schedulerName: "vgpu-scheduler", restartPolicy: "Never", automountServiceAccountToken: false,
@@ -214,21 +214,21 @@ half() {
 }
 gpus=$((places / 4))
 for number in $(seq "$gpus"); do
-    half "half-$number"
+    most_of_a_gpu "most-$number"
 done
 for number in $(seq "$gpus"); do
-    until_so 90 'a pod of 60 cores runs' is_in "half-$number" Running
+    until_so 90 'a pod of 60 cores runs' is_in "most-$number" Running
 done
 apart=$(for number in $(seq "$gpus"); do
-    annotation "namespaces/default/pods/half-$number" pre-allocated | grep -o 'GPU-[0-9a-f-]*'
+    annotation "namespaces/default/pods/most-$number" pre-allocated | grep -o 'GPU-[0-9a-f-]*'
 done | sort -u | wc -l)
 [ "$apart" -eq "$gpus" ] || die "$gpus pods of 60 cores are on $apart GPUs"
-half late
+most_of_a_gpu late
 until_so 90 'the scheduler says why the last one waits' sh -c "curl -sfk -H 'Authorization: Bearer sluice' '$api/api/v1/namespaces/default/pods/late' |
-    jq -e '.status.conditions[]? | select(.reason == \"Unschedulable\") | .message | select(contains(\"with too few cores left\") or contains(\"Insufficient nvidia.com/vgpu-cores\"))'"
+    jq -e '.status.conditions[]? | select(.reason == \"Unschedulable\") | .message | select(contains(\"with too few cores left\"))'"
 ask "$api/api/v1/namespaces/default/pods/late" | jq -r '.status.conditions[] | select(.reason == "Unschedulable") | .message'
-kubectl --kubeconfig "$folder/kubeconfig" delete --wait=false pod late gpu-pod $(seq -f 'half-%g' "$gpus")
-for name in late gpu-pod $(seq -f 'half-%g' "$gpus"); do
+kubectl --kubeconfig "$folder/kubeconfig" delete --wait=false pod late gpu-pod $(seq -f 'most-%g' "$gpus")
+for name in late gpu-pod $(seq -f 'most-%g' "$gpus"); do
     until_so 60 'a deleted pod goes' is_gone "$name"
 done
 

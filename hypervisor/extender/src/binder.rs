@@ -97,7 +97,12 @@ impl Binder {
             asked(pods.patch_metadata(&wanted.pod_name, &how, &patch)).await?;
         }
         self.write(&pods, wanted, &annotations).await?;
-        tracing::info!(pod = name, node = wanted.node, ?claims, "bound");
+        tracing::info!(
+            pod = name,
+            node = wanted.node,
+            claims = claims.write(needs.dialect, &dialects::pods::counted(&pod)),
+            "bound"
+        );
         Ok(())
     }
 
