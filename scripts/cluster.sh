@@ -5,19 +5,6 @@
 kubernetes_suite=bookworm
 kubernetes_programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet)
 
-# kubernetes_source FOLDER COMMAND...: apt-get with a list of that suite's sources alone, which it keeps in the folder.
-kubernetes_source() {
-    local folder=$1 mirror
-    shift
-    mkdir -p "$folder"/{lists/partial,parts}
-    # shellcheck disable=SC2016 # apt-get expands it
-    mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m 1 '/debian/\?$') || return 1
-    printf 'deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s main\n' \
-        "$mirror" "$kubernetes_suite" >"$folder/parts/source.list"
-    apt-get -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$folder/parts" \
-        -o Dir::State::Lists="$folder/lists" "$@"
-}
-
 # Builds the programs once, in a folder whose name says of which package they are. Sets $kubernetes.
 get_kubernetes() {
     local tools work found
@@ -36,8 +23,8 @@ get_kubernetes() {
     rm -rf "$work"
     mkdir -p "$work"
     printf '%s== getting the source of Kubernetes%s\n' "$bold" "$plain"
-    kubernetes_source "$tools/apt" update >/dev/null 2>&1 || true
-    (cd "$work" && kubernetes_source "$tools/apt" source --download-only kubernetes >/dev/null 2>&1) || return 1
+    debian_source "$tools/apt" deb-src "$kubernetes_suite" main update >/dev/null 2>&1 || true
+    (cd "$work" && debian_source "$tools/apt" deb-src "$kubernetes_suite" main source --download-only kubernetes >/dev/null 2>&1) || return 1
     # The vendored reflect2 1.0.1 reads the maps of Go 1.18 and later wrongly: API servers end by SIGSEGV. Debian has 1.0.2.
     (cd "$work" && apt-get -qq download golang-github-modern-go-reflect2-dev &&
         dpkg-deb -x golang-github-modern-go-reflect2-dev_*.deb reflect2) >/dev/null 2>&1 || return 1
@@ -66,47 +53,15 @@ build_kubernetes() (
     mv "$2.draft" "$2"
 )
 
-can_have_namespaces() {
-    unshare --mount --net --pid --fork --mount-proc sh -c 'ip link set lo up && mount -t tmpfs none /mnt' 2>/dev/null
-}
-
-# A pod that asks for a place on a GPU gets it, through API server, scheduler, kubelet and runtime.
-pod_gets_a_gpu() {
-    local folder status=0 parts
-    folder=$(mktemp -d)
-    parts=$(realpath "$target/debug")
-    unshare --mount --net --pid --fork --mount-proc --kill-child --propagation private \
-        bash scripts/cluster/run.sh "$kubernetes" "$parts" "$folder" || status=1
-    if [ "$status" -ne 0 ]; then
-        tail -n 15 "$folder"/log/*
-    fi
-    rm -rf --one-file-system "$folder"
-    return "$status"
-}
-
-# The agent with just the rights that deploy/kubernetes grants, at an API server that asks for them.
-rights_are_enough() {
-    local folder status=0 parts
-    folder=$(mktemp -d)
-    parts=$(realpath "$target/debug")
-    unshare --mount --net --pid --fork --mount-proc --kill-child --propagation private \
-        bash scripts/cluster/rights.sh "$kubernetes" "$parts" "$folder" || status=1
-    if [ "$status" -ne 0 ]; then
-        tail -n 15 "$folder"/log/*
-    fi
-    rm -rf --one-file-system "$folder"
-    return "$status"
-}
-
 cluster_tier() {
     if ! get_kubernetes; then
         skip 'cluster' "it needs root and Debian's source package kubernetes of $kubernetes_suite, which is built with Go"
         return
     fi
     if can_have_namespaces; then
-        check 'cluster: a pod gets a GPU' pod_gets_a_gpu
+        check 'cluster: a pod gets a GPU' in_namespaces scripts/cluster/run.sh "$kubernetes"
         if python3 -c 'import yaml' 2>/dev/null; then
-            check 'cluster: just the rights that are deployed' rights_are_enough
+            check 'cluster: just the rights that are deployed' in_namespaces scripts/cluster/rights.sh "$kubernetes"
         else
             skip 'cluster: just the rights that are deployed' 'it needs apt-get install python3-yaml (as root)'
         fi

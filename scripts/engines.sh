@@ -35,20 +35,6 @@ get_compose() {
     ) >/dev/null 2>&1
 }
 
-# Engine and checks end with their namespaces.
-in_namespaces() {
-    local folder status=0 script=$1
-    shift
-    folder=$(mktemp -d)
-    unshare --mount --net --pid --fork --mount-proc --kill-child --propagation private \
-        bash "scripts/engines/$script" "$@" "$engines" "$(realpath "$target/debug")" "$folder" || status=1
-    if [ "$status" -ne 0 ]; then
-        tail -n 15 "$folder"/log/*
-    fi
-    rm -rf --one-file-system "$folder"
-    return "$status"
-}
-
 engines_tier() {
     local engine
     if [ "$(id -u)" -ne 0 ] || ! can_have_namespaces; then
@@ -61,10 +47,10 @@ engines_tier() {
     fi
     get_compose || skip 'Compose files' 'docker-compose and podman-compose come from PyPI'
     for engine in docker podman; do
-        check "containers of $engine" in_namespaces run.sh "$engine"
+        check "containers of $engine" in_namespaces scripts/engines/run.sh "$engine" "$engines"
     done
     if [ -x /lib/systemd/systemd ]; then
-        check 'the units under systemd' in_namespaces systemd.sh
+        check 'the units under systemd' in_namespaces scripts/engines/systemd.sh "$engines"
     else
         skip 'the units under systemd' 'it is not on this machine'
     fi

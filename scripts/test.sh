@@ -249,29 +249,43 @@ get_monitors() {
         "$monitors/bin/pip" -q install 'nvitop==1.7.2' 'gpustat==1.1.1' 'py3nvml==0.2.7' 'pyte==0.8.2' >/dev/null 2>&1
 }
 
-# Debian keeps nvtop apart from its main packages: it is looked for where those come from. Unpacked, not installed.
+# debian_source FOLDER deb|deb-src SUITE COMPONENT COMMAND...: apt-get with a list of that alone, which it keeps in the folder.
+debian_source() {
+    local folder=$1 kind=$2 suite=$3 component=$4 mirror
+    shift 4
+    mkdir -p "$folder"/{lists/partial,parts}
+    # shellcheck disable=SC2016 # apt-get expands it
+    mirror=$(apt-get indextargets --format '$(SITE)' 2>/dev/null | grep -m 1 '/debian/\?$') || return 1
+    printf '%s [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s %s %s\n' \
+        "$kind" "$mirror" "$suite" "$component" >"$folder/parts/source.list"
+    apt-get -qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$folder/parts" \
+        -o Dir::State::Lists="$folder/lists" "$@"
+}
+
+# Debian keeps nvtop apart from its main packages, in contrib. Unpacked, not installed.
 get_nvtop() {
     command -v nvtop >/dev/null && return
     [ -x "$monitors/bin/nvtop" ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
-    local from="$target/tools/contrib" sources
-    mkdir -p "$from/lists/partial" "$from/parts" "$from/unpacked" "$monitors/bin"
+    local from suite
+    # From the root, since a step changes to it.
+    from=$(realpath -m "$target/tools/contrib")
+    suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    mkdir -p "$from/unpacked" "$monitors/bin"
     printf '%s== getting nvtop%s\n' "$bold" "$plain"
     (
         cd "$from"
         apt-get -qq download nvtop || {
-            for sources in /etc/apt/sources.list /etc/apt/sources.list.d/*.{list,sources}; do
-                [ ! -f "$sources" ] ||
-                    sed -E 's/^(Components:).*/\1 contrib/; s/^(deb .*) main.*/\1 contrib/' "$sources" >"parts/${sources##*/}"
-            done
-            own=(-o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$from/parts" -o "Dir::State::Lists=$from/lists")
-            apt-get -qq "${own[@]}" update || true
-            apt-get -qq "${own[@]}" download nvtop
+            debian_source "$from" deb "$suite" contrib update || true
+            debian_source "$from" deb "$suite" contrib download nvtop
         }
         dpkg-deb -x nvtop_*.deb unpacked
-    ) >/dev/null 2>&1 && mv "$from/unpacked/usr/bin/nvtop" "$monitors/bin/"
+    ) >/dev/null 2>&1
+    # Its own libraries may be missing here.
+    if "$from/unpacked/usr/bin/nvtop" --version >/dev/null 2>&1; then
+        mv "$from/unpacked/usr/bin/nvtop" "$monitors/bin/"
+    fi
     rm -rf "$from"
-    "$monitors/bin/nvtop" --version >/dev/null 2>&1
 }
 
 # Each shows the limit as the device's memory, and what a program in the session uses of it.
@@ -353,6 +367,8 @@ exports_nothing_of_the_driver() {
 . scripts/reach.sh
 # shellcheck source=scripts/packages.sh
 . scripts/packages.sh
+# shellcheck source=scripts/namespaces.sh
+. scripts/namespaces.sh
 # shellcheck source=scripts/cluster.sh
 . scripts/cluster.sh
 # shellcheck source=scripts/engines.sh

@@ -3,65 +3,16 @@
 # started by scripts/cluster.sh. Prints what was seen, ends with 0 if all of it is right.
 set -euo pipefail
 programs=$1 parts=$2 folder=$3
-log="$folder/log"
-mkdir -p "$log" "$folder"/{etcd,certificates,kubelet/device-plugins,kubelet/pod-resources,library,daemon,allocations}
-address=10.77.0.1
-api="https://$address:6443"
-
-die() {
-    printf 'cluster: %s\n' "$*" >&2
-    exit 1
-}
-
-# start NAME COMMAND...
-start() {
-    local name=$1
-    shift
-    "$@" >"$log/$name" 2>&1 </dev/null &
-}
-
-# until_so SECONDS WHAT COMMAND...
-until_so() {
-    local most=$1 end=$((SECONDS + $1)) what=$2
-    shift 2
-    until "$@" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "not within $most s: $what"
-        sleep 0.2
-    done
-}
-
-ask() {
-    curl -sfk --max-time 20 -H 'Authorization: Bearer sluice' -H 'Content-Type: application/json' "$@"
-}
-
-post() {
-    ask -X POST --data-binary @- "$api$1"
-}
+mkdir -p "$folder"/{kubelet/device-plugins,kubelet/pod-resources,library,daemon,allocations}
+# shellcheck source=scripts/cluster/api-server.sh
+. scripts/cluster/api-server.sh
 
 # json FILE: of one object.
 json() {
     python3 -c 'import json, sys, yaml; json.dump(yaml.safe_load(open(sys.argv[1])), sys.stdout)' "$1"
 }
 
-# kubeconfig TOKEN
-kubeconfig() {
-    jq -n --arg server "$api" --arg token "$1" '{apiVersion: "v1", kind: "Config", "current-context": "x",
-        clusters: [{name: "c", cluster: {server: $server, "insecure-skip-tls-verify": true}}],
-        users: [{name: "u", user: {token: $token}}], contexts: [{name: "x", context: {cluster: "c", user: "u"}}]}'
-}
-
-ip link set lo up
-ip address add "$address/32" dev lo
-ip route add default dev lo 2>/dev/null || true
-openssl genrsa -out "$folder/account.key" 2048 2>/dev/null
-echo 'sluice,admin,1,system:masters' >"$folder/tokens"
-start etcd etcd --data-dir "$folder/etcd" --listen-client-urls http://127.0.0.1:2379 \
-    --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380
-start apiserver "$programs/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --advertise-address "$address" \
-    --cert-dir "$folder/certificates" --token-auth-file "$folder/tokens" --authorization-mode RBAC \
-    --service-account-issuer https://sluice --service-account-key-file "$folder/account.key" \
-    --service-account-signing-key-file "$folder/account.key" --service-cluster-ip-range 10.78.0.0/24
-until_so 120 'the API server is ready' ask "$api/readyz"
+start_api_server RBAC
 until_so 60 'the roles that it makes itself are there' ask "$api/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/system:basic-user"
 
 base=deploy/kubernetes/base

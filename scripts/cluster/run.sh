@@ -3,41 +3,10 @@
 # was seen, ends with 0 if all of it is right. Every process ends with the namespace.
 set -euo pipefail
 programs=$1 parts=$2 folder=$3
-log="$folder/log"
-mkdir -p "$log" "$folder"/{etcd,kubelet,certificates,state}
-address=10.77.0.1
-api="https://$address:6443"
+mkdir -p "$folder"/{kubelet,state}
 resource=nvidia.com/vgpu-number
-
-die() {
-    printf 'cluster: %s\n' "$*" >&2
-    exit 1
-}
-
-# start NAME COMMAND...
-start() {
-    local name=$1
-    shift
-    "$@" >"$log/$name" 2>&1 </dev/null &
-}
-
-# until_so SECONDS WHAT COMMAND...
-until_so() {
-    local most=$1 end=$((SECONDS + $1)) what=$2
-    shift 2
-    until "$@" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "not within $most s: $what"
-        sleep 0.2
-    done
-}
-
-ask() {
-    curl -sfk --max-time 20 -H 'Authorization: Bearer sluice' -H 'Content-Type: application/json' "$@"
-}
-
-post() {
-    ask -X POST --data-binary @- "$api$1" >/dev/null
-}
+# shellcheck source=scripts/cluster/api-server.sh
+. scripts/cluster/api-server.sh
 
 # The kubelet's folders have fixed places, and it writes sysctls that are the machine's.
 mkdir -p /var/lib/kubelet
@@ -50,28 +19,8 @@ for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oo
     cp "$folder/sysctl" "$folder/sysctl-${name//\//-}"
     mount --bind "$folder/sysctl-${name//\//-}" "/proc/sys/$name"
 done
-ip link set lo up
-ip address add "$address/32" dev lo
-ip route add default dev lo 2>/dev/null || true
-
-openssl genrsa -out "$folder/account.key" 2048 2>/dev/null
-echo 'sluice,admin,1,system:masters' >"$folder/tokens"
-cat >"$folder/kubeconfig" <<EOF
-apiVersion: v1
-kind: Config
-clusters: [{name: c, cluster: {server: "$api", insecure-skip-tls-verify: true}}]
-users: [{name: u, user: {token: sluice}}]
-contexts: [{name: x, context: {cluster: c, user: u}}]
-current-context: x
-EOF
-start etcd etcd --data-dir "$folder/etcd" --listen-client-urls http://127.0.0.1:2379 \
-    --advertise-client-urls http://127.0.0.1:2379 --listen-peer-urls http://127.0.0.1:2380
-start apiserver "$programs/kube-apiserver" --etcd-servers http://127.0.0.1:2379 --advertise-address "$address" \
-    --cert-dir "$folder/certificates" --token-auth-file "$folder/tokens" --authorization-mode AlwaysAllow \
-    --service-account-issuer https://sluice --service-account-key-file "$folder/account.key" \
-    --service-account-signing-key-file "$folder/account.key" --service-cluster-ip-range 10.78.0.0/24 \
-    --disable-admission-plugins ServiceAccount
-until_so 120 'the API server is ready' ask "$api/readyz"
+kubeconfig sluice >"$folder/kubeconfig"
+start_api_server AlwaysAllow --disable-admission-plugins ServiceAccount
 echo "API server: $(ask "$api/version" | jq -r .gitVersion)"
 start controllers "$programs/kube-controller-manager" --kubeconfig "$folder/kubeconfig" --leader-elect=false \
     --cert-dir "$folder/certificates"
@@ -79,7 +28,7 @@ start scheduler "$programs/kube-scheduler" --kubeconfig "$folder/kubeconfig" --l
     --cert-dir "$folder/certificates"
 
 # The profile of VGPU-Manager's pods with the extender, as deploy/ has it. Those who are ours check the server's certificate.
-sed "s|insecure-skip-tls-verify: true|certificate-authority: $folder/certificates/apiserver.crt|" \
+sed "s|\"insecure-skip-tls-verify\": true|\"certificate-authority\": \"$folder/certificates/apiserver.crt\"|" \
     "$folder/kubeconfig" >"$folder/kubeconfig-checked"
 start extender "$parts/hypervisor" scheduler --kubeconfig "$folder/kubeconfig-checked"
 sed 's/leaderElect: true/leaderElect: false/' deploy/kubernetes/scheduler-v1beta1.yaml >"$folder/scheduler.yaml"
@@ -144,7 +93,7 @@ pod() {
         apiVersion: "v1", kind: "Pod", metadata: {name: $name},
         spec: {restartPolicy: "Never", automountServiceAccountToken: false, enableServiceLinks: false,
             containers: [{name: $name, image: "none", command: ["sh", "-c", $command],
-                resources: {limits: {($resource): $places}}}]}}' | post /api/v1/namespaces/default/pods
+                resources: {limits: {($resource): $places}}}]}}' | post /api/v1/namespaces/default/pods >/dev/null
 }
 phase() {
     ask "$api/api/v1/namespaces/default/pods/$1" | jq -r .status.phase
@@ -210,7 +159,7 @@ most_of_a_gpu() {
             enableServiceLinks: false, terminationGracePeriodSeconds: 0,
             containers: [{name: "main", image: "none", command: ["sleep", "1000"], resources: {limits: {
                 "nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 60, "nvidia.com/vgpu-memory": 512}}}]}}' |
-        post /api/v1/namespaces/default/pods
+        post /api/v1/namespaces/default/pods >/dev/null
 }
 gpus=$((places / 4))
 for number in $(seq "$gpus"); do

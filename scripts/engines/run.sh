@@ -9,20 +9,9 @@ here=$(realpath "$(dirname "$0")")
 project=$(realpath "$here/../..")
 mkdir -p "$log"
 
-die() {
-    printf '%s: %s\n' "$engine" "$*" >&2
-    exit 1
-}
-
-# until_so SECONDS WHAT COMMAND...
-until_so() {
-    local most=$1 end=$((SECONDS + $1)) what=$2
-    shift 2
-    until "$@" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "not within $most s: $what"
-        sleep 0.2
-    done
-}
+who=$engine
+# shellcheck source=scripts/inside-namespaces.sh
+. scripts/inside-namespaces.sh
 
 # The machine's own folders stay as they are: those of the engine and of the daemon are this namespace's.
 ip link set lo up

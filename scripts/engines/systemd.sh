@@ -8,20 +8,9 @@ project=$(realpath "$(dirname "$0")/../..")
 root="$folder/root"
 mkdir -p "$log" "$folder"/{upper,work,root}
 
-die() {
-    printf 'systemd: %s\n' "$*" >&2
-    exit 1
-}
-
-# until_so SECONDS WHAT COMMAND...
-until_so() {
-    local most=$1 end=$((SECONDS + $1)) what=$2
-    shift 2
-    until "$@" >/dev/null 2>&1; do
-        [ "$SECONDS" -lt "$end" ] || die "not within $most s: $what"
-        sleep 0.2
-    done
-}
+who=systemd
+# shellcheck source=scripts/inside-namespaces.sh
+. scripts/inside-namespaces.sh
 
 mount -t overlay none -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" "$root"
 cp "$parts/hypervisor" "$parts/sluice" "$parts/tenant" "$root/usr/bin"

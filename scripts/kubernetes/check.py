@@ -132,7 +132,8 @@ if go:
         expect("--feature-gates=CorePlugin=true,Reschedule=true" in args and "--dialects=hami,volcano" in args, f"{args}")
         with_scheduler = rendered(folder, program, {"scheduler": {"enabled": True, "image": "kube-scheduler:v1"}})
         expect(("Deployment", "sluice-scheduler") in with_scheduler, "no scheduler")
-        yaml.safe_load(with_scheduler[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
+        configured = yaml.safe_load(with_scheduler[("ConfigMap", "sluice-scheduler")]["data"]["scheduler.yaml"])
+        expect(configured["extenders"] == read("scheduler-v1.yaml")["extenders"], f"chart and scheduler-v1.yaml differ: {configured}")
 else:
     print("SKIPPED: the chart's templates (go is missing)")
 

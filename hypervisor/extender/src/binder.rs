@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use dialects::Dialect;
 use dialects::pods::{annotation, has_ended, is_allocating, lasting};
-use dialects::{Dialect, PodClaims};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -87,7 +87,8 @@ impl Binder {
         let refused = |source| BindError::Refused { node: wanted.node.clone(), source };
         let account = view::account(&node, needs.dialect, &others).map_err(refused)?;
         let claims = account.place(&needs).map_err(refused)?;
-        let annotations = self.annotations(&pod, &wanted.node, needs.dialect, &claims);
+        let claims = claims.write(needs.dialect, &dialects::pods::counted(&pod));
+        let annotations = annotations(&wanted.node, needs.dialect, &claims);
         let phase = needs.dialect.annotations().phase;
         if phase.is_label {
             // API servers take annotations with a binding, and no labels.
@@ -97,12 +98,7 @@ impl Binder {
             asked(pods.patch_metadata(&wanted.pod_name, &how, &patch)).await?;
         }
         self.write(&pods, wanted, &annotations).await?;
-        tracing::info!(
-            pod = name,
-            node = wanted.node,
-            claims = claims.write(needs.dialect, &dialects::pods::counted(&pod)),
-            "bound"
-        );
+        tracing::info!(pod = name, node = wanted.node, claims, "bound");
         Ok(())
     }
 
@@ -128,27 +124,6 @@ impl Binder {
         }
     }
 
-    fn annotations(
-        &self,
-        pod: &Pod,
-        node: &str,
-        dialect: Dialect,
-        claims: &PodClaims,
-    ) -> BTreeMap<&'static str, String> {
-        let names = dialect.annotations();
-        let text = claims.write(dialect, &dialects::pods::counted(pod));
-        let mut all = BTreeMap::from([
-            (names.claimed, text.clone()),
-            (lasting(dialect), text),
-            (names.node, node.to_owned()),
-            (names.time, now().to_string()),
-        ]);
-        if !names.phase.is_label {
-            all.insert(names.phase.name, names.phase.allocating.to_owned());
-        }
-        all
-    }
-
     /// Node and claims in one step.
     async fn write(
         &self,
@@ -172,6 +147,21 @@ impl Binder {
         let _: Value = asked(call).await?;
         Ok(())
     }
+}
+
+/// What a pod is told with its binding. `claims`: as its dialect writes them.
+fn annotations(node: &str, dialect: Dialect, claims: &str) -> BTreeMap<&'static str, String> {
+    let names = dialect.annotations();
+    let mut all = BTreeMap::from([
+        (names.claimed, claims.to_owned()),
+        (lasting(dialect), claims.to_owned()),
+        (names.node, node.to_owned()),
+        (names.time, now().to_string()),
+    ]);
+    if !names.phase.is_label {
+        all.insert(names.phase.name, names.phase.allocating.to_owned());
+    }
+    all
 }
 
 /// In seconds since 1970.

@@ -25,7 +25,7 @@ use crate::identity::Holder;
 use crate::words;
 
 /// How long the API server has for one answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
+pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// The same before the kubelet gives out ids: it waits meanwhile.
 const LISTS_WITHIN: Duration = Duration::from_secs(2);
 /// How often what could not be written is tried again, once a second.

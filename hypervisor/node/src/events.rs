@@ -14,14 +14,14 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 
+use crate::cluster::ANSWERS_WITHIN;
+
 /// Who tells.
 const CONTROLLER: &str = "sluice.dev/node";
 /// What Kubernetes takes as an event's text.
 const MOST_NOTE: usize = 1000;
 /// For how long after its last event a series goes on.
 const SERIES: Duration = Duration::from_secs(360);
-/// How long the API server has for one answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 
 /// Whether people have to do something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,7 @@ impl Events {
             match begun {
                 Some(mut series) => {
                     series.count = series.count.saturating_add(told.count);
+                    series.last = Instant::now();
                     let patch = Patch::Merge(json!({"series": counted(series.count)}));
                     events.patch(&series.name, &PatchParams::default(), &patch).await?;
                     Ok(series)
@@ -119,7 +120,6 @@ impl Events {
             };
         match written {
             Ok(series) => {
-                let series = Series { last: Instant::now(), ..series };
                 self.series().insert(key, series);
             }
             Err(error) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::DeviceList;
 use bytesize::ByteSize;
-use dialects::{Claim, Dialect, Share, pods};
+use dialects::{Dialect, Share, pods};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::Resource;
@@ -19,7 +19,7 @@ use session::{Page, Refusals, Summary};
 use tokio::sync::watch;
 
 use crate::allocations::{Allocations, Decision, Held, WriteError};
-use crate::amounts::{AmountError, Part, Wish};
+use crate::amounts::{AmountError, Wish};
 use crate::cluster::Cluster;
 use crate::events::{Events, Kind, Told};
 use crate::identity::Holder;
@@ -173,12 +173,8 @@ impl People {
             let known = held.shares.iter().find(|(one, _)| *one == gpu);
             known.map_or(Share::default(), |(_, share)| *share)
         };
-        let differs = |part: &&Part| before(part.gpu) != part.share;
-        let said: Vec<String> = parts
-            .iter()
-            .filter(differs)
-            .map(|part| live::told(part.gpu, before(part.gpu), part.share))
-            .collect();
+        let said = parts.iter().map(|part| live::told(part.gpu, before(part.gpu), part.share));
+        let said: Vec<String> = said.filter(|words| !words.is_empty()).collect();
         if said.is_empty() {
             return Ok(None);
         }
@@ -194,17 +190,11 @@ impl People {
             return;
         }
         let pool = Arc::clone(&self.pool.borrow());
-        let place = |gpu| (0..).zip(pool.gpus()).find(|(_, one)| one.id == gpu).map(|(at, _)| at);
         let is_its = |held: &Held| {
             (&held.holder.namespace, &held.holder.pod) == (&holder.namespace, &holder.pod)
         };
         let claims = |held: Held| {
-            let claim = |&(gpu, Share { cores, memory_mib }): &(GpuId, Share)| Claim {
-                index: place(gpu).unwrap_or_default(),
-                gpu,
-                cores,
-                memory_mib,
-            };
+            let claim = |&(gpu, share): &(GpuId, Share)| pool.claim(gpu, share);
             (held.holder.container, held.shares.iter().map(claim).collect())
         };
         let all = self.allocations.held().into_iter().filter(is_its).map(claims).collect();

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use limits::GpuId;
 use sha2::{Digest, Sha256};
 
-use dialects::{CORES, Counts, Resource, Share};
+use dialects::{CORES, Claim, Counts, Resource, Share};
 
 /// How long a message the kubelet takes.
 const MOST_MESSAGE: u64 = 4 << 20;
@@ -229,6 +229,12 @@ impl Pool {
     #[must_use]
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
+    }
+
+    /// A share of a GPU, as schedulers are told. A GPU that is not here any more has the place 0.
+    pub(crate) fn claim(&self, gpu: GpuId, Share { cores, memory_mib }: Share) -> Claim {
+        let place = (0..).zip(&self.gpus).find(|(_, one)| one.id == gpu).map(|(at, _)| at);
+        Claim { index: place.unwrap_or_default(), gpu, cores, memory_mib }
     }
 
     /// How many MiB a unit of memory is.

@@ -25,7 +25,7 @@ use crate::proto::registration_client::RegistrationClient;
 use crate::proto::{RegisterRequest, VERSION};
 
 /// The kubelet's own socket, beside the plugins'.
-const KUBELET: &str = "kubelet.sock";
+pub(crate) const KUBELET: &str = "kubelet.sock";
 /// How often it is looked.
 const LOOK: Duration = Duration::from_millis(250);
 /// How long after a registration the kubelet has for asking for the list.

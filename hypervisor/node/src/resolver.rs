@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dialects::{Claim, Counts, Dialect, Resource};
+use dialects::{Counts, Dialect, Resource};
 use limits::{GpuId, Policy};
 use tokio::sync::watch;
 
@@ -170,14 +170,7 @@ impl Resolver {
             let Ok(parts) = self.parts(listed, &wish, &gpus) else { continue };
             dialect = Some(need.dialect);
             let pool = self.pool.borrow();
-            let place =
-                |gpu| (0..).zip(pool.gpus()).find(|(_, one)| one.id == gpu).map(|(at, _)| at);
-            let claim = |part: &Part| Claim {
-                index: place(part.gpu).unwrap_or_default(),
-                gpu: part.gpu,
-                cores: part.share.cores,
-                memory_mib: part.share.memory_mib,
-            };
+            let claim = |part: &Part| pool.claim(part.gpu, part.share);
             all.push((listed.holder.container.clone(), parts.iter().map(claim).collect()));
         }
         if let Some(dialect) = dialect {

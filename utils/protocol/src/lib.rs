@@ -1,6 +1,7 @@
 //! The messages between the parts of Sluice, and to other programs; each has one type. Here and in
 //! [`status`] are the bodies of the daemon's HTTP calls; in [`sessions`] and [`reports`] is what
-//! `sluice` prints with `--json`; [`findings`] are gathered by checks; in [`record`] is what it records. [`socket`] knows where the daemon listens.
+//! `sluice` prints with `--json`; [`findings`] are gathered by checks; in [`record`] is what it records.
+//! [`socket`] knows where the daemon listens.
 //!
 //! Times are in microseconds and relative ("this long from now"). The two sides share a clock, but
 //! do not know when the other reads a message. A device's UUID is written as NVML prints it, and

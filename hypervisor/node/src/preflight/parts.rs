@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use limits::GpuId;
 use protocol::findings::{Checked, Wrong};
@@ -14,6 +14,7 @@ use crate::Options;
 use crate::device_files::DeviceFiles;
 use crate::injection;
 use crate::pod_resources::PodResourcesApi;
+use crate::registration::KUBELET;
 
 const NO_KUBELET: &str = "systemctl start kubelet; a pod mounts /var/lib/kubelet/device-plugins and \
                           /var/lib/kubelet/pod-resources of the node at these paths";
@@ -33,8 +34,12 @@ pub(super) fn options(options: &Options) -> Checked {
     Ok(resources.iter().map(|resource| resource.name).collect::<Vec<_>>().join(", "))
 }
 
+fn kubelet_socket(options: &Options) -> PathBuf {
+    options.kubelet.join("device-plugins").join(KUBELET)
+}
+
 pub(super) fn kubelet(options: &Options, on: &Handle) -> Checked {
-    let socket = options.kubelet.join("device-plugins/kubelet.sock");
+    let socket = kubelet_socket(options);
     let found =
         |error: io::Error| Wrong::broken(format!("{}: {error}", socket.display()), NO_KUBELET);
     on.block_on(UnixStream::connect(&socket)).map_err(found)?;
@@ -51,7 +56,7 @@ pub(super) fn pod_resources(options: &Options, on: &Handle) -> Checked {
 
 /// The kernel names the process at the other end, if it can be seen from here.
 pub(super) fn pid_namespace(options: &Options, on: &Handle) -> Checked {
-    let socket = options.kubelet.join("device-plugins/kubelet.sock");
+    let socket = kubelet_socket(options);
     let peer = on.block_on(async { UnixStream::connect(&socket).await?.peer_cred() });
     let mend = "hostPID: true in the pod's specification";
     match peer.map(|peer| peer.pid()) {

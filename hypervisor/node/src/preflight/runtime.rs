@@ -26,8 +26,8 @@ pub(super) fn nvidia(devices: DeviceList, is_simulated: bool, root: &Path) -> Ch
     }
     match devices {
         DeviceList::Cdi => {
-            let found = CDI.iter().flat_map(|folder| files(&root.join(folder)));
-            let found = found.into_iter().find(|path| text(path).contains("nvidia.com/gpu"));
+            let mut found = CDI.iter().flat_map(|folder| files(&root.join(folder)));
+            let found = found.find(|path| text(path).contains("nvidia.com/gpu"));
             let wrong = || {
                 let mend = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml";
                 Wrong::broken("--devices cdi: no CDI file names nvidia.com/gpu", mend)
@@ -36,8 +36,7 @@ pub(super) fn nvidia(devices: DeviceList, is_simulated: bool, root: &Path) -> Ch
         }
         DeviceList::Files => {
             let names = |(place, word): &(&str, &str)| {
-                let all = files(&root.join(place)).into_iter();
-                all.into_iter().find(|path| plain(&text(path)).contains(word))
+                files(&root.join(place)).into_iter().find(|path| plain(&text(path)).contains(word))
             };
             let wrong = || {
                 let mend = "nvidia-ctk runtime configure --runtime=containerd --set-as-default && systemctl restart \
@@ -76,11 +75,10 @@ fn below(root: &Path, path: &Path) -> String {
 
 /// The daemon knows pods by their cgroups, which kubelets name in two ways.
 pub(super) fn cgroup(proc: &Path) -> Checked {
-    let mut seen = None;
-    for process in fs::read_dir(proc).into_iter().flatten().flatten() {
-        let Ok(groups) = fs::read_to_string(process.path().join("cgroup")) else { continue };
-        seen = seen.or(driver_of(&groups));
-    }
+    let mut processes = fs::read_dir(proc).into_iter().flatten().flatten();
+    let seen = processes.find_map(|process| {
+        fs::read_to_string(process.path().join("cgroup")).ok().as_deref().and_then(driver_of)
+    });
     let version = if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { "v2" } else { "v1" };
     match seen {
         Some(driver) => Ok(format!("{version}, driver {driver}")),
@@ -141,9 +139,11 @@ mod tests {
 
     #[test]
     fn cgroups_of_pods_tell_the_driver() {
-        let of = |text| driver_of(text);
-        assert_eq!(of("0::/kubepods.slice/kubepods-burstable.slice/x.scope\n"), Some("systemd"));
-        assert_eq!(of("4:cpu:/kubepods/besteffort/pod1/2\n"), Some("cgroupfs"));
-        assert_eq!(of("0::/system.slice/ssh.service\n"), None);
+        assert_eq!(
+            driver_of("0::/kubepods.slice/kubepods-burstable.slice/x.scope\n"),
+            Some("systemd")
+        );
+        assert_eq!(driver_of("4:cpu:/kubepods/besteffort/pod1/2\n"), Some("cgroupfs"));
+        assert_eq!(driver_of("0::/system.slice/ssh.service\n"), None);
     }
 }
