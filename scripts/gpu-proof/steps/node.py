@@ -1,19 +1,22 @@
 """What the node's daemon says beside what the vendor's tool says: memory of the device and of each process, and the
 share that each session gets beside other dense programs.
 
-Two dense programs run in mount and process namespaces of their own, as containers have them, and a real one holds
-memory beside them. The namespaces need root: without it the programs run without them, and the result says so. Limits
-are changed from outside.
+Two dense programs run in mount and process namespaces and in cgroups of their own, as containers have them, and a real
+one holds memory beside them. That needs root, and cgroups that can be made: without it the programs run as they can, and
+the result says so. Limits are changed from outside. Then a program that no session knows comes, and one whose kernel
+writes where it may not.
 """
 
+import hashlib
 import json
 import os
+import pathlib
 import shutil
 import socket as sockets
 import time
 
 from harness import StepFailed
-from steps import daemon, dense, real, steered
+from steps import daemon, dense, real, steered, watched
 
 KERNEL_US = 250
 # Shares in percent of two dense programs, and the first one's after a change.
@@ -22,11 +25,15 @@ WINDOW, SETTLE = 10.0, 2.0
 MIB = 1 << 20
 POINTS = 2.0
 ISOLATED = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+# How long the daemon may take to see a program that no session knows.
+SEEN_WITHIN = 2.0
+# What the driver calls a kernel's fault: the program's own, and no device is unhealthy by it.
+ILLEGAL_ADDRESS, XID = 700, 31
 
 
 def seconds(_):
     """About how long it takes."""
-    return 8 + real.START + 2 * SETTLE + WINDOW + 6
+    return 8 + real.START + 2 * SETTLE + WINDOW + 20
 
 
 def run(proof):
@@ -37,10 +44,20 @@ def run(proof):
     tenant = proof.tenant(*dense.again(KERNEL_US, steered.LONGEST, iterations["iterations"], f"--progress={steered.TELL_EVERY}", "--commands"))
     isolated = ISOLATED if os.geteuid() == 0 and shutil.which("unshare") else []
     found["isolated"] = bool(isolated)
+    containers = {share: Container(share) for share in SHARES}
+    found["cgroups"] = [str(folder) for one in containers.values() for folder in one.folders]
+    try:
+        beside(proof, found, tenant, isolated, containers)
+    finally:
+        for container in containers.values():
+            container.remove()
+
+
+def beside(proof, found, tenant, isolated, containers):
     with daemon.socket() as socket, daemon.Daemon(proof, socket):
         policy = ["--policy", "fixed"]
         commands = {
-            f"{share} %": ([*isolated, *proof.limited(["--compute", f"{share}%", "--name", f"dense-{share}", *policy], tenant, daemon=socket)], None)
+            f"{share} %": ([*containers[share].prefix(), *isolated, *proof.limited(["--compute", f"{share}%", "--name", f"dense-{share}", *policy], tenant, daemon=socket)], None)
             for share in SHARES
         }
         holder = proof.limited(["--mem", "12GiB", "--name", "holder"], real.command(proof, "decode"), daemon=socket)
@@ -57,8 +74,50 @@ def run(proof):
                 shares(proof, found, told, [one.rate(end - WINDOW, end) for one in both])
             with proof.guard("memory", "the vendor's figures"):
                 memory(proof, found, told, socket)
+            with proof.guard("containers", "two of them"):
+                named = by_their_cgroups(proof, told, containers)
             with proof.guard("a limit from outside", "the new share"):
-                change(proof, found, told, socket, both[0])
+                change(proof, found, containers[SHARES[0]].name if named else told[f"dense-{SHARES[0]}"]["session"], socket, both[0])
+            with proof.guard("an unknown process", "seen"):
+                unknown(proof, found, socket)
+            with proof.guard("a kernel that writes where it may not", "counted"):
+                fault(proof, found, socket, both)
+
+
+class Container:
+    """A cgroup in each hierarchy that lets this program make one, by a name as Docker gives it."""
+
+    def __init__(self, share):
+        self.name = hashlib.sha256(f"sluice-proof-{os.getpid()}-{share}".encode()).hexdigest()
+        self.folders = []
+        for line in pathlib.Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            number, controllers, path = line.split(":", 2)
+            base = pathlib.Path("/sys/fs/cgroup", *([] if number == "0" else [controllers.removeprefix("name=")]))
+            # In a cgroup namespace the path may be above what is mounted.
+            own = base / path.lstrip("/")
+            folder = (own if own.is_dir() else base) / "docker" / self.name
+            if not (base / "cgroup.procs").exists():
+                continue
+            try:
+                folder.mkdir(parents=True)
+            except OSError:
+                continue
+            self.folders.append(folder)
+
+    def prefix(self):
+        """Puts a program there."""
+        if not self.folders:
+            return []
+        return ["sh", "-c", 'while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done; shift; exec "$@"', "sh", *map(str, self.folders), "--"]
+
+    def remove(self):
+        for folder in self.folders:
+            for one in (folder, folder.parent):
+                try:
+                    one.rmdir()
+                except OSError:
+                    # Somebody else's is in it, or what ended has not gone yet.
+                    break
 
 
 def checked(proof, name, finished):
@@ -139,9 +198,20 @@ def metrics(socket):
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
 
-def change(proof, found, told, socket, program):
-    session = told[f"dense-{SHARES[0]}"]["session"]
-    refused = proof.run([proof.tool("sluice"), "limit", session, "--compute", f"{CHANGED}%", "--policy", "fixed"], timeout=10)
+def by_their_cgroups(proof, told, containers):
+    """Whether the daemon has the containers' names from the kernel."""
+    if not all(container.folders for container in containers.values()):
+        proof.check("containers by their cgroups", None, "SKIPPED: no cgroups can be made here", "named by the daemon")
+        return False
+    names = {share: (told[f"dense-{share}"].get("container") or {}).get("id") for share in SHARES}
+    right = all(names[share] == containers[share].name for share in SHARES)
+    text = "; ".join(f"{share} %: {name[:12] if name else 'none'}, made {containers[share].name[:12]}" for share, name in names.items())
+    proof.check("containers by their cgroups", right, text, "named by the daemon")
+    return right
+
+
+def change(proof, found, session, socket, program):
+    refused = proof.run([proof.tool("sluice"), "limit", session, "--compute", f"{CHANGED}%", "--policy", "fixed", "--daemon", str(socket)], timeout=10)
     if not refused.ok:
         raise StepFailed(f"sluice limit: {refused.why()}")
     time.sleep(SETTLE)
@@ -150,4 +220,49 @@ def change(proof, found, told, socket, program):
     measured = 100 * program.rate(begin, time.monotonic()) / found["native"]
     found["changed"] = measured
     judged = None if proof.fake else abs(measured - CHANGED) <= POINTS
-    proof.check(f"its limit changed from outside, {SHARES[0]} to {CHANGED} %", judged, f"{measured:.2f} % of alone", f"within {POINTS:g} points")
+    proof.check(f"its limit changed from outside, {SHARES[0]} to {CHANGED} %, named {session[:12]}", judged, f"{measured:.2f} % of alone", f"within {POINTS:g} points")
+
+
+def total(figures, name, label=""):
+    return sum(value for full, value in figures.items() if full.partition("{")[0] == name and label in full)
+
+
+def unknown(proof, found, socket):
+    """A program without a session: from its first kernel until the daemon tells of it, and of its end."""
+    before = total(metrics(socket), "sluice_device_unknown_processes")
+    told = lambda: total(metrics(socket), "sluice_device_unknown_processes") - before  # noqa: E731
+    program = proof.tenant(*dense.again(KERNEL_US, steered.LONGEST, 1000, f"--progress={steered.TELL_EVERY}", "--commands"))
+    with steered.started(proof, {"unknown": (program, None)}):
+        begun, took = time.monotonic(), None
+        while took is None and time.monotonic() - begun < 2 * SEEN_WITHIN:
+            took = time.monotonic() - begun if told() >= 1 else None
+            time.sleep(0.05)
+    begun = time.monotonic()
+    while told() > 0 and time.monotonic() - begun < 2 * SEEN_WITHIN:
+        time.sleep(0.05)
+    gone = told() == 0
+    found["unknown"] = took
+    text = "not seen" if took is None else f"seen {took:.2f} s after it ran, {'forgotten' if gone else 'NOT forgotten'} {time.monotonic() - begun:.2f} s after its end"
+    proof.check("a process that no session knows", took is not None and took <= SEEN_WITHIN and gone, text, f"within {SEEN_WITHIN:g} s")
+
+
+def fault(proof, found, socket, others):
+    """A session whose kernel writes where it may not: its error, the driver's event, and the others."""
+    if proof.fake:
+        proof.check("a kernel that writes where it may not", None, "not run: no real GPU", "its own error")
+        return
+    before = total(metrics(socket), "sluice_device_xid_errors_total", f'xid="{XID}"')
+    begin = time.monotonic()
+    result = proof.result(proof.limited(["--compute", "10%", "--name", "fault"], watched.program("fault.py"), daemon=socket), timeout=30)
+    time.sleep(2.5)
+    end = time.monotonic()
+    figures = metrics(socket)
+    xids = total(figures, "sluice_device_xid_errors_total", f'xid="{XID}"') - before
+    healthy = all(value == 1 for name, value in figures.items() if name.startswith("sluice_device_healthy"))
+    rates = [100 * one.rate(end - 2, end) / found["native"] for one in others]
+    found["fault"] = {"result": result, "xids": xids, "healthy": healthy, "rates": rates, "seconds": end - begin}
+    going_on = all(rate > share / 2 for rate, share in zip(rates, [CHANGED, SHARES[1]]))
+    text = f"the program got error {result['result']}, XID {XID} {xids:g} times, device {'healthy' if healthy else 'UNHEALTHY'}, the others at {' and '.join(f'{rate:.1f} %' for rate in rates)}"
+    proof.check("a kernel that writes where it may not", result["result"] == ILLEGAL_ADDRESS and healthy and going_on, text, f"error {ILLEGAL_ADDRESS}, device healthy, others go on")
+    # A machine may keep the driver's events from its containers.
+    proof.check(f"XID {XID} in metrics", xids >= 1 or None, f"{xids:g}" if xids else "SKIPPED: the driver told of none", "at least 1")
