@@ -32,8 +32,10 @@ const BEGINNING: Duration = Duration::from_secs(20);
 /// What is measured then, until the daemon is killed.
 const STEADY: Duration = Duration::from_secs(30);
 const MALFORMED: u32 = 100_000;
+/// Who send them: each of them is paced.
+const SENDERS: u32 = 16;
 const SLOW: usize = 1_000;
-/// A user of its own, for those who mean harm.
+/// A user of its own, for those who mean harm; with more of them, the users before it.
 const NOBODY: u32 = 65_534;
 const MIB: f64 = (1 << 20) as f64;
 
@@ -197,7 +199,7 @@ fn crowded() {
 fn turns(worker: &mut Worker, count: usize) -> [Vec<u64>; 2] {
     worker.told = Told::default();
     for _ in 0..count {
-        worker.turn();
+        worker.turn(crowd::HOLD);
         sleep(Duration::from_millis(2));
     }
     assert_eq!((worker.told.failed, worker.told.in_vain), (0, 0), "it was not served");
@@ -219,40 +221,58 @@ fn harmed() {
     if !is_root {
         println!("not root: those who mean harm are the same user");
     }
-    let harmful = || {
+    let harmful = |user: u32| {
         let mut command = helper();
         if is_root {
-            command.uid(NOBODY);
+            command.uid(NOBODY - user);
         }
         command
     };
-    let mut seen = [const { Vec::new() }; 5];
-    let [alone, busy, greedy, malformed, slow] = &mut seen;
-    let mut statuses = [0; 6];
-    let mut took = Duration::ZERO;
+    let mut seen = [const { Vec::new() }; 7];
+    let [alone, busy, greedy, asking, crowded, malformed, slow] = &mut seen;
     for _ in 0..ROUNDS {
         alone.push(beside(&mut worker, TURNS, daemon.id()));
-        let harm = crowd::busy(&socket, dir.path(), harmful());
+        let harm = crowd::busy(&socket, dir.path(), harmful(0));
         busy.push(beside(&mut worker, TURNS, daemon.id()));
         drop(harm);
-        let harm = crowd::greedy(64, &socket, dir.path(), harmful());
+        let harm = crowd::greedy(64, &socket, dir.path(), harmful(0));
         greedy.push(beside(&mut worker, TURNS, daemon.id()));
         drop(harm);
-        let start = Instant::now();
-        let flood = crowd::malformed(MALFORMED / ROUNDS, 64, &socket, dir.path(), harmful());
+        let harm = crowd::asking(16, &socket, dir.path(), harmful(0));
+        asking.push(beside(&mut worker, TURNS, daemon.id()));
+        drop(harm);
+        let harm: Vec<_> =
+            (0..16).map(|_| crowd::asking(1, &socket, dir.path(), harmful(0))).collect();
+        crowded.push(beside(&mut worker, TURNS, daemon.id()));
+        drop(harm);
+        let harm = crowd::nonsensical(64, &socket, dir.path(), harmful(0));
         malformed.push(beside(&mut worker, TURNS, daemon.id()));
-        let answered = crowd::ended(flood).statuses;
-        statuses.iter_mut().zip(answered).for_each(|(sum, more)| *sum += more);
-        took += start.elapsed();
+        drop(harm);
         let callers = crowd::slow(&socket, SLOW);
         slow.push(beside(&mut worker, TURNS, daemon.id()));
         drop(callers);
     }
+    let start = Instant::now();
+    let floods: Vec<_> = (0..SENDERS)
+        .map(|user| {
+            let folder = dir.path().join(user.to_string());
+            std::fs::create_dir(&folder).unwrap();
+            crowd::malformed(MALFORMED / SENDERS, 64, &socket, &folder, harmful(user))
+        })
+        .collect();
+    let mut statuses = [0; 6];
+    for flood in floods {
+        let answered = crowd::ended(flood).statuses;
+        statuses.iter_mut().zip(answered).for_each(|(sum, more)| *sum += more);
+    }
+    let took = start.elapsed();
     for (what, rounds) in [
         "alone",
         "beside a busy program that calls nobody",
         "beside 64 calls at once, always",
-        "beside the malformed calls",
+        "beside a program that takes 16 leases at once without a pause",
+        "beside 16 programs of one user that each take one without a pause",
+        "beside malformed calls",
         "among slow callers",
     ]
     .into_iter()
@@ -269,8 +289,7 @@ fn harmed() {
         println!("  the daemon needs {:.0} % of a CPU", cpu * 100.0);
     }
     println!(
-        "{} malformed calls in {:.1} s, by the first digit of the status (0: hung up): {statuses:?}",
-        MALFORMED / ROUNDS * ROUNDS,
+        "{MALFORMED} malformed calls of {SENDERS} users in {:.1} s, by the first digit of the status (0: hung up): {statuses:?}",
         took.as_secs_f64()
     );
     let grown = most_memory(daemon.id()) - before;

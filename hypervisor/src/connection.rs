@@ -12,8 +12,8 @@ use super::connection_quota::{ConnectionPermit, ConnectionQuota};
 use super::identity::{Caller, Identity, Owner, Unidentified};
 use super::pacing::{Pacing, Pacings};
 
-/// How fast each user may open connections. Only then is it looked up in which container it does.
-const OPENED: Pace = Pace { each_second: 1_000, at_once: 1_000 };
+/// How fast each user may open connections: after a restart of the daemon all of them at once. Only then is it looked up in which container it does.
+const OPENED: Pace = Pace { each_second: 200, at_once: 2_000 };
 
 /// Admits or refuses each connection, and identifies its caller.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl ConnectionFilter for ConnectionAdmission {
         let Admitted { permit, callers, .. } = admitted;
         let caller = identify(&*callers.identity, peer, socket);
         let owner = caller.as_ref().map_or_else(|_| Owner::user(peer.uid), |caller| caller.owner);
-        let pacing = callers.pacings.of(owner.party());
+        let pacing = callers.pacings.of(owner.party(), peer.pid);
         Connection { caller, pacing, _permit: permit }
     }
 }

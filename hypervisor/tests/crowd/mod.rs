@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 const WORK: &str = "CROWD_WORK";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a process keeps a lease.
-const HOLD: Duration = Duration::from_millis(1);
+pub(crate) const HOLD: Duration = Duration::from_millis(1);
 
 /// How a crowd is made up. Sessions and processes are spread evenly.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +49,8 @@ enum Role {
     Malformed { calls: u32, connections: u32 },
     /// Sends calls that are served, on all connections at once, until it is ended.
     Greedy { connections: u32 },
+    /// Asks for leases and reports them without a pause, until it is ended.
+    Asking { workers: u32 },
     /// Keeps a CPU busy, and calls nobody, until it is ended.
     Busy,
 }
@@ -157,6 +159,16 @@ pub(crate) fn malformed(
     started(helper, socket, folder.join("malformed"), Role::Malformed { calls, connections })
 }
 
+/// The same without end.
+pub(crate) fn nonsensical(connections: u32, socket: &Path, folder: &Path, helper: Command) -> Harm {
+    Harm(malformed(u32::MAX, connections, socket, folder, helper).0)
+}
+
+/// A process whose workers take a lease, give it back and take the next one, each on a device of its own.
+pub(crate) fn asking(workers: u32, socket: &Path, folder: &Path, helper: Command) -> Harm {
+    Harm(started(helper, socket, folder.join("asking"), Role::Asking { workers }).0)
+}
+
 /// A process that calls on all its connections at once, again and again, and is answered.
 pub(crate) fn greedy(connections: u32, socket: &Path, folder: &Path, helper: Command) -> Harm {
     Harm(started(helper, socket, folder.join("greedy"), Role::Greedy { connections }).0)
@@ -204,13 +216,14 @@ pub(crate) fn play() -> bool {
             let mut next = begin_us;
             while next < end_us {
                 thread::sleep(Duration::from_micros(next.saturating_sub(now_us())));
-                worker.turn();
+                worker.turn(HOLD);
                 next += every_us;
             }
             worker.told
         }
         Role::Malformed { calls, connections } => send_malformed(&socket, calls, connections),
         Role::Greedy { connections } => send_without_pause(&socket, connections),
+        Role::Asking { workers } => ask_without_pause(&socket, workers),
         Role::Busy => loop {
             std::hint::spin_loop();
         },
@@ -281,8 +294,8 @@ impl Worker {
         self.client.post(path::ADMISSION, &admission, PATIENCE)
     }
 
-    /// Asks for a lease, keeps it for a moment and gives it back.
-    pub(crate) fn turn(&mut self) {
+    /// Asks for a lease, keeps it for so long and gives it back.
+    pub(crate) fn turn(&mut self, hold: Duration) {
         let worker = self.id.unwrap_or_else(|| self.register());
         let asked = now_us();
         let lease = match self.call(worker, None, Some(1_000_000)) {
@@ -292,7 +305,9 @@ impl Worker {
         };
         let granted = now_us();
         self.told.granted.push((asked, granted - asked));
-        thread::sleep(HOLD);
+        if !hold.is_zero() {
+            thread::sleep(hold);
+        }
         let reported = now_us();
         // It used a tenth of the time: others need not wait for it.
         let held_us = reported - granted;
@@ -363,6 +378,22 @@ fn send_without_pause(socket: &Path, connections: u32) -> ! {
             assert!(connection.read(&mut answer).unwrap() > 0, "it was not served");
         }
     }
+}
+
+/// Each worker asks on its own connection, for a device that nobody else wants.
+fn ask_without_pause(socket: &Path, workers: u32) -> ! {
+    let ask = |n: u32| {
+        let mut worker = Worker::new(socket, &format!("asking-{n}"), 1_000_000);
+        worker.device = n + 1;
+        loop {
+            worker.turn(Duration::ZERO);
+            worker.told = Told::default();
+        }
+    };
+    thread::scope(|scope| {
+        (1..workers).for_each(|n| drop(scope.spawn(move || ask(n))));
+        ask(0)
+    })
 }
 
 /// A call that makes no sense. `true`: nothing comes after it.

@@ -59,7 +59,7 @@ pub(crate) fn registration_takes(client: &BlockingHttpClient) -> Duration {
 
 #[test]
 fn new_devices_in_each_message_change_nothing() {
-    const ROUNDS: u32 = 4000;
+    const ROUNDS: u32 = 1000;
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     let client = daemon.client();
@@ -179,7 +179,7 @@ fn what_is_half_sent_or_not_read_takes_little() {
 /// A user's calls of the API come no faster than its line lets them, and its programs do not wait in that line.
 #[test]
 fn who_asks_without_end_waits_and_its_own_programs_do_not() {
-    const CALLS: u32 = 3_000;
+    const CALLS: u32 = 1_500;
     let (_dir, socket) = place();
     let daemon = Daemon::start(&socket);
     let client = daemon.client();
@@ -194,8 +194,8 @@ fn who_asks_without_end_waits_and_its_own_programs_do_not() {
     let beside = registration_takes(&client);
     println!("a registration takes {beside:?}, {alone:?} alone");
     asking.join().unwrap();
-    // 500 at once, and 1,000 a second.
-    assert!(start.elapsed() > Duration::from_millis(2_400), "{:?}", start.elapsed());
+    // 500 at once, and 500 a second.
+    assert!(start.elapsed() > Duration::from_millis(1_900), "{:?}", start.elapsed());
     assert!(beside < alone * 20 + Duration::from_millis(10), "{beside:?}, {alone:?}");
 }
 
