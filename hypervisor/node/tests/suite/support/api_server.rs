@@ -1,4 +1,4 @@
-//! As much of an API server as the node's part asks: one list of pods, one node, and what is written.
+//! As much of an API server as the node's part and the extender ask: pods, nodes, and what is written.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 #[derive(Clone, Default)]
 pub(crate) struct Objects {
     pods: Arc<Mutex<Vec<Value>>>,
+    nodes: Arc<Mutex<Vec<Value>>>,
     written: Arc<Mutex<Vec<(String, String, Value)>>>,
 }
 
@@ -34,6 +35,24 @@ impl Objects {
         self.pods.lock().unwrap().push(pod);
     }
 
+    /// A node is there.
+    #[allow(dead_code, reason = "the node's own tests have one node")]
+    pub(crate) fn put_node(&self, node: Value) {
+        self.nodes.lock().unwrap().push(node);
+    }
+
+    /// What API servers do with a binding: the pod is on its node, and has its annotations.
+    fn bind(&self, path: &str, binding: &Value) {
+        let Some(path) = path.strip_suffix("/binding") else { return };
+        for pod in self.pods.lock().unwrap().iter_mut() {
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            if path.ends_with(&format!("/pods/{name}")) {
+                pod["spec"]["nodeName"] = binding["target"]["name"].clone();
+                pod["metadata"]["annotations"] = binding["metadata"]["annotations"].clone();
+            }
+        }
+    }
+
     /// What was written to a path with this end.
     pub(crate) fn written(&self, method: &str, end: &str) -> Vec<Value> {
         let all = self.written.lock().unwrap();
@@ -52,11 +71,12 @@ async fn answer(request: &Request, body: Body, objects: poem::web::Data<&Objects
         return Response::builder().body(Body::from_bytes_stream(nothing));
     }
     let found = if method == "GET" {
-        get(&path, &objects.pods.lock().unwrap())
+        get(&path, query, objects.0)
     } else {
         let body: Value =
             serde_json::from_slice(&body.into_vec().await.unwrap()).unwrap_or_default();
         objects.written.lock().unwrap().push((method, path.clone(), body.clone()));
+        objects.bind(&path, &body);
         match path.ends_with("/events") {
             true => Some(body),
             false => Some(
@@ -74,17 +94,28 @@ async fn answer(request: &Request, body: Body, objects: poem::web::Data<&Objects
     Response::builder().status(status).content_type("application/json").body(text)
 }
 
-fn get(path: &str, pods: &[Value]) -> Option<Value> {
-    let (_, name) = path.rsplit_once('/')?;
-    if path == "/api/v1/pods" {
-        return Some(
-            json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": pods}),
-        );
+fn get(path: &str, query: &str, objects: &Objects) -> Option<Value> {
+    let (parent, name) = path.rsplit_once('/')?;
+    let (pods, nodes) = (objects.pods.lock().unwrap(), objects.nodes.lock().unwrap());
+    let list = |kind: &str, items: Vec<&Value>| {
+        let metadata = json!({"resourceVersion": "1"});
+        Some(json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "items": items}))
+    };
+    let named = |all: &[Value]| all.iter().find(|one| one["metadata"]["name"] == name).cloned();
+    match (parent, name) {
+        ("/api/v1", "pods") => {
+            let of = query.split_once("spec.nodeName%3D").map(|(_, rest)| rest);
+            let of = of.map(|rest| rest.split('&').next().unwrap_or_default());
+            let is_its = |pod: &&Value| of.is_none_or(|node| pod["spec"]["nodeName"] == node);
+            list("PodList", pods.iter().filter(is_its).collect())
+        }
+        ("/api/v1", "nodes") => list("NodeList", nodes.iter().collect()),
+        ("/api/v1/nodes", "here") => {
+            Some(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "here"}}))
+        }
+        ("/api/v1/nodes", _) => named(&nodes),
+        _ => named(&pods),
     }
-    if path == "/api/v1/nodes/here" {
-        return Some(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "here"}}));
-    }
-    pods.iter().find(|pod| pod["metadata"]["name"] == name).cloned()
 }
 
 impl ApiServer {

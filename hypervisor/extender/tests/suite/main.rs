@@ -1,0 +1,226 @@
+//! The extender beside an API server, called as kube-scheduler calls it.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+#[path = "../../../node/tests/suite/support/api_server.rs"]
+mod api_server;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use api_server::ApiServer;
+use dialects::Dialect;
+use extender::{ExtenderError, Options};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+const GPU: &str = "GPU-00552014-5c87-89ac-b1a6-7b53aa24b0ec";
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An extender that runs until the test ends.
+struct Running {
+    address: SocketAddr,
+    end: oneshot::Sender<()>,
+    served: JoinHandle<Result<(), ExtenderError>>,
+}
+
+impl Running {
+    async fn start(kubeconfig: PathBuf) -> Self {
+        // Nobody else takes it in the moment until it is used again.
+        let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = free.local_addr().unwrap();
+        drop(free);
+        let options = Options {
+            listen: address,
+            dialects: vec![Dialect::VgpuManager],
+            gates: "".parse().unwrap(),
+            kubeconfig: Some(kubeconfig),
+        };
+        let (end, ended) = oneshot::channel::<()>();
+        let served = tokio::spawn(async move {
+            let end = async { drop(ended.await) };
+            extender::serve(&options, end).await
+        });
+        let running = Self { address, end, served };
+        running.until("/healthz", 200).await;
+        running
+    }
+
+    /// Waits until a call is answered so.
+    async fn until(&self, path: &str, status: u16) {
+        let start = Instant::now();
+        loop {
+            let answer = self.call("GET", path, "").await;
+            if answer.as_ref().is_some_and(|(said, _)| *said == status) {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{path}: {answer:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Status and body; `None`: nobody answers.
+    async fn call(&self, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+        let mut connection = TcpStream::connect(self.address).await.ok()?;
+        let (address, length) = (self.address, body.len());
+        let call = format!(
+            "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        connection.write_all(call.as_bytes()).await.ok()?;
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.get(9..12)?.parse().ok()?, body.to_owned()))
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, text) = self.call("POST", path, &body.to_string()).await.unwrap();
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// What it says against a binding.
+    async fn bind(&self, pod: &str, uid: &str, node: &str) -> String {
+        let wanted =
+            json!({"PodName": pod, "PodNamespace": "default", "PodUID": uid, "Node": node});
+        let answer = self.post("/scheduler/bind", &wanted).await;
+        answer["Error"].as_str().unwrap().to_owned()
+    }
+
+    async fn stop(self) {
+        self.end.send(()).unwrap();
+        self.served.await.unwrap().unwrap();
+    }
+}
+
+fn pod(name: &str, memory_mib: u64) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-of-{name}")},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {
+            "nvidia.com/vgpu-number": "1",
+            "nvidia.com/vgpu-cores": "30",
+            "nvidia.com/vgpu-memory": memory_mib.to_string(),
+        }}}]},
+    })
+}
+
+fn node(name: &str, register: Option<&str>) -> Value {
+    let annotations = register.map(|text| json!({"nvidia.com/node-device-register": text}));
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "annotations": annotations}})
+}
+
+/// One GPU of 8,000 MiB on `roomy`, and a node that has registered none.
+async fn cluster() -> (tempfile::TempDir, ApiServer, Running) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = ApiServer::start(folder.path()).await;
+    let register = format!(
+        r#"[{{"id":0,"type":"A10","uuid":"{GPU}","core":100,"memory":8000,"number":4,"numa":0,"mig":false,"busId":"","capability":0.0,"healthy":true}}]"#
+    );
+    server.objects.put_node(node("roomy", Some(&register)));
+    server.objects.put_node(node("bare", None));
+    let running = Running::start(server.kubeconfig.clone()).await;
+    running.until("/readyz", 200).await;
+    (folder, server, running)
+}
+
+#[tokio::test]
+async fn nodes_are_left_out_by_name_and_in_full() {
+    let (_folder, _server, extender) = cluster().await;
+    let by_name = json!({"Pod": pod("train", 1024), "NodeNames": ["roomy", "bare", "unknown"]});
+    let left = extender.post("/scheduler/filter", &by_name).await;
+    assert_eq!(left["NodeNames"], json!(["roomy"]), "{left}");
+    assert_eq!(left["Nodes"], Value::Null);
+    let failed = left["FailedNodes"].as_object().unwrap();
+    assert_eq!(failed.keys().collect::<Vec<_>>(), ["bare", "unknown"]);
+    assert_eq!(failed["unknown"], "the node is not known yet");
+    let nodes = json!({"items": [node("bare", None), node("roomy", None)]});
+    let in_full = json!({"Pod": pod("train", 1024), "Nodes": nodes});
+    let left = extender.post("/scheduler/filter", &in_full).await;
+    assert_eq!(left["Nodes"]["items"].as_array().unwrap().len(), 1, "{left}");
+    assert_eq!(left["Nodes"]["items"][0]["metadata"]["name"], "roomy");
+    assert_eq!(left["NodeNames"], Value::Null);
+    // More than any GPU has.
+    let large = json!({"Pod": pod("large", 8001), "NodeNames": ["roomy"]});
+    let left = extender.post("/scheduler/filter", &large).await;
+    assert_eq!(left["NodeNames"], json!([]), "{left}");
+    assert!(left["FailedNodes"]["roomy"].as_str().unwrap().contains("memory"), "{left}");
+    extender.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_is_bound_once_with_its_claims() {
+    let (_folder, server, extender) = cluster().await;
+    server.objects.put(pod("train", 1024));
+    assert_eq!(extender.bind("train", "uid-of-train", "roomy").await, "");
+    let bindings = || server.objects.written("POST", "/pods/train/binding");
+    assert_eq!(bindings().len(), 1);
+    let binding = &bindings()[0];
+    assert_eq!(binding["target"]["name"], "roomy");
+    assert_eq!(binding["metadata"]["uid"], "uid-of-train");
+    let claimed = &binding["metadata"]["annotations"]["nvidia.com/pre-allocated"];
+    assert_eq!(*claimed, format!("main[0_{GPU}_30_1024]"));
+    let label = &server.objects.written("PATCH", "/pods/train")[0]["metadata"];
+    assert_eq!(label["labels"]["nvidia.com/assigned-phase"], "allocating");
+    // The scheduler has not heard the answer.
+    assert_eq!(extender.bind("train", "uid-of-train", "roomy").await, "");
+    assert_eq!(bindings().len(), 1);
+    let said = extender.bind("train", "uid-of-train", "bare").await;
+    assert_eq!(said, "the pod default/train is on the node roomy already");
+    // What it has is gone for the next one.
+    server.objects.put(pod("large", 7000));
+    let said = extender.bind("large", "uid-of-large", "roomy").await;
+    assert!(said.starts_with("node roomy: "), "{said}");
+    server.objects.put(pod("beside", 6976));
+    assert_eq!(extender.bind("beside", "uid-of-beside", "roomy").await, "");
+    extender.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_has_gone_or_is_another_one_is_not_bound() {
+    let (_folder, server, extender) = cluster().await;
+    server.objects.put(pod("train", 1024));
+    for (name, uid) in [("train", "uid-of-the-one-before"), ("never", "uid-of-never")] {
+        let said = extender.bind(name, uid, "roomy").await;
+        assert_eq!(said, format!("the pod default/{name} has gone"));
+    }
+    let said = extender.bind("train", "uid-of-train", "bare").await;
+    assert!(said.starts_with("node bare: "), "{said}");
+    assert!(server.objects.written("POST", "/binding").is_empty());
+    let (status, said) = extender.call("POST", "/scheduler/bind", "{").await.unwrap();
+    assert_eq!(status, 400);
+    assert!(said.starts_with("no extender's call: "), "{said}");
+    extender.stop().await;
+}
+
+#[tokio::test]
+async fn without_an_api_server_nothing_is_bound_and_it_says_why() {
+    let (_folder, server, extender) = cluster().await;
+    server.objects.put(pod("train", 1024));
+    drop(server);
+    let said = extender.bind("train", "uid-of-train", "roomy").await;
+    assert!(said.starts_with("the API server: "), "{said}");
+    // What it has heard of still counts.
+    let wanted = json!({"Pod": pod("train", 1024), "NodeNames": ["roomy"]});
+    let left = extender.post("/scheduler/filter", &wanted).await;
+    assert_eq!(left["NodeNames"], json!(["roomy"]), "{left}");
+    extender.stop().await;
+}
+
+#[tokio::test]
+async fn before_it_has_heard_of_the_cluster_it_leaves_no_node() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = ApiServer::start(folder.path()).await;
+    let kubeconfig = server.kubeconfig.clone();
+    drop(server);
+    let extender = Running::start(kubeconfig).await;
+    extender.until("/readyz", 503).await;
+    let wanted = json!({"Pod": pod("train", 1024), "NodeNames": ["roomy"]});
+    let left = extender.post("/scheduler/filter", &wanted).await;
+    assert_eq!(left["Error"], "it has not heard of all nodes and pods yet");
+    assert_eq!(left["NodeNames"], Value::Null);
+    extender.stop().await;
+}
