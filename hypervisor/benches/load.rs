@@ -199,7 +199,7 @@ fn crowded() {
 fn turns(worker: &mut Worker, count: usize) -> [Vec<u64>; 2] {
     worker.told = Told::default();
     for _ in 0..count {
-        worker.turn(crowd::HOLD);
+        worker.turn();
         sleep(Duration::from_millis(2));
     }
     assert_eq!((worker.told.failed, worker.told.in_vain), (0, 0), "it was not served");
@@ -260,11 +260,8 @@ fn harmed() {
             crowd::malformed(MALFORMED / SENDERS, 64, &socket, &folder, harmful(user))
         })
         .collect();
-    let mut statuses = [0; 6];
-    for flood in floods {
-        let answered = crowd::ended(flood).statuses;
-        statuses.iter_mut().zip(answered).for_each(|(sum, more)| *sum += more);
-    }
+    let told = floods.into_iter().map(crowd::ended).fold(Told::default(), Told::and);
+    let statuses = told.statuses;
     let took = start.elapsed();
     for (what, rounds) in [
         "alone",

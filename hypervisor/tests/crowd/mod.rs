@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 const WORK: &str = "CROWD_WORK";
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a process keeps a lease.
-pub(crate) const HOLD: Duration = Duration::from_millis(1);
+const HOLD: Duration = Duration::from_millis(1);
 
 /// How a crowd is made up. Sessions and processes are spread evenly.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +216,7 @@ pub(crate) fn play() -> bool {
             let mut next = begin_us;
             while next < end_us {
                 thread::sleep(Duration::from_micros(next.saturating_sub(now_us())));
-                worker.turn(HOLD);
+                worker.turn();
                 next += every_us;
             }
             worker.told
@@ -294,8 +294,12 @@ impl Worker {
         self.client.post(path::ADMISSION, &admission, PATIENCE)
     }
 
-    /// Asks for a lease, keeps it for so long and gives it back.
-    pub(crate) fn turn(&mut self, hold: Duration) {
+    /// Asks for a lease, keeps it for a moment and gives it back.
+    pub(crate) fn turn(&mut self) {
+        self.turn_of(HOLD);
+    }
+
+    fn turn_of(&mut self, hold: Duration) {
         let worker = self.id.unwrap_or_else(|| self.register());
         let asked = now_us();
         let lease = match self.call(worker, None, Some(1_000_000)) {
@@ -305,9 +309,7 @@ impl Worker {
         };
         let granted = now_us();
         self.told.granted.push((asked, granted - asked));
-        if !hold.is_zero() {
-            thread::sleep(hold);
-        }
+        thread::sleep(hold);
         let reported = now_us();
         // It used a tenth of the time: others need not wait for it.
         let held_us = reported - granted;
@@ -386,7 +388,7 @@ fn ask_without_pause(socket: &Path, workers: u32) -> ! {
         let mut worker = Worker::new(socket, &format!("asking-{n}"), 1_000_000);
         worker.device = n + 1;
         loop {
-            worker.turn(Duration::ZERO);
+            worker.turn_of(Duration::ZERO);
             worker.told = Told::default();
         }
     };

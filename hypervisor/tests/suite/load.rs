@@ -70,16 +70,16 @@ fn malformed_calls_and_slow_callers_keep_nobody_away() {
         flooding.uid(NOBODY);
     }
     let mut worker = Worker::new(&socket, "somebody", 500_000);
-    worker.turn(crowd::HOLD);
+    worker.turn();
     let before = most_memory(daemon.process.id());
     let flood = crowd::malformed(CALLS, 32, &socket, dir.path(), flooding);
     let slow = crowd::slow(&socket, 200);
     for _ in 0..100 {
-        worker.turn(crowd::HOLD);
+        worker.turn();
     }
     let statuses = crowd::ended(flood).statuses;
     for _ in 0..100 {
-        worker.turn(crowd::HOLD);
+        worker.turn();
     }
     drop(slow);
     assert_eq!((worker.told.granted.len(), worker.told.failed), (201, 0), "{:?}", worker.told);

@@ -29,8 +29,10 @@ struct Running {
 
 impl Running {
     async fn start(kubeconfig: PathBuf) -> Self {
-        // Nobody else takes it in the moment until it is used again.
-        let free = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // An address of this process's own: nobody else takes the port until it is used again.
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let own = Ipv4Addr::new(127, 1, high, low);
+        let free = std::net::TcpListener::bind((own, 0)).unwrap();
         let address = free.local_addr().unwrap();
         drop(free);
         let options = Options {
