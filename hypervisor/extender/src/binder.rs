@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use api_server::{CallError, answered};
 use dialects::Dialect;
 use dialects::pods::{annotation, has_ended, is_allocating, lasting};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -26,10 +27,8 @@ const STUCK: Duration = Duration::from_secs(60);
 /// Why a pod is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
-    #[error("the API server: {0}")]
-    Api(#[from] kube::Error),
-    #[error("the API server: no answer within {} s", ANSWERS_WITHIN.as_secs())]
-    Silent,
+    #[error(transparent)]
+    Api(#[from] CallError),
     #[error("the pod {0} has gone")]
     Gone(String),
     #[error("the pod {pod} is on the node {node} already")]
@@ -56,8 +55,8 @@ pub(crate) struct Binder {
     pub(crate) turns: Turns,
 }
 
-async fn asked<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, BindError> {
-    Ok(tokio::time::timeout(ANSWERS_WITHIN, call).await.map_err(|_| BindError::Silent)??)
+async fn asked<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, CallError> {
+    answered(ANSWERS_WITHIN, call).await
 }
 
 impl Binder {

@@ -22,11 +22,9 @@ use dialects::Dialect;
 use dialects::gates::{FeatureGates, Gate};
 use futures_util::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::reflector::{Store, reflector, store};
-use kube::runtime::watcher::{self, watcher};
-use kube::runtime::{WatchStreamExt, reflector::ObjectRef};
-use kube::{Api, Client, Config};
+use kube::runtime::reflector::{ObjectRef, Store, store};
+use kube::runtime::watcher;
+use kube::{Api, Client};
 use poem::http::StatusCode;
 use poem::listener::{Acceptor, Listener, TcpListener};
 use poem::web::{Data, Json};
@@ -66,17 +64,9 @@ pub enum ExtenderError {
     /// Nobody would be scheduled.
     #[error("no dialect is chosen: vgpu-manager, volcano and hami are accepted")]
     NoDialect,
-    /// The file is none.
-    #[error("--kubeconfig: {0}")]
-    Kubeconfig(#[from] kube::config::KubeconfigError),
-    /// This is no pod.
-    #[error(
-        "without --kubeconfig it has to be in a pod, which is told where the API server is: {0}"
-    )]
-    InCluster(#[from] kube::config::InClusterError),
-    /// It cannot be asked.
-    #[error("the API server: {0}")]
-    Api(#[from] kube::Error),
+    /// The API server cannot be asked.
+    #[error(transparent)]
+    Api(#[from] api_server::ConnectError),
     /// The address cannot be used.
     #[error("can not listen on {address}: {source}")]
     Listen {
@@ -107,14 +97,7 @@ pub async fn serve(options: &Options, end: impl Future<Output = ()>) -> Result<(
     if options.dialects.is_empty() {
         return Err(ExtenderError::NoDialect);
     }
-    let config = match &options.kubeconfig {
-        Some(file) => {
-            let file = Kubeconfig::read_from(file)?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
-        }
-        None => Config::incluster()?,
-    };
-    let client = Client::try_from(config)?;
+    let client = api_server::client(options.kubeconfig.as_deref()).await?;
     let address = options.listen;
     let listen = |source| ExtenderError::Listen { address, source };
     let acceptor = TcpListener::bind(address).into_acceptor().await.map_err(listen)?;
@@ -156,25 +139,10 @@ where
         + Sync
         + 'static,
 {
-    let (reader, writer) = store::<K>();
-    let events = watcher(Api::<K>::all(client.clone()), watcher::Config::default())
-        .default_backoff()
-        // The larger part of many objects.
-        .modify(|object| object.meta_mut().managed_fields = None);
-    let keep = async move {
-        let mut events = std::pin::pin!(reflector(writer, events));
-        let mut told = false;
-        while let Some(event) = events.next().await {
-            if let Err(error) = &event
-                && !told
-            {
-                tracing::warn!(%error, kind, "the API server does not tell of them");
-            }
-            told = event.is_err();
-        }
-        std::future::pending().await
-    };
-    (reader, keep)
+    let (reader, mut writer) = store::<K>();
+    let all = watcher::Config::default();
+    let events = api_server::watched(Api::<K>::all(client.clone()), kind, all);
+    (reader, events.for_each(move |event| std::future::ready(writer.apply_watcher_event(&event))))
 }
 
 impl Extender {

@@ -1,17 +1,14 @@
 //! The extender beside an API server, called as kube-scheduler calls it.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-#[path = "../../../node/tests/suite/support/api_server.rs"]
-mod api_server;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use api_server::ApiServer;
 use dialects::Dialect;
 use extender::{ExtenderError, Options};
 use serde_json::{Value, json};
+use small_api_server::ApiServer;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -118,7 +115,7 @@ fn node(name: &str, register: Option<&str>) -> Value {
 /// One GPU of 8,000 MiB on `roomy`, and a node that has registered none.
 async fn cluster() -> (tempfile::TempDir, ApiServer, Running) {
     let folder = tempfile::tempdir().unwrap();
-    let server = ApiServer::start(folder.path()).await;
+    let server = ApiServer::start(folder.path()).await.unwrap();
     let register = format!(
         r#"[{{"id":0,"type":"A10","uuid":"{GPU}","core":100,"memory":8000,"number":4,"numa":0,"mig":false,"busId":"","capability":0.0,"healthy":true}}]"#
     );
@@ -215,7 +212,7 @@ async fn without_an_api_server_nothing_is_bound_and_it_says_why() {
 #[tokio::test]
 async fn before_it_has_heard_of_the_cluster_it_leaves_no_node() {
     let folder = tempfile::tempdir().unwrap();
-    let server = ApiServer::start(folder.path()).await;
+    let server = ApiServer::start(folder.path()).await.unwrap();
     let kubeconfig = server.kubeconfig.clone();
     drop(server);
     let extender = Running::start(kubeconfig).await;

@@ -35,7 +35,7 @@ fn example(name: &str, claimed: u8) -> Value {
 
 async fn started() -> (FakeKubelet, ApiServer, Agent, GoClient) {
     let mut kubelet = FakeKubelet::running();
-    let server = ApiServer::start(kubelet.path()).await;
+    let server = ApiServer::start(kubelet.path()).await.unwrap();
     let cluster =
         ClusterOptions { node: "here".to_owned(), kubeconfig: Some(server.kubeconfig.clone()) };
     let gates = "Reschedule=true,GPUTopology=true".parse().unwrap();

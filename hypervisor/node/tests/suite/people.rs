@@ -31,7 +31,7 @@ struct Cluster {
 }
 
 async fn started(kubelet: &mut FakeKubelet, pods: Vec<Value>) -> Cluster {
-    let server = ApiServer::start(kubelet.path()).await;
+    let server = ApiServer::start(kubelet.path()).await.unwrap();
     pods.into_iter().for_each(|pod| server.objects.put(pod));
     let cluster =
         ClusterOptions { node: "here".to_owned(), kubeconfig: Some(server.kubeconfig.clone()) };

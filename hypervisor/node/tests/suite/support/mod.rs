@@ -1,6 +1,5 @@
 //! A kubelet and devices, for tests.
 
-mod api_server;
 mod go_client;
 mod kubelet;
 mod pods;
@@ -18,10 +17,10 @@ use observer::{AllReadings, Blind, DeviceReading, Memory, Seen, Source, Unread};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-pub(crate) use api_server::ApiServer;
 pub(crate) use go_client::{GoClient, GoEncoder, Watched};
 pub(crate) use kubelet::FakeKubelet;
 pub(crate) use pods::Pods;
+pub(crate) use small_api_server::ApiServer;
 
 /// Only a hang lasts so long.
 pub(crate) const HANG: Duration = Duration::from_secs(100);

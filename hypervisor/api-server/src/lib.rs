@@ -1,0 +1,139 @@
+//! A cluster's API server: how it is found, how long it may take, and what it tells of objects while it comes and goes.
+//!
+//! Its client waits for answers without an end. Everything that is asked goes through [`answered`], which does not.
+
+#![forbid(unsafe_code)]
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Client, Config};
+
+/// Why there is no client.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The file is none.
+    #[error("--kubeconfig: {0}")]
+    Kubeconfig(#[from] kube::config::KubeconfigError),
+    /// This is no pod.
+    #[error(
+        "without --kubeconfig this has to run in a pod, which is told where the API server is: {0}"
+    )]
+    InCluster(#[from] kube::config::InClusterError),
+    /// What is said of it cannot be used.
+    #[error("the API server: {0}")]
+    Unusable(#[from] kube::Error),
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// It says no, or cannot be reached.
+    #[error("the API server: {0}")]
+    Failed(#[from] kube::Error),
+    /// It does not answer.
+    #[error("the API server: no answer within {} s", .0.as_secs())]
+    Silent(Duration),
+}
+
+impl CallError {
+    /// Whether it would say the same again: the object has gone, is another one, or this is not permitted.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        const BUSY: u16 = 429;
+        matches!(self, Self::Failed(kube::Error::Api(said)) if (400..500).contains(&said.code) && said.code != BUSY)
+    }
+}
+
+/// A client. `kubeconfig`: the file that says where the API server is. `None`: as every pod is told.
+///
+/// # Errors
+/// [`ConnectError`]. An API server that is not there is none: that is seen when it is asked.
+pub async fn client(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
+    let config = match kubeconfig {
+        Some(file) => {
+            let file = Kubeconfig::read_from(file)?;
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
+        }
+        None => Config::incluster()?,
+    };
+    Ok(Client::try_from(config)?)
+}
+
+/// What a call is answered in this time.
+///
+/// # Errors
+/// [`CallError`]
+pub async fn answered<T>(
+    within: Duration,
+    call: impl Future<Output = kube::Result<T>>,
+) -> Result<T, CallError> {
+    let answer = tokio::time::timeout(within, call).await;
+    Ok(answer.map_err(|_| CallError::Silent(within))??)
+}
+
+/// What becomes of the objects that `which` selects, without an end. After a time without the API server, or when it does
+/// not know any more what has happened since, all of them are told anew. That it does not tell is logged once.
+pub fn watched<K>(
+    objects: Api<K>,
+    kind: &'static str,
+    which: watcher::Config,
+) -> impl Stream<Item = watcher::Event<K>> + Send + use<K>
+where
+    K: kube::Resource + Clone + serde::de::DeserializeOwned + std::fmt::Debug + Send + 'static,
+{
+    let mut is_lost = false;
+    let events = watcher(objects, which)
+        .default_backoff()
+        // The larger part of many objects.
+        .modify(|object| object.meta_mut().managed_fields = None);
+    events.filter_map(move |event| {
+        let before = std::mem::replace(&mut is_lost, event.is_err());
+        if let Err(error) = &event
+            && !before
+        {
+            tracing::warn!(%error, kind, "the API server does not tell of them");
+        }
+        std::future::ready(event.ok())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    #[tokio::test]
+    async fn a_client_needs_a_file_or_a_pod() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("none");
+        let said = client(Some(&file)).await.err().unwrap().to_string();
+        assert!(said.starts_with("--kubeconfig: "), "{said}");
+        let said = client(None).await.err().unwrap().to_string();
+        assert!(said.starts_with("without --kubeconfig this has to run in a pod"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_does_not_come_is_not_waited_for() {
+        let within = Duration::from_millis(10);
+        let said = answered(within, std::future::pending::<kube::Result<()>>()).await.unwrap_err();
+        assert!(matches!(said, CallError::Silent(after) if after == within));
+        assert!(!said.is_final());
+        assert_eq!(answered(within, async { Ok(7) }).await.unwrap(), 7);
+    }
+
+    #[test]
+    fn what_would_be_said_again_is_final() {
+        let said = |code| {
+            CallError::from(kube::Error::Api(Box::new(Status { code, ..Status::default() })))
+        };
+        for (code, is_final) in [(403, true), (404, true), (409, true), (429, false), (500, false)]
+        {
+            assert_eq!(said(code).is_final(), is_final, "{code}");
+        }
+    }
+}
