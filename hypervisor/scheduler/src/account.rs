@@ -220,7 +220,8 @@ impl Account {
     pub(super) fn set_round(&mut self, round_ns: u64) {
         // What keeps a session of low priority from starving comes once a period: each turn delays those preferred.
         let round_ns = match self.quota.priority {
-            Priority::High => round_ns,
+            // What is worth a turn has to be within what may be saved up.
+            Priority::High => round_ns.min(self.handover.period_ns()),
             Priority::Low => turns::PERIOD_NS,
         };
         if self.round_ns != round_ns {
@@ -253,10 +254,11 @@ impl Account {
             ..untold
         };
         // Unreported time will be taken off later. Until then the bucket may hold that much more.
-        let burst = turns::burst_ns(self.guaranteed_ppm).saturating_add(untold.own_ns);
+        let burst =
+            turns::burst_ns(self.guaranteed_ppm, self.handover).saturating_add(untold.own_ns);
         self.own.settle(now, self.guaranteed_ppm, burst, false);
         if let Some((ppm, bucket)) = &mut self.ceiling {
-            let burst = turns::burst_ns(*ppm).saturating_add(untold.all_ns);
+            let burst = turns::burst_ns(*ppm, self.handover).saturating_add(untold.all_ns);
             bucket.settle(now, *ppm, burst, false);
         }
         self.untold = untold;
@@ -321,7 +323,7 @@ impl Account {
     /// How much of the most that can be saved up has been saved up, in millionths.
     pub(super) fn fullness_ppm(&self) -> u64 {
         let balance = u64::try_from(self.balance_ns()).unwrap_or(0);
-        turns::ratio_ppm(balance, turns::burst_ns(self.guaranteed_ppm))
+        turns::ratio_ppm(balance, turns::burst_ns(self.guaranteed_ppm, self.handover))
     }
 
     /// Whether a turn can start or, if `going_on`, a lease can be prolonged. As of the last

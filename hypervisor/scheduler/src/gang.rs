@@ -29,6 +29,13 @@ struct Window {
     is_last: bool,
 }
 
+impl Window {
+    /// The end of its leases, and of its turn.
+    const fn until(self) -> (u64, u64) {
+        (self.end, self.turn_ends_at)
+    }
+}
+
 #[derive(Debug)]
 struct Gang<D> {
     devices: BTreeSet<D>,
@@ -115,7 +122,7 @@ impl<D: Copy + Ord> Gangs<D> {
                     if gang.dense {
                         scheduler.reserve(Some((session, now)));
                     }
-                    let joined = scheduler.grant_until(session, window.end, now);
+                    let joined = scheduler.grant_until(session, window.until(), now);
                     grants.extend(joined.into_iter().map(|grant| (device, grant)));
                 }
                 if gang.dense {
@@ -218,7 +225,7 @@ impl<D: Copy + Ord> Gangs<D> {
                 }
             }
         }
-        let until = (window.end, window.turn_ends_at);
+        let until = window.until();
         let scheduler = schedulers.get_mut(&device);
         Ok(scheduler.and_then(|scheduler| scheduler.renew_until(worker, lease, until, now)))
     }
@@ -318,16 +325,21 @@ impl<D: Copy + Ord> Gang<D> {
         let Some(length) = length.filter(|_| offers.iter().all(|(_, offer)| offer.is_free)) else {
             return Vec::new();
         };
-        let end = now.saturating_add(length);
+        let turn = offers.iter().map(|(_, offer)| offer.turn_ns).min().unwrap_or(0);
+        let window = Window {
+            end: now.saturating_add(length),
+            turn_ends_at: now.saturating_add(turn),
+            is_last: false,
+        };
         let mut grants = Vec::new();
         for (device, _) in offers {
             let Some(scheduler) = schedulers.get_mut(&device) else { continue };
-            let granted = scheduler.grant_until(session, end, now);
+            let granted = scheduler.grant_until(session, window.until(), now);
             grants.extend(granted.into_iter().map(|grant| (device, grant)));
         }
         if !grants.is_empty() {
             self.due_since = None;
-            self.window = Some(Window { end, turn_ends_at: end, is_last: false });
+            self.window = Some(window);
         }
         grants
     }

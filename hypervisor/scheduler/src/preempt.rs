@@ -49,6 +49,7 @@ impl Scheduler {
         self.rounds_at = now.saturating_add(ROUNDS_EVERY_NS);
         let mut sessions = Vec::new();
         let mut handover = Handover::InStream;
+        let mut cheapest = Handover::Together;
         let mut queued_ns = u64::MAX;
         for worker in self.workers.values() {
             let takes_part = worker.held.is_some()
@@ -63,8 +64,8 @@ impl Scheduler {
             if together || worker.density.is_dense() {
                 sessions.push(worker.session);
                 let own = if together { Handover::Together } else { worker.handover };
-                // The costliest one.
                 handover = handover.max(own);
+                cheapest = cheapest.min(own);
             }
         }
         sessions.sort_unstable();
@@ -73,7 +74,8 @@ impl Scheduler {
         let shares = shares.map(|session| u64::from(session.account.turns_ppm()));
         let (sum_ppm, least_ppm) = (shares.clone().sum(), shares.min().unwrap_or(0));
         let sessions = sessions.len() as u64;
-        let round_ns = TakingTurns { sessions, sum_ppm, least_ppm, handover, queued_ns }.round_ns();
+        let all = TakingTurns { sessions, sum_ppm, least_ppm, handover, cheapest, queued_ns };
+        let round_ns = all.round_ns();
         for session in self.sessions.values_mut() {
             session.account.set_round(round_ns);
         }

@@ -22,6 +22,8 @@ pub(super) struct Reserved {
 pub struct Offer {
     /// For how long it could hold the device. `None`: it cannot pay for a turn yet, or nothing is granted.
     pub length_ns: Option<u64>,
+    /// How long its turn would be. Its lease is prolonged until then.
+    pub turn_ns: u64,
     /// Whether it is next, by its virtual deadline.
     pub is_next: bool,
     /// Whether it could begin now.
@@ -111,18 +113,22 @@ impl Scheduler {
             self.settle(session, now);
         }
         let paid = self.way_to_pay(worker, session, now);
-        let length = paid.and_then(|paid| {
-            Some(self.length(worker, paid, false)?.min(self.longest_turn(worker, paid, now)))
-        });
-        let length = length.filter(|_| !self.suspended);
+        let turn_ns = paid.map_or(0, |paid| self.longest_turn(worker, paid, now));
+        let length = paid.and_then(|paid| self.length(worker, paid, false));
+        let length = length.map(|ns| ns.min(turn_ns)).filter(|_| !self.suspended);
         let is_next = paid.is_some_and(|paid| !self.is_others_turn(session, paid, now));
         let is_free = self.fits(worker);
-        Some(Offer { length_ns: length, is_next, is_free })
+        Some(Offer { length_ns: length, turn_ns, is_next, is_free })
     }
 
-    /// Grants leases, all until one moment, to the workers of the session that ask and may hold now.
-    pub fn grant_until(&mut self, session: SessionId, end: u64, now: u64) -> Vec<Grant> {
-        let length = end.saturating_sub(now);
+    /// Grants leases, all until one moment of one turn, to the workers of the session that ask and may hold now.
+    pub fn grant_until(
+        &mut self,
+        session: SessionId,
+        (end, turn_ends_at): (u64, u64),
+        now: u64,
+    ) -> Vec<Grant> {
+        let (length, turn) = (end.saturating_sub(now), turn_ends_at.saturating_sub(now));
         let asking: Vec<WorkerId> =
             self.members(session).map(|(id, _)| id).filter(|id| self.asking.contains(id)).collect();
         let mut grants = Vec::new();
@@ -133,7 +139,7 @@ impl Scheduler {
             }
             // Who joins the others may do so although it could not begin by itself.
             let paid = self.way_to_pay(worker, session, now).unwrap_or(Paid::Own);
-            grants.extend(self.grant_for(worker, paid, length, length, now));
+            grants.extend(self.grant_for(worker, paid, length, turn, now));
         }
         grants
     }

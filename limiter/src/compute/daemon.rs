@@ -9,7 +9,8 @@ use crate::report;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
 use http_bidir_comm::client::{BlockingHttpClient, ClientError, Endpoint};
-use limits::{ComputeLimit, turns};
+use limits::ComputeLimit;
+use limits::turns::{self, Handover};
 use protocol::{
     self, Admission, Decision, DeviceQuota, LONGEST_LEASE_US, LeaseReport, Register, Registered,
     Withheld, path,
@@ -244,7 +245,8 @@ impl Daemon {
         };
         let changes = changes(ledger);
         let quota = if changes == self.told_changes { None } else { quota(ledger) };
-        let outside_ns = self.outside_ns.saturating_add(self.own_ns.min(saved_up_ns(ledger)));
+        let outside_ns =
+            self.outside_ns.saturating_add(self.own_ns.min(saved_up_ns(ledger, self.together)));
         let microseconds = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let message = Admission {
             worker,
@@ -402,9 +404,10 @@ pub(super) fn quota(ledger: &DeviceLedger) -> Option<DeviceQuota> {
 }
 
 /// The most that the daemon's account of the session saves up.
-fn saved_up_ns(ledger: &DeviceLedger) -> u64 {
+fn saved_up_ns(ledger: &DeviceLedger, together: bool) -> u64 {
+    let handover = if together { Handover::Together } else { Handover::default() };
     let limit = ledger.page().map_or(ComputeLimit::NONE, |page| page.limits().compute);
-    turns::burst_ns(limit.guaranteed_ppm(turns::LOW_PRIORITY_PPM))
+    turns::burst_ns(limit.guaranteed_ppm(turns::LOW_PRIORITY_PPM), handover)
 }
 
 fn changes(ledger: &DeviceLedger) -> u32 {

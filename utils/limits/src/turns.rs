@@ -13,7 +13,7 @@ use crate::units::PPM_ONE;
 
 const MS: u64 = 1_000_000;
 
-/// A share is kept over this time, and rounds are no longer.
+/// A share is kept over this time, and rounds are no longer, but for those of [several devices](Handover::period_ns).
 pub const PERIOD_NS: u64 = 100 * MS;
 /// The longest lease. One that may go on is prolonged.
 pub const LONGEST_LEASE_NS: u64 = 30 * MS;
@@ -29,8 +29,10 @@ const SHORTEST_ROUND_NS: u64 = 4_300_000;
 const LONGEST_ROUND_NS: u64 = 10 * MS;
 /// Rounds between gates in streams are so short that nobody waits for longer, where they may be.
 const LONGEST_WAIT_NS: u64 = 11 * MS;
-/// Rounds of sessions that hold several devices, for each of them.
-const TOGETHER_NS: u64 = 50 * MS;
+/// Rounds in which sessions take part that hold several devices, for each session: beside others, and where all do.
+/// Training on two devices needs some 8 ms to come back after a pause.
+const TOGETHER_BESIDE_OTHERS_NS: u64 = 50 * MS;
+const TOGETHER_NS: u64 = 150 * MS;
 /// From this utilization up a process fills the device: it is dense. Others leave it idle part of
 /// the time.
 pub const DENSE_PPM: u64 = 850_000;
@@ -62,6 +64,8 @@ pub struct TakingTurns {
     pub least_ppm: u64,
     /// The costliest handover of theirs.
     pub handover: Handover,
+    /// The cheapest one.
+    pub cheapest: Handover,
     /// What each of them has queued at least when its turns end.
     pub queued_ns: u64,
 }
@@ -81,7 +85,8 @@ impl TakingTurns {
                 self.queued_ns.clamp(SHORTEST_ROUND_NS, longest_ns)
             }
             Handover::OnThread => 30 * MS,
-            Handover::Together => TOGETHER_NS,
+            Handover::Together if self.cheapest == Handover::Together => TOGETHER_NS,
+            Handover::Together => TOGETHER_BESIDE_OTHERS_NS,
         }
     }
 
@@ -92,12 +97,22 @@ impl TakingTurns {
         if self.sessions < 2 {
             (self.sessions, self.sum_ppm) = (2, self.sum_ppm.saturating_mul(2));
         }
-        let round = self.round_for_each_ns().saturating_mul(self.sessions).min(PERIOD_NS);
+        let longest = self.cheapest.period_ns();
+        let round = self.round_for_each_ns().saturating_mul(self.sessions).min(longest);
         round.saturating_mul(PPM_ONE.into()) / self.sum_ppm.max(PPM_ONE.into())
     }
 }
 
 impl Handover {
+    /// A share is kept over this time: two of the longest turns that it is worth.
+    #[must_use]
+    pub const fn period_ns(self) -> u64 {
+        match self {
+            Self::InStream | Self::OnThread => PERIOD_NS,
+            Self::Together => 2 * TOGETHER_NS,
+        }
+    }
+
     /// The turn that a session waits for, of one that would be `turn_ns` long: half of it, or a comfortable one.
     /// Several devices are worth a whole one.
     fn least_turn_ns(self, turn_ns: u64) -> u64 {
@@ -113,8 +128,9 @@ impl Handover {
 /// The most that a session may save up: one period's earnings and one of the shortest turns. In a
 /// crowd, a session's next turn comes a period after the last one, or a little later: without the
 /// turn on top, it would stop earning while it waits.
-pub fn burst_ns(share_ppm: u32) -> u64 {
-    bucket::earned(PERIOD_NS, share_ppm) + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
+pub fn burst_ns(share_ppm: u32, handover: Handover) -> u64 {
+    bucket::earned(handover.period_ns(), share_ppm)
+        + bucket::balance_for(SHORTEST_TURN_NS, share_ppm)
 }
 
 /// How long a turn is: the share of a round.
@@ -167,7 +183,8 @@ mod tests {
     fn every_share_can_reach_its_entry() {
         for share in 1..=PPM_ONE {
             for handover in [Handover::InStream, Handover::OnThread, Handover::Together] {
-                assert!(entry_ns(share, PERIOD_NS, handover) <= burst_ns(share), "{share}");
+                let entry = entry_ns(share, handover.period_ns(), handover);
+                assert!(entry <= burst_ns(share, handover), "{share} {handover:?}");
             }
         }
     }
@@ -176,7 +193,9 @@ mod tests {
     fn a_round_is_short_for_two_and_a_period_for_many() {
         let round = |sessions: u64, sum_ppm: u64, handover| {
             let least_ppm = sum_ppm / sessions;
-            let all = TakingTurns { sessions, sum_ppm, least_ppm, handover, queued_ns: 0 };
+            let cheapest = handover;
+            let all =
+                TakingTurns { sessions, sum_ppm, least_ppm, handover, cheapest, queued_ns: 0 };
             all.round_ns() / MS
         };
         assert_eq!(round(2, 1_000_000, Handover::InStream), 8);
@@ -186,7 +205,13 @@ mod tests {
         assert_eq!(round(40, 1_000_000, Handover::InStream), 100);
         assert_eq!(round(1, 500_000, Handover::InStream), 8);
         assert_eq!(round(1, 1_000_000, Handover::OnThread), 30);
-        assert_eq!(round(2, 1_000_000, Handover::Together), 100);
+        assert_eq!(round(2, 1_000_000, Handover::Together), 300);
+        let handover = Handover::Together;
+        let cheapest = Handover::InStream;
+        let [sum_ppm, least_ppm] = [1_000_000, 500_000];
+        let mixed =
+            TakingTurns { sessions: 2, sum_ppm, least_ppm, handover, cheapest, queued_ns: 0 };
+        assert_eq!(mixed.round_ns() / MS, 100);
     }
 
     #[test]
@@ -195,7 +220,9 @@ mod tests {
             let handover = Handover::InStream;
             let queued_ns = queued_ms * MS;
             let sum_ppm = 1_000_000;
-            TakingTurns { sessions: 2, sum_ppm, least_ppm, handover, queued_ns }.round_ns()
+            let cheapest = handover;
+            TakingTurns { sessions: 2, sum_ppm, least_ppm, handover, cheapest, queued_ns }
+                .round_ns()
         };
         assert_eq!(round(500_000, 1), 2 * SHORTEST_ROUND_NS);
         assert_eq!(round(500_000, 7), 14 * MS);

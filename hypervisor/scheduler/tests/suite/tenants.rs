@@ -1,6 +1,7 @@
 //! Runs tenants and measures what each got of the device.
 
 use limits::ComputeLimit;
+use limits::turns::Handover;
 use scheduler::SessionId;
 
 use crate::simulation::{MS, SECOND, Simulation, Tenant};
@@ -48,7 +49,7 @@ pub(crate) fn near(got: u64, wanted: u64, points: u64) -> bool {
 pub(crate) fn check_windows(simulation: &Simulation, session: u64, tenant: &Tenant) {
     let books = &simulation.books[&SessionId(session)];
     let share = u64::from(tenant.quota.share_ppm);
-    let burst = limits::turns::burst_ns(tenant.quota.share_ppm);
+    let burst = limits::turns::burst_ns(tenant.quota.share_ppm, Handover::default());
     // Work that runs past a turn is paid for afterwards, so a window may end with it. A sparse
     // worker may be found to use more than was assumed within its present lease.
     let excess = tenant.overrun_ns + 2 * tenant.way_ns + 30 * MS + 1_000;

@@ -73,7 +73,11 @@ impl Ledger<'_> {
     }
 
     fn burst(&self) -> u64 {
-        turns::burst_ns(self.share())
+        turns::burst_ns(self.share(), self.handover())
+    }
+
+    fn handover(&self) -> Handover {
+        if self.0.is_of_several() { Handover::Together } else { Handover::OnThread }
     }
 
     /// Adds what the share has earned until `now_ns`.
@@ -102,8 +106,8 @@ impl Ledger<'_> {
         self.end_overdue_leases(now_ns);
         let share = self.share();
         let several = self.0.is_of_several();
-        let handover = if several { Handover::Together } else { Handover::OnThread };
-        let wanted = turns::entry_ns(share, turns::PERIOD_NS, handover);
+        let handover = self.handover();
+        let wanted = turns::entry_ns(share, handover.period_ns(), handover);
         let joining = self.0.holders.load(Relaxed) > 0;
         // A dense process does not take the rest of a sibling's lease: with such a rest as its turn
         // each time, it would get next to nothing.

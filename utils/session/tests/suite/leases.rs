@@ -2,7 +2,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 use limits::bucket::{Bucket, earned};
-use limits::turns::burst_ns;
+use limits::turns::{Handover, burst_ns};
 use limits::{ComputeLimit, GpuId, Limits};
 use session::Page;
 use session::layout::PageLayout;
@@ -393,7 +393,7 @@ fn a_true_daemon_that_is_late_is_not_taken_for_a_lying_one() {
         let mut daemon = Bucket::empty_at(1_000 * MS);
         let (mut now, mut ahead) = (1_000 * MS, 0);
         while now < 120_000 * MS {
-            daemon.settle(now, SHARE, burst_ns(SHARE), false);
+            daemon.settle(now, SHARE, burst_ns(SHARE, Handover::default()), false);
             let is_late = (now / MS) % 1_000 < late_ms;
             let own = is_late.then(|| ledger.begin_lease(0, now));
             match own {

@@ -78,25 +78,30 @@ fn two(shares: [u32; 2]) -> (tempfile::TempDir, [Device; 2], u64) {
     assert!(first.is(Together::holds) && second.is(Together::holds));
     let now = clock::now_ns();
     assert!(matches!(first.begin(now), Turn::In(_)));
-    (dir, [first, second], now + 200 * MS)
+    (dir, [first, second], now + 400 * MS)
 }
 
 #[test]
 fn leases_have_one_end_and_the_least_share() {
     let (_dir, [first, second], now) = two([500_000, 250_000]);
-    // A quarter of a period has been saved up, and lasts for a third longer.
+    // A quarter of a period of 300 ms has been saved up, and lasts for a third longer.
     let Turn::Granted(length) = first.begin(now) else { panic!() };
     assert_eq!(length, 30 * MS);
     assert_eq!(second.begin(now + 5 * MS), Turn::Granted(25 * MS));
     // The first to ask decides for both, whether it goes on ...
     let Turn::Granted(more) = second.renew(now + 24 * MS, 19 * MS) else { panic!() };
     assert_eq!(first.renew(now + 25 * MS, 25 * MS), Turn::Granted(more - MS));
-    let end = now + 24 * MS + more;
-    // ... or does not.
-    for device in [&first, &second] {
-        let renewed = device.renew(end - MS, 100 * MS);
-        assert!(matches!(renewed, Turn::In(0) | Turn::Granted(0..=MS)), "{renewed:?}");
+    let mut end = now + 24 * MS + more;
+    // ... or does not, when what was saved up is used up.
+    loop {
+        let renewed = second.renew(end - MS, 100 * MS);
+        assert_eq!(first.renew(end - MS, 100 * MS), renewed);
+        match renewed {
+            Turn::Granted(more) if more > MS => end += more - MS,
+            _ => break,
+        }
     }
+    assert!((95 * MS..=105 * MS).contains(&(end - now)), "{}", end - now);
     first.end(end, MS);
     // What ends later is not joined.
     assert!(matches!(first.begin(end), Turn::In(_)));
