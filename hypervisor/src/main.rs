@@ -22,7 +22,12 @@ use tracing::level_filters::LevelFilter;
 
 /// Shares the GPUs of a node among its programs.
 #[derive(Debug, Parser)]
-#[command(name = "hypervisor", version)]
+#[command(
+    name = "hypervisor",
+    version,
+    after_help = "\
+'--version --verbose' tells what it was built from, as 'hypervisor version --verbose' does."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -207,6 +212,9 @@ impl From<Policy> for UnknownProcesses {
 }
 
 fn main() -> ExitCode {
+    if build_info::are_asked_for(std::env::args_os().skip(1)) {
+        return tell_version(true);
+    }
     match Cli::parse().command {
         Command::Daemon {
             socket,

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use ::limits::Shown;
 use ::limits::units::parse_whole;
 use api::Session;
 use session::SessionSummary;
@@ -74,10 +75,7 @@ pub(crate) fn known<'a>(node: &'a Node, wanted: &str) -> Result<&'a Session, Err
     let ways = Ways {
         name: |session: &Session| session.name.clone(),
         aliases: |session: &Session| {
-            let is_it =
-                |found: &&Found| found.uid == session.uid && last_part(&found.name) == session.name;
-            let given = node.sessions.iter().filter(is_it);
-            let given = given.filter_map(given_name);
+            let given = with_pages(node, session).filter_map(given_name);
             given.chain(session.container.iter().flat_map(words)).collect()
         },
         uid: |session: &Session| session.uid,
@@ -92,6 +90,23 @@ pub(crate) fn known<'a>(node: &'a Node, wanted: &str) -> Result<&'a Session, Err
 pub(crate) fn given_name(found: &Found) -> Option<String> {
     let name = found.settings()?.name?;
     (found.owned || SessionSummary::of(found).is_in_use()).then_some(name)
+}
+
+/// The name that a session was given, of one that the daemon knows.
+pub(crate) fn called(node: &Node, session: &Session) -> Option<String> {
+    with_pages(node, session).find_map(given_name)
+}
+
+/// What is seen here of a session that the daemon knows.
+fn with_pages<'a>(node: &'a Node, session: &'a Session) -> impl Iterator<Item = &'a Found> {
+    let is_it = |found: &&Found| found.uid == session.uid && last_part(&found.name) == session.name;
+    node.sessions.iter().filter(is_it)
+}
+
+/// A session for people: its name, its user, and what it is called.
+pub(crate) fn title(name: &str, uid: u32, called: Option<&str>) -> String {
+    let called = called.map_or_else(String::new, |called| format!(", called {}", Shown(called)));
+    format!("{} of user {uid}{called}", Shown(name))
 }
 
 /// The words that stand for a container.

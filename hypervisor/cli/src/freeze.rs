@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 
-use ::limits::Shown;
 use api::{Session, SessionAction, SessionState};
 use http_bidir_comm::client::{BlockingHttpClient, ClientError};
 
@@ -33,7 +32,7 @@ pub(crate) fn act(
     let action = if frozen { "/freeze" } else { "/thaw" };
     let path = api::path::session(session.id, action);
     let done: SessionAction = call(post(&daemon, &path))?;
-    Ok(told(session, &done))
+    Ok(told(session, choice::called(&node, session).as_deref(), &done))
 }
 
 fn post(daemon: &BlockingHttpClient, path: &str) -> Result<SessionAction, ClientError> {
@@ -47,13 +46,15 @@ fn call<T>(answer: Result<T, ClientError>) -> Result<T, Error> {
     })
 }
 
-fn told(session: &Session, done: &SessionAction) -> String {
+fn told(session: &Session, called: Option<&str>, done: &SessionAction) -> String {
     let state = match done.state {
         SessionState::Frozen => "frozen",
         SessionState::Running => "running",
     };
     let word = if done.changed { "is now" } else { "is already" };
-    let mut text = format!("{} of user {} {word} {state}", Shown(&session.name), session.uid);
+    let title = choice::title(&session.name, session.uid, called);
+    let comma = if called.is_some() { "," } else { "" };
+    let mut text = format!("{title}{comma} {word} {state}");
     if done.state == SessionState::Frozen && done.leases > 0 {
         text += &format!("; it may use its devices for 50 ms more (leases: {})", done.leases);
     }
@@ -79,13 +80,17 @@ mod tests {
             memory: Vec::new(),
         };
         let done = |state, changed, leases| {
-            told(&session, &SessionAction { id: 1, state, changed, leases })
+            told(&session, None, &SessionAction { id: 1, state, changed, leases })
         };
         let now = done(SessionState::Frozen, true, 2);
         assert!(now.ends_with(
             "of user 7 is now frozen; it may use its devices for 50 ms more (leases: 2)\n"
         ));
         assert!(!now.contains('\u{1b}'));
+        let thawed =
+            SessionAction { id: 1, state: SessionState::Running, changed: true, leases: 0 };
+        let named = told(&session, Some("train"), &thawed);
+        assert!(named.ends_with("of user 7, called train, is now running\n"), "{named}");
         assert!(done(SessionState::Running, false, 1).ends_with("of user 7 is already running\n"));
     }
 }

@@ -112,6 +112,10 @@ pub(crate) fn print(text: &str) -> Result<bool, Error> {
 /// # Errors
 /// The status to end with: the command line is wrong, or asked for help.
 pub fn command_line() -> Result<cli::Cli, ExitCode> {
+    if build_info::are_asked_for(std::env::args_os().skip(1)) {
+        let version = cli::VersionArgs { verbose: true };
+        return Ok(cli::Cli { command: cli::Command::Version(version) });
+    }
     let cli = cli::Cli::try_parse().map_err(|error| {
         if !error.use_stderr() {
             let _ = error.print();

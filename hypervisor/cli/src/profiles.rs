@@ -184,7 +184,7 @@ pub fn run(command: &ConfigCommand) -> Result<u8, Error> {
                 );
             }
             Ok(None) if file.is_some() => {
-                let source = io::ErrorKind::NotFound.into();
+                let source = rustix::io::Errno::NOENT.into();
                 wrong = wrong.or(Some(ProfileError::Io { path: path.clone(), source }));
             }
             Ok(None) => text += &format!("{shown}: not there\n"),

@@ -5,6 +5,7 @@ use limits::RequestError;
 use poem::http::StatusCode;
 use poem::{IntoResponse, Response};
 use poem_openapi::ApiResponse;
+use poem_openapi::error::ParsePathError;
 use poem_openapi::registry::{MetaResponses, Registry};
 use poem_openapi::types::Type;
 
@@ -105,6 +106,11 @@ pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
     let message: String = error.to_string().chars().take(1_000).collect();
     if error.status() == StatusCode::FORBIDDEN {
         return Refused::forbidden(message).into_response();
+    }
+    if let Some(path) = error.downcast_ref::<ParsePathError>() {
+        let message = format!("the id in the path: {}", path.reason);
+        let accepted = "the number that GET /api/v1/sessions lists as \"id\"";
+        return Refused::new(ProblemCode::BadRequest, message, accepted).into_response();
     }
     let accepted = "what GET /api/v1/openapi.json describes";
     Refused::new(code(error.status()), message, accepted).into_response()

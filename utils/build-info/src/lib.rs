@@ -93,6 +93,20 @@ fn line_at(rest: &[u8]) -> Option<&str> {
     (line.contains(", commit ") && !line.chars().any(char::is_control)).then_some(line)
 }
 
+/// Whether a program's arguments, without its name, are `--version` and `--verbose`, in any order.
+#[must_use]
+pub fn are_asked_for(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> bool {
+    let (mut version, mut verbose) = (false, false);
+    for argument in arguments {
+        match argument.to_str() {
+            Some("--version" | "-V") => version = true,
+            Some("--verbose" | "-v") => verbose = true,
+            _ => return false,
+        }
+    }
+    version && verbose
+}
+
 /// What `--version` of a program says with `--verbose`: one fact a line.
 #[must_use]
 pub fn told(name: &str, features: &[&str], more: &[(&str, &str)]) -> String {
@@ -125,6 +139,17 @@ mod tests {
         assert!(line.starts_with(&format!("lib {VERSION}, commit {COMMIT}, ")), "{line}");
         assert!(line.ends_with(", features none, engine e"), "{line}");
         assert_eq!(line_in(&file[..150]), None);
+    }
+
+    #[test]
+    fn both_words_ask_and_no_others() {
+        let asked = |line: &str| are_asked_for(line.split_whitespace().map(Into::into));
+        for line in ["--version --verbose", "--verbose --version", "-V -v", "-v --version"] {
+            assert!(asked(line), "{line}");
+        }
+        for line in ["", "--version", "-v", "version --verbose", "run x --version --verbose"] {
+            assert!(!asked(line), "{line}");
+        }
     }
 
     #[test]

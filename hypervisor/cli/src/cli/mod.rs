@@ -33,7 +33,13 @@ const NAMES: Names = Names {
 
 /// Cuts NVIDIA GPUs into enforced fractions, for programs that are not changed and do not know it.
 #[derive(Debug, Parser)]
-#[command(name = "sluice", version, arg_required_else_help = true)]
+#[command(
+    name = "sluice",
+    version,
+    arg_required_else_help = true,
+    after_help = "\
+'--version --verbose' tells what it was built from, as 'sluice version --verbose' does."
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -319,7 +325,7 @@ impl LimitArguments {
 #[derive(Debug, Clone, Args)]
 #[command(after_help = "\
 Examples:
-  sluice freeze 4711
+  sluice freeze train
   sluice thaw 4711
 
 The daemon grants a frozen session no more GPU time; what its programs launch waits. The session needs
@@ -329,8 +335,8 @@ process, and runs when it comes again.
 Exit status: 0 when it is frozen or running; 2 wrong usage, or refused by the daemon; 70 no daemon
 answers.")]
 pub struct FreezeArguments {
-    /// The session: its name in 'sluice status' or the start of it, or a process of it.
-    #[arg(value_name = "SESSION|PID")]
+    /// The session: its name in 'sluice status' or the start of it, its container's name or id, or a process of it.
+    #[arg(value_name = "SESSION|CONTAINER|PID")]
     pub session: String,
 
     /// Unix socket of the daemon [default: the first default socket that answers]

@@ -30,6 +30,11 @@ pub(crate) fn run(arguments: &ExplainArgs) -> Result<u8, Error> {
     let pid = parse_whole(&arguments.session).filter(is_process);
     let process = pid.map(process::look);
     let found = choice::session(&node, &arguments.session);
+    let called = match (&found, choice::known(&node, &arguments.session)) {
+        (Ok(found), _) => choice::given_name(found),
+        (Err(_), Ok(known)) => choice::called(&node, known),
+        (Err(_), Err(_)) => None,
+    };
     let report = match (found, choice::known(&node, &arguments.session), process) {
         (Ok(found), _, process) => of_session(&node, found, process),
         (Err(_), Ok(known), process) => elsewhere(&node, known, process),
@@ -42,7 +47,7 @@ pub(crate) fn run(arguments: &ExplainArgs) -> Result<u8, Error> {
         },
         (Err(error), Err(_), None) => return Err(error),
     };
-    let text = if arguments.json { json(&report)? } else { told(&report) };
+    let text = if arguments.json { json(&report)? } else { told(&report, called.as_deref()) };
     let _ = io::stdout().lock().write_all(text.as_bytes());
     let is_free = |code| matches!(code, ReasonWord::Free | ReasonWord::NotUsedYet);
     let is_free = report.reasons.iter().all(|reason| is_free(reason.code));
@@ -139,10 +144,10 @@ fn others(asking: &[Device], uuid: limits::GpuId, asks: bool) -> Option<u64> {
     Some((device.own.asking + device.others.asking).saturating_sub(u64::from(asks)))
 }
 
-fn told(report: &ExplainReport) -> String {
+fn told(report: &ExplainReport, called: Option<&str>) -> String {
     let mut text = String::new();
     if let (Some(session), Some(uid)) = (&report.session, report.uid) {
-        let _ = writeln!(text, "session {} of user {uid}", Shown(session));
+        let _ = writeln!(text, "session {}", choice::title(session, uid, called));
     }
     if let Some(process) = &report.process {
         let name = process.name.as_deref().unwrap_or("?");

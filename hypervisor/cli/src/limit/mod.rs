@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ::limits::gpu::GpuChoice;
-use ::limits::units::Size;
-use ::limits::{GpuId, Limits, Request, RequestError, Shown};
+use ::limits::{GpuId, Limits, Request, RequestError};
 use protocol::reports::{ChangedDevice, LimitReport, TookChange};
 use session::Page;
 use session::directory::Found;
@@ -20,7 +19,7 @@ use super::cli::LimitArguments;
 use super::devices::{self, VisibleGpu};
 use super::node::Node;
 use super::node::gpus::Gpus;
-use super::status::json;
+use super::status::{Bytes, Limit, json};
 use super::{Error, choice, limits, remote, say};
 
 /// How long other changes of the same limits are waited for.
@@ -90,7 +89,8 @@ pub(crate) fn change(
         changes.push((page, before, after));
         locks.push(lock);
     }
-    let mut text = format!("{} of user {}\n", Shown(&session.name), session.uid);
+    let called = choice::given_name(session);
+    let mut text = choice::title(&session.name, session.uid, called.as_deref()) + "\n";
     let mut report = LimitReport {
         session: session.name.clone(),
         uid: session.uid,
@@ -232,7 +232,7 @@ fn told(device: GpuId, before: &Limits, after: &Limits, used: u64) -> String {
     let mut line = |text: String| lines += &format!("{device}: {text}\n");
     let no_limit = || "no limit".to_owned();
     let memory =
-        [before, after].map(|limits| limits.memory.map_or_else(no_limit, |l| l.to_string()));
+        [before, after].map(|limits| limits.memory.map_or_else(no_limit, |l| Limit(l).to_string()));
     let compute = [before, after].map(|limits| limits.compute.to_string());
     for (what, [was, is]) in [("memory", memory), ("compute", compute)] {
         if was != is {
@@ -247,8 +247,8 @@ fn told(device: GpuId, before: &Limits, after: &Limits, used: u64) -> String {
     {
         line(format!(
             "{} is in use: growth is refused until {} of it is given back",
-            Size(used),
-            Size(used - memory.limit)
+            Bytes(used),
+            Bytes(used - memory.limit)
         ));
     }
     lines

@@ -8,7 +8,7 @@ use protocol::sessions::{
     ByKind, ComputeReport, DeviceReport, MemoryReport, ProcessReport, SessionReport, StatusReport,
 };
 
-use super::table::{Bytes, Percent, Seconds};
+use super::table::{Bytes, Limit, Percent, Seconds};
 
 /// Displays a part of a report.
 pub(super) struct Detail<'a, T>(pub(super) &'a T);
@@ -58,7 +58,7 @@ impl fmt::Display for Detail<'_, DeviceReport> {
             Some(index) => writeln!(f, "  {uuid} (GPU {index})")?,
             None => writeln!(f, "  {uuid}")?,
         }
-        let limit = limits.memory.map_or("no limit".to_owned(), |limit| limit.to_string());
+        let limit = limits.memory.map_or("no limit".to_owned(), |limit| Limit(limit).to_string());
         write!(f, "    memory  {limit}, {} used", Bytes(memory.used))?;
         let kinds: Vec<_> =
             named(&memory.by_kind).into_iter().filter(|(_, bytes)| *bytes > 0).collect();

@@ -24,7 +24,7 @@ pub(crate) use detail::{compute_limit, named};
 pub(crate) use devices::{blind, trouble};
 pub(crate) use report::report;
 pub(crate) use report::{device as page_device, known_compute_on};
-pub(crate) use table::{Bytes, Percent, Seconds, limit};
+pub(crate) use table::{Bytes, Limit, Percent, Seconds, limit};
 
 /// Clears a terminal.
 const CLEAR: &str = "\x1b[H\x1b[2J";
@@ -92,7 +92,7 @@ fn table(report: &StatusReport, node: &Node) -> String {
 
 /// One page, whatever session it belongs to.
 fn page(path: &Path, as_json: bool) -> Result<String, Error> {
-    let page = Page::open_existing(path)?;
+    let page = Page::open_any(path)?;
     let summary = page.summary()?;
     let uid = report::owner(path);
     let found = (page.device(), summary);

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use bytesize::ByteSize;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets};
-use limits::{GpuId, Policy, Shown};
+use limits::units::Size;
+use limits::{GpuId, MemoryLimit, Policy, Shown};
 use protocol::sessions::{
     ComputeReport, ContainerReport, DeviceReport, ElsewhereReport, SessionReport, StatusReport,
 };
@@ -231,6 +232,23 @@ pub(crate) struct Bytes(pub(crate) u64);
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&ByteSize(self.0).display().iec().to_string())
+    }
+}
+
+/// Displays a memory limit for people: whole MiB as they are written, else rounded.
+pub(crate) struct Limit(pub(crate) MemoryLimit);
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let size = |bytes: u64| match bytes.trailing_zeros() {
+            20.. => Size(bytes).to_string(),
+            _ => Bytes(bytes).to_string(),
+        };
+        f.write_str(&size(self.0.limit))?;
+        match self.0.on_device() {
+            all if all == self.0.limit => Ok(()),
+            part => write!(f, " ({} on the device)", size(part)),
+        }
     }
 }
 

@@ -286,6 +286,11 @@ impl Model {
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
             return Some(Action::Quit);
         }
+        if let (KeyCode::Char(c), true) = (key.code, key.modifiers.contains(KeyModifiers::CONTROL))
+        {
+            self.control(c);
+            return None;
+        }
         self.message = None;
         match std::mem::replace(&mut self.mode, Mode::Browse) {
             Mode::Browse => return self.browse(key.code),
@@ -340,6 +345,21 @@ impl Model {
         let Some(last) = keys.len().checked_sub(1) else { return };
         let at = keys.iter().position(|key| Some(key) == self.selected.as_ref()).unwrap_or(0);
         self.selected = keys.get(to(at, last).min(last)).cloned();
+    }
+
+    /// A letter with the control key is no letter. With `u` what was typed goes, as in a shell.
+    fn control(&mut self, c: char) {
+        match &mut self.mode {
+            Mode::Filter if c == 'u' => {
+                self.filter.clear();
+                self.keep_a_selection();
+            }
+            Mode::Limits { text, error } if c == 'u' => {
+                text.clear();
+                *error = None;
+            }
+            _ => {}
+        }
     }
 
     fn type_filter(&mut self, code: KeyCode) {

@@ -17,6 +17,7 @@ fn each_part_tells_what_it_was_built_from() {
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(said(sluice.command().arg("version")), format!("sluice {version}\n"));
     let verbose = said(sluice.command().args(["version", "--verbose"]));
+    assert_eq!(said(sluice.command().args(["--version", "--verbose"])), verbose);
     let line = |key: &str| verbose.lines().find_map(|line| line.strip_prefix(key)).unwrap();
     assert!(!line("commit: ").is_empty(), "{verbose}");
     assert!(line("build: ").contains("linux"), "{verbose}");
@@ -35,6 +36,7 @@ fn each_part_tells_what_it_was_built_from() {
         assert!(text.contains(words), "{text}");
     }
     let hypervisor = sluice.built("hypervisor", "hypervisor");
-    let daemon = said(sluice.command_of(hypervisor).args(["version", "--verbose"]));
+    let daemon = said(sluice.command_of(&hypervisor).args(["version", "--verbose"]));
+    assert_eq!(said(sluice.command_of(&hypervisor).args(["--verbose", "--version"])), daemon);
     assert!(daemon.starts_with(&format!("hypervisor {version}\ncommit: ")), "{daemon}");
 }

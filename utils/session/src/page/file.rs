@@ -80,7 +80,7 @@ impl Page {
             other => other,
         };
         let file = found.map_err(PageError::from_folder)?;
-        Self::of_file(file, dir.join(name), device)
+        Self::of_file(file, dir.join(name), Some(device))
     }
 
     /// Whether there is a file for the page of `device` in a session's directory.
@@ -109,6 +109,15 @@ impl Page {
         Self::open_existing_of(path, None)
     }
 
+    /// As [`Self::open_existing`], whatever the file is called: a page that somebody has kept or sent. It says itself
+    /// of which device it is.
+    ///
+    /// # Errors
+    /// As for [`Page::open_existing`].
+    pub fn open_any(path: &Path) -> Result<Self, PageError> {
+        Self::open_at(path, None, None)
+    }
+
     /// As [`Self::open_existing`], if the page's folder belongs to this user.
     pub(crate) fn open_existing_of(path: &Path, uid: Option<u32>) -> Result<Self, PageError> {
         let name = path.file_name().unwrap_or_default();
@@ -117,6 +126,12 @@ impl Page {
         let Some(device) = named else {
             return Err(foreign(format!("its name is not a GPU's UUID with '{SUFFIX}' after it")));
         };
+        Self::open_at(path, Some(device), uid)
+    }
+
+    fn open_at(path: &Path, device: Option<GpuId>, uid: Option<u32>) -> Result<Self, PageError> {
+        let name = path.file_name().unwrap_or_default();
+        let foreign = |reason: String| PageError::Foreign { path: told(path), reason };
         let folder = path.parent().filter(|path| !path.as_os_str().is_empty());
         let folder =
             Folder::open(folder.unwrap_or(Path::new("."))).map_err(PageError::from_folder)?;
@@ -130,7 +145,8 @@ impl Page {
         Self::of_file(file, path.to_owned(), device)
     }
 
-    fn of_file(file: File, path: PathBuf, device: GpuId) -> Result<Self, PageError> {
+    /// A page in this file, of this device if one is wanted.
+    fn of_file(file: File, path: PathBuf, device: Option<GpuId>) -> Result<Self, PageError> {
         let told = told(&path);
         let io = |source| PageError::Io { path: told.clone(), source };
         let foreign = |reason: String| PageError::Foreign { path: told.clone(), reason };
@@ -147,10 +163,10 @@ impl Page {
         let file = out_of_the_way(file);
         let map = Map::new(&file).map_err(io)?;
         let identity = (metadata.dev(), metadata.ino());
-        let page = Self {
+        let mut page = Self {
             map,
             file: Mutex::new(file),
-            device,
+            device: device.unwrap_or(GpuId::from_bytes([0; 16])),
             identity,
             path: told.clone(),
             real_path: path,
@@ -161,9 +177,10 @@ impl Page {
             *byte = cell.load(Relaxed);
         }
         let found = GpuId::from_bytes(bytes);
-        if found != device {
+        if device.is_some_and(|device| device != found) {
             return Err(foreign(format!("it is of another device, {found}")));
         }
+        page.device = found;
         Ok(page)
     }
 

@@ -174,6 +174,9 @@ fn a_page_opened_by_its_path_says_who_has_what() {
     assert_eq!(looked.device(), DEVICE);
     let elsewhere = dir.path().join("GPU-00000000-0000-0000-0000-000000000000.page");
     fs::rename(&path, &elsewhere).unwrap();
+    assert_eq!(Page::open_any(&elsewhere).unwrap().device(), DEVICE);
+    let missing = Page::open_any(&dir.path().join("page")).unwrap_err().to_string();
+    assert!(missing.contains("No such file"), "{missing}");
     for (path, reason) in [
         (elsewhere, "it is of another device"),
         (dir.path().join("page"), "its name is not a GPU's UUID"),

@@ -23,20 +23,30 @@ const HELP: [&str; 12] = [
     "Any key closes this.",
 ];
 
+/// The most lines that the foot has.
+const LONGEST_FOOT: usize = 4;
+
 /// Draws all of it.
 pub(in crate::top) fn frame(model: &Model, theme: Theme, frame: &mut Frame<'_>) {
     let area = frame.area();
     let width = usize::from(area.width).max(LEAST_WIDTH);
+    // What came of a change may be longer than a line. Lines end between words, so that not all of each is used.
+    let last = last_line(model, theme);
+    let room = usize::from(area.width).max(1);
+    let lines = match last.width() {
+        width if width <= room || model.message.is_none() => 1,
+        width => width.div_ceil((room * 3 / 4).max(1)).clamp(1, LONGEST_FOOT),
+    };
+    let foot = Constraint::Length(u16::try_from(lines).unwrap_or(1));
     let [title, body, foot] =
-        Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)])
-            .areas(area);
+        Layout::vertical([Constraint::Length(1), Constraint::Min(0), foot]).areas(area);
     frame.render_widget(list::title(model, theme), title);
     let lines = match model.selected().filter(|_| model.open) {
         Some(row) => detail::detail(model, &row, theme, width, body.height.into()),
         None => visible(model, theme, width, body.height.into()),
     };
     frame.render_widget(Paragraph::new(lines), body);
-    frame.render_widget(last_line(model, theme), foot);
+    frame.render_widget(Paragraph::new(last).wrap(Wrap { trim: true }), foot);
     dialog(model, theme, frame, area);
 }
 
@@ -96,6 +106,7 @@ fn dialog(model: &Model, theme: Theme, frame: &mut Frame<'_>, area: Rect) {
         Mode::Confirm { line, .. } => (
             "sure?",
             vec![
+                Line::from(limits::Shown(model.selected().map_or("", |row| row.name)).to_string()),
                 Line::styled(format!("sluice {}", limits::Shown(line)), theme.title()),
                 Line::from("y does it, n does not"),
             ],

@@ -158,6 +158,14 @@ fn what_is_asked_stands_in_front() {
         press(&mut model, KeyCode::Char(c));
     }
     assert!(lines(&on(&model, PLAIN, 80, 24)).join("\n").contains("> --mem x_"));
+    let control = |c| KeyEvent::new(KeyCode::Char(c), KeyModifiers::CONTROL);
+    model.apply(Input::Key(control('w')));
+    assert!(lines(&on(&model, PLAIN, 80, 24)).join("\n").contains("> --mem x_"));
+    model.apply(Input::Key(control('u')));
+    assert!(lines(&on(&model, PLAIN, 80, 24)).join("\n").contains("> _"));
+    for c in "--mem x".chars() {
+        press(&mut model, KeyCode::Char(c));
+    }
     press(&mut model, KeyCode::Enter);
     let text = lines(&on(&model, PLAIN, 80, 24)).join("\n");
     assert!(text.contains("invalid value 'x' for"), "{text}");
@@ -173,6 +181,18 @@ fn what_is_asked_stands_in_front() {
     press(&mut model, KeyCode::Char('z'));
     let lines = lines(&on(&model, PLAIN, 80, 24));
     assert!(lines.join("\n").contains("no session fits") && lines[23].starts_with("/z_"));
+}
+
+#[test]
+fn a_long_message_is_shown_whole() {
+    let mut model = model();
+    let message = format!("{}is now 10% fixed", "word ".repeat(20));
+    model.apply(Input::Outcome(message));
+    let lines = lines(&on(&model, PLAIN, 80, 24));
+    assert!(
+        lines[22].starts_with("word") && lines[23].trim_end().ends_with("is now 10% fixed"),
+        "{lines:?}"
+    );
 }
 
 #[test]

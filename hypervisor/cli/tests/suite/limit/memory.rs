@@ -34,7 +34,7 @@ fn a_running_program_is_given_more_and_less() {
     let (code, stdout, _) = limit(&sluice, &program.pid.to_string(), &["--mem", "1GiB"]);
     assert_eq!(code, 0);
     assert!(
-        stdout.contains("2560MiB is in use: growth is refused until 1536MiB of it"),
+        stdout.contains("2.5 GiB is in use: growth is refused until 1.5 GiB of it"),
         "{stdout}"
     );
     assert_eq!(program.tell("take 1"), REFUSED);
@@ -91,7 +91,7 @@ fn a_memory_limit_comes_and_goes_while_the_program_runs() {
         // Below what is in use.
         let (code, stdout, _) = limit(&sluice, &program.name(), &["--mem", "5GiB"]);
         assert_eq!(code, 0);
-        assert!(stdout.contains("6GiB is in use: growth is refused until 1GiB"), "{stdout}");
+        assert!(stdout.contains("6.0 GiB is in use: growth is refused until 1.0 GiB"), "{stdout}");
         assert_eq!(program.tell("take 2"), REFUSED);
         let lines = lines_of(&sluice, &program);
         assert!(lines.contains("OVER by 1.0 GiB: growth refused"), "{lines}");
