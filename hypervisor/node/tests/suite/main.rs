@@ -17,6 +17,7 @@ mod dialects_at_once;
 mod health;
 mod identity;
 mod kubelets_side;
+mod outages;
 mod people;
 mod permissions;
 mod preflight;
