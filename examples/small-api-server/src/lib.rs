@@ -136,10 +136,9 @@ impl State {
                 "reason": "Expired", "code": 410, "message": "too old resource version"});
             return Some(json!({"type": "ERROR", "object": said}));
         }
-        let is_next = |change: &&Change| {
-            change.version > *seen && change.kind == kind && is_on(&change.object, node)
-        };
-        let change = self.history.iter().find(is_next)?;
+        let is_next = |change: &&Change| change.kind == kind && is_on(&change.object, node);
+        let later = self.history.partition_point(|change| change.version <= *seen);
+        let change = self.history[later..].iter().find(is_next)?;
         *seen = change.version;
         Some(json!({"type": change.how, "object": change.object}))
     }
@@ -208,6 +207,12 @@ impl Objects {
     #[must_use]
     pub fn pod(&self, name: &str) -> Option<Value> {
         self.state().pods.iter().find(|one| is_named(one, name)).cloned()
+    }
+
+    /// The node of this name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<Value> {
+        self.state().nodes.iter().find(|one| is_named(one, name)).cloned()
     }
 
     /// A node is there.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api_server::{CallError, ConnectError, answered, insisted, watched};
 use dialects::claims::ContainerClaims;
-use dialects::pods::{self, has_ended, is_allocating};
+use dialects::pods::{self, has_ended, has_succeeded, is_allocating};
 use dialects::{Claim, Dialect, PodClaims};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
@@ -266,11 +266,13 @@ impl Cluster {
             let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
             cluster.tell(&pod, Kind::Warning, "GPURefused", &reason).await;
             for dialect in Dialect::ALL {
-                if is_allocating(&pod, dialect) {
+                let was_scheduled = is_allocating(&pod, dialect);
+                // It has when the first container starts, and the second may be refused.
+                if was_scheduled || has_succeeded(&pod, dialect) {
                     let mut metadata = json!({});
                     set_phase(&mut metadata, dialect, dialect.annotations().phase.failed);
                     cluster.patch_pod(&pod, metadata).await;
-                    if let Some(lock) = dialect.annotations().lock {
+                    if let Some(lock) = dialect.annotations().lock.filter(|_| was_scheduled) {
                         cluster.release(lock, &pod).await;
                     }
                 }
