@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use ::limits::GpuId;
 use session::directory::{self, Found};
+use session::kubelet_logs::{self, PodContainer};
 use session::layout::MemoryKind;
 use session::ledger::RefusedFor;
 use session::process::{ProcessIdentity, may_be_of};
@@ -24,7 +26,7 @@ use session::{ProcessSummary, SessionSummary, Summary};
 
 use crate::core::Core;
 use crate::elsewhere;
-use crate::identity::Owner;
+use crate::identity::{ContainerId, Owner};
 use crate::limits::check_fair_part;
 
 /// How often the pages are looked at.
@@ -107,6 +109,8 @@ pub(crate) struct Sample {
     /// Sessions that were too many.
     pub(crate) left_out: usize,
     pub(crate) at: Option<Instant>,
+    /// Containers of pods, as people know them.
+    pub(crate) names: BTreeMap<ContainerId, PodContainer>,
 }
 
 impl Sample {
@@ -159,12 +163,25 @@ impl PageMemory {
             Ok(listing) => seen.look_here(&listing.sessions, core.own()),
             Err(error) => tracing::debug!(%error, "the sessions' pages can not be listed"),
         }
-        for session in core.registered() {
+        let registered = core.registered();
+        seen.sample.names = names(&registered);
+        for session in registered {
             seen.look_elsewhere(session, errands);
         }
         let mut sample = self.sample();
         *sample = seen.sample.after(&sample, Instant::now());
     }
+}
+
+/// What the kubelet calls the containers of these sessions.
+fn names(sessions: &[Registered]) -> BTreeMap<ContainerId, PodContainer> {
+    let ids: BTreeSet<ContainerId> =
+        sessions.iter().filter_map(|session| Some(session.owner.container?.id)).collect();
+    if ids.is_empty() {
+        return BTreeMap::new();
+    }
+    let mut all = kubelet_logs::all(&Path::new("/").join(kubelet_logs::FOLDER));
+    ids.into_iter().filter_map(|id| Some((id, all.remove(&id.to_string())?))).collect()
 }
 
 /// A session with processes.

@@ -1,11 +1,13 @@
 //! As much of Kubernetes' API server as the node's part and the extender ask, for tests: pods, nodes, watches, and what is
-//! written. It can be silent, and forget what it has told.
+//! written. It can be silent, be away, and forget what it has told.
 
 #![forbid(unsafe_code)]
 
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::stream::{self, Stream};
 use poem::http::StatusCode;
@@ -13,11 +15,8 @@ use poem::listener::{Acceptor, Listener, TcpListener};
 use poem::web::Data;
 use poem::{Body, EndpointExt, Request, Response, Route, Server, handler};
 use serde_json::{Value, json};
-use tokio::sync::{broadcast, watch};
-use tokio::task::JoinHandle;
-
-/// As many events may be under way to one who watches.
-const EVENTS: usize = 1024;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 
 /// It serves until it is dropped.
 #[derive(Debug)]
@@ -26,17 +25,34 @@ pub struct ApiServer {
     pub kubeconfig: PathBuf,
     /// What it has.
     pub objects: Objects,
-    task: JoinHandle<()>,
+    address: SocketAddr,
+    /// Its own: connections end with it.
+    runtime: Option<Runtime>,
 }
 
 impl Drop for ApiServer {
     fn drop(&mut self) {
-        self.task.abort();
+        self.leave();
     }
 }
 
 /// Something that was written: method, path, body.
 type Written = (String, String, Value);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Pod,
+    Node,
+}
+
+/// What became of an object.
+#[derive(Debug)]
+struct Change {
+    version: u64,
+    kind: Kind,
+    how: &'static str,
+    object: Value,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -44,22 +60,29 @@ struct State {
     nodes: Vec<Value>,
     written: Vec<Written>,
     lists: usize,
+    /// Counts what has happened.
+    version: u64,
+    history: Vec<Change>,
+    /// What was before is not known.
+    forgotten: u64,
 }
 
 /// What it has, and what was written to it.
 #[derive(Clone, Debug)]
 pub struct Objects {
     state: Arc<Mutex<State>>,
-    /// Lines for those who watch pods. `None`: what was told is forgotten.
-    events: broadcast::Sender<Option<Value>>,
+    /// Something has happened.
+    news: watch::Sender<()>,
     /// Paths with this end are not answered.
     silent: watch::Sender<Option<String>>,
 }
 
 impl Default for Objects {
     fn default() -> Self {
-        let (events, silent) = (broadcast::Sender::new(EVENTS), watch::Sender::new(None));
-        Self { state: Arc::default(), events, silent }
+        // Version 0 means any.
+        let state = State { version: 1, ..State::default() };
+        let (news, silent) = (watch::Sender::new(()), watch::Sender::new(None));
+        Self { state: Arc::new(Mutex::new(state)), news, silent }
     }
 }
 
@@ -67,10 +90,91 @@ fn is_named(object: &Value, name: &str) -> bool {
     object["metadata"]["name"] == name
 }
 
-fn put(all: &mut Vec<Value>, object: Value) {
-    let name = object["metadata"]["name"].clone();
-    all.retain(|one| one["metadata"]["name"] != name);
-    all.push(object);
+impl State {
+    fn all(&mut self, kind: Kind) -> &mut Vec<Value> {
+        match kind {
+            Kind::Pod => &mut self.pods,
+            Kind::Node => &mut self.nodes,
+        }
+    }
+
+    /// Whether it is a new one.
+    fn put(&mut self, kind: Kind, mut object: Value) -> bool {
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let all = self.all(kind);
+        let before = all.len();
+        all.retain(|one| !is_named(one, &name));
+        let is_new = all.len() == before;
+        all.push(object);
+        is_new
+    }
+
+    /// The same, and those who watch are told.
+    fn change(&mut self, kind: Kind, mut object: Value) {
+        self.version += 1;
+        let version = self.version;
+        object["metadata"]["resourceVersion"] = version.to_string().into();
+        let how = if self.put(kind, object.clone()) { "ADDED" } else { "MODIFIED" };
+        self.history.push(Change { version, kind, how, object });
+    }
+
+    fn remove(&mut self, kind: Kind, name: &str) {
+        self.version += 1;
+        let version = self.version;
+        let all = self.all(kind);
+        let Some(at) = all.iter().position(|one| is_named(one, name)) else { return };
+        let mut object = all.remove(at);
+        object["metadata"]["resourceVersion"] = version.to_string().into();
+        self.history.push(Change { version, kind, how: "DELETED", object });
+    }
+
+    /// What comes after `seen`, for one who watches these.
+    fn after(&self, seen: &mut u64, kind: Kind, node: Option<&str>) -> Option<Value> {
+        if *seen < self.forgotten {
+            let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                "reason": "Expired", "code": 410, "message": "too old resource version"});
+            return Some(json!({"type": "ERROR", "object": said}));
+        }
+        let is_next = |change: &&Change| change.kind == kind && is_on(&change.object, node);
+        let later = self.history.partition_point(|change| change.version <= *seen);
+        let change = self.history[later..].iter().find(is_next)?;
+        *seen = change.version;
+        Some(json!({"type": change.how, "object": change.object}))
+    }
+}
+
+/// Whether a pod is on the node that is asked for, if one is.
+fn is_on(object: &Value, node: Option<&str>) -> bool {
+    node.is_none_or(|node| object["spec"]["nodeName"] == node)
+}
+
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').find_map(|one| one.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn node_of(query: &str) -> Option<&str> {
+    parameter(query, "fieldSelector")?.strip_prefix("spec.nodeName%3D")
+}
+
+/// As JSON's merge patches mean it.
+fn merge(into: &mut Value, patch: &Value) {
+    let Some(patch) = patch.as_object() else {
+        into.clone_from(patch);
+        return;
+    };
+    if !into.is_object() {
+        *into = json!({});
+    }
+    for (name, value) in patch {
+        if value.is_null() {
+            if let Some(object) = into.as_object_mut() {
+                object.remove(name);
+            }
+        } else {
+            merge(&mut into[name], value);
+        }
+    }
 }
 
 impl Objects {
@@ -78,27 +182,52 @@ impl Objects {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn tell(&self) {
+        self.news.send_replace(());
+    }
+
     /// A pod is there, or has changed. Nobody who watches is told: they have to ask.
     pub fn put(&self, pod: Value) {
-        put(&mut self.state().pods, pod);
+        self.state().put(Kind::Pod, pod);
     }
 
     /// The same, and those who watch are told.
     pub fn change(&self, pod: Value) {
-        let event = json!({"type": "MODIFIED", "object": pod});
-        self.put(pod);
-        // Nobody may be watching.
-        _ = self.events.send(Some(event));
+        self.state().change(Kind::Pod, pod);
+        self.tell();
+    }
+
+    /// A pod has gone.
+    pub fn remove(&self, pod: &str) {
+        self.state().remove(Kind::Pod, pod);
+        self.tell();
+    }
+
+    /// The pod of this name.
+    #[must_use]
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        self.state().pods.iter().find(|one| is_named(one, name)).cloned()
+    }
+
+    /// The node of this name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<Value> {
+        self.state().nodes.iter().find(|one| is_named(one, name)).cloned()
     }
 
     /// A node is there.
     pub fn put_node(&self, node: Value) {
-        put(&mut self.state().nodes, node);
+        self.state().put(Kind::Node, node);
     }
 
     /// What has happened is not known any more: whoever watches gets 410 Gone, and has to list again.
     pub fn forget_history(&self) {
-        _ = self.events.send(None);
+        let mut state = self.state();
+        state.version += 1;
+        state.forgotten = state.version;
+        state.history.clear();
+        drop(state);
+        self.tell();
     }
 
     /// Calls of paths with this end are not answered, nor is anything told, until [`Self::speak`].
@@ -133,52 +262,47 @@ impl Objects {
         _ = self.silent.subscribe().wait_for(is_meant).await;
     }
 
-    fn watch(&self, path: String) -> impl Stream<Item = io::Result<Vec<u8>>> + use<> {
-        let state = (self.clone(), self.events.subscribe(), path, false);
-        stream::unfold(state, |(objects, mut events, path, is_over)| async move {
-            if is_over {
-                return None;
+    fn watch(&self, path: String, query: &str) -> impl Stream<Item = io::Result<Vec<u8>>> + use<> {
+        let kind = if path.ends_with("/nodes") { Kind::Node } else { Kind::Pod };
+        let node = node_of(query).map(ToOwned::to_owned);
+        let seen = parameter(query, "resourceVersion").and_then(|text| text.parse().ok());
+        let seen: u64 = seen.unwrap_or_else(|| self.state().version);
+        let state = (self.clone(), self.news.subscribe(), path, seen, false);
+        stream::unfold(state, move |(objects, mut news, path, mut seen, is_over)| {
+            let node = node.clone();
+            async move {
+                if is_over {
+                    return None;
+                }
+                let event = loop {
+                    let next = objects.state().after(&mut seen, kind, node.as_deref());
+                    match next {
+                        Some(event) => break event,
+                        None => news.changed().await.ok()?,
+                    }
+                };
+                objects.wait_for_speech(&path).await;
+                let is_over = event["type"] == "ERROR";
+                let line = format!("{event}\n");
+                Some((Ok(line.into_bytes()), (objects, news, path, seen, is_over)))
             }
-            let event = events.recv().await.ok()?;
-            objects.wait_for_speech(&path).await;
-            let is_over = event.is_none();
-            let gone = || {
-                let said = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-                    "reason": "Expired", "code": 410, "message": "too old resource version"});
-                json!({"type": "ERROR", "object": said})
-            };
-            let line = format!("{}\n", event.unwrap_or_else(gone));
-            Some((Ok(line.into_bytes()), (objects, events, path, is_over)))
         })
-    }
-
-    /// What API servers do with a binding: the pod is on its node, and has its annotations.
-    fn bind(&self, path: &str, binding: &Value) {
-        let Some(path) = path.strip_suffix("/binding") else { return };
-        for pod in &mut self.state().pods {
-            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-            if path.ends_with(&format!("/pods/{name}")) {
-                pod["spec"]["nodeName"] = binding["target"]["name"].clone();
-                pod["metadata"]["annotations"] = binding["metadata"]["annotations"].clone();
-            }
-        }
     }
 
     fn get(&self, path: &str, query: &str) -> Option<Value> {
         let (parent, name) = path.rsplit_once('/')?;
         let mut state = self.state();
+        let version = state.version.to_string();
         let list = |kind: &str, items: Vec<&Value>| {
-            let metadata = json!({"resourceVersion": "1"});
+            let metadata = json!({"resourceVersion": version});
             Some(json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "items": items}))
         };
         let named = |all: &[Value]| all.iter().find(|one| is_named(one, name)).cloned();
         match (parent, name) {
             ("/api/v1", "pods") => {
                 state.lists += 1;
-                let of = query.split_once("spec.nodeName%3D").map(|(_, rest)| rest);
-                let of = of.map(|rest| rest.split('&').next().unwrap_or_default());
-                let is_its = |pod: &&Value| of.is_none_or(|node| pod["spec"]["nodeName"] == node);
-                list("PodList", state.pods.iter().filter(is_its).collect())
+                let node = node_of(query);
+                list("PodList", state.pods.iter().filter(|pod| is_on(pod, node)).collect())
             }
             ("/api/v1", "nodes") => list("NodeList", state.nodes.iter().collect()),
             ("/api/v1/nodes", _) => named(&state.nodes),
@@ -186,14 +310,51 @@ impl Objects {
         }
     }
 
-    fn write(&self, method: String, path: &str, body: Value) -> Value {
-        self.state().written.push((method, path.to_owned(), body.clone()));
-        self.bind(path, &body);
-        if path.ends_with("/events") {
-            return body;
+    fn write(&self, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
+        let mut state = self.state();
+        state.written.push((method.to_owned(), path.to_owned(), body.clone()));
+        let object = path.strip_suffix("/binding").unwrap_or(path);
+        let (parent, name) = object.rsplit_once('/').unwrap_or_default();
+        let kind = match parent.rsplit('/').next() {
+            Some("pods") => Kind::Pod,
+            Some("nodes") => Kind::Node,
+            // Events, and reviews of permissions.
+            _ => return (StatusCode::OK, body),
+        };
+        let Some(mut found) = state.all(kind).iter().find(|one| is_named(one, name)).cloned()
+        else {
+            return said(StatusCode::NOT_FOUND, "NotFound");
+        };
+        let is_other = |uid: &Value| !uid.is_null() && *uid != found["metadata"]["uid"];
+        if is_other(&body["metadata"]["uid"]) || is_other(&body["preconditions"]["uid"]) {
+            return said(StatusCode::CONFLICT, "Conflict");
         }
-        json!({"apiVersion": "v1", "kind": "Status", "status": "Success", "metadata": {}})
+        if object != path {
+            if found["spec"]["nodeName"].is_string() {
+                return said(StatusCode::CONFLICT, "Conflict");
+            }
+            // What API servers do with a binding: the pod is on its node, and has its annotations.
+            found["spec"]["nodeName"] = body["target"]["name"].clone();
+            merge(&mut found["metadata"]["annotations"], &body["metadata"]["annotations"]);
+            state.change(kind, found);
+        } else if method == "PATCH" {
+            merge(&mut found, &body);
+            state.change(kind, found);
+        } else if method == "DELETE" {
+            state.remove(kind, name);
+        }
+        drop(state);
+        self.tell();
+        said(StatusCode::OK, "Success")
     }
+}
+
+/// What is said where no object is asked for.
+fn said(code: StatusCode, reason: &str) -> (StatusCode, Value) {
+    let status = if code.is_success() { "Success" } else { "Failure" };
+    let body = json!({"apiVersion": "v1", "kind": "Status", "status": status, "metadata": {},
+        "code": code.as_u16(), "reason": reason, "message": reason});
+    (code, body)
 }
 
 #[handler]
@@ -204,16 +365,17 @@ async fn answer(request: &Request, body: Body, objects: Data<&Objects>) -> Respo
     if request.method() != "GET" {
         let sent = body.into_vec().await.unwrap_or_default();
         let sent = serde_json::from_slice(&sent).unwrap_or_default();
-        return json_of(StatusCode::OK, &objects.write(request.method().to_string(), &path, sent));
+        let (status, answer) = objects.write(request.method().as_str(), &path, sent);
+        return json_of(status, &answer);
     }
     if query.contains("watch=true") {
-        return Response::builder().body(Body::from_bytes_stream(objects.watch(path)));
+        return Response::builder().body(Body::from_bytes_stream(objects.watch(path, query)));
     }
     match objects.get(&path, query) {
         Some(found) => json_of(StatusCode::OK, &found),
         None => {
-            let none = json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound", "message": "none"});
-            json_of(StatusCode::NOT_FOUND, &none)
+            let (status, none) = said(StatusCode::NOT_FOUND, "NotFound");
+            json_of(status, &none)
         }
     }
 }
@@ -228,17 +390,12 @@ impl ApiServer {
     /// # Errors
     /// Those of the system.
     pub async fn start(folder: &Path) -> io::Result<Self> {
-        let acceptor = TcpListener::bind("127.0.0.1:0").into_acceptor().await?;
-        let bound = acceptor.local_addr();
-        let address = bound.iter().find_map(|address| address.as_socket_addr());
-        let address = *address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        // An address of this process's own: nobody else takes the port while it is away.
+        let [_, third, high, low] = std::process::id().to_be_bytes();
+        let own = Ipv4Addr::new(127, 2 + third, high, low);
         let objects = Objects::default();
         objects.put_node(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "here"}}));
-        let routes = Route::new().at("/*path", answer).data(objects.clone());
-        let task = tokio::spawn(async move {
-            // It ends with its task.
-            _ = Server::new_with_acceptor(acceptor).run(routes).await;
-        });
+        let (runtime, address) = serve((own, 0).into(), objects.clone()).await?;
         let kubeconfig = folder.join("kubeconfig");
         let text = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "x",
@@ -247,6 +404,57 @@ impl ApiServer {
             "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         });
         std::fs::write(&kubeconfig, text.to_string())?;
-        Ok(Self { kubeconfig, objects, task })
+        Ok(Self { kubeconfig, objects, address, runtime: Some(runtime) })
+    }
+
+    /// It ends, and so do its connections.
+    pub fn leave(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// It is there again, with all that it had.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub async fn come_back(&mut self) -> io::Result<()> {
+        let mut tries = 0;
+        self.runtime = loop {
+            match serve(self.address, self.objects.clone()).await {
+                Ok((runtime, _)) => break Some(runtime),
+                // The former one may still be ending.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < 100 => tries += 1,
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        };
+        Ok(())
+    }
+}
+
+/// Serves there, until what it returns ends.
+async fn serve(address: SocketAddr, objects: Objects) -> io::Result<(Runtime, SocketAddr)> {
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let bound = runtime.spawn(async move {
+        let acceptor = TcpListener::bind(address).into_acceptor().await?;
+        let bound = acceptor.local_addr();
+        let address = bound.iter().find_map(|address| address.as_socket_addr()).copied();
+        let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let routes = Route::new().at("/*path", answer).data(objects);
+        // It ends with its runtime.
+        tokio::spawn(Server::new_with_acceptor(acceptor).run(routes));
+        Ok::<_, io::Error>(address)
+    });
+    let bound = match bound.await {
+        Ok(bound) => bound,
+        Err(ended) => Err(io::Error::other(ended)),
+    };
+    match bound {
+        Ok(address) => Ok((runtime, address)),
+        Err(error) => {
+            runtime.shutdown_background();
+            Err(error)
+        }
     }
 }

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{Stream, StreamExt};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -76,6 +76,39 @@ pub async fn answered<T>(
     Ok(answer.map_err(|_| CallError::Silent(within))??)
 }
 
+/// How soon a call is made again, and at most.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(5));
+
+/// The same, again and again for so long, unless it would be said again. `told`: of the first failure, since this may go on
+/// for long.
+///
+/// # Errors
+/// [`CallError`], the last one.
+pub async fn insisted<T, F>(
+    within: Duration,
+    so_long: Duration,
+    call: impl Fn() -> F,
+    told: impl FnOnce(&CallError),
+) -> Result<T, CallError>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    let (begun, (mut pause, longest)) = (Instant::now(), AGAIN);
+    let mut told = Some(told);
+    loop {
+        match answered(within, call()).await {
+            Err(error) if !error.is_final() && begun.elapsed() + pause < so_long => {
+                if let Some(told) = told.take() {
+                    told(&error);
+                }
+            }
+            answer => return answer,
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(longest);
+    }
+}
+
 /// What becomes of the objects that `which` selects, without an end. After a time without the API server, or when it does
 /// not know any more what has happened since, all of them are told anew. That it does not tell is logged once.
 pub fn watched<K>(
@@ -104,6 +137,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use kube::core::Status;
 
@@ -124,6 +159,31 @@ mod tests {
         assert!(matches!(said, CallError::Silent(after) if after == within));
         assert!(!said.is_final());
         assert_eq!(answered(within, async { Ok(7) }).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn it_is_insisted_on_an_answer_and_not_on_another_one() {
+        let (within, so_long) = (Duration::from_millis(10), Duration::from_secs(60));
+        let calls = Cell::new(0);
+        let told = Cell::new(0);
+        let tell = |_: &CallError| told.set(told.get() + 1);
+        let third = || {
+            calls.set(calls.get() + 1);
+            let is_third = calls.get() == 3;
+            async move { if is_third { Ok(7) } else { std::future::pending().await } }
+        };
+        assert_eq!(insisted(within, so_long, third, tell).await.unwrap(), 7);
+        assert_eq!((calls.take(), told.take()), (3, 1));
+        let gone = || {
+            calls.set(calls.get() + 1);
+            let said = Status { code: 404, ..Status::default() };
+            async { Err::<(), _>(kube::Error::Api(Box::new(said))) }
+        };
+        assert!(insisted(within, so_long, gone, tell).await.unwrap_err().is_final());
+        assert_eq!((calls.take(), told.take()), (1, 0));
+        let never = || std::future::pending::<kube::Result<()>>();
+        let said = insisted(within, Duration::from_millis(500), never, tell).await.unwrap_err();
+        assert!(matches!(said, CallError::Silent(_)));
     }
 
     #[test]

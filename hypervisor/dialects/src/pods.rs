@@ -51,12 +51,23 @@ pub fn has_ended(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
+/// What its scheduler and its node say of its devices.
+fn phase(pod: &Pod, dialect: Dialect) -> Option<&str> {
+    let phase = dialect.annotations().phase;
+    let from = if phase.is_label { &pod.metadata.labels } else { &pod.metadata.annotations };
+    from.as_ref()?.get(phase.name).map(String::as_str)
+}
+
 /// Whether its scheduler has put it there, and its containers do not have their GPUs yet.
 #[must_use]
 pub fn is_allocating(pod: &Pod, dialect: Dialect) -> bool {
-    let phase = dialect.annotations().phase;
-    let from = if phase.is_label { &pod.metadata.labels } else { &pod.metadata.annotations };
-    from.as_ref().and_then(|all| all.get(phase.name)).is_some_and(|text| text == phase.allocating)
+    phase(pod, dialect) == Some(dialect.annotations().phase.allocating)
+}
+
+/// Whether its scheduler has been told that its containers have their GPUs.
+#[must_use]
+pub fn has_succeeded(pod: &Pod, dialect: Dialect) -> bool {
+    phase(pod, dialect) == Some(dialect.annotations().phase.succeeded)
 }
 
 /// What a container asks for. `None`: no GPU.

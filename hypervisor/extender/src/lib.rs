@@ -142,11 +142,11 @@ where
     let (reader, mut writer) = store::<K>();
     let all = watcher::Config::default();
     let events = api_server::watched(Api::<K>::all(client.clone()), kind, all);
-    let apply = move |event| {
+    let keep = events.for_each(move |event| {
         writer.apply_watcher_event(&event);
         std::future::ready(())
-    };
-    (reader, events.for_each(apply))
+    });
+    (reader, keep)
 }
 
 impl Extender {

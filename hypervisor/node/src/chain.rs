@@ -4,7 +4,11 @@ pub(crate) fn chain(error: impl std::error::Error) -> String {
     let mut said = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        said = format!("{said}: {error}");
+        let why = error.to_string();
+        // Some say their causes themselves.
+        if !said.ends_with(&why) {
+            said = format!("{said}: {why}");
+        }
         cause = error.source();
     }
     said

@@ -6,17 +6,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use api_server::{CallError, ConnectError, answered, insisted, watched};
 use dialects::claims::ContainerClaims;
-use dialects::pods::{self, has_ended, is_allocating};
+use dialects::pods::{self, has_ended, has_succeeded, is_allocating};
 use dialects::{Claim, Dialect, PodClaims};
 use futures_util::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::WatchStreamExt;
 use kube::runtime::reflector::{Store, store};
-use kube::runtime::watcher::{self, watcher};
-use kube::{Api, Client, Config, Resource};
+use kube::runtime::watcher;
+use kube::{Api, Client, Resource};
 use limits::{GpuId, Policy};
 use serde_json::{Value, json};
 
@@ -28,8 +27,8 @@ use crate::words;
 pub(crate) const ANSWERS_WITHIN: Duration = Duration::from_secs(3);
 /// The same before the kubelet gives out ids: it waits meanwhile.
 const LISTS_WITHIN: Duration = Duration::from_secs(2);
-/// How often what could not be written is tried again, once a second.
-const TRIES: u32 = 10;
+/// For how long it is tried to write what a scheduler or a controller waits for.
+const INSISTS: Duration = Duration::from_secs(300);
 
 /// How the API server is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,25 +37,6 @@ pub struct ClusterOptions {
     pub node: String,
     /// The file that says how. `None`: as every pod is told.
     pub kubeconfig: Option<PathBuf>,
-}
-
-/// Why the API server cannot be asked.
-#[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
-    /// The file is none.
-    #[error("--kubeconfig: {0}")]
-    Kubeconfig(#[from] kube::config::KubeconfigError),
-    /// This is no pod.
-    #[error(
-        "--node-name without --kubeconfig is for pods, which are told where the API server is: {0}"
-    )]
-    InCluster(#[from] kube::config::InClusterError),
-    /// It does not answer, or says no.
-    #[error("the API server: {0}")]
-    Refused(#[from] kube::Error),
-    /// It does not answer.
-    #[error("the API server: no answer within {} s", ANSWERS_WITHIN.as_secs())]
-    Silent,
 }
 
 /// This node's part of it.
@@ -78,18 +58,6 @@ impl std::fmt::Debug for Cluster {
     }
 }
 
-/// A client of the API server.
-pub(crate) async fn client(options: &ClusterOptions) -> Result<Client, ClusterError> {
-    let config = match &options.kubeconfig {
-        Some(file) => {
-            let file = Kubeconfig::read_from(file)?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?
-        }
-        None => Config::incluster()?,
-    };
-    Ok(Client::try_from(config)?)
-}
-
 /// What keeps [`Cluster`] up to date.
 pub(crate) type Keep = std::pin::Pin<Box<dyn Future<Output = Infallible> + Send>>;
 
@@ -99,8 +67,8 @@ impl Cluster {
         options: &ClusterOptions,
         dialects: Arc<[Dialect]>,
         reschedule: bool,
-    ) -> Result<(Self, Keep), ClusterError> {
-        let client = client(options).await?;
+    ) -> Result<(Self, Keep), ConnectError> {
+        let client = api_server::client(options.kubeconfig.as_deref()).await?;
         let (pods, mut writer) = store();
         let node: Arc<str> = options.node.as_str().into();
         let cluster = Self {
@@ -113,7 +81,7 @@ impl Cluster {
             told: Arc::default(),
         };
         let own = watcher::Config::default().fields(&format!("spec.nodeName={}", options.node));
-        let events = watcher(Api::<Pod>::all(client), own).default_backoff();
+        let events = watched(Api::<Pod>::all(client), "pods", own);
         let keep = cluster.clone();
         let keep = async move {
             keep.watch(events, &dialects, |event| writer.apply_watcher_event(event)).await
@@ -123,36 +91,24 @@ impl Cluster {
 
     async fn watch(
         self,
-        events: impl Stream<Item = watcher::Result<watcher::Event<Pod>>>,
+        events: impl Stream<Item = watcher::Event<Pod>>,
         dialects: &[Dialect],
         mut apply: impl FnMut(&watcher::Event<Pod>),
     ) -> Infallible {
         let mut events = std::pin::pin!(events);
-        let mut told = false;
-        loop {
-            match events.next().await {
-                Some(Ok(event)) => {
-                    told = false;
-                    apply(&event);
-                    match event {
-                        watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => {
-                            self.look_at(pod, dialects);
-                        }
-                        watcher::Event::Delete(pod) => self.forget(&pod),
-                        watcher::Event::InitDone => self.forget_others(),
-                        watcher::Event::Init => {}
-                    }
+        while let Some(event) = events.next().await {
+            apply(&event);
+            match event {
+                watcher::Event::Apply(pod) | watcher::Event::InitApply(pod) => {
+                    self.look_at(pod, dialects);
                 }
-                Some(Err(error)) => {
-                    if !told {
-                        tracing::warn!(%error, "the API server does not tell of pods");
-                    }
-                    told = true;
-                }
-                // It has no end; if it had one, nothing would follow.
-                None => std::future::pending().await,
+                watcher::Event::Delete(pod) => self.forget(&pod),
+                watcher::Event::InitDone => self.forget_others(),
+                watcher::Event::Init => {}
             }
         }
+        // It has no end; if it had one, nothing would follow.
+        std::future::pending().await
     }
 
     /// The kubelet refuses pods whose `Allocate` failed, without saying whose that was.
@@ -192,7 +148,7 @@ impl Cluster {
     }
 
     /// A pod of this node. `None`: there is no such pod.
-    pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, ClusterError> {
+    pub(crate) async fn pod(&self, holder: &Holder) -> Result<Option<Arc<Pod>>, CallError> {
         let is_it = |pod: &Pod| {
             pod.metadata.namespace.as_ref() == Some(&holder.namespace)
                 && pod.metadata.name.as_ref() == Some(&holder.pod)
@@ -204,8 +160,7 @@ impl Cluster {
             return Ok(Some(pod));
         }
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
-        let asked = tokio::time::timeout(ANSWERS_WITHIN, pods.get_opt(&holder.pod)).await;
-        Ok(asked.map_err(|_| ClusterError::Silent)??.map(Arc::new))
+        Ok(answered(ANSWERS_WITHIN, pods.get_opt(&holder.pod)).await?.map(Arc::new))
     }
 
     /// The GPUs that a scheduler has claimed for the container which is likely to be next: with so many places, of the
@@ -217,9 +172,7 @@ impl Cluster {
         // The kubelet may have heard of the pod before this program has.
         let pods: Api<Pod> = Api::all(self.client.clone());
         let own = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-        let Ok(Ok(listed)) = tokio::time::timeout(LISTS_WITHIN, pods.list(&own)).await else {
-            return Vec::new();
-        };
+        let Ok(listed) = answered(LISTS_WITHIN, pods.list(&own)).await else { return Vec::new() };
         let listed: Vec<Arc<Pod>> = listed.items.into_iter().map(Arc::new).collect();
         self.next_of(&listed, dialect, count).unwrap_or_default()
     }
@@ -291,15 +244,18 @@ impl Cluster {
     /// A scheduler of these dialects holds the node until its pod has its devices.
     async fn release(&self, lock: &str, pod: &Pod) {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let Ok(node) = nodes.get(&self.node).await else { return };
+        let Ok(node) = insist("the node's lock", || nodes.get(&self.node)).await else { return };
         let held = node.metadata.annotations.as_ref().and_then(|all| all.get(lock));
         // TIME, or TIME,NAMESPACE,POD.
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let is_its =
             held.is_some_and(|text| !text.contains(',') || text.ends_with(&format!(",{name}")));
         if is_its {
-            let patch = json!({"metadata": {"annotations": {lock: Value::Null}}});
-            self.try_patch_node(&patch).await;
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {lock: Value::Null}}}));
+            let how = PatchParams::default();
+            let free = || nodes.patch_metadata(&self.node, &how, &patch);
+            // Whoever holds the node is told of what cannot be written.
+            _ = insist("the node's lock", free).await;
         }
     }
 
@@ -310,11 +266,13 @@ impl Cluster {
             let Ok(Some(pod)) = cluster.pod(&holder).await else { return };
             cluster.tell(&pod, Kind::Warning, "GPURefused", &reason).await;
             for dialect in Dialect::ALL {
-                if is_allocating(&pod, dialect) {
+                let was_scheduled = is_allocating(&pod, dialect);
+                // It has when the first container starts, and the second may be refused.
+                if was_scheduled || has_succeeded(&pod, dialect) {
                     let mut metadata = json!({});
                     set_phase(&mut metadata, dialect, dialect.annotations().phase.failed);
                     cluster.patch_pod(&pod, metadata).await;
-                    if let Some(lock) = dialect.annotations().lock {
+                    if let Some(lock) = dialect.annotations().lock.filter(|_| was_scheduled) {
                         cluster.release(lock, &pod).await;
                     }
                 }
@@ -369,9 +327,8 @@ impl Cluster {
             Api::namespaced(self.client.clone(), meta.namespace.as_deref().unwrap_or("default"));
         let preconditions = Some(Preconditions { uid: meta.uid.clone(), resource_version: None });
         let how = DeleteParams { preconditions, ..DeleteParams::default() };
-        match pods.delete(name, &how).await {
-            Ok(_) => tracing::info!(pod = name, "deleted, so that its controller makes a new one"),
-            Err(error) => tracing::warn!(pod = name, %error, "cannot be deleted"),
+        if insist(name, || pods.delete(name, &how)).await.is_ok() {
+            tracing::info!(pod = name, "deleted, so that its controller makes a new one");
         }
     }
 
@@ -384,50 +341,34 @@ impl Cluster {
             pod.metadata.namespace.as_deref().unwrap_or("default"),
         );
         let patch = Patch::Merge(json!({"metadata": metadata}));
-        for _ in 0..TRIES {
-            match pods.patch_metadata(name, &PatchParams::default(), &patch).await {
-                Ok(_) => return,
-                // It has gone, or is another one.
-                Err(kube::Error::Api(answer)) if (400..500).contains(&answer.code) => {
-                    tracing::warn!(pod = name, said = %answer.message, "its annotations are not written");
-                    return;
-                }
-                Err(error) => {
-                    tracing::warn!(pod = name, %error, "its annotations are not written yet");
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-            }
-        }
-    }
-
-    async fn try_patch_node(&self, patch: &Value) -> bool {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let patched =
-            nodes.patch_metadata(&self.node, &PatchParams::default(), &Patch::Merge(patch)).await;
-        if let Err(error) = &patched {
-            tracing::warn!(%error, "the node's annotations are not written");
-        }
-        patched.is_ok()
+        let how = PatchParams::default();
+        _ = insist(name, || pods.patch_metadata(name, &how, &patch)).await;
     }
 
     /// Sets those of the node's annotations that are not so. Touches nothing else.
-    pub(crate) async fn annotate_node(&self, wanted: &[(&'static str, String)]) -> bool {
+    pub(crate) async fn annotate_node(
+        &self,
+        wanted: &[(&'static str, String)],
+    ) -> Result<(), CallError> {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let asked = tokio::time::timeout(ANSWERS_WITHIN, nodes.get(&self.node)).await;
-        let node = match asked {
-            Ok(Ok(node)) => node,
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the node's annotations are not written");
-                return false;
+        let written = async {
+            let node = answered(ANSWERS_WITHIN, nodes.get(&self.node)).await?;
+            let present = node.metadata.annotations.unwrap_or_default();
+            self.take_policy(present.get(dialects::table::COMPUTE_POLICY).map(String::as_str));
+            let differ = wanted.iter().filter(|(name, value)| present.get(*name) != Some(value));
+            let patch: serde_json::Map<String, Value> =
+                differ.map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
+            if patch.is_empty() {
+                return Ok(());
             }
-            Err(_) => return false,
+            let patch = Patch::Merge(json!({"metadata": {"annotations": patch}}));
+            let how = PatchParams::default();
+            let patched = nodes.patch_metadata(&self.node, &how, &patch);
+            answered(ANSWERS_WITHIN, patched).await.map(drop)
         };
-        let present = node.metadata.annotations.unwrap_or_default();
-        self.take_policy(present.get(dialects::table::COMPUTE_POLICY).map(String::as_str));
-        let differ = wanted.iter().filter(|(name, value)| present.get(*name) != Some(value));
-        let patch: serde_json::Map<String, Value> =
-            differ.map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();
-        patch.is_empty() || self.try_patch_node(&json!({"metadata": {"annotations": patch}})).await
+        written.await.inspect_err(|error: &CallError| {
+            tracing::warn!(%error, "the node's annotations are not written");
+        })
     }
 
     fn take_policy(&self, text: Option<&str>) {
@@ -440,6 +381,16 @@ impl Cluster {
         };
         *self.policy.lock().unwrap_or_else(PoisonError::into_inner) = policy;
     }
+}
+
+/// Writes what a scheduler or a controller waits for: also after a time without an API server.
+async fn insist<T, F>(what: &str, call: impl Fn() -> F) -> Result<T, CallError>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    let told = |error: &CallError| tracing::warn!(%error, what, "is not written yet");
+    let written = insisted(ANSWERS_WITHIN, INSISTS, call, told).await;
+    written.inspect_err(|error| tracing::warn!(%error, what, "is not written"))
 }
 
 fn set_phase(metadata: &mut Value, dialect: Dialect, value: &str) {

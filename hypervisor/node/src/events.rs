@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api_server::answered;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::{Event, EventSeries};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -110,22 +111,17 @@ impl Events {
                 }
             }
         };
-        let written: Result<_, kube::Error> =
-            match tokio::time::timeout(ANSWERS_WITHIN, writes).await {
-                Ok(written) => written,
-                Err(_) => {
-                    tracing::warn!(reason = told.reason, "an event is not written: no answer");
-                    return;
-                }
-            };
+        let written = answered(ANSWERS_WITHIN, writes).await;
         match written {
             Ok(series) => {
                 self.series().insert(key, series);
             }
             Err(error) => {
-                // It may have been removed: the next one begins a new series.
-                self.series().remove(&key);
-                tracing::warn!(%error, "an event cannot be written");
+                if error.is_final() {
+                    // It may have been removed: the next one begins a new series.
+                    self.series().remove(&key);
+                }
+                tracing::warn!(%error, reason = told.reason, "an event is not written");
             }
         }
     }

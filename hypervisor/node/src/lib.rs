@@ -44,7 +44,7 @@ use observer::{Blind, Source};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-pub use cluster::{ClusterError, ClusterOptions};
+pub use cluster::ClusterOptions;
 pub use injection::{InjectionError, InstallError, install};
 pub use options::{
     ALLOCATIONS, DAEMON, DeviceList, DeviceListError, KUBELET, LIBRARY, Options, OptionsError,
@@ -110,7 +110,7 @@ pub enum NodeError {
     },
     /// The API server cannot be asked.
     #[error(transparent)]
-    Cluster(#[from] ClusterError),
+    Cluster(#[from] api_server::ConnectError),
     /// The system refuses what every program needs.
     #[error("threads: {0}")]
     Threads(io::Error),

@@ -27,7 +27,7 @@ pub(crate) async fn keep(
         let now = Arc::clone(&pool.borrow_and_update());
         let time = Timestamp::now().strftime("%Y.%m.%d %H:%M:%S").to_string();
         let wait = match wanted(&now, &dialects, &time) {
-            Ok(wanted) if cluster.annotate_node(&wanted).await => AGAIN,
+            Ok(wanted) if cluster.annotate_node(&wanted).await.is_ok() => AGAIN,
             Ok(_) => SOON,
             Err(error) => {
                 tracing::error!(%error, "the node's annotations");

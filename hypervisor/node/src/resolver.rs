@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dialects::{Counts, Dialect, Resource};
+use futures_util::future::join_all;
 use limits::{GpuId, Policy};
 use tokio::sync::watch;
 
@@ -137,12 +138,10 @@ impl Resolver {
 
     /// What these containers are to get: as their pods say, or else as the kubelet counts.
     pub(crate) async fn wishes(&self, waiting: &[Waiting], containers: &Containers) -> Wishes {
-        let mut wishes = Wishes::new();
-        for one in waiting {
-            let Ok(Some(listed)) = containers.whose(&one.ids) else { continue };
-            wishes.insert(listed.holder.clone(), self.wish(listed).await);
-        }
-        wishes
+        let known = waiting.iter().filter_map(|one| containers.whose(&one.ids).ok().flatten());
+        let wish = async |listed: &Listed| (listed.holder.clone(), self.wish(listed).await);
+        // At once: an API server that is silent keeps them waiting together.
+        join_all(known.map(wish)).await.into_iter().collect()
     }
 
     async fn wish(&self, listed: &Listed) -> Result<Wish, Undecided> {

@@ -1,33 +1,48 @@
 //! Sessions and their processes.
 
 use core::fmt::Error;
+use std::collections::BTreeMap;
 
 use ::limits::Policy;
+use session::kubelet_logs::PodContainer;
 use session::layout::MemoryKind;
 use session::ledger::RefusedFor;
 
 use super::family::{Families, Labels, ratio, seconds};
 use super::observed::memory_of_sessions;
-use crate::identity::Owner;
+use crate::identity::{ContainerId, Owner};
 use crate::node::measure::{AccountFigures, Figures, SessionFigures, WorkerFigures};
 use crate::page_memory::{MemoryFigures, PageKey, Sample};
 use observer::View;
 
-/// What together tells sessions apart. It is the same after a restart of the daemon.
-fn labels<'a>(owner: &Owner, session: &'a str) -> Labels<'a> {
+/// Containers of pods, as people know them.
+type Names = BTreeMap<ContainerId, PodContainer>;
+
+/// What together tells sessions apart. It is the same after a restart of the daemon. A container of a pod has its names,
+/// too: not by the labels that Prometheus uses for whom it asks.
+fn labels<'a>(owner: &Owner, session: &'a str, names: &'a Names) -> Labels<'a> {
     let mut labels: Labels<'a> =
         vec![("session", session.into()), ("uid", owner.uid.to_string().into())];
     labels.extend(owner.container.map(|container| ("container", container.id.to_string().into())));
     labels.extend(owner.pod.map(|pod| ("pod", pod.to_string().into())));
+    if let Some(named) = owner.container.and_then(|container| names.get(&container.id)) {
+        labels.push(("pod_namespace", named.namespace.as_str().into()));
+        labels.push(("pod_name", named.pod.as_str().into()));
+        labels.push(("container_name", named.container.as_str().into()));
+    }
     labels
 }
 
-fn of_account<'a>(session: &'a SessionFigures, account: &AccountFigures) -> Labels<'a> {
-    with(labels(&session.owner, &session.name), "uuid", account.uuid)
+fn of_account<'a>(
+    session: &'a SessionFigures,
+    account: &AccountFigures,
+    names: &'a Names,
+) -> Labels<'a> {
+    with(labels(&session.owner, &session.name, names), "uuid", account.uuid)
 }
 
-fn of_page(key: &PageKey) -> Labels<'_> {
-    with(labels(&key.owner, &key.session), "uuid", key.uuid)
+fn of_page<'a>(key: &'a PageKey, names: &'a Names) -> Labels<'a> {
+    with(labels(&key.owner, &key.session, names), "uuid", key.uuid)
 }
 
 fn with<'a>(mut labels: Labels<'a>, name: &'static str, value: impl ToString) -> Labels<'a> {
@@ -38,11 +53,12 @@ fn with<'a>(mut labels: Labels<'a>, name: &'static str, value: impl ToString) ->
 pub(super) fn tell(
     figures: &Figures,
     view: &View,
+    names: &Names,
     families: &mut Families<'_>,
 ) -> Result<(), Error> {
     let sessions = || {
         let each = figures.sessions.iter();
-        each.map(|session| (labels(&session.owner, &session.name), session))
+        each.map(|session| (labels(&session.owner, &session.name, names), session))
     };
     families.gauge(
         "sluice_session_processes",
@@ -64,17 +80,24 @@ pub(super) fn tell(
         "Memory that the driver shows of the processes that the daemon serves. No session has a say in that.",
         memory_of_sessions(view, figures).into_iter().filter_map(|(index, uuid, bytes)| {
             let session = figures.sessions.get(index)?;
-            Some((with(labels(&session.owner, &session.name), "uuid", uuid), bytes as f64))
+            Some((with(labels(&session.owner, &session.name, names), "uuid", uuid), bytes as f64))
         }),
     )?;
-    tell_accounts(figures, families)?;
-    tell_workers(figures, families)
+    tell_accounts(figures, names, families)?;
+    tell_workers(figures, names, families)
 }
 
-fn tell_accounts(figures: &Figures, families: &mut Families<'_>) -> Result<(), Error> {
+fn tell_accounts(
+    figures: &Figures,
+    names: &Names,
+    families: &mut Families<'_>,
+) -> Result<(), Error> {
     let accounts = || {
         figures.sessions.iter().flat_map(|session| {
-            session.accounts.iter().map(move |account| (of_account(session, account), account))
+            session
+                .accounts
+                .iter()
+                .map(move |account| (of_account(session, account, names), account))
         })
     };
     let each = |value: fn(&AccountFigures) -> f64| {
@@ -125,10 +148,14 @@ fn ceiling(account: &AccountFigures) -> f64 {
     }
 }
 
-fn tell_workers(figures: &Figures, families: &mut Families<'_>) -> Result<(), Error> {
+fn tell_workers(
+    figures: &Figures,
+    names: &Names,
+    families: &mut Families<'_>,
+) -> Result<(), Error> {
     let each = |value: fn(&WorkerFigures) -> f64| {
         figures.workers.iter().map(move |worker| {
-            let labels = with(labels(&worker.owner, &worker.session), "pid", worker.pid);
+            let labels = with(labels(&worker.owner, &worker.session, names), "pid", worker.pid);
             (with(labels, "uuid", worker.uuid), value(worker))
         })
     };
@@ -153,7 +180,7 @@ fn tell_workers(figures: &Figures, families: &mut Families<'_>) -> Result<(), Er
 pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Result<(), Error> {
     let each = |value: fn(&MemoryFigures) -> Option<f64>| {
         let all = memory.sessions.iter();
-        all.filter_map(move |(key, figures)| Some((of_page(key), value(figures)?)))
+        all.filter_map(move |(key, figures)| Some((of_page(key, &memory.names), value(figures)?)))
     };
     families.gauge(
         "sluice_session_memory_limit_bytes",
@@ -177,13 +204,15 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
         memory.sessions.iter().flat_map(|(key, figures)| {
             let reasons = RefusedFor::ALL.into_iter().zip(figures.refused_for);
             reasons.map(move |(reason, count)| {
-                (with(of_page(key), "reason", reason.word()), count as f64)
+                (with(of_page(key, &memory.names), "reason", reason.word()), count as f64)
             })
         }),
     )?;
     let by_kind = memory.sessions.iter().flat_map(|(key, figures)| {
         let kinds = MemoryKind::ALL.into_iter().zip(figures.bytes);
-        kinds.map(move |(kind, bytes)| (with(of_page(key), "kind", word(kind)), bytes as f64))
+        kinds.map(move |(kind, bytes)| {
+            (with(of_page(key, &memory.names), "kind", word(kind)), bytes as f64)
+        })
     });
     families.gauge(
         "sluice_session_memory_bytes",
@@ -194,7 +223,10 @@ pub(super) fn tell_memory(memory: &Sample, families: &mut Families<'_>) -> Resul
         figures.processes.iter().flat_map(move |(pid, bytes)| {
             let kinds = MemoryKind::ALL.into_iter().zip(*bytes).filter(|(_, bytes)| *bytes > 0);
             kinds.map(move |(kind, bytes)| {
-                (with(with(of_page(key), "pid", pid), "kind", word(kind)), bytes as f64)
+                (
+                    with(with(of_page(key, &memory.names), "pid", pid), "kind", word(kind)),
+                    bytes as f64,
+                )
             })
         })
     });

@@ -13,6 +13,8 @@ use observer::{
 };
 
 use super::*;
+use session::kubelet_logs::PodContainer;
+
 use crate::identity::Owner;
 use crate::node::measure::{AccountFigures, OnDevice, SessionFigures, WorkerFigures};
 use crate::node::served::Served;
@@ -37,14 +39,21 @@ fn everything() -> Exposition {
         spare_ns: 30 * SECOND,
         served,
     };
-    let in_container = Owner {
-        container: Some(crate::Container {
-            runtime: crate::Runtime::Docker,
-            id: "a".repeat(64).parse().unwrap(),
-            user: None,
-        }),
-        ..owner
+    let container = |runtime, id: &str| {
+        let id = id.repeat(64).parse().unwrap();
+        Owner { container: Some(crate::Container { runtime, id, user: None }), ..owner }
     };
+    let in_container = container(crate::Runtime::Docker, "a");
+    let in_pod = Owner {
+        pod: Some("5a1ce000-0000-4000-8000-000000000001".parse().unwrap()),
+        ..container(crate::Runtime::Containerd, "b")
+    };
+    let named = PodContainer {
+        namespace: "shop".to_owned(),
+        pod: "web-7".to_owned(),
+        container: "main".to_owned(),
+    };
+    let names = in_pod.container.map(|container| (container.id, named)).into_iter().collect();
     let figures = SessionFigures {
         owner,
         name: session.clone(),
@@ -54,6 +63,7 @@ fn everything() -> Exposition {
     };
     let other =
         SessionFigures { owner: in_container, pids: vec![], accounts: vec![], ..figures.clone() };
+    let of_pod = SessionFigures { owner: in_pod, name: "main".to_owned(), ..other.clone() };
     let on_device = OnDevice {
         sessions: 3,
         asking: 1,
@@ -73,7 +83,7 @@ fn everything() -> Exposition {
     };
     let node = Figures {
         devices: BTreeMap::from([(UUID, on_device)]),
-        sessions: vec![figures, other],
+        sessions: vec![figures, other, of_pod],
         workers: vec![worker],
         left_out: 9,
     };
@@ -89,7 +99,7 @@ fn everything() -> Exposition {
         processes: BTreeMap::from([(4711, bytes)]),
     };
     let key = PageKey { owner, session, uuid: UUID };
-    let memory = Sample { sessions: [(key, memory)].into(), left_out: 11, at: None };
+    let memory = Sample { sessions: [(key, memory)].into(), left_out: 11, at: None, names };
     let refusals = vec![("too_many", 12), ("protocol", 13)];
     let daemon = DaemonFigures { ready: true, started_at: 1.8e9, log_lines_lost: 14, refusals };
     Exposition { daemon, node, view: view(), memory }

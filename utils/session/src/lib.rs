@@ -25,6 +25,7 @@ pub mod clock;
 pub mod directory;
 mod folder;
 pub mod gate_page;
+pub mod kubelet_logs;
 pub mod layout;
 pub mod ledger;
 mod limits;

@@ -1,5 +1,5 @@
 //! The names of containers. Their cgroups tell ids only; the names stand in files of the runtimes, which root can
-//! read, and everybody's own podman, and in the names of the logs that kubelets keep.
+//! read, and everybody's own podman, and in the names of the [logs](kubelet_logs) that kubelets keep.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use session::kubelet_logs;
 
 /// No such file is longer.
 const MOST_BYTES: u64 = 4 << 20;
@@ -48,7 +49,9 @@ fn name_below(root: &Path, runtime: &str, id: &str, user: Option<u32>) -> Option
             of_podman(&folder.join("containers/storage"), id)
         }
         // A kubelet that names cgroups itself does not say which runtime it has.
-        "containerd" | "cri-o" | "unnamed" => in_pod(&root.join("var/log/containers"), id),
+        "containerd" | "cri-o" | "unnamed" => kubelet_logs::all(&root.join(kubelet_logs::FOLDER))
+            .remove(id)
+            .map(|one| one.to_string()),
         _ => None,
     }
     .filter(|name| !name.is_empty())
@@ -64,18 +67,6 @@ fn of_podman(storage: &Path, id: &str) -> Option<String> {
     });
     let containers = lists.filter_map(|list| read::<Vec<PodmanContainer>>(&list)).flatten();
     containers.filter(|one| one.id == id).find_map(|one| one.names.into_iter().next())
-}
-
-/// NAMESPACE/POD/CONTAINER. A kubelet keeps a link POD_NAMESPACE_CONTAINER-ID.log for each container; none of the names
-/// has an underscore.
-fn in_pod(logs: &Path, id: &str) -> Option<String> {
-    let end = format!("-{id}.log");
-    let links = fs::read_dir(logs).ok()?.flatten().map(|entry| entry.file_name());
-    links.filter_map(|name| name.into_string().ok()).find_map(|name| {
-        let mut parts = name.strip_suffix(&end)?.split('_');
-        let (pod, namespace, container) = (parts.next()?, parts.next()?, parts.next()?);
-        parts.next().is_none().then(|| format!("{namespace}/{pod}/{container}"))
-    })
 }
 
 fn home(root: &Path, uid: u32) -> Option<PathBuf> {

@@ -209,6 +209,40 @@ async fn without_an_api_server_nothing_is_bound_and_it_says_why() {
     extender.stop().await;
 }
 
+/// Between the label that says "allocating" and the binding.
+#[tokio::test]
+async fn a_binding_without_an_answer_is_made_again_and_holds_nobody_up() {
+    let (_folder, server, extender) = cluster().await;
+    server.objects.put(pod("train", 1024));
+    server.objects.put(pod("beside", 1024));
+    server.objects.be_silent("/pods/train/binding");
+    let wanted = extender.bind("train", "uid-of-train", "roomy");
+    let others = async {
+        let phase = |pod: &Value| pod["metadata"]["labels"]["nvidia.com/assigned-phase"].clone();
+        while phase(&server.objects.pod("train").unwrap()) != "allocating" {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        // On the same node: it waits for its turn, and no longer than a call may take.
+        extender.bind("beside", "uid-of-beside", "roomy").await
+    };
+    let (said, beside) = tokio::join!(wanted, others);
+    assert_eq!(said, "the API server: no answer within 5 s");
+    assert_eq!(beside, "");
+    let train = server.objects.pod("train").unwrap();
+    assert_eq!(train["spec"]["nodeName"], Value::Null);
+    // `beside` is in phase allocating by now, and the next one waits for it.
+    let mut placed = server.objects.pod("beside").unwrap();
+    placed["metadata"]["labels"]["nvidia.com/assigned-phase"] = "succeed".into();
+    server.objects.put(placed);
+    server.objects.speak();
+    assert_eq!(extender.bind("train", "uid-of-train", "roomy").await, "");
+    let train = server.objects.pod("train").unwrap();
+    assert_eq!(train["spec"]["nodeName"], "roomy");
+    let claimed = &train["metadata"]["annotations"]["nvidia.com/pre-allocated"];
+    assert_eq!(*claimed, format!("main[0_{GPU}_30_1024]"));
+    extender.stop().await;
+}
+
 #[tokio::test]
 async fn before_it_has_heard_of_the_cluster_it_leaves_no_node() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,6 @@
 //! What the API server says.
 
-use std::time::Duration;
-
+use api_server::answered;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
 };
@@ -12,23 +11,20 @@ use protocol::findings::{Checked, Wrong};
 use tokio::runtime::Handle;
 
 use crate::chain::chain;
-use crate::cluster::{ClusterError, client};
+use crate::cluster::ANSWERS_WITHIN;
 use crate::permissions::{Permission, needed};
 use crate::{ClusterOptions, Options};
-
-const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Asks it, if there is one to be asked. `None`: without --node-name.
 fn asked<T>(
     options: &Options,
     on: &Handle,
     ask: impl AsyncFnOnce(Client, &ClusterOptions) -> Result<T, kube::Error>,
-) -> Option<Result<T, ClusterError>> {
+) -> Option<Result<T, String>> {
     let cluster = options.cluster.as_ref()?;
     Some(on.block_on(async {
-        let client = client(cluster).await?;
-        let answer = tokio::time::timeout(ANSWERS_WITHIN, ask(client, cluster)).await;
-        answer.map_err(|_| ClusterError::Silent)?.map_err(ClusterError::from)
+        let client = api_server::client(cluster.kubeconfig.as_deref()).await.map_err(chain)?;
+        answered(ANSWERS_WITHIN, ask(client, cluster)).await.map_err(chain)
     }))
 }
 
@@ -42,7 +38,7 @@ pub(super) fn reachable(options: &Options, on: &Handle) -> Checked {
     let mend = "kubectl --kubeconfig FILE version; in a pod: its service account's token, and no network policy between";
     match asked.ok_or_else(unused)? {
         Ok(version) => Ok(format!("version {}", version.git_version)),
-        Err(error) => Err(Wrong::broken(chain(error), mend)),
+        Err(error) => Err(Wrong::broken(error, mend)),
     }
 }
 
@@ -59,7 +55,7 @@ pub(super) fn permitted(options: &Options, on: &Handle) -> Checked {
     let mend = "kubectl apply -k deploy/kubernetes/base (with the gate Reschedule: deploy/kubernetes/reschedule)";
     let missing = match asked.ok_or_else(unused)? {
         Ok(missing) => missing,
-        Err(error) => return Err(Wrong::broken(chain(error), mend)),
+        Err(error) => return Err(Wrong::broken(error, mend)),
     };
     if missing.is_empty() {
         return Ok(format!("all {} that are needed", needed(&options.gates).count()));
@@ -94,6 +90,6 @@ pub(super) fn node(options: &Options, on: &Handle) -> Checked {
     match asked.ok_or_else(unused)? {
         Ok(Some(name)) => Ok(name),
         Ok(None) => Err(Wrong::broken("--node-name: the cluster has no such node", mend)),
-        Err(error) => Err(Wrong::broken(chain(error), mend)),
+        Err(error) => Err(Wrong::broken(error, mend)),
     }
 }

@@ -15,7 +15,7 @@ use super::kubelets_side::{GIB, NUMBER};
 use super::support::{Agent, ApiServer, FakeKubelet, GoClient, gpu, options, shows, until};
 
 /// The seed's example, where its scheduler has put it.
-fn example(name: &str, claimed: u8) -> Value {
+pub(crate) fn example(name: &str, claimed: u8) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {

@@ -41,7 +41,7 @@ pub(crate) struct Running {
 }
 
 /// A file that the workspace has built.
-fn built(name: &str) -> PathBuf {
+pub(crate) fn built(name: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debug").join(name);
     assert!(path.is_file(), "{} is missing: run `cargo build --workspace` first", path.display());
     path

@@ -1,5 +1,7 @@
 //! What people ask of running pods, and what they are told of them.
 
+use std::path::{Path, PathBuf};
+
 use limits::{ComputeLimit, MemoryLimit};
 use node::proto::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, PreStartContainerRequest,
@@ -15,7 +17,7 @@ use super::kubelets_side::{GIB, NUMBER};
 use super::support::{Agent, ApiServer, FakeKubelet, GoClient, gpu, options, shows, until};
 
 /// A pod with one container that asks for 10 cores and 1024 MiB of a GPU.
-fn pod(name: &str, annotations: &Value) -> Value {
+pub(crate) fn pod(name: &str, annotations: &Value) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "namespace": "default", "uid": format!("uid-of-{name}"), "annotations": annotations},
@@ -24,13 +26,13 @@ fn pod(name: &str, annotations: &Value) -> Value {
     })
 }
 
-struct Cluster {
-    server: ApiServer,
-    agent: Agent,
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
+    pub(crate) agent: Agent,
     client: GoClient,
 }
 
-async fn started(kubelet: &mut FakeKubelet, pods: Vec<Value>) -> Cluster {
+pub(crate) async fn started(kubelet: &mut FakeKubelet, pods: Vec<Value>) -> Cluster {
     let server = ApiServer::start(kubelet.path()).await.unwrap();
     pods.into_iter().for_each(|pod| server.objects.put(pod));
     let cluster =
@@ -44,7 +46,12 @@ async fn started(kubelet: &mut FakeKubelet, pods: Vec<Value>) -> Cluster {
 
 impl Cluster {
     /// Starts a pod's container on a place of the first GPU. Returns its page.
-    async fn start(&self, kubelet: &FakeKubelet, pod: &str, place: u8) -> Page {
+    pub(crate) async fn start(&self, kubelet: &FakeKubelet, pod: &str, place: u8) -> Page {
+        page(&self.begin(kubelet, pod, place).await)
+    }
+
+    /// The same; its limits may come later. Returns its folder.
+    pub(crate) async fn begin(&self, kubelet: &FakeKubelet, pod: &str, place: u8) -> PathBuf {
         let ids = vec![format!("{}::{place}", gpu(0))];
         let one = ContainerAllocateRequest { devices_i_ds: ids.clone() };
         let request = AllocateRequest { container_requests: vec![one] };
@@ -54,7 +61,7 @@ impl Cluster {
         let _: PreStartContainerResponse =
             self.client.call("PreStartContainer", &request).await.unwrap();
         let key = &answer.container_responses[0].envs["SLUICE_ALLOCATION"];
-        page(kubelet, key)
+        kubelet.path().join("allocations").join(key)
     }
 
     fn events(&self, reason: &str) -> Vec<Value> {
@@ -63,12 +70,11 @@ impl Cluster {
     }
 }
 
-fn page(kubelet: &FakeKubelet, key: &str) -> Page {
-    let folder = kubelet.path().join("allocations").join(key);
+pub(crate) fn page(folder: &Path) -> Page {
     Page::open_existing(&folder.join("session").join(format!("{}.page", gpu(0)))).unwrap()
 }
 
-fn has(page: &Page, cores: u32, memory: u64) -> bool {
+pub(crate) fn has(page: &Page, cores: u32, memory: u64) -> bool {
     let limits = page.look().unwrap().limits();
     let compute = ComputeLimit::fixed(cores * 10_000);
     limits.memory == Some(MemoryLimit::new(memory)) && limits.compute == compute

@@ -111,6 +111,12 @@ impl Agent {
         in_time(self.task).await.unwrap()
     }
 
+    /// It ends where it is, and removes nothing.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        _ = in_time(self.task).await;
+    }
+
     /// Waits for it to end by itself.
     pub(crate) async fn fails(self) -> String {
         in_time(self.task).await.unwrap().unwrap_err().to_string()

@@ -1,5 +1,7 @@
 //! Tests that measure real time.
 
+mod churn;
+
 use super::contained::{Cluster, result};
 
 /// A share is compared with what the device does for a container without one.

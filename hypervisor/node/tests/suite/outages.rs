@@ -1,0 +1,135 @@
+//! An API server that is silent, away, or has forgotten: running containers keep their limits, and new ones wait for theirs.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::json;
+use session::settings::OwnerSettings;
+
+use super::cluster::example;
+use super::kubelets_side::GIB;
+use super::people::{has, page, pod, started};
+use super::support::{ApiServer, FakeKubelet, gpu, until};
+
+#[derive(Clone, Copy, Debug)]
+enum Outage {
+    Silent,
+    Away,
+}
+
+impl Outage {
+    fn begin(self, server: &mut ApiServer) {
+        match self {
+            Self::Silent => server.objects.be_silent(""),
+            Self::Away => server.leave(),
+        }
+    }
+
+    async fn end(self, server: &mut ApiServer) {
+        match self {
+            Self::Silent => server.objects.speak(),
+            Self::Away => server.come_back().await.unwrap(),
+        }
+    }
+}
+
+fn is_written(folder: &Path) -> bool {
+    OwnerSettings::of(folder).is_ok_and(|settings| settings.name.is_some())
+}
+
+async fn containers_go_through(outage: Outage) {
+    let mut kubelet = FakeKubelet::running();
+    let none = json!({});
+    let mut cluster = started(&mut kubelet, vec![pod("before", &none), pod("ends", &none)]).await;
+    let before = cluster.start(&kubelet, "before", 0).await;
+    let ends = cluster.begin(&kubelet, "ends", 1).await;
+    outage.begin(&mut cluster.server);
+    cluster.server.objects.put(pod("after", &none));
+    let after = cluster.begin(&kubelet, "after", 2).await;
+    assert!(!is_written(&after), "nobody can tell what it asks for");
+    // What waits keeps nothing else waiting.
+    kubelet.pods.end("ends");
+    until("what has ended is removed", || !ends.exists()).await;
+    assert!(has(&before, 10, GIB) && !is_written(&after));
+    outage.end(&mut cluster.server).await;
+    until("its limits are written", || is_written(&after)).await;
+    assert!(has(&page(&after), 10, GIB));
+    let real = json!(format!("default[0_{}_10_1024]", gpu(0)));
+    let objects = &cluster.server.objects;
+    let told = || {
+        let after = objects.pod("after").unwrap();
+        after["metadata"]["annotations"]["nvidia.com/real-allocated"] == real
+    };
+    until("schedulers can see it", told).await;
+    objects.change(pod("before", &json!({"sluice.dev/limits": "cores=20,memory=2GiB"})));
+    until("what is changed now is followed", || has(&before, 20, 2 * GIB)).await;
+    cluster.agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn while_it_is_silent_running_containers_keep_their_limits_and_new_ones_wait() {
+    containers_go_through(Outage::Silent).await;
+}
+
+#[tokio::test]
+async fn while_it_is_away_running_containers_keep_their_limits_and_new_ones_wait() {
+    containers_go_through(Outage::Away).await;
+}
+
+#[tokio::test]
+async fn after_410_gone_what_has_changed_and_what_has_ended_meanwhile_is_seen() {
+    let mut kubelet = FakeKubelet::running();
+    let none = json!({});
+    let pods = vec![pod("changed", &none), pod("replaced", &none)];
+    let mut cluster = started(&mut kubelet, pods).await;
+    let changed = cluster.start(&kubelet, "changed", 0).await;
+    let greedy = |name: &str| pod(name, &json!({"sluice.dev/limits": "cores=20,memory=2GiB"}));
+    cluster.server.leave();
+    let objects = cluster.server.objects.clone();
+    objects.change(greedy("changed"));
+    objects.remove("replaced");
+    let mut other = pod("replaced", &none);
+    other["metadata"]["uid"] = "another".into();
+    other["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/vgpu-cores"] = "30".into();
+    objects.change(other);
+    objects.forget_history();
+    cluster.server.come_back().await.unwrap();
+    until("the change is followed", || has(&changed, 20, 2 * GIB)).await;
+    // The same name, and what the new one says.
+    let replaced = cluster.start(&kubelet, "replaced", 1).await;
+    assert!(has(&replaced, 30, GIB));
+    let told = || {
+        let found = objects.pod("replaced").unwrap();
+        found["metadata"]["annotations"]["nvidia.com/real-allocated"].is_string()
+    };
+    until("it is told of the new one", told).await;
+    // In the middle of a watch.
+    let lists = objects.lists();
+    objects.forget_history();
+    until("it lists again", || objects.lists() > lists).await;
+    objects.change(greedy("replaced"));
+    until("the change is followed", || has(&replaced, 20, 2 * GIB)).await;
+    cluster.agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_scheduler_waits_for_is_written_when_it_is_back() {
+    let mut kubelet = FakeKubelet::running();
+    let mut cluster = started(&mut kubelet, vec![example("gpu-pod", 0)]).await;
+    let objects = cluster.server.objects.clone();
+    let phase = || {
+        let found = objects.pod("gpu-pod").unwrap();
+        found["metadata"]["labels"]["nvidia.com/assigned-phase"].clone()
+    };
+    // First it hangs, and then it is away.
+    objects.be_silent("/pods/gpu-pod");
+    let folder = cluster.begin(&kubelet, "gpu-pod", 0).await;
+    until("its limits are written", || is_written(&folder)).await;
+    cluster.server.leave();
+    objects.speak();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(phase(), "allocating");
+    cluster.server.come_back().await.unwrap();
+    until("its scheduler is told", || phase() == "succeed").await;
+    cluster.agent.stop().await.unwrap();
+}
