@@ -11,7 +11,8 @@ Usage: install.sh [--prefix FOLDER] [--from FOLDER] [--uninstall [--purge]]
   --from FOLDER     in a checkout: what was built; target/release by default. Nothing is built. An archive of
                     Sluice has what it installs beside this script
   --uninstall       remove what was installed. End the programs that run under limits first
-  --purge           ... and the daemon's state and configuration: /var/lib/sluice, /run/sluice, /etc/sluice
+  --purge           ... and the daemon's state and configuration: /var/lib/sluice, /etc/sluice, and what no process
+                    uses of /run/sluice, /run/sluice-library, /run/sluice-allocations
 
 Programs go to FOLDER/bin, libraries to FOLDER/lib/sluice, documents to FOLDER/share. The units of systemd go to
 FOLDER/lib/systemd/system, where systemd finds them if FOLDER is /usr/local or /usr; nothing is enabled or started.
@@ -76,6 +77,27 @@ remove() {
     done || true
 }
 
+# in_use FOLDER: as in deploy/packages/postrm.
+in_use() {
+    grep -qs " $1/" /proc/[0-9]*/maps /proc/net/unix ||
+        grep -qs " $1[/ ]" /proc/[0-9]*/mountinfo ||
+        [ -n "$(find /proc/[0-9]*/fd /proc/[0-9]*/cwd \( -lname "$1" -o -lname "$1/*" \) 2>/dev/null)" ]
+}
+
+# purge_all: as in deploy/packages/postrm.
+purge_all() {
+    local folder
+    rm -rf -- /var/lib/sluice /etc/sluice /dev/shm/sluice-fake-node-*
+    rmdir -- /dev/shm/sluice-root /dev/shm/sluice-[0-9]* 2>/dev/null || true
+    for folder in /run/sluice /run/sluice-library /run/sluice-allocations; do
+        if [ -d "$folder" ] && in_use "$folder"; then
+            printf '%s stays: programs use it. It goes with the next start of the machine.\n' "$folder" >&2
+        else
+            rm -rf -- "$folder"
+        fi
+    done
+}
+
 if [ -n "$uninstall" ]; then
     mapfile -t lines < <(listed)
     [ "${#lines[@]}" -gt 0 ] || fail "$prefix/$list is missing: nothing of Sluice was installed there by this script"
@@ -84,10 +106,7 @@ if [ -n "$uninstall" ]; then
         "$prefix/lib/sluice/before-removal" || true
     fi
     remove "${lines[@]}"
-    if [ -n "$purge" ]; then
-        rm -rf -- /var/lib/sluice /run/sluice /run/sluice-library /etc/sluice /dev/shm/sluice-fake-node-*
-        rmdir -- /dev/shm/sluice-root /dev/shm/sluice-[0-9]* 2>/dev/null || true
-    fi
+    [ -z "$purge" ] || purge_all
     exit
 fi
 

@@ -16,6 +16,7 @@
 //!   threads
 //! * [`driver_calls`]: the driver functions that the limiter itself calls
 //! * [`environment`]: the variables that decide; [`verdict`]: what happens to calls when the limiter fails
+//! * [`own_pages`]: what the library takes in memory where CUDA is not used
 //! * [`build`], [`c_library`], [`clock`], [`device_list`], [`per_process`], [`report`], [`unpatched`]: small helpers
 //!
 //! State is a static only if it is needed before that value exists, or by code that gets no reference to it.
@@ -34,6 +35,7 @@ mod exit_guard;
 mod hooks;
 mod ledger;
 mod memory;
+mod own_pages;
 mod own_thread;
 mod patch;
 mod per_process;
@@ -51,4 +53,5 @@ fn start() {
     let _ = std::panic::catch_unwind(environment::keep);
     // SAFETY: a constructor, so the loader's list is at rest.
     unsafe { patch::start() };
+    own_pages::give_back();
 }

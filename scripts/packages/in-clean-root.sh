@@ -17,7 +17,8 @@ within() {
         sleep 0.1
     done
 }
-files() { find / -xdev \( -path /proc -o -path /dev -o -path /test -o -path /var/lib/dpkg -o -path /var/log \) -prune -o -print | sort; }
+# /run is a file system of its own here.
+files() { find / /run -xdev \( -path /proc -o -path /dev -o -path /test -o -path /var/lib/dpkg -o -path /var/log \) -prune -o -print | sort; }
 library=/usr/lib/sluice/libcuda_limiter.so
 # loaded PATH: whether a process has that mapping, which may end with " (deleted)".
 loaded() { grep -qs " $1\$" /proc/[0-9]*/maps; }
@@ -68,14 +69,28 @@ grep -qx "$library" /etc/ld.so.preload || fail 'inject has not named the library
 sluice inject --remove /
 [ -e "$library" ] || fail 'inject --remove has taken the library of the package'
 sluice inject /
-kill "$daemon"
-wait "$daemon" || true
 dpkg -r sluice 2>&1 | tee /test/removed
 ! grep -q 'cannot be preloaded' /test/removed || fail 'programs looked for a library that was gone'
 [ "$(cat /etc/ld.so.preload)" = '# of others' ] || fail 'ld.so.preload is not as it was'
 [ -d /var/lib/sluice ] || fail 'the state is gone before the purge'
 
+say 'purge while programs use what is in /run'
+mkdir -p /run/sluice-library/copy /run/sluice-allocations/one
+cp /test/sluice.deb /run/sluice-library/copy/file
+sleep 3600 3</run/sluice-library/copy/file &
+holder=$!
+dpkg -P sluice 2>&1 | tee /test/purged
+for folder in sluice sluice-library; do
+    grep -q "^/run/$folder stays" /test/purged || fail "it is not said that /run/$folder stays"
+done
+[ -S /run/sluice/hypervisor.sock ] || fail 'the socket of a daemon that runs is gone'
+[ -e /run/sluice-library/copy/file ] || fail 'a file that a program has open is gone'
+[ ! -e /run/sluice-allocations ] || fail "something is left: $(ls /run)"
+kill "$holder" "$daemon"
+wait "$holder" "$daemon" || true
+
 say 'purge'
+dpkg -i /test/later.deb
 dpkg -P sluice
 files >/test/after
 diff /test/before /test/after || fail 'something is left, or gone'

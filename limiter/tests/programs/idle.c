@@ -1,4 +1,4 @@
-/* Never uses a GPU; says what is in its process all the same. */
+/* Never uses a GPU; says what is in its process all the same; with "memory" also what that takes. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,8 +17,29 @@ static int count(const char *path, int from) {
     return found;
 }
 
-int main(void) {
+/* KiB of this process that are resident, and of them those of mappings of the limiter; what it has changed of them. */
+static void resident(long *all, long *limiter, long *own) {
     char line[4096];
+    long kib;
+    int is_limiter = 0;
+    FILE *maps = fopen("/proc/self/smaps", "r");
+    *all = *limiter = *own = 0;
+    while (fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "Rss: %ld kB", &kib) == 1) {
+            *all += kib;
+            *limiter += is_limiter ? kib : 0;
+        } else if (sscanf(line, "Anonymous: %ld kB", &kib) == 1) {
+            *own += is_limiter ? kib : 0;
+        } else if (strchr("0123456789abcdef", line[0])) {
+            is_limiter = strstr(line, "libcuda_limiter.so") != NULL;
+        }
+    }
+    fclose(maps);
+}
+
+int main(int argc, char **argv) {
+    char line[4096];
+    long all, limiter, own;
     int mapped = 0, preloaded = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
     while (fgets(line, sizeof line, maps)) {
@@ -30,5 +51,9 @@ int main(void) {
     /* Above standard error; the one that reads the directory is not counted. */
     printf("secure=%lu preloaded=%d threads=%d descriptors=%d mapped=%d\n", getauxval(AT_SECURE), preloaded,
            count("/proc/self/task", 0), count("/proc/self/fd", 2) - 1, mapped);
+    if (argc > 1 && !strcmp(argv[1], "memory")) {
+        resident(&all, &limiter, &own);
+        printf("resident=%ld of_limiter=%ld own=%ld\n", all, limiter, own);
+    }
     return 0;
 }

@@ -104,3 +104,20 @@ fn no_thread_is_started_and_no_file_made() {
     assert_eq!(std::fs::read_dir(stage.session("session")).unwrap().count(), 0);
     assert!(!stage.node().exists(), "the driver was loaded");
 }
+
+/// What the start has touched of the library's file has gone from the process again, but for the last steps' pages.
+#[test]
+fn little_of_the_library_stays_in_memory() {
+    let stage = Stage::new();
+    let program = stage.compile("idle.c", "idle", &[]);
+    let plain = outcome(stage.native(&program).arg("memory")).silent();
+    let mut command = stage.limited(&program);
+    let limited = outcome(command.arg("memory").env(MEMORY_LIMIT, first_device("1GiB"))).silent();
+    let more = limited.value("resident").saturating_sub(plain.value("resident"));
+    let [of_limiter, own] = ["of_limiter", "own"].map(|name| limited.value(name));
+    println!("KiB: {more} more, {of_limiter} of the library, of them {own} own");
+    assert!(own > 0 && of_limiter > own, "{limited:#?}");
+    assert!(of_limiter - own <= 512, "{limited:#?}");
+    // As docs/specification.md promises.
+    assert!(more <= 1024, "{more} KiB more: {limited:#?}");
+}
