@@ -31,12 +31,12 @@ impl Sessions {
     /// within 50 milliseconds elsewhere.
     #[oai(path = "/api/v1/sessions/:id/freeze", method = "post")]
     async fn freeze(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
-        Ok(self.0.set_frozen(&caller, id.0, true)?.into())
+        Ok(self.0.freeze_or_thaw(&caller, id.0, true).await?.into())
     }
 
     /// From now on the session is granted leases again, without savings.
     #[oai(path = "/api/v1/sessions/:id/thaw", method = "post")]
     async fn thaw(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
-        Ok(self.0.set_frozen(&caller, id.0, false)?.into())
+        Ok(self.0.freeze_or_thaw(&caller, id.0, false).await?.into())
     }
 }

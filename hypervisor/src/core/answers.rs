@@ -97,8 +97,23 @@ impl Core {
         self.answer(caller, |node, only, now| Ok(node.leases(only, now))).await
     }
 
-    /// From now on a session is granted nothing, or is again.
-    pub(crate) fn set_frozen(
+    /// From now on a session is granted nothing, or is again, also after a restart: that is written when this returns,
+    /// unless the disk takes nothing.
+    pub(crate) async fn freeze_or_thaw(
+        &self,
+        caller: &Caller,
+        id: u64,
+        frozen: bool,
+    ) -> Result<SessionAction, CallRefused> {
+        let done = self.set_frozen(caller, id, frozen)?;
+        // Also if nothing has changed: another call's change may not be written yet.
+        if let Some(writing) = &self.writing {
+            writing.catch_up().await;
+        }
+        Ok(done)
+    }
+
+    fn set_frozen(
         &self,
         caller: &Caller,
         id: u64,
