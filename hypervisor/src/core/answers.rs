@@ -203,7 +203,7 @@ impl Core {
         if let Err(stuck) = stuck {
             not_ready(ReasonCode::SchedulerStuck, stuck.to_string());
         }
-        if known == Some(false) && !self.devices.any() {
+        if known == Some(false) && !self.sees_a_device() && !self.devices.any() {
             let message = "the node shows no GPU, and no process has named one";
             not_ready(ReasonCode::NoDevice, message.to_owned());
         }
