@@ -98,6 +98,15 @@ fn code(status: StatusCode) -> ProblemCode {
     }
 }
 
+/// A call is refused before any route is found.
+pub(crate) fn turned_away(
+    status: StatusCode,
+    message: &'static str,
+    accepted: &'static str,
+) -> poem::Error {
+    Refused { status, ..Refused::new(code(status), message, accepted) }.into()
+}
+
 /// Turns any error of the routes into a [`Problem`].
 pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
     if error.is_from_response() {
@@ -113,7 +122,9 @@ pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
         return Refused::new(ProblemCode::BadRequest, message, accepted).into_response();
     }
     let accepted = "what GET /api/v1/openapi.json describes";
-    Refused::new(code(error.status()), message, accepted).into_response()
+    let refused = Refused::new(code(error.status()), message, accepted);
+    // Several statuses share a code.
+    Refused { status: error.status(), ..refused }.into_response()
 }
 
 impl IntoResponse for Refused {
