@@ -74,6 +74,11 @@ impl From<CallRefused> for Refused {
                                 balance takes nothing away";
                 Self::new(ProblemCode::NoTimeLimit, message, accepted)
             }
+            CallRefused::LimitNotTold { .. } => {
+                let accepted =
+                    "the same call when a program of the session has next used the device";
+                Self::new(ProblemCode::NoTimeLimit, message, accepted)
+            }
             CallRefused::StatusNotRead { .. } => {
                 let accepted = "another call when one of them has been read";
                 Self::new(ProblemCode::TooMany, message, accepted)
