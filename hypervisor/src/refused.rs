@@ -127,6 +127,17 @@ pub enum CallRefused {
         /// The device.
         device: GpuId,
     },
+    /// The same, but its pages limit it there: its processes have not told the daemon of that.
+    #[error(
+        "session {session:?} was given a time limit on device {device}, but none of its programs has used the device \
+         since: the daemon does not know of the limit yet, so it can not freeze the session"
+    )]
+    LimitNotTold {
+        /// The session.
+        session: String,
+        /// The device.
+        device: GpuId,
+    },
     /// The process has ended, or cannot be watched.
     #[error("process {pid} can not be watched: {reason}")]
     Unwatchable {
@@ -164,7 +175,7 @@ impl CallRefused {
             | Self::NotYourSession(_)
             | Self::NotOperator
             | Self::Unwatchable { .. } => StatusCode::FORBIDDEN,
-            Self::NoTimeLimit { .. } => StatusCode::CONFLICT,
+            Self::NoTimeLimit { .. } | Self::LimitNotTold { .. } => StatusCode::CONFLICT,
         }
     }
 }

@@ -11,13 +11,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use http_bidir_comm::server::{
-    self, ApiError, BearerToken, BoundedTcpListener, Pace, ServerTls, ServerTlsError, WeakToken,
-    error_to_json,
+    self, BearerToken, BoundedTcpListener, Pace, ServerTls, ServerTlsError, WeakToken,
 };
 use poem::http::header::{CONNECTION, HeaderValue};
 use poem::http::{Method, StatusCode};
 use poem::{Endpoint, EndpointExt, Request, Response};
 
+use super::api::{error_to_problem, turned_away};
 use super::identity::{Caller, Owner};
 use super::pacing::Paced;
 
@@ -228,7 +228,7 @@ impl RemoteListener {
     /// Lets those read at `routes` who have the token. Never returns.
     pub(super) async fn serve(self, routes: impl Endpoint + 'static) -> Infallible {
         let read = self.token.guard(routes);
-        let read = Paced::new(read.catch_all_error(error_to_json).after(hang_up_on_strangers));
+        let read = Paced::new(read.catch_all_error(error_to_problem).after(hang_up_on_strangers));
         match self.tls {
             Some(tls) => server::serve(self.listener.with_tls(tls), read).await,
             None => server::serve(self.listener, read).await,
@@ -254,16 +254,17 @@ impl<E: Endpoint> Endpoint for Guarded<E> {
     type Output = E::Output;
 
     async fn call(&self, mut request: Request) -> poem::Result<E::Output> {
-        let refuse = |status, problem| Err(ApiError::new(status, problem).into());
         if request.method() != Method::GET {
             let problem = "over TCP the state can only be read: a process registers, and limits are \
                            changed, over the daemon's Unix socket";
-            return refuse(StatusCode::FORBIDDEN, problem);
+            let accepted = "GET here; other calls over the Unix socket";
+            return Err(turned_away(StatusCode::FORBIDDEN, problem, accepted));
         }
         if !self.token.token.is_in(request.headers()) {
             let problem =
                 "the token is missing or wrong: `Authorization: Bearer` with it is accepted";
-            return refuse(StatusCode::UNAUTHORIZED, problem);
+            let accepted = "the header `Authorization: Bearer` with the daemon's token";
+            return Err(turned_away(StatusCode::UNAUTHORIZED, problem, accepted));
         }
         request.extensions_mut().insert(Caller::new(0, self.token.owner));
         self.endpoint.call(request).await

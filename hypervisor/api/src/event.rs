@@ -13,8 +13,6 @@ word! {
         Frozen,
         /// A session was thawed.
         Thawed,
-        /// A lease was ended before its time.
-        LeaseStopped,
         /// A call was refused.
         Refused,
         /// The daemon does not see the node's devices from now on.

@@ -123,14 +123,26 @@ fn change_session(
         .collect())
 }
 
+/// Whether a session's pages limit its time on a device. Its processes may not have told the daemon of that.
+pub(super) fn limits_time(wanted: &SessionToChange, device: GpuId) -> bool {
+    let Ok((session, _)) = found(wanted) else { return false };
+    let limits = |path: &std::path::Path| {
+        let look = session.open(path).and_then(|page| page.look().map(|look| look.limits()));
+        look.is_ok_and(|limits| limits.compute.policy != Policy::None)
+    };
+    session.pages.iter().any(|path| named(path) == Some(device) && limits(path))
+}
+
+/// The device that a page is called like.
+fn named(page: &std::path::Path) -> Option<GpuId> {
+    page.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok())
+}
+
 /// Whether a page is of the device that is to be changed. A page is called like its device, so that a damaged one of
 /// another device is in nobody's way.
 fn is_chosen(page: &std::path::Path, change: &LimitChange) -> bool {
     let wanted = change.device.as_ref().map(|wanted| wanted.parse::<GpuId>());
-    let named = page.file_stem().and_then(|stem| stem.to_str()).map(str::parse::<GpuId>);
-    wanted.is_none_or(
-        |wanted| matches!((wanted, named), (Ok(wanted), Some(Ok(named))) if wanted == named),
-    )
+    wanted.is_none_or(|wanted| wanted.is_ok_and(|wanted| named(page) == Some(wanted)))
 }
 
 /// The change that is asked for.

@@ -18,7 +18,7 @@ use poem_openapi::OpenApiService;
 
 use crate::core::Core;
 
-pub(crate) use problem::error_to_problem;
+pub(crate) use problem::{error_to_problem, turned_away};
 
 const TITLE: &str = "Sluice: the node's daemon";
 

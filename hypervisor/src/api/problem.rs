@@ -74,6 +74,11 @@ impl From<CallRefused> for Refused {
                                 balance takes nothing away";
                 Self::new(ProblemCode::NoTimeLimit, message, accepted)
             }
+            CallRefused::LimitNotTold { .. } => {
+                let accepted =
+                    "the same call when a program of the session has next used the device";
+                Self::new(ProblemCode::NoTimeLimit, message, accepted)
+            }
             CallRefused::StatusNotRead { .. } => {
                 let accepted = "another call when one of them has been read";
                 Self::new(ProblemCode::TooMany, message, accepted)
@@ -98,6 +103,15 @@ fn code(status: StatusCode) -> ProblemCode {
     }
 }
 
+/// A call is refused before any route is found.
+pub(crate) fn turned_away(
+    status: StatusCode,
+    message: &'static str,
+    accepted: &'static str,
+) -> poem::Error {
+    Refused { status, ..Refused::new(code(status), message, accepted) }.into()
+}
+
 /// Turns any error of the routes into a [`Problem`].
 pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
     if error.is_from_response() {
@@ -113,7 +127,9 @@ pub(crate) async fn error_to_problem(error: poem::Error) -> Response {
         return Refused::new(ProblemCode::BadRequest, message, accepted).into_response();
     }
     let accepted = "what GET /api/v1/openapi.json describes";
-    Refused::new(code(error.status()), message, accepted).into_response()
+    let refused = Refused::new(code(error.status()), message, accepted);
+    // Several statuses share a code.
+    Refused { status: error.status(), ..refused }.into_response()
 }
 
 impl IntoResponse for Refused {

@@ -6,10 +6,12 @@ use api::{Session, SessionAction, SessionList};
 use poem_openapi::OpenApi;
 use poem_openapi::param::Path;
 
+use super::limits;
 use super::payload::Sent;
 use super::problem::Refused;
 use crate::core::Core;
 use crate::identity::Caller;
+use crate::refused::CallRefused;
 
 pub(super) struct Sessions(pub(super) Arc<Core>);
 
@@ -31,12 +33,24 @@ impl Sessions {
     /// within 50 milliseconds elsewhere.
     #[oai(path = "/api/v1/sessions/:id/freeze", method = "post")]
     async fn freeze(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
-        Ok(self.0.set_frozen(&caller, id.0, true)?.into())
+        let refused = match self.0.freeze_or_thaw(&caller, id.0, true).await {
+            Ok(done) => return Ok(done.into()),
+            Err(CallRefused::NoTimeLimit { session, device }) => (session, device),
+            Err(refused) => return Err(refused.into()),
+        };
+        let (session, device) = refused;
+        let pages = self.0.session_to_change(&caller, id.0)?;
+        let _permit = self.0.permit(&caller).await?;
+        let looked = tokio::task::spawn_blocking(move || limits::limits_time(&pages, device)).await;
+        Err(match looked {
+            Ok(true) => CallRefused::LimitNotTold { session, device }.into(),
+            Ok(false) | Err(_) => CallRefused::NoTimeLimit { session, device }.into(),
+        })
     }
 
     /// From now on the session is granted leases again, without savings.
     #[oai(path = "/api/v1/sessions/:id/thaw", method = "post")]
     async fn thaw(&self, caller: Caller, id: Path<u64>) -> Result<Sent<SessionAction>, Refused> {
-        Ok(self.0.set_frozen(&caller, id.0, false)?.into())
+        Ok(self.0.freeze_or_thaw(&caller, id.0, false).await?.into())
     }
 }

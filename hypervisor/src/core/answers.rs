@@ -97,8 +97,23 @@ impl Core {
         self.answer(caller, |node, only, now| Ok(node.leases(only, now))).await
     }
 
-    /// From now on a session is granted nothing, or is again.
-    pub(crate) fn set_frozen(
+    /// From now on a session is granted nothing, or is again, also after a restart: that is written when this returns,
+    /// unless the disk takes nothing.
+    pub(crate) async fn freeze_or_thaw(
+        &self,
+        caller: &Caller,
+        id: u64,
+        frozen: bool,
+    ) -> Result<SessionAction, CallRefused> {
+        let done = self.set_frozen(caller, id, frozen)?;
+        // Also if nothing has changed: another call's change may not be written yet.
+        if let Some(writing) = &self.writing {
+            writing.catch_up().await;
+        }
+        Ok(done)
+    }
+
+    fn set_frozen(
         &self,
         caller: &Caller,
         id: u64,
@@ -188,7 +203,7 @@ impl Core {
         if let Err(stuck) = stuck {
             not_ready(ReasonCode::SchedulerStuck, stuck.to_string());
         }
-        if known == Some(false) && !self.devices.any() {
+        if known == Some(false) && !self.sees_a_device() && !self.devices.any() {
             let message = "the node shows no GPU, and no process has named one";
             not_ready(ReasonCode::NoDevice, message.to_owned());
         }

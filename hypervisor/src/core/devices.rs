@@ -21,6 +21,12 @@ impl Core {
         self.observed.lock().unwrap_or_else(PoisonError::into_inner).view()
     }
 
+    /// Whether the observer sees any device. In a container it may where the kernel module shows none.
+    pub(super) fn sees_a_device(&self) -> bool {
+        let view = self.view();
+        view.blind.is_none() && !view.devices.is_empty()
+    }
+
     /// The processes that are served, by their ids.
     pub(crate) fn served(&self) -> Vec<u32> {
         self.state().node.pids().map(i32::unsigned_abs).collect()

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use limits::GpuId;
+use observer::{AllReadings, Blind, DeviceReading, Unread};
 use protocol::{Admission, Decision, DeviceQuota, GatesInStream, LeaseReport, Register, VERSION};
 use scheduler::Tuning;
 use session::gate_page::{GateBlock, GatePage, Opened};
@@ -213,6 +214,40 @@ fn the_end_of_a_lease_is_seen_in_its_page_and_not_believed_twice() {
             let next = waits.await.unwrap().id;
             stage.report(&stage.other, next, SHORT).await;
         }
+    });
+}
+
+/// As in a container, where NVML works and the kernel module shows nothing.
+#[derive(Debug)]
+struct NoneShown;
+
+impl Devices for NoneShown {
+    fn exists(&self, _: GpuId) -> Existence {
+        Existence::Unknown
+    }
+
+    fn any(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_daemon_that_observes_a_device_is_ready() {
+    run(async {
+        let connections = ConnectionQuota::of_this_process();
+        let sources = Sources { devices: Arc::new(NoneShown), ..Sources::default() };
+        let policy = UnknownProcesses::Report;
+        let core = Core::new(Tuning::default(), connections, sources, None, policy);
+        let readiness = core.readiness().await;
+        assert_eq!(readiness.reasons[0].code, api::ReasonCode::NoDevice);
+        let shown = DeviceReading::unread(0, DEVICE, &Unread::NotSupported);
+        core.observe(|model| {
+            model.read(AllReadings { taken: Instant::now(), devices: vec![shown] })
+        });
+        let readiness = core.readiness().await;
+        assert!(readiness.ready && readiness.reasons.is_empty(), "{readiness:?}");
+        core.observe(|model| model.blind(Blind("gone".to_owned())));
+        assert!(!core.readiness().await.ready);
     });
 }
 

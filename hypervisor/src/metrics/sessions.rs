@@ -133,6 +133,11 @@ fn tell_accounts(
         "Turns of the session: leases that were granted.",
         each(|account| account.served.turns as f64),
     )?;
+    families.counter(
+        "sluice_session_leases_stopped",
+        "Leases of the session that were ended before their time.",
+        each(|account| account.served.stopped as f64),
+    )?;
     families.waits(
         "sluice_session_turn_wait_seconds",
         "How long the session's processes waited for their turns.",

@@ -30,7 +30,7 @@ fn everything() -> Exposition {
     let session = "train \"a\\b\"".to_owned();
     let mut waits = [0; 13];
     (waits[0], waits[3], waits[12]) = (5, 2, 1);
-    let served = Served { turns: 8, waited_ns: 7 * SECOND, waits };
+    let served = Served { turns: 8, waited_ns: 7 * SECOND, waits, stopped: 2 };
     let account = AccountFigures {
         uuid: UUID,
         limit: ComputeLimit { soft_ppm: Some(500_000), ..ComputeLimit::balance(250_000, 1) },

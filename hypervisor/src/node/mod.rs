@@ -554,12 +554,11 @@ impl Node {
     pub(crate) fn stopped(&mut self, uuid: GpuId, now: u64) -> Vec<(WorkerId, LeaseId)> {
         let Some(device) = self.devices.get_mut(&uuid) else { return Vec::new() };
         let stopped = device.to_stop(now);
+        // Counted, and no events: they are many, and would displace all others.
         for (worker, _) in &stopped {
             let Some(member) = self.members.get(worker) else { continue };
-            let Some(session) = self.sessions.get(&member.session) else { continue };
-            let SessionKey { owner, name } = &member.session;
-            let stopped = Happened::to_session(EventKind::LeaseStopped, owner, session.id.0, name);
-            self.happened.push(Happened { pid: Some(member.pid), uuid: Some(uuid), ..stopped });
+            let Some(session) = self.sessions.get_mut(&member.session) else { continue };
+            session.served.entry(uuid).or_default().stopped += 1;
         }
         stopped
     }

@@ -29,6 +29,8 @@ pub(crate) struct Served {
     pub(crate) waited_ns: u64,
     /// How many waits were as long as [`WAITS_UP_TO_US`] says; the last is those that were longer.
     pub(crate) waits: [u64; WAITS_UP_TO_US.len() + 1],
+    /// Leases that were ended before their time.
+    pub(crate) stopped: u64,
 }
 
 impl Served {

@@ -9,14 +9,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
+
 pub(super) use self::file::StateFile;
 use self::file::Unreadable;
 pub(super) use self::folder::{Choice, choose};
 use super::core::Core;
 use super::node::Snapshot;
 
-/// How often the file is written at most. A daemon that is killed loses this much.
+/// How often the file is written, if nobody waits for it. A daemon that is killed loses this much.
 const EVERY: Duration = Duration::from_secs(2);
+/// The file is not written more often than this, however many wait: they wait for it together.
+const GAP: Duration = Duration::from_millis(20);
+/// How long an answer may wait for a disk.
+const WAIT: Duration = Duration::from_secs(1);
 /// A counter that goes on is shown no lower than it may have become by then: the next two times that
 /// the file is written.
 const AHEAD_NS: u64 = 4_000_000_000;
@@ -36,14 +42,71 @@ pub(super) fn take(folder: &Path) -> io::Result<StateFile> {
     }
 }
 
-/// How the writing goes, as `/readyz` shows it.
+/// What the writing thread is asked for.
+#[derive(Debug, Default)]
+struct Asked {
+    /// How often somebody has asked for the file to be written.
+    times: u64,
+    /// It is to be written for the last time.
+    over: bool,
+}
+
+/// How the writing goes, as `/readyz` shows it, and what is to be written.
 #[derive(Debug)]
 pub(super) struct Writing {
     path: PathBuf,
     problem: Mutex<Option<String>>,
+    asked: Mutex<Asked>,
+    wake: Condvar,
+    /// How many of those who asked have been served, whether or not the disk took it.
+    served: watch::Sender<u64>,
 }
 
 impl Writing {
+    fn new(path: PathBuf) -> Self {
+        let (problem, asked, wake) = (Mutex::default(), Mutex::default(), Condvar::new());
+        Self { path, problem, asked, wake, served: watch::Sender::new(0) }
+    }
+
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until all that has happened is in the file, or the disk refuses it, or takes too long.
+    pub(super) async fn catch_up(&self) {
+        let own = {
+            let mut asked = self.asked();
+            asked.times += 1;
+            asked.times
+        };
+        self.wake.notify_all();
+        let mut served = self.served.subscribe();
+        // Fails only without a sender, which this has.
+        let up_to = served.wait_for(|served| *served >= own);
+        let in_time = tokio::time::timeout(WAIT, up_to).await.is_ok();
+        if !in_time {
+            let problem = format!("the disk has not taken it within {} s", WAIT.as_secs());
+            self.note(Err(io::Error::new(io::ErrorKind::TimedOut, problem)));
+        }
+    }
+
+    /// Waits until the file is to be written. Returns for how many who asked, and whether it is for the last time.
+    fn next(&self, served: u64) -> (u64, bool) {
+        let wait = |asked, time, is_enough: &dyn Fn(&Asked) -> bool| {
+            self.wake
+                .wait_timeout_while(asked, time, |asked| !is_enough(asked))
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(asked, _)| asked)
+        };
+        let asked = wait(self.asked(), GAP, &|asked| asked.over);
+        let asked = wait(asked, EVERY - GAP, &|asked| asked.over || asked.times != served);
+        (asked.times, asked.over)
+    }
+
+    fn end(&self) {
+        self.asked().over = true;
+        self.wake.notify_all();
+    }
+
     /// The file.
     pub(super) fn path(&self) -> &Path {
         &self.path
@@ -100,31 +163,23 @@ impl Beginning {
         if sessions > 0 {
             tracing::info!(path = %path.display(), sessions, "goes on where an earlier daemon was");
         }
-        Ok(Self { file, snapshot, writing: Arc::new(Writing { path, problem: Mutex::default() }) })
+        Ok(Self { file, snapshot, writing: Arc::new(Writing::new(path)) })
     }
 
     /// Starts the thread that writes.
     pub(super) fn keep(self, core: Arc<Core>) -> io::Result<Keeper> {
-        let over = Arc::new((Mutex::new(false), Condvar::new()));
-        let (writes, seen) = (Arc::clone(&over), self.snapshot);
-        let write = move || write_on(&core, &self.file, &self.writing, seen, &writes);
+        let Self { file, snapshot, writing } = self;
+        let writes = Arc::clone(&writing);
+        let write = move || write_on(&core, &file, &writes, snapshot);
         let thread = thread::Builder::new().name("state".to_owned()).spawn(write)?;
-        Ok(Keeper { over, thread: Some(thread) })
+        Ok(Keeper { writing, thread: Some(thread) })
     }
 }
 
-type Over = (Mutex<bool>, Condvar);
-
-fn lock(over: &Over) -> MutexGuard<'_, bool> {
-    over.0.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write_on(core: &Core, file: &StateFile, writing: &Writing, mut written: Snapshot, over: &Over) {
+fn write_on(core: &Core, file: &StateFile, writing: &Writing, mut written: Snapshot) {
+    let mut served = 0;
     loop {
-        let is_over = *over
-            .1
-            .wait_timeout_while(lock(over), EVERY, |over| !*over)
-            .map_or_else(|poisoned| poisoned.into_inner().0, |(guard, _)| guard);
+        let (asked, is_over) = writing.next(served);
         let now = core.snapshot(if is_over { 0 } else { AHEAD_NS });
         if now != written || writing.problem().is_some() {
             let result = file.write(&now);
@@ -133,6 +188,8 @@ fn write_on(core: &Core, file: &StateFile, writing: &Writing, mut written: Snaps
             }
             writing.note(result);
         }
+        served = asked;
+        writing.served.send_replace(served);
         if is_over {
             return;
         }
@@ -142,14 +199,13 @@ fn write_on(core: &Core, file: &StateFile, writing: &Writing, mut written: Snaps
 /// Writes for the last time when it is dropped.
 #[derive(Debug)]
 pub(super) struct Keeper {
-    over: Arc<Over>,
+    writing: Arc<Writing>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        *lock(&self.over) = true;
-        self.over.1.notify_all();
+        self.writing.end();
         let Some(thread) = self.thread.take() else { return };
         let start = Instant::now();
         // A disk that hangs does not keep the daemon from ending.

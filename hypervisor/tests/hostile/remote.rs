@@ -130,6 +130,36 @@ fn who_has_the_token_may_read_and_nobody_may_do_more() {
     assert_eq!(daemon.sessions()[0].state, api::SessionState::Running);
 }
 
+/// Who is turned away before any route is found gets the same body as everybody else.
+#[test]
+fn refusals_over_tcp_are_the_api_s() {
+    let (_dir, _daemon, address) = start();
+    let refused = |method: &str, path: &str, token: &str| -> (String, api::Problem) {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+        write!(stream, "{head}content-length: 0\r\nauthorization: Bearer {token}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains("application/json"), "{text}");
+        (head[9..12].to_owned(), serde_json::from_str(body).unwrap())
+    };
+    use api::ProblemCode::{Forbidden, MethodNotAllowed, NotFound};
+    for (method, path, token, status, code, accepted) in [
+        ("GET", api::path::SESSIONS, "x", "401", Forbidden, "Authorization: Bearer"),
+        ("GET", "/nowhere", "x", "401", Forbidden, "Authorization: Bearer"),
+        ("GET", "/%ff", "x", "401", Forbidden, "Authorization: Bearer"),
+        ("POST", api::path::SESSIONS, TOKEN, "403", Forbidden, "Unix socket"),
+        ("DELETE", "/nowhere", "x", "403", Forbidden, "Unix socket"),
+        ("GET", "/api/v1/nowhere", TOKEN, "404", NotFound, "openapi.json"),
+        ("GET", "/api/v1/sessions/1/freeze", TOKEN, "405", MethodNotAllowed, "openapi.json"),
+    ] {
+        let (said, problem) = refused(method, path, token);
+        assert_eq!((said.as_str(), problem.code), (status, code), "{method} {path}: {problem:?}");
+        assert!(problem.accepted.contains(accepted) && !problem.message.is_empty(), "{problem:?}");
+    }
+}
+
 #[test]
 fn a_crowd_on_the_port_leaves_the_socket_alone() {
     let (_dir, daemon, address) = start();

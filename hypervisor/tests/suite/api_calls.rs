@@ -172,6 +172,38 @@ fn a_session_without_a_time_limit_cannot_be_frozen() {
     assert_eq!(session(&daemon, "free").state, SessionState::Running);
 }
 
+/// A limit that was set since is known to the daemon when a program next uses the device.
+#[test]
+fn a_limit_that_the_daemon_was_not_told_of_is_named_as_the_cause() {
+    let owned = session::directory::OwnedSession::create().unwrap();
+    let mut limits = limits::Limits { memory: None, compute: limits::ComputeLimit::fixed(0) };
+    limits.compute.policy = Policy::None;
+    let _page = session::Page::open(owned.path(), GPU_ID, &limits).unwrap();
+    let name = session::directory::shown_name(Path::new(owned.path().file_name().unwrap()));
+    let (_dir, socket) = place();
+    let daemon = Daemon::start(&socket);
+    let mut quota = DeviceQuota::fixed(GPU_ID, 0);
+    quota.limit.policy = Policy::None;
+    let message = Register { devices: vec![quota], ..registration(&name, 1) };
+    let _: Value = daemon.client().post(protocol::path::REGISTER, &message, PATIENCE).unwrap();
+    let id = session(&daemon, &name).id;
+    let freeze = || -> (u16, api::Problem) {
+        let (status, text) = call(&socket, "POST", &api::path::session(id, "/freeze"), None);
+        (status, serde_json::from_str(&text).unwrap())
+    };
+    let (status, problem) = freeze();
+    assert!(status == 409 && problem.message.contains("has no time limit"), "{problem:?}");
+    let change = r#"{"share_ppm": 300000, "policy": "fixed"}"#;
+    let (status, text) = call(&socket, "PUT", &api::path::session(id, "/limits"), Some(change));
+    assert_eq!(status, 200, "{text}");
+    let (status, problem) = freeze();
+    assert_eq!((status, problem.code), (409, api::ProblemCode::NoTimeLimit));
+    assert!(problem.message.contains("does not know of the limit yet"), "{problem:?}");
+    assert!(problem.accepted.contains("has next used the device"), "{problem:?}");
+    register(&daemon.client(), &name, 300_000).unwrap();
+    assert_eq!(act(&daemon, id, "/freeze").unwrap().state, SessionState::Frozen);
+}
+
 #[test]
 fn limits_are_changed_in_the_pages_and_nobody_is_late() {
     let owned = session::directory::OwnedSession::create().unwrap();

@@ -108,6 +108,53 @@ fn a_frozen_session_is_frozen_after_a_restart() {
 }
 
 #[test]
+fn what_was_answered_about_a_freeze_survives_a_kill_at_once() {
+    let (dir, socket) = place();
+    let state = dir.path().join("state");
+    let act = |daemon: &Daemon, action: &str| -> SessionAction {
+        let id = session(daemon).unwrap().id;
+        daemon.client().post(&api::path::session(id, action), &(), PATIENCE).unwrap()
+    };
+    let mut daemon = Daemon::start_by(&mut command(&socket, &state), &socket);
+    register(&daemon.client(), "a", 500_000).unwrap();
+    for (action, expected) in [
+        ("/freeze", SessionState::Frozen),
+        ("/thaw", SessionState::Running),
+        ("/freeze", SessionState::Frozen),
+    ] {
+        assert!(act(&daemon, action).changed);
+        assert_eq!(daemon.signal(Signal::KILL), None);
+        daemon = Daemon::start_by(&mut command(&socket, &state), &socket);
+        assert_eq!(session(&daemon).unwrap().state, expected, "{action}");
+        register(&daemon.client(), "a", 500_000).unwrap();
+    }
+}
+
+/// Whoever freezes and thaws all the time costs the disk a bounded number of writes, and everybody is answered.
+#[test]
+fn many_who_wait_for_the_disk_wait_together() {
+    let (dir, socket) = place();
+    let daemon = Daemon::start_by(&mut command(&socket, &dir.path().join("state")), &socket);
+    register(&daemon.client(), "a", 500_000).unwrap();
+    let id = session(&daemon).unwrap().id;
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                let client = daemon.client();
+                for n in 0..4 {
+                    let action = if n % 2 == 0 { "/freeze" } else { "/thaw" };
+                    let path = api::path::session(id, action);
+                    client.post::<_, SessionAction>(&path, &(), PATIENCE).unwrap();
+                }
+            });
+        }
+    });
+    // One after the other they would take 2.56 s.
+    assert!(start.elapsed() < Duration::from_millis(2_500), "{:?}", start.elapsed());
+}
+
+#[test]
 fn without_a_folder_nothing_is_kept() {
     let (dir, socket) = place();
     let mut daemon = Daemon::start(&socket);
@@ -165,6 +212,15 @@ fn a_disk_that_takes_nothing_stops_nobody_and_is_said_once() {
     };
     until("the daemon says so", problem);
     use_it(&daemon);
+    // Nobody who changes something is kept waiting for it.
+    let id = session(&daemon).unwrap().id;
+    for action in ["/freeze", "/thaw"] {
+        let start = Instant::now();
+        let path = api::path::session(id, action);
+        let done: SessionAction = daemon.client().post(&path, &(), PATIENCE).unwrap();
+        assert!(done.changed && start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!(problem());
+    }
     assert!(!state.join("hypervisor.json").exists());
     // Longer than it takes to try again.
     thread::sleep(Duration::from_millis(4_500));
