@@ -2,6 +2,7 @@
 
 mod detail;
 mod devices;
+mod fit;
 mod report;
 mod table;
 
@@ -79,7 +80,7 @@ fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
 }
 
 fn table(report: &StatusReport, node: &Node) -> String {
-    let mut text = table::table(report);
+    let mut text = table::table(report, terminal_width());
     for damaged in &report.damaged {
         text += &format!("DAMAGED {}: {}\n", Shown(&damaged.session), Shown(&damaged.problem));
     }
@@ -88,6 +89,13 @@ fn table(report: &StatusReport, node: &Node) -> String {
         text += &format!("and {others} of other users\n");
     }
     text
+}
+
+/// How wide a line on stdout may be. `None`: it is no terminal, or does not say.
+fn terminal_width() -> Option<usize> {
+    let stdout = io::stdout();
+    let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok())??;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
 /// One page, whatever session it belongs to.

@@ -250,3 +250,24 @@ fn in_a_terminal_a_limit_is_changed_and_a_session_is_frozen_after_a_yes() {
     });
     assert_eq!(status.unwrap().code(), Some(0));
 }
+
+#[test]
+fn in_a_terminal_no_line_of_status_is_wider() {
+    let sluice = Sluice::new();
+    let name = format!("{:x<64}", format!("wide-{}-", std::process::id()));
+    let mut run = sluice.run(&["--fake-gpu", "--device", "0", "--mem", "2GiB", "--name", &name]);
+    let _program = start(run.args(["sleep", "300"]));
+    let lines = |text: String| -> Vec<String> {
+        text.lines().filter(|line| !line.starts_with("DAMAGED")).map(str::to_owned).collect()
+    };
+    let status = ["status", "--daemon", "none"];
+    eventually("it is listed", || outcome(sluice.command().args(status)).1.contains(name.as_str()));
+    let mut command = sluice.command();
+    command.args(status);
+    let terminal = Terminal::start(command);
+    let bytes: Vec<u8> = terminal.output.iter().flatten().collect();
+    let seen = lines(String::from_utf8(bytes).unwrap());
+    assert!(seen.iter().all(|line| line.chars().count() <= 80), "{seen:#?}");
+    assert!(!seen[0].contains("UUID") && seen[0].contains("NAME"), "{seen:#?}");
+    assert!(seen.iter().any(|line| line.contains(&name[..7]) && line.contains('…')), "{seen:#?}");
+}
