@@ -137,6 +137,8 @@ fn a_summary_and_the_choice_of_gpus_as_for_docker() {
     assert_eq!((seen("all"), seen("1"), seen("\"device=0,1\"")), (0, 1, 2));
     let (code, _, stderr) = outcome(sluice.run(&["--fake-gpu", "--gpus", "3"]).arg("true"));
     assert!(code == 2 && stderr.contains("expected at most 2"), "{stderr}");
+    let (code, _, stderr) = outcome(sluice.run(&["--fake-gpu", "--gpus", "device=7"]).arg("true"));
+    assert!(code == 2 && stderr.contains("--gpus: device '7' is no device here"), "{stderr}");
 }
 
 #[test]
