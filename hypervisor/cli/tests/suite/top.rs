@@ -271,3 +271,15 @@ fn in_a_terminal_no_line_of_status_is_wider() {
     assert!(!seen[0].contains("UUID") && seen[0].contains("NAME"), "{seen:#?}");
     assert!(seen.iter().any(|line| line.contains(&name[..7]) && line.contains('…')), "{seen:#?}");
 }
+
+#[test]
+fn a_recording_says_that_it_waits_for_its_session() {
+    let sluice = Sluice::new();
+    let file = sluice.folder().join("run.jsonl");
+    let mut record = sluice.command();
+    record.arg("record").arg(&file).args(["--session", "nosuch", "--daemon", "none"]);
+    let (code, _, stderr) = outcome(record.args(["--for", "500ms", "--interval", "100ms"]));
+    assert_eq!(code, 0, "{stderr}");
+    let waits = "sluice: no session nosuch yet: waiting for it\n";
+    assert!(stderr.starts_with(waits) && stderr.lines().count() == 2, "{stderr}");
+}
