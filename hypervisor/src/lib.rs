@@ -108,7 +108,7 @@ impl Default for Sources {
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// The socket cannot be opened.
-    #[error("can not listen: {0}")]
+    #[error("cannot listen: {0}")]
     Bind(#[from] BindError),
     /// The service manager passes something else than the daemon's socket.
     #[error(transparent)]

@@ -161,7 +161,7 @@ impl PageMemory {
         let mut seen = Looked::default();
         match directory::list() {
             Ok(listing) => seen.look_here(&listing.sessions, core.own()),
-            Err(error) => tracing::debug!(%error, "the sessions' pages can not be listed"),
+            Err(error) => tracing::debug!(%error, "the sessions' pages cannot be listed"),
         }
         let registered = core.registered();
         seen.sample.names = names(&registered);
@@ -290,7 +290,7 @@ impl<T: Send + 'static> Errands<T> {
             Err(RecvTimeoutError::Timeout) => {
                 tracing::warn!(
                     session = what.1,
-                    "its pages can not be looked at: it takes too long"
+                    "its pages cannot be looked at: it takes too long"
                 );
                 self.away.insert(what, back);
                 None

@@ -119,7 +119,7 @@ pub enum CallRefused {
     NotObserved(GpuId),
     /// The session cannot be kept from a device.
     #[error(
-        "session {session:?} has no time limit on device {device}: it asks for no lease there, so it can not be frozen"
+        "session {session:?} has no time limit on device {device}: it asks for no lease there, so it cannot be frozen"
     )]
     NoTimeLimit {
         /// The session.
@@ -139,7 +139,7 @@ pub enum CallRefused {
         device: GpuId,
     },
     /// The process has ended, or cannot be watched.
-    #[error("process {pid} can not be watched: {reason}")]
+    #[error("process {pid} cannot be watched: {reason}")]
     Unwatchable {
         /// The caller's process.
         pid: i32,

@@ -123,7 +123,7 @@ pub enum RemoteError {
         source: ServerTlsError,
     },
     /// The address cannot be used.
-    #[error("can not listen: {address}: {source}")]
+    #[error("cannot listen: {address}: {source}")]
     Bind {
         /// The address.
         address: SocketAddr,

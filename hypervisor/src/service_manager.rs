@@ -149,6 +149,6 @@ fn said(states: &[NotifyState<'_>]) {
         return;
     }
     if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "the service manager can not be told how it goes");
+        tracing::debug!(%error, "the service manager cannot be told how it goes");
     }
 }

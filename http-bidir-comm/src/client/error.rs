@@ -10,7 +10,7 @@ use super::transport::TransportError;
 pub enum ClientError {
     /// The server could not be reached: no connection could be made, or it broke before an answer
     /// came.
-    #[error("{endpoint} can not be reached: {source}")]
+    #[error("{endpoint} cannot be reached: {source}")]
     Connect {
         /// The address at which the server was expected.
         endpoint: String,

@@ -163,7 +163,7 @@ impl BlockingHttpClient {
         Res: DeserializeOwned,
     {
         let body = serde_json::to_vec(request)
-            .map_err(|error| self.protocol(format!("the request can not be encoded: {error}")))?;
+            .map_err(|error| self.protocol(format!("the request cannot be encoded: {error}")))?;
         let attempt = |left| {
             let call = method(self.url(path)).header("content-type", "application/json");
             let call = self.authorized(call).config().timeout_global(Some(left)).build();

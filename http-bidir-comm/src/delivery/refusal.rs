@@ -14,7 +14,7 @@ pub enum Refusal {
     #[error("the task's time was over before the client came to it")]
     Late,
     /// It was handled, and the result is too large to be sent, or cannot be written as JSON.
-    #[error("the task was handled, but its result can not be sent: {0}")]
+    #[error("the task was handled, but its result cannot be sent: {0}")]
     ResultNotSent(String),
     /// The client's handler panicked.
     #[error("the client's handler panicked")]

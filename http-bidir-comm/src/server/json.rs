@@ -32,7 +32,7 @@ impl<'a, T: DeserializeOwned> FromRequest<'a> for Body<T> {
                 let status = ResponseError::status(&error);
                 ApiError::new(
                     status,
-                    format!("the body can not be read: {error} (at most {CALL_LIMIT} bytes)"),
+                    format!("the body cannot be read: {error} (at most {CALL_LIMIT} bytes)"),
                 )
             })?;
         let value = serde_json::from_slice(&bytes).map_err(|error| {
@@ -56,7 +56,7 @@ impl<T: Serialize + Send> IntoResponse for Answer<T> {
 }
 
 fn not_encoded(error: &serde_json::Error) -> Response {
-    let problem = format!("the answer can not be encoded: {error}");
+    let problem = format!("the answer cannot be encoded: {error}");
     refuse(StatusCode::INTERNAL_SERVER_ERROR, problem)
 }
 

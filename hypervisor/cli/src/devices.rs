@@ -37,6 +37,9 @@ impl VisibleGpu {
     }
 }
 
+/// The option that names one device.
+pub const OPTION: &str = "--device";
+
 /// Lists the GPUs, with the NVML at `library` or with the driver's own.
 ///
 /// # Errors
@@ -85,17 +88,21 @@ fn no_driver(error: &NvmlError) -> Error {
     )
 }
 
-/// The devices that the `--device` options name, in their order; all devices without options.
+/// The devices that an option names, in their order; all devices without. Messages call the option `option`.
 ///
 /// # Errors
 /// [`Error::Usage`] for an unknown or ambiguous device, with the names of those that exist.
-pub fn select(devices: &[VisibleGpu], wanted: &[String]) -> Result<Vec<VisibleGpu>, Error> {
+pub fn select(
+    devices: &[VisibleGpu],
+    wanted: &[String],
+    option: &str,
+) -> Result<Vec<VisibleGpu>, Error> {
     if wanted.is_empty() {
         return Ok(devices.to_vec());
     }
     let mut selected: Vec<VisibleGpu> = Vec::new();
     for text in wanted {
-        let device = find(devices, text)?;
+        let device = find(devices, text, option)?;
         if !selected.contains(device) {
             selected.push(device.clone());
         }
@@ -103,7 +110,7 @@ pub fn select(devices: &[VisibleGpu], wanted: &[String]) -> Result<Vec<VisibleGp
     Ok(selected)
 }
 
-fn find<'a>(devices: &'a [VisibleGpu], text: &str) -> Result<&'a VisibleGpu, Error> {
+fn find<'a>(devices: &'a [VisibleGpu], text: &str, option: &str) -> Result<&'a VisibleGpu, Error> {
     let choice = text.parse::<GpuChoice>().ok();
     let mut matching = devices.iter().filter(|device| {
         choice.as_ref().is_some_and(|choice| choice.fits(Some(device.index), &device.uuid))
@@ -116,7 +123,7 @@ fn find<'a>(devices: &'a [VisibleGpu], text: &str) -> Result<&'a VisibleGpu, Err
             let existing: Vec<_> =
                 devices.iter().map(|d| format!("{} ({}, {})", d.index, d.uuid, d.name)).collect();
             Err(Error::Usage(format!(
-                "--device '{text}' {problem}: there is {}",
+                "{option} '{text}' {problem}: there is {}",
                 existing.join(", ")
             )))
         }
@@ -140,7 +147,7 @@ mod tests {
 
     fn indices(wanted: &[&str]) -> Result<Vec<u32>, String> {
         let wanted: Vec<_> = wanted.iter().map(|&text| text.to_owned()).collect();
-        select(&two(), &wanted)
+        select(&two(), &wanted, OPTION)
             .map(|devices| devices.iter().map(|d| d.index).collect())
             .map_err(|e| e.to_string())
     }

@@ -71,7 +71,7 @@ impl GpuRequest {
                     all.len()
                 ))
             }),
-            Self::These(names) => devices::select(all, names),
+            Self::These(names) => devices::select(all, names, "--gpus: device"),
         }
     }
 }
@@ -115,5 +115,8 @@ mod tests {
         assert_eq!(GpuRequest::Count(1).select(&all).unwrap(), all);
         let error = GpuRequest::Count(2).select(&all).unwrap_err().to_string();
         assert!(error.contains("--gpus 2: expected at most 1"), "{error}");
+        let wrong = "device=1".parse::<GpuRequest>().unwrap();
+        let error = wrong.select(&all).unwrap_err().to_string();
+        assert!(error.starts_with("--gpus: device '1' is no device here: there is 0 ("), "{error}");
     }
 }

@@ -199,7 +199,7 @@ mod tests {
         assert!(check(&bytes(1 << 30).request(), &devices()).is_ok());
         let more = bytes((1 << 30) + 1);
         let message = refused(more).to_string();
-        assert!(message.contains("1073741824 bytes (1024 MiB)"), "{message}");
+        assert!(message.contains("(Test) has, 1GiB;"), "{message}");
         assert!(message.contains("--mem-real"), "{message}");
         let hosted = LimitArgs { mem_real: Some(Amount::Bytes(1 << 30)), ..more };
         assert!(check(&hosted.request(), &devices()).is_ok());

@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use super::cli::{ConfigCommand, LimitArgs, RunArgs};
 use super::gpus::GpuRequest;
-use super::{Error, limits, print};
+use super::{Error, limits, print, say};
 
 /// The system's file.
 pub const SYSTEM: &str = "/etc/sluice/config.toml";
@@ -74,6 +74,9 @@ pub enum ProfileError {
         /// What is wrong.
         problem: String,
     },
+    /// More than one of these.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Several(Vec<Self>),
     /// No such profile.
     #[error("--profile '{wanted}': {}", known_profiles(.known))]
     Unknown {
@@ -82,6 +85,27 @@ pub enum ProfileError {
         /// The profiles that there are.
         known: Vec<String>,
     },
+}
+
+impl ProfileError {
+    fn one_by_one(self) -> Vec<Self> {
+        match self {
+            Self::Several(all) => all,
+            one => vec![one],
+        }
+    }
+
+    /// `Ok`: there are none.
+    fn of(mut all: Vec<Self>) -> Result<(), Self> {
+        match all.pop() {
+            None => Ok(()),
+            Some(one) if all.is_empty() => Err(one),
+            Some(last) => {
+                all.push(last);
+                Err(Self::Several(all))
+            }
+        }
+    }
 }
 
 fn known_profiles(names: &[String]) -> String {
@@ -164,15 +188,15 @@ pub(crate) fn applied(arguments: &RunArgs) -> Result<RunArgs, Error> {
     Ok(arguments)
 }
 
-/// `sluice config check`
+/// `sluice config check`: says all that is wrong, a line for each.
 ///
 /// # Errors
-/// [`Error::Profile`]: the first thing that is wrong, of all files.
+/// [`Error::System`]: stdout cannot be written.
 pub fn run(command: &ConfigCommand) -> Result<u8, Error> {
     let ConfigCommand::Check { file } = command;
     let mut text = String::new();
     let paths = file.clone().map_or_else(files, |file| vec![file]);
-    let mut wrong = None;
+    let mut wrong = Vec::new();
     for path in &paths {
         let shown = Shown(&path.display().to_string()).to_string();
         match read(path) {
@@ -185,14 +209,15 @@ pub fn run(command: &ConfigCommand) -> Result<u8, Error> {
             }
             Ok(None) if file.is_some() => {
                 let source = rustix::io::Errno::NOENT.into();
-                wrong = wrong.or(Some(ProfileError::Io { path: path.clone(), source }));
+                wrong.push(ProfileError::Io { path: path.clone(), source });
             }
             Ok(None) => text += &format!("{shown}: not there\n"),
-            Err(error) => wrong = wrong.or(Some(error)),
+            Err(error) => wrong.extend(error.one_by_one()),
         }
     }
     print(&text)?;
-    wrong.map_or(Ok(0), |error| Err(error.into()))
+    wrong.iter().for_each(|error| say(&error.to_string()));
+    Ok(wrong.into_iter().next().map_or(0, |error| Error::from(error).exit_code()))
 }
 
 /// The files, in the order in which later ones count more.
@@ -228,41 +253,53 @@ fn parse(path: &Path, text: &str) -> Result<Profiles, ProfileError> {
             problem: error.message().to_owned(),
         }
     })?;
-    let one = |(name, words): (String, Words)| {
-        let profile = profile(path, &name, &words)?;
-        Ok((name, profile))
-    };
-    settings.profile.into_iter().map(one).collect()
+    let (mut profiles, mut wrong) = (Profiles::new(), Vec::new());
+    for (name, words) in settings.profile {
+        match profile(path, &name, &words) {
+            Ok(profile) => {
+                profiles.insert(name, profile);
+            }
+            Err(error) => wrong.extend(error.one_by_one()),
+        }
+    }
+    ProfileError::of(wrong).map(|()| profiles)
 }
 
 fn profile(path: &Path, name: &str, words: &Words) -> Result<Profile, ProfileError> {
     fn value<T, E: ToString>(
-        path: &Path,
-        profile: &str,
+        (path, profile): (&Path, &str),
+        wrong: &mut Vec<ProfileError>,
         key: &'static str,
         word: Option<&Word>,
         parse: impl Fn(&str) -> Result<T, E>,
-    ) -> Result<Option<T>, ProfileError> {
-        let Some(word) = word else { return Ok(None) };
-        let value = word.text();
-        parse(&value).map(Some).map_err(|error| ProfileError::Value {
+    ) -> Option<T> {
+        let value = word?.text();
+        let parsed = parse(&value).map_err(|error| ProfileError::Value {
             path: path.to_owned(),
             profile: profile.to_owned(),
             key,
             problem: error.to_string(),
             value,
-        })
+        });
+        parsed.map_err(|error| wrong.push(error)).ok()
     }
+    let (at, mut wrong) = ((path, name), Vec::new());
     let limits = LimitArgs {
-        mem: value(path, name, "mem", words.mem.as_ref(), parse_amount)?,
-        mem_real: value(path, name, "mem-real", words.mem_real.as_ref(), parse_amount)?,
-        compute: value(path, name, "compute", words.compute.as_ref(), parse_percent)?,
-        policy: value(path, name, "policy", words.policy.as_ref(), str::parse::<Policy>)?,
-        soft: value(path, name, "soft", words.soft.as_ref(), parse_percent)?,
-        weight: value(path, name, "weight", words.weight.as_ref(), parse_weight)?,
-        priority: value(path, name, "priority", words.priority.as_ref(), str::parse::<Priority>)?,
+        mem: value(at, &mut wrong, "mem", words.mem.as_ref(), parse_amount),
+        mem_real: value(at, &mut wrong, "mem-real", words.mem_real.as_ref(), parse_amount),
+        compute: value(at, &mut wrong, "compute", words.compute.as_ref(), parse_percent),
+        policy: value(at, &mut wrong, "policy", words.policy.as_ref(), str::parse::<Policy>),
+        soft: value(at, &mut wrong, "soft", words.soft.as_ref(), parse_percent),
+        weight: value(at, &mut wrong, "weight", words.weight.as_ref(), parse_weight),
+        priority: value(
+            at,
+            &mut wrong,
+            "priority",
+            words.priority.as_ref(),
+            str::parse::<Priority>,
+        ),
     };
-    let gpus = value(path, name, "gpus", words.gpus.as_ref(), str::parse::<GpuRequest>)?;
+    let gpus = value(at, &mut wrong, "gpus", words.gpus.as_ref(), str::parse::<GpuRequest>);
     let device: Vec<String> = words.device.iter().flatten().map(Word::text).collect();
     let together = |problem| ProfileError::Together {
         path: path.to_owned(),
@@ -270,10 +307,15 @@ fn profile(path: &Path, name: &str, words: &Words) -> Result<Profile, ProfileErr
         problem,
     };
     if gpus.is_some() && !device.is_empty() {
-        return Err(together("device and gpus cannot be together: either is accepted".to_owned()));
+        wrong.push(together("device and gpus cannot be together: either is accepted".to_owned()));
     }
-    limits::check(&limits.request(), &[]).map_err(|error| together(error.to_string()))?;
-    Ok(Profile { limits, device, gpus })
+    // Without a value that cannot be read, the others may not fit together.
+    if wrong.is_empty()
+        && let Err(error) = limits::check(&limits.request(), &[])
+    {
+        wrong.push(together(error.to_string()));
+    }
+    ProfileError::of(wrong).map(|()| Profile { limits, device, gpus })
 }
 
 impl Profile {
@@ -366,6 +408,12 @@ mod tests {
             let error = parsed(text).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
         }
+        let text = "[profile.a]\nmem = 8\ncompute = 101\n[profile.b]\nweight = 0\n[profile.c]\n";
+        let all = parse(Path::new("/c.toml"), text).unwrap_err().one_by_one();
+        let all: Vec<_> = all.iter().map(ToString::to_string).collect();
+        let places = ["'a': mem = 8: ", "'a': compute = 101: ", "'b': weight = 0: "];
+        assert_eq!(all.len(), places.len(), "{all:?}");
+        assert!(all.iter().zip(places).all(|(error, place)| error.contains(place)), "{all:?}");
         let none = ProfileError::Unknown { wanted: "x".to_owned(), known: Vec::new() };
         assert!(none.to_string().contains(SYSTEM));
     }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use ::limits::Shown;
 use api::Presence;
-use session::directory;
+use session::directory::{self, Pruned};
 
 use super::cli::PruneArgs;
 use super::node::{Node, last_part};
@@ -13,7 +13,7 @@ use super::{Error, say};
 /// Prunes, and says what.
 ///
 /// # Errors
-/// [`Error::Directory`] if this user's sessions cannot be read.
+/// [`Error::Directory`] if some of this user's sessions cannot be read; the others are pruned, and each problem is said.
 pub(crate) fn run(arguments: &PruneArgs) -> Result<u8, Error> {
     let node = Node::here(None)?;
     node.notices.iter().for_each(|notice| say(notice));
@@ -24,10 +24,14 @@ pub(crate) fn run(arguments: &PruneArgs) -> Result<u8, Error> {
         let mut active = known.filter(|session| session.presence == Presence::Active);
         active.any(|session| session.uid == own && session.name == last_part(name))
     };
-    let pruned = directory::prune(arguments.older_than, serves, arguments.dry_run)?;
+    let Pruned { names, problems } =
+        directory::prune(arguments.older_than, serves, arguments.dry_run);
     let word = if arguments.dry_run { "would be removed" } else { "removed" };
-    let mut text: String = pruned.iter().map(|name| format!("{word}: {}\n", Shown(name))).collect();
-    text += &format!("{} left-over sessions {word}\n", pruned.len());
+    let mut text: String = names.iter().map(|name| format!("{word}: {}\n", Shown(name))).collect();
+    text += &format!("{} left-over sessions {word}\n", names.len());
     let _ = io::stdout().lock().write_all(text.as_bytes());
-    Ok(0)
+    let mut problems = problems.into_iter().map(Error::from);
+    let Some(first) = problems.next() else { return Ok(0) };
+    problems.for_each(|problem| say(&problem.to_string()));
+    Err(first)
 }

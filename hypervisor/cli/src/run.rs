@@ -170,7 +170,7 @@ fn chosen_devices(
     let all = devices::list(fake.as_deref())?;
     let chosen = match &arguments.gpus {
         Some(gpus) => gpus.select(&all)?,
-        None => devices::select(&all, &arguments.device)?,
+        None => devices::select(&all, &arguments.device, devices::OPTION)?,
     };
     limits::check(request, &chosen)?;
     Ok(chosen)

@@ -68,7 +68,7 @@ pub enum ExtenderError {
     #[error(transparent)]
     Api(#[from] api_server::ConnectError),
     /// The address cannot be used.
-    #[error("can not listen on {address}: {source}")]
+    #[error("cannot listen on {address}: {source}")]
     Listen {
         /// Which.
         address: SocketAddr,

@@ -101,7 +101,7 @@ pub enum NodeError {
         folder: PathBuf,
     },
     /// A plugin's socket cannot be made.
-    #[error("can not listen on {socket}: {source}", socket = socket.display())]
+    #[error("cannot listen on {socket}: {source}", socket = socket.display())]
     Listen {
         /// The socket.
         socket: PathBuf,

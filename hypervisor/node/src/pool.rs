@@ -268,7 +268,7 @@ impl Pool {
     /// Whether the kubelet can be told of all ids.
     ///
     /// # Errors
-    /// [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`]: it can not.
+    /// [`PoolError::UnitsTooSmall`], [`PoolError::SplitTooFine`]: it cannot.
     pub fn check(&self, resource: &Resource) -> Result<(), PoolError> {
         let Resource { counts, name, .. } = *resource;
         let ids: u64 = self.gpus.iter().map(|gpu| self.units(gpu, counts)).sum();

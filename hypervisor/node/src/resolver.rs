@@ -251,7 +251,7 @@ impl Resolver {
                     tracing::info!(key = key.as_str(), "its container has ended: removed");
                 }
             }
-            Err(error) => tracing::warn!(%error, "an allocation can not be removed"),
+            Err(error) => tracing::warn!(%error, "an allocation cannot be removed"),
         }
         (undecided, decided)
     }

@@ -177,7 +177,7 @@ fn request(change: &LimitChange) -> Result<Request, Refused> {
 }
 
 fn out_of_reach(name: &str, why: &str) -> Refused {
-    let message = format!("the pages of session {name:?} can not be changed from here: {why}");
+    let message = format!("the pages of session {name:?} cannot be changed from here: {why}");
     let accepted = "a session with a process whose files the daemon may see: root's daemon those of all, another \
                     user's its own; others are changed by 'sluice limit' where they run";
     Refused::new(ProblemCode::NoPage, message, accepted)

@@ -71,7 +71,7 @@ impl Core {
     fn tell(&self, change: Change, has_seen: bool) {
         let (kind, uuid, message) = match change {
             Change::Blind(why) => {
-                tracing::warn!(%why, "the node's devices can not be observed");
+                tracing::warn!(%why, "the node's devices cannot be observed");
                 if !has_seen {
                     return;
                 }

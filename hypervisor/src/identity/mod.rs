@@ -109,7 +109,7 @@ impl Owner {
 
 /// The caller cannot be identified.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("process {pid} can not be identified: {reason}")]
+#[error("process {pid} cannot be identified: {reason}")]
 pub struct Unidentified {
     /// The caller's process.
     pub pid: i32,
@@ -201,7 +201,7 @@ mod tests {
         let other = Caller { started: caller.started.map(|start| start + 1), ..caller };
         assert!(!other.is_present());
         let gone = identity.caller(Peer { pid: i32::MAX, uid }).unwrap_err().to_string();
-        assert_eq!(gone, format!("process {} can not be identified: it has ended", i32::MAX));
+        assert_eq!(gone, format!("process {} cannot be identified: it has ended", i32::MAX));
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl Writing {
         let path = self.path.display();
         match (&*present, &problem) {
             (None, Some(problem)) => {
-                tracing::warn!(%path, %problem, "the state can not be written: tried again");
+                tracing::warn!(%path, %problem, "the state cannot be written: tried again");
             }
             (Some(_), None) => tracing::info!(%path, "the state is written again"),
             _ => {}
@@ -152,7 +152,7 @@ impl Beginning {
             Err(problem) => {
                 let aside = match file.put_aside() {
                     Ok(aside) => format!("it is kept as {}", aside.display()),
-                    Err(error) => format!("it can not be renamed: {error}"),
+                    Err(error) => format!("it cannot be renamed: {error}"),
                 };
                 let path = path.display();
                 tracing::error!("{path}: {problem}; {aside}; the daemon starts without it");

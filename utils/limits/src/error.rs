@@ -93,8 +93,8 @@ pub enum RequestError {
     },
     /// More memory than the device has, which would be no limit.
     #[error(
-        "{} {} is more than {device} has, {total} bytes ({} MiB){}",
-        asked.name, Size(asked.value), total >> 20,
+        "{} {} is more than {device} has, {}{}",
+        asked.name, Size(asked.value), Size::in_mib(*total),
         host.map_or(String::new(), |real| format!("; with {real} the rest is placed on the host"))
     )]
     AboveDevice {

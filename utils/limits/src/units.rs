@@ -101,6 +101,15 @@ impl core::fmt::Display for Amount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
+impl Size {
+    /// A size for people: whole MiB, rounded down, so that it may be asked for.
+    #[must_use]
+    pub const fn in_mib(bytes: u64) -> Self {
+        const MIB: u64 = 1 << 20;
+        Self(if bytes < MIB { bytes } else { bytes - bytes % MIB })
+    }
+}
+
 impl core::fmt::Display for Size {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         for (shift, unit) in [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")] {

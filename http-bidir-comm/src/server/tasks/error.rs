@@ -38,7 +38,7 @@ pub enum SendError {
         most: usize,
     },
     /// The task cannot be written as JSON.
-    #[error("the task can not be written as JSON: {problem}")]
+    #[error("the task cannot be written as JSON: {problem}")]
     NotEncoded {
         /// Why.
         problem: String,

@@ -90,7 +90,7 @@ fn failures_are_told_and_followed_by_pauses() {
     });
     for _ in 0..10 {
         let (error, pause) = failures.recv_timeout(LONG).unwrap();
-        assert!(error.contains("can not be reached"), "{error}");
+        assert!(error.contains("cannot be reached"), "{error}");
         assert!(pause <= Duration::from_millis(50));
     }
     let served = Served::at(&path, short_keep_alive());

@@ -35,7 +35,7 @@ pub struct StatusArgs {
         value_parser = pause)]
     pub watch: Option<Duration>,
 
-    /// Show one session page, whosever it is, as it is.
+    /// Show one session page, or a copy of one, whosever it is, as it is: with all processes that it names.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["session", "all"])]
     pub page: Option<PathBuf>,
 

@@ -172,8 +172,9 @@ pub struct RunArgs {
     #[command(flatten)]
     pub limits: LimitArgs,
 
-    /// A device the program may see, by its index in nvidia-smi or its UUID; repeat for more.
-    /// Without it the program sees every device, and the limits apply to each.
+    /// A device the program may use, by its index in nvidia-smi or its UUID; repeat for more. CUDA shows
+    /// it these alone; NVML, as in nvidia-smi, lists all. Without it the program sees every device, and the
+    /// limits apply to each.
     #[arg(long, value_name = "INDEX|UUID", allow_negative_numbers = true)]
     pub device: Vec<String>,
 

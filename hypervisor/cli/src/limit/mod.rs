@@ -182,7 +182,7 @@ fn chosen_pages(
         }
         let wanted: Vec<String> = device.into_iter().map(ToOwned::to_owned).collect();
         let make = |device: &VisibleGpu| Page::open(&session.path, device.uuid, &Limits::NONE);
-        let chosen = devices::select(&all, &wanted)?;
+        let chosen = devices::select(&all, &wanted, devices::OPTION)?;
         return chosen.iter().map(|device| make(device).map_err(Error::from)).collect();
     }
     let Some(wanted) = device else { return session.pages.iter().map(open).collect() };
@@ -197,7 +197,7 @@ fn chosen_pages(
             if known.is_empty() {
                 return Err(Error::NoDevice);
             }
-            let selected = devices::select(known, &[wanted.to_owned()])?;
+            let selected = devices::select(known, &[wanted.to_owned()], devices::OPTION)?;
             selected.first().map(|device| GpuChoice::from(device.uuid))
         }
         other => other.ok(),

@@ -28,6 +28,7 @@ pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
     let ends = ends()?;
     let start = Instant::now();
     let (mut next, mut was_there, mut is_missing, mut count) = (start, false, false, 0_u64);
+    let mut is_told = false;
     let mut taken = Ok(first);
     loop {
         match taken {
@@ -46,6 +47,10 @@ pub fn run(arguments: &RecordArgs) -> Result<u8, Error> {
                         break;
                     }
                     was_there |= is_there;
+                    if !was_there && !is_told {
+                        is_told = true;
+                        say(&format!("no session {session} yet: waiting for it"));
+                    }
                 }
                 // Before the session is there, nothing is worth a line.
                 if was_there || arguments.session.is_none() {

@@ -2,6 +2,7 @@
 
 mod detail;
 mod devices;
+mod fit;
 mod report;
 mod table;
 
@@ -11,7 +12,7 @@ use std::thread::sleep;
 
 use ::limits::Shown;
 use protocol::sessions::StatusReport;
-use session::{Names, Page, clock};
+use session::{Names, Page, ProcessSummary, Summary, clock};
 
 use super::choice::{self, Reached};
 use super::cli::StatusArgs;
@@ -79,7 +80,7 @@ fn list(arguments: &StatusArgs, gpus: &Gpus) -> Result<String, Error> {
 }
 
 fn table(report: &StatusReport, node: &Node) -> String {
-    let mut text = table::table(report);
+    let mut text = table::table(report, terminal_width());
     for damaged in &report.damaged {
         text += &format!("DAMAGED {}: {}\n", Shown(&damaged.session), Shown(&damaged.problem));
     }
@@ -90,18 +91,45 @@ fn table(report: &StatusReport, node: &Node) -> String {
     text
 }
 
-/// One page, whatever session it belongs to.
+/// How wide a line on stdout may be. `None`: it is no terminal, or does not say.
+fn terminal_width() -> Option<usize> {
+    let stdout = io::stdout();
+    let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok())??;
+    Some(usize::from(size.ws_col)).filter(|width| *width > 0)
+}
+
+/// One page, whatever session it belongs to, with all processes that it names. In a copy none of them is seen.
 fn page(path: &Path, as_json: bool) -> Result<String, Error> {
     let page = Page::open_any(path)?;
-    let summary = page.summary()?;
+    let living = page.summary()?;
+    let written = Summary::of(page.look()?);
+    let is_seen = |process: &ProcessSummary| {
+        living.processes.iter().any(|seen| (seen.slot, seen.pid) == (process.slot, process.pid))
+    };
+    let unseen: Vec<u32> = written
+        .processes
+        .iter()
+        .filter(|process| !is_seen(process))
+        .map(|process| process.pid)
+        .collect();
     let uid = report::owner(path);
-    let found = (page.device(), summary);
-    let device = report::device(&found, &mut Names::default(), uid, None, clock::now_ns());
+    let found = (page.device(), written);
+    let mut device = report::device(&found, &mut Names::default(), uid, None, clock::now_ns());
+    device.unknown = living.unknown;
     if as_json {
+        device.unknown += unseen.len();
         return json(&device);
     }
-    let first = format!("{} of user {uid}\n", Shown(&page.path().display().to_string()));
-    Ok(first + &Detail(&device).to_string())
+    let mut text = format!("{} of user {uid}\n", Shown(&page.path().display().to_string()));
+    text += &Detail(&device).to_string();
+    if !unseen.is_empty() {
+        let pids: Vec<_> = unseen.iter().map(ToString::to_string).collect();
+        text += &format!(
+            "    as the page says; not alive on this node, or this is a copy of a page: {}\n",
+            pids.join(", ")
+        );
+    }
+    Ok(text)
 }
 
 /// One document, in one line.

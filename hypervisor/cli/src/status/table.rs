@@ -12,71 +12,128 @@ use protocol::sessions::{
     ComputeReport, ContainerReport, DeviceReport, ElsewhereReport, SessionReport, StatusReport,
 };
 
+use super::fit;
+
 /// The longest command and container name that is shown.
 const LONGEST: usize = 24;
 /// How much of an id is shown.
 const ID_DIGITS: usize = 12;
 const NOTHING: &str = "-";
 
-/// Columns, and whether their cells are numbers.
-const COLUMNS: [(&str, bool); 13] = [
-    ("GPU", true),
-    ("UUID", false),
-    ("USER", false),
-    ("NAME", false),
-    ("CONTAINER", false),
-    ("COMMAND", false),
-    ("MEMORY", true),
-    ("OF", true),
-    ("SHARE", true),
-    ("LAST 10 s", true),
-    ("SO FAR", true),
-    ("WAITED", true),
-    ("NOTE", false),
+/// A column; its number is its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Column {
+    Gpu,
+    Uuid,
+    User,
+    Name,
+    Container,
+    Command,
+    Memory,
+    Of,
+    Share,
+    Last,
+    SoFar,
+    Waited,
+    Note,
+}
+
+/// Columns, their titles, and whether their cells are numbers.
+pub(super) const COLUMNS: [(Column, &str, bool); 13] = [
+    (Column::Gpu, "GPU", true),
+    (Column::Uuid, "UUID", false),
+    (Column::User, "USER", false),
+    (Column::Name, "NAME", false),
+    (Column::Container, "CONTAINER", false),
+    (Column::Command, "COMMAND", false),
+    (Column::Memory, "MEMORY", true),
+    (Column::Of, "OF", true),
+    (Column::Share, "SHARE", true),
+    (Column::Last, "LAST 10 s", true),
+    (Column::SoFar, "SO FAR", true),
+    (Column::Waited, "WAITED", true),
+    (Column::Note, "NOTE", false),
 ];
 
-/// The table, with a line's end. Columns with nothing in them are left out.
-pub(super) fn table(report: &StatusReport) -> String {
+impl Column {
+    pub(super) fn title(self) -> &'static str {
+        COLUMNS.get(self as usize).map_or("", |(_, title, _)| title)
+    }
+}
+
+/// The table, with a line's end. Columns with nothing in them are left out. With a width, no line is longer.
+pub(super) fn table(report: &StatusReport, width: Option<usize>) -> String {
     let uuids = ShortIds::of(report);
     let here = report.sessions.iter().flat_map(|session| rows_of(session, &uuids));
     let elsewhere = report.elsewhere.iter().flat_map(|session| rows_elsewhere(session, &uuids));
-    let rows: Vec<Row> = here.chain(elsewhere).collect();
+    let mut rows: Vec<Row> = here.chain(elsewhere).collect();
     if rows.is_empty() {
         return "no sessions\n".to_owned();
     }
-    let shown: Vec<usize> =
-        (0..COLUMNS.len()).filter(|&column| rows.iter().any(|row| row.has(column))).collect();
+    if let Some(width) = width {
+        fit::fit(&mut rows, width);
+    }
+    let shown: Vec<_> =
+        COLUMNS.iter().filter(|(column, ..)| rows.iter().any(|row| row.has(*column))).collect();
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
-    let cell = |column: usize, text: &str| {
-        let is_number = COLUMNS.get(column).is_some_and(|(_, is_number)| *is_number);
+    let cell = |is_number: bool, text: &str| {
         let side = if is_number { CellAlignment::Right } else { CellAlignment::Left };
         Cell::new(text).set_alignment(side)
     };
-    let titles = shown.iter().filter_map(|&column| Some((column, COLUMNS.get(column)?.0)));
-    table.set_header(titles.map(|(column, title)| cell(column, title)));
+    table.set_header(shown.iter().map(|(_, title, is_number)| cell(*is_number, title)));
     for row in &rows {
-        table.add_row(shown.iter().map(|&column| cell(column, row.text(column))));
+        table.add_row(shown.iter().map(|(column, _, number)| cell(*number, row.text(*column))));
     }
     table.column_iter_mut().for_each(|column| {
-        column.set_padding((0, 2));
+        column.set_padding((0, fit::GAP));
     });
-    let lines = table.lines().map(|line| format!("{}\n", line.trim_end()));
+    let lines = table.lines().map(|line| {
+        let line = line.trim_end();
+        // A terminal may be narrower than all that is left.
+        let line = width.map_or(line.to_owned(), |width| fit::beginning_of(line, width));
+        format!("{line}\n")
+    });
     lines.collect()
 }
 
 /// The cells of a line; `None`: nothing is to be said.
-struct Row([Option<String>; COLUMNS.len()]);
+#[derive(Clone)]
+pub(super) struct Row([Option<String>; COLUMNS.len()]);
 
 impl Row {
-    fn has(&self, column: usize) -> bool {
-        self.0.get(column).is_some_and(Option::is_some)
+    fn cell(&self, column: Column) -> Option<&str> {
+        self.0.get(column as usize).and_then(Option::as_deref)
     }
 
-    fn text(&self, column: usize) -> &str {
-        let is_note = column + 1 == COLUMNS.len();
-        let cell = self.0.get(column).and_then(Option::as_deref);
-        cell.unwrap_or(if is_note { "" } else { NOTHING })
+    pub(super) fn has(&self, column: Column) -> bool {
+        self.cell(column).is_some()
+    }
+
+    pub(super) fn text(&self, column: Column) -> &str {
+        self.cell(column).unwrap_or(if column == Column::Note { "" } else { NOTHING })
+    }
+
+    pub(super) fn leave_out(&mut self, column: Column) {
+        let cell = self.0.get_mut(column as usize).and_then(Option::take);
+        // A device without an index has no other name.
+        let unnamed = self.0.get_mut(Column::Gpu as usize).filter(|gpu| gpu.is_none());
+        if let (Column::Uuid, Some(gpu)) = (column, unnamed) {
+            *gpu = cell.map(|uuid| cut(&uuid, ID_DIGITS));
+        }
+    }
+
+    /// Cuts the cell of the whole row.
+    pub(super) fn cut_anew(&mut self, column: Column, whole: &Self, most: usize) {
+        if let Some(cell) = self.0.get_mut(column as usize) {
+            *cell = whole.cell(column).map(|text| fit::beginning_of(text, most));
+        }
+    }
+
+    pub(super) fn cut(&mut self, column: Column, most: usize) {
+        if let Some(Some(text)) = self.0.get_mut(column as usize) {
+            *text = fit::beginning_of(text, most);
+        }
     }
 }
 
@@ -302,5 +359,71 @@ mod tests {
         }
         assert_eq!(cut("python train.py --epochs 10 --lr 0.1", 16), "python train.py…");
         assert!(!cut("a\u{1b}[31m", 16).contains('\u{1b}'));
+    }
+
+    /// A table with the longest name, two usual sessions, and notes.
+    fn four() -> StatusReport {
+        use crate::series::tests::{compute, contained, memory, session};
+        let mut long = session(&"n".repeat(64), compute(30, 0, 3_661_900_000), memory(6, 8));
+        long.command = Some("tenant dense --kernel-us 2000 --seconds 90".to_owned());
+        let mut over = session("serve", compute(100, 0, 6_600_000), memory(2, 2));
+        over.devices[0].memory.over = 1 << 30;
+        over.devices[0].memory.growth_refused = true;
+        over.frozen = true;
+        let mut unused = session("batch", compute(25, 0, 0), memory(1, 1));
+        unused.devices.clear();
+        StatusReport {
+            sessions: vec![long, over, unused],
+            damaged: Vec::new(),
+            elsewhere: vec![contained("env-1")],
+            gpus: Vec::new(),
+        }
+    }
+
+    /// The same without notes and containers.
+    fn two() -> StatusReport {
+        let mut two = four();
+        two.sessions.truncate(2);
+        two.sessions[1].frozen = false;
+        two.sessions[1].devices[0].memory.growth_refused = false;
+        two.elsewhere.clear();
+        two
+    }
+
+    fn widest(table: &str) -> usize {
+        table.lines().map(|line| line.chars().count()).max().unwrap()
+    }
+
+    #[test]
+    fn a_table_is_no_wider_than_the_terminal() {
+        for report in [two(), four()] {
+            for width in 1..200 {
+                let table = table(&report, Some(width));
+                assert!(widest(&table) <= width, "{width}:\n{table}");
+            }
+            let whole = table(&report, None);
+            assert_eq!(table(&report, Some(widest(&whole))), whole);
+        }
+    }
+
+    #[test]
+    fn what_is_least_missed_goes_first() {
+        let mut found = String::new();
+        for width in [80, 100, 120] {
+            for report in [two(), four()] {
+                found += &format!("{width} columns:\n{}\n", table(&report, Some(width)));
+            }
+        }
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/status.txt");
+        assert_eq!(found, std::fs::read_to_string(golden).unwrap(), "{found}");
+    }
+
+    #[test]
+    fn a_device_without_an_index_keeps_the_beginning_of_its_uuid() {
+        let mut report = two();
+        report.sessions[0].devices[0].index = None;
+        let table = table(&report, Some(80));
+        assert!(!table.contains("UUID") && table.contains("GPU-0101010"), "{table}");
+        assert!(widest(&table) <= 80, "{table}");
     }
 }

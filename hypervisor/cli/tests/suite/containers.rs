@@ -140,7 +140,7 @@ fn cgroups<const N: usize>(digits: [char; N]) -> Option<[Cgroup; N]> {
     }
     let made: Vec<Cgroup> = digits.into_iter().filter_map(Cgroup::make).collect();
     let Ok(made) = <[Cgroup; N]>::try_from(made) else {
-        return skip("cgroups can not be made here");
+        return skip("cgroups cannot be made here");
     };
     if !made.iter().all(Cgroup::counts) {
         return skip("this is in a container itself");

@@ -3,10 +3,11 @@
 use protocol::reports::{
     DoctorReport, ExplainReport, FindingState, HooksReport, LimitReport, ReasonWord,
 };
-use protocol::sessions::StatusReport;
+use protocol::sessions::{DeviceReport, StatusReport};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsStr;
+use std::fs;
 use std::path::Path;
 
 use crate::freeze::{Daemon, start};
@@ -96,6 +97,16 @@ fn a_session_is_named_explained_limited_and_summed_up() {
     let page = program.session.join(format!("{DEVICE}.page"));
     let (code, page) = ask(&sluice, &["status", "--page", page.to_str().unwrap()]);
     assert!(code == 0 && page.contains("2.5 GiB used") && page.contains("on_demand"), "{page}");
+    assert!(!page.contains("not alive"), "{page}");
+    // A copy says the same, of processes that hold nothing of it.
+    let copy = sluice.folder().join("copy");
+    fs::copy(program.session.join(format!("{DEVICE}.page")), &copy).unwrap();
+    let (code, page) = ask(&sluice, &["status", "--page", copy.to_str().unwrap()]);
+    let unseen = format!("not alive on this node, or this is a copy of a page: {}", program.pid);
+    assert!(code == 0 && page.contains("2.5 GiB used") && page.contains(&unseen), "{page}");
+    let (_, page) = ask(&sluice, &["status", "--page", copy.to_str().unwrap(), "--json"]);
+    let page: DeviceReport = read(&page);
+    assert_eq!((page.memory.used, page.unknown), (5 << 29, page.processes.len()));
     // A process that Sluice does not know.
     let (code, own) = ask(&sluice, &["explain", &std::process::id().to_string(), "--json"]);
     let own: ExplainReport = read(&own);
@@ -126,6 +137,8 @@ fn a_summary_and_the_choice_of_gpus_as_for_docker() {
     assert_eq!((seen("all"), seen("1"), seen("\"device=0,1\"")), (0, 1, 2));
     let (code, _, stderr) = outcome(sluice.run(&["--fake-gpu", "--gpus", "3"]).arg("true"));
     assert!(code == 2 && stderr.contains("expected at most 2"), "{stderr}");
+    let (code, _, stderr) = outcome(sluice.run(&["--fake-gpu", "--gpus", "device=7"]).arg("true"));
+    assert!(code == 2 && stderr.contains("--gpus: device '7' is no device here"), "{stderr}");
 }
 
 #[test]

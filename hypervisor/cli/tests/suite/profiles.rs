@@ -40,6 +40,9 @@ fn a_profile_fills_in_what_the_command_line_leaves_open() {
         assert_eq!(code, 2, "{stderr}");
         assert!(stderr.contains("profile 'small': mem = lots: "), "{stderr}");
     }
+    fs::write(&file, "[profile.a]\nmem = 8\ncompute = 101\n[profile.b]\nweight = 0\n").unwrap();
+    let (code, _, stderr) = check(&[]);
+    assert_eq!((code, stderr.lines().count()), (2, 3), "{stderr}");
     let (code, _, stderr) = check(&["/no/such/file"]);
     assert!(code == 70 && stderr.contains("cannot read /no/such/file"), "{stderr}");
 }

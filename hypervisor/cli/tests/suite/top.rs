@@ -250,3 +250,36 @@ fn in_a_terminal_a_limit_is_changed_and_a_session_is_frozen_after_a_yes() {
     });
     assert_eq!(status.unwrap().code(), Some(0));
 }
+
+#[test]
+fn in_a_terminal_no_line_of_status_is_wider() {
+    let sluice = Sluice::new();
+    let name = format!("{:x<64}", format!("wide-{}-", std::process::id()));
+    let mut run = sluice.run(&["--fake-gpu", "--device", "0", "--mem", "2GiB", "--name", &name]);
+    let _program = start(run.args(["sleep", "300"]));
+    let lines = |text: String| -> Vec<String> {
+        text.lines().filter(|line| !line.starts_with("DAMAGED")).map(str::to_owned).collect()
+    };
+    let status = ["status", "--daemon", "none"];
+    eventually("it is listed", || outcome(sluice.command().args(status)).1.contains(name.as_str()));
+    let mut command = sluice.command();
+    command.args(status);
+    let terminal = Terminal::start(command);
+    let bytes: Vec<u8> = terminal.output.iter().flatten().collect();
+    let seen = lines(String::from_utf8(bytes).unwrap());
+    assert!(seen.iter().all(|line| line.chars().count() <= 80), "{seen:#?}");
+    assert!(!seen[0].contains("UUID") && seen[0].contains("NAME"), "{seen:#?}");
+    assert!(seen.iter().any(|line| line.contains(&name[..7]) && line.contains('…')), "{seen:#?}");
+}
+
+#[test]
+fn a_recording_says_that_it_waits_for_its_session() {
+    let sluice = Sluice::new();
+    let file = sluice.folder().join("run.jsonl");
+    let mut record = sluice.command();
+    record.arg("record").arg(&file).args(["--session", "nosuch", "--daemon", "none"]);
+    let (code, _, stderr) = outcome(record.args(["--for", "500ms", "--interval", "100ms"]));
+    assert_eq!(code, 0, "{stderr}");
+    let waits = "sluice: no session nosuch yet: waiting for it\n";
+    assert!(stderr.starts_with(waits) && stderr.lines().count() == 2, "{stderr}");
+}

@@ -326,7 +326,7 @@ impl Drop for Cgroup {
 #[tokio::test]
 async fn the_nodes_daemon_knows_a_container_and_people_see_its_names() {
     let Some(cgroup) = Cgroup::make().filter(Cgroup::counts) else {
-        skipped("cgroups can not be made here, or this is in a container itself");
+        skipped("cgroups cannot be made here, or this is in a container itself");
         return;
     };
     let Some(cluster) = Cluster::start().await else { return };

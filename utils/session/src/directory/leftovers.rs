@@ -26,24 +26,33 @@ pub(super) fn remove(base: &Folder) {
     }
 }
 
+/// What [`prune`] did.
+#[derive(Debug, Default)]
+pub struct Pruned {
+    /// The names of the sessions that were removed, or would be.
+    pub names: Vec<String>,
+    /// The folders of this user's sessions that cannot be read.
+    pub problems: Vec<DirectoryError>,
+}
+
 /// Removes this user's sessions without an owner and a process that nobody has begun to use for `age`, unless `keep`
-/// says otherwise of their name. Returns the names. With `only_look` nothing is removed.
-///
-/// # Errors
-/// [`DirectoryError`]: a folder of this user's sessions cannot be read.
-pub fn prune(
-    age: Duration,
-    keep: impl Fn(&str) -> bool,
-    only_look: bool,
-) -> Result<Vec<String>, DirectoryError> {
+/// says otherwise of their name. With `only_look` nothing is removed.
+pub fn prune(age: Duration, keep: impl Fn(&str) -> bool, only_look: bool) -> Pruned {
     let uid = own_user();
-    let mut pruned = Vec::new();
+    let mut pruned = Pruned::default();
     for path in place::all(Path::new(ROOT), uid).chain([place::last(uid)]) {
         let base = match Folder::open(&path) {
             Ok(base) if base.uid() == uid => base,
             _ => continue,
         };
-        for (name, _) in base.names(usize::MAX)?.0 {
+        let names = match base.names(usize::MAX) {
+            Ok((names, _)) => names,
+            Err(error) => {
+                pruned.problems.push(error.into());
+                continue;
+            }
+        };
+        for (name, _) in names {
             let shown = shown_name(Path::new(&name));
             let Ok(session) = base.child(&name) else { continue };
             let mut remove = || {
@@ -53,7 +62,7 @@ pub fn prune(
                 if !only_look {
                     base.remove_folder(&name, DEPTH);
                 }
-                pruned.push(shown.clone());
+                pruned.names.push(shown.clone());
             };
             if owner::of(Path::new(&name)).is_some() {
                 if !owner::lives(&session) {
@@ -64,7 +73,7 @@ pub fn prune(
             }
         }
     }
-    Ok(pruned)
+    pruned
 }
 
 /// Whether no process is in a session that no command made, and none has come for so long. A page that cannot be read

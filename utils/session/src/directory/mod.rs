@@ -24,7 +24,7 @@ mod used;
 pub use crate::folder::FolderError;
 pub use error::DirectoryError;
 pub use implicit::{Implicit, implicit};
-pub use leftovers::prune;
+pub use leftovers::{Pruned, prune};
 pub use limits::session_name::{shown as shown_name, told};
 pub use listing::{Found, Listing, list, list_in, list_of_process};
 pub use owned::{AtEnd, OwnedSession};
