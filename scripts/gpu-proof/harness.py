@@ -22,7 +22,7 @@ MARK = "GPU_PROOF_PROGRAM"
 
 
 class StepFailed(Exception):
-    """A step can not go on; the text says why."""
+    """A step cannot go on; the text says why."""
 
 
 @dataclasses.dataclass

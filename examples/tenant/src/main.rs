@@ -32,7 +32,7 @@ enum Failure {
     /// The driver or the device failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The members' page can not be had.
+    /// The members' page cannot be had.
     #[error("cannot share a page: {0}")]
     Page(#[from] PageError),
     /// Every member has a place of its own.
@@ -41,7 +41,7 @@ enum Failure {
     /// Stdout is gone.
     #[error("cannot write the result: {0}")]
     Output(#[from] std::io::Error),
-    /// Stdin can not be read.
+    /// Stdin cannot be read.
     #[error("cannot read stdin: {0}")]
     Input(std::io::Error),
     /// The system gave no thread.

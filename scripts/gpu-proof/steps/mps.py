@@ -18,7 +18,7 @@ QUIT_SECONDS = 10
 
 
 class Unavailable(Exception):
-    """It can not be had on this machine; the text says why."""
+    """It cannot be had on this machine; the text says why."""
 
 
 class Mps:
@@ -133,7 +133,7 @@ class Mps:
 
 @contextlib.contextmanager
 def wanted(proof, is_wanted):
-    """The service, or `None` where it is not wanted or can not be had: then that is told, and is no failure."""
+    """The service, or `None` where it is not wanted or cannot be had: then that is told, and is no failure."""
     with contextlib.ExitStack() as stack:
         service = None
         if is_wanted:

@@ -51,7 +51,7 @@ pub fn file_of(node: &Path) -> PathBuf {
 /// The faults of a node so far. A last line without its end is not complete yet.
 ///
 /// # Errors
-/// The file can not be read, or a line is none of the above.
+/// The file cannot be read, or a line is none of the above.
 pub fn read(node: &Path) -> io::Result<Vec<Fault>> {
     let text = match fs::read_to_string(file_of(node)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
