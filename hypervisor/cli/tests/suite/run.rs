@@ -76,7 +76,7 @@ fn more_memory_than_the_device_has_ends_with_2() {
     let (code, _, stderr) =
         outcome(sluice.run(&["--fake-gpu", "--mem", "16.5GiB"]).args(["--", "true"]));
     assert_eq!(code, 2, "{stderr}");
-    assert!(stderr.contains("--mem") && stderr.contains("16384 MiB"), "{stderr}");
+    assert!(stderr.contains("--mem") && stderr.contains("has, 16GiB;"), "{stderr}");
     let hosted = ["--fake-gpu", "--mem", "16.5GiB", "--mem-real", "16GiB"];
     assert_eq!(outcome(sluice.run(&hosted).args(["--", "true"])).0, 0);
 }
