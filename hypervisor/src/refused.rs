@@ -130,7 +130,7 @@ pub enum CallRefused {
     /// The same, but its pages limit it there: its processes have not told the daemon of that.
     #[error(
         "session {session:?} was given a time limit on device {device}, but none of its programs has used the device \
-         since: the daemon does not know of the limit yet, so it can not freeze the session"
+         since: the daemon does not know of the limit yet, so it cannot freeze the session"
     )]
     LimitNotTold {
         /// The session.
