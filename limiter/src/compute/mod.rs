@@ -176,6 +176,8 @@ fn launch_slowly(
     let collective = estimate.is_some_and(Estimate::is_collective);
     let mut patience = lane::Patience::default();
     let mut in_vain = None;
+    // Whether it is launched behind the gate in its stream.
+    let mut behind_gate = false;
     let launching = loop {
         if gate.is_unattended() {
             return unattended::launch(gate, stream, call);
@@ -186,16 +188,15 @@ fn launch_slowly(
         // Of work that is known, its stream may wait instead of this thread. What is not may have to be loaded first:
         // the driver waits with that for streams that are held, and other threads for the driver.
         let may_be_held = expected.is_some() && !work.may_block() && gate.is_governed();
-        // Devices that are held together are opened and closed for threads: what is queued behind an open gate is
-        // to run before it closes.
-        let in_stream =
-            (is_open || may_be_held) && !collective && gate.collectives().known_set().is_none();
-        if let Some(lane) = lane.as_deref().filter(|_| in_stream) {
+        if let Some(lane) = lane.as_deref().filter(|_| is_open || may_be_held) {
             if FAST_PATH.has_captures() && is_capturing(stream) {
                 break launching;
             }
             match lane.goes_ahead(gate, work.may_block()) {
-                Ahead::Go => break launching,
+                Ahead::Go => {
+                    behind_gate = true;
+                    break launching;
+                }
                 Ahead::Full if is_open => {
                     drop(launching);
                     lane.nap_for_room(&mut in_vain, gate);
@@ -253,6 +254,11 @@ fn launch_slowly(
         return call();
     }
     lane.look_if_asked();
+    let counts = collective && behind_gate;
+    if counts {
+        gate.collective_waits_for_gate();
+        lane.collective_begins();
+    }
     let sample = estimate
         .and_then(|estimate| Some((estimate, lane.start_sample(work, estimate, guess, gate)?)));
     if known.is_none() {
@@ -262,6 +268,9 @@ fn launch_slowly(
     let result = if known.is_none() { load(core::iter::once(gate), call) } else { call() };
     let waited = begun.is_some_and(|since| lane.call_ends(since));
     if !result.is_ok() {
+        if counts {
+            lane.collective_failed();
+        }
         return result;
     }
     if let Some((estimate, started)) = sample {
@@ -272,7 +281,8 @@ fn launch_slowly(
     let count = lane.count(ns);
     // Counted: the governor sees it by itself.
     drop(launching);
-    lane.go_on(count, ns, gate);
+    // The others may have to do as many.
+    lane.go_on(count, ns, counts, gate);
     result
 }
 

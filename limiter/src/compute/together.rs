@@ -60,6 +60,17 @@ impl Set {
         self.asks(Together::is_behind)
     }
 
+    /// Whether more may begin in the streams of another device.
+    pub(super) fn others_are_open(&self) -> bool {
+        self.asks(Together::others_are_open)
+    }
+
+    /// Whether all devices have begun as many collectives; `false` also where the numbers do not tell.
+    pub(super) fn is_even(&self) -> bool {
+        let differ = |own: &Together, page: &_| own.is_ahead(page) || own.is_behind(page);
+        self.asks(Together::numbers_tell) && !self.asks(differ)
+    }
+
     /// How long work of this device may stand still before it is taken to wait for what others are to launch.
     pub(super) fn patience(&self) -> u64 {
         let soon = |own: &Together, page: &_| own.is_ahead(page) || !own.numbers_tell(page);
@@ -97,6 +108,9 @@ pub(super) struct Collectives {
     catching_up: AtomicBool,
     /// Then, one more may be launched, whatever the numbers say.
     one_more: AtomicBool,
+    /// How many have begun in this process's streams, and how many had when the gate was opened to catch up.
+    begun: AtomicU64,
+    begun_before: AtomicU64,
     /// When it was last presumed to be used together with others.
     presumed_at: AtomicU64,
 }
@@ -123,6 +137,13 @@ impl Collectives {
         self.catching_up.load(SeqCst)
     }
 
+    /// Whether the gate was opened to catch up, and streams have.
+    pub(super) fn streams_have_caught_up(&self) -> bool {
+        let goes_on =
+            || !self.one_more.load(SeqCst) || self.begun.load(SeqCst) != self.begun_before.load(SeqCst);
+        self.catch_up() && !self.are_behind() && goes_on()
+    }
+
     /// The gate is closed.
     pub(super) fn closed(&self) {
         self.catching_up.store(false, SeqCst);
@@ -135,6 +156,7 @@ impl Gate {
     pub(super) fn open_to_catch_up(&self, lease: Option<u64>) -> bool {
         let own = self.collectives();
         own.one_more.store(!own.are_behind(), SeqCst);
+        own.begun_before.store(own.begun.load(SeqCst), SeqCst);
         own.catching_up.store(true, SeqCst);
         self.open(lease)
     }
@@ -162,6 +184,53 @@ impl Gate {
         self.ledger().page().map_or(0, |page| page.share_ppm.load(Relaxed))
     }
 
+    /// What is held together with this device, where its streams wait for the gate.
+    fn set_of_streams(&self) -> Option<&Set> {
+        self.stream_gate()?;
+        self.collectives().known_set()
+    }
+
+    /// Tells the other devices how many collectives have begun in streams. To be called by the governor.
+    pub(super) fn tell_collectives(&self) {
+        let Some((set, page)) = self.set_of_streams().and_then(|set| Some((set, set.ledger.page()?)))
+        else {
+            return;
+        };
+        let more = self.lanes().iter().map(|lane| lane.take_collectives()).sum::<i64>();
+        if more != 0 {
+            self.collectives().begun.fetch_add(more.cast_unsigned(), SeqCst);
+            set.own.collectives_begin(page, more);
+        }
+    }
+
+    /// Tells them that more may begin, for so long or until the gate is closed. Before it is opened.
+    pub(super) fn tell_open(&self, until: u64) {
+        if let Some(set) = self.set_of_streams()
+            && let Some(page) = set.ledger.page()
+        {
+            set.own.is_open(page, until);
+        }
+    }
+
+    /// Tells them that no more will, and how many have.
+    pub(super) fn tell_closed(&self) {
+        self.tell_collectives();
+        if let Some(set) = self.set_of_streams()
+            && let Some(page) = set.ledger.page()
+        {
+            set.own.is_closed(page);
+        }
+    }
+
+    /// A thread is about to launch a collective behind the gate in its stream.
+    pub(super) fn collective_waits_for_gate(&self) {
+        let own = self.collectives();
+        let Some(set) = own.set.get_or_init(|| Set::join(self)) else { return };
+        if let Some(page) = set.ledger.page() {
+            set.own.is_used(page, self.share_ppm());
+        }
+    }
+
     /// A thread is about to launch a collective. `false`: it is not to, because what others wait for has been
     /// launched, and the gate is closed.
     pub(super) fn collective_begins(&self) -> bool {
@@ -171,7 +240,7 @@ impl Gate {
         set.own.is_used(page, self.share_ppm());
         let goes = !own.catch_up() || set.own.is_behind(page) || own.one_more.swap(false, SeqCst);
         if goes {
-            set.own.collective_begins(page);
+            set.own.collectives_begin(page, 1);
         }
         if own.catch_up() && !set.own.is_behind(page) {
             // With this one the device has caught up.

@@ -95,14 +95,19 @@ pub struct TogetherDevice {
     pub uuid: [AtomicU64; 2],
     /// Until when it counts as used together with others, on `CLOCK_MONOTONIC` in nanoseconds.
     pub until_ns: AtomicU64,
-    /// Collectives that were launched on it.
+    /// Collectives that it does without waiting for a gate: those that were launched, or where streams wait for the
+    /// gate, those that have begun.
     pub collectives: AtomicU64,
     /// The same when none of the devices was held last.
     pub collectives_before: AtomicU64,
     /// The session's share of it, in millionths.
     pub share_ppm: AtomicU32,
     /// For later fields.
-    pub unused: [AtomicU32; 5],
+    pub unused: AtomicU32,
+    /// Until when more may begin in its streams, on `CLOCK_MONOTONIC` in nanoseconds; zero: they wait for the gate.
+    pub open_until_ns: AtomicU64,
+    /// For later fields.
+    pub more_unused: [AtomicU32; 2],
 }
 
 /// What was used of the device in one second: [`limits::recent::Second`].

@@ -4,7 +4,8 @@
 //!
 //! A lease of one device may end before its program has launched what another device is waiting for
 //! already. So collectives are counted. A device that has launched fewer of them than another one, since none of
-//! the devices was held last, is behind and may launch that many more.
+//! the devices was held last, is behind and may launch that many more. Where streams wait for the gate, a launch says
+//! nothing yet: there it counts once the device has begun it.
 
 use crate::layout::{PageLayout, TogetherDevice};
 use crate::{Membership, Page, PageError, clock};
@@ -120,9 +121,27 @@ impl Together {
         page.devices[self.place].counts_at(now) && page.together_at(now).nth(1).is_some()
     }
 
-    /// A collective is about to be launched on the device.
-    pub fn collective_begins(&self, page: &PageLayout) {
-        page.devices[self.place].collectives.fetch_add(1, AcqRel);
+    /// The device does so many more collectives without waiting for a gate. Fewer than none: a launch has failed.
+    pub fn collectives_begin(&self, page: &PageLayout, more: i64) {
+        page.devices[self.place].collectives.fetch_add(more.cast_unsigned(), AcqRel);
+    }
+
+    /// Until some moment more of them may begin in the device's streams.
+    pub fn is_open(&self, page: &PageLayout, until_ns: u64) {
+        page.devices[self.place].open_until_ns.store(until_ns, Release);
+    }
+
+    /// No more begin in its streams, and all that have are told.
+    pub fn is_closed(&self, page: &PageLayout) {
+        self.is_open(page, 0);
+    }
+
+    /// Whether more may begin in the streams of another device. What is asked after that counts what has.
+    #[must_use]
+    pub fn others_are_open(&self, page: &PageLayout) -> bool {
+        let (now, own) = (clock::now_ns(), &page.devices[self.place]);
+        let is_open = |device: &TogetherDevice| device.open_until_ns.load(Acquire) > now;
+        page.together_at(now).any(|device| !core::ptr::eq(device, own) && is_open(device))
     }
 
     /// Whether the numbers of collectives tell who waits for whom.

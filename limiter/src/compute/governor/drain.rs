@@ -5,6 +5,7 @@ use super::super::clock;
 use super::super::gate::Gate;
 use super::super::lanes::LaneList;
 use super::super::rest::Rest;
+use super::super::together::Set;
 use super::super::usage::Used;
 use super::POLL_NS;
 use super::tenure::Tenure;
@@ -98,6 +99,7 @@ impl Tenure {
             let lanes = gate.lanes();
             // First: it may close the gate, and what passed before that is to be looked at.
             let behind = self.catches_up(begun);
+            let goes_on = behind || self.others_may_begin(begun);
             let all = match gate.inside(&lanes) {
                 Some(_inside) => lanes.are_drained(gate),
                 None => {
@@ -105,7 +107,7 @@ impl Tenure {
                         && lanes.iter().all(|lane| !lane.holds_back() && lane.is_seen_drained(gate))
                 }
             };
-            if all && !behind {
+            if all && !goes_on {
                 is_drained = true;
                 break;
             }
@@ -141,7 +143,7 @@ impl Tenure {
                     None if may_guess => expected_end(now, &lanes),
                     None => None,
                 };
-            } else if !behind && waits_for_held_work(gate, &lanes, now.saturating_sub(since)) {
+            } else if !self.is_uneven(begun) && waits_for_held_work(gate, &lanes, now.saturating_sub(since)) {
                 waited = true;
                 break;
             } else if let Some(set) = gate
@@ -167,7 +169,7 @@ impl Tenure {
             let early_ns = if in_stream.is_some() { STREAM_HANDOVER_NS } else { HANDOVER_NS };
             let soon = |at: &u64| (*at..*at + early_ns).contains(&(now + early_ns));
             // Whoever holds a stream back has to be looked after.
-            let ends = done_at.filter(soon).filter(|_| !behind && !lanes.hold_back());
+            let ends = done_at.filter(soon).filter(|_| !goes_on && !lanes.hold_back());
             if let Some((at, (stream_gate, lease))) = ends.zip(in_stream.zip(self.lease.id)) {
                 // A word says so, and the governor goes on to see how long it takes.
                 if told_early.is_none() {
@@ -216,9 +218,35 @@ impl Tenure {
         self.remove_abandoned();
     }
 
-    /// Whether the gate was opened to catch up, and closed when that was done.
+    /// Whether the gate was opened to catch up, and closed when that was done, or may be.
     pub(super) fn has_caught_up(&self) -> bool {
-        self.gate.collectives().catch_up() && self.gate.lease().is_none()
+        let own = self.gate.collectives();
+        let have_streams = || self.gate.stream_gate().is_some() && own.streams_have_caught_up();
+        own.catch_up() && (self.gate.lease().is_none() || have_streams())
+    }
+
+    /// Whether, after the end of the lease at `since`, other devices may begin collectives that this one is to begin
+    /// as well. Once they do no more, they see this one's.
+    fn others_may_begin(&self, since: u64) -> bool {
+        let (gate, now) = (self.gate, clock::now());
+        let Some(closed_at) = gate.stream_closed_at() else { return false };
+        let Some(set) = gate.collectives().set() else { return false };
+        if now.saturating_sub(since) >= CATCH_UP_NS {
+            return false;
+        }
+        // A stream may have passed the gate in the last moment, and not have said so.
+        if now.saturating_sub(closed_at) < POLL_NS || gate.lanes().are_launching() {
+            return true;
+        }
+        gate.tell_closed();
+        set.others_are_open()
+    }
+
+    /// Whether what has begun may wait for other devices that are still to begin it.
+    fn is_uneven(&self, since: u64) -> bool {
+        let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
+        let uneven = |set: &Set| set.others_are_open() || !set.is_even();
+        in_time && self.gate.collectives().set().is_some_and(uneven)
     }
 
     /// Keeps the gate open, after the end of the lease at `since`, while other devices have launched collectives
@@ -226,9 +254,12 @@ impl Tenure {
     fn catches_up(&self, since: u64) -> bool {
         let gate = self.gate;
         let in_time = clock::now().saturating_sub(since) < CATCH_UP_NS;
+        gate.tell_collectives();
         let behind = in_time && gate.collectives().are_behind();
         if behind && gate.lease().is_none() {
-            let _ = gate.open_to_catch_up(self.lease.id);
+            gate.tell_open(since.saturating_add(CATCH_UP_NS));
+            // Also where the daemon has ended the lease early.
+            let _ = gate.open_to_catch_up(None);
         } else if !behind && gate.collectives().catch_up() {
             gate.close();
         }
@@ -267,6 +298,7 @@ impl Tenure {
             until = begun.saturating_add(LONGEST_GLIMPSE_NS);
         }
         gate.stall().begin(before, begun);
+        gate.tell_open(until);
         let _ = gate.open(None);
         let helped = loop {
             clock::sleep(POLL_NS);

@@ -7,7 +7,7 @@ use super::super::lane::Lane;
 use super::super::lanes::LaneList;
 use super::super::usage::{Totals, Usage, Used};
 use super::super::work::SPREAD;
-use super::{LeaseUtilization, Neighbours, POLL_NS};
+use super::{LATE_CLOSE_NS, LeaseUtilization, Neighbours, POLL_NS};
 
 /// How often the governor looks whether the program still uses its lease: every 3 to 5 ms, in no rhythm that a
 /// program could have.
@@ -164,6 +164,7 @@ impl Tenure {
                 return;
             }
             let lanes = self.gate.lanes();
+            self.gate.tell_collectives();
             lanes.release_overdue(now);
             let Some(inside) = self.gate.inside(&lanes) else {
                 // A sample is being taken. It is short.
@@ -202,6 +203,7 @@ impl Tenure {
                 let goes_on = renewed.end > self.lease.end;
                 self.renew_at = if goes_on { renewal(clock::now(), &renewed) } else { None };
                 self.lease = renewed;
+                self.gate.tell_open(renewed.end.saturating_add(LATE_CLOSE_NS));
                 self.gate.set_shared(neighbours.note(&renewed));
             }
             self.tell_end(now);
@@ -267,6 +269,7 @@ impl Tenure {
                 let ends_soon = self.lease.end.saturating_sub(now) < SEE_PROGRESS_NS;
                 if ends_soon {
                     self.see_progress(now);
+                    gate.tell_collectives();
                 }
                 if !self.is_stopped() && !gate.budget().is_wanted() {
                     stream_gate.sleep(rings, if ends_soon { left.min(PROGRESS_NS) } else { left });
@@ -301,7 +304,9 @@ impl Tenure {
     /// How long to wait for the next look. The first ones come soon: more may be launched then. Where looking costs next
     /// to nothing, a lease that others may wait for is looked at often.
     fn until_look(&self, now: u64) -> u64 {
-        if self.gate.stream_gate().is_some() && self.lease.id.is_some() {
+        if self.gate.stream_gate().is_some() && self.gate.collectives().catch_up() {
+            POLL_NS
+        } else if self.gate.stream_gate().is_some() && self.lease.id.is_some() {
             SHORTEST_LOOK_NS
         } else {
             until_look(now).min(now.saturating_sub(self.begun).max(FIRST_LOOK_NS))
@@ -325,6 +330,7 @@ impl Tenure {
         let Some(_inside) = gate.inside(&lanes) else { return };
         let governors = gate.governors();
         let Some(_pin) = governors.try_enter().filter(|_| !gone.is_empty()) else { return };
+        gate.tell_collectives();
         for lane in gone.iter().filter(|lane| lane.is_over(gate)) {
             lane.give_all_back(gate.budget());
             gate.device_lanes().retire(lane);

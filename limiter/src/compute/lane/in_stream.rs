@@ -433,6 +433,34 @@ impl Lane {
         self.batch(number.min(recorded)).launches.load(Relaxed) + u64::from(uncovered)
     }
 
+    /// A collective is about to be launched behind the gate in the stream. To be called by the lane's thread.
+    pub(in crate::compute) fn collective_begins(&self) {
+        self.collectives.store(self.collectives.load(Relaxed) + 1, Release);
+    }
+
+    /// It was not launched.
+    pub(in crate::compute) fn collective_failed(&self) {
+        self.collectives.store(self.collectives.load(Relaxed) - 1, Release);
+    }
+
+    /// How many more collectives have begun in the stream than when this was last asked: those of a batch with it. To
+    /// be asked by the governor.
+    pub(in crate::compute) fn take_collectives(&self) -> i64 {
+        let launched = self.collectives.load(Acquire);
+        if launched == 0 {
+            return 0;
+        }
+        let begun = match self.in_stream() {
+            Some(own) if !self.lost.load(Acquire) => {
+                let begun = self.begun(own);
+                let is_open = begun > self.recorded.load(Acquire);
+                if is_open { launched } else { self.batch(begun).collectives.load(Relaxed) }
+            }
+            _ => launched,
+        };
+        begun.wrapping_sub(self.collectives_told.swap(begun, Relaxed)).cast_signed()
+    }
+
     /// Whether work is held at a closed gate.
     pub(in crate::compute) fn is_held(&self, gate: &Gate) -> bool {
         gate.stream_closed_at().is_some() && self.awaits_gate()

@@ -57,6 +57,8 @@ struct Batch {
     /// Estimated nanoseconds of all launches up to its end, and how many these are.
     covered_ns: AtomicU64,
     launches: AtomicU64,
+    /// How many of them are collectives that waited for the gate in the stream.
+    collectives: AtomicU64,
     /// When it ended.
     at: AtomicU64,
     /// Its end. It moves on to a later batch once it has happened.
@@ -96,6 +98,9 @@ pub(crate) struct Lane {
     spare: AtomicU64,
     /// Its gate in the stream, where that can be.
     in_stream: Option<InStream>,
+    /// Collectives that were put behind it, and how many of those the other devices have been told of.
+    collectives: AtomicU64,
+    collectives_told: AtomicU64,
     /// Time for which work was always queued, as far as can be told.
     backlogged_ns: AtomicU64,
     backlogged_told_ns: AtomicU64,
@@ -157,6 +162,8 @@ impl Lane {
             latest: core::iter::repeat_with(Batch::default).take(BATCHES).collect(),
             spare: AtomicU64::new(1),
             in_stream,
+            collectives: AtomicU64::new(0),
+            collectives_told: AtomicU64::new(0),
             backlogged_ns: AtomicU64::new(0),
             backlogged_told_ns: AtomicU64::new(0),
             unknown_until: AtomicU64::new(0),
@@ -308,8 +315,8 @@ impl Lane {
         count
     }
 
-    /// After a launch that was counted so: ends the batch if it is full.
-    pub(super) fn go_on(&self, count: u32, ns: Option<u64>, gate: &Gate) {
+    /// After a launch that was counted so: ends the batch if it is full, or is to end here.
+    pub(super) fn go_on(&self, count: u32, ns: Option<u64>, ends: bool, gate: &Gate) {
         let launched = self.count.launched_ns.load(Relaxed);
         let uncovered_ns = launched.wrapping_sub(self.covered_by(self.recorded.load(Relaxed)));
         let batch = self.batch.load(Relaxed);
@@ -323,6 +330,8 @@ impl Lane {
                 // So many are not done that there is no place for one more.
                 self.stop_at(count.saturating_add(batch.max(8)));
             }
+        } else if ends && self.cover() {
+            self.stop_at(batch);
         } else if count >= self.count.stop.load(Relaxed) {
             // Past the place of a sample.
             self.stop_at(batch);
@@ -391,6 +400,7 @@ impl Lane {
             batch.covered_ns.store(launched, Relaxed);
             batch.at.store(clock::now(), Relaxed);
             batch.launches.store(before + u64::from(self.count.uncovered.load(Relaxed)), Relaxed);
+            batch.collectives.store(self.collectives.load(Relaxed), Relaxed);
             if waits != self.waits_covered.load(Relaxed) {
                 // In this order: who sees the second sees the first.
                 self.waits_until.store(number, Release);

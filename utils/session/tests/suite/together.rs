@@ -29,7 +29,7 @@ impl Device {
 
     fn launches(&self, collectives: u64) {
         let page = self.membership.look().unwrap();
-        (0..collectives).for_each(|_| self.own.collective_begins(page));
+        self.own.collectives_begin(page, collectives.cast_signed());
     }
 
     fn begin(&self, now: u64) -> Turn {
