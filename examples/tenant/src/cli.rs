@@ -160,6 +160,10 @@ pub(crate) struct Collective {
     /// Kernels of a step
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub(crate) kernels: u64,
+    /// Collectives of a step, in a stream of their own beside the kernels, as data-parallel training has them; 0: one, behind
+    /// the kernels
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=256))]
+    pub(crate) buckets: u64,
     /// Collectives of a step that the first member runs by itself, so that members launch different numbers of them
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) alone_on_first: u64,

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::calibrate::{self, Calibrated};
 use crate::cli::Collective;
 use crate::driver::{
-    Context, DriverError, Kernels, LaunchCall, Page, Part, SLOTS, Spin, Stream, Trace,
+    Context, DriverError, Event, Kernels, LaunchCall, Page, Part, SLOTS, Spin, Stream, Trace,
 };
 use crate::{Failure, report};
 
@@ -63,6 +63,19 @@ impl<'c> Member<'c> {
         Ok(Self { context, kernels, spin, reduce, trace: Trace::new(context)?, part })
     }
 
+    /// Launches the collective of some number.
+    fn collective(
+        &self,
+        options: &Collective,
+        number: u64,
+        part: &mut Part,
+        stream: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        part.step = number;
+        part.group = options.group.wrapping_shl(32).wrapping_add(number);
+        self.kernels.launch_collective(self.reduce, part, stream)
+    }
+
     /// Runs the steps; what was written, and when it began and ended.
     fn run(
         &self,
@@ -73,14 +86,17 @@ impl<'c> Member<'c> {
         // Every member reaches this, so that none waits for one that failed.
         barrier.wait();
         let (stream, start) = (made?, Instant::now());
+        let beside = if options.buckets > 0 { Some(Beside::new(self.context)?) } else { None };
         let mut part = self.part;
         for step in 1..=options.steps {
-            for _ in 0..options.kernels {
-                self.kernels.launch_spin(LaunchCall::Kernel, self.spin, &stream)?;
+            if let Some(beside) = &beside {
+                beside.step(self, options, step, &mut part, &stream)?;
+            } else {
+                for _ in 0..options.kernels {
+                    self.kernels.launch_spin(LaunchCall::Kernel, self.spin, &stream)?;
+                }
+                self.collective(options, step, &mut part, &stream)?;
             }
-            part.step = step;
-            part.group = options.group.wrapping_shl(32).wrapping_add(step);
-            self.kernels.launch_collective(self.reduce, &part, &stream)?;
             let alone = if part.rank == 0 { options.alone_on_first } else { 0 };
             for number in 1..=alone {
                 // A group that no other member names.
@@ -97,6 +113,44 @@ impl<'c> Member<'c> {
         }
         stream.synchronize()?;
         Ok((start, Instant::now(), self.trace.read()?))
+    }
+}
+
+/// A stream for collectives beside the one for kernels.
+struct Beside<'c> {
+    stream: Stream<'c>,
+    /// Behind the kernels whose results the next collective takes, and behind the last collective of a step.
+    ready: Event<'c>,
+    done: Event<'c>,
+}
+
+impl<'c> Beside<'c> {
+    fn new(context: &'c Context) -> Result<Self, DriverError> {
+        let stream = Stream::create(context)?;
+        Ok(Self { stream, ready: Event::create(context)?, done: Event::create(context)? })
+    }
+
+    /// Each collective waits for its part of the kernels, and the next step for all collectives.
+    fn step(
+        &self,
+        member: &Member<'_>,
+        options: &Collective,
+        step: u64,
+        part: &mut Part,
+        kernels: &Stream<'_>,
+    ) -> Result<(), DriverError> {
+        let up_to = |bucket: u64| options.kernels * bucket / options.buckets;
+        for bucket in 0..options.buckets {
+            for _ in up_to(bucket)..up_to(bucket + 1) {
+                member.kernels.launch_spin(LaunchCall::Kernel, member.spin, kernels)?;
+            }
+            self.ready.record(kernels)?;
+            self.ready.hold_up(&self.stream)?;
+            let number = (step - 1) * options.buckets + bucket + 1;
+            member.collective(options, number, part, &self.stream)?;
+        }
+        self.done.record(&self.stream)?;
+        self.done.hold_up(kernels)
     }
 }
 

@@ -17,6 +17,8 @@ pub(crate) struct FastPath {
     first_context: AtomicUsize,
     /// Whether work may ever have waited for something outside of its device.
     outside: AtomicBool,
+    /// Whether any stream has had its gate in it.
+    stream_gates: AtomicBool,
 }
 
 const _: () = assert!(core::mem::offset_of!(FastPath, gated) == 0);
@@ -33,6 +35,7 @@ pub(crate) static FAST_PATH: FastPath = FastPath {
     captures: AtomicU32::new(0),
     first_context: AtomicUsize::new(0),
     outside: AtomicBool::new(false),
+    stream_gates: AtomicBool::new(false),
 };
 
 impl FastPath {
@@ -76,6 +79,17 @@ impl FastPath {
         if !self.has_outside() {
             self.outside.store(true, Relaxed);
         }
+    }
+
+    /// Whether any stream has had its gate in it.
+    #[inline]
+    pub(super) fn has_stream_gates(&self) -> bool {
+        self.stream_gates.load(Relaxed)
+    }
+
+    /// A stream's gate is in it.
+    pub(super) fn note_stream_gate(&self) {
+        self.stream_gates.store(true, Relaxed);
     }
 
     /// A context is made.

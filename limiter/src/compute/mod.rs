@@ -7,6 +7,7 @@
 //! governor obtains the next lease, from the daemon or from the session's own account, and opens the gate.
 
 mod account;
+mod behind;
 mod budget;
 mod captures;
 mod daemon;
@@ -35,6 +36,7 @@ mod waits;
 mod words;
 mod work;
 
+pub(crate) use behind::{event_comes_after, no_stream_has_a_gate};
 pub(crate) use captures::{capture_begins, capture_ends};
 pub(crate) use daemon::Source;
 use estimate::Estimate;

@@ -12,11 +12,11 @@
 
 use super::fast_path::FAST_PATH;
 use super::work::SPREAD;
-use super::{is_ungated, lane, named};
+use super::{behind, is_ungated, lane, named};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use crossbeam::utils::CachePadded;
-use driver::cuda::{CuResult, Stream};
+use driver::cuda::{CuResult, Event, Stream};
 
 /// Streams that are told apart. Those that are not count as one.
 const STREAMS: usize = 64;
@@ -120,8 +120,10 @@ pub(crate) fn events_are_the_devices_own() -> bool {
 pub(crate) fn wait_for_event(
     stream: Stream,
     per_thread: bool,
+    event: Event,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
+    behind::wait_for_its_gate(stream, per_thread, event);
     if events_are_the_devices_own() { call() } else { wait(stream, per_thread, call) }
 }
 

@@ -12,6 +12,10 @@ macros::hooks! {
     library Cuda;
 
     fn cuStreamWaitEvent | cuStreamWaitEvent_ptsz (stream: Stream, event: Event, flags: c_uint) -> CuResult = event jumps if jumps_on;
+    /// Event Management: an event may come behind a gate in its stream.
+    fn cuEventRecord | cuEventRecord_ptsz (event: Event, stream: Stream) -> CuResult = record jumps if jumps_on_event;
+    fn cuEventRecordWithFlags | cuEventRecordWithFlags_ptsz (event: Event, stream: Stream, flags: c_uint) -> CuResult = record_with_flags jumps if jumps_on_event;
+    fn cuEventDestroy | cuEventDestroy_v2 (event: Event) -> CuResult = destroy jumps if jumps_on_event;
     /// Another process's work may be behind an event from then on.
     fn cuIpcOpenEventHandle(event: *mut Event, handle: IpcEventHandle) -> CuResult = open_event;
     fn cuStreamWaitValue32 | cuStreamWaitValue32_ptsz | cuStreamWaitValue32_v2 | cuStreamWaitValue32_v2_ptsz (stream: Stream, at: DevicePtr, value: u32, flags: c_uint) -> CuResult = value;
@@ -26,7 +30,39 @@ macros::hooks! {
 
 #[inline]
 fn jumps_on(_arguments: &Arguments, _per_thread: bool) -> bool {
-    compute::events_are_the_devices_own()
+    compute::events_are_the_devices_own() && compute::no_stream_has_a_gate()
+}
+
+#[inline]
+fn jumps_on_event(_arguments: &Arguments, _per_thread: bool) -> bool {
+    compute::no_stream_has_a_gate()
+}
+
+fn record(
+    call: Call<signature::cuEventRecord>,
+    event: Event,
+    stream: Stream,
+) -> CuResult {
+    compute::event_comes_after(event, Some((stream, call.per_thread)));
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(event, stream) }
+}
+
+fn record_with_flags(
+    call: Call<signature::cuEventRecordWithFlags>,
+    event: Event,
+    stream: Stream,
+    flags: c_uint,
+) -> CuResult {
+    compute::event_comes_after(event, Some((stream, call.per_thread)));
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(event, stream, flags) }
+}
+
+fn destroy(call: Call<signature::cuEventDestroy>, event: Event) -> CuResult {
+    compute::event_comes_after(event, None);
+    // SAFETY: the program's own arguments.
+    unsafe { (call.original)(event) }
 }
 
 fn event(
@@ -35,7 +71,7 @@ fn event(
     event: Event,
     flags: c_uint,
 ) -> CuResult {
-    compute::wait_for_event(stream, call.per_thread, || {
+    compute::wait_for_event(stream, call.per_thread, event, || {
         // SAFETY: the program's own arguments.
         unsafe { (call.original)(stream, event, flags) }
     })

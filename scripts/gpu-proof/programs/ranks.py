@@ -23,7 +23,7 @@ import traceback
 
 from toggled import AHEAD, Commands, Teller, TorchClock
 
-KINDS = ["ddp", "tensor", "pipeline", "collectives", "dp", "peer", "threads"]
+KINDS = ["ddp", "large", "sharded", "tensor", "pipeline", "collectives", "dp", "peer", "threads"]
 IN_ONE_PROCESS = {"dp", "peer", "threads"}
 # Says where the first rank tells the others to go on.
 LINK = "GPU_PROOF_LINK"

@@ -1,6 +1,7 @@
 """The programs that use several devices together. Random weights; nothing is downloaded.
 
-Of ranks: `ddp`, data-parallel training. `tensor`, words through a model of which each rank has a part, with two sums
+Of ranks: `ddp`, data-parallel training whose devices wait for their CPUs; `large`, the same, whose CPUs wait for their
+devices; `sharded`, training of which each rank holds a part of the parameters (FSDP). `tensor`, words through a model of which each rank has a part, with two sums
 over all ranks in each layer. `pipeline`: each rank has some layers, and sends what it found to the next. `collectives`:
 all_to_all, reduce_scatter, all_gather, a sum in a group of some ranks, a ring of sends and receives.
 In one process: `dp`, data-parallel training. `peer`: two halves of a model on two devices, with copies from one to the
@@ -38,7 +39,7 @@ def rank(kind, rank, world, device):
     torch.cuda.set_device(device)
     torch.manual_seed(7)
     dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=120), device_id=torch.device("cuda", device))
-    step, correct = {"ddp": ddp, "tensor": tensor, "pipeline": pipeline, "collectives": collectives}[kind](rank, world)
+    step, correct = {"ddp": ddp, "large": large, "sharded": sharded, "tensor": tensor, "pipeline": pipeline, "collectives": collectives}[kind](rank, world)
     return Part(step, correct, dist.destroy_process_group)
 
 
@@ -63,6 +64,14 @@ def same_everywhere(value):
 
 
 def ddp(rank, world):
+    return data_parallel(rank, layers=8, width=1024, batch=16, length=256)
+
+
+def large(rank, world):
+    return data_parallel(rank, layers=6, width=2048, batch=32, length=512)
+
+
+def data_parallel(rank, **sizes):
     held = []
 
     def wrap(model):
@@ -70,8 +79,28 @@ def ddp(rank, world):
         return held[0]
 
     torch.manual_seed(7 + rank)
-    step = language_training(layers=8, width=1024, batch=16, length=256, wrap=wrap)
+    step = language_training(**sizes, wrap=wrap)
     return step, lambda: same_everywhere(sum(one.double().sum() for one in held[0].parameters()))
+
+
+def sharded(rank, world):
+    from torch.distributed.fsdp import fully_shard
+
+    def wrap(model):
+        for layer in [one for one in model.modules() if isinstance(one, torch.nn.ModuleList)]:
+            for block in layer:
+                fully_shard(block)
+        return fully_shard(model)
+
+    torch.manual_seed(7)
+    held = []
+    step = language_training(layers=6, width=2048, batch=32, length=512, wrap=wrap)
+
+    def kept():
+        held[:] = [step()]
+        return held[0]
+
+    return kept, lambda: is_finite(held[0].detach())
 
 
 def tensor(rank, world):

@@ -79,6 +79,15 @@ impl<'c> Event<'c> {
         unsafe { self.context.table.cuEventRecord(self.raw, stream.raw) }
     }
 
+    /// Has what comes in `stream` wait for the event.
+    ///
+    /// # Errors
+    /// [`DriverError::Call`]
+    pub(crate) fn hold_up(&self, stream: &Stream<'_>) -> Result<(), DriverError> {
+        // SAFETY: both live as long as the references.
+        unsafe { self.context.table.cuStreamWaitEvent(stream.raw, self.raw, 0) }
+    }
+
     /// Whether the device has passed the event.
     ///
     /// # Errors

@@ -112,6 +112,7 @@ functions! {
     cuEventCreate(event: *mut Event, flags: c_uint);
     cuEventDestroy(event: Event);
     cuEventRecord(event: Event, stream: Stream);
+    cuStreamWaitEvent(stream: Stream, event: Event, flags: c_uint);
     cuEventQuery(event: Event);
     cuEventSynchronize(event: Event);
     cuEventElapsedTime(milliseconds: *mut f32, start: Event, end: Event);

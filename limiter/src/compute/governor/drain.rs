@@ -198,8 +198,10 @@ impl Tenure {
             _ => {}
         }
         tracing::trace!(
-            "device {}: drained at {now}, not {} us before",
+            "device {}: drained at {now}, {} us after the close, {} us of the lease left then, not {} us before",
             gate.ledger().uuid(),
+            now.saturating_sub(begun) / 1_000,
+            self.lease.end.saturating_sub(begun) / 1_000,
             now.saturating_sub(unfinished_at) / 1_000
         );
         // Work that waited for its program tells nothing of how long it takes.

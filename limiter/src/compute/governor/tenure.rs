@@ -161,6 +161,7 @@ impl Tenure {
             let now = clock::now();
             // What a program does while nothing limits it is no use of a lease.
             if self.is_stopped() || self.has_caught_up() || !self.gate.is_active() {
+                tracing::trace!("XX device {} stopped {} caught up {} active {}", self.gate.ledger().uuid(), self.is_stopped(), self.has_caught_up(), self.gate.is_active());
                 return;
             }
             let lanes = self.gate.lanes();
@@ -191,6 +192,7 @@ impl Tenure {
                         // It was not needed: what the program leaves idle is what is in between.
                         self.used.held_ns = self.used.held_ns.saturating_sub(idle_ns);
                     }
+                    tracing::trace!("device {}: given up: {lanes:?}", self.gate.ledger().uuid());
                     return;
                 }
             }
@@ -217,7 +219,8 @@ impl Tenure {
         match self.lease {
             // It pays by the clock, unless others use the device as well.
             Lease { of_several: true, shared: false, .. } => IMPATIENCE_NS,
-            Lease { id: None, .. } => PATIENCE_NS,
+            // The other devices may wait for what it does next.
+            Lease { id: None, .. } | Lease { of_several: true, .. } => PATIENCE_NS,
             Lease { shared: true, .. } if in_stream => LITTLE_PATIENCE_NS,
             _ if in_stream => SHORTEST_LOOK_NS,
             Lease { shared: true, .. } => PATIENCE_NS,

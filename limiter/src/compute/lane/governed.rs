@@ -2,6 +2,7 @@
 
 use super::super::Gate;
 use super::super::usage::Totals;
+use super::super::behind::Behind;
 use super::super::{driver_calls, is_capturing, within};
 use super::in_stream::InStream;
 use super::turnstile::Turnstile;
@@ -231,6 +232,19 @@ impl Lane {
     /// Whether its thread has ended.
     pub(in crate::compute) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Acquire)
+    }
+
+    /// The gate that what comes next in the lane's stream is behind, if that is in there.
+    pub(in crate::compute) fn is_behind(&self) -> Option<Behind> {
+        self.turnstile()?.is_behind()
+    }
+
+    pub(in crate::compute) const fn stream(&self) -> usize {
+        self.stream
+    }
+
+    pub(in crate::compute) const fn context(&self) -> usize {
+        self.context
     }
 
     /// Whose batch is open in the lane's stream, if its gate is in there.

@@ -8,6 +8,8 @@
 //! which: it looks at the gate when it comes to the wait, and that may be long after the wait was put there, or after
 //! the batch before was done.
 
+use super::super::behind::Behind;
+use super::super::fast_path::FAST_PATH;
 use super::super::stream_gate::StreamGate;
 use super::super::{Gate, clock, driver_calls, undisturbing, words};
 use super::turnstile::Turnstile;
@@ -81,10 +83,11 @@ impl InStream {
             words::give_back(begun.0);
             return None;
         };
+        FAST_PATH.note_stream_gate();
         let [begun, done] = [begun, done].map(|(word, at)| {
-            // Lanes before this one have left their last number in it.
-            word.store(0, SeqCst);
-            Word { word, at }
+            // Lanes before this one have left their last number in it. Streams may still be on their way to wait for
+            // that, so numbers go on from there.
+            Word { word, at, base: word.load(SeqCst) }
         });
         Some(Self {
             gate_at,
@@ -135,18 +138,25 @@ impl InStream {
 struct Word {
     word: &'static AtomicU32,
     at: DevicePtr,
+    /// What it held when it was taken.
+    base: u32,
 }
 
 impl Word {
-    /// Has the stream write the number of a batch. Numbers are compared as they are counted, modulo 2^32.
+    /// The number of a batch as the word has it. Numbers are compared as they are counted, modulo 2^32.
+    const fn of(&self, number: u64) -> u32 {
+        self.base.wrapping_add(number as u32)
+    }
+
+    /// Has the stream write the number of a batch.
     fn write(&self, stream: usize, number: u64) -> bool {
-        driver_calls::stream_write_value(stream as Stream, self.at, number as u32, 0).is_ok()
+        driver_calls::stream_write_value(stream as Stream, self.at, self.of(number), 0).is_ok()
     }
 
     /// The batch, which is near to another.
     fn number(&self, near: u64) -> u64 {
         near.saturating_add_signed(
-            self.word.load(Acquire).wrapping_sub(near as u32).cast_signed().into(),
+            self.word.load(Acquire).wrapping_sub(self.of(near)).cast_signed().into(),
         )
     }
 }
@@ -259,7 +269,7 @@ impl Lane {
         if let Some((mark_at, open)) = passing.unmarked() {
             // First, or its thread would add to what has its mark.
             gate.device_lanes().each(|lane| lane.look_up_if_marked_at(mark_at));
-            let _ = driver_calls::stream_write_value(stream, mark_at, open as u32, 0);
+            let _ = driver_calls::stream_write_value(stream, mark_at, open, 0);
         }
         let waits =
             driver_calls::stream_wait_value(stream, own.gate_at, OPEN, STREAM_WAIT_VALUE_AND);
@@ -267,8 +277,11 @@ impl Lane {
             self.deny(own);
             return Ahead::OnThread;
         }
-        passing.begin(own.done.at, number);
+        passing.begin(own.done.at, own.done.of(number));
         drop(passing);
+        let (Word { word, at, .. }, context) = (&own.begun, self.context);
+        let number = own.begun.of(number);
+        own.turnstile.comes_behind(Behind { context, word, at: *at, number });
         own.lease.store(lease, Relaxed);
         own.waits.store(true, Relaxed);
         let launched = self.count.launched_ns.load(Relaxed);
@@ -299,7 +312,7 @@ impl Lane {
         own.turnstile.pass_after(own.done.at).is_none_or(|mut passing| {
             let written = own.done.write(self.stream, number);
             if !written {
-                passing.begin(own.done.at, number);
+                passing.begin(own.done.at, own.done.of(number));
             }
             written
         })

@@ -187,6 +187,11 @@ pub(in crate::compute) fn known(stream: usize) -> Option<Arc<Lane>> {
         .flatten()
 }
 
+/// The same, by the shortest way.
+pub(in crate::compute) fn known_by_any_way(stream: usize) -> Option<Arc<Lane>> {
+    known_way(stream).map(|(_, lane)| lane).or_else(|| known(stream))
+}
+
 /// Goes through a gate if it is open, and remembers the way.
 pub(in crate::compute) fn enter(
     gate: &'static Gate,

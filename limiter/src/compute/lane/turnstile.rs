@@ -2,9 +2,11 @@
 //! done in turn: a batch of one lane would stay without its mark behind the wait of another, which is held. So whoever
 //! begins a batch ends the one before.
 
-use core::sync::atomic::AtomicU64;
+use super::super::behind::Behind;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 use driver::cuda::DevicePtr;
+use std::sync::Mutex;
 
 /// None is open. No word has this address.
 const NOBODYS: DevicePtr = 0;
@@ -16,7 +18,9 @@ const BUSY: DevicePtr = DevicePtr::MAX;
 pub(in crate::compute) struct Turnstile {
     /// Where the mark of the open batch goes, and its number.
     open: AtomicU64,
-    number: AtomicU64,
+    number: AtomicU32,
+    /// What comes next in the stream is behind this gate.
+    behind: Mutex<Option<Behind>>,
 }
 
 /// The right to end and to begin a batch, until this is dropped.
@@ -30,6 +34,18 @@ impl Turnstile {
     /// Whether the open batch is the one whose mark goes there. Another thread may end it in the same moment.
     pub(super) fn has_open(&self, mark_at: DevicePtr) -> bool {
         self.open.load(SeqCst) == mark_at
+    }
+
+    /// The gate that what comes next in the stream is behind. A thread never waits to be told, nor to tell.
+    pub(in crate::compute) fn is_behind(&self) -> Option<Behind> {
+        self.behind.try_lock().ok().and_then(|behind| *behind)
+    }
+
+    /// What comes next in the stream is behind a gate.
+    pub(in crate::compute) fn comes_behind(&self, gate: Behind) {
+        if let Ok(mut behind) = self.behind.try_lock() {
+            *behind = Some(gate);
+        }
     }
 
     /// From now on none is open. `None`: another thread is about to end or to begin one.
@@ -50,12 +66,12 @@ impl Turnstile {
 
 impl Passing<'_> {
     /// The batch that was open, and has no mark: where that goes, and its number.
-    pub(super) fn unmarked(&self) -> Option<(DevicePtr, u64)> {
+    pub(super) fn unmarked(&self) -> Option<(DevicePtr, u32)> {
         (self.before != NOBODYS).then(|| (self.before, self.turnstile.number.load(Relaxed)))
     }
 
     /// A batch is open when this is dropped.
-    pub(super) fn begin(&mut self, mark_at: DevicePtr, number: u64) {
+    pub(super) fn begin(&mut self, mark_at: DevicePtr, number: u32) {
         self.turnstile.number.store(number, Relaxed);
         self.after = mark_at;
     }
@@ -71,7 +87,7 @@ impl Drop for Passing<'_> {
 mod tests {
     use super::*;
 
-    fn begun(mark_at: DevicePtr, number: u64) -> Turnstile {
+    fn begun(mark_at: DevicePtr, number: u32) -> Turnstile {
         let turnstile = Turnstile::default();
         turnstile.pass().unwrap().begin(mark_at, number);
         turnstile

@@ -1,0 +1,95 @@
+//! Events, and the gates that they are behind.
+//!
+//! A stream that waits for another one's event keeps its time slices, although it does nothing: on an H100 it has half
+//! of the device from another process. One that waits for a word in memory costs nothing. So where an event comes behind
+//! a gate that its stream has not passed, whoever waits for it waits first for the number that the stream writes when it
+//! has. That comes before the event in any case.
+
+use super::fast_path::FAST_PATH;
+use super::work::SPREAD;
+use super::{driver_calls, is_ungated, lane, named, undisturbing};
+use core::sync::atomic::AtomicU32;
+use core::sync::atomic::Ordering::Acquire;
+use driver::cuda::{CuResult, DevicePtr, Event, STREAM_WAIT_VALUE_GEQ, Stream};
+use std::sync::Mutex;
+
+/// Events that are remembered. One takes the place of another; a thread never waits for a place.
+const EVENTS: usize = 256;
+
+/// A batch behind a gate in a stream: the word to which the stream writes its number once it has passed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Behind {
+    pub(super) context: usize,
+    pub(super) word: &'static AtomicU32,
+    pub(super) at: DevicePtr,
+    pub(super) number: u32,
+}
+
+impl Behind {
+    fn is_passed(self) -> bool {
+        self.word.load(Acquire).wrapping_sub(self.number).cast_signed() >= 0
+    }
+}
+
+static RECORDED: [Mutex<Option<(usize, Behind)>>; EVENTS] = [const { Mutex::new(None) }; EVENTS];
+
+fn place(event: Event) -> &'static Mutex<Option<(usize, Behind)>> {
+    &RECORDED[((event as usize).wrapping_mul(SPREAD as usize) >> 40) % EVENTS]
+}
+
+/// Whether events need no look.
+#[inline]
+pub(crate) fn no_stream_has_a_gate() -> bool {
+    !FAST_PATH.has_stream_gates()
+}
+
+/// An event is about to be recorded, or to be no more.
+pub(crate) fn event_comes_after(event: Event, stream: Option<(Stream, bool)>) {
+    if no_stream_has_a_gate() || is_ungated() {
+        return;
+    }
+    let stream = stream.filter(|_| !FAST_PATH.has_captures());
+    let behind = stream.and_then(|(stream, per_thread)| {
+        lane::known_by_any_way(named(stream, per_thread))?.is_behind()
+    });
+    let Ok(mut place) = place(event).try_lock() else { return };
+    if let Some(behind) = behind.filter(|behind| !behind.is_passed()) {
+        *place = Some((event as usize, behind));
+    } else if place.is_some_and(|(known, _)| known == event as usize) {
+        *place = None;
+    }
+}
+
+/// A stream is about to wait for an event.
+pub(super) fn wait_for_its_gate(stream: Stream, per_thread: bool, event: Event) {
+    if no_stream_has_a_gate() || is_ungated() || FAST_PATH.has_captures() {
+        return;
+    }
+    let known = place(event).try_lock().ok().and_then(|place| *place);
+    let Some((_, behind)) = known.filter(|(known, _)| *known == event as usize) else { return };
+    if behind.is_passed() {
+        return;
+    }
+    let Some(lane) = lane::known_by_any_way(named(stream, per_thread)) else { return };
+    undisturbing(|| lane.wait_for_gate(behind));
+}
+
+impl lane::Lane {
+    /// Has the stream wait until another has passed its gate. What it has begun is done before. To be called by the
+    /// lane's thread.
+    fn wait_for_gate(&self, behind: Behind) {
+        let Some(turnstile) = self.turnstile().filter(|_| self.context() == behind.context) else {
+            return;
+        };
+        // In one stream all is in order.
+        if turnstile.is_behind().is_some_and(|own| own.at == behind.at) || !self.cover() {
+            return;
+        }
+        let stream = self.stream() as Stream;
+        let waits =
+            driver_calls::stream_wait_value(stream, behind.at, behind.number, STREAM_WAIT_VALUE_GEQ);
+        if waits == CuResult::SUCCESS {
+            turnstile.comes_behind(behind);
+        }
+    }
+}
