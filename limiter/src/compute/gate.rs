@@ -5,7 +5,7 @@ use super::daemon::Source;
 use super::demand::Demand;
 use super::governor::{self, LONGEST_LOOK_NS};
 use super::in_driver::InDriver;
-use super::lane::Turnstile;
+use super::lane::{Order, Turnstile};
 use super::lanes::{DeviceLanes, LaneList};
 use super::launch_times::LaunchTimes;
 use super::stall::Stall;
@@ -162,11 +162,12 @@ impl Gate {
         &self,
         stream: usize,
         context: usize,
+        order: Order,
     ) -> Option<(&StreamGate, Arc<Turnstile>)> {
         if !self.is_for_streams() {
             return None;
         }
-        let turnstile = self.lanes.turnstile_for(stream, context)?;
+        let turnstile = self.lanes.turnstile_for(stream, context, order)?;
         let make = || {
             let made = StreamGate::of(self.ledger.uuid())?;
             // The governor opens and closes it from now on.

@@ -2,7 +2,7 @@
 
 use super::gate::Gate;
 use super::hold;
-use super::lane::{Lane, LaunchedAhead, Turnstile};
+use super::lane::{Lane, LaunchedAhead, Order, Turnstile};
 use super::usage::Totals;
 use core::ops::Deref;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub(super) struct DeviceLanes {
     retired: Mutex<Totals>,
     /// Time for which some lane had work queued.
     backlogged_ns: AtomicU64,
-    /// There have been more streams than may be held.
+    /// There have been streams that may not be held.
     crowded: AtomicBool,
 }
 
@@ -51,21 +51,28 @@ impl DeviceLanes {
     }
 
     /// Whose batch is open in a stream, for one more lane there; `None`: its gate is on the thread.
-    pub(super) fn turnstile_for(&self, stream: usize, context: usize) -> Option<Arc<Turnstile>> {
+    pub(super) fn turnstile_for(
+        &self,
+        stream: usize,
+        context: usize,
+        order: Order,
+    ) -> Option<Arc<Turnstile>> {
         let lanes = self.locked();
         let known = lanes.iter().find_map(|lane| lane.turnstile_of(stream, context));
         if let Some(known) = known.filter(|_| !self.are_crowded()) {
             return Some(Arc::clone(known));
         }
         let streams = lanes.iter().filter_map(|lane| lane.turnstile()).map(Arc::as_ptr);
-        if streams.collect::<BTreeSet<_>>().len() >= hold::queues() as usize {
+        let full = streams.collect::<BTreeSet<_>>().len() >= hold::queues() as usize;
+        if full || lanes.iter().any(|lane| lane.waits_by_itself_for(order, context)) {
             self.crowded.store(true, Ordering::Relaxed);
         }
         (!self.are_crowded()).then(Arc::default)
     }
 
-    /// Whether there have been more streams than hardware queues. Then one that is held may hold up another, behind it
-    /// in the same queue: none may be held any more.
+    /// Whether there have been more streams than hardware queues, or some that wait for each other by themselves. Then
+    /// one that is held may hold up another, behind it in the same queue, or have it wait for long, which costs other
+    /// processes their time ([`super::behind`]): none may be held any more.
     pub(super) fn are_crowded(&self) -> bool {
         self.crowded.load(Ordering::Relaxed)
     }

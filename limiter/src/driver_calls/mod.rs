@@ -114,6 +114,8 @@ driver_calls! {
     "cuEventDestroy_v2" => fn event_destroy(event: Event) -> CuResult else NOT_FOUND;
     /// A stream's context.
     "cuStreamGetCtx" => fn stream_get_ctx(stream: Stream, context: *mut Context) -> CuResult else NOT_FOUND;
+    /// With which flags a stream was made.
+    "cuStreamGetFlags" => fn stream_get_flags(stream: Stream, flags: *mut c_uint) -> CuResult else NOT_FOUND;
     /// Whether a stream is being captured.
     "cuStreamIsCapturing" => fn stream_is_capturing(stream: Stream, status: *mut c_uint) -> CuResult else NOT_FOUND;
     /// Changes the calling thread's rules about captures in other threads.

@@ -287,6 +287,33 @@ fn two_dense_processes_are_sliced_fairly_with_a_loss() {
     assert!((total - 1000.0 * 2.0 / 2.2).abs() < 2.0, "{total}");
 }
 
+/// Measured on an H100. One that waits for a value costs nothing.
+#[test]
+fn a_stream_that_waits_for_another_one_has_its_slices() {
+    for (waits, most) in [(false, 1.0), (true, 0.6)] {
+        let mut s = node();
+        let p = s.add_process(1, 1).unwrap();
+        let a = stream(&mut s, p, Order::NonBlocking);
+        let b = stream(&mut s, p, Order::NonBlocking);
+        let event = s.create_event(p).unwrap();
+        s.push(a, Op::value(false)).unwrap();
+        s.push(a, kernel(MS)).unwrap();
+        s.record(a, event).unwrap();
+        if waits {
+            s.wait(b, event).unwrap();
+            s.push(b, kernel(MS)).unwrap();
+        }
+        let q = s.add_process(2, 1).unwrap();
+        let c = stream(&mut s, q, Order::NonBlocking);
+        for _ in 0..100 {
+            s.push(c, kernel(MS)).unwrap();
+        }
+        s.advance(50 * MS);
+        let done = 1.0 - s.least_time(c, 100) as f64 / (100 * MS) as f64;
+        assert!((most - 0.2..=most).contains(&(done * 2.0)), "{waits}: {done}");
+    }
+}
+
 #[test]
 fn an_idle_process_gives_the_device_up_at_once() {
     let mut s = node();

@@ -161,7 +161,6 @@ impl Tenure {
             let now = clock::now();
             // What a program does while nothing limits it is no use of a lease.
             if self.is_stopped() || self.has_caught_up() || !self.gate.is_active() {
-                tracing::trace!("XX device {} stopped {} caught up {} active {}", self.gate.ledger().uuid(), self.is_stopped(), self.has_caught_up(), self.gate.is_active());
                 return;
             }
             let lanes = self.gate.lanes();

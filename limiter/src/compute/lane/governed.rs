@@ -5,6 +5,7 @@ use super::super::usage::Totals;
 use super::super::behind::Behind;
 use super::super::{driver_calls, is_capturing, within};
 use super::in_stream::InStream;
+use super::order::Order;
 use super::turnstile::Turnstile;
 use super::{AT_ONCE, CLOSED, Lane};
 use crate::exit_guard::Visits;
@@ -232,6 +233,13 @@ impl Lane {
     /// Whether its thread has ended.
     pub(in crate::compute) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Acquire)
+    }
+
+    /// Whether the lane's stream, with its gate in it, and such a one wait for each other by themselves.
+    pub(in crate::compute) fn waits_by_itself_for(&self, order: Order, context: usize) -> bool {
+        let is_gone = self.batch.load(Relaxed) == CLOSED;
+        let own = self.in_stream().filter(|_| self.context == context && !is_gone);
+        own.is_some_and(|own| own.order().waits_for(order))
     }
 
     /// The gate that what comes next in the lane's stream is behind, if that is in there.

@@ -12,6 +12,7 @@ use super::super::behind::Behind;
 use super::super::fast_path::FAST_PATH;
 use super::super::stream_gate::StreamGate;
 use super::super::{Gate, clock, driver_calls, undisturbing, words};
+use super::order::Order;
 use super::turnstile::Turnstile;
 use super::{AT_ONCE, Lane};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -53,6 +54,7 @@ pub(super) struct InStream {
     /// Where the device sees the gate's word.
     gate_at: DevicePtr,
     turnstile: Arc<Turnstile>,
+    order: Order,
     /// The last batch that has begun, and that is done.
     begun: Word,
     done: Word,
@@ -73,6 +75,7 @@ impl InStream {
         gate: &StreamGate,
         turnstile: Arc<Turnstile>,
         context: usize,
+        order: Order,
     ) -> Option<Self> {
         if USELESS.load(Relaxed) {
             return None;
@@ -92,6 +95,7 @@ impl InStream {
         Some(Self {
             gate_at,
             turnstile,
+            order,
             begun,
             done,
             waits: AtomicBool::new(false),
@@ -111,6 +115,11 @@ impl InStream {
     /// Lanes of other threads in the same stream have the same.
     pub(super) const fn turnstile(&self) -> &Arc<Turnstile> {
         &self.turnstile
+    }
+
+    /// How its stream stands to the legacy one.
+    pub(super) const fn order(&self) -> Order {
+        self.order
     }
 
     /// Whether the next launch has to put a wait into the stream first.

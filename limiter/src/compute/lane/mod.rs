@@ -12,6 +12,7 @@
 mod budget;
 mod governed;
 mod in_stream;
+mod order;
 mod pace;
 mod samples;
 mod thread;
@@ -38,6 +39,7 @@ pub(super) use thread::{
     context_of, enter, estimate_of, gate_of, is_default, known, known_by_any_way, known_way,
     of_this_thread, pass,
 };
+pub(super) use order::Order;
 pub(super) use turnstile::Turnstile;
 
 /// The largest batch, in launches.
@@ -148,8 +150,9 @@ impl Lane {
     /// Of a stream of the current context.
     fn new(stream: usize, context: usize, gate: &Gate) -> Self {
         let in_stream = undisturbing(|| {
-            let (own, turnstile) = gate.stream_gate_for(stream, context)?;
-            InStream::new(own, turnstile, context)
+            let order = Order::of(stream)?;
+            let (own, turnstile) = gate.stream_gate_for(stream, context, order)?;
+            InStream::new(own, turnstile, context, order)
         });
         Self {
             count: CachePadded::new(Count { stop: AtomicU32::new(1), ..Count::default() }),

@@ -4,6 +4,8 @@ use super::handle::Stream;
 use super::result::CuResult;
 use core::ffi::{c_uint, c_void};
 
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for the legacy default stream, nor that for it.
+pub const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_STREAM_LEGACY`: the default stream, whatever the compile-time choice. A null stream means
 /// this one, except in `_ptsz` functions, where it means [`STREAM_PER_THREAD`].
 pub const STREAM_LEGACY: usize = 1;
