@@ -86,10 +86,29 @@ impl lane::Lane {
             return;
         }
         let stream = self.stream() as Stream;
-        let waits =
-            driver_calls::stream_wait_value(stream, behind.at, behind.number, STREAM_WAIT_VALUE_GEQ);
+        let waits = driver_calls::stream_wait_value(
+            stream,
+            behind.at,
+            behind.number,
+            STREAM_WAIT_VALUE_GEQ,
+        );
         if waits == CuResult::SUCCESS {
             turnstile.comes_behind(behind);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_is_passed_once_the_word_has_reached_its_number() {
+        let word: &'static AtomicU32 = Box::leak(Box::new(AtomicU32::new(u32::MAX - 1)));
+        let behind = |number| Behind { context: 1, word, at: 64, number };
+        assert!(behind(u32::MAX - 1).is_passed() && behind(7_u32.wrapping_sub(100)).is_passed());
+        assert!(!behind(u32::MAX).is_passed() && !behind(3).is_passed());
+        word.store(3, core::sync::atomic::Ordering::Relaxed);
+        assert!(behind(u32::MAX).is_passed() && behind(3).is_passed() && !behind(4).is_passed());
     }
 }

@@ -139,8 +139,9 @@ impl Collectives {
 
     /// Whether the gate was opened to catch up, and streams have.
     pub(super) fn streams_have_caught_up(&self) -> bool {
-        let goes_on =
-            || !self.one_more.load(SeqCst) || self.begun.load(SeqCst) != self.begun_before.load(SeqCst);
+        let goes_on = || {
+            !self.one_more.load(SeqCst) || self.begun.load(SeqCst) != self.begun_before.load(SeqCst)
+        };
         self.catch_up() && !self.are_behind() && goes_on()
     }
 
@@ -192,7 +193,8 @@ impl Gate {
 
     /// Tells the other devices how many collectives have begun in streams. To be called by the governor.
     pub(super) fn tell_collectives(&self) {
-        let Some((set, page)) = self.set_of_streams().and_then(|set| Some((set, set.ledger.page()?)))
+        let Some((set, page)) =
+            self.set_of_streams().and_then(|set| Some((set, set.ledger.page()?)))
         else {
             return;
         };

@@ -38,11 +38,7 @@ fn jumps_on_event(_arguments: &Arguments, _per_thread: bool) -> bool {
     compute::no_stream_has_a_gate()
 }
 
-fn record(
-    call: Call<signature::cuEventRecord>,
-    event: Event,
-    stream: Stream,
-) -> CuResult {
+fn record(call: Call<signature::cuEventRecord>, event: Event, stream: Stream) -> CuResult {
     compute::event_comes_after(event, Some((stream, call.per_thread)));
     // SAFETY: the program's own arguments.
     unsafe { (call.original)(event, stream) }

@@ -143,7 +143,9 @@ impl Tenure {
                     None if may_guess => expected_end(now, &lanes),
                     None => None,
                 };
-            } else if !self.is_uneven(begun) && waits_for_held_work(gate, &lanes, now.saturating_sub(since)) {
+            } else if !self.is_uneven(begun)
+                && waits_for_held_work(gate, &lanes, now.saturating_sub(since))
+            {
                 waited = true;
                 break;
             } else if let Some(set) = gate

@@ -1,8 +1,8 @@
 //! A lane as the governor sees it: how much has been launched, and whether it is done.
 
 use super::super::Gate;
-use super::super::usage::Totals;
 use super::super::behind::Behind;
+use super::super::usage::Totals;
 use super::super::{driver_calls, is_capturing, within};
 use super::in_stream::InStream;
 use super::order::Order;

@@ -35,11 +35,11 @@ use std::sync::Mutex;
 
 pub(super) use budget::Patience;
 pub(super) use in_stream::{Ahead, BUSY_NAP_NS, LaunchedAhead};
+pub(super) use order::Order;
 pub(super) use thread::{
     context_of, enter, estimate_of, gate_of, is_default, known, known_by_any_way, known_way,
     of_this_thread, pass,
 };
-pub(super) use order::Order;
 pub(super) use turnstile::Turnstile;
 
 /// The largest batch, in launches.

@@ -30,9 +30,6 @@ impl Order {
 
     /// Whether such streams wait for each other.
     pub(super) fn waits_for(self, other: Self) -> bool {
-        matches!(
-            (self, other),
-            (Self::Legacy, Self::Blocking) | (Self::Blocking, Self::Legacy)
-        )
+        matches!((self, other), (Self::Legacy, Self::Blocking) | (Self::Blocking, Self::Legacy))
     }
 }

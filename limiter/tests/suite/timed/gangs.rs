@@ -2,6 +2,7 @@
 //! have begun. All of these measure, so run one test at a time.
 
 use crate::common::{Outcome, Running, Stage, built, eventually, start};
+use limits::env::GATES;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -13,6 +14,8 @@ struct Node {
     stage: Stage,
     daemon: Option<Running>,
     runs: u32,
+    /// Where work waits, unless that is as for everybody.
+    gates: Option<&'static str>,
 }
 
 impl Drop for Node {
@@ -25,7 +28,7 @@ impl Drop for Node {
 
 impl Node {
     fn new(with_daemon: bool) -> Self {
-        let mut node = Self { stage: Stage::new(), daemon: None, runs: 0 };
+        let mut node = Self { stage: Stage::new(), daemon: None, runs: 0, gates: None };
         if with_daemon {
             let mut command = node.stage.native(built("hypervisor"));
             command.args(["daemon", "--log", "warn", "--socket"]).arg(node.socket());
@@ -47,6 +50,9 @@ impl Node {
             Some(_) => command.arg(self.socket()),
             None => command.arg("none"),
         };
+        if let Some(gates) = self.gates {
+            command.env(GATES, gates);
+        }
         if let Some(percent) = compute {
             command.args(["--compute", &percent.to_string()]);
         }
@@ -105,6 +111,11 @@ const WITH_RESTS_US: f64 = 2800.0;
 /// Many short kernels, and collectives that are waited for.
 const SHORT: &str = "collective --kernel-us 40 --kernels 4 --collective-us 40";
 const SHORT_US: f64 = 200.0;
+
+/// Collectives in a stream of their own.
+const BESIDE: &str =
+    "collective --kernel-us 500 --kernels 60 --collective-us 500 --buckets 12 --wait-every 3";
+const BESIDE_US: f64 = 30_500.0;
 
 /// Two jobs whose processes all launch short work have more to do than two cores can: one of them had 0.17 and 0.34 of its
 /// speed in runs in which the other had 0.49. So only that nobody starves is checked here: where the gates of the devices
@@ -221,6 +232,22 @@ fn two_jobs_take_turns_on_both_devices() {
     let sum = within("the first", first, native, 0.3, 0.54)
         + within("the second", second, native, 0.3, 0.54);
     assert!(sum >= busy.least_in_turn(0.8, 0.0), "the sum: {sum}, {busy:?}");
+}
+
+/// As data-parallel training does it: collectives in a stream of their own, which waits for the kernels before, and the
+/// next step waits for them. Where a held stream waits for another one's event the other job has half of the devices
+/// only: 0.21 to 0.25 of its speed.
+#[test]
+fn collectives_beside_kernels() {
+    let native = native_of(BESIDE, 100, BESIDE_US);
+    for gates in ["stream", "thread"] {
+        let mut node = Node::new(true);
+        node.gates = Some(gates);
+        let jobs = [0, 1].map(|_| node.ranks_of(BESIDE, Some(50), 150, ""));
+        let [first, second] = jobs.map(Running::end);
+        within(&format!("the first, {gates}"), first, native, 0.33, 0.56);
+        within(&format!("the second, {gates}"), second, native, 0.33, 0.56);
+    }
 }
 
 #[test]

@@ -151,3 +151,25 @@ fn a_call_is_for_those_behind_or_for_all() {
     });
     assert!(!called(&second) && second.called(now + 52 * MS).is_none());
 }
+
+/// Where streams wait for the gate, a device that ends first stays until no other may begin more.
+#[test]
+fn a_device_sees_whether_others_may_begin_more() {
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+    let [first, second] = [1, 2].map(|number| Device::join(dir.path(), number, 500_000));
+    let are_open = |device: &Device| device.is(Together::others_are_open);
+    assert!(!are_open(&first) && !are_open(&second));
+    let later = session::clock::now_ns() + 60_000_000_000;
+    first.own.is_open(first.membership.look().unwrap(), later);
+    assert!(!are_open(&first) && are_open(&second));
+    first.own.is_closed(first.membership.look().unwrap());
+    assert!(!are_open(&second));
+    // A process that has died in the middle does not hold the others up.
+    first.own.is_open(first.membership.look().unwrap(), session::clock::now_ns());
+    assert!(!are_open(&second));
+    // A launch that has failed counts no more.
+    first.launches(2);
+    assert!(second.is(Together::is_behind));
+    first.own.collectives_begin(first.membership.look().unwrap(), -2);
+    assert!(!second.is(Together::is_behind));
+}
