@@ -13,6 +13,8 @@ SETTINGS = {
     "at_once": 5,
     # 1: under `sluice run --compute 100` as well.
     "limited": 0,
+    # 0: only the programs that are named.
+    "all": 1,
 }
 TIMEOUT = 75
 SEVERAL = ["ddp", "dp", "tensor", "pipeline", "collectives", "threads", "peer"]
@@ -20,7 +22,7 @@ SEVERAL = ["ddp", "dp", "tensor", "pipeline", "collectives", "threads", "peer"]
 
 def seconds(settings):
     """About how long it takes."""
-    count = len(settings.programs) * (1 + settings.limited) + len(latency.FRONTS) + len(SEVERAL) + 2
+    count = len(settings.programs) * (1 + settings.limited) + settings.all * (len(latency.FRONTS) + len(SEVERAL) + 2)
     # They slow each other down.
     return 1.3 * count * (real.START + settings.seconds) / settings.at_once + 10
 
@@ -32,6 +34,8 @@ def commands(proof):
         found.append((name, real.alone(proof, name, settings.seconds)))
         if settings.limited:
             found.append((f"{name}, limited", proof.limited(["--compute", "100%"], real.alone(proof, name, settings.seconds))))
+    if not settings.all:
+        return found
     for name, options in latency.FRONTS.items():
         found.append((f"{name}, timed", real.alone(proof, latency.WORKS[name], settings.seconds, *options)))
     if not proof.fake:
