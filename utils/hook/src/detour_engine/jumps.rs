@@ -147,7 +147,7 @@ mod tests {
 
         /// Patches a function that nothing else calls. `false`: it does not fit.
         fn patch(&mut self, entry: *const c_void, detour: *const c_void, slot: &Slot) -> bool {
-            let target = Target::look(entry, detour, &self.mappings).unwrap();
+            let target = Target::look(entry, detour, &mut self.mappings).unwrap();
             // SAFETY: the detour has the function's signature.
             let jump = unsafe { Jump::prepare(&target, &mut self.memory, &mut self.mappings) };
             let Ok(jump) = jump else { return false };
