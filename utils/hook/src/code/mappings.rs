@@ -3,6 +3,7 @@
 //! questions.
 
 use super::machine::PAGE;
+use super::peek::error_of;
 use core::ffi::c_int;
 use core::ops::Range;
 use std::fs::File;
@@ -52,11 +53,11 @@ fn asked(kernel: &File, address: usize) -> Option<Mapping> {
     let size = size_of::<Query>() as u64;
     let mut query = Query { size, query_addr: address as u64, ..Query::default() };
     // SAFETY: the kernel writes no more than the size that it is told.
-    let answer = unsafe { libc::ioctl(kernel.as_raw_fd(), QUERY, &raw mut query) };
+    let error = error_of(|| unsafe { libc::ioctl(kernel.as_raw_fd(), QUERY, &raw mut query) });
     // The lowest bits are those of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`.
     let protection = (query.vma_flags & 7) as c_int;
     let range = query.vma_start as usize..query.vma_end as usize;
-    (answer == 0 && range.contains(&address)).then_some(Mapping { range, protection })
+    (error.is_none() && range.contains(&address)).then_some(Mapping { range, protection })
 }
 
 impl Mappings {
@@ -287,7 +288,11 @@ mod tests {
             compared += usize::from(told.is_some());
         }
         assert!(compared > 10, "{compared}");
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = 77 };
         assert_eq!([single.at(0), single.at(usize::MAX)], [None, None]);
+        // SAFETY: as above.
+        assert_eq!(unsafe { *libc::__errno_location() }, 77);
         // Free places are looked for in the list.
         let own = can_be_asked as *const () as usize;
         for place in single.free(own, &(0..1 << 47), 0x4000).into_iter().take(9) {
