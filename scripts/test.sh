@@ -435,6 +435,7 @@ other_tier() {
     check 'exported names' exports_nothing_of_the_driver
     check 'symbol versions are read' symbol_versions_are_read
     check 'symbol lists' scripts/find-new-symbols.sh --check-lists
+    check 'private tables are told' scripts/export-tables.sh --check
     if get_libclang; then
         check 'frida engine: hook' env DOCS_RS=1 \
             cargo clippy --locked -p hook --features frida -- -D warnings
