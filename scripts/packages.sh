@@ -26,7 +26,7 @@ unpack() {
         dpkg-deb -x "$(the_package '*.deb')" "$1/deb" &&
         rpm2archive - <"$(the_package '*.rpm')" | tar -xz -C "$1/rpm" &&
         tar -xzf "$(the_package 'sluice-*.tar.gz')" -C "$1/archive" --strip-components 1 &&
-        rm "$1"/deb/usr/share/doc/sluice/{copyright,changelog.Debian.gz} "$1/archive/install.sh" &&
+        rm "$1"/deb/usr/share/doc/sluice/{copyright,changelog.Debian.gz} "$1"/archive/{install.sh,after-removal} &&
         mv "$1/deb/usr" "$1/of-deb" && mv "$1/rpm/usr" "$1/of-rpm" && mv "$1/archive" "$1/of-archive"
 }
 
@@ -154,7 +154,8 @@ deb_in_a_clean_root() {
     folder=$(mktemp -d)
     cp "$(the_package '*.deb')" "$folder/sluice.deb"
     later_deb "$folder/later.deb"
-    in_clean_root scripts/packages/in-clean-root.sh "$folder"/*.deb || status=1
+    cp "$(the_package 'sluice-*.tar.gz')" "$folder/sluice.tar.gz"
+    in_clean_root scripts/packages/in-clean-root.sh "$folder"/* || status=1
     rm -rf "$folder"
     return "$status"
 }
