@@ -238,6 +238,20 @@ crates_and_their_licences() {
     return "$status"
 }
 
+# Manifests promise that these will do.
+oldest_versions() {
+    local status=0
+    run 'the oldest versions of crates that are allowed' scripts/minimal-versions.sh || status=$?
+    case $status in
+    0) passed=$((passed + 1)) ;;
+    3)
+        unset 'failures[-1]'
+        skip 'the oldest versions of crates that are allowed' 'the registry cannot be reached'
+        ;;
+    *) failed=$((failed + 1)) ;;
+    esac
+}
+
 packages_tier() {
     local before=$failed
     if ! get_packagers; then
@@ -248,6 +262,7 @@ packages_tier() {
     [ "$failed" -eq "$before" ] || return 0
     check 'packages hold the same' packages_hold_the_same
     check 'archive: installed, run, removed' archive_installs
+    oldest_versions
     if ! get_cargo_deny; then
         skip 'crates, their licences and known faults' "cargo-deny is missing; install it with: cargo install --locked cargo-deny@$deny"
     elif ! cargo fetch --locked >/dev/null 2>&1; then

@@ -560,7 +560,7 @@ else
         tier threads 240 threads_tier
         tier gum 420 on_simulated_gum
         tier reach 380 reach_tier
-        tier packages 300 packages_tier
+        tier packages 420 packages_tier
         if [ -n "${SLUICE_TEST_CLUSTER:-}" ]; then
             tier cluster 120 cluster_tier
         else
