@@ -14,7 +14,8 @@
 
 #define PAGE 4096
 #define PAGES 512
-#define MOST (4 * PAGE)
+/* More is no code that an engine writes to. */
+#define MOST (PAGES * PAGE)
 #define NEAR 5
 #define FAR 14
 
