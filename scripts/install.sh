@@ -77,36 +77,19 @@ remove() {
     done || true
 }
 
-# in_use FOLDER: as in deploy/packages/postrm.
-in_use() {
-    grep -qs " $1/" /proc/[0-9]*/maps /proc/net/unix ||
-        grep -qs " $1[/ ]" /proc/[0-9]*/mountinfo ||
-        [ -n "$(find /proc/[0-9]*/fd /proc/[0-9]*/cwd \( -lname "$1" -o -lname "$1/*" \) 2>/dev/null)" ]
-}
-
-# purge_all: as in deploy/packages/postrm.
-purge_all() {
-    local folder
-    rm -rf -- /var/lib/sluice /etc/sluice /dev/shm/sluice-fake-node-*
-    rmdir -- /dev/shm/sluice-root /dev/shm/sluice-[0-9]* 2>/dev/null || true
-    for folder in /run/sluice /run/sluice-library /run/sluice-allocations; do
-        if [ -d "$folder" ] && in_use "$folder"; then
-            printf '%s stays: programs use it. It goes with the next start of the machine.\n' "$folder" >&2
-        else
-            rm -rf -- "$folder"
-        fi
-    done
-}
-
 if [ -n "$uninstall" ]; then
     mapfile -t lines < <(listed)
+    # The packages' script that purges, beside this one in an archive.
+    after_removal=$here/after-removal
+    [ -e "$after_removal" ] || after_removal=$here/../deploy/packages/postrm
+    [ -z "$purge" ] || [ -x "$after_removal" ] || fail "$after_removal is missing, which purges"
     [ "${#lines[@]}" -gt 0 ] || fail "$prefix/$list is missing: nothing of Sluice was installed there by this script"
     # A package in /usr has the units and names in /etc/ld.so.preload for itself.
     if [ "$prefix" = /usr ] || [ ! -e /usr/lib/sluice/before-removal ]; then
         "$prefix/lib/sluice/before-removal" || true
     fi
     remove "${lines[@]}"
-    [ -z "$purge" ] || purge_all
+    [ -z "$purge" ] || "$after_removal" purge
     exit
 fi
 

@@ -102,6 +102,7 @@ cp "$out/$name.cdx.json" "$documents/sluice.cdx.json"
 printf '== %s\n' "archives"
 cp -R "$stage/usr" "$out/$name"
 install -m 755 scripts/install.sh "$out/$name"
+install -m 755 deploy/packages/postrm "$out/$name/after-removal"
 archive "$out/$name.tar.gz" -C "$out" "$name"
 rm -rf "${out:?}/$name"
 for library in libcuda_limiter libadd_path; do

@@ -26,7 +26,7 @@ unpack() {
         dpkg-deb -x "$(the_package '*.deb')" "$1/deb" &&
         rpm2archive - <"$(the_package '*.rpm')" | tar -xz -C "$1/rpm" &&
         tar -xzf "$(the_package 'sluice-*.tar.gz')" -C "$1/archive" --strip-components 1 &&
-        rm "$1"/deb/usr/share/doc/sluice/{copyright,changelog.Debian.gz} "$1/archive/install.sh" &&
+        rm "$1"/deb/usr/share/doc/sluice/{copyright,changelog.Debian.gz} "$1"/archive/{install.sh,after-removal} &&
         mv "$1/deb/usr" "$1/of-deb" && mv "$1/rpm/usr" "$1/of-rpm" && mv "$1/archive" "$1/of-archive"
 }
 
@@ -154,7 +154,8 @@ deb_in_a_clean_root() {
     folder=$(mktemp -d)
     cp "$(the_package '*.deb')" "$folder/sluice.deb"
     later_deb "$folder/later.deb"
-    in_clean_root scripts/packages/in-clean-root.sh "$folder"/*.deb || status=1
+    cp "$(the_package 'sluice-*.tar.gz')" "$folder/sluice.tar.gz"
+    in_clean_root scripts/packages/in-clean-root.sh "$folder"/* || status=1
     rm -rf "$folder"
     return "$status"
 }
@@ -237,6 +238,20 @@ crates_and_their_licences() {
     return "$status"
 }
 
+# Manifests promise that these will do.
+oldest_versions() {
+    local status=0
+    run 'the oldest versions of crates that are allowed' scripts/minimal-versions.sh || status=$?
+    case $status in
+    0) passed=$((passed + 1)) ;;
+    3)
+        unset 'failures[-1]'
+        skip 'the oldest versions of crates that are allowed' 'the registry cannot be reached'
+        ;;
+    *) failed=$((failed + 1)) ;;
+    esac
+}
+
 packages_tier() {
     local before=$failed
     if ! get_packagers; then
@@ -247,6 +262,7 @@ packages_tier() {
     [ "$failed" -eq "$before" ] || return 0
     check 'packages hold the same' packages_hold_the_same
     check 'archive: installed, run, removed' archive_installs
+    oldest_versions
     if ! get_cargo_deny; then
         skip 'crates, their licences and known faults' "cargo-deny is missing; install it with: cargo install --locked cargo-deny@$deny"
     elif ! cargo fetch --locked >/dev/null 2>&1; then

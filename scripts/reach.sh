@@ -81,7 +81,10 @@ on_glibc() {
     check "programs on glibc $version" start_on "$folder/parts"
 }
 
-# The limiter's tests over the second engine, with a gum that is simulated. They take a limiter with it for the one that is
+# The limiter's tests of programs. Those of the source's rules need no engine.
+through_the_engine='(package(cuda-limiter) & (binary(suite) + binary(hostile)) - test(/^house::/))'
+
+# All of them over the second engine, with a gum that is simulated. They take a limiter with it for the one that is
 # built, and the other parts as they are.
 on_simulated_gum() {
     local folder="$PWD/$target/simulated-gum" before=$failed part
@@ -96,7 +99,9 @@ on_simulated_gum() {
     done
     cp -f "$folder/debug/libcuda_limiter.so" "$folder/parts"
     SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum' nextest -E \
-        'package(cuda-limiter) & binary(suite) & test(/^(callers|lists|loader|memory|older_drivers|preloads|processes|quiet)::/)'
+        "$through_the_engine - test(/(^|::)timed::/)"
+    SLUICE_TEST_PARTS="$folder/parts" tests_and_again 'limiter with a simulated gum, tests that measure time' nextest -E \
+        "$through_the_engine & test(/(^|::)timed::/)" --test-threads 4
 }
 
 # Each program starts and tells its version.

@@ -335,6 +335,10 @@ frida_tests() {
     tests 'frida engine: limiter' env BINDGEN_EXTRA_CLANG_ARGS="$header" CARGO_TARGET_DIR="$target/frida" \
         cargo nextest run --color never --locked --no-fail-fast -p cuda-limiter --features cuda-limiter/frida \
         -E 'not test(/(^|::)timed::/)'
+    tests 'frida engine: limiter, tests that measure time' env BINDGEN_EXTRA_CLANG_ARGS="$header" \
+        CARGO_TARGET_DIR="$target/frida" \
+        cargo nextest run --color never --locked --no-fail-fast -p cuda-limiter --features cuda-limiter/frida \
+        -E 'test(/(^|::)timed::/)' --test-threads 4
 }
 
 # The runner of the tests, built once into the folder of the build where the machine has none.
@@ -435,6 +439,7 @@ other_tier() {
     check 'exported names' exports_nothing_of_the_driver
     check 'symbol versions are read' symbol_versions_are_read
     check 'symbol lists' scripts/find-new-symbols.sh --check-lists
+    check 'private tables are told' scripts/export-tables.sh --check
     if get_libclang; then
         check 'frida engine: hook' env DOCS_RS=1 \
             cargo clippy --locked -p hook --features frida -- -D warnings
@@ -498,7 +503,6 @@ other_tier() {
 
 # What is shipped, on other C libraries and on another processor.
 reach_tier() {
-    on_simulated_gum
     if ! get_release_tools; then
         skip 'what is shipped' 'its build needs python3 and PyPI; see scripts/build-release.sh'
         return
@@ -554,8 +558,9 @@ else
     fi
     if [ "$mode" = all ]; then
         tier threads 240 threads_tier
-        tier reach 420 reach_tier
-        tier packages 300 packages_tier
+        tier gum 420 on_simulated_gum
+        tier reach 380 reach_tier
+        tier packages 420 packages_tier
         if [ -n "${SLUICE_TEST_CLUSTER:-}" ]; then
             tier cluster 120 cluster_tier
         else

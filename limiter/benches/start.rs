@@ -1,6 +1,7 @@
 //! What the preloaded library adds to the start of a process. Runs with and without it alternate, in pairs.
-//! One process never calls CUDA (`true`). The other has as many mappings as a large framework, and is
-//! measured from the loading of the driver to its first context.
+//! One process never calls CUDA (`true`). The others have no mappings of their own, as many as a large framework, and
+//! 20,000, and are measured from the loading of the driver to its first context: the time that passes, and the CPU time
+//! of the process while the driver is loaded and patched, and in the first calls.
 //!
 //! On the simulated driver: `cargo build --release --workspace && cargo bench -p cuda-limiter --bench start`.
 //! On a real one: the built program with `--driver system --limiter PATH`.
@@ -22,6 +23,23 @@ fn milliseconds(from: core::time::Duration) -> f64 {
     (now() - from).as_secs_f64() * 1e3
 }
 
+/// The CPU time of this process, of all its threads.
+fn worked() -> f64 {
+    let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    used.tv_sec as f64 * 1e3 + used.tv_nsec as f64 / 1e6
+}
+
+/// What a start of the driver takes, in milliseconds.
+#[derive(Clone, Copy)]
+struct Start {
+    /// Until there is a context.
+    passed: f64,
+    /// CPU time while the driver is loaded, and patched.
+    loading: f64,
+    /// CPU time of the calls up to a context.
+    calls: f64,
+}
+
 /// Makes as many mappings as the first argument says, apart from each other, and prints how long the driver
 /// takes.
 fn work(arguments: &[String]) {
@@ -34,9 +52,11 @@ fn work(arguments: &[String]) {
         let page = unsafe { libc::mmap(core::ptr::null_mut(), 4096, protection, flags, -1, 0) };
         assert_ne!(page, libc::MAP_FAILED, "only {index} mappings");
     }
-    let begun = now();
+    let (begun, before) = (now(), worked());
+    driver::load();
+    let loaded = worked();
     let _driver = Driver::start();
-    println!("{}", milliseconds(begun));
+    println!("{} {} {}", milliseconds(begun), loaded - before, worked() - loaded);
 }
 
 /// The time until `true` has ended.
@@ -53,25 +73,28 @@ fn nothing(limiter: Option<&Path>) -> f64 {
     milliseconds(begun)
 }
 
-/// The time from the loading of the driver to a context.
-fn driver(options: &Options, session: Option<&Path>, mappings: usize) -> f64 {
+/// The times from the loading of the driver to a context.
+fn driver(options: &Options, session: Option<&Path>, mappings: usize) -> Start {
     let mut command = options.copy(session, &[&mappings.to_string()]);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    said.trim().parse().unwrap_or_else(|_| {
+    let times: Vec<f64> = said.split_whitespace().filter_map(|time| time.parse().ok()).collect();
+    let [passed, loading, calls] = times[..] else {
         panic!("{}: {said:?} {}", output.status, String::from_utf8_lossy(&output.stderr))
-    })
+    };
+    Start { passed, loading, calls }
 }
 
-fn compare(what: &str, pairs: usize, mut run: impl FnMut(bool) -> f64) {
-    let times: Vec<_> = (0..pairs).map(|_| (run(false), run(true))).collect();
+/// What runs without the limiter and with it took, in turn.
+fn tell(what: &str, times: &[(f64, f64)]) {
     let plain = median(times.iter().map(|pair| pair.0).collect());
     let limited = median(times.iter().map(|pair| pair.1).collect());
     let added = median(times.iter().map(|pair| pair.1 - pair.0).collect());
     println!(
         "{what}: {plain:.2} ms native, {limited:.2} ms preloaded ({:.2} x); \
-         median of {pairs} pairs: {added:.2} ms more",
-        limited / plain
+         median of {} pairs: {added:.2} ms more",
+        limited / plain,
+        times.len()
     );
 }
 
@@ -80,15 +103,23 @@ fn main() {
         return work(&arguments);
     }
     let options = Options::new(400, "64GiB");
-    let mappings = options.count.unwrap_or(2000);
-    compare("a process without CUDA", options.pairs, |limited| {
-        nothing(limited.then_some(options.limiter()))
-    });
-    for mappings in [0, mappings] {
+    let pairs: Vec<_> =
+        (0..options.pairs).map(|_| (nothing(None), nothing(Some(options.limiter())))).collect();
+    tell("a process without CUDA", &pairs);
+    for mappings in options.count.map_or(vec![0, 2000, 20_000], |count| vec![0, count]) {
+        let pairs: Vec<_> = (0..options.pairs.div_ceil(10))
+            .map(|_| {
+                let session = driver::session();
+                let limited = |session| driver(&options, session, mappings);
+                (limited(None), limited(Some(session.path())))
+            })
+            .collect();
         let what = format!("the driver's start in a process with {mappings} mappings");
-        compare(&what, options.pairs.div_ceil(10), |limited| {
-            let session = limited.then(driver::session);
-            driver(&options, session.as_ref().map(|session| session.path()), mappings)
-        });
+        let of = |part: fn(Start) -> f64| -> Vec<_> {
+            pairs.iter().map(|&(plain, limited)| (part(plain), part(limited))).collect()
+        };
+        tell(&what, &of(|start| start.passed));
+        tell("    CPU time, the driver loaded", &of(|start| start.loading));
+        tell("    CPU time, cuInit and a context", &of(|start| start.calls));
     }
 }

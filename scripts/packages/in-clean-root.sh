@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run by ../packages.sh in a clean root: installs /test/sluice.deb, uses it, upgrades to /test/later.deb while
-# programs run, removes and purges. Nothing may be left.
+# programs run, removes and purges; the same with the archive /test/sluice.tar.gz. Nothing may be left.
 set -euo pipefail
 
 say() { printf -- '-- %s\n' "$*"; }
@@ -89,10 +89,35 @@ done
 kill "$holder" "$daemon"
 wait "$holder" "$daemon" || true
 
+nothing_is_left() {
+    files >/test/after
+    diff /test/before /test/after || fail 'something is left, or gone'
+    [ -z "$(compgen -G '/dev/shm/sluice*')" ] || fail "something is left: $(find /dev/shm)"
+}
 say 'purge'
 dpkg -i /test/later.deb
 dpkg -P sluice
-files >/test/after
-diff /test/before /test/after || fail 'something is left, or gone'
-[ -z "$(compgen -G '/dev/shm/sluice*')" ] || fail "something is left: $(find /dev/shm)"
+nothing_is_left
+
+say 'the archive: purge while a program uses what is in /run, and again'
+mkdir /test/archive
+tar -xzf /test/sluice.tar.gz -C /test/archive --strip-components 1
+for used in yes ''; do
+    /test/archive/install.sh
+    mkdir -p /var/lib/sluice /etc/sluice /run/sluice-library/copy /run/sluice-allocations/one
+    : >/run/sluice-library/copy/file
+    holder=''
+    if [ -n "$used" ]; then
+        sleep 3600 3</run/sluice-library/copy/file &
+        holder=$!
+    fi
+    /test/archive/install.sh --uninstall --purge 2>&1 | tee /test/purged
+    if [ -n "$used" ]; then
+        grep -q '^/run/sluice-library stays' /test/purged || fail 'it is not said that /run/sluice-library stays'
+        [ -e /run/sluice-library/copy/file ] || fail 'a file that a program has open is gone'
+        kill "$holder"
+        wait "$holder" || true
+    fi
+done
+nothing_is_left
 say 'nothing is left'

@@ -138,11 +138,17 @@ fn ok(result: c_int, call: &str) {
     assert_eq!(result, 0, "{call}");
 }
 
+/// Loads the driver, if it is not loaded already.
+pub fn load() -> *mut c_void {
+    // SAFETY: a fixed name; never closed.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    assert!(!library.is_null(), "libcuda.so.1 cannot be loaded");
+    library
+}
+
 impl Driver {
     pub fn start() -> Self {
-        // SAFETY: a fixed name; never closed.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        assert!(!library.is_null(), "libcuda.so.1 cannot be loaded");
+        let library = load();
         // SAFETY: the driver's functions have these signatures.
         unsafe {
             let init: extern "C" fn(u32) -> c_int =

@@ -1,54 +1,83 @@
 /* Preloaded before the limiter: a machine on which patches do not last. Code that is made writable, changed, and
- * made executable again loses the change. UNDO says which changes: "jumps", "half" of the jumps, "all" of them
- * and whatever else is written, or "wrong": the jumps lead elsewhere. The loader's own code is left alone, or with "loader" nothing else is undone. */
+ * made executable again loses the change. UNDO says which changes: "jumps", "half" of the jumps (those at every other
+ * sixteen bytes, which no function at the beginning of a page is), "all" of them and whatever else is written, or
+ * "wrong": the jumps lead elsewhere. The loader's own code is left alone, or with "loader" nothing else is undone. Of an
+ * engine it is known only that its jumps are near or far ones. */
 #define _GNU_SOURCE
+#include <link.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define MOST (4 * 4096)
+#define PAGE 4096
+#define PAGES 512
+/* More is no code that an engine writes to. */
+#define MOST (PAGES * PAGE)
+#define NEAR 5
+#define FAR 14
 
-static unsigned char before[MOST];
-static unsigned char *start, *loader;
-static size_t length;
-static unsigned count;
+/* Pages that are writable, as they were before. */
+static struct {
+    unsigned char *start, before[PAGE];
+} pages[PAGES];
 
-static void undo(const char *which) {
-    size_t at = 0;
-    while (at < length && start[at] == before[at])
+static int page_of(unsigned char *start) {
+    int at = 0;
+    while (at < PAGES && pages[at].start != start)
         at++;
-    if (at == length)
+    return at;
+}
+
+static size_t jump_at(const unsigned char *code) {
+    return code[0] == 0xe9 ? NEAR : code[0] == 0xff && code[1] == 0x25 ? FAR : 0;
+}
+
+static void undo(const char *which, unsigned char *start, const unsigned char *before) {
+    int loader = ((uintptr_t)_r_debug.r_brk & -PAGE) == (uintptr_t)start;
+    if (loader != !strcmp(which, "loader"))
         return;
-    /* The far jump is the loader's. */
-    if (start[at] == 0xff)
-        loader = start;
-    if ((start == loader) != !strcmp(which, "loader"))
-        return;
-    int jump = start[at] == 0xe9;
-    if (jump && !strcmp(which, "wrong")) {
-        start[at + 1] += 64;
-        return;
+    for (size_t at = 0; at < PAGE;) {
+        if (start[at] == before[at]) {
+            at++;
+            continue;
+        }
+        size_t jump = at + 2 <= PAGE ? jump_at(start + at) : 0;
+        /* Half of a jump, at the end of a page, is left alone. */
+        if (at + jump > PAGE)
+            return;
+        size_t length = jump ? jump : 1;
+        if (jump && !strcmp(which, "wrong"))
+            start[at + (jump == NEAR ? 1 : 6)] += 64;
+        else if (jump && !strcmp(which, "half") && (uintptr_t)(start + at) / 16 % 2 == 0)
+            ;
+        else if (loader || (jump ? strcmp(which, "wrong") : !strcmp(which, "all")))
+            memcpy(start + at, before + at, length);
+        at += length;
     }
-    if (jump && !strcmp(which, "half") && count++ % 2 == 0)
-        return;
-    if (start == loader || (jump ? strcmp(which, "wrong") : !strcmp(which, "all")))
-        memcpy(start, before, length);
 }
 
 int mprotect(void *address, size_t bytes, int protection) {
     const char *which = getenv("UNDO");
-    int writable = PROT_READ | PROT_WRITE | PROT_EXEC;
-    if (which && start == address && length == bytes && protection == (PROT_READ | PROT_EXEC)) {
-        undo(which);
-        start = NULL;
+    int writable = PROT_READ | PROT_WRITE | PROT_EXEC, code = PROT_READ | PROT_EXEC;
+    unsigned char *end = (unsigned char *)address + bytes;
+    int looks = which && bytes <= MOST;
+    for (unsigned char *start = address; looks && protection == code && start < end; start += PAGE) {
+        int at = page_of(start);
+        if (at < PAGES) {
+            undo(which, start, pages[at].before);
+            pages[at].start = NULL;
+        }
     }
     int result = (int)syscall(SYS_mprotect, address, bytes, protection);
-    if (which && result == 0 && protection == writable && bytes <= MOST) {
-        memcpy(before, address, bytes);
-        start = address;
-        length = bytes;
+    for (unsigned char *start = address; looks && result == 0 && protection == writable && start < end; start += PAGE) {
+        int at = page_of(start) < PAGES ? PAGES : page_of(NULL);
+        if (at < PAGES) {
+            memcpy(pages[at].before, start, PAGE);
+            pages[at].start = start;
+        }
     }
     return result;
 }

@@ -25,7 +25,7 @@ pub fn code(code: &[u8], entry: usize) {
 /// # Panics
 /// If a rule is broken.
 pub fn mappings(list: &[u8]) {
-    if let Some(mappings) = Mappings::parse(list) {
+    if let Some(mut mappings) = Mappings::parse(list) {
         mappings.check();
     }
     crate::detour_engine::in_file::check(list);

@@ -81,10 +81,10 @@ impl Target {
     pub fn look(
         entry: *const c_void,
         detour: *const c_void,
-        mappings: &Mappings,
+        mappings: &mut Mappings,
     ) -> Result<Self, HookError> {
         const CODE: c_int = libc::PROT_READ | libc::PROT_EXEC;
-        let code = |at| mappings.at(at as usize).filter(|&(rights, _)| rights & CODE == CODE);
+        let mut code = |at| mappings.at(at as usize).filter(|&(rights, _)| rights & CODE == CODE);
         let refused = |reason: &str| HookError::new(entry, reason);
         let (protection, left) =
             code(entry).ok_or_else(|| refused("it is not in memory that can be executed"))?;

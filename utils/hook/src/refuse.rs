@@ -11,7 +11,7 @@ use core::ffi::c_void;
 #[must_use]
 pub unsafe fn refuse(function: *const c_void, answer: u32) -> bool {
     let code = machine::refusal(answer);
-    let mapped = Mappings::now().and_then(|mappings| mappings.at(function as usize));
+    let mapped = Mappings::now().and_then(|mut mappings| mappings.at(function as usize));
     let Some((protection, _)) = mapped.filter(|&(_, left)| left >= code.len()) else {
         return false;
     };

@@ -2,6 +2,7 @@
 
 use super::{forced, machine};
 use core::ffi::{c_int, c_void};
+use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Overwrites the code at `function` with `bytes`. Its pages have `protection` before, and again
@@ -14,34 +15,69 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// it must have `protection`. Meanwhile no thread may execute these bytes or change their
 /// protection.
 pub(crate) unsafe fn overwrite(function: *const c_void, bytes: &[u8], protection: c_int) -> bool {
+    // SAFETY: the caller's.
+    unsafe { overwrite_all(&[(function, bytes)], protection) }
+}
+
+/// The pages that `length` bytes at `at` are in.
+pub(crate) fn pages(at: *const c_void, length: usize) -> Range<usize> {
     // SAFETY: asks for a constant.
     let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let first = function as usize / page * page;
-    let start = first as *mut c_void;
-    let length = (function as usize + bytes.len()).next_multiple_of(page) - first;
-    let writable = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
-    let code = function.cast::<u8>().cast_mut();
-    // SAFETY: the caller vouches that these bytes can be read.
-    let before = unsafe { core::slice::from_raw_parts(code, bytes.len()) }.to_vec();
-    // SAFETY: whole pages of the code that the caller vouches for; written while they are writable.
-    unsafe {
-        if libc::mprotect(start, length, writable) != 0 {
-            let written = forced::write(function as usize, bytes);
-            if !written {
-                // If only part of it was written, the old code is put back.
-                let _ = forced::write(function as usize, &before);
-            }
-            return written;
-        }
+    let at = at as usize;
+    at / page * page..(at + length).next_multiple_of(page)
+}
+
+/// The same for several functions, by their addresses: all of them or none. The kernel is asked once.
+///
+/// # Safety
+/// As for [`overwrite`], of each. The pages between the first and the last must have this protection, too.
+pub(crate) unsafe fn overwrite_all(changes: &[(*const c_void, &[u8])], protection: c_int) -> bool {
+    let (Some(first), Some(last)) = (changes.first(), changes.last()) else { return true };
+    let range = pages(first.0, 0).start..pages(last.0, last.1.len()).end;
+    // SAFETY: whole pages of the code that the caller vouches for.
+    let protect = |protection| unsafe {
+        libc::mprotect(range.start as *mut c_void, range.len(), protection) == 0
+    };
+    let mut before = Vec::new();
+    for &(function, bytes) in changes {
+        // SAFETY: the caller vouches that these bytes can be read.
+        before.extend_from_slice(unsafe {
+            core::slice::from_raw_parts(function.cast::<u8>(), bytes.len())
+        });
+    }
+    let mut rest = before.as_slice();
+    let restored = changes.iter().map(|&(function, bytes)| {
+        let (text, behind) = rest.split_at(bytes.len());
+        rest = behind;
+        (function, text)
+    });
+    // SAFETY: written while the pages are writable.
+    let write = |(function, bytes): (*const c_void, &[u8])| unsafe {
+        let code = function.cast::<u8>().cast_mut();
         store(code, bytes);
         machine::publish(code, bytes.len());
-        if libc::mprotect(start, length, protection) == 0 {
+    };
+    if protect(libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) {
+        changes.iter().copied().for_each(write);
+        if protect(protection) {
             return true;
         }
-        store(code, &before);
-        machine::publish(code, bytes.len());
+        restored.for_each(write);
+        return false;
     }
-    false
+    // A part of the pages may have become writable.
+    protect(protection);
+    // SAFETY: as for a plain write.
+    let force = |(function, bytes): (*const c_void, &[u8])| unsafe {
+        forced::write(function as usize, bytes)
+    };
+    // If only part of it was written, the old code is put back.
+    changes.iter().copied().all(force) || {
+        restored.for_each(|change| {
+            force(change);
+        });
+        false
+    }
 }
 
 /// Writes `bytes` in one store if they lie in one aligned word: then no thread sees half of them.
@@ -74,7 +110,7 @@ mod tests {
 
     const READ_EXECUTE: c_int = libc::PROT_READ | libc::PROT_EXEC;
 
-    fn pages(count: usize, protection: c_int) -> *mut u8 {
+    fn mapped(count: usize, protection: c_int) -> *mut u8 {
         // SAFETY: anonymous memory of the kernel's choice.
         let start = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -86,7 +122,7 @@ mod tests {
 
     #[test]
     fn bytes_are_written_wherever_they_lie_and_nothing_beside_them() {
-        let start = pages(2, READ_EXECUTE);
+        let start = mapped(2, READ_EXECUTE);
         for at in [0, 1, 3, 4, 8, 61, 4091, 4093, 4096] {
             let bytes = [1_u8, 2, 3, 4, 5];
             // SAFETY: code of this test's own.
@@ -101,8 +137,32 @@ mod tests {
     }
 
     #[test]
+    fn several_are_written_together_or_none() {
+        let start = mapped(3, READ_EXECUTE);
+        let at = |offset| start.wrapping_add(offset).cast_const().cast::<c_void>();
+        let changes: [(_, &[u8]); 4] =
+            [(at(3), &[1, 2]), (at(61), &[3; 5]), (at(4094), &[4; 5]), (at(8200), &[5])];
+        // SAFETY: code of this test's own.
+        let code = || unsafe { core::slice::from_raw_parts(start, 3 * 4096) };
+        // SAFETY: as above. The kernel refuses such a protection, when all is written.
+        unsafe {
+            assert!(!overwrite_all(&changes, 0x4000_0000));
+            assert!(code().iter().all(|&byte| byte == 0));
+            assert!(overwrite_all(&changes, READ_EXECUTE));
+            assert!(overwrite_all(&[], READ_EXECUTE));
+        }
+        let written: Vec<_> = (0..code().len()).filter(|&index| code()[index] != 0).collect();
+        assert_eq!(written, [3, 4, 61, 62, 63, 64, 65, 4094, 4095, 4096, 4097, 4098, 8200]);
+        assert_eq!((code()[4], code()[65], code()[4098], code()[8200]), (2, 3, 4, 5));
+        let mut mappings = crate::Mappings::now().unwrap();
+        assert!(
+            (0..3).all(|page| mappings.at(start as usize + page * 4096).unwrap().0 == READ_EXECUTE)
+        );
+    }
+
+    #[test]
     fn the_pages_cannot_be_written_afterwards() {
-        let start = pages(1, READ_EXECUTE);
+        let start = mapped(1, READ_EXECUTE);
         // SAFETY: code of this test's own.
         assert!(unsafe { overwrite(start.cast(), &[0x90; 5], READ_EXECUTE) });
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -117,7 +177,7 @@ mod tests {
 
     #[test]
     fn code_whose_protection_cannot_be_set_back_is_as_it_was() {
-        let start = pages(1, READ_EXECUTE);
+        let start = mapped(1, READ_EXECUTE);
         // There is no such protection, so the kernel refuses it.
         let impossible = 0x4000_0000;
         // SAFETY: code of this test's own.

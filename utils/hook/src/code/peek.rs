@@ -1,5 +1,6 @@
 //! Reads memory that may not be mapped: what a library says of itself, or a jump leads to, is anybody's guess.
 
+use core::ffi::c_int;
 use core::ptr;
 
 const PAGE: usize = 4096;
@@ -28,17 +29,24 @@ fn is_readable(address: usize) -> bool {
     if address < PAGE {
         return false;
     }
-    // SAFETY: the call changes nothing; `errno` is as it was before, for code that looks at it after loading a library.
+    let aligned = address - address % SET_BYTES;
+    let nothing = ptr::null::<libc::sigset_t>();
+    // SAFETY: the call changes nothing.
+    let answer = error_of(|| unsafe {
+        libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_OPERATION, aligned, nothing, SET_BYTES)
+    });
+    answer != Some(libc::EFAULT)
+}
+
+/// The error of a system call that fails. `errno` is as it was before, for code that looks at it after loading a library.
+pub(crate) fn error_of<T: Into<i64>>(call: impl FnOnce() -> T) -> Option<c_int> {
+    // SAFETY: this thread's own.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        let aligned = address - address % SET_BYTES;
-        let nothing = ptr::null::<libc::sigset_t>();
-        let failed =
-            libc::syscall(libc::SYS_rt_sigprocmask, NO_SUCH_OPERATION, aligned, nothing, SET_BYTES);
-        let readable = failed == 0 || *errno != libc::EFAULT;
+        let error = (call().into() != 0).then(|| *errno);
         *errno = before;
-        readable
+        error
     }
 }
 

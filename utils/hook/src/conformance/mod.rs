@@ -233,7 +233,7 @@ unsafe fn first_bytes(code: *const c_void) -> [u8; 16] {
 
 /// Whether code can be written that is being executed.
 fn check_rights(code: *const c_void) -> Result<(), Failure> {
-    let rights = Mappings::now().and_then(|mappings| mappings.at(code as usize));
+    let rights = Mappings::now().and_then(|mut mappings| mappings.at(code as usize));
     match rights {
         Some((rights, _)) if rights & libc::PROT_WRITE == 0 => Ok(()),
         _ => Err(Failure::Writable(code as usize)),

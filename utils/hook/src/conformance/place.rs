@@ -187,7 +187,7 @@ unsafe fn undone(make: Make) -> Result<Outcome, Failure> {
         unsafe {
             let before = first_bytes(address);
             let detour = and_hundred as *const c_void;
-            let prepared = Target::look(address, detour, &mappings)
+            let prepared = Target::look(address, detour, &mut mappings)
                 .and_then(|target| engine.prepare(&target, &mut mappings));
             match prepared {
                 Ok(original) => SLOT.set(original),

@@ -46,14 +46,15 @@ impl CodeMemory {
         if let Some(index) = self.0.iter().position(fits) {
             return self.0.get_mut(index);
         }
-        let free = mappings.free(origin, &within, BLOCK);
-        let free = free.get(..TRIES).unwrap_or(&free);
-        let map = |protection| {
-            free.iter()
-                .find_map(|&place| Block::map(place, protection))
-                .or_else(|| Block::map_anywhere(&within, protection))
-        };
-        let block = map(WRITABLE_CODE).or_else(|| map(CODE))?;
+        let rights = [WRITABLE_CODE, CODE];
+        let new = rights.iter().find_map(|&rights| Block::map_anywhere(&within, rights));
+        let block = new.or_else(|| {
+            let free = mappings.free(origin, &within, BLOCK);
+            let free = free.get(..TRIES).unwrap_or(&free);
+            rights
+                .iter()
+                .find_map(|&rights| free.iter().find_map(|&place| Block::map(place, rights)))
+        })?;
         mappings.add(block.range.clone(), CODE);
         self.0.push(block);
         self.0.last_mut()
@@ -84,8 +85,8 @@ impl Block {
         Self::within(&(place..place + BLOCK), start as usize, protection)
     }
 
-    /// Maps a block where the kernel likes it, if that is in `wanted`: the newest mappings tend to lie side by side, and the
-    /// list of mappings does not show everything that is taken.
+    /// Maps a block where the kernel likes it, if that is in `wanted`: the newest mappings tend to lie side by side. The list
+    /// of mappings need not be read then; nor does it show everything that is taken.
     fn map_anywhere(wanted: &Range<usize>, protection: c_int) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: anonymous memory; nothing is replaced.

@@ -10,7 +10,7 @@ use super::in_file;
 use crate::Target;
 use crate::code::machine::{self, JUMP, LONGEST, Prologue, Unfit};
 use crate::code::mappings::Mappings;
-use crate::code::overwrite::overwrite;
+use crate::code::overwrite::{overwrite, overwrite_all, pages};
 use core::ffi::{c_int, c_void};
 
 /// A function whose first instructions have been copied, and the jump that takes their place.
@@ -57,23 +57,32 @@ impl Jump {
         Ok(Self { entry, at, original, before, jump, protection })
     }
 
-    pub(super) fn entry(&self) -> *const c_void {
-        self.entry
-    }
-
     /// The trampoline.
     pub(super) fn original(&self) -> *const c_void {
         self.original as *const c_void
     }
 
-    /// Overwrites the function's first instructions; `false`: they are as they were.
+    /// Overwrites the first instructions of functions. On failure, gives the entry of one whose instructions are as they
+    /// were.
     ///
     /// # Safety
     /// As for [`crate::HookEngine::enable`].
-    pub(super) unsafe fn enable(&self) -> bool {
-        // SAFETY: code of one mapping, at least as long as a jump, because that much was decoded.
-        // No thread executes it or changes its protection, as the caller vouches.
-        unsafe { overwrite(self.at, &self.jump, self.protection) }
+    pub(super) unsafe fn enable(mut jumps: Vec<&Self>) -> Result<(), *const c_void> {
+        jumps.sort_unstable_by_key(|jump| jump.at);
+        // Functions lie side by side: pages without one in between are let alone.
+        let beside = |one: &&Self, next: &&Self| {
+            one.protection == next.protection && pages(next.at, 0).start <= pages(one.at, JUMP).end
+        };
+        for group in jumps.chunk_by(beside) {
+            let changes: Vec<_> = group.iter().map(|jump| (jump.at, &jump.jump[..])).collect();
+            let Some(first) = group.first() else { continue };
+            // SAFETY: code of one protection, at least as long as a jump, because that much was decoded.
+            // No thread executes it or changes its protection, as the caller vouches.
+            if !unsafe { overwrite_all(&changes, first.protection) } {
+                return Err(first.entry);
+            }
+        }
+        Ok(())
     }
 
     /// Writes the function's own first instructions back.
@@ -147,13 +156,13 @@ mod tests {
 
         /// Patches a function that nothing else calls. `false`: it does not fit.
         fn patch(&mut self, entry: *const c_void, detour: *const c_void, slot: &Slot) -> bool {
-            let target = Target::look(entry, detour, &self.mappings).unwrap();
+            let target = Target::look(entry, detour, &mut self.mappings).unwrap();
             // SAFETY: the detour has the function's signature.
             let jump = unsafe { Jump::prepare(&target, &mut self.memory, &mut self.mappings) };
             let Ok(jump) = jump else { return false };
             slot.set(jump.original());
             // SAFETY: as above.
-            assert!(unsafe { jump.enable() });
+            assert!(unsafe { Jump::enable(vec![&jump]) }.is_ok());
             true
         }
     }

@@ -71,17 +71,18 @@ impl HookEngine for DetourEngine {
     }
 
     unsafe fn enable(&mut self) -> Result<(), HookError> {
+        let jumps = self.prepared.iter().filter_map(|prepared| match prepared {
+            Prepared::Jump(jump) => Some(jump),
+            Prepared::Crate(..) => None,
+        });
+        // SAFETY: the caller vouches that no thread executes the functions' first instructions.
+        unsafe { Jump::enable(jumps.collect()) }
+            .map_err(|entry| HookError::new(entry, NOT_WRITTEN))?;
         for prepared in &self.prepared {
-            // SAFETY: the caller vouches that no thread executes the functions' first instructions.
-            unsafe {
-                match prepared {
-                    Prepared::Jump(jump) if jump.enable() => {}
-                    Prepared::Jump(jump) => return Err(HookError::new(jump.entry(), NOT_WRITTEN)),
-                    Prepared::Crate(entry, hook) => {
-                        hook.enable()
-                            .map_err(|error| HookError::new(*entry, &error.to_string()))?;
-                    }
-                }
+            if let Prepared::Crate(entry, hook) = prepared {
+                // SAFETY: as above.
+                unsafe { hook.enable() }
+                    .map_err(|error| HookError::new(*entry, &error.to_string()))?;
             }
         }
         Ok(())

@@ -99,7 +99,7 @@ impl Double {
         }
     }
 
-    fn instead(target: &Target, detour: *const c_void, mappings: &Mappings) -> Target {
+    fn instead(target: &Target, detour: *const c_void, mappings: &mut Mappings) -> Target {
         Target::look(target.entry(), detour, mappings).unwrap()
     }
 }
