@@ -432,6 +432,9 @@ timed_tier() {
 threads_tier() {
     SLUICE_GATES=thread tests_and_again 'tests with gates on threads' nextest -E \
         'package(cuda-limiter) & test(/timed::(compute|copies|daemon|live|odd_launches|deaths|held|threads)::/)' --test-threads 4
+    # And where a process sees several devices, in its streams.
+    SLUICE_GATES=stream tests_and_again 'jobs on several devices with gates in streams' nextest -E \
+        'package(cuda-limiter) & test(/timed::gangs::/)' --test-threads 4
 }
 
 other_tier() {
