@@ -69,6 +69,22 @@ fn streams_that_the_legacy_one_would_tie_together() {
     assert!(outcome.value("rounds") as f64 > outcome.busy.least(50.0, 0.0), "{outcome:#?}");
 }
 
+/// They wait for each other by themselves. If one were held, others would lose their time to it.
+#[test]
+fn streams_that_the_legacy_one_ties_together_are_not_held() {
+    let stage = Stage::new();
+    let program = stage.compile("odd.c", "odd", &["-rdynamic"]);
+    let is_on_thread = |how| {
+        let mut command = stage.limited(&program);
+        command.env(COMPUTE_LIMIT, first_device(50)).env(GATES, "stream").env("SLUICE_LOG", "info");
+        let outcome = outcome(command.args([how, "1"]));
+        assert_eq!(outcome.code(), 0, "{outcome:#?}");
+        outcome.stderr.contains("a stream cannot wait for its gate")
+    };
+    assert!(is_on_thread("beside-legacy"));
+    assert!(!is_on_thread("host-work"));
+}
+
 /// Work that waits for the host keeps no device busy: kernels that need less than the share are not delayed.
 #[test]
 fn the_host_at_work_between_kernels() {
