@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use dialects::Dialect;
 use dialects::gates::FeatureGates;
+use dialects::registers::HamiForm;
 use hypervisor::{
     Observation, Options, Remote, Sources, TOKEN_VARIABLE, TlsFiles, TokenSource, UnknownProcesses,
     log,
@@ -95,6 +96,9 @@ enum Command {
         /// How often a GPU's memory may be promised; what does not fit is placed on the host
         #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
         memory_scaling: u32,
+        /// In which form the node's devices are told to HAMi's scheduler: json, or fields for older versions
+        #[arg(long, value_name = "FORM", default_value = HamiForm::Json.name())]
+        hami_registration: HamiForm,
         /// The name of this node in its cluster. With it pods are read from the API server, which says more of them than
         /// the kubelet; the node's devices are written there, and events
         #[arg(long, value_name = "NAME", env = "NODE_NAME")]
@@ -247,6 +251,7 @@ fn main() -> ExitCode {
             memory_factor,
             cores_scaling,
             memory_scaling,
+            hami_registration: hami,
             node_name,
             kubeconfig,
             kubelet_dir: kubelet,
@@ -275,6 +280,7 @@ fn main() -> ExitCode {
                 daemon,
                 devices,
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
+                hami,
                 cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };
             if check {

@@ -2,6 +2,8 @@
 
 use core::num::NonZeroU32;
 
+use limits::Priority;
+
 use crate::CORES;
 use crate::quantity::{QuantityError, whole};
 use crate::table::{Dialect, WORDS, Word};
@@ -17,6 +19,8 @@ pub struct Need {
     pub cores: u64,
     /// How much of each one's memory.
     pub memory: MemoryNeed,
+    /// Whether others come first.
+    pub priority: Priority,
 }
 
 /// How much memory.
@@ -67,6 +71,14 @@ pub enum NeedError {
         /// The resource.
         name: &'static str,
         /// How many.
+        asked: u64,
+    },
+    /// No such priority.
+    #[error("{name}: {asked} is no priority: 0 (high) and 1 (low) are accepted")]
+    Priority {
+        /// The resource.
+        name: &'static str,
+        /// What is asked for.
         asked: u64,
     },
     /// It cannot be counted.
@@ -120,7 +132,12 @@ impl Need {
                 (None, Some((name, asked))) => return Err(NeedError::Percent { name, asked }),
                 (None, None) => MemoryNeed::Whole,
             };
-            found = Some((name, Self { dialect: *dialect, places, cores, memory }));
+            let priority = match read(Word::Priority).transpose()? {
+                None | Some((_, 0)) => Priority::High,
+                Some((_, 1)) => Priority::Low,
+                Some((name, asked)) => return Err(NeedError::Priority { name, asked }),
+            };
+            found = Some((name, Self { dialect: *dialect, places, cores, memory, priority }));
         }
         Ok(found.map(|(_, need)| need))
     }
@@ -190,6 +207,24 @@ mod tests {
             on(&[hami, ("nvidia.com/gpumem", "10"), ("nvidia.com/gpumem-percentage", "50")]),
             (0, 40)
         );
+    }
+
+    /// HAMi's: 0 is high, 1 is low.
+    #[test]
+    fn a_priority_is_high_unless_it_is_said_to_be_low() {
+        let hami = ("nvidia.com/gpu", "1");
+        let of = |words: &[_]| need(words).map(|need| need.unwrap().priority);
+        assert_eq!(of(&[hami]), Ok(Priority::High));
+        assert_eq!(of(&[hami, ("nvidia.com/priority", "0")]), Ok(Priority::High));
+        assert_eq!(of(&[hami, ("nvidia.com/priority", "1")]), Ok(Priority::Low));
+        let said = of(&[hami, ("nvidia.com/priority", "5")]).unwrap_err().to_string();
+        assert_eq!(
+            said,
+            "nvidia.com/priority: 5 is no priority: 0 (high) and 1 (low) are accepted"
+        );
+        // It is HAMi's word alone.
+        let vgpu = ("nvidia.com/vgpu-number", "1");
+        assert_eq!(of(&[vgpu, ("nvidia.com/priority", "1")]), Ok(Priority::High));
     }
 
     #[test]

@@ -127,10 +127,12 @@ pub enum Word {
     Memory,
     /// The same in percent.
     MemoryPercentage,
+    /// Whether others come first: 0 for no, 1 for yes.
+    Priority,
 }
 
 /// What a container says, by name. A superset of what kubelets are told of: schedulers read the others.
-pub const WORDS: [(Dialect, Word, &str); 11] = [
+pub const WORDS: [(Dialect, Word, &str); 12] = [
     (Dialect::VgpuManager, Word::Number, "nvidia.com/vgpu-number"),
     (Dialect::VgpuManager, Word::Cores, "nvidia.com/vgpu-cores"),
     (Dialect::VgpuManager, Word::Memory, "nvidia.com/vgpu-memory"),
@@ -142,6 +144,7 @@ pub const WORDS: [(Dialect, Word, &str); 11] = [
     (Dialect::Hami, Word::Cores, "nvidia.com/gpucores"),
     (Dialect::Hami, Word::Memory, "nvidia.com/gpumem"),
     (Dialect::Hami, Word::MemoryPercentage, "nvidia.com/gpumem-percentage"),
+    (Dialect::Hami, Word::Priority, "nvidia.com/priority"),
 ];
 
 /// The annotations of a dialect, on nodes and pods.

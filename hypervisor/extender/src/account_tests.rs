@@ -1,7 +1,8 @@
 use std::collections::BTreeSet;
 
 use dialects::MemoryNeed;
-use limits::GpuId;
+use dialects::registers::HamiForm;
+use limits::{GpuId, Priority};
 use proptest::prelude::*;
 
 use super::*;
@@ -23,7 +24,7 @@ fn device(index: u32, places: u64, memory_mib: u64, healthy: bool) -> Registered
 }
 
 fn account(devices: &[Registered]) -> Account {
-    let text = registers::write(Dialect::VgpuManager, devices).unwrap();
+    let text = registers::write(Dialect::VgpuManager, HamiForm::default(), devices).unwrap();
     let config = r#"{"deviceSplit":4,"coresScaling":1.0,"memoryFactor":10,"memoryScaling":1.0}"#;
     let annotation = |name: &str| match name {
         "nvidia.com/node-device-register" => Some(text.as_str()),
@@ -34,7 +35,8 @@ fn account(devices: &[Registered]) -> Account {
 }
 
 fn need(places: u64, cores: u64, memory: MemoryNeed) -> Need {
-    Need { dialect: Dialect::VgpuManager, places, cores, memory }
+    let priority = Priority::High;
+    Need { dialect: Dialect::VgpuManager, places, cores, memory, priority }
 }
 
 fn pod(containers: Vec<Need>) -> PodNeeds {

@@ -160,7 +160,8 @@ pub async fn serve(
             let reschedule = options.gates.is_open(Gate::Reschedule);
             let (cluster, keep) = Cluster::of(cluster, Arc::clone(&dialects), reschedule).await?;
             tasks.spawn(async { match keep.await {} });
-            let registers = registers::keep(cluster.clone(), pool.clone(), Arc::clone(&dialects));
+            let (own, form) = (Arc::clone(&dialects), options.hami);
+            let registers = registers::keep(cluster.clone(), pool.clone(), own, form);
             tasks.spawn(async { match registers.await {} });
             let people = People {
                 cluster: cluster.clone(),

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use dialects::gates::FeatureGates;
+use dialects::registers::HamiForm;
 use dialects::table::offered;
 use dialects::{Dialect, Resource};
 
@@ -83,6 +84,8 @@ pub struct Options {
     pub devices: DeviceList,
     /// How often what a GPU has may be promised.
     pub scaling: Scaling,
+    /// In which form HAMi's schedulers are told of the devices.
+    pub hami: HamiForm,
     /// Where pods say what they ask for. `None`: the kubelet's counts are all that is known.
     pub cluster: Option<ClusterOptions>,
 }
