@@ -77,7 +77,7 @@ enum Command {
     },
     /// Offer the node's GPUs to its kubelet, in parts, and hold the containers that get them to their limits
     Node {
-        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami
+        /// Whose resource names pods may use, several at once: vgpu-manager, volcano, hami, vgpu-rs
         #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "vgpu-manager")]
         dialects: Vec<Dialect>,
         /// What to switch on, as VGPU-Manager names it: CorePlugin and MemoryPlugin tell the kubelet of cores and memory;
@@ -96,6 +96,9 @@ enum Command {
         /// How often a GPU's memory may be promised; what does not fit is placed on the host
         #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = hundredths)]
         memory_scaling: u32,
+        /// vgpu.rs's list of GPUs, by which a pod's TFLOPS are a part of one
+        #[arg(long, value_name = "FILE", env = "TENSOR_FUSION_GPU_INFO_PATH")]
+        gpu_info: Option<PathBuf>,
         /// In which form the node's devices are told to HAMi's scheduler: json, or fields for older versions
         #[arg(long, value_name = "FORM", default_value = HamiForm::Json.name())]
         hami_registration: HamiForm,
@@ -251,6 +254,7 @@ fn main() -> ExitCode {
             memory_factor,
             cores_scaling,
             memory_scaling,
+            gpu_info,
             hami_registration: hami,
             node_name,
             kubeconfig,
@@ -280,6 +284,7 @@ fn main() -> ExitCode {
                 daemon,
                 devices,
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
+                gpu_info,
                 hami,
                 cluster: node_name.map(|node| ClusterOptions { node, kubeconfig }),
             };

@@ -13,6 +13,7 @@ pub mod pods;
 pub mod quantity;
 pub mod registers;
 pub mod table;
+pub mod vgpu_rs;
 
 pub use claims::{Claim, PodClaims};
 pub use needs::{MemoryNeed, Need, NeedError, Share};

@@ -34,6 +34,9 @@ pub enum RegisterError {
     /// It is another list.
     #[error("a node's devices: {0}")]
     Json(String),
+    /// The dialect has no such text.
+    #[error("{0} has no text for a node's devices")]
+    None(&'static str),
     /// A part has another form.
     #[error("{text:?} is no device of a node: {form} is accepted")]
     Device {
@@ -151,7 +154,7 @@ const HAMI_FORM: &str = "UUID,COUNT,MIB,CORES,TYPE,NUMA,HEALTH,INDEX,MODE";
 /// The devices in this dialect. `form`: HAMi's.
 ///
 /// # Errors
-/// [`RegisterError::Json`]: never for devices of a node.
+/// [`RegisterError::Json`]: never for devices of a node; [`RegisterError::None`].
 pub fn write(
     dialect: Dialect,
     form: HamiForm,
@@ -178,6 +181,7 @@ pub fn write(
             let all: Vec<VgpuDevice> = devices.iter().map(one).collect();
             serde_json::to_string(&all).map_err(json)?
         }
+        Dialect::VgpuRs => return Err(RegisterError::None(dialect.name())),
         Dialect::Volcano => devices.iter().map(|device| {
             let Registered { gpu, places, memory_mib, product, healthy, .. } = device;
             format!("{gpu},{places},{memory_mib},{MAKER}{},{healthy},{MODE}:", plain(product))
@@ -230,6 +234,7 @@ pub fn read(dialect: Dialect, text: &str) -> Result<Vec<Registered>, RegisterErr
     let form = if dialect == Dialect::Volcano { VOLCANO_FORM } else { HAMI_FORM };
     let wrong = |text: &str| RegisterError::Device { text: text.chars().take(120).collect(), form };
     match dialect {
+        Dialect::VgpuRs => Err(RegisterError::None(dialect.name())),
         Dialect::VgpuManager => {
             let all: Vec<VgpuDevice> = serde_json::from_str(text).map_err(json)?;
             let one = |device: VgpuDevice| {
@@ -443,7 +448,8 @@ mod tests {
             for (device, index) in devices.iter_mut().zip(0..) {
                 device.index = index;
             }
-            let all = Dialect::ALL.into_iter().flat_map(|dialect| HamiForm::ALL.map(|form| (dialect, form)));
+            let told = Dialect::ALL.into_iter().filter(|dialect| dialect.annotations().register.is_some());
+            let all = told.flat_map(|dialect| HamiForm::ALL.map(|form| (dialect, form)));
             for (dialect, form) in all {
                 let read = read(dialect, &write(dialect, form, &devices).unwrap()).unwrap();
                 prop_assert_eq!(read.len(), devices.len());
@@ -453,6 +459,7 @@ mod tests {
                         Dialect::VgpuManager => device.clone(),
                         Dialect::Hami => Registered { product, ..device.clone() },
                         Dialect::Volcano => Registered { product, cores: 100, numa: -1, ..device.clone() },
+                        Dialect::VgpuRs => unreachable!("it tells nobody"),
                     };
                     prop_assert_eq!(read, &kept);
                 }

@@ -37,6 +37,9 @@ pub enum Refusal {
     /// The node offers nothing by this name.
     #[error("no GPUs are registered: the node has no annotation {0}")]
     Unregistered(&'static str),
+    /// Nodes tell nobody what they have.
+    #[error("pods that ask by the names of {0} have a scheduler of their own")]
+    OtherScheduler(&'static str),
     /// What it offers cannot be read.
     #[error("the node's annotation {name}: {source}")]
     Register {
@@ -117,12 +120,13 @@ impl Account {
     /// Of what a node has registered, with nothing taken. `annotation`: the node's, by name.
     ///
     /// # Errors
-    /// [`Refusal::Unregistered`], [`Refusal::Register`]
+    /// [`Refusal::Unregistered`], [`Refusal::OtherScheduler`], [`Refusal::Register`]
     pub fn of<'a>(
         dialect: Dialect,
         annotation: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Self, Refusal> {
-        let name = dialect.annotations().register;
+        let other = Refusal::OtherScheduler(dialect.name());
+        let name = dialect.annotations().register.ok_or(other)?;
         let text = annotation(name).ok_or(Refusal::Unregistered(name))?;
         let wrong = |name| move |source| Refusal::Register { name, source };
         let devices = registers::read(dialect, text).map_err(wrong(name))?;
@@ -155,11 +159,21 @@ impl Account {
         }
     }
 
+    /// A container has these parts. Where they do not say how much, its own words do, as far as nodes tell what these are.
+    pub fn take_as_said(&mut self, claims: &[Claim], need: &Need) {
+        for claim in claims {
+            if let Some(gpu) = self.gpus.iter_mut().find(|gpu| gpu.device.gpu == claim.gpu) {
+                let said = || need.on(gpu.device.memory_mib, None, self.factor).ok();
+                gpu.take(claim.share().or_else(said).unwrap_or_default());
+            }
+        }
+    }
+
     /// A container has so much, nobody says where: it may be any of the GPUs.
     pub fn take_anywhere(&mut self, need: &Need) {
         for gpu in &mut self.gpus {
             // What cannot be counted is not given out either.
-            if let Ok(share) = need.on(gpu.device.memory_mib, self.factor) {
+            if let Ok(share) = need.on(gpu.device.memory_mib, None, self.factor) {
                 gpu.take(share);
             }
         }
@@ -184,7 +198,7 @@ impl Account {
         let mut fitting = Vec::new();
         let mut lack = BTreeMap::new();
         for gpu in &self.gpus {
-            let share = need.on(gpu.device.memory_mib, self.factor)?;
+            let share = need.on(gpu.device.memory_mib, None, self.factor)?;
             match gpu.lacks(share) {
                 None => fitting.push((gpu, share)),
                 Some(why) => *lack.entry(why).or_default() += 1,

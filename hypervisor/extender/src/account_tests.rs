@@ -36,7 +36,7 @@ fn account(devices: &[Registered]) -> Account {
 
 fn need(places: u64, cores: u64, memory: MemoryNeed) -> Need {
     let priority = Priority::High;
-    Need { dialect: Dialect::VgpuManager, places, cores, memory, priority }
+    Need { dialect: Dialect::VgpuManager, places, cores, memory, priority, milli_tflops: 0 }
 }
 
 fn pod(containers: Vec<Need>) -> PodNeeds {
@@ -142,7 +142,7 @@ proptest! {
                         for claim in &found.claims {
                             let of = devices.iter().find(|device| device.gpu == claim.gpu).unwrap();
                             prop_assert!(of.healthy);
-                            let share = need.on(of.memory_mib, TEN).unwrap();
+                            let share = need.on(of.memory_mib, None, TEN).unwrap();
                             prop_assert_eq!((claim.cores, claim.memory_mib), (share.cores, share.memory_mib));
                         }
                     }
@@ -158,7 +158,7 @@ proptest! {
                     let need = wanted.containers[0].1;
                     let fits = |device: &&Registered| {
                         let (places, cores, memory) = used(device.gpu, &bound);
-                        let share = need.on(device.memory_mib, TEN).unwrap();
+                        let share = need.on(device.memory_mib, None, TEN).unwrap();
                         device.healthy && places < device.places && cores + share.cores <= device.cores
                             && memory + share.memory_mib <= device.memory_mib
                     };

@@ -62,9 +62,10 @@ pub(crate) fn part(wish: &Wish, gpu: &Gpu, pool: &Pool) -> Result<Part, AmountEr
             (Share { cores: asked.cores, memory_mib }, Policy::Fixed)
         }
         Wish::Said { need, claims, policy } => {
-            let share = match claims.iter().find(|claim| claim.gpu == gpu.id) {
-                Some(claim) => Share { cores: claim.cores, memory_mib: claim.memory_mib },
-                None => need.on(total.memory_mib, factor)?,
+            let claim = claims.iter().find(|claim| claim.gpu == gpu.id);
+            let share = match claim.and_then(Claim::share) {
+                Some(share) => share,
+                None => need.on(total.memory_mib, pool.milli_tflops(gpu), factor)?,
             };
             (share, *policy)
         }
@@ -178,7 +179,7 @@ mod tests {
         scaling: Scaling,
     ) -> Part {
         let (dialect, priority) = (Dialect::VgpuManager, Priority::High);
-        let need = Need { dialect, places: 1, cores, memory, priority };
+        let need = Need { dialect, places: 1, cores, memory, priority, milli_tflops: 0 };
         part(&Wish::Said { need, claims, policy }, &GPU, &pool(scaling)).unwrap()
     }
 
@@ -186,7 +187,14 @@ mod tests {
     fn who_lets_others_come_first_has_to_ask_for_time() {
         let of = |cores, policy| {
             let (dialect, priority) = (Dialect::Hami, Priority::Low);
-            let need = Need { dialect, places: 1, cores, memory: MemoryNeed::Whole, priority };
+            let need = Need {
+                dialect,
+                places: 1,
+                cores,
+                memory: MemoryNeed::Whole,
+                priority,
+                milli_tflops: 0,
+            };
             let wish = Wish::Said { need, claims: vec![], policy };
             part(&wish, &GPU, &pool(Scaling::ONCE)).unwrap().limits.compute
         };

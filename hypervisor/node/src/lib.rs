@@ -128,6 +128,7 @@ pub async fn serve(
 ) -> Result<(), NodeError> {
     let resources = options.resources()?;
     let plugins = options.plugin_folder()?;
+    let info = Arc::new(options.gpu_info()?);
     injection::check(&options.library)?;
     let (allocations, _lock) = Allocations::take(&options.allocations)?;
     let preload = allocations
@@ -139,8 +140,10 @@ pub async fn serve(
     let mut sight = Seen::default();
     let _watch = observer::Watch::start(source, move |news| _ = see.send(sight.take(news)))
         .map_err(NodeError::Threads)?;
-    let pool_of =
-        |gpus| Pool::new(gpus, options.split, options.memory_factor).scaled(options.scaling);
+    let pool_of = |gpus| {
+        let pool = Pool::new(gpus, options.split, options.memory_factor);
+        pool.scaled(options.scaling).informed(Arc::clone(&info))
+    };
     let first = tokio::time::timeout(FIRST_LOOK, seen.recv()).await.ok().flatten();
     let first = first.ok_or(NodeError::Silent)?.map_err(NodeError::Blind)?;
     let first = pool_of(first);
@@ -149,6 +152,7 @@ pub async fn serve(
     }
     tell(&first);
     let (news, pool) = watch::channel(Arc::new(first));
+    tell_unknown(&pool.borrow(), &options.dialects);
     for (gate, why) in options.gates.idle() {
         tracing::warn!(gate, why, "the feature gate has no effect here");
     }
@@ -269,6 +273,15 @@ async fn keep_hidden(
         if changed.is_err() {
             return NodeError::Silent;
         }
+    }
+}
+
+/// Where a pod's TFLOPS are no part of anything.
+fn tell_unknown(pool: &Pool, dialects: &[Dialect]) {
+    let unknown = pool.gpus().iter().filter(|gpu| pool.milli_tflops(gpu).is_none());
+    for gpu in unknown.filter(|_| dialects.contains(&Dialect::VgpuRs)) {
+        let (id, product) = (gpu.id, gpu.product.as_str());
+        tracing::warn!(gpu = %id, product, "not in --gpu-info: tflops-limit limits nothing on it");
     }
 }
 

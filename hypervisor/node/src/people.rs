@@ -153,7 +153,7 @@ impl People {
     ) -> Result<Option<(String, Dialect)>, NotChanged> {
         let mut own = Vec::new();
         for container in pods::containers(pod) {
-            if pods::need(container, &self.dialects).map_err(WordsError::from)?.is_some() {
+            if pods::need(pod, container, &self.dialects).map_err(WordsError::from)?.is_some() {
                 own.push(container.name.as_str());
             }
         }

@@ -27,7 +27,7 @@ use crate::proto::{
     PreferredAllocationRequest, PreferredAllocationResponse, UNHEALTHY,
 };
 use crate::resolver::{Resolver, Settled, Undecided};
-use dialects::{Counts, Resource};
+use dialects::Resource;
 
 /// What NVIDIA's CDI file calls a GPU.
 const CDI: &str = "nvidia.com/gpu";
@@ -87,7 +87,7 @@ impl From<Refusal> for Status {
 
 impl Offer {
     pub(crate) fn options(&self) -> DevicePluginOptions {
-        let places = self.resource.counts == Counts::Places;
+        let places = self.resource.counts.is_place();
         DevicePluginOptions {
             pre_start_required: places,
             get_preferred_allocation_available: places,
@@ -122,7 +122,7 @@ impl Offer {
     fn container(&self, ids: &[String]) -> Result<ContainerAllocateResponse, Refusal> {
         let allocation = self.pool().allocate(&self.resource, ids)?;
         // What a container needs of its GPUs comes with its places. The others are counted by the kubelet alone.
-        if self.resource.counts != Counts::Places {
+        if !self.resource.counts.is_place() {
             return Ok(ContainerAllocateResponse::default());
         }
         let files = self.device_files(&allocation)?;

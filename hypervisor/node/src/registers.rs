@@ -74,7 +74,9 @@ fn wanted(
     let mut all = Vec::new();
     for dialect in dialects {
         let names = dialect.annotations();
-        all.push((names.register, registers::write(*dialect, form, &devices)?));
+        if let Some(name) = names.register {
+            all.push((name, registers::write(*dialect, form, &devices)?));
+        }
         if let Some(name) = names.config {
             all.push((name, registers::write_config(&config)?));
         }

@@ -90,6 +90,7 @@ pub(crate) fn options(folder: &Path) -> Options {
         daemon: folder.join("daemon/hypervisor.sock"),
         devices: DeviceList::Files,
         scaling: node::pool::Scaling::ONCE,
+        gpu_info: None,
         hami: dialects::registers::HamiForm::default(),
         cluster: None,
     }
