@@ -230,7 +230,10 @@ impl Cluster {
         let counted = pods::counted(pod);
         let mut annotations = serde_json::Map::new();
         if dialect == Dialect::VgpuManager {
-            annotations.insert(own.to_owned(), real.write(dialect, &counted).into());
+            let text = real.write(dialect, &counted);
+            if pods::annotation(pod, own) != Some(&text) {
+                annotations.insert(own.to_owned(), text.into());
+            }
         } else if was_scheduled {
             let nothing = PodClaims::default().write(dialect, &counted);
             annotations.insert(names.claimed.to_owned(), nothing.into());
