@@ -126,9 +126,13 @@ enum Command {
         #[arg(long, value_name = "PATH", default_value = node::DAEMON)]
         daemon: PathBuf,
         /// How containers get the driver's device files: files names them, with NVIDIA_VISIBLE_DEVICES for NVIDIA's
-        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file
+        /// container runtime; cdi names nvidia.com/gpu=UUID, for kubelets from 1.28 on and runtimes with NVIDIA's CDI file;
+        /// mounts names them and mounts the driver's libraries, for runtimes that know nothing of NVIDIA's
         #[arg(long, value_name = "HOW", default_value = node::DeviceList::Files.name())]
         devices: node::DeviceList,
+        /// The node's folder with libcuda.so.1, for --devices mounts [default: where drivers are installed]
+        #[arg(long, value_name = "DIR")]
+        driver: Option<PathBuf>,
         /// Look at all that it needs, tell what is wrong and the command that mends it, and end: with 0 if nothing is
         /// broken, else with 1. Nothing is changed
         #[arg(long)]
@@ -264,6 +268,7 @@ fn main() -> ExitCode {
             install,
             daemon,
             devices,
+            driver,
             check,
             json,
             nvml,
@@ -283,6 +288,7 @@ fn main() -> ExitCode {
                 library,
                 daemon,
                 devices,
+                driver,
                 scaling: Scaling { cores: cores_scaling, memory: memory_scaling },
                 gpu_info,
                 hami,

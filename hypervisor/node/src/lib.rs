@@ -11,6 +11,7 @@ mod amounts;
 mod chain;
 mod cluster;
 mod device_files;
+mod driver_libraries;
 mod events;
 mod hidden;
 mod identity;
@@ -77,6 +78,9 @@ pub enum NodeError {
     /// Containers cannot be made to load the limiter.
     #[error(transparent)]
     Injection(#[from] InjectionError),
+    /// Containers would have no driver.
+    #[error("--devices mounts: {0}")]
+    Driver(String),
     /// The devices cannot be seen.
     #[error("no GPU can be seen: {0}; --nvml names the driver's NVML")]
     Blind(Blind),
@@ -130,6 +134,7 @@ pub async fn serve(
     let plugins = options.plugin_folder()?;
     let info = Arc::new(options.gpu_info()?);
     injection::check(&options.library)?;
+    let driver = driver_folder(options)?;
     let (allocations, _lock) = Allocations::take(&options.allocations)?;
     let preload = allocations
         .write_preload(&injection::preloaded())
@@ -197,6 +202,7 @@ pub async fn serve(
             allocations: Arc::clone(&allocations),
             files: DeviceFiles::default(),
             devices: options.devices,
+            driver: driver.clone(),
             injection: injection.clone(),
             resolver: resolver.clone(),
             hidden: hidden.clone(),
@@ -245,6 +251,17 @@ pub async fn serve(
     // Each removes its socket as it ends.
     tasks.shutdown().await;
     ended
+}
+
+/// Where the driver's libraries are, if they are to be mounted.
+fn driver_folder(options: &Options) -> Result<Option<PathBuf>, NodeError> {
+    if options.devices != DeviceList::Mounts {
+        return Ok(None);
+    }
+    let found = driver_libraries::find(options.driver.as_deref());
+    let folder = found.map_err(|error| NodeError::Driver(error.to_string()))?;
+    tracing::info!(folder = %folder.display(), "mounts the driver's libraries");
+    Ok(Some(folder))
 }
 
 /// Follows what containers have by the names of each resource.

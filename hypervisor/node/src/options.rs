@@ -32,11 +32,13 @@ pub enum DeviceList {
     Files,
     /// The container runtime has NVIDIA's CDI file, which names both.
     Cdi,
+    /// They are named, and the driver's libraries are mounted: the container runtime knows nothing of NVIDIA's.
+    Mounts,
 }
 
 impl DeviceList {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Files, Self::Cdi];
+    pub const ALL: [Self; 3] = [Self::Files, Self::Cdi, Self::Mounts];
 
     /// Its name in options.
     #[must_use]
@@ -44,13 +46,14 @@ impl DeviceList {
         match self {
             Self::Files => "files",
             Self::Cdi => "cdi",
+            Self::Mounts => "mounts",
         }
     }
 }
 
 /// A text that names no such way.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no way to name devices: files and cdi are accepted")]
+#[error("{0:?} is no way to name devices: files, cdi and mounts are accepted")]
 pub struct DeviceListError(String);
 
 impl FromStr for DeviceList {
@@ -83,6 +86,8 @@ pub struct Options {
     pub daemon: PathBuf,
     /// How containers get device files.
     pub devices: DeviceList,
+    /// The node's folder of the driver's libraries. `None`: it is looked for.
+    pub driver: Option<PathBuf>,
     /// How often what a GPU has may be promised.
     pub scaling: Scaling,
     /// The file that says how many TFLOPS GPUs have, for pods of vgpu.rs.
