@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod choice;
 pub mod claims;
 pub mod gates;
 pub mod needs;
@@ -15,6 +16,7 @@ pub mod registers;
 pub mod table;
 pub mod vgpu_rs;
 
+pub use choice::Choice;
 pub use claims::{Claim, PodClaims};
 pub use needs::{MemoryNeed, Need, NeedError, Share};
 pub use registers::Registered;

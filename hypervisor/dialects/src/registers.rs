@@ -145,7 +145,7 @@ pub struct NodeConfig {
 }
 
 /// HAMi and Volcano put this before a product's name.
-const MAKER: &str = "NVIDIA-";
+pub(crate) const MAKER: &str = "NVIDIA-";
 /// How devices are held to their parts.
 const MODE: &str = "hami-core";
 const VOLCANO_FORM: &str = "UUID,COUNT,MIB,TYPE,HEALTH,MODE";

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::choice::ChoiceNames;
 use crate::gates::{FeatureGates, Gate};
 
 /// A system whose pods are understood.
@@ -198,6 +199,8 @@ pub struct Annotations {
     pub time: Option<&'static str>,
     /// On a pod: how far it is.
     pub phase: Option<Phase>,
+    /// On a pod: which GPUs it wants.
+    pub choice: Option<ChoiceNames>,
 }
 
 /// Where a pod says how far it is.
@@ -231,6 +234,12 @@ const VGPU_MANAGER: Annotations = Annotations {
         succeeded: "succeed",
         failed: "failed",
     }),
+    choice: Some(ChoiceNames {
+        types: "nvidia.com/include-gpu-type",
+        no_types: "nvidia.com/exclude-gpu-type",
+        uuids: "nvidia.com/include-gpu-uuid",
+        no_uuids: "nvidia.com/exclude-gpu-uuid",
+    }),
 };
 
 const VOLCANO: Annotations = Annotations {
@@ -248,6 +257,12 @@ const VOLCANO: Annotations = Annotations {
         allocating: "allocating",
         succeeded: "success",
         failed: "failed",
+    }),
+    choice: Some(ChoiceNames {
+        types: "nvidia.com/use-gputype",
+        no_types: "nvidia.com/nouse-gputype",
+        uuids: "volcano.sh/vgpu-use-gpuuuid",
+        no_uuids: "volcano.sh/vgpu-nouse-gpuuuid",
     }),
 };
 
@@ -267,6 +282,12 @@ const HAMI: Annotations = Annotations {
         succeeded: "success",
         failed: "failed",
     }),
+    choice: Some(ChoiceNames {
+        types: "nvidia.com/use-gputype",
+        no_types: "nvidia.com/nouse-gputype",
+        uuids: "nvidia.com/use-gpuuuid",
+        no_uuids: "nvidia.com/nouse-gpuuuid",
+    }),
 };
 
 /// Its nodes' devices are objects of their own, and nobody is told what a pod has got.
@@ -280,6 +301,7 @@ const VGPU_RS: Annotations = Annotations {
     node: None,
     time: None,
     phase: None,
+    choice: None,
 };
 
 /// The GPUs of all containers of a pod of vgpu.rs, with commas between them.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use dialects::claims::ContainerClaims;
 use dialects::registers::{self, RegisterError};
-use dialects::{Claim, Dialect, Need, NeedError, PodClaims, Registered, Share};
+use dialects::{Choice, Claim, Dialect, Need, NeedError, PodClaims, Registered, Share};
 
 /// What a pod's containers ask for, all in the words of one dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct PodNeeds {
     pub dialect: Dialect,
     /// By the containers' names, in their order.
     pub containers: Vec<(String, Need)>,
+    /// Which GPUs it wants.
+    pub choice: Choice,
 }
 
 /// A node's GPUs.
@@ -71,6 +73,8 @@ pub enum Refusal {
 /// What a GPU has too little of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lack {
+    /// The pod wants others.
+    Choice,
     /// It is not to be given out.
     Health,
     /// So many containers have a part of it.
@@ -83,6 +87,7 @@ pub enum Lack {
 
 fn because(lack: &BTreeMap<Lack, usize>) -> String {
     let one = |(lack, count): (&Lack, &usize)| match lack {
+        Lack::Choice => format!("{count} that the pod does not want"),
         Lack::Health => format!("{count} unhealthy"),
         Lack::Places => format!("{count} with no place left"),
         Lack::Cores => format!("{count} with too few cores left"),
@@ -187,19 +192,25 @@ impl Account {
         let mut rest = self.clone();
         let mut all = PodClaims::default();
         for (container, need) in &pod.containers {
-            let claims = rest.place_one(container, need)?;
+            let claims = rest.place_one(container, need, &pod.choice)?;
             rest.take(&claims);
             all.0.push(ContainerClaims { container: container.clone(), claims });
         }
         Ok(all)
     }
 
-    fn place_one(&self, container: &str, need: &Need) -> Result<Vec<Claim>, Refusal> {
+    fn place_one(
+        &self,
+        container: &str,
+        need: &Need,
+        choice: &Choice,
+    ) -> Result<Vec<Claim>, Refusal> {
         let mut fitting = Vec::new();
         let mut lack = BTreeMap::new();
         for gpu in &self.gpus {
             let share = need.on(gpu.device.memory_mib, None, self.factor)?;
-            match gpu.lacks(share) {
+            let is_wanted = choice.takes(gpu.device.gpu, &gpu.device.product);
+            match gpu.lacks(share).filter(|_| is_wanted).or((!is_wanted).then_some(Lack::Choice)) {
                 None => fitting.push((gpu, share)),
                 Some(why) => *lack.entry(why).or_default() += 1,
             }

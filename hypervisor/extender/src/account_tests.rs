@@ -41,7 +41,8 @@ fn need(places: u64, cores: u64, memory: MemoryNeed) -> Need {
 
 fn pod(containers: Vec<Need>) -> PodNeeds {
     let named = (0..).zip(containers).map(|(at, need)| (format!("c{at}"), need));
-    PodNeeds { dialect: Dialect::VgpuManager, containers: named.collect() }
+    let choice = Choice::default();
+    PodNeeds { dialect: Dialect::VgpuManager, containers: named.collect(), choice }
 }
 
 #[test]
@@ -97,6 +98,22 @@ fn who_does_not_say_where_it_is_counts_on_each_gpu() {
     node.take_anywhere(&need(1, 60, MemoryNeed::Units(10)));
     assert!(node.place(&pod(vec![need(1, 41, MemoryNeed::Units(1))])).is_err());
     assert!(node.place(&pod(vec![need(2, 40, MemoryNeed::Units(1))])).is_ok());
+}
+
+#[test]
+fn a_pod_gets_the_gpus_that_it_wants() {
+    let node = account(&[device(0, 4, 8000, true), device(1, 4, 8000, true)]);
+    let second = device(1, 4, 8000, true).gpu;
+    let wants = |name: &str, value: &str| {
+        let annotations = serde_json::json!({"metadata": {"annotations": {name: value}}});
+        let wanted = serde_json::from_value(annotations).unwrap();
+        let choice = Choice::of(&wanted, Dialect::VgpuManager);
+        PodNeeds { choice, ..pod(vec![need(1, 10, MemoryNeed::Units(1))]) }
+    };
+    let by_uuid = wants("nvidia.com/include-gpu-uuid", &second.to_string());
+    assert_eq!(node.place(&by_uuid).unwrap().of("c0").unwrap()[0].gpu, second);
+    let none = node.place(&wants("nvidia.com/include-gpu-type", "B200")).unwrap_err();
+    assert!(none.to_string().ends_with("(2 that the pod does not want)"), "{none}");
 }
 
 prop_compose! {

@@ -1,7 +1,7 @@
 //! What nodes and pods say, as accounts and needs. Pure.
 
 use dialects::pods::{self, has_ended};
-use dialects::{Dialect, NeedError};
+use dialects::{Choice, Dialect, NeedError};
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use crate::account::{Account, PodNeeds, Refusal};
@@ -38,7 +38,11 @@ pub fn needs(pod: &Pod, dialects: &[Dialect]) -> Result<Option<PodNeeds>, PodRef
         if at < init {
             return Err(PodRefusal::InitContainer(container.name.clone()));
         }
-        let all = found.get_or_insert(PodNeeds { dialect: need.dialect, containers: Vec::new() });
+        let dialect = need.dialect;
+        let all = found.get_or_insert_with(|| {
+            let choice = Choice::of(pod, dialect);
+            PodNeeds { dialect, containers: Vec::new(), choice }
+        });
         if all.dialect != need.dialect {
             return Err(PodRefusal::TwoDialects(all.dialect.name(), need.dialect.name()));
         }
